@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, short simulations, the results per rule.
+"""What all tests share: hypothesis profiles, the seeds of a run, the results per rule.
 
 A test names the rules that it shows with `@pytest.mark.rule("rds7-bind-once")`. The results
 go to `.reports/rules.json`, from which `tools/conformance.py` writes `docs/conformance.md`.
@@ -6,23 +6,30 @@ go to `.reports/rules.json`, from which `tools/conformance.py` writes `docs/conf
 
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
 
-from tests import places, planes
+from tests.support import places, planes
 from tools.rules import Results, known_ids
 
-# One profile everywhere: a failure seen in CI is seen at home, with the same octets.
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# Derandomized everywhere: a failure seen in CI is seen at home, with the same bytes.
+settings.register_profile("usual", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "thorough", deadline=None, derandomize=True, print_blob=True, max_examples=1000
+)
 settings.register_profile("search", deadline=None, max_examples=2000)
-settings.load_profile(os.environ.get("URDS_HYPOTHESIS", "ci"))
+settings.load_profile(os.environ.get("URDS_HYPOTHESIS", "usual"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--short-sim N`."""
+    """Add `--seeds FIRST:END`."""
     parser.addoption(
-        "--short-sim", type=int, metavar="N", help="of the simulations, keep the seeds below N"
+        "--seeds",
+        type=_seeds,
+        metavar="FIRST:END",
+        help="of tests with a seed keep those seeds: `:20` with those found, `20:` nothing else",
     )
 
 
@@ -43,11 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped = [item for item in items if item.get_closest_marker("loopback_only")]
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
-    seeds_max = config.getoption("--short-sim")
-    if seeds_max is not None:
-        dropped = [item for item in items if _seed(item) >= seeds_max]
+    seeds = config.getoption("--seeds")
+    if seeds is not None:
+        dropped = [item for item in items if not _is_kept(item, seeds)]
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if _seed(item) < seeds_max]
+        items[:] = [item for item in items if _is_kept(item, seeds)]
     planes.leave_out(items)
     known = known_ids()
     for item in items:
@@ -75,7 +82,18 @@ class RuleResults:
         self._results.save()
 
 
-def _seed(item: pytest.Item) -> int:
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    seed = parameters.get("seed", 0) if "/sim/" in item.nodeid else 0
-    return seed if isinstance(seed, int) else 0
+def _seeds(given: str) -> range:
+    first, _, end = given.partition(":")
+    return range(int(first or 0), int(end or sys.maxsize))
+
+
+def _is_kept(item: pytest.Item, seeds: range) -> bool:
+    """Tell whether a run of these seeds has the test.
+
+    A seed that found something belongs to the first ones, `@pytest.mark.found(137)`.
+    """
+    seed = getattr(getattr(item, "callspec", None), "params", {}).get("seed")
+    if not isinstance(seed, int):
+        return seeds.start == 0
+    found = any(seed in mark.args for mark in item.iter_markers("found"))
+    return seed in seeds or (found and seeds.start == 0)

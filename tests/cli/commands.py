@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import planes
-from urds.dataplane.native import PYTHON
+from tests.support import planes
+from urds.rds.plane.choose import PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S_MAX = 60
 
-# -S leaves site-packages out: no typer, no rich, the standard library alone.
-FRONTS = {"typer": (), "plain": ("-S",)}
+# With and without the extra `cli`: -S leaves site-packages out, so the standard library is alone.
+EXTRAS = {"with": (), "without": ("-S",)}
 
 HOST = """
 import sys, urds
@@ -53,39 +53,48 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **fixed, **(changes or {})}
 
 
-def command(front: str, *arguments: str) -> list[str]:
-    """Return the command line that runs `urds` with one of its fronts."""
-    return [sys.executable, *FRONTS[front], "-m", "urds", *arguments]
+def command(extra: str, *arguments: str, program: str = "urds") -> list[str]:
+    """Return the command line that runs `urds`, or another module, with or without the extra."""
+    return [sys.executable, *EXTRAS[extra], "-m", program, *arguments]
 
 
-def urds(*arguments: str, front: str = "plain", changes: Mapping[str, str] | None = None) -> Done:
-    """Run `urds` to its end."""
+def urds(
+    *arguments: str,
+    extra: str = "without",
+    changes: Mapping[str, str] | None = None,
+    program: str = "urds",
+) -> Done:
+    """Run `urds`, or another module, to its end."""
     done = subprocess.run(
-        command(front, *arguments),
+        command(extra, *arguments, program=program),
         check=False,
         capture_output=True,
         text=True,
         timeout=RUN_S_MAX,
         env=environment(changes),
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def started(*arguments: str, front: str = "plain") -> subprocess.Popen[str]:
-    """Return `urds` as it runs; as a context manager it waits for the end."""
+def started(
+    *arguments: str, extra: str = "without", program: str = "urds"
+) -> subprocess.Popen[str]:
+    """Return `urds`, or another module, as it runs; as a context manager it waits for the end."""
     return subprocess.Popen(
-        command(front, *arguments),
+        command(extra, *arguments, program=program),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        cwd=ROOT,
     )
 
 
-def interrupt(*arguments: str, after: str, front: str = "plain") -> Done:
-    """Run `urds`, press Ctrl-C once it has printed a line with `after`, wait for the end."""
-    with started(*arguments, front=front) as child:
+def interrupt(*arguments: str, after: str, extra: str = "without", program: str = "urds") -> Done:
+    """Run a module, press Ctrl-C once it has printed a line with `after`, wait for the end."""
+    with started(*arguments, extra=extra, program=program) as child:
         assert child.stdout is not None
         seen = ""
         for line in child.stdout:

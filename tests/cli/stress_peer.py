@@ -2,10 +2,10 @@
 
 This text runs in a process of a test and in the guest of the lab: standard library only. Its RDS
 is the kernel's unless `new_socket` is defined anew. On the control connection it does what
-rds-stress does, octet by octet; in the tasks it checks what rds-stress checks, the first 19 octets
+rds-stress does, byte by byte; in the tasks it checks what rds-stress checks, the first 19 bytes
 of each message, its size, and with -v the rest. One thread turns all tasks. What the other side
 sent that is not so raises AssertionError. On purpose it can send something wrong itself (`fault`),
-to see it found out. Source: rds.md 5.6; rds-tools 2.0.7.
+to see it found out. Source: docs/reference/rds.md 5.6; rds-tools 2.0.7.
 """
 
 import errno
@@ -60,10 +60,10 @@ def options(**values: int) -> bytes:
     return OPTIONS.pack(*(told[name] for name in NAMES))
 
 
-def pattern(octets: int) -> bytes:
+def pattern(byte_count: int) -> bytes:
     """Return what follows a header with -v."""
     found, value = bytearray(), 11
-    for index in range(1, octets + 1):
+    for index in range(1, byte_count + 1):
         found.append(value & 255)
         value = 41 * (value + 3) + (index >> 8)
     return bytes(found)
@@ -84,20 +84,20 @@ class Pair:
         self.requests = {"sent": 0, "received": 0}
 
     def expected(self, sequence: int, source: End, target: End, index: int, kind: int) -> bytes:
-        """Return the octets that are compared."""
+        """Return the bytes that are compared."""
         ends = (number_of(source[0]), number_of(target[0]), source[1], target[1])
         return BASIC.pack(sequence, *ends, index, kind)
 
     def send(self, index: int, kind: int) -> None:
         """Send one message. Raises OSError with EAGAIN or ENOBUFS: not now."""
-        octets = self.told["req_size" if kind == REQUEST else "ack_size"]
+        byte_count = self.told["req_size" if kind == REQUEST else "ack_size"]
         sequence = self.sent
         spoilt = self.fault if sequence == WRONG_SEQUENCE else ""
         if spoilt == "loss":
             sequence = self.sent = sequence + 1
         if spoilt == "repeat":
             sequence = self.sent = sequence - 1
-        rest = octets - HEADER_BYTES
+        rest = byte_count - HEADER_BYTES
         body = bytearray(self.filling[:rest])
         if spoilt == "damage":
             body[rest // 2] ^= 0x10
@@ -124,10 +124,10 @@ class Pair:
         index = self.receive_index if kind == REQUEST else oldest
         wanted = self.expected(self.received, self.theirs, self.ours, index, kind)
         assert payload[:19] == wanted, f"{payload[:19].hex()} is not {wanted.hex()}"
-        octets = self.told["req_size" if kind == REQUEST else "ack_size"]
-        assert len(payload) == octets, f"{len(payload)} octets, not {octets}"
+        byte_count = self.told["req_size" if kind == REQUEST else "ack_size"]
+        assert len(payload) == byte_count, f"{len(payload)} bytes, not {byte_count}"
         if self.told["verify"]:
-            assert payload[HEADER_BYTES:] == self.filling[: octets - HEADER_BYTES], "payload"
+            assert payload[HEADER_BYTES:] == self.filling[: byte_count - HEADER_BYTES], "payload"
         self.received += 1
         if kind == ACK:
             self.pending -= 1
@@ -196,11 +196,11 @@ def exchange(
     return {**counts, "early": time.monotonic() < until_s}
 
 
-def exactly(control: socket.socket, octets: int) -> bytes:
-    """Return so many octets of the control connection."""
+def exactly(control: socket.socket, byte_count: int) -> bytes:
+    """Return so many bytes of the control connection."""
     found = b""
-    while len(found) < octets:
-        piece = control.recv(octets - len(found))
+    while len(found) < byte_count:
+        piece = control.recv(byte_count - len(found))
         assert piece, f"closed after {found!r}"
         found += piece
     return found
@@ -218,14 +218,14 @@ def passive(
     control.settimeout(CONTROL_S)
     begun = exactly(control, 16)
     is_long = begun == VERSION
-    octets = begun + exactly(control, (77 if is_long else 59) - 16)
-    short = octets[16:75] if is_long else octets
+    data = begun + exactly(control, (77 if is_long else 59) - 16)
+    short = data[16:75] if is_long else data
     told = dict(zip(NAMES, OPTIONS.unpack(short), strict=True))
     theirs = socket.inet_ntoa(struct.pack(">I", told["receive_addr"]))
     tasks = bind_tasks(told, ours, theirs, fault)
     exactly(control, 1)
     control.sendall(b"\0")
-    return {**exchange(control, tasks, not told["simplex"], 0), "options": octets}
+    return {**exchange(control, tasks, not told["simplex"], 0), "options": data}
 
 
 def connected(ours: str, theirs: str, port: int) -> socket.socket:
@@ -239,14 +239,12 @@ def connected(ours: str, theirs: str, port: int) -> socket.socket:
             time.sleep(0.1)
 
 
-def active(
-    ours: str, theirs: str, octets: bytes, run_s: float, fault: str = ""
-) -> dict[str, object]:
-    """Be the active side with these options, 59 or 77 octets; return counts."""
-    short = octets[16:75] if len(octets) == 77 else octets
+def active(ours: str, theirs: str, data: bytes, run_s: float, fault: str = "") -> dict[str, object]:
+    """Be the active side with these options, 59 or 77 bytes; return counts."""
+    short = data[16:75] if len(data) == 77 else data
     told = dict(zip(NAMES, OPTIONS.unpack(short), strict=True))
     control = connected(ours, theirs, told["starting_port"])
-    control.sendall(octets)
+    control.sendall(data)
     tasks = bind_tasks(told, ours, theirs, fault)
     control.sendall(b"\1")  # the value is whatever lay in memory
     exactly(control, 1)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import RUN_S_MAX, interrupt, started, urds
-from urds.cli import dat_load, dat_test
-from urds.cli.exits import Exit
+from tests.cli.commands import EXTRAS, RUN_S_MAX, interrupt, started, urds
+from urds.cli.dat import load as dat_load
+from urds.cli.dat import test as dat_test
+from urds.cli.output import Exit
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_the_demo_prints_the_example_of_the_page_for_both_strategies(front: str) -> None:
-    done = urds("dat", "demo", front=front)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_demo_prints_the_example_of_the_page_for_both_strategies(extra: str) -> None:
+    done = urds("dat", "demo", extra=extra)
     assert (done.code, done.err) == (0, "")
     starts_23 = [line.split()[-5:] for line in done.out.splitlines() if line.startswith("23 st")]
     assert starts_23 == [["3", "5", "2", "9", "12"], ["5", "5", "0", "7", "12"]]
@@ -98,9 +99,9 @@ def test_a_server_that_nobody_needs_ends_by_ctrl_c() -> None:
     assert (done.code, done.err) == (130, "")
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_the_letter_of_dtest_for_help(front: str) -> None:
-    letter, word = (urds("dat", "test", flag, front=front) for flag in ("-U", "--help"))
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_letter_of_dtest_for_help(extra: str) -> None:
+    letter, word = (urds("dat", "test", flag, extra=extra) for flag in ("-U", "--help"))
     assert (letter.code, letter.out) == (0, word.out)
 
 
@@ -116,7 +117,7 @@ def test_e3_transactions_move_what_they_say(ia_name: str) -> None:
     done = urds("dat", "load", "-T", "T", "-P", ia_name, "-i", "5", "-w", "3", "--json")
     found = json.loads(done.out)
     assert (done.code, done.err) == (0, "")
-    counts = {one["operation"]: (one["count"], one["octets"]) for one in found["tallies"]}
+    counts = {one["operation"]: (one["count"], one["bytes"]) for one in found["counters"]}
     assert counts == {"SR": (30, 30 * 4096), "RR": (15, 15 * 4096), "RW": (15, 15 * 4096)}
 
 
@@ -158,14 +159,14 @@ def test_a_device_that_is_not_there_is_named(tool: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("-b", "0"), 2, "-b 0, from 1 to"),
+        (("-b", "0"), 2, "-b 0: must be from 1 to"),
         (("-s", "-h", "127.0.0.1"), 2, "either -s, or -h"),
-        (("-P", "nosuch"), 2, "-P nosuch, there are "),
+        (("-P", "nosuch"), 2, "-P nosuch: there are "),
         (("-h", "no such host"), 2, "no such host: "),
         (("-u",), 2, "-u is for -w alone"),
         (("-a",), 2, "-a and -i are for -W alone"),
         (("-w", "-W"), 2, "either -w or -W"),
-        (("-W", "-i", "65"), 2, "-i 65, from 0 to 64"),
+        (("-W", "-i", "65"), 2, "-i 65: must be from 0 to 64"),
         (("-W", "-i", "1", "-b", "1025"), 2, "-i 1: 1025 sizes, at most 1024"),
         (("-q", "7"), 2, "-q 7: no ucm addresses here"),
         (("-l", "7"), 2, "-l 7: no ucm addresses here"),
@@ -181,7 +182,11 @@ def test_what_a_test_cannot_do_is_said(arguments: tuple[str, ...], code: int, wo
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("-T", "X"), "-T X, one of"), (("-o", "SR"), "-o SR, one of"), (("-w", "0"), "-w 0, from 1")],
+    [
+        (("-T", "X"), "-T X: must be one of"),
+        (("-o", "SR"), "-o SR: must be one of"),
+        (("-w", "0"), "-w 0: must be from 1"),
+    ],
 )
 def test_a_load_that_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
     done = urds("dat", "load", *arguments)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import address, interrupt, urds
-from urds.cli.demo import DemoOptions, Result, judge, make_plans, summary
-from urds.cli.exits import UsageError
+from tests.cli.commands import EXTRAS, address, interrupt, urds
+from urds.cli.output import UsageError
+from urds.cli.rds.demo import DemoOptions, Result, compare, make_plans, summary
 
 
 def verdict(**changes: object) -> dict[str, object]:
@@ -24,7 +24,7 @@ def result(**changes: object) -> Result:
     """Return the verdict on `a` and `b`, where `a` counted something else."""
     of_a: dict[str, object] = {"delivered": {"b": 20}, **changes}
     verdicts = {"a": verdict(**of_a), "b": verdict(delivered={"a": 10})}
-    return judge(verdicts, SENT, DemoOptions(), seed=1)
+    return compare(verdicts, SENT, DemoOptions(), seed=1)
 
 
 def test_every_host_sends_to_every_other() -> None:
@@ -75,14 +75,14 @@ def test_the_summary_says_it_in_these_words() -> None:
         "sent 30, delivered 30",
         "lost 0, duplicated 0, reordered 0, damaged 0",
         "resets survived 6",
-        "messages per second 15 of 1024 octets, 0.0 MiB/s",
+        "messages per second 15 of 1024 bytes, 0.0 MiB/s",
     ]
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_nothing_is_lost_while_connections_are_reset(front: str) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_nothing_is_lost_while_connections_are_reset(extra: str) -> None:
     arguments = ("--hosts", "3", "--seconds", "3", "--reset-every", "0.1", "--first", address(20))
-    done = urds("demo", *arguments, front=front)
+    done = urds("demo", *arguments, extra=extra)
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, ""), done.out + done.err
     assert lines[0].startswith(f"3 RDS hosts, {address(20)} to {address(22)}, each a process")
@@ -123,10 +123,10 @@ def test_a_taken_address_is_named_and_nobody_stays_behind() -> None:
         free.bind((address(30), 16385))
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_ctrl_c_ends_all_hosts_with_130(front: str) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_ctrl_c_ends_all_hosts_with_130(extra: str) -> None:
     arguments = ("--hosts", "2", "--seconds", "30", "--first", address(40))
-    done = interrupt("demo", *arguments, after="delivered", front=front)
+    done = interrupt("demo", *arguments, after="delivered", extra=extra)
     assert (done.code, done.err) == (130, "")
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from urds.cli.demo_messages import PAYLOAD_BYTES_MIN, Ledger, Writer
+from urds.cli.rds.demo_host import PAYLOAD_BYTES_MIN, MessageLog, Writer
 
 
 def messages(count: int, payload_bytes: int = 64) -> list[bytes]:
@@ -16,21 +16,21 @@ def messages(count: int, payload_bytes: int = 64) -> list[bytes]:
     return made
 
 
-def judge(payloads: list[bytes]) -> Ledger:
-    ledger = Ledger("a", "b")
+def judge(payloads: list[bytes]) -> MessageLog:
+    log = MessageLog("a", "b")
     for payload in payloads:
-        ledger.check(payload)
-    return ledger
+        log.check(payload)
+    return log
 
 
-def counts(ledger: Ledger) -> tuple[int, int, int, int]:
-    return ledger.delivered, ledger.duplicated, ledger.reordered, ledger.damaged
+def counts(log: MessageLog) -> tuple[int, int, int, int]:
+    return log.delivered, log.duplicated, log.reordered, log.damaged
 
 
 def test_each_message_once_and_in_order_is_perfect() -> None:
-    ledger = judge(messages(100))
-    assert counts(ledger) == (100, 0, 0, 0)
-    assert ledger.missing(100) == []
+    log = judge(messages(100))
+    assert counts(log) == (100, 0, 0, 0)
+    assert log.missing(100) == []
 
 
 def test_two_messages_differ_in_more_than_their_number() -> None:
@@ -47,9 +47,9 @@ def test_a_refused_message_is_made_again() -> None:
 def test_a_lost_message_is_missing(lost: int) -> None:
     payloads = messages(10)
     del payloads[lost]
-    ledger = judge(payloads)
-    assert counts(ledger) == (9, 0, 0, 0)
-    assert ledger.missing(10) == [lost]
+    log = judge(payloads)
+    assert counts(log) == (9, 0, 0, 0)
+    assert log.missing(10) == [lost]
 
 
 @pytest.mark.parametrize("again", [0, 4, 9])
@@ -61,22 +61,22 @@ def test_a_message_that_comes_again_is_a_duplicate(again: int) -> None:
 def test_a_late_message_is_reordered_and_not_lost() -> None:
     payloads = messages(10)
     payloads.append(payloads.pop(3))
-    ledger = judge(payloads)
-    assert counts(ledger) == (10, 0, 1, 0)
-    assert ledger.missing(10) == []
+    log = judge(payloads)
+    assert counts(log) == (10, 0, 1, 0)
+    assert log.missing(10) == []
 
 
-@pytest.mark.parametrize("octet", range(0, 64, 9))
-def test_a_changed_octet_is_damage(octet: int) -> None:
+@pytest.mark.parametrize("byte", range(0, 64, 9))
+def test_a_changed_byte_is_damage(byte: int) -> None:
     payload = bytearray(messages(1)[0])
-    payload[octet] ^= 1
+    payload[byte] ^= 1
     assert counts(judge([bytes(payload)])) == (0, 0, 0, 1)
 
 
 def test_a_message_for_somebody_else_is_damage() -> None:
-    ledger = Ledger("a", "c")
-    ledger.check(messages(1)[0])
-    assert counts(ledger) == (0, 0, 0, 1)
+    log = MessageLog("a", "c")
+    log.check(messages(1)[0])
+    assert counts(log) == (0, 0, 0, 1)
 
 
 def test_a_message_that_is_cut_off_is_damage() -> None:

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import planes
-from tests.cli.commands import address, host, urds
-from urds.backend import processes
-from urds.backend.processes import Report
-from urds.cli import info
-from urds.cli.exits import Exit
-from urds.cli.info_tables import TABLES
-from urds.cli.output import Output
-from urds.dataplane.base import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
-from urds.dataplane.native import NATIVE
-from urds.driver import information
+from tests.cli.commands import EXTRAS, address, host, urds
+from tests.support import planes
+from urds.cli.output import Exit, Output
+from urds.cli.rds import info
+from urds.cli.rds.info import TABLES
+from urds.rds.plane.choose import NATIVE
+from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.runtime import info_server as information
+from urds.rds.runtime import processes
+from urds.rds.runtime.processes import Report
 
 HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
 
@@ -53,9 +52,9 @@ PATH = PathRow(
     peer_stream=("10.0.0.2", 50123),
     header_remaining_bytes=48,
     data_remaining_bytes=0,
-    stream_sent_octets=(1 << 32) + 5,
-    stream_expected_octets=4,
-    stream_acknowledged_octets=3,
+    stream_sent_bytes=(1 << 32) + 5,
+    stream_expected_bytes=4,
+    stream_acknowledged_bytes=3,
 )
 RDMA = RdmaRow(
     device="tcp0",
@@ -269,15 +268,15 @@ _ROW_OF_A_LIST = b"""{"pid": 7, "program": "a", "counters": {}, "mailboxes": [],
 
 
 @pytest.mark.parametrize(
-    "octets", [b"", b"[]", b"{}", b'{"pid": 1}', b"\xff", b"[" * 100_000, _ROW_OF_A_LIST]
+    "data", [b"", b"[]", b"{}", b'{"pid": 1}', b"\xff", b"[" * 100_000, _ROW_OF_A_LIST]
 )
-def test_what_is_no_report_is_refused(octets: bytes) -> None:
+def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no report of this release"):
-        processes.parse(octets)
+        processes.parse(data)
 
 
-def serve(octets: bytes) -> information.InformationSocket:
-    served = information.InformationSocket.open(lambda: octets)
+def serve(data: bytes) -> information.InformationSocket:
+    served = information.InformationSocket.open(lambda: data)
     assert served is not None
     return served
 
@@ -348,13 +347,13 @@ def test_a_process_that_hangs_up_gave_no_report(folder: Path) -> None:
     assert answer == processes.Silent(123, "the connection ended without a report")
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_a_process_is_found_and_shown(front: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_process_is_found_and_shown(extra: str, tmp_path: Path) -> None:
     changes = {"XDG_RUNTIME_DIR": str(tmp_path)}
     with host(address(2), changes) as child:
-        done = urds("info", "-k", "-p", front=front, changes=changes)
-        counters = urds("info", "-c", "--json", front=front, changes=changes)
-        chosen = urds("info", "-k", "--pid", str(child.pid), front=front, changes=changes)
+        done = urds("info", "-k", "-p", extra=extra, changes=changes)
+        counters = urds("info", "-c", "--json", extra=extra, changes=changes)
+        chosen = urds("info", "-k", "--pid", str(child.pid), extra=extra, changes=changes)
     assert (done.code, done.err) == (0, "")
     row = [line.split() for line in done.out.splitlines() if address(2) in line][-1]
     assert row == [address(2), "4000", "0.0.0.0", "0", "1048576", "106496", "0", str(child.pid)]

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from tests.cli.commands import RUN_S_MAX, address, command, environment
-from urds.cli.exits import Exit, UsageError, guarded
-from urds.cli.output import Column, Output, align
-from urds.errors import SettingError
+from urds.cli.output import Column, Exit, Output, UsageError, align, guarded
+from urds.common.errors import SettingError
 
 
 def test_a_column_is_as_wide_as_its_longest_cell() -> None:
@@ -63,7 +62,7 @@ def test_an_end_becomes_an_exit_code_and_a_line(
     def run() -> Exit:
         raise failure
 
-    assert guarded("x", run) == code
+    assert guarded("urds x", run) == code
     printed = capsys.readouterr()
     assert (printed.out, printed.err[: len(words)]) == ("", words)
     assert printed.err.count("\n") == bool(words)
@@ -74,7 +73,7 @@ def test_our_own_mistake_is_not_hidden() -> None:
         raise AssertionError
 
     with pytest.raises(AssertionError):
-        guarded("x", run)
+        guarded("urds x", run)
 
 
 PRINTS = "from urds.cli.output import GOOD, Output; Output().line('lost 0', GOOD)"
@@ -110,7 +109,7 @@ def test_a_reader_that_leaves_ends_the_tool_without_noise() -> None:
     ours, its = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        command("plain", "ping", "-c", "1", "-i", "10ms", "-I", address(1), address(9)),
+        command("without", "ping", "-c", "1", "-i", "10ms", "-I", address(1), address(9)),
         check=False,
         stdout=its,
         stderr=subprocess.PIPE,

@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.cli.commands import address, host, interrupt, urds
-from urds.cli.addresses import candidates
-from urds.cli.exits import UsageError
-from urds.cli.ping import SOCKETS, Reply, Turns, format_reply, parse_interval
+from tests.cli.commands import EXTRAS, address, host, interrupt, urds
+from urds.cli.output import UsageError
+from urds.cli.rds.ping import SOCKETS, Reply, Rounds, candidates, format_reply, parse_interval
 
 LINE = re.compile(r"^ {1,3}\d{1,3}: \d+ usec$")
 NS = 1000  # of a microsecond
@@ -39,50 +38,50 @@ def test_another_interval_is_refused_with_what_it_may_be(text: str) -> None:
 
 
 def test_sockets_take_turns_and_each_has_one_ping_under_way() -> None:
-    turns = Turns()
-    assert [turns.begin(0) for _ in range(SOCKETS)] == list(range(SOCKETS))
-    assert turns.begin(0) is None
-    turns.reply(1, 5 * NS)
-    assert turns.begin(9 * NS) == 1
-    assert (turns.sent, turns.received, turns.turns) == (SOCKETS + 1, 1, SOCKETS + 2)
+    rounds = Rounds()
+    assert [rounds.begin(0) for _ in range(SOCKETS)] == list(range(SOCKETS))
+    assert rounds.begin(0) is None
+    rounds.reply(1, 5 * NS)
+    assert rounds.begin(9 * NS) == 1
+    assert (rounds.sent, rounds.received, rounds.rounds) == (SOCKETS + 1, 1, SOCKETS + 2)
 
 
 def test_a_reply_tells_the_number_and_the_time_of_its_ping() -> None:
-    turns = Turns()
-    turns.begin(1000 * NS)
-    turns.begin(2000 * NS)
-    assert turns.reply(1, 2300 * NS) == Reply(number=2, usec=300, duplicate=False)
-    assert turns.reply(0, 2500 * NS) == Reply(number=1, usec=1500, duplicate=False)
-    assert (turns.usec_min, turns.usec_max, turns.round_trips_usec_sum) == (300, 1500, 1800)
+    rounds = Rounds()
+    rounds.begin(1000 * NS)
+    rounds.begin(2000 * NS)
+    assert rounds.reply(1, 2300 * NS) == Reply(number=2, usec=300, duplicate=False)
+    assert rounds.reply(0, 2500 * NS) == Reply(number=1, usec=1500, duplicate=False)
+    assert (rounds.usec_min, rounds.usec_max, rounds.round_trips_usec_sum) == (300, 1500, 1800)
 
 
 def test_a_second_reply_is_a_duplicate_and_counts_apart() -> None:
-    turns = Turns()
-    turns.begin(0)
-    turns.reply(0, NS)
-    assert turns.reply(0, 7 * NS).duplicate
-    assert (turns.received, turns.duplicates, turns.usec_max) == (1, 1, 1)
+    rounds = Rounds()
+    rounds.begin(0)
+    rounds.reply(0, NS)
+    assert rounds.reply(0, 7 * NS).duplicate
+    assert (rounds.received, rounds.duplicates, rounds.usec_max) == (1, 1, 1)
 
 
 def test_a_refused_ping_is_not_under_way() -> None:
-    turns = Turns()
-    assert turns.fail(turns.begin(0) or 0) == 1
+    rounds = Rounds()
+    assert rounds.fail(rounds.begin(0) or 0) == 1
     for _ in range(SOCKETS - 1):
-        turns.begin(0)
-    assert turns.begin(0) == 0
+        rounds.begin(0)
+    assert rounds.begin(0) == 0
 
 
 def test_it_ends_when_enough_were_answered_or_had_their_turn_and_the_next_is_due() -> None:
-    turns = Turns()
-    turns.begin(0)
-    turns.begin(0)
-    assert not turns.is_over(2, due=False)
-    assert turns.is_over(2, due=True)
-    assert not turns.is_over(3, due=True)
-    assert not turns.is_over(None, due=True)
-    turns.reply(0, 1)
-    turns.reply(1, 1)
-    assert turns.is_over(2, due=False)
+    rounds = Rounds()
+    rounds.begin(0)
+    rounds.begin(0)
+    assert not rounds.is_over(2, due=False)
+    assert rounds.is_over(2, due=True)
+    assert not rounds.is_over(3, due=True)
+    assert not rounds.is_over(None, due=True)
+    rounds.reply(0, 1)
+    rounds.reply(1, 1)
+    assert rounds.is_over(2, due=False)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +126,11 @@ def test_an_ipv6_address_of_this_machine_answers_itself() -> None:
     assert asked_from("::1", "::1") == ["::1"]
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_a_peer_in_another_process_answers(front: str) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_peer_in_another_process_answers(extra: str) -> None:
     peer, local = address(2), address(1)
     with host(peer):
-        done = urds("ping", "-c", "3", "-i", "20ms", "-I", local, peer, front=front)
+        done = urds("ping", "-c", "3", "-i", "20ms", "-I", local, peer, extra=extra)
     *lines, summary = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert len(lines) == 3
@@ -184,12 +183,12 @@ def test_a_local_address_of_another_process_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-c", "0", "127.0.0.9"], "count 0: must be 1 or more"),
-        (["-Q", "256", "127.0.0.9"], "type of service 256: must be from 0 to 255"),
+        (["-c", "0", "127.0.0.9"], "--count 0: must be 1 or more"),
+        (["-Q", "256", "127.0.0.9"], "--tos 256: must be from 0 to 255"),
         (["-i", "soon", "127.0.0.9"], "interval 'soon'"),
         (["no such host"], "no such host: Name or service not known"),
         (["-I", "no such host", "127.0.0.9"], "no such host: Name or service not known"),
-        ([], "arguments are required: target"),
+        ([], "arguments are required: HOST"),
         (["127.0.0.9", "extra"], "unrecognized arguments: extra"),
     ],
 )
@@ -207,11 +206,11 @@ def test_an_address_without_a_route_is_named() -> None:
     assert "no route to fe80::9" in done.err
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_ctrl_c_prints_the_summary_and_ends_with_130(front: str) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_ctrl_c_prints_the_summary_and_ends_with_130(extra: str) -> None:
     with host(address(2)):
         done = interrupt(
-            "ping", "-i", "20ms", "-I", address(1), address(2), after="   3:", front=front
+            "ping", "-i", "20ms", "-I", address(1), address(2), after="   3:", extra=extra
         )
     assert (done.code, done.err) == (130, "")
     assert re.search(r"\d+ sent, \d+ received, min/avg/max ", done.out.splitlines()[-1])

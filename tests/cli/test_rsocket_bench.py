@@ -1,4 +1,4 @@
-"""`urds rsocket bench`, run as a user runs it; what it measures is not judged."""
+"""`python -m benches.rsocket`, run as it is run by hand; no figure is judged."""
 
 import ast
 import json
@@ -6,24 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import ROOT, interrupt, urds
-from urds.cli.rsocket_bench_breakdown import ROWS, STUDY
-from urds.cli.rsocket_bench_curve import SIZES, below
-from urds.cli.rsocket_probes import COPYING
+from benches.rsocket.breakdown import ROWS, STUDY
+from benches.rsocket.curve import SIZES, below
+from benches.rsocket.probes import COPYING
+from tests.cli.commands import EXTRAS, ROOT, interrupt, urds
 
+PROGRAM = "benches.rsocket"
 SHORT = ("--seconds", "0.01")
 
 
 def bench(*arguments: str) -> dict[str, object]:
-    done = urds("rsocket", "bench", *arguments, *SHORT, "--json")
+    done = urds(*arguments, *SHORT, "--json", program=PROGRAM)
     assert (done.code, done.err) == (0, "")
     found: dict[str, object] = json.loads(done.out)
     return found
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_rr_and_stream_stand_beside_the_kernel(front: str) -> None:
-    done = urds("rsocket", "bench", "--size", "64", *SHORT, front=front)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_rr_and_stream_stand_beside_the_kernel(extra: str) -> None:
+    done = urds("--size", "64", *SHORT, extra=extra, program=PROGRAM)
     assert (done.code, done.err) == (0, "")
     rr, stream = done.out.split("TCP_STREAM: ")
     assert "TCP_RR: " in rr
@@ -51,7 +52,7 @@ def test_the_curve_counts_copies_and_wake_ups(device: str) -> None:
     assert list(curves) == ["kernel", f"{device}0"]
     small, large = curves[f"{device}0"]["rows"]
     assert (small["size_bytes"], large["size_bytes"]) == (1, 200_000)
-    # Each octet is copied at least once by somebody; over shm0 that is all in user space.
+    # Each byte is copied at least once by somebody; over shm0 that is all in user space.
     assert large["copies"] >= 0.99 if device == "shm" else large["copies"] > 0
     assert large["sleeps_per_mib"] >= 0
 
@@ -63,7 +64,7 @@ def test_a_point_below_a_smaller_size_is_found() -> None:
     assert found == [(256, 128, False), (512, 128, True)]
 
 
-def test_the_curve_goes_from_one_octet_to_16_mib_and_around_64_kib() -> None:
+def test_the_curve_goes_from_one_byte_to_16_mib_and_around_64_kib() -> None:
     assert (SIZES[0], SIZES[-1]) == (1, 16 << 20)
     assert {49_152, 65_536, 65_537, 98_304, 131_072} < set(SIZES)
 
@@ -96,7 +97,7 @@ def test_a_function_that_the_copies_are_counted_in_exists(file: str, name: str) 
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
     }
-    assert functions[name] & {"part", "octet_count", "octets", "packet"}
+    assert functions[name] & {"part", "byte_count", "data", "packet"}
 
 
 @pytest.mark.parametrize("device", ["shm", "tcp"])
@@ -113,22 +114,22 @@ def test_connections_leave_nothing(device: str) -> None:
 
 
 def test_ctrl_c_ends_all_processes() -> None:
-    done = interrupt("rsocket", "bench", "curve", "--device", "shm", after="kernel")
+    done = interrupt("curve", "--device", "shm", after="kernel", program=PROGRAM)
     assert (done.code, done.err) == (130, "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nothing",), "nothing: one of rr, stream, curve, connections"),
+        (("nothing",), "nothing: must be one of rr, stream, curve, connections"),
         (("rr", "5"), "only connections has a count"),
-        (("connections", "0"), "0 connections, from 1"),
-        (("--size", "0"), "--size 0, from 1 to"),
-        (("--seconds", "0"), "--seconds 0, from"),
-        (("--device", "nosuch"), "--device nosuch, there are"),
+        (("connections", "0"), "N 0: must be from 1"),
+        (("--size", "0"), "--size 0: must be from 1 to"),
+        (("--seconds", "0"), "--seconds 0.0: must be from"),
+        (("--device", "nosuch"), "--device nosuch: there are"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
-    done = urds("rsocket", "bench", *arguments)
+    done = urds(*arguments, program=PROGRAM)
     assert done.code == 2
     assert words in done.err

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import command, environment, urds
-from urds.cli import rsocket_rcopy_server
-from urds.cli.rsocket_rcopy import split
-from urds.cli.rsocket_rcopy_server import _Server, placed
-from urds.cli.rsocket_rcopy_wire import RcopyOptions
+from tests.cli.commands import EXTRAS, command, environment, urds
+from urds.cli.rsocket import rcopy_server as rsocket_rcopy_server
+from urds.cli.rsocket.rcopy import split
+from urds.cli.rsocket.rcopy_server import _Server, placed
+from urds.cli.rsocket.rcopy_wire import RcopyOptions
 
 KERNEL = ("--kernel",)
 WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp")}
@@ -43,7 +43,7 @@ def server(
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
-    words = command("plain", "rsocket", "rcopy", *way, "--serve", "--into", str(into), *options)
+    words = command("without", "rsocket", "rcopy", *way, "--serve", "--into", str(into), *options)
     limit = f"ulimit -f {file_kib_max};" if file_kib_max else ""
     with subprocess.Popen(
         ["bash", "-c", f'{limit} exec "$@"', "server", *words, "-p", str(port)],
@@ -69,10 +69,10 @@ def into(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
+@pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_file_arrives_whole(source: Path, into: Path, way: str, front: str) -> None:
-    done = urds("rsocket", "rcopy", *WAYS[way], str(source), "--into", str(into), front=front)
+def test_a_file_arrives_whole(source: Path, into: Path, way: str, extra: str) -> None:
+    done = urds("rsocket", "rcopy", *WAYS[way], str(source), "--into", str(into), extra=extra)
     assert (done.code, done.err) == (0, "")
     figures, verdict = done.out.splitlines()[-2:]
     assert figures.startswith("2500003 bytes in ")
@@ -106,19 +106,19 @@ def test_a_server_takes_one_client_after_another_and_their_names(
 
 
 @pytest.mark.parametrize(
-    ("octets", "known"),
+    ("data", "known"),
     [(b"wrong digest" + bytes(88) + bytes(32), errno.EBADMSG), (b"half", None)],
     ids=["digest", "half"],
 )
 def test_what_is_not_whole_and_right_leaves_the_old_file(
-    into: Path, octets: bytes, known: int | None
+    into: Path, data: bytes, known: int | None
 ) -> None:
     (into / "name").write_bytes(b"old")
     with server(into, "--overwrite") as (port, process):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(request("name", 100))
             assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == 0
-            client.sendall(octets)
+            client.sendall(data)
             client.shutdown(socket.SHUT_WR)
             assert REPLY.unpack(client.recv(REPLY.size, socket.MSG_WAITALL))[1] == (
                 known or errno.EIO
@@ -178,10 +178,10 @@ def test_hosts_that_are_not_allowed_are_cut_off() -> None:
         assert made.allows(peer, "192.0.2.1") is is_allowed, peer
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_networks_are_given_to_either_front(into: Path, front: str) -> None:
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_networks_are_given_with_and_without_the_extra(into: Path, extra: str) -> None:
     words = ("--serve", "--into", str(into), "--allow", "10.0.0.0/8", "--allow", "x")
-    done = urds("rsocket", "rcopy", *KERNEL, *words, front=front)
+    done = urds("rsocket", "rcopy", *KERNEL, *words, extra=extra)
     assert done.code == 2 and "--allow: 'x' does not appear to be" in done.err
 
 
@@ -189,10 +189,10 @@ def test_networks_are_given_to_either_front(into: Path, front: str) -> None:
 def test_a_client_that_drips_is_cut_off(
     into: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    """An octet now and then does not hold the server: each part has a time of its own."""
+    """A byte now and then does not hold the server: each part has a time of its own."""
     monkeypatch.setattr(rsocket_rcopy_server, "_PACE_S", 0.5)
     content = b"x" * 40
-    octets = {
+    data = {
         "nothing": request("name", 40),
         "request": content,
         "content": hashlib.sha256(content).digest(),
@@ -207,8 +207,8 @@ def test_a_client_that_drips_is_cut_off(
 
         def drip() -> None:
             with suppress(OSError):
-                for octet in octets:
-                    near.sendall(bytes([octet]))
+                for byte in data:
+                    near.sendall(bytes([byte]))
                     time.sleep(0.1)
 
         dripping = threading.Thread(target=drip)
@@ -306,14 +306,14 @@ def test_a_refusal_names_the_file(source: Path, into: Path) -> None:
 
 def test_a_stranger_hurts_nobody(source: Path, into: Path) -> None:
     with server(into) as (port, _):
-        for octets in (
+        for data in (
             b"",
             b"GET / HTTP/1.1\r\n\r\n",
             request("x", 5)[:-1],
             b"urc1" + b"\xff" * 12,
         ):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(octets)
+                stranger.sendall(data)
         done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1", "-p", str(port))
     assert done.code == 0
     assert [path.name for path in into.iterdir()] == ["source.bin"]
@@ -340,7 +340,7 @@ def test_a_target_is_a_host_and_maybe_a_name(target: str, parts: tuple[str, str]
         (("x",), 2, "either HOST[:NAME] to copy to, or --into"),
         (("x", "127.0.0.1", "--into", "/"), 2, "either HOST[:NAME] to copy to, or --into"),
         (("--serve",), 2, "--serve needs --into"),
-        (("--serve", "--into", "/", "--max-bytes", "-1"), 2, "--max-bytes -1, from 0"),
+        (("--serve", "--into", "/", "--max-bytes", "-1"), 2, "--max-bytes -1: must be 0 or more"),
         (("x", "127.0.0.1", "--overwrite"), 2, "are for --serve"),
         (("x", "--into", "/nosuch"), 2, "--into /nosuch: no such folder"),
         (("/", "127.0.0.1"), 2, "is a directory"),

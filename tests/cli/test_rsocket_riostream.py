@@ -22,7 +22,7 @@ def test_mapped_writes_arrive_whole(device: str, manner: str) -> None:
 
 
 @EACH_DEVICE
-def test_one_octet_is_its_own_mark(device: str) -> None:
+def test_one_byte_is_its_own_mark(device: str) -> None:
     """Longer than the 250 marks: none is taken for one of an earlier turn."""
     done = urds(
         *("rsocket", "riostream", "--device", device, "-S", "1", "-C", "1", "-I", "300"), "--json"
@@ -35,4 +35,4 @@ def test_one_octet_is_its_own_mark(device: str) -> None:
 def test_letters_that_mapped_buffers_do_not_know(letter: str) -> None:
     done = urds("rsocket", "riostream", "-T", letter)
     assert done.code == 2
-    assert f"-T {letter}, one of b, n, r, v" in done.err
+    assert f"-T {letter}: must be one of b, n, r, v" in done.err

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from tests.cli.commands import command, environment, interrupt, urds
-from urds.cli.rsocket_rstream import RstreamOptions, plans
-from urds.cli.rsocket_transfers import (
+from tests.cli.commands import EXTRAS, command, environment, interrupt, urds
+from urds.cli.rsocket.rstream import RstreamOptions, plans
+from urds.cli.rsocket.streams import (
     HEADING,
     bandwidth_plan,
     latency_plan,
@@ -51,9 +51,9 @@ def test_sizes_of_all_keep_their_halves_apart() -> None:
     assert "1.5k_lat" in names
 
 
-@pytest.mark.parametrize("front", ["typer", "plain"])
-def test_the_table_has_rstreams_columns(front: str) -> None:
-    done = urds("rsocket", "rstream", *KERNEL, *SHORT, front=front)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_table_has_rstreams_columns(extra: str) -> None:
+    done = urds("rsocket", "rstream", *KERNEL, *SHORT, extra=extra)
     assert (done.code, done.err) == (0, "")
     heading, row = done.out.splitlines()
     assert heading == HEADING
@@ -107,15 +107,15 @@ def test_the_other_letters_work(more: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-T", "x"), "-T x, one of s, a, b, f, n, r, v"),
+        (("-T", "x"), "-T x: must be one of s, a, b, f, n, r, v"),
         (("-T", "a", "-T", "b"), "exclude each other"),
-        (("-S", "0"), "-S 0, from 1 to"),
-        (("-S", "many"), "-S many, a number of octets or all"),
-        (("-f", "ipx"), "-f ipx, one of name, ip, ipv6, gid"),
+        (("-S", "0"), "-S 0: must be from 1 to"),
+        (("-S", "many"), "-S many: must be from 1 to 67108864, or all"),
+        (("-f", "ipx"), "-f ipx: must be one of name, ip, ipv6, gid"),
         (("-s", "h", "--serve"), "either --serve, or -s"),
         (("-s", "localhost", "-f", "ip"), "localhost is no address of -f ip"),
         (("-f", "gid"), "AF_IB"),
-        (("--device", "nosuch"), "--device nosuch, there are"),
+        (("--device", "nosuch"), "--device nosuch: there are"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
@@ -137,7 +137,7 @@ def test_a_client_of_both_devices_finds_a_server_on_the_second(run: int) -> None
     port = str(27471 + run)
     words = ("rsocket", "rstream", "--serve", "--device", "tcp", "-p", port, *SHORT)
     with subprocess.Popen(
-        command("plain", *words), stdout=subprocess.PIPE, text=True, env=environment()
+        command("without", *words), stdout=subprocess.PIPE, text=True, env=environment()
     ) as server:
         try:
             assert server.stdout is not None

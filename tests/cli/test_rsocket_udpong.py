@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.cli.commands import command, environment, urds
-from urds.cli.rsocket_udpong import SIZES
+from urds.cli.rsocket.udpong import SIZES
 
 KERNEL = ("-T", "s")
 WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp")}
@@ -43,17 +43,17 @@ def test_every_datagram_of_loopback_comes_back(manner: str, way: str) -> None:
 
 
 def test_a_size_beyond_the_device_is_left_out() -> None:
-    """Datagrams of tcp0 end at 1400 octets, header included."""
+    """Datagrams of tcp0 end at 1400 bytes, header included."""
     done = urds("rsocket", "udpong", "--device", "tcp", "-C", "3")
     assert done.code == 0
     assert [line.split()[1] for line in done.out.splitlines()][-1] == "1k"
-    assert "1.5k left out: datagram of 1536 octets, limit 1392" in done.err
+    assert "1.5k left out: datagram of 1536 bytes, limit 1392" in done.err
 
 
 def test_datagrams_that_nobody_takes_are_counted_as_lost() -> None:
     """The queue of this server has room for one or two of them."""
     with subprocess.Popen(
-        command("plain", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27174", "-B", "2304"),
+        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27174", "-B", "2304"),
         stdout=subprocess.PIPE, text=True, env=environment(),
     ) as server:  # fmt: skip
         assert server.stdout is not None
@@ -71,14 +71,14 @@ def test_datagrams_that_nobody_takes_are_counted_as_lost() -> None:
 
 def test_a_server_passes_over_what_is_no_message_of_it() -> None:
     with subprocess.Popen(
-        command("plain", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27175"),
+        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27175"),
         stdout=subprocess.PIPE, text=True, env=environment(),
     ) as server:  # fmt: skip
         assert server.stdout is not None
         server.stdout.readline()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-            for octets in (b"", b"\x00", b"\xff" * 8, bytes([2]) * 2000):
-                stranger.sendto(octets, ("127.0.0.1", 27175))
+            for data in (b"", b"\x00", b"\xff" * 8, bytes([2]) * 2000):
+                stranger.sendto(data, ("127.0.0.1", 27175))
         done = urds(
             *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", "27175"),
             *("-C", "3", "-S", "64", "--json"),
@@ -90,9 +90,9 @@ def test_a_server_passes_over_what_is_no_message_of_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-T", "f"), "-T f, one of s, a, b, n, e"),
-        (("-S", "4"), "-S 4, from 8 to 2000"),
-        (("-S", "2001"), "-S 2001, from 8 to 2000"),
+        (("-T", "f"), "-T f: must be one of s, a, b, n, e"),
+        (("-S", "4"), "-S 4: must be from 8 to 2000"),
+        (("-S", "2001"), "-S 2001: must be from 8 to 2000"),
         (("-s", "127.0.0.1", "--serve"), "either --serve, or -s"),
     ],
 )

@@ -13,9 +13,9 @@ import pytest
 
 from tests.cli import stress_peer
 from tests.cli.commands import RUN_S_MAX, Done, address, command, environment, started, urds
-from urds.cli.exits import UsageError
-from urds.cli.stress import StressOptions, parse_number
-from urds.cli.stress_counters import heading
+from urds.cli.output import UsageError
+from urds.cli.rds.stress.command import StressOptions, parse_number
+from urds.cli.rds.stress.counters import heading
 
 AT_ONCE = ("--start-up", "0")
 # A line of the table, and what `(average)` follows.
@@ -36,9 +36,9 @@ print(getattr(stress_peer, role)(*arguments, **ready))
 
 
 @contextmanager
-def waiting(*arguments: str, front: str = "plain") -> Iterator[subprocess.Popen[str]]:
+def waiting(*arguments: str, extra: str = "without") -> Iterator[subprocess.Popen[str]]:
     """Run a passive side that listens already; end it by force if a test does not."""
-    with started("stress", *arguments, *AT_ONCE, front=front) as child:
+    with started("stress", *arguments, *AT_ONCE, extra=extra) as child:
         try:
             assert child.stdout is not None
             assert child.stdout.readline().startswith("waiting for incoming connection on ")
@@ -86,21 +86,21 @@ def judge_table(out: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("front", "more"),
+    ("extra", "more"),
     [
-        ("typer", ("-t", "2", "-d", "3", "-q", "20k", "-a", "1k")),
-        ("plain", ("-D", "4k", "-d", "4")),
-        ("plain", ("-D", "5000", "-I", "3", "-t", "2", "-d", "2", "--rdma-alignment", "9",
+        ("with", ("-t", "2", "-d", "3", "-q", "20k", "-a", "1k")),
+        ("without", ("-D", "4k", "-d", "4")),
+        ("without", ("-D", "5000", "-I", "3", "-t", "2", "-d", "2", "--rdma-alignment", "9",
                    "--rdma-cache-mrs", "1")),
-        ("plain", ("-D", "3000", "-M", "1", "--rdma-use-fence", "0", "--rdma-use-once", "1",
+        ("without", ("-D", "3000", "-M", "1", "--rdma-use-fence", "0", "--rdma-use-once", "1",
                    "--rdma-key-o-meter", "-d", "4")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_two_sides_load_each_other_and_check_each_octet(front: str, more: tuple[str, ...]) -> None:
+def test_two_sides_load_each_other_and_check_each_byte(extra: str, more: tuple[str, ...]) -> None:
     a, b = address(1), address(2)
-    with waiting("-r", b, front=front) as passive:
-        active = urds(*("stress", "-s", b, "-r", a, "-T", "1", "-v", *more, *AT_ONCE), front=front)
+    with waiting("-r", b, extra=extra) as passive:
+        active = urds(*("stress", "-s", b, "-r", a, "-T", "1", "-v", *more, *AT_ONCE), extra=extra)
         other = ended(passive)
     assert (active.code, active.err, other.code, other.err) == (0, "", 0, "")
     assert active.out.startswith(f"connecting to {b}:4000\nnegotiated options, tasks will start")
@@ -109,7 +109,7 @@ def test_two_sides_load_each_other_and_check_each_octet(front: str, more: tuple[
     moved = [float(number) for number in numbers[4:6]]
     is_read_only = "-M" in more
     if "-D" in more:
-        assert min(moved) > 0, "octets came and went by RDMA"
+        assert min(moved) > 0, "bytes came and went by RDMA"
     else:
         assert moved == [0.0, 0.0]
     assert not is_read_only or "R_Keys" not in active.err
@@ -158,7 +158,7 @@ def test_an_active_side_tells_a_scripted_peer_all_and_counts_as_it_does() -> Non
 
 
 def test_a_passive_side_obeys_a_scripted_peer() -> None:
-    """One way: it sends acks only. The options are of 59 octets, what shows is the peer's."""
+    """One way: it sends acks only. The options are of 59 bytes, what shows is the peer's."""
     a, b = address(1), address(2)
     told = stress_peer.options(
         req_depth=4, ack_size=70, send_addr=stress_peer.number_of(b), starting_port=4000,
@@ -181,7 +181,7 @@ def test_a_passive_side_obeys_a_scripted_peer() -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("damage", "payload damaged from octet 480 on, 1 of 961 are wrong"),
+        ("damage", "payload damaged from byte 480 on, 1 of 961 are wrong"),
         ("loss", "sequence 21, expected 20"),
     ],
 )
@@ -233,7 +233,7 @@ def test_an_active_side_whose_time_is_not_up_says_that_the_other_ended() -> None
     assert all(re.search(r"round trip of \d+ us to port 4001$", one) for one in outliers)
 
 
-def test_strangers_at_the_control_port_are_turned_away_and_named() -> None:
+def test_unknown_peers_at_the_control_port_are_turned_away_and_named() -> None:
     a, b, c = address(1), address(2), address(3)
     good = {"send_addr": stress_peer.number_of(b), "receive_addr": stress_peer.number_of(a)}
     with waiting("-r", b) as passive:
@@ -242,9 +242,9 @@ def test_strangers_at_the_control_port_are_turned_away_and_named() -> None:
             stress_peer.options(**{**good, "receive_addr": stress_peer.number_of(c)}),
             b"GET / HTTP/1.1\r\n\r\n".ljust(59, b"\0"),
         ):
-            with socket.create_connection((b, 4000), 10, source_address=(a, 0)) as stranger:
-                stranger.sendall(told)
-                assert not stranger.recv(1), "closed"
+            with socket.create_connection((b, 4000), 10, source_address=(a, 0)) as unknown_peer:
+                unknown_peer.sendall(told)
+                assert not unknown_peer.recv(1), "closed"
         passive.send_signal(signal.SIGINT)
         other = ended(passive)
     assert other.code == 130
@@ -278,26 +278,28 @@ def test_one_address_for_both_sides_is_refused_with_what_to_do() -> None:
     ("text", "number"), [("10", 10), ("0x10", 16), ("3k", 3072), ("2M", 2 << 20), ("1g", 1 << 30)]
 )
 def test_numbers_are_those_of_c_with_a_suffix(text: str, number: int) -> None:
-    assert parse_number(text, "-q", 1 << 30) == number
+    assert parse_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["many", "4g", "-1", ""])
+def test_what_is_no_number_is_rejected_with_the_limits(text: str) -> None:
+    with pytest.raises(UsageError, match=f"^{text!r}: must be a number from 0 to 4294967295; k, m"):
+        parse_number(text)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"request_bytes": "many"}, "-q many, a number from 0 to"),
-        ({"request_bytes": "62"}, "-q 62, from 63"),
-        ({"request_bytes": "4g"}, "-q 4g, a number from 0 to 4294967295"),
-        ({"rdma_use_fence": "2"}, "--rdma-use-fence 2, a number from 0 to 1"),
-        ({"tasks": ""}, "-t , a number"),
-        ({"rdma_bytes": "2m"}, "-D times -I 2097152"),
-        ({"rdma_cache_mrs": "1", "rdma_use_get_mr": "0"}, "needs --rdma-use-get-mr 1"),
+        ({"request_bytes": 62}, "-q 62, from 63"),
+        ({"rdma_bytes": 2 << 20}, "-D times -I 2097152"),
+        ({"rdma_cache_mrs": True, "rdma_use_get_mr": False}, "needs --rdma-use-get-mr 1"),
         ({"reset": True}, "need the RDS of UEK"),
         ({"is_async": True}, "need the RDS of UEK"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_be_are_named(given: dict[str, str | bool], words: str) -> None:
+def test_options_that_cannot_be_are_named(given: dict[str, int], words: str) -> None:
     with pytest.raises(UsageError) as refused:
-        StressOptions(**given).parameters()  # type: ignore[arg-type]  # names and values fit
+        StressOptions(**given).parameters()
     assert words in str(refused.value)
 
 
@@ -306,11 +308,14 @@ def test_options_that_cannot_be_are_named(given: dict[str, str | bool], words: s
     [
         (("-s", "::1"), "::1: rds-stress knows IPv4 only"),
         (("-t", "300"), "-t 300, from 1 to 256"),
-        (("--start-up", "-1"), "--start-up -1, from 0"),
+        (("--start-up", "-1"), "--start-up -1.0: must be from 0"),
+        (("-q", "many"), "-q/--req-bytes: 'many': must be a number from 0 to"),
+        (("-t", ""), "-t/--tasks: '': must be a number"),
+        (("--rdma-use-fence", "2"), "--rdma-use-fence: '2': must be a number from 0 to 1;"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
     done = urds("stress", *arguments)
     assert (done.code, done.out) == (2, "")
     assert words in done.err
-    assert command("plain")[-1] == "urds"
+    assert command("without")[-1] == "urds"

@@ -1,7 +1,9 @@
 """Columns and lines of rds-stress from counts; the processors' use from /proc/stat."""
 
-from urds.cli.stress_counters import (
-    Tally,
+from urds.cli.rds.stress.counters import (
+    TITLES,
+    Counters,
+    Usage,
     as_json,
     csv_heading,
     csv_line,
@@ -12,19 +14,18 @@ from urds.cli.stress_counters import (
     row,
     total,
 )
-from urds.cli.stress_cpu import TITLES, Usage
-from urds.cli.stress_wire import Parameters
+from urds.cli.rds.stress.wire import Parameters
 
 PARAMETERS = Parameters(tasks=4, request_bytes=1024, ack_bytes=256, rdma_bytes=2048)
-# As rds-stress printed it for one task, 64 octets both ways.
+# As rds-stress printed it for one task, 64 bytes both ways.
 PRINTED = (
     "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %",
     "   1    187    189      47.00       0.00       0.00 1520.42  4753.62 -1.00",
 )
 
 
-def counted() -> Tally:
-    tally = Tally(
+def counted() -> Counters:
+    counted = Counters(
         requests_sent=100,
         requests_received=50,
         acks_sent=50,
@@ -33,12 +34,12 @@ def counted() -> Tally:
         sending_ns=1_000_000,
     )
     for _ in range(80):
-        tally.add_round_trip(500_000)
-    return tally
+        counted.add_round_trip(500_000)
+    return counted
 
 
 def test_the_table_is_that_of_rds_stress() -> None:
-    tally = Tally(
+    counted = Counters(
         requests_sent=187,
         requests_received=189,
         acks_sent=189,
@@ -46,7 +47,7 @@ def test_the_table_is_that_of_rds_stress() -> None:
         sending_ns=187 * 1_520_420,
         round_trips_ns=187 * 4_753_620,
     )
-    one = row(Parameters(request_bytes=64, ack_bytes=64), tally, 1.0, -1.0)
+    one = row(Parameters(request_bytes=64, ack_bytes=64), counted, 1.0, -1.0)
     assert (heading(), line(one)) == PRINTED
 
 
@@ -56,22 +57,22 @@ def test_rates_are_per_second_and_times_are_averages() -> None:
     assert one.kib_per_s == (150 * 1024 + 130 * 256) / 1024 / 2
     assert (one.rdma_in_kib_per_s, one.rdma_out_kib_per_s) == (10.0, 20.0)
     assert (one.send_usec, one.round_trip_usec, one.cpu_percent) == (10.0, 500.0, 12.5)
-    assert row(PARAMETERS, Tally(), 1.0, -1.0).round_trip_usec == 0.0
+    assert row(PARAMETERS, Counters(), 1.0, -1.0).round_trip_usec == 0.0
 
 
 def test_counts_add_and_subtract() -> None:
     both = total([counted(), counted()])
     assert (both.requests_sent, both.acks_received, both.buckets[8]) == (200, 160, 160)
     assert both.minus(counted()) == counted()
-    assert total([]) == Tally()
+    assert total([]) == Counters()
 
 
 def test_round_trips_fall_into_powers_of_two_and_the_last_has_the_rest() -> None:
-    tally = Tally()
+    counted = Counters()
     for usec in (0, 1, 2, 3, 4, 1023, 1024, 65_535, 10_000_000):
-        tally.add_round_trip(usec * 1000 + 999)
-    assert tally.buckets == [2, 2, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 2]
-    lines = histogram(tally.buckets)
+        counted.add_round_trip(usec * 1000 + 999)
+    assert counted.buckets == [2, 2, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 2]
+    lines = histogram(counted.buckets)
     assert lines[3] == "[     1 -      2] \t\t        2 \t\t (22.22%)"
     assert lines[-1] == "[ 32768 -  65536] \t\t        2 \t\t (22.22%)"
     assert len(lines) == 19

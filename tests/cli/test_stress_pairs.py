@@ -7,8 +7,14 @@ from ipaddress import IPv4Address
 import pytest
 
 from tests.vectors import load
-from urds.cli.stress_pairs import Pair, StressError
-from urds.cli.stress_wire import HEADER_BYTES, Operation, Parameters, RdmaPart
+from urds.cli.rds.stress.wire import (
+    HEADER_BYTES,
+    Operation,
+    Pair,
+    Parameters,
+    RdmaPart,
+    StressError,
+)
 
 PARAMETERS = Parameters(depth=3, request_bytes=200, ack_bytes=100, verify=True)
 OURS, PEER = (IPv4Address("10.0.0.1"), 4001), (IPv4Address("10.0.0.2"), 4002)
@@ -23,23 +29,23 @@ def whole(message: tuple[bytes, bytes]) -> bytes:
 
 
 def requested(pair: Pair) -> bytes:
-    octets = whole(pair.request())
+    data = whole(pair.request())
     pair.requested(0)
-    return octets
+    return data
 
 
 def acked(pair: Pair) -> bytes:
-    octets = whole(pair.ack())
+    data = whole(pair.ack())
     pair.acked()
-    return octets
+    return data
 
 
-def test_the_first_request_has_the_octets_of_the_page() -> None:
-    octets = requested(pairs()[0])
-    assert octets[:19].hex(" ", -4) == "00000000 0a000001 0a000002 0fa10fa2 000001"
-    assert octets[19:63] == bytes(44)
-    assert octets[63:65] == bytes([11, 62])
-    assert len(octets) == 200
+def test_the_first_request_has_the_bytes_of_the_page() -> None:
+    data = requested(pairs()[0])
+    assert data[:19].hex(" ", -4) == "00000000 0a000001 0a000002 0fa10fa2 000001"
+    assert data[19:63] == bytes(44)
+    assert data[63:65] == bytes([11, 62])
+    assert len(data) == 200
 
 
 def test_requests_go_round_robin_and_acks_in_their_order_with_one_sequence() -> None:
@@ -80,11 +86,11 @@ def repeated(a: Pair) -> bytes:
     return requested(a)
 
 
-def with_octet(place: int, value: int) -> Callable[[Pair], bytes]:
+def with_byte(place: int, value: int) -> Callable[[Pair], bytes]:
     def changed(a: Pair) -> bytes:
-        octets = bytearray(requested(a))
-        octets[place] = value
-        return bytes(octets)
+        data = bytearray(requested(a))
+        data[place] = value
+        return bytes(data)
 
     return changed
 
@@ -94,16 +100,16 @@ def with_octet(place: int, value: int) -> Callable[[Pair], bytes]:
     [
         (lost, "sequence 2, expected 1, index 2, expected 1"),
         (repeated, "sequence 0, expected 1, index 0, expected 1"),
-        (with_octet(7, 9), "from 10.0.0.9, expected 10.0.0.1"),
-        (with_octet(11, 9), "to 10.0.0.9, expected 10.0.0.2"),
-        (with_octet(13, 0), "from port 3840, expected 4001"),
-        (with_octet(17, 2), "index 2, expected 1"),
-        (with_octet(18, 3), "no message of rds-stress, operation 3"),
-        (with_octet(18, 2), "an ack, and no request is under way"),
-        (with_octet(63, 12), "payload damaged from octet 0 on, 1 of 137 are wrong"),
-        (with_octet(199, 0), "payload damaged from octet 136 on, 1 of 137 are wrong"),
-        (lambda a: requested(a)[:-1], "request of 199 octets, not 200"),
-        (lambda _: b"x" * 62, "no message of rds-stress, 62 octets"),
+        (with_byte(7, 9), "from 10.0.0.9, expected 10.0.0.1"),
+        (with_byte(11, 9), "to 10.0.0.9, expected 10.0.0.2"),
+        (with_byte(13, 0), "from port 3840, expected 4001"),
+        (with_byte(17, 2), "index 2, expected 1"),
+        (with_byte(18, 3), "no message of rds-stress, operation 3"),
+        (with_byte(18, 2), "an ack, and no request is under way"),
+        (with_byte(63, 12), "payload damaged from byte 0 on, 1 of 137 are wrong"),
+        (with_byte(199, 0), "payload damaged from byte 136 on, 1 of 137 are wrong"),
+        (lambda a: requested(a)[:-1], "request of 199 bytes, not 200"),
+        (lambda _: b"x" * 62, "no message of rds-stress, 62 bytes"),
     ],
 )
 def test_whatever_is_not_the_next_message_is_named(
@@ -119,7 +125,7 @@ def test_whatever_is_not_the_next_message_is_named(
 def test_without_verify_the_rest_is_not_looked_at() -> None:
     a, b = pairs(replace(PARAMETERS, verify=False))
     assert requested(a)[63:] == bytes(137)
-    b.receive(with_octet(150, 1)(pairs()[0]))
+    b.receive(with_byte(150, 1)(pairs()[0]))
 
 
 def test_more_requests_than_the_depth_are_refused() -> None:
@@ -131,13 +137,13 @@ def test_more_requests_than_the_depth_are_refused() -> None:
 
 
 def test_a_captured_run_of_rds_stress_is_received_and_written_again() -> None:
-    """Two kernels with rds-stress -q 64 -a 64 -D 4096: b in our place, octet for octet."""
+    """Two kernels with rds-stress -q 64 -a 64 -D 4096: b in our place, byte for byte."""
     parameters = Parameters(request_bytes=64, ack_bytes=64, rdma_bytes=4096)
     a, b = ((IPv4Address(f"10.78.0.{host}"), 4001) for host in (10, 20))
     ours = Pair(parameters, ours=b, peer=a)
     counted = {"sent": 0, "received": 0, "rdma": 0}
-    for name, octets in load("linux_6_1_rdma_conversation").items():
-        payload = octets[48:]  # behind the header of RDS
+    for name, data in load("linux_6_1_rdma_conversation").items():
+        payload = data[48:]  # behind the header of RDS
         if int(name.split("_")[1]) < 30 or len(payload) != 64:
             continue
         part = RdmaPart.parse(payload)

@@ -1,4 +1,4 @@
-"""Octets of rds-stress: options in both forms, headers, patterns. Layouts: rds.md 5.6."""
+"""Bytes of rds-stress: options, headers, patterns. Source: docs/reference/rds.md 5.6."""
 
 from dataclasses import replace
 from ipaddress import IPv4Address
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.cli.stress_wire import (
+from urds.cli.rds.stress.wire import (
     HEADER_BYTES,
     LONG_BYTES,
     NO_RDMA,
@@ -19,7 +19,7 @@ from urds.cli.stress_wire import (
     message_pattern,
     rdma_pattern,
 )
-from urds.errors import WireError
+from urds.common.errors import WireError
 
 TOLD = Parameters(
     depth=0x0102,
@@ -52,13 +52,13 @@ SHORT = bytes.fromhex(
 LONG = b"2.0.7" + bytes(11) + SHORT + bytes([32, 0])
 
 
-def test_the_short_form_has_59_octets() -> None:
+def test_the_short_form_has_59_bytes() -> None:
     assert len(SHORT) == SHORT_BYTES == 59
     assert TOLD.emit() == SHORT
     assert Parameters.parse(SHORT) == TOLD
 
 
-def test_a_type_of_service_needs_the_long_form_of_77_octets() -> None:
+def test_a_type_of_service_needs_the_long_form_of_77_bytes() -> None:
     assert len(LONG) == LONG_BYTES == 77
     with_service = replace(TOLD, type_of_service=32)
     assert with_service.emit() == LONG
@@ -73,10 +73,10 @@ def test_the_long_form_of_another_version_is_known_too() -> None:
     assert form_bytes(SHORT[:16]) == SHORT_BYTES
 
 
-@pytest.mark.parametrize("octets", [b"", SHORT[:15], SHORT[:-1], SHORT + b"\0", LONG[:-1]])
-def test_options_of_another_size_are_refused(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", SHORT[:15], SHORT[:-1], SHORT + b"\0", LONG[:-1]])
+def test_options_of_another_size_are_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="not 59 or 77"):
-        Parameters.parse(octets)
+        Parameters.parse(data)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_options_of_another_size_are_refused(octets: bytes) -> None:
         ({"rdma_vector": 513}, "-I 513, from 1 to 512"),
         ({"rdma_bytes": 1 << 20}, "-D times -I 5242880"),
         ({"rdma_alignment": 4097}, "--rdma-alignment 4097"),
-        ({"depth": 300, "request_bytes": 1 << 20, "tasks": 10}, "octets of all buffers"),
+        ({"depth": 300, "request_bytes": 1 << 20, "tasks": 10}, "bytes of all buffers"),
         ({"is_async": True}, "--async needs the RDS of UEK"),
         ({"rdma_use_once": True}, "exclude each other"),
         ({"rdma_use_get_mr": False}, "needs --rdma-use-get-mr 1"),
@@ -108,16 +108,16 @@ def test_what_cannot_be_is_refused_from_a_peer_as_from_the_user(
 
 
 @given(st.binary(min_size=59, max_size=59) | st.binary(min_size=77, max_size=77))
-def test_any_octets_are_options_that_can_be_or_refused(octets: bytes) -> None:
+def test_any_bytes_are_options_that_can_be_or_refused(data: bytes) -> None:
     try:
-        told = Parameters.parse(octets)
+        told = Parameters.parse(data)
     except WireError:
         return
     told.check()
     assert Parameters.parse(told.emit()) == told
 
 
-def test_the_rdma_part_fills_a_header_of_63_octets() -> None:
+def test_the_rdma_part_fills_a_header_of_63_bytes() -> None:
     part = RdmaPart(
         operation=Rdma.WRITE,
         address=0x0102030405060708,
@@ -130,19 +130,19 @@ def test_the_rdma_part_fills_a_header_of_63_octets() -> None:
         remote_error=2,
         pending=3,
     )
-    octets = bytes.fromhex(
+    data = bytes.fromhex(
         "02 0102030405060708 0000000000000000 0000001100000022 0000003300000044"
         "00000055 00000066 01 02 03"
     )
-    assert part.emit() == octets
-    assert RdmaPart.parse(bytes(19) + octets + b"payload") == part
+    assert part.emit() == data
+    assert RdmaPart.parse(bytes(19) + data + b"payload") == part
     assert bytes(44) == NO_RDMA
-    with pytest.raises(WireError, match="62 octets, a header has 63"):
+    with pytest.raises(WireError, match="62 bytes, a header has 63"):
         RdmaPart.parse(bytes(62))
 
 
-def test_the_pattern_begins_anew_but_for_one_in_each_256_octets() -> None:
-    """The first is 11; then 41 * (k + 3), and one more for each 256 octets before."""
+def test_the_pattern_begins_anew_but_for_one_in_each_256_bytes() -> None:
+    """The first is 11; then 41 * (k + 3), and one more for each 256 bytes before."""
     pattern = message_pattern(1024)
     assert pattern[:4] == bytes([11, 41 * 14 & 255, 41 * (62 + 3) & 255, 41 * (105 + 3) & 255])
     for index in range(1, 1024):

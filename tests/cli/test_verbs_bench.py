@@ -1,4 +1,4 @@
-"""`urds verbs bench`, run as a user runs it; what it measures is not judged."""
+"""`python -m benches.verbs`, run as it is run by hand; no figure is judged."""
 
 import json
 
@@ -6,12 +6,13 @@ import pytest
 
 from tests.cli.commands import urds
 
+PROGRAM = "benches.verbs"
 SHORT = ("--seconds", "0.01", "--connections", "3")
 
 
 @pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
 def test_each_device_is_measured_beside_plain_sockets(device: str) -> None:
-    done = urds("verbs", "bench", "--device", device, "--size", "64", *SHORT, "--json")
+    done = urds("--device", device, "--size", "64", *SHORT, "--json", program=PROGRAM)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     sends = {row["device"] for row in found["latency"] if row["operation"] == "SEND"}
@@ -24,7 +25,7 @@ def test_each_device_is_measured_beside_plain_sockets(device: str) -> None:
 
 
 def test_the_tables_have_perftests_columns() -> None:
-    done = urds("verbs", "bench", "--device", "shm0", "--size", "1", "--size", "4096", *SHORT)
+    done = urds("--device", "shm0", "--size", "1", "--size", "4096", *SHORT, program=PROGRAM)
     assert done.code == 0
     for title in ("SEND latency:", "SEND bandwidth:", "WRITE latency:", "WRITE bandwidth:"):
         assert title in done.out
@@ -35,13 +36,13 @@ def test_the_tables_have_perftests_columns() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--size", "0"), "--size 0, from 1 to"),
-        (("--device", "nosuch"), "--device nosuch, there are"),
-        (("--connections", "0"), "--connections 0"),
-        (("--seconds", "0"), "--seconds 0"),
+        (("--size", "0"), "--size 0: must be from 1 to"),
+        (("--device", "nosuch"), "--device nosuch: there are"),
+        (("--connections", "0"), "--connections 0: must be from 1"),
+        (("--seconds", "0"), "--seconds 0.0: must be from"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
-    done = urds("verbs", "bench", *arguments)
+    done = urds(*arguments, program=PROGRAM)
     assert done.code == 2
     assert words in done.err

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from urds.forks import renewed
+from urds.common.forks import renewed
 
 _Make = Callable[[], threading.Lock]
 

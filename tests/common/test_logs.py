@@ -1,6 +1,6 @@
-"""What a stranger can make us log."""
+"""What an unknown peer can make us log."""
 
-from urds.logs import LogLimit
+from urds.common.logs import LogLimit
 
 SECOND = 1_000_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from urds import own_memory
+from urds.common import process_memory
 
 PAGE = mmap.PAGESIZE
 PROT_NONE, PROT_READ = 0, 1
@@ -25,8 +25,8 @@ class OldKernel:
 @pytest.fixture(params=["populate", "old kernel", "no madvise"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a test with each way of finding out."""
-    libc = {"populate": own_memory._libc, "old kernel": OldKernel(), "no madvise": object()}
-    monkeypatch.setattr(own_memory, "_libc", libc[request.param])
+    libc = {"populate": process_memory._libc, "old kernel": OldKernel(), "no madvise": object()}
+    monkeypatch.setattr(process_memory, "_libc", libc[request.param])
     return str(request.param)
 
 
@@ -45,10 +45,10 @@ def pages() -> Iterator[tuple[mmap.mmap, int]]:
     memory.close()
 
 
-def refused(address: int, octets: int, *, writable: bool) -> bool:
+def refused(address: int, byte_count: int, *, writable: bool) -> bool:
     """Tell whether a range is refused with EFAULT."""
     try:
-        own_memory.view_at(address, octets, writable=writable)
+        process_memory.view_at(address, byte_count, writable=writable)
     except OSError as problem:
         return problem.errno == errno.EFAULT
     return False
@@ -56,7 +56,7 @@ def refused(address: int, octets: int, *, writable: bool) -> bool:
 
 def test_the_memory_itself_is_given(way: str, pages: tuple[mmap.mmap, int]) -> None:
     memory, address = pages
-    view = own_memory.view_at(address + 10, 5, writable=True)
+    view = process_memory.view_at(address + 10, 5, writable=True)
     view[:] = b"hello"
     assert memory[8:16] == b"\0\0hello\0"
     memory[10:11] = b"j"
@@ -67,7 +67,7 @@ def test_the_memory_itself_is_given(way: str, pages: tuple[mmap.mmap, int]) -> N
 def test_what_is_asked_for_reading_cannot_be_written(
     way: str, pages: tuple[mmap.mmap, int]
 ) -> None:
-    assert own_memory.view_at(pages[1], 5, writable=False).readonly
+    assert process_memory.view_at(pages[1], 5, writable=False).readonly
 
 
 def test_a_range_is_there_or_not_by_its_pages(way: str, pages: tuple[mmap.mmap, int]) -> None:
@@ -82,12 +82,12 @@ def test_a_range_is_there_or_not_by_its_pages(way: str, pages: tuple[mmap.mmap, 
 
 
 @pytest.mark.parametrize(
-    ("address", "octets"),
+    ("address", "byte_count"),
     [(0, 1), (8, 8), ((1 << 64) - 8, 8), ((1 << 64) - 1, 2), (1 << 62, 4096), (4096, 0)],
 )
-def test_addresses_that_are_none_are_refused(way: str, address: int, octets: int) -> None:
-    assert refused(address, octets, writable=False)
-    assert refused(address, octets, writable=True)
+def test_addresses_that_are_none_are_refused(way: str, address: int, byte_count: int) -> None:
+    assert refused(address, byte_count, writable=False)
+    assert refused(address, byte_count, writable=True)
 
 
 def test_a_page_behind_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_page_behind_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
 def test_without_a_list_of_mappings_nothing_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(own_memory, "_libc", OldKernel())
-    monkeypatch.setattr(own_memory, "_MAPPINGS", tmp_path / "maps")
+    monkeypatch.setattr(process_memory, "_libc", OldKernel())
+    monkeypatch.setattr(process_memory, "_MAPPINGS", tmp_path / "maps")
     held = ctypes.create_string_buffer(8)
     assert refused(ctypes.addressof(held), 8, writable=False)

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from tests.sockets.interrupting import Interruption, raising
-from urds.readiness import ReadinessDescriptor
+from tests.rds.sockets.interrupting import Interruption, raising
+from urds.common.readiness import ReadinessDescriptor
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 STATES = [(False, True), (True, True), (True, False), (False, False)]

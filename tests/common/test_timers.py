@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.verbs.cm.deadlines import Deadlines
+from urds.common.timers import Deadlines
 
 steps = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 20))))
 

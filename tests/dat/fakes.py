@@ -1,18 +1,19 @@
-"""A small adapter without packets: lock, keys, and a clock that runs while somebody waits."""
+"""A small adapter without packets: lock, keys, and a clock that runs while a thread waits."""
 
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from urds.dat.constants import DtoStatus, EventNumber, HandleType
+from urds.dat.endpoint import DtoCompletionEvent
 from urds.dat.evd import EventDispatcher
 from urds.dat.handles import DatObject
 from urds.dat.ia import InterfaceAdapter
-from urds.dat.numbers import DtoStatus, HandleType
 from urds.dat.registry import Support
 from urds.dat.returns import Subtype
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.queue_pair import LinkTraits
-from urds.verbs.engine.work import AsyncEvent
+from urds.verbs.engine.work import EngineEvent
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 
 
@@ -25,7 +26,7 @@ class FakeAdapter(Adapter):
         self.gid = bytes(16)
         self.keys = KeyTable()
         self.lock = threading.RLock()
-        self.on_async_event: Callable[[AsyncEvent], None] = lambda _event: None
+        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
         self.plans: list[Callable[[], object]] = []
         self.later: list[Callable[[], None]] = []
         self.waits_ns: list[int | None] = []
@@ -61,7 +62,7 @@ class FakeAdapter(Adapter):
     def _refuse(self, *_: object, **__: object) -> Any:
         raise AssertionError("the fake adapter has no queue pairs and no connections")
 
-    new_qpn = add = remove = kick = listen = connect = _refuse
+    new_qpn = add = remove = progress_qp = listen = connect = _refuse
 
 
 def open_fake(support: Support | None = None, **limits: Any) -> InterfaceAdapter:
@@ -100,6 +101,9 @@ class FakeFeeder(DatObject):
         signals: bool = True,
         on_taken: Callable[[], None] | None = None,
     ) -> bool:
-        """Post the completion of a transfer of one octet."""
+        """Post the completion of a transfer of one byte."""
         ep: Any = self
-        return evd.post_dto(ep, cookie, DtoStatus.SUCCESS, 1, signals=signals, on_taken=on_taken)
+        event = DtoCompletionEvent(
+            EventNumber.DTO_COMPLETION, evd, ep, cookie, DtoStatus.SUCCESS, 1
+        )
+        return evd.queue(event, signals=signals, on_taken=on_taken)

@@ -2,7 +2,7 @@
 
 Run as `python -m tests.dat.query_peer DEVICE STRATEGY BUFFERS BYTES`; prints its connection
 qualifier. To each line on standard input it answers with one of JSON: `query` gives both counts and
-those of the shared queue, `taken` the first octets of the messages since the last time.
+those of the shared queue, `taken` the first bytes of the messages since the last time.
 """
 
 import json
@@ -21,8 +21,8 @@ def main(device: str, strategy: str, buffers: int, message_bytes: int) -> None:
     dat.register("peer", find_device(device).open_adapter, support=support)
     with dat.open("peer") as ia:
         pz = ia.create_pz()
-        octets = bytearray(buffers * message_bytes)
-        memory = pz.register(octets)
+        data = bytearray(buffers * message_bytes)
+        memory = pz.register(data)
         srq = pz.create_srq(buffers)
         for number in range(buffers):
             srq.post_recv([memory.triplet(number * message_bytes, message_bytes)], number)
@@ -47,7 +47,7 @@ def main(device: str, strategy: str, buffers: int, message_bytes: int) -> None:
             else:
                 events = [ep.recv_evd.dequeue() for _ in range(len(ep.recv_evd))]
                 assert all(event.status is dat.DtoStatus.SUCCESS for event in events), events
-                answer = [octets[event.user_cookie * message_bytes] for event in events]
+                answer = [data[event.user_cookie * message_bytes] for event in events]
             print(json.dumps(answer), flush=True)
 
 

@@ -68,10 +68,10 @@ def sending_endpoint(
 ) -> tuple[dat.Endpoint, dat.LocalMemory, bytearray]:
     """Make a sender's endpoint and memory."""
     pz = ia.create_pz()
-    octets = bytearray(memory_bytes)
+    data = bytearray(memory_bytes)
     ep = pz.create_ep(
         ia.create_evd(32, dat.EvdFlag.DTO),
         ia.create_evd(32, dat.EvdFlag.DTO),
         ia.create_evd(8, dat.EvdFlag.CONNECTION),
     )
-    return ep, pz.register(octets), octets
+    return ep, pz.register(data), data

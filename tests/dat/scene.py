@@ -13,8 +13,7 @@ from urds.dat.records import RmrTriplet
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.packet_codec import emit_packet
 from urds.verbs.engine.packets import Packet, PacketKind
-from urds.verbs.providers.sim import SimAdapter, SimNetwork
-from urds.verbs.providers.sim_link import Hold
+from urds.verbs.providers.sim import PacketHold, SimAdapter, SimNetwork
 
 PACKET_BYTES = 256
 MESSAGE_BYTES = 2 * PACKET_BYTES
@@ -47,8 +46,8 @@ class End:
             name, self.adapter, address=self.adapter.address, support=support or dat.Support()
         )
         self.pz = self.ia.create_pz()
-        self.octets = bytearray(BUFFERS_MAX * MESSAGE_BYTES)
-        self.memory = self.pz.register(self.octets)
+        self.data = bytearray(BUFFERS_MAX * MESSAGE_BYTES)
+        self.memory = self.pz.register(self.data)
         self.recv = self.ia.create_evd(recv_qlen, dat.EvdFlag.DTO)
         self.request = self.ia.create_evd(4 * DEPTH, dat.EvdFlag.DTO | dat.EvdFlag.RMR_BIND)
         self.connection = self.ia.create_evd(8, dat.EvdFlag.CONNECTION)
@@ -80,9 +79,9 @@ class End:
         """Return how many buffers the shared queue has."""
         return self.counts[0] or 0
 
-    def piece(self, number: int = 0, octets: int = MESSAGE_BYTES) -> list[dat.LmrTriplet]:
+    def piece(self, number: int = 0, byte_count: int = MESSAGE_BYTES) -> list[dat.LmrTriplet]:
         """Return the memory of one buffer, by its number."""
-        return [self.memory.triplet(number % BUFFERS_MAX * MESSAGE_BYTES, octets)]
+        return [self.memory.triplet(number % BUFFERS_MAX * MESSAGE_BYTES, byte_count)]
 
     def give(self, count: int, first: int = 0) -> None:
         """Post buffers to the shared queue; the cookie is the number."""
@@ -90,23 +89,23 @@ class End:
         for number in range(first, first + count):
             self.srq.post_recv(self.piece(number), number)
 
-    def post(self, count: int, octets: int = MESSAGE_BYTES) -> None:
+    def post(self, count: int, byte_count: int = MESSAGE_BYTES) -> None:
         """Post receives to the endpoint itself."""
         for number in range(count):
-            self.ep.post_recv(self.piece(number, octets), number)
+            self.ep.post_recv(self.piece(number, byte_count), number)
 
-    def send(self, octets: int = MESSAGE_BYTES, cookie: object = None, flags: int = 0) -> None:
+    def send(self, byte_count: int = MESSAGE_BYTES, cookie: object = None, flags: int = 0) -> None:
         """Send a message."""
-        iov = self.piece(cookie if isinstance(cookie, int) else 0, octets) if octets else []
+        iov = self.piece(cookie if isinstance(cookie, int) else 0, byte_count) if byte_count else []
         self.ep.post_send(iov, cookie, flags)
 
     def taken(self) -> list[dat.DtoCompletionEvent]:
         """Take the receive completions that are there, without moving the clock."""
         return drain(self.recv)
 
-    def remote(self, octets: int = MESSAGE_BYTES, offset: int = 0) -> RmrTriplet:
+    def remote(self, byte_count: int = MESSAGE_BYTES, offset: int = 0) -> RmrTriplet:
         """Return memory as a peer names it."""
-        return self.memory.remote_triplet(offset, octets)
+        return self.memory.remote_triplet(offset, byte_count)
 
     def connection_events(self) -> list[dat.EventNumber]:
         """Take the connection events that are there."""
@@ -165,9 +164,9 @@ class Scene:
         support = support or dat.Support(acceptance=acceptance)
         self.b = End(self.network, name="b", buffers=buffers, support=support, **b)
         self.answers: list[Packet] = []  # what B said of A's packets
-        self.hold: Hold | None = None
+        self.hold: PacketHold | None = None
         self._sent: dict[tuple[int, int], bytes] = {}
-        self._hold_answers: Hold | None = None
+        self._hold_answers: PacketHold | None = None
         if connected:
             connect(self.network, self.a, self.b)
             self.complete(completed)
@@ -183,7 +182,7 @@ class Scene:
                 end.ia.close()
 
     def complete(self, count: int) -> None:
-        """Send so many messages of one octet, and take all their completions."""
+        """Send so many messages of one byte, and take all their completions."""
         self._record()
         for number in range(count):
             self.a.send(1, number)
@@ -191,14 +190,14 @@ class Scene:
             self.a.request.wait(WAIT_S)
         self.run()
 
-    def gate(self, count: int = 0, octets: int = MESSAGE_BYTES) -> None:
+    def gate(self, count: int = 0, byte_count: int = MESSAGE_BYTES) -> None:
         """Keep A's packets with messages back from now on, and send `count` messages."""
         self._record()
         self.hold = self.network.hold(
             lambda packet, source, _target: source is self.a.adapter and is_message(packet)
         )
         for _ in range(count):
-            self.a.send(octets)
+            self.a.send(byte_count)
 
     def part(self, message: int, half: int) -> None:
         """Let one half of a message arrive, the first (0) or the second (1), and nothing else."""
@@ -247,8 +246,8 @@ class Scene:
 
         def note(packet: Packet, source: SimAdapter, _target: SimAdapter) -> bool:
             if source is self.a.adapter and is_message(packet):
-                octets = b"".join(emit_packet(packet, checksum=True))
-                self._sent[packet.msn, packet.offset // PACKET_BYTES] = octets
+                data = b"".join(emit_packet(packet, checksum=True))
+                self._sent[packet.msn, packet.offset // PACKET_BYTES] = data
             elif source is self.b.adapter and packet.kind is PacketKind.ACK:
                 self.answers.append(packet)
             return False
@@ -262,13 +261,15 @@ def is_message(packet: Packet) -> bool:
 
 
 def worked_example(*, spare: int = 20, **scene: Any) -> Scene:
-    """Return the scene of dat.md 13.2: 18 completed, of 19 to 23 the first halves of 19, 22, 23.
+    """Return the scene of docs/reference/dat.md 13.2.
+
+    18 messages are completed; of 19 to 23 the first halves of 19, 22, 23 are there.
 
     `spare` buffers are on the shared queue when 19 begins. Each message begins with its number.
     """
     made = Scene(buffers=18 + spare, completed=18, **scene)
     for message in range(19, 24):
-        made.a.octets[message * MESSAGE_BYTES] = message
+        made.a.data[message * MESSAGE_BYTES] = message
         made.a.send(cookie=message)
     for message in (19, 22, 23):
         made.part(message, 0)

@@ -1,4 +1,4 @@
-"""Interface adapters and their attributes. Source: dat.md sections 3, 7 and 13.4."""
+"""Interface adapters and their attributes. Source: docs/reference/dat.md 3, 7, 13.4."""
 
 from dataclasses import fields, replace
 
@@ -8,14 +8,14 @@ from tests.dat.fakes import FakeFeeder, fake_of, open_fake
 from urds import dat
 from urds.dat import AsyncEvdHandle, EvdFlag, HandleType
 from urds.dat.addresses import numeric_address, port_of
+from urds.dat.constants import IaField, ProviderField
 from urds.dat.evd import EventDispatcher
 from urds.dat.ia import InterfaceAdapter
-from urds.dat.masks import IaField, ProviderField
 from urds.dat.records import IaAttr, NamedAttr, ProviderAttr
 from urds.dat.registry import Support
 from urds.dat.returns import Subtype
 from urds.verbs.engine.numbers import AsyncEventType
-from urds.verbs.engine.work import AsyncEvent
+from urds.verbs.engine.work import EngineEvent
 
 
 def test_every_attribute_is_filled() -> None:
@@ -145,18 +145,18 @@ def test_a_verbs_event_of_an_endpoint_names_the_endpoint(
 ) -> None:
     with open_fake() as ia:
         engine, feeder = object(), FakeFeeder(ia)
-        ia.adopt(engine, feeder)
-        ia.adapter.on_async_event(AsyncEvent(kind, engine))
+        ia.device.adopt(engine, feeder)
+        ia.adapter.on_async_event(EngineEvent(kind, engine))
         assert take_async(ia.async_evd) == [(number, feeder, reason)]
-        ia.disown(engine)
-        ia.adapter.on_async_event(AsyncEvent(kind, engine))
+        ia.device.disown(engine)
+        ia.adapter.on_async_event(EngineEvent(kind, engine))
         assert take_async(ia.async_evd) == []
 
 
 def test_a_verbs_event_of_the_device_names_the_adapter() -> None:
     with open_fake() as ia:
-        ia.adapter.on_async_event(AsyncEvent(AsyncEventType.PORT_ERR, None))
-        ia.adapter.on_async_event(AsyncEvent(AsyncEventType.PORT_ACTIVE, None))
+        ia.adapter.on_async_event(EngineEvent(AsyncEventType.PORT_ERR, None))
+        ia.adapter.on_async_event(EngineEvent(AsyncEventType.PORT_ACTIVE, None))
         assert take_async(ia.async_evd) == [(0x08002, ia, 0)]
 
 
@@ -170,7 +170,7 @@ def test_events_go_to_the_dispatcher_that_was_handed_in() -> None:
         assert second.async_evd is evd
         with pytest.raises(dat.DatInvalidState):
             evd.free()
-        second.adapter.on_async_event(AsyncEvent(AsyncEventType.DEVICE_FATAL, None))
+        second.adapter.on_async_event(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
         second.close()
         assert take_async(evd) == [(0x08005, second, 0)]
         evd.free()
@@ -185,7 +185,7 @@ def test_without_a_dispatcher_here_events_go_nowhere() -> None:
         async_evd=AsyncEvdHandle.EXISTS,
     )
     assert ia.async_evd is AsyncEvdHandle.OUT_OF_SCOPE
-    ia.adapter.on_async_event(AsyncEvent(AsyncEventType.DEVICE_FATAL, None))
+    ia.adapter.on_async_event(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
     ia.close(graceful=True)
 
 

@@ -1,6 +1,6 @@
 """The thin calls: all of them are there, refuse what is no handle, and carry a whole program.
 
-Source: dat.md sections 8, 20.1 and 22.
+Source: docs/reference/dat.md 8, 20.1, 22.
 """
 
 import builtins
@@ -18,7 +18,8 @@ from urds.dat import DtoStatus, EpParam, EpState, EventNumber, LmrTriplet, RmrTr
 from urds.dat.returns import DatReturn, Subtype
 from urds.verbs.providers.sim import SimNetwork
 
-# The 72 calls of uDAPL 1.2; dat_ia_open is a macro over dat_ia_openv. Source: dat.md section 8.
+# The 72 calls of uDAPL 1.2; dat_ia_open is a macro over dat_ia_openv.
+# Source: docs/reference/dat.md 8.
 CALLS = [
     "ia_open", "ia_query", "ia_close", "set_consumer_context", "get_consumer_context",
     "get_handle_type", "cno_create", "cno_modify_agent", "cno_query", "cno_wait", "cno_free",

@@ -1,4 +1,4 @@
-"""dat.md 23.1: what dat_ep_recv_query returns and when. The numbers are those of the matrix."""
+"""What dat_ep_recv_query returns and when; numbers as in docs/reference/dat.md 23.1."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""dat.md 23.4 and 23.8: counts under load, consumers that act on them. Numbers as in the matrix.
+"""Counts under load, consumers that act on them; numbers as in docs/reference/dat.md 23.4, 23.8.
 
 E1 and E3 are commands of their own: `urds dat test`.
 """
@@ -23,6 +23,7 @@ from tests.dat.scene import (
     connect_endpoints,
     drain,
 )
+from tests.support.examples import examples
 from urds import dat
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.receives import ReceiveTracker
@@ -250,9 +251,9 @@ def test_e2_ten_connections_on_a_shared_queue_as_dtestsrq_makes_them() -> None:
             for number, sender in enumerate(senders):
                 for sequence in range(start, start + burst):
                     place = (number * burst + sequence - start) * MESSAGE_BYTES
-                    scene.a.octets[place : place + 3] = bytes((header, number, sequence))
-                    octets = random.randrange(3, MESSAGE_BYTES + 1)
-                    sender.post_send([scene.a.memory.triplet(place, octets)])
+                    scene.a.data[place : place + 3] = bytes((header, number, sequence))
+                    data = random.randrange(3, MESSAGE_BYTES + 1)
+                    sender.post_send([scene.a.memory.triplet(place, data)])
             while any(count < start + burst for count in expected):
                 assert scene.network.step()
                 sampled = [receiver.recv_query() for receiver in receivers]
@@ -265,7 +266,7 @@ def test_e2_ten_connections_on_a_shared_queue_as_dtestsrq_makes_them() -> None:
                     assert event.status is dat.DtoStatus.SUCCESS
                     place = event.user_cookie * MESSAGE_BYTES
                     number = receivers.index(event.ep)
-                    found = tuple(end.octets[place : place + 3])
+                    found = tuple(end.data[place : place + 3])
                     assert found == (header, number, expected[number])
                     expected[number] += 1
                     end.give(1, event.user_cookie)
@@ -306,7 +307,7 @@ class Refiller:
         self.stalled = 0 if events or self.end.available else self.stalled + 1
         for event in events:
             assert event.status is dat.DtoStatus.SUCCESS
-            assert self.end.octets[event.user_cookie * MESSAGE_BYTES] == self.received % 251
+            assert self.end.data[event.user_cookie * MESSAGE_BYTES] == self.received % 251
             self.received += 1
             self.free.append(event.user_cookie)
         if self.margin is None:
@@ -325,7 +326,7 @@ def stream(scene: Scene, consumer: Refiller, count: int) -> Iterator[None]:
     sent, outstanding = 0, 0
     while consumer.received < count:
         while outstanding < IN_FLIGHT and sent < count:
-            scene.a.octets[sent % 251 * MESSAGE_BYTES] = sent % 251
+            scene.a.data[sent % 251 * MESSAGE_BYTES] = sent % 251
             scene.a.send(1 + sent % MESSAGE_BYTES, sent % 251)
             sent, outstanding = sent + 1, outstanding + 1
         scene.network.run(for_ns=REFILL_NS)
@@ -363,7 +364,7 @@ def test_who_only_gives_back_what_completed_stalls_for_good() -> None:
 
 
 @pytest.mark.rule("dat-span-at-least-count", "dat-sequence-order", "dat-deliver-in-order")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     halves=st.permutations([(message, half) for message in range(1, 9) for half in (0, 1)]),
     repeats=st.lists(st.integers(0, 15), max_size=4),

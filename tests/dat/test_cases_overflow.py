@@ -1,4 +1,4 @@
-"""dat.md 23.7: dispatchers that overflow, endpoints that go away. Numbers as in the matrix."""
+"""Dispatchers that overflow, endpoints freed; numbers as in docs/reference/dat.md 23.7."""
 
 import threading
 import time

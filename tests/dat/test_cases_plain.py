@@ -1,4 +1,4 @@
-"""dat.md 23.2: endpoints with a receive queue of their own. The numbers are those of the matrix."""
+"""Endpoints with their own receive queue; numbers as in docs/reference/dat.md 23.2."""
 
 import pytest
 
@@ -8,18 +8,18 @@ from urds import dat
 DTO = dat.DtoStatus
 
 
-def plain(posted: int, octets: int = MESSAGE_BYTES, **scene: object) -> Scene:
+def plain(posted: int, byte_count: int = MESSAGE_BYTES, **scene: object) -> Scene:
     """Return a connected scene whose receiver had so many receives posted before."""
     made = Scene(connected=False, **scene)
-    made.b.post(posted, octets)
+    made.b.post(posted, byte_count)
     connect(made.network, made.a, made.b)
     return made
 
 
-def deliver(scene: Scene, count: int, octets: int = MESSAGE_BYTES) -> None:
+def deliver(scene: Scene, count: int, byte_count: int = MESSAGE_BYTES) -> None:
     """Send messages and run until the requests have completed; the receive events stay queued."""
     for _ in range(count):
-        scene.a.send(octets)
+        scene.a.send(byte_count)
     for _ in range(count):
         assert scene.a.request.wait(WAIT_S).status is DTO.SUCCESS
 
@@ -71,7 +71,7 @@ def test_p5_reads_and_writes_of_the_peer_do_not_count() -> None:
 @pytest.mark.rule("dat-nbufs")
 def test_p6_an_empty_message_takes_a_buffer() -> None:
     with plain(5) as scene:
-        deliver(scene, 1, octets=0)
+        deliver(scene, 1, byte_count=0)
         (event,) = scene.b.taken()
         assert (event.status, event.transfered_length) == (DTO.SUCCESS, 0)
         assert scene.b.info == (4, 4)
@@ -124,7 +124,7 @@ def test_p9_a_reset_endpoint_begins_anew() -> None:
 
 @pytest.mark.rule("dat-allocated-completes")
 def test_p10_a_message_too_long_breaks_the_connection() -> None:
-    with plain(1, octets=16) as scene:
+    with plain(1, byte_count=16) as scene:
         scene.a.send(32)
         assert scene.a.request.wait(WAIT_S).status is DTO.ERR_REMOTE_RESPONDER
         scene.wait_for_state(dat.EpState.DISCONNECTED)

@@ -1,4 +1,4 @@
-"""dat.md 23.5: calls of shared receive queues, their low watermark. Numbers as in the matrix."""
+"""Shared receive queues, low watermark; numbers as in docs/reference/dat.md 23.5."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_q2_sizes_from_one_to_the_limits(attr: dat.SrqAttr) -> None:
         )
 
 
-def test_q3_a_completion_that_nobody_has_dequeued_is_outstanding() -> None:
+def test_q3_a_completion_that_is_not_dequeued_is_outstanding() -> None:
     with Scene(buffers=4, srq_depth=4) as scene:
         deliver(scene, 1)
         assert scene.b.counts == (3, 4)
@@ -169,7 +169,7 @@ def test_q10_buffers_are_checked_when_they_are_posted() -> None:
         end = scene.b
         other_zone = end.ia.create_pz().register(bytearray(64))
         read_only = end.pz.register(bytearray(64), dat.MemPriv.LOCAL_READ)
-        outside = replace(end.piece()[0], segment_length=len(end.octets) + 1)
+        outside = replace(end.piece()[0], segment_length=len(end.data) + 1)
         stale = other_zone.triplet()
         other_zone_2 = end.ia.create_pz().register(bytearray(64))
         for triplet, expected in (
@@ -190,8 +190,8 @@ def test_q11_receives_use_the_zone_of_the_queue_and_rdma_that_of_the_endpoint() 
     with Scene(buffers=4) as scene:
         end = scene.b
         zone = end.ia.create_pz()
-        octets = bytearray(MESSAGE_BYTES)
-        memory = zone.register(octets)
+        data = bytearray(MESSAGE_BYTES)
+        memory = zone.register(data)
         srq = zone.create_srq(4)
         srq.post_recv([memory.triplet()], "in the other zone")
         attr = dat.EpAttr(max_recv_dtos=dat.DAT_HW_DEFAULT)
@@ -204,16 +204,16 @@ def test_q11_receives_use_the_zone_of_the_queue_and_rdma_that_of_the_endpoint() 
         )
         sender = End(scene.network, name="a2")
         connect_endpoints(sender.ep, ep, end.requests, 4001)
-        sender.octets[:4] = b"word"
+        sender.data[:4] = b"word"
         sender.send()
         assert ep.recv_evd.wait(WAIT_S).user_cookie == "in the other zone"
-        assert octets[:4] == b"word"
+        assert data[:4] == b"word"
         sender.request.wait(WAIT_S)
-        octets[:4] = bytes(4)
+        data[:4] = bytes(4)
         sender.ep.post_rdma_write(sender.piece(), memory.remote_triplet())
         assert sender.request.wait(WAIT_S).status is DTO.ERR_REMOTE_ACCESS
         scene.settle(lambda: ep.state is dat.EpState.DISCONNECTED)
-        assert octets[:4] == bytes(4)
+        assert data[:4] == bytes(4)
 
 
 def test_q12_an_unknown_bit_in_the_mask_is_refused() -> None:

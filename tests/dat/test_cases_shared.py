@@ -1,4 +1,4 @@
-"""dat.md 23.3: endpoints on a shared receive queue. The numbers are those of the matrix."""
+"""Endpoints on a shared receive queue; numbers as in docs/reference/dat.md 23.3."""
 
 from random import Random
 
@@ -34,7 +34,7 @@ def cookies(scene: Scene) -> list[int]:
     return [event.user_cookie for event in events]
 
 
-def refusals(scene: Scene) -> int:
+def errors(scene: Scene) -> int:
     """Return how often B said that it had no buffer."""
     return sum(0x20 <= packet.syndrome <= 0x3F for packet in scene.answers)
 
@@ -57,7 +57,7 @@ def test_s2_a_buffer_is_outstanding_until_its_event_is_dequeued() -> None:
 
 
 def test_without_a_dispatcher_a_buffer_is_not_outstanding_once_it_is_filled() -> None:
-    """Nobody can dequeue its event."""
+    """No thread can dequeue its event."""
     with Scene(buffers=3, connected=False) as scene:
         end = scene.b
         ep = end.pz.create_ep(None, end.request, end.connection, dat.EpAttr(), end.srq)
@@ -101,7 +101,7 @@ def test_s6_the_same_fragments_the_other_way_round() -> None:
 
 
 @pytest.mark.rule("dat-deliver-in-order")
-def test_s7_all_octets_of_22_and_23_do_not_complete_them() -> None:
+def test_s7_all_bytes_of_22_and_23_do_not_complete_them() -> None:
     with worked_example() as scene:
         scene.part(22, 1)
         scene.part(23, 1)
@@ -175,10 +175,10 @@ def test_s13_writes_between_the_messages_have_no_number() -> None:
 def test_s14_without_a_buffer_the_next_message_waits() -> None:
     with worked_example(spare=3) as scene:
         assert scene.b.available == 0
-        assert not refusals(scene)
+        assert not errors(scene)
         scene.part(20, 0)
         scene.run(100_000)
-        assert (scene.b.info, refusals(scene) > 0) == ((3, 5), True)
+        assert (scene.b.info, errors(scene) > 0) == ((3, 5), True)
         scene.b.give(1)
         assert scene.b.info == (3, 5)
         scene.settle(lambda: any(packet.msn == 20 for packet, *_ in scene.hold.held))
@@ -247,9 +247,9 @@ def test_s17_two_endpoints_under_random_traffic(seed: int) -> None:
         got: dict[dat.Endpoint, list[int]] = {ep: [] for ep in pairs}
         for end in pairs.values():
             for number in range(100):
-                octets = random.randrange(1, 2 * MESSAGE_BYTES)
-                end.octets[number * MESSAGE_BYTES] = number
-                end.send(min(octets, MESSAGE_BYTES), number)
+                data = random.randrange(1, 2 * MESSAGE_BYTES)
+                end.data[number * MESSAGE_BYTES] = number
+                end.send(min(data, MESSAGE_BYTES), number)
         posted, dequeued = 200, 0
         while network.step() and any(len(numbers) < 100 for numbers in got.values()):
             held = [tuple(ep.recv_query()) for ep in pairs]
@@ -262,7 +262,7 @@ def test_s17_two_endpoints_under_random_traffic(seed: int) -> None:
                 for ep in pairs:
                     for event in drain(ep.recv_evd):
                         assert event.status is DTO.SUCCESS
-                        got[ep].append(scene.b.octets[event.user_cookie * MESSAGE_BYTES])
+                        got[ep].append(scene.b.data[event.user_cookie * MESSAGE_BYTES])
                         dequeued += 1
                         scene.b.give(1, event.user_cookie)
                         posted += 1
@@ -351,7 +351,7 @@ def test_s22_while_it_drains_it_still_receives() -> None:
         scene.gate(1)
         scene.a.post(1)
         answers = scene.network.hold(lambda packet, *_: packet.kind is PacketKind.ACK)
-        scene.b.send()  # stays outstanding: nobody hears that it has arrived
+        scene.b.send()  # stays outstanding: no thread learns that it has arrived
         scene.b.ep.disconnect(graceful=True)
         assert scene.b.ep.state is dat.EpState.DISCONNECT_PENDING
         scene.part(1, 0)
@@ -384,10 +384,10 @@ def test_s23_after_a_reset_numbers_begin_anew() -> None:
 
 
 def test_what_is_held_back_arrives_in_the_end() -> None:
-    """The example ends well, with the octets in the buffers that were taken out of order."""
+    """The example ends well, with the bytes in the buffers that were taken out of order."""
     with worked_example() as scene:
         scene.open_gate()
         for _ in range(5):
             assert scene.a.request.wait(WAIT_S).status is DTO.SUCCESS
-        found = [scene.b.octets[number * MESSAGE_BYTES] for number in cookies(scene)]
+        found = [scene.b.data[number * MESSAGE_BYTES] for number in cookies(scene)]
         assert (found, scene.b.info) == ([19, 20, 21, 22, 23], (0, 0))

@@ -1,4 +1,4 @@
-"""dat.md 23.6: high watermarks of endpoints. The numbers are those of the matrix."""
+"""docs/reference/dat.md 23.6: high watermarks of endpoints. The numbers are those of the matrix."""
 
 import pytest
 

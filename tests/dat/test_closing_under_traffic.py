@@ -1,6 +1,6 @@
 """Endpoints and adapters that go away while messages run both ways, over every device.
 
-Nothing hangs, nobody gets another error than one of DAT, and what is left can be closed in order.
+Nothing hangs, no call gets another error than one of DAT, and what is left can be closed in order.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Notification points alone. Source: dat.md section 5."""
+"""Notification points alone. Source: docs/reference/dat.md 5."""
 
 import threading
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Endpoints over every device that opens by name, both ends in this process.
 
-Source: dat.md sections 4.3 and 9.
+Source: docs/reference/dat.md 4.3, 9.
 """
 
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_both_ends_know_the_addresses_of_their_connection(pair: Pair) -> None:
     assert far.local_port_qual == pair.conn_qual
 
 
-def test_one_octet_more_than_the_limit_is_refused(pair: Pair) -> None:
+def test_one_byte_more_than_the_limit_is_refused(pair: Pair) -> None:
     limit = pair.client.ia.provider_attr.max_private_data_size
     with pytest.raises(dat.DatInvalidParameter):
         pair.client.ep.connect("127.0.0.1", 1, private_data=bytes(limit + 1))
@@ -140,7 +140,7 @@ def test_one_octet_more_than_the_limit_is_refused(pair: Pair) -> None:
     assert pair.events() == [ESTABLISHED, ESTABLISHED]
 
 
-def test_nobody_listens_there(pair: Pair) -> None:
+def test_no_listener_there(pair: Pair) -> None:
     """The event comes after the call: the state is what the transition table says."""
     ep = pair.client.ep
     ep.connect(pair.server.ia.attr.ia_address_ptr, 1, timeout_s=WAIT_S)
@@ -185,7 +185,7 @@ def test_what_was_put_off_before_a_reset_touches_no_later_connection(pair: Pair)
     pair.ask().accept(server.ep)
     assert pair.events() == [ESTABLISHED, ESTABLISHED]
     with client.ia.lock:
-        client.ep.link.break_soon()
+        client.ep.connection.break_soon()
         client.ep.disconnect()
         client.ep.reset()
         param = client.ep.query()

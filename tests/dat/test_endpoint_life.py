@@ -1,6 +1,6 @@
 """Life of endpoints: which call is allowed in which state, how connections begin and end.
 
-Source: dat.md sections 4.2 to 4.4, 9 and 10.
+Source: docs/reference/dat.md 4.2-4.4, 9, 10.
 """
 
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def outcome(end: End, wait_s: float = 100.0) -> Number:
     return event.event_number
 
 
-def test_nobody_listens() -> None:
+def test_no_listener() -> None:
     with Scene(connected=False) as scene:
         scene.a.post(2)
         ask(scene)
@@ -160,7 +160,7 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("device", ["shm0", "udp0", "tcp0"])
-def test_nobody_listens_on_a_real_device(device: str) -> None:
+def test_no_listener_on_a_real_device(device: str) -> None:
     with dat.open(device) as ia:
         evd = ia.create_evd(4, dat.EvdFlag.CONNECTION)
         attr = dat.EpAttr(max_recv_dtos=0, max_request_dtos=0)
@@ -199,7 +199,7 @@ def test_a_full_backlog_rejects() -> None:
     ("timeout_s", "number"),
     [(0.5, Number.CONNECTION_TIMED_OUT), (None, Number.CONNECTION_UNREACHABLE)],
 )
-def test_nobody_answers(timeout_s: float | None, number: Number) -> None:
+def test_no_answer(timeout_s: float | None, number: Number) -> None:
     with Scene(connected=False) as scene:
         scene.network.cut(scene.a.adapter, scene.b.adapter)
         ask(scene, timeout_s=timeout_s)
@@ -342,7 +342,7 @@ def test_abruptly_they_are_flushed() -> None:
 
 def test_a_peer_killed_while_it_drains_breaks_the_connection() -> None:
     with Scene() as scene:
-        scene.a.send()  # to nobody who has a receive
+        scene.a.send()  # to an endpoint without a receive
         scene.network.kill(scene.b.adapter)
         scene.a.ep.disconnect(graceful=True)
         assert scene.a.ep.state is State.DISCONNECT_PENDING
@@ -353,7 +353,7 @@ def test_a_peer_killed_while_it_drains_breaks_the_connection() -> None:
 
 
 def test_events_of_transfers_come_before_the_end() -> None:
-    """With one dispatcher for both, on either side and whoever ends it."""
+    """With one dispatcher for both, on either side, whichever side ends it."""
     for ending in (0, 1):
         with Scene(connected=False) as scene:
             evds = []
@@ -412,7 +412,7 @@ def test_closed_in_any_state_the_peer_learns_of_it(state: State) -> None:
 
 
 def test_a_marker_tells_when_all_is_dequeued() -> None:
-    """What the specification advises before a reset. Source: dat.md section 4.4."""
+    """What the specification advises before a reset. Source: docs/reference/dat.md 4.4."""
     with Scene() as scene:
         scene.b.post(3)
         scene.b.ep.disconnect()

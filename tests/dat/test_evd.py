@@ -1,4 +1,4 @@
-"""Event dispatchers alone, fed by hand. Source: dat.md sections 4.1, 5, 10 and 15."""
+"""Event dispatchers alone, fed by hand. Source: docs/reference/dat.md 4.1, 5, 10, 15."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -196,7 +196,7 @@ def test_streams_that_do_not_always_signal_forbid_a_threshold(
         evd.wait(0, threshold=2)
 
 
-def test_an_event_that_does_not_signal_wakes_nobody(ia: InterfaceAdapter) -> None:
+def test_an_event_that_does_not_signal_wakes_no_thread(ia: InterfaceAdapter) -> None:
     """It is queued, is counted, and is the first to be taken when a later one signals."""
     evd, feeder = ia.create_evd(4, EvdFlag.DTO), FakeFeeder(ia)
     silent = [partial(feeder.complete, evd, number, signals=False) for number in (0, 1)]
@@ -231,7 +231,7 @@ def test_what_signals(
     assert is_signalled(attribute, posted, solicited=solicited) is signals
 
 
-def test_one_thread_waits_and_nobody_dequeues_meanwhile(ia: InterfaceAdapter) -> None:
+def test_one_thread_waits_and_no_other_dequeues_meanwhile(ia: InterfaceAdapter) -> None:
     evd = ia.create_evd(4, EvdFlag.SOFTWARE)
 
     def intrude() -> None:

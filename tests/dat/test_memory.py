@@ -1,4 +1,4 @@
-"""Local memory and windows: registration, rights, bounds, binds. Source: dat.md section 11."""
+"""Memory and windows: registration, rights, bounds. Source: docs/reference/dat.md 11."""
 
 import array
 import mmap
@@ -113,17 +113,17 @@ def test_a_registration_that_is_refused_leaves_nothing(
 
 def test_a_buffer_is_exported_until_its_region_is_freed(ia: InterfaceAdapter) -> None:
     """Then it may be resized, unless the program itself holds a slice of the view."""
-    octets, sliced = bytearray(8), bytearray(8)
+    data, sliced = bytearray(8), bytearray(8)
     pz = ia.create_pz()
-    regions = [pz.register(octets), pz.register(sliced)]
+    regions = [pz.register(data), pz.register(sliced)]
     part = regions[1].view[2:]
     with pytest.raises(BufferError):
-        octets.extend(b"x")
+        data.extend(b"x")
     for region in regions:
         region.free()
-    octets.extend(b"x")
+    data.extend(b"x")
     part[0] = 7
-    assert (len(octets), sliced[2]) == (9, 7)
+    assert (len(data), sliced[2]) == (9, 7)
 
 
 def test_without_remote_rights_there_is_no_context_for_peers(ia: InterfaceAdapter) -> None:
@@ -300,7 +300,7 @@ def test_an_old_context_is_refused_after_the_window_was_bound_again(
     assert write(near, contexts[1], far.memory.address, b"old") is DtoStatus.ERR_REMOTE_ACCESS
 
 
-def test_a_piece_of_no_octets_unbinds(sides: tuple[Side, Side]) -> None:
+def test_a_piece_of_no_bytes_unbinds(sides: tuple[Side, Side]) -> None:
     """The region may go then; a window that was never bound takes it too."""
     near, far = sides
     rmr = far.pz.create_rmr()
@@ -328,7 +328,7 @@ def test_a_freed_window_is_unbound(sides: tuple[Side, Side]) -> None:
     assert write(near, context, address, b"x") is DtoStatus.ERR_REMOTE_ACCESS
 
 
-def test_a_bind_that_was_carried_out_holds_though_it_was_flushed(sides: tuple[Side, Side]) -> None:
+def test_a_bind_that_was_done_holds_though_it_was_flushed(sides: tuple[Side, Side]) -> None:
     """It waited for a send before it, which the disconnect flushed: the window is bound."""
     _, far = sides
     rmr = far.pz.create_rmr()

@@ -1,11 +1,11 @@
-"""The numbers of uDAPL 1.2, against the tables of the reference. Source: dat.md sections 1, 6."""
+"""The numbers of uDAPL 1.2, against the tables of docs/reference/dat.md 1, 6."""
 
 from enum import Enum
 
 import pytest
 
 from urds import dat
-from urds.dat import masks, numbers
+from urds.dat import constants
 
 VALUES = {
     "DAT_TIMEOUT_INFINITE": 0xFFFFFFFF,
@@ -85,9 +85,8 @@ def test_a_constant_has_the_number_of_the_specification(name: str, value: int) -
 NAMELESS = {dat.SrqWatermarks, dat.SrqInfo, dat.EpRecvInfo}
 ENUMS = [
     each
-    for module in (numbers, masks)
-    for each in vars(module).values()
-    if isinstance(each, type) and each.__module__ == module.__name__ and each not in NAMELESS
+    for each in vars(constants).values()
+    if isinstance(each, type) and each.__module__ == constants.__name__ and each not in NAMELESS
 ]
 
 

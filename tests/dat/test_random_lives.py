@@ -1,7 +1,8 @@
 """Random lives of endpoints on a bad network: whatever a program calls, the rules hold.
 
 After each call the counts of the shared queue and its endpoints fit together, and each attempt to
-connect ends in exactly one event. Nothing raises but DAT errors. Source: dat.md 4.3 and 12.1.
+connect ends in exactly one event. Nothing raises but DAT errors.
+Source: docs/reference/dat.md 4.3, 12.1.
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ ESTABLISHED = dat.EventNumber.CONNECTION_ESTABLISHED
 
 
 class Side:
-    """One adapter that listens, with endpoints on a shared queue; it does things by chance."""
+    """One adapter that listens, with endpoints on a shared queue; it does things at random."""
 
     def __init__(self, network: SimNetwork, name: str, random: Random) -> None:
         self.random = random

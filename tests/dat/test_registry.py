@@ -1,4 +1,4 @@
-"""dat.conf and the registry. Source: dat.md section 16."""
+"""dat.conf and the registry. Source: docs/reference/dat.md 16."""
 
 import sys
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def info_of(name: str, *, major: int = 1, minor: int = 2, is_safe: bool = True) 
         ("card", 1, 1, True, None),
     ],
 )
-def test_the_most_specific_refusal(
+def test_the_most_specific_reason(
     name: str, major: int, minor: int, is_safe: bool, subtype: Subtype | None
 ) -> None:
     found, provider = Registry(), Provider(FakeAdapter)

@@ -1,4 +1,4 @@
-"""Return values, their names, and the exceptions of the object layer. Source: dat.md 2, 6, 20.3."""
+"""Return values, names, exceptions. Source: docs/reference/dat.md 2, 6, 20.3."""
 
 import errno
 import pickle
@@ -7,9 +7,9 @@ import pytest
 
 from urds import dat
 from urds.dat.calling import no_output, one_output
+from urds.dat.constants import DtoStatus
 from urds.dat.errors import EXCEPTION_OF, RETURN_OF_ERRNO, dat_error, from_os_error
 from urds.dat.events import dto_status
-from urds.dat.numbers import DtoStatus
 from urds.dat.returns import DatReturn, ReturnType, Subtype, names_of
 from urds.verbs.engine.numbers import WCStatus
 
@@ -112,8 +112,8 @@ def test_what_a_call_raises_becomes_what_it_returns(error: Exception, value: int
     def call() -> None:
         raise error
 
-    assert int(no_output(call)) == value
-    assert one_output(call) == (DatReturn(value), None)
+    assert int(no_output(call)()) == value
+    assert one_output(call)() == (DatReturn(value), None)
 
 
 def test_errno_becomes_a_return_value() -> None:

@@ -1,4 +1,4 @@
-"""Service points, and requests that name their endpoint. Source: dat.md sections 4.3, 8 and 9."""
+"""Service points, requests that name an endpoint. Source: docs/reference/dat.md 4.3, 8, 9."""
 
 import errno
 
@@ -186,7 +186,7 @@ def test_an_accept_that_fails_below_changes_nothing(monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOMEM, "no room")
 
         with monkeypatch.context() as context:
-            context.setattr(scene.b.ep.link, "accept", refuse)
+            context.setattr(scene.b.ep.connection, "accept", refuse)
             ret = dat.dat_cr_accept(cr, scene.b.ep, 0, None)
         assert ret.type == dat.DAT_INSUFFICIENT_RESOURCES
         assert scene.b.ep.query() == before
@@ -210,7 +210,7 @@ def test_a_request_that_cannot_be_passed_on_still_learns_that_its_peer_is_gone()
         assert scene.b.connection_events() == [Number.CONNECTION_ACCEPT_COMPLETION_ERROR]
 
 
-def test_requests_that_nobody_answers_end_with_the_adapter() -> None:
+def test_requests_without_an_answer_end_with_the_adapter() -> None:
     with Scene(connected=False) as scene:
         scene.b.ia.listen(QUAL, evd=scene.b.requests)
         ask(scene)

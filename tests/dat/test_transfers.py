@@ -1,4 +1,4 @@
-"""Transfers: completion flags, segments, limits, failures. Source: dat.md sections 10 and 11."""
+"""Transfers: completion flags, segments, limits, failures. Source: docs/reference/dat.md 10, 11."""
 
 import dataclasses
 from typing import Any
@@ -47,14 +47,14 @@ def test_a_suppressed_request_that_fails_says_so() -> None:
         assert statuses(drain(scene.a.request)) == [("flushed", DTO.ERR_FLUSHED)]
 
 
-def test_an_unsignalled_completion_is_queued_and_wakes_nobody() -> None:
+def test_an_unsignalled_completion_is_queued_and_wakes_no_thread() -> None:
     attr = {"request_completion_flags": Flag.UNSIGNALLED}
     with Scene(buffers=9, a_attr=attr) as scene:
         scene.a.send(1, "quiet", Flag.UNSIGNALLED)
         with pytest.raises(dat.DatTimeoutExpired):
             scene.a.request.wait(1.0)
         assert scene.a.request.nmore == 1
-        assert scene.a.request.wait(0).user_cookie == "quiet"  # nobody has to be woken
+        assert scene.a.request.wait(0).user_cookie == "quiet"  # no thread has to be woken
         scene.a.send(1, "loud")
         assert scene.a.request.wait(WAIT_S).user_cookie == "loud"
 
@@ -111,15 +111,15 @@ def test_a_fence_waits_for_earlier_reads() -> None:
 def test_segments_are_filled_in_order() -> None:
     with Scene() as scene:
         a, b = scene.a, scene.b
-        b.octets[:] = b"." * len(b.octets)
+        b.data[:] = b"." * len(b.data)
         b.ep.post_recv([b.memory.triplet(start, 4) for start in (100, 0, 200, 300)], "four")
-        a.octets[:10] = b"0123456789"
+        a.data[:10] = b"0123456789"
         a.ep.post_send(
             [a.memory.triplet(5, 5), dat.LmrTriplet(0xBAD, 1, 0), a.memory.triplet(0, 5)]
         )
         event = b.recv.wait(WAIT_S)
         assert (event.status, event.transfered_length) == (DTO.SUCCESS, 10)
-        pieces = [bytes(b.octets[start : start + 5]) for start in (100, 0, 200, 300)]
+        pieces = [bytes(b.data[start : start + 5]) for start in (100, 0, 200, 300)]
         assert pieces == [b"5678.", b"9012.", b"34...", b"....."]
 
 
@@ -141,15 +141,15 @@ def test_lengths_are_checked_when_they_are_posted() -> None:
     attr = {"max_message_size": 100, "max_rdma_size": 200, "max_request_iov": 2}
     with Scene(buffers=4, a_attr=attr) as scene:
         a, remote = scene.a, scene.b.remote(150)
-        ret = dat.dat_ep_post_send(a.ep, 1, a.piece(octets=101), 0, 0)
+        ret = dat.dat_ep_post_send(a.ep, 1, a.piece(byte_count=101), 0, 0)
         assert ret.type == dat.DAT_INVALID_PARAMETER
-        ret = dat.dat_ep_post_send(a.ep, 3, a.piece(octets=1) * 3, 0, 0)
+        ret = dat.dat_ep_post_send(a.ep, 3, a.piece(byte_count=1) * 3, 0, 0)
         assert ret.type == dat.DAT_INVALID_PARAMETER
         for post in (dat.dat_ep_post_rdma_write, dat.dat_ep_post_rdma_read):
-            assert post(a.ep, 1, a.piece(octets=151), 0, remote, 0).type == dat.DAT_LENGTH_ERROR
+            assert post(a.ep, 1, a.piece(byte_count=151), 0, remote, 0).type == dat.DAT_LENGTH_ERROR
             large = scene.b.remote(300)
-            assert post(a.ep, 1, a.piece(octets=201), 0, large, 0).type == dat.DAT_LENGTH_ERROR
-            assert post(a.ep, 1, a.piece(octets=150), 0, remote, 0) == dat.DAT_SUCCESS
+            assert post(a.ep, 1, a.piece(byte_count=201), 0, large, 0).type == dat.DAT_LENGTH_ERROR
+            assert post(a.ep, 1, a.piece(byte_count=150), 0, remote, 0) == dat.DAT_SUCCESS
             assert a.request.wait(WAIT_S).status is DTO.SUCCESS
 
 
@@ -215,8 +215,8 @@ def test_a_peer_cannot_reach_what_it_was_not_given(fault: str, write: bool) -> N
         elif fault == "range":
             triplet = dat.RmrTriplet(triplet.rmr_context, triplet.target_address + 1, 60)
         post = scene.a.ep.post_rdma_write if write else scene.a.ep.post_rdma_read
-        scene.a.octets[:60] = bytes(60)
-        post(scene.a.piece(octets=60), triplet, "fault")
+        scene.a.data[:60] = bytes(60)
+        post(scene.a.piece(byte_count=60), triplet, "fault")
         scene.a.send(1, "behind")
         scene.wait_for_state(dat.EpState.DISCONNECTED)
         scene.network.run(SECOND_NS)
@@ -226,7 +226,7 @@ def test_a_peer_cannot_reach_what_it_was_not_given(fault: str, write: bool) -> N
         ]
         assert scene.a.connection_events() == scene.b.connection_events() == BROKEN
         assert private == b"secret" * 10
-        assert scene.a.octets[:60] == bytes(60)
+        assert scene.a.data[:60] == bytes(60)
 
 
 def other_right(write: bool) -> int:

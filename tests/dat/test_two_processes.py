@@ -1,7 +1,7 @@
 """The worked example of dat_ep_recv_query between two processes, over UDP and a reordering relay.
 
 The relay passes the datagrams between them. It reads the packets, keeps back those of messages
-after the 18th, and lets them go in the order of the example. Source: dat.md section 13.2.
+after the 18th, and lets them go in the order of the example. Source: docs/reference/dat.md 13.2.
 """
 
 import select
@@ -13,7 +13,7 @@ import pytest
 
 from tests.dat.query_process import HOST, WAIT_S, peer_process, sending_endpoint
 from urds import dat
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.packet_codec import parse_packet
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.udp import UdpAdapter, UdpSettings
@@ -25,7 +25,7 @@ COMPLETED, LAST = 18, 23
 
 
 class Relay:
-    """Passes datagrams between whoever comes and one port; late messages only when told."""
+    """Passes datagrams between any sender and one port; late messages only when told."""
 
     def __init__(self, target_port: int) -> None:
         self.front, self.back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
@@ -60,35 +60,35 @@ class Relay:
         """Keep nothing back any more."""
         with self._changed:
             self._is_open = True
-            for octets in self._held.values():
-                self.back.send(octets)
+            for data in self._held.values():
+                self.back.send(data)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             readable, _, _ = select.select([self.front, self.back], [], [], 0.01)
             for sock in readable:
-                octets, source = sock.recvfrom(65_535)
+                data, source = sock.recvfrom(65_535)
                 if sock is self.back:
                     assert self._client is not None
-                    self.front.sendto(octets, self._client)
+                    self.front.sendto(data, self._client)
                 else:
                     self._client = source
-                    self._pass(octets)
+                    self._pass(data)
 
-    def _pass(self, octets: bytes) -> None:
+    def _pass(self, data: bytes) -> None:
         try:
-            packet = parse_packet(octets, checksum=UdpAdapter.has_checksum)
+            packet = parse_packet(data, checksum=UdpAdapter.has_checksum)
         except WireError:
-            self.back.send(octets)
+            self.back.send(data)
             return
         key = packet.msn, packet.offset
         with self._changed:
             late = packet.kind is PacketKind.SEND and packet.msn > COMPLETED
             if late and not self._is_open and key not in self._released:
-                self._held.setdefault(key, octets)
+                self._held.setdefault(key, data)
                 self._changed.notify_all()
             else:
-                self.back.send(octets)
+                self.back.send(data)
 
 
 # Messages of which the first packet comes, in this order, and what the counts are then.
@@ -106,12 +106,12 @@ def test_the_worked_example_between_two_processes(strategy: str) -> None:
         closing(Relay(peer.conn_qual)) as relay,
         opened_sender() as ia,
     ):
-        sender, memory, octets = sending_endpoint(ia, 5 * MESSAGE_BYTES)
+        sender, memory, data = sending_endpoint(ia, 5 * MESSAGE_BYTES)
         sender.connect(HOST, relay.port, timeout_s=WAIT_S)
         event = sender.connect_evd.wait(WAIT_S)
         assert event.event_number is dat.EventNumber.CONNECTION_ESTABLISHED
         for number in range(1, COMPLETED + 1):
-            octets[0] = number
+            data[0] = number
             sender.post_send([memory.triplet(0, 1)])
             assert sender.request_evd.wait(WAIT_S).status is dat.DtoStatus.SUCCESS
         left = BUFFERS - COMPLETED
@@ -119,7 +119,7 @@ def test_the_worked_example_between_two_processes(strategy: str) -> None:
         assert peer.ask("taken") == list(range(1, COMPLETED + 1))
         for number in range(COMPLETED + 1, LAST + 1):
             place = (number - COMPLETED - 1) * MESSAGE_BYTES
-            octets[place] = number
+            data[place] = number
             sender.post_send([memory.triplet(place, MESSAGE_BYTES)])
         for message, (count, span) in EXAMPLE[strategy].items():
             relay.release(message, 0)

@@ -1,6 +1,6 @@
 """Threads that wait on real adapters: what happens without a packet wakes them too.
 
-A wake-up that is lost shows as a wait that lasts until its limit. Source: dat.md section 5.
+A wake-up that is lost shows as a wait that lasts until its limit. Source: docs/reference/dat.md 5.
 """
 
 import threading
@@ -36,7 +36,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def until_somebody_waits(evd: EventDispatcher) -> None:
+def until_a_thread_waits(evd: EventDispatcher) -> None:
     """Return once a thread waits on an empty dispatcher: then a dequeue is refused."""
     for _ in range(LOOPS_MAX):
         try:
@@ -56,7 +56,7 @@ def wakes(
 ) -> object:
     """Let a thread wait, act, and return what became of the wait, which must end soon."""
     waiting: Future[object] = pool.submit(evd.wait, LIMIT_S, threshold)
-    until_somebody_waits(evd)
+    until_a_thread_waits(evd)
     begin_s = time.monotonic()
     act()
     error = waiting.exception(LIMIT_S)
@@ -112,7 +112,7 @@ def test_o4_an_abrupt_close_aborts_the_wait(ia: InterfaceAdapter, pool: ThreadPo
 def test_a_notification_point_of_many_dispatchers(
     ia: InterfaceAdapter, pool: ThreadPoolExecutor
 ) -> None:
-    """Four threads post to four dispatchers; whoever waits on the point sees every event."""
+    """Four threads post to four dispatchers; the threads that wait on the point see every event."""
     cno = ia.create_cno()
     evds = [ia.create_evd(100, EvdFlag.SOFTWARE, cno) for _ in range(4)]
     posting = [pool.submit(post_all, evd) for evd in evds]

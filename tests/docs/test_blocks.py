@@ -2,7 +2,7 @@
 
 `python` is a whole program. `console` is a session: lines after `$ ` are commands, the others
 show what they print. `sh` is a script. `toml` must parse. `text` is not run, nor is any
-other language: wire octets, layouts and the make targets that would run these tests again.
+other language: wire bytes, layouts and the make targets that would run these tests again.
 """
 
 import subprocess

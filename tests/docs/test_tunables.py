@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from tests.docs.pages import ROOT
-from urds.settings import ALIASES, Settings
+from urds.rds.settings import ALIASES, Settings
 
 PAGE = (ROOT / "docs" / "tunables.md").read_text(encoding="utf-8")
 

@@ -14,13 +14,12 @@ from dataclasses import asdict
 from random import SystemRandom
 from typing import Final
 
-from tests import places
 from tests.faults.processes import FaultRunError
 from tests.faults.scale import FULL, SHORT
 from tests.faults.scenarios import SCENARIOS, run_scenario
 from tests.faults.verdict import Outcome
-from urds.cli.exits import Exit
-from urds.cli.output import BAD, GOOD, QUIET, Cell, Column, Output, Progress
+from tests.support import places
+from urds.cli.output import BAD, GOOD, QUIET, Cell, Column, Exit, Output, Progress
 
 _PLACES: Final = ("loopback", "netns4", "netns6")
 _COLUMNS: Final = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.faults.messages import Ledger
+from tests.faults.messages import MessageLog
 
 LIVES_MAX: Final = 16  # of one peer
 _CELL_BYTES: Final = 8
@@ -33,7 +33,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken from one life of one peer; see `messages.Ledger`."""
+    """What was taken from one life of one peer; see `messages.MessageLog`."""
 
     first: int
     next: int
@@ -52,10 +52,10 @@ class Board:
     """The file `place` with the counts for `peers`."""
 
     def __init__(self, place: Path, peers: Sequence[str]) -> None:
-        octets = _CELL_BYTES * _PEER_CELLS * max(1, len(peers))
+        data = _CELL_BYTES * _PEER_CELLS * max(1, len(peers))
         with place.open("a+b") as file:
-            file.truncate(octets)
-            self._memory = mmap.mmap(file.fileno(), octets)
+            file.truncate(data)
+            self._memory = mmap.mmap(file.fileno(), data)
         self._cells = memoryview(self._memory).cast("q")
         self._starts = {peer: index * _PEER_CELLS for index, peer in enumerate(peers)}
 
@@ -65,7 +65,7 @@ class Board:
         cells = array("q", (sent.accepted, sent.full, sent.congested))
         self._cells[start : start + _SENT_CELLS] = cells
 
-    def note_taken(self, peer: str, life: int, ledger: Ledger, damaged: int) -> None:
+    def note_taken(self, peer: str, life: int, ledger: MessageLog, damaged: int) -> None:
         """Write what was taken from a life of a peer."""
         start = self._taken_start(peer, life)
         cells = (ledger.first + 1, ledger.next, ledger.delivered, ledger.duplicated)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.carriers import control_counter
 from tests.faults.kernel import Link, kill_sockets
 from tests.faults.processes import ProxyProcess
 from tests.faults.run import Run
 from tests.faults.scale import Scale
-from tests.places import Namespaces
+from tests.support.carriers import control_counter
+from tests.support.places import Namespaces
 
 CUT_EVERY_S: Final = 0.05
 _HALF_OPEN_EVERY_S: Final = 0.15
@@ -24,7 +24,7 @@ Notes = dict[str, Any]
 
 
 def resets(run: Run, scale: Scale) -> Notes:
-    """Cut each connection every 50 ms, with a reset at any octet to one end or to both."""
+    """Cut each connection every 50 ms, with a reset at any byte to one end or to both."""
     proxy = run.add_relayed_pair()
     run.aim_evenly()
     while run.going(CUT_EVERY_S):
@@ -47,7 +47,7 @@ def kills(run: Run, scale: Scale) -> Notes:
 
 
 def holes(run: Run, scale: Scale) -> Notes:
-    """Let nothing through for a while, neither octets nor acknowledgements nor resets."""
+    """Let nothing through for a while, neither bytes nor acknowledgements nor resets."""
     return _silences(run, [(("up", "down"), hole_s) for hole_s in scale.holes_s])
 
 
@@ -87,7 +87,7 @@ def duels(run: Run, scale: Scale) -> Notes:
 
 
 def storm(run: Run, scale: Scale) -> Notes:
-    """Mix all that a proxy can do, by chance: cuts, half-open ends, silence one way or both."""
+    """Mix all that a proxy can do, at random: cuts, half-open ends, silence one way or both."""
     proxy = run.add_relayed_pair()
     run.aim_evenly()
     while run.going(CUT_EVERY_S):

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import urds
 from tests.faults.board import Board, Sent
-from tests.faults.messages import DamagedError, Ledger, Sizes, Writer, parse
-from urds import backend
-from urds.backend.inprocess import InProcess
+from tests.faults.messages import DamagedError, MessageLog, Sizes, Writer, parse
+from urds.rds.runtime import process as backend
+from urds.rds.runtime.inprocess import InProcess
 
 PORT: Final = 4000
 _BURST: Final = 16
@@ -81,7 +81,7 @@ class Host:
         self._remarks: list[str] = []
         self._damaged = 0
         self._sent = {peer: Sent() for peer in plan.peers}
-        self._ledgers: dict[tuple[str, int], Ledger] = {}
+        self._ledgers: dict[tuple[str, int], MessageLog] = {}
         self._lives = dict.fromkeys(plan.peers, 0)
         random = Random(f"{plan.seed} {plan.address} {plan.life}")
         self._writers = {
@@ -119,10 +119,10 @@ class Host:
         for _ in range(min(_BURST, self._goals[peer] - before)):
             try:
                 self._socket.sendto(writer.payload(), urds.MSG_DONTWAIT, (peer, PORT))
-            except OSError as refusal:
-                if refusal.errno == errno.ENOBUFS:
+            except OSError as error:
+                if error.errno == errno.ENOBUFS:
                     sent = replace(sent, congested=sent.congested + 1)
-                elif refusal.errno == errno.EAGAIN:
+                elif error.errno == errno.EAGAIN:
                     sent = replace(sent, full=sent.full + 1)
                 else:
                     raise
@@ -175,11 +175,11 @@ class Host:
             ledger.take_empty()
         self._board.note_taken(peer, life, ledger, self._damaged)
 
-    def _ledger(self, peer: str, life: int) -> Ledger:
+    def _ledger(self, peer: str, life: int) -> MessageLog:
         found = self._ledgers.get((peer, life))
         if found is None:
             front = f"from {peer}, life {life}: "
-            found = Ledger(lambda text: self._remark(front + text))
+            found = MessageLog(lambda text: self._remark(front + text))
             self._ledgers[peer, life] = found
         return found
 

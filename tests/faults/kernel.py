@@ -12,10 +12,10 @@ from typing import Final
 
 import pytest
 
-from tests.places import LINK, Namespaces
-from tests.tcp.faults import make_deaf
+from tests.rds.transports.tcp.faults import make_deaf
+from tests.support.places import LINK, Namespaces
 
-_NOBODY: Final = "02:00:00:00:00:fe"  # a locally administered address that no link has
+_OVERFLOW_UID: Final = "02:00:00:00:00:fe"  # a locally administered address that no link has
 
 
 def missing_kill() -> str:
@@ -37,8 +37,8 @@ def missing_filter() -> str:
     with socket.socket() as tried:
         try:
             make_deaf(tried)
-        except pytest.skip.Exception as refusal:
-            return str(refusal)
+        except pytest.skip.Exception as error:
+            return str(error)
     return ""
 
 
@@ -72,7 +72,7 @@ class Link:
     def silence(self, host: int, peer: int) -> None:
         """Let nothing come from a host to a peer."""
         address = self._place.address(peer)
-        change = f"neighbour replace {address} lladdr {_NOBODY} dev {LINK} nud permanent"
+        change = f"neighbour replace {address} lladdr {_OVERFLOW_UID} dev {LINK} nud permanent"
         self._place.side(host).ip(change)
 
     def heal(self, host: int, peer: int) -> None:

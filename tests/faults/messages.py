@@ -1,8 +1,8 @@
-"""Messages that prove themselves, and the ledger that judges what came of them.
+"""Messages that prove themselves, and the log that judges what came of them.
 
 A message is a number and a hash over sender, receiver, number and body, as in `urds demo`; the
 number also says which life of its sender it is from. Sizes follow from the index alone: mostly
-short ones, some of 64 KiB and an octet more or less, a few of 1 MiB. Every sixteenth is empty and
+short ones, some of 64 KiB and a byte more or less, a few of 1 MiB. Every sixteenth is empty and
 has no number: it is known by its place, which is never beside another empty one.
 """
 
@@ -14,14 +14,14 @@ from random import Random
 from struct import Struct
 from typing import Final
 
-from urds.cli.demo_messages import PAYLOAD_BYTES_MIN, digest
+from urds.cli.rds.demo_host import PAYLOAD_BYTES_MIN, digest
 
 LONGEST_BYTES: Final = 1 << 20
 _FRONT: Final = Struct(">Q16s")
 _LIFE_SHIFT: Final = 40  # of the number; the index is below it
 _EMPTY_EVERY, _EMPTY_AT = 16, 5
 _LONG_EVERY, _LONG_AT = 2003, 1000
-_BORDER_EVERY, _BORDER_AT = 101, 50  # 64 KiB, an octet less, an octet more
+_BORDER_EVERY, _BORDER_AT = 101, 50  # 64 KiB, a byte less, a byte more
 _KIB_64: Final = 1 << 16
 _STEP: Final = 131  # prime, so that bodies repeat late
 _SCATTER: Final = 2_654_435_761  # Knuth's multiplier, which spreads neighbours
@@ -31,8 +31,8 @@ _GAP_MAX: Final = 1 << 20
 class Sizes(StrEnum):
     """Which lengths the messages of a run have."""
 
-    MIXED = "mixed"  # 0 octets to 1 MiB, 6 KiB in the mean
-    SHORT = "short"  # 0 octets to 1 KiB
+    MIXED = "mixed"  # 0 bytes to 1 MiB, 6 KiB in the mean
+    SHORT = "short"  # 0 bytes to 1 KiB
 
 
 class DamagedError(Exception):
@@ -40,7 +40,7 @@ class DamagedError(Exception):
 
 
 def is_empty(index: int) -> bool:
-    """Tell whether the message of this index has no octets."""
+    """Tell whether the message of this index has no bytes."""
     return index % _EMPTY_EVERY == _EMPTY_AT
 
 
@@ -90,18 +90,18 @@ class Writer:
 def parse(payload: bytes, source: str, target: str) -> tuple[int, int]:
     """Return life and index of a message that is not empty. Raises DamagedError."""
     if len(payload) < PAYLOAD_BYTES_MIN:
-        raise DamagedError(f"{len(payload)} octets")
+        raise DamagedError(f"{len(payload)} bytes")
     number, expected = _FRONT.unpack_from(payload)
     if digest(source, target, number, payload[PAYLOAD_BYTES_MIN:]) != expected:
-        raise DamagedError(f"{len(payload)} octets with the wrong hash")
+        raise DamagedError(f"{len(payload)} bytes with the wrong hash")
     return number >> _LIFE_SHIFT, number & (1 << _LIFE_SHIFT) - 1
 
 
-class Ledger:
+class MessageLog:
     """What one life of a receiver took from one life of a sender.
 
-    The first message may have any index: earlier ones were taken by an earlier life, or given up.
-    From there on each is due once and in order. `remark` hears of each that is not.
+    The first message may have any index: earlier ones were taken by an earlier generation, or given
+    up. From there on each is due once and in order. `remark` hears of each that is not.
     """
 
     def __init__(self, remark: Callable[[str], None]) -> None:
@@ -128,7 +128,7 @@ class Ledger:
             self._take_old(index)
 
     def take_empty(self) -> None:
-        """Judge a message without octets."""
+        """Judge a message without bytes."""
         if self.first < 0:
             self._early_empty += 1
         elif is_empty(self.next):

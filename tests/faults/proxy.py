@@ -1,12 +1,13 @@
 """A proxy between two hosts, in a process of its own, that breaks what passes through it.
 
 `python -m tests.faults.proxy PLAN`; one order per line of standard input, each answered by a line
-with the counts. The hosts differ in their TCP port, as with `tests.tcp.relay`: the lower one has
+with the counts. The hosts differ in their TCP port, as with `tests.rds.transports.tcp.relay`: the
+lower one has
 16385, the higher one 16386, so each believes to reach the other where the proxy listens. It passes
-octets on as they come, without knowing frames, and holds 256 KiB per direction at most.
+bytes on as they come, without knowing frames, and holds 256 KiB per direction at most.
 
 * `cut` reads what is there, passes a random part of it on, and resets both ends, or one, with an
-  end of stream to the other; connections that never carried an octet too;
+  end of stream to the other; connections that never carried a byte too;
 * `silence` names the ways `UP`, `DOWN`, both or none, and drops every segment that comes that way,
   with acknowledgements and resets, and all that would open a connection;
 * `forget` resets one end only; the other hears nothing until it says something, and then a reset.
@@ -27,8 +28,8 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Final
 
-from tests.tcp.faults import make_deaf, make_hearing, reset
-from tests.tcp.relay import HIGHER_PORT, LOWER_PORT, Way
+from tests.rds.transports.tcp.faults import make_deaf, make_hearing, reset
+from tests.rds.transports.tcp.relay import HIGHER_PORT, LOWER_PORT, Way
 
 _CHUNK_BYTES: Final = 1 << 18
 _CONNECT_S: Final = 2.0
@@ -54,7 +55,7 @@ class Counts:
     refused: int = 0  # of those, because nobody listened at the other end
     cut: int = 0
     forgotten: int = 0
-    octets: int = 0
+    byte_count: int = 0
 
 
 def back(way: Way) -> Way:
@@ -125,10 +126,10 @@ class Proxy:
     def _cut(self, link: Link) -> None:
         way = self._random.choice(list(Way))
         with suppress(OSError, KeyError):  # of a forgotten end
-            octets = link.ends[way].recv(_CHUNK_BYTES)
-            kept = self._random.randint(0, len(octets))
+            data = link.ends[way].recv(_CHUNK_BYTES)
+            kept = self._random.randint(0, len(data))
             if not link.waiting[way]:
-                link.ends[back(way)].send(octets[:kept])
+                link.ends[back(way)].send(data[:kept])
         told = self._random.choice([(Way.UP,), (Way.DOWN,), tuple(Way)])
         self._drop(link, told)
         self.counts.cut += 1
@@ -231,7 +232,7 @@ class Proxy:
                 continue
             try:
                 if link.forgotten is not None:
-                    link.ends[way].recv(1)  # an octet or the end: it knows nothing of either
+                    link.ends[way].recv(1)  # a byte or the end: it knows nothing of either
                     self._drop(link)
                 else:
                     self._pass_on(link, way)
@@ -244,17 +245,17 @@ class Proxy:
 
     def _pass_on(self, link: Link, way: Way) -> None:
         target = link.ends[back(way)]
-        octets = link.waiting[way]
-        if not octets:
-            octets = link.ends[way].recv(_CHUNK_BYTES)
-            if not octets:
+        data = link.waiting[way]
+        if not data:
+            data = link.ends[way].recv(_CHUNK_BYTES)
+            if not data:
                 raise ConnectionResetError
-            self.counts.octets += len(octets)
+            self.counts.byte_count += len(data)
         try:
-            passed = target.send(octets)
+            passed = target.send(data)
         except BlockingIOError:
             passed = 0
-        link.waiting[way] = octets[passed:]
+        link.waiting[way] = data[passed:]
 
     def _drop(self, link: Link, told: tuple[Way, ...] = tuple(Way)) -> None:
         for end in link.ends.values():

@@ -6,10 +6,10 @@ import signal
 import time
 from typing import Any, Final
 
-from tests.carriers import control_counter
 from tests.faults.board import LIVES_MAX
 from tests.faults.run import Run
 from tests.faults.scale import Scale
+from tests.support.carriers import control_counter
 
 _DOWN_S_MAX: Final = 0.3
 _HANDED: Final = 12  # messages for a host that is stopped: few enough for the sender's account

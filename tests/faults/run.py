@@ -20,8 +20,8 @@ from tests.faults.host import HostPlan
 from tests.faults.messages import Sizes
 from tests.faults.processes import HostLife, ProxyProcess
 from tests.faults.proxy import ProxyPlan
-from tests.places import Namespaces, Place
-from tests.tcp.relay import HIGHER_PORT, LOWER_PORT
+from tests.rds.transports.tcp.relay import HIGHER_PORT, LOWER_PORT
+from tests.support.places import Namespaces, Place
 
 _LOOK_EVERY_S: Final = 0.004
 _QUIET_S: Final = 0.25  # after the last expected message: one too many would come now

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.carriers import is_rdma
 from tests.faults import breaks, crowd, restarts
 from tests.faults.breaks import Notes
 from tests.faults.kernel import missing_filter, missing_kill
@@ -17,7 +16,8 @@ from tests.faults.messages import Sizes
 from tests.faults.run import Run, Terms, show_nothing
 from tests.faults.scale import Scale
 from tests.faults.verdict import Outcome, judge
-from tests.places import Loopback, Namespaces
+from tests.support.carriers import is_rdma
+from tests.support.places import Loopback, Namespaces
 
 
 def _nothing_missing() -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.board import Board, Sent
 from tests.faults.messages import (
     DamagedError,
-    Ledger,
+    MessageLog,
     Sizes,
     Writer,
     is_empty,
@@ -34,8 +34,8 @@ def messages(count: int, *, life: int = 0) -> list[bytes]:
     return made
 
 
-def taken(payloads: list[bytes]) -> Ledger:
-    ledger = Ledger(lambda text: None)
+def taken(payloads: list[bytes]) -> MessageLog:
+    ledger = MessageLog(lambda text: None)
     for payload in payloads:
         if payload:
             ledger.take(parse(payload, SOURCE, TARGET)[1])
@@ -44,7 +44,7 @@ def taken(payloads: list[bytes]) -> Ledger:
     return ledger
 
 
-def missing(ledger: Ledger) -> int:
+def missing(ledger: MessageLog) -> int:
     return ledger.next - ledger.first - ledger.delivered
 
 
@@ -77,10 +77,10 @@ def test_two_messages_that_change_places_are_counted(index: int) -> None:
     assert ledger.reordered + ledger.duplicated > 0
 
 
-@pytest.mark.parametrize("octet", [0, 7, 8, 23, 24, -1])
-def test_a_changed_octet_is_damage(octet: int) -> None:
+@pytest.mark.parametrize("byte", [0, 7, 8, 23, 24, -1])
+def test_a_changed_byte_is_damage(byte: int) -> None:
     payload = bytearray(messages(2)[1])
-    payload[octet] ^= 1
+    payload[byte] ^= 1
     with pytest.raises(DamagedError):
         parse(bytes(payload), SOURCE, TARGET)
 

@@ -8,11 +8,11 @@ from random import SystemRandom
 
 import pytest
 
-from tests import places
 from tests.faults.scale import SHORT
 from tests.faults.scenarios import SCENARIOS, run_scenario
 from tests.faults.verdict import Outcome
-from tests.places import Loopback, Namespaces
+from tests.support import places
+from tests.support.places import Loopback, Namespaces
 
 ATTEMPTS_MAX = 5  # of a broken rule: where a cut falls is the machine's choice
 ENLARGED_MAX = 3  # times that a run is made longer, on a machine that is through before a fault
@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Loopback | Namespaces]:
 def run(
     name: str, place: Loopback | Namespaces, *, broken_rule: str = "", stall_s: float = 40.0
 ) -> Outcome:
-    """Run one scenario with a seed by chance, and print it; longer if nothing was broken."""
+    """Run one scenario with a seed at random, and print it; longer if nothing was broken."""
     scale, seed = replace(SHORT, stall_s=stall_s), SystemRandom().randrange(1 << 32)
     for _ in range(1 + ENLARGED_MAX):
         print(f"{name}: seed {seed}, {scale.messages} messages")

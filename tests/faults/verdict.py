@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
-from tests.carriers import control_counter
 from tests.faults.board import Taken
 from tests.faults.processes import HostLife
 from tests.faults.run import Run
+from tests.support.carriers import control_counter
 
 _TOLD: Final = re.compile(r"^(\S+) restarted: (\d+) messages? sent to it may be lost$")
 _REMARKS_MAX: Final = 12

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "urds"
 class Module:
     """One source file of the package."""
 
-    name: str  # dotted, `urds.wire.header`; a package has no `.__init__`
+    name: str  # dotted, `urds.rds.wire.header`; a package has no `.__init__`
     path: Path
     text: str
     tree: ast.Module
@@ -30,7 +30,7 @@ class Module:
 
     @property
     def place(self) -> str:
-        """Return the path as a reader types it, `src/urds/wire/header.py`."""
+        """Return the path as a reader types it, `src/urds/rds/wire/header.py`."""
         return self.path.relative_to(ROOT).as_posix()
 
 
@@ -61,8 +61,8 @@ def read(path: Path) -> Module:
 def imports(module: Module) -> Iterator[Import]:
     """Yield all imports of a module, at any depth, relative ones made absolute.
 
-    `from urds.wire import header` yields `urds.wire.header` where that is a module and
-    `urds.wire` where the name is an attribute.
+    `from urds.rds.wire import header` yields `urds.rds.wire.header` where that is a module and
+    `urds.rds.wire` where the name is an attribute.
     """
     typed = _type_checking_lines(module.tree)
     for node in ast.walk(module.tree):

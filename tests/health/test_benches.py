@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests import planes
 from tests.health.sources import ROOT
-from urds.dataplane.native import NATIVE
+from tests.support import planes
+from urds.rds.plane.choose import NATIVE
 
 BENCHES = ROOT / "benches"
 MODULES = ("measuring", "results", "tables", "works", "pair", "page")
@@ -65,13 +65,24 @@ def test_a_run_measures_and_its_page_says_so(bench: Any, tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- figures: begin -->old<!-- figures: end -->\nafter\n")
     texts = []
-    for _ in range(2):
-        assert run("page.py", str(tmp_path / "out.json"), "--page", str(page))[0] == 0
+    for reports in ([str(tmp_path / "out.json")], []):
+        assert run("page.py", *reports, "--page", str(page))[0] == 0
         texts.append(page.read_text())
     assert texts[0] == texts[1]
     assert texts[0].startswith("before\n<!-- figures: begin -->\n### Side by side")
     assert texts[0].endswith("<!-- figures: end -->\nafter\n")
-    assert f"| raw TCP | {table.lines[1].median:,.0f} |" in texts[0]
+    assert f"raw TCP {table.lines[1].median:,.0f}/s" in texts[0]
+    (kept,) = (tmp_path / "data" / "benchmarks").iterdir()
+    assert bench.results.Report.read(kept).tables[0].lines[1].median == table.lines[1].median
+
+
+def test_the_page_shows_the_newest_reports(bench: Any) -> None:
+    """Of each kind and data plane; the page stays short, for the data is kept beside it."""
+    docs = ROOT / "docs"
+    images = [Path(f"plots/{name}.svg") for name in ("rates", "round_trips", "peers")]
+    page = (docs / "benchmarks.md").read_text("utf-8")
+    assert bench.page.render(bench.page.newest(docs / "data" / "benchmarks"), images) in page
+    assert len(page.splitlines()) <= 200
 
 
 @pytest.mark.slow

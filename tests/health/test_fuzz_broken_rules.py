@@ -12,23 +12,23 @@ import pytest
 from fuzz.mutation import mutate
 from fuzz.targets import SEEDS, TARGETS
 from tests.sim.broken import Patch, around, instead, nothing
-from urds.constants import HeaderFlag
-from urds.dataplane.reference import outgoing
-from urds.dataplane.reference.control_budget import ControlBudget
-from urds.dataplane.reference.incoming import Incoming
-from urds.dataplane.reference.outgoing import Outgoing
-from urds.dataplane.reference.path import PathCore
-from urds.errors import WireError
-from urds.proto import streams
-from urds.proto.connection import Connection
-from urds.proto.strangers import Strangers
+from urds.common.errors import WireError
+from urds.rds.constants import HeaderFlag
+from urds.rds.control import streams
+from urds.rds.control.connection import Connection
+from urds.rds.control.pending import PendingConnections
+from urds.rds.plane.python import outgoing
+from urds.rds.plane.python.control_budget import ControlBudget
+from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python.path import PathCore
 
 INPUTS_MAX = 500
 
 
 def _forget_everything(self: Outgoing) -> None:
     self.unacked.clear()
-    self.repeats.clear()
+    self.retransmits.clear()
     self.position = 0
 
 
@@ -70,7 +70,7 @@ RULES: dict[str, tuple[str, Patch]] = {
     "parked streams have a bound": ("rds_endpoint", instead(streams, "_PARKED_MAX", 1000)),
     "a stranger that is gone counts no more": (
         "rds_endpoint",
-        instead(Strangers, "forget", nothing),
+        instead(PendingConnections, "forget", nothing),
     ),
 }
 
@@ -83,9 +83,9 @@ def test_a_machine_finds_a_broken_rule(rule: str, monkeypatch: pytest.MonkeyPatc
         _run_all(name, random.Random(rule))
 
 
-def _run_all(name: str, chance: random.Random) -> None:
+def _run_all(name: str, rng: random.Random) -> None:
     seeds = SEEDS[name]
-    changed = (mutate(chance.choice(seeds), seeds, chance) for _ in range(INPUTS_MAX))
-    for octets in (*seeds, *changed):
+    changed = (mutate(rng.choice(seeds), seeds, rng) for _ in range(INPUTS_MAX))
+    for data in (*seeds, *changed):
         with suppress(WireError):
-            TARGETS[name](octets)
+            TARGETS[name](data)

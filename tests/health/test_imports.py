@@ -1,94 +1,29 @@
-"""Who may import whom: the table of the house style, held by this file.
+"""Who may import whom: `[tool.importlinter]` in pyproject.toml, and what that cannot say.
 
-A new arrow is a reviewed change to `MAY_IMPORT`. A package that has no row fails, so that
-nothing is added without a decision where it stands.
+By hand here: modules of the standard library in cores, packages behind an extra, `logging`.
 """
 
 import ast
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
-import pytest
+from tests.health.sources import PACKAGE, ROOT, Import, Module, imports, modules
+from tools.structure import cycles
 
-from tests.health.sources import PACKAGE, Import, Module, imports, modules
-
-# Every row may import itself and these, which import nothing of ours.
-LEAVES = {"constants", "errors", "forks", "reentry"}
-# What a program may use: the public names, and the words they speak.
-PUBLIC = {"sockets", "rdma", "installation", "aio", "addresses", "options", "cmsg", "settings"}
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "constants": set(),
-    "errors": set(),
-    "forks": set(),
-    "reentry": set(),
-    "settings": set(),
-    "logs": set(),
-    "addresses": set(),
-    "wire": set(),
-    "placeholder": set(),
-    "receive_buffers": set(),
-    "options": {"addresses", "wire", "settings"},
-    "cmsg": {"addresses", "wire"},
-    "proto": {"wire"},
-    "verbs.engine": {"wire"},
-    "verbs.cm": {"wire"},
-    "rsocket.wire": {"wire"},
-    "rsocket.stream": {"rsocket.wire"},
-    "rsocket.dgram": {"rsocket.wire"},
-    "readiness": set(),
-    "dataplane": {"addresses", "wire", "settings", "readiness"},
-    "transport": {"proto", "dataplane", "wire", "settings", "logs"},
-    "transport.rdma": {
-        *("proto", "dataplane", "wire", "settings", "logs", "transport"),
-        *("verbs", "verbs.engine", "verbs.providers"),
-    },
-    "verbs.providers": {"verbs.engine", "verbs.cm", "dataplane", "wire", "settings"},
-    "verbs": {"verbs.engine", "verbs.cm", "verbs.providers", "wire", "settings"},
-    "driver": {
-        *("proto", "dataplane", "transport", "transport.rdma", "wire", "settings", "logs"),
-    },
-    "backend": {
-        *("driver", "proto", "dataplane", "transport", "transport.rdma", "wire", "settings"),
-    },
-    "socket_base": {"backend", "addresses", "options", "placeholder", "settings"},
-    "own_memory": set(),
-    "rdma": {"backend"},
-    "rdma_requests": {"own_memory", "rdma", "backend", "cmsg"},
-    "socket_sending": {"socket_base", "rdma_requests", "backend", "addresses", "options", "cmsg"},
-    "socket_rdma": {"socket_sending", "rdma", "backend", "cmsg"},
-    "sockets": {
-        *("socket_rdma", "backend", "addresses", "options", "cmsg", "settings"),
-        "receive_buffers",
-    },
-    "installation": {"sockets"},
-    "aio": {"backend", "sockets", "addresses", "options", "cmsg", "settings"},
-    "rsocket": {
-        *("rsocket.wire", "rsocket.stream", "rsocket.dgram", "readiness", "settings"),
-        *("receive_buffers", "verbs", "verbs.engine", "verbs.providers"),
-    },
-    # Of the layers below the verbs objects it needs the records and the contract.
-    "dat": {"verbs", "verbs.engine", "verbs.providers", "settings"},
-    "urds": PUBLIC | {"backend"},  # `configure` is the backend's
-    "cli": PUBLIC
-    | {"urds", "backend", "verbs", "verbs.engine", "verbs.providers", "dat", "rsocket"},
-    "node": PUBLIC | {"urds", "backend"},
-    "preload": PUBLIC | {"urds", "backend"},
-    "__main__": {"cli"},
-}
-
-# A core is a value machine: octets, calls and `now_ns` go in, octets and events come out.
-# The reference plane has one inside; the rest of it is the shell with locks and sockets.
+# A core is a value machine: bytes, calls and `now_ns` go in, bytes and events come out.
+# The Python plane has one inside; the rest of it is the shell with locks and sockets.
 CORES = (
-    *("wire", "proto", "verbs.engine", "verbs.cm"),
-    *("rsocket.wire", "rsocket.stream", "rsocket.dgram"),
-    *(f"dataplane.reference.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
-    *(f"transport.rdma.{part}" for part in ("core", "sending", "receiving", "messages")),
-    *(f"transport.rdma.{part}" for part in ("credits", "frames", "seeking", "state")),
-    *(
-        f"transport.rdma.{part}"
-        for part in ("endpoint", "peer", "events", "settings", "stats", "work")
-    ),
+    *("rds.wire", "rds.control", "verbs.engine", "verbs.cm"),
+    *("rsocket.wire", "rsocket.core"),
+    *(f"rds.plane.python.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
+    *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "messages")),
+    *(f"rds.transports.rdma.{part}" for part in ("credits", "frames", "reconnect", "state")),
+    *(f"rds.transports.rdma.{part}" for part in ("local_address", "peer", "events", "settings")),
+    *(f"rds.transports.rdma.{part}" for part in ("stats", "work")),
 )
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",
@@ -98,49 +33,45 @@ NOT_IN_A_CORE = {
 STUBS = "_typeshed"
 
 # Extras, each behind the package that needs it; anything else third-party is a mistake.
-EXTRAS: dict[str, set[str]] = {
-    "typer": {"cli"},
-    "click": {"cli"},
-    "rich": {"cli"},
-    "trio": {"aio"},
-    "urds_native": {"dataplane.native", "dataplane.compiled"},
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "rich": ("cli",),
+    "rich_argparse": ("cli",),
+    "argcomplete": ("cli",),
+    "trio": ("rds.aio",),
+    "urds_native": ("rds.plane.choose", "rds.plane.native"),
 }
+# The queue of log lines, and the command line.
+MAY_LOG = ("common.logs", "cli")
 
 
-def row_of(name: str) -> str | None:
-    """Return the longest row that holds a module, `None` if the table does not know it."""
-    if name == "urds":
-        return "urds"
-    rows = [row for row in MAY_IMPORT if _is_in(name, (row,))]
-    return max(rows, key=len, default=None)
+def lint_imports(path: Path) -> "subprocess.CompletedProcess[str]":
+    """Run import-linter over the package in `path`."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(path)}, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
 
 
-def breaches(module: Module) -> list[str]:
-    """Return the imports of a module that the table does not allow, as readable lines."""
-    row = row_of(module.name)
-    assert row is not None, f"{module.place}: no row in the import table"
+def wrong(module: Module) -> list[str]:
+    """Return imports from outside the package that a module may not have, as readable lines."""
     return [
-        f"{module.place}:{item.line}: {row} may not import {item.target}"
+        f"{module.place}:{item.line}: {module.name} may not import {item.target}"
         for item in imports(module)
-        if not _allowed(module, row, item)
+        if not _allowed(module, item)
     ]
 
 
-def _allowed(module: Module, row: str, item: Import) -> bool:
+def _allowed(module: Module, item: Import) -> bool:
     top = item.target.split(".")[0]
-    if top != "urds":
-        if top in sys.stdlib_module_names:
-            forbidden = top in NOT_IN_A_CORE and not item.for_types_only
-            return not (forbidden and _is_in(module.name, CORES))
-        if top == STUBS and item.for_types_only:
-            return True
-        return _is_in(module.name, EXTRAS.get(top, ()))
-    target = row_of(item.target)
-    if target == row:
+    if top == "urds" or (top == STUBS and item.for_types_only):
         return True
-    if target in LEAVES:
-        return row not in LEAVES
-    return target in MAY_IMPORT[row]
+    if top == "logging" and not _is_in(module.name, MAY_LOG):
+        return False  # a lock may be held, and a handler is code of the program
+    if top in sys.stdlib_module_names:
+        in_core = top in NOT_IN_A_CORE and not item.for_types_only
+        return not (in_core and _is_in(module.name, CORES))
+    return _is_in(module.name, EXTRAS.get(top, ()))
 
 
 def _is_in(name: str, packages: Iterable[str]) -> bool:
@@ -148,36 +79,46 @@ def _is_in(name: str, packages: Iterable[str]) -> bool:
     return any(inner == package or inner.startswith(package + ".") for package in packages)
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_a_module_imports_only_what_its_row_allows(module: Module) -> None:
-    assert breaches(module) == []
+def test_import_linter_finds_nothing() -> None:
+    done = lint_imports(ROOT / "src")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_only_the_queue_of_lines_calls_logging() -> None:
-    """Elsewhere a lock may be held, and a handler is code of the program: see `urds.logs`."""
-    callers = {
-        module.name
-        for module in modules()
-        if any(item.target.split(".")[0] == "logging" for item in imports(module))
-    }
-    assert {name for name in callers if not name.startswith("urds.cli")} == {"urds.logs"}
+def test_an_import_against_the_layers_and_a_new_cycle_are_found(tmp_path: Path) -> None:
+    """Adds both to a copy of the package; the cycle is made of an import for types alone."""
+    copy = shutil.copytree(PACKAGE, tmp_path / "urds", ignore=shutil.ignore_patterns("*.pyc"))
+    with (copy / "common" / "errors.py").open("a") as file:
+        file.write("\nfrom urds.verbs import engine\n")
+    with (copy / "rds" / "wire" / "header.py").open("a") as file:
+        file.write("\nif TYPE_CHECKING:\n    from urds.rds.wire import info\n")
+    with (copy / "rds" / "wire" / "info.py").open("a") as file:
+        file.write("\nfrom urds.rds.wire import header\n")
+    done = lint_imports(tmp_path)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1, said
+    assert "urds.common is not allowed to import urds.verbs" in said
+    assert "urds.rds.wire: 1 imports close cycles, not 0." in said
 
 
-def test_the_table_has_no_circle() -> None:
-    """Follows the arrows from each row; meeting the row again would be a circle."""
-    for start, arrows in MAY_IMPORT.items():
-        seen: set[str] = set()
-        todo = list(arrows)
-        while todo:
-            row = todo.pop()
-            assert row != start, f"{start} imports itself by way of {sorted(seen)}"
-            if row not in seen:
-                seen.add(row)
-                todo += MAY_IMPORT[row]
+def test_imports_from_outside_stand_where_they_may() -> None:
+    assert [line for module in modules() for line in wrong(module)] == []
 
 
-def test_a_breach_is_found() -> None:
-    """Shows that the check can fail: a core that reads the clock and looks up."""
-    text = "import time\nfrom urds.driver import loop\nfrom ..errors import WireError\n"
-    module = Module("urds.proto.state", PACKAGE / "proto/state.py", text, ast.parse(text))
-    assert [line.rsplit(" ", 1)[1] for line in breaches(module)] == ["time", "urds.driver"]
+def test_a_wrong_import_from_outside_is_found() -> None:
+    """Shows that the check can fail: a core that reads the clock, a stray package, a log."""
+    text = "import time\nimport numpy\nimport logging\nimport struct\nimport urds\n"
+    place = PACKAGE / "rds/control/state.py"
+    module = Module("urds.rds.control.state", place, text, ast.parse(text))
+    assert [line.rsplit(" ", 1)[1] for line in wrong(module)] == ["time", "numpy", "logging"]
+
+
+def test_each_package_that_a_rule_names_is_there() -> None:
+    known = {module.name for module in modules()}
+    named = {*CORES, *MAY_LOG, *(package for packages in EXTRAS.values() for package in packages)}
+    assert {name for name in named if f"urds.{name}" not in known} == set()
+
+
+def test_a_cycle_is_found_with_all_its_files() -> None:
+    arrows = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert cycles(arrows) == [["a", "b", "c"], ["d", "e"]]
+    assert cycles({"a": {"b"}, "b": set()}) == []

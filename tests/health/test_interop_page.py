@@ -17,7 +17,7 @@ CLEAN: dict[str, Any] = {
 KERNELS_LOSS: dict[str, Any] = {
     **CLEAN,
     "to_us_by_kernel": [1, 0, 0],
-    "to_us_evidence": ["message 7: connection 3: sequence 107 40 of 100 octets"],
+    "to_us_evidence": ["message 7: connection 3: sequence 107 40 of 100 bytes"],
 }
 
 
@@ -63,7 +63,7 @@ def test_a_clean_run_is_told_in_numbers() -> None:
 def test_a_kernels_own_loss_is_told_apart_with_its_evidence() -> None:
     text = page(run_with(case(name="lower-we-are-told", **KERNELS_LOSS)))
     assert "to us 0/0/0 + 1/0/0," in row(text, "Many each way: lower, we are told")
-    assert "    - message 7: connection 3: sequence 107 40 of 100 octets\n" in text
+    assert "    - message 7: connection 3: sequence 107 40 of 100 bytes\n" in text
     assert "- Nothing." not in text
 
 

@@ -4,42 +4,19 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
 
-from tools import cargo, libtest, native, summary
+from tools import cargo, native, summary
 from tools.summary import Counts
 
-PRINTED = """\
-   Compiling urds-path v0.1.0-dev0
-     Running unittests src/lib.rs (target/debug/deps/urds_path-0123456789abcdef)
-
-running 3 tests
-test header::tests::octets_come_back ... ok
-test inbox::tests::it_is_full - should panic ... ok
-test inbox::tests::it_is_slow ... ignored, takes a minute
-test outgoing::tests::it_counts ... FAILED
-
-failures:
-
----- outgoing::tests::it_counts stdout ----
-
-thread 'outgoing::tests::it_counts' panicked at src/outgoing.rs:9:5:
-assertion `left == right` failed
-
-failures:
-    outgoing::tests::it_counts
-
-test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out
-
-   Doc-tests urds_path
-
-test crates/path/src/header.rs - header::parse (line 12) ... ok
-"""
+REPORT = """<testsuites><testsuite name="urds-path">
+<testcase classname="urds-path" name="a"/>
+<testcase classname="urds-path" name="b"><failure/></testcase>
+</testsuite></testsuites>"""
 
 
 def put_cargo(folder: Path, script: str) -> Path:
@@ -176,17 +153,39 @@ def test_a_module_of_other_sources_is_not_ready(
     assert len({first, second, native.digest(venv)}) == 3
 
 
-def test_rust_tests_become_junit(tmp_path: Path) -> None:
-    cases = libtest.parse(PRINTED.splitlines())
-    libtest.write(tmp_path / "rust.xml", cases)
-    assert summary.read(tmp_path / "rust.xml") == Counts(passed=3, failed=1, skipped=1)
-    document = ElementTree.parse(tmp_path / "rust.xml")
-    names = [(case.get("classname"), case.get("name")) for case in document.iter("testcase")]
-    assert names[0] == ("urds_path.header.tests", "octets_come_back")
-    assert len(set(names)) == 5
-    failure = document.find(".//failure")
-    assert failure is not None
-    assert "left == right" in str(failure.text)
+def test_nextest_writes_the_report(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report of an earlier run is no report of this one."""
+    report = tmp_path / "native" / "target" / "nextest" / "default" / "rust.xml"
+    report.parent.mkdir(parents=True)
+    report.write_text("of an earlier run")
+    script = f"""case "$*" in --version) echo cargo 1.95.0;; "nextest run "*)
+[ -e {report} ] || echo '{REPORT}' > {report}; echo "FAIL urds-path b: $*"; exit 100;; esac"""
+    put_cargo(bare, script)
+    monkeypatch.setattr(native, "WORKSPACE", tmp_path / "native")
+    monkeypatch.setattr(cargo, "WORKSPACE", tmp_path / "native")
+    junit = tmp_path / "rust.xml"
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
+    assert native.main() == 1
+    assert summary.read(junit) == Counts(passed=1, failed=1)
+    said = capsys.readouterr().out
+    assert f"FAIL urds-path b: nextest run --config-file {native.NEXTEST} --locked" in said
+
+
+def test_without_nextest_cargo_test_is_one_case(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_cargo(
+        bare,
+        "case $1 in --version) echo cargo 1.95.0;; nextest) exit 101;; "
+        "test) echo 'test result: ok. 3 passed';; esac",
+    )
+    junit = tmp_path / "rust.xml"
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
+    assert native.main() == 0
+    assert summary.read(junit) == Counts(passed=1)
+    assert "3 passed" in capsys.readouterr().out
 
 
 def test_a_program_that_dies_is_a_failure(
@@ -195,7 +194,8 @@ def test_a_program_that_dies_is_a_failure(
     """No test of it has a result then; what it said last stands in the file."""
     put_cargo(
         bare,
-        "case $1 in --version) echo cargo 1.95.0;; test) echo killed by 11; exit 101;; esac",
+        "case $1 in --version) echo cargo 1.95.0;; nextest) exit 101;; "
+        "test) echo killed by 11; exit 101;; esac",
     )
     junit = tmp_path / "rust.xml"
     monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(junit)])
@@ -212,7 +212,7 @@ def test_what_hangs_is_ended_with_all_it_started(
     started = tmp_path / "started"
     put_cargo(
         bare,
-        "case $1 in --version) echo cargo 1.95.0;; "
+        "case $1 in --version) echo cargo 1.95.0;; nextest) exit 101;; "
         f"test) /bin/sleep 60 & echo $! > {started}; wait;; esac",
     )
     junit = tmp_path / "rust.xml"
@@ -232,7 +232,7 @@ def test_who_ends_a_build_ends_all_of_it(
     started = tmp_path / "started"
     put_cargo(
         bare,
-        "case $1 in --version) echo cargo 1.95.0;; "
+        "case $1 in --version) echo cargo 1.95.0;; nextest) exit 101;; "
         f"test) /bin/sleep 60 & echo $! > {tmp_path}/new; /bin/mv {tmp_path}/new {started}; wait;; "
         "esac",
     )

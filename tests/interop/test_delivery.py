@@ -18,7 +18,7 @@ SMALL_BUFFER_BYTES = 16384
 @pytest.mark.rule("wire-tcp-encapsulation", "wire-len", "rds7-reliable-visible")
 @pytest.mark.parametrize("body_bytes", [0, 1, 64, 8192, (1 << 20) - 8])
 def test_a_message_of_each_size_arrives_whole_both_ways(ends: Ends, body_bytes: int) -> None:
-    """The numbered messages carry eight octets of their own: 1 MiB in all is the largest."""
+    """The numbered messages carry eight bytes of their own: 1 MiB in all is the largest."""
     ends.open_sockets()
     for sender, receiver, target in (
         (ends.ours, ends.guest, ends.kernel),
@@ -30,15 +30,15 @@ def test_a_message_of_each_size_arrives_whole_both_ways(ends: Ends, body_bytes: 
 
 @pytest.mark.rule("rds7-empty-message", "rds7-receive-address", "rds7-receive-empty")
 @pytest.mark.parametrize("payload", [b"", b"x"])
-def test_zero_and_one_octet_keep_their_boundaries_and_source(ends: Ends, payload: bytes) -> None:
+def test_zero_and_one_byte_keep_their_boundaries_and_source(ends: Ends, payload: bytes) -> None:
     """Neither is merged with the next message; the receiver learns who sent it."""
     ends.open_sockets()
     for sender, receiver, source, target in (
         (ends.ours, ends.guest, ends.us, ends.kernel),
         (ends.guest, ends.ours, ends.kernel, ends.us),
     ):
-        for octets in (payload, b"next"):
-            sender("s.sendto(octets, target)", octets=octets, target=target)
+        for data in (payload, b"next"):
+            sender("s.sendto(data, target)", data=data, target=target)
         assert receiver("s.recvfrom(100)") == (payload, source)
         assert receiver("s.recvfrom(100)") == (b"next", source)
 

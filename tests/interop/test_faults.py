@@ -46,7 +46,7 @@ def test_our_process_dies_and_a_new_one_goes_on(
 def test_the_kernel_starts_anew_behind_a_silent_wire(ends: Ends, lab: Lab) -> None:
     """Its modules are reloaded while no segment passes: so a reboot looks from here.
 
-    What we sent meanwhile arrives at its new life, once; then messages flow both ways. What the
+    What we sent meanwhile arrives at its restart, once; then messages flow both ways. What the
     old life acknowledged does not come again; an acknowledgement that TCP delays until the wire is
     silent never gets here, so it is waited for.
     """

@@ -1,4 +1,4 @@
-"""Does the lab itself do what the other tests build on? Shown without `urds`, octets by hand."""
+"""Does the lab itself do what the other tests build on? Shown without `urds`, bytes by hand."""
 
 import errno
 
@@ -26,7 +26,7 @@ MAP_FRAME_BYTES = 48 + 8192
 
 
 def test_remote_python_returns_values_errnos_and_failures(guest: Remote) -> None:
-    """Octets and tuples come back as they are, an OSError with its errno, others with a trace."""
+    """Bytes and tuples come back as they are, an OSError with its errno, others with a trace."""
     assert guest("(b'\\x00\\xff', [1, 'two'], None)") == (b"\x00\xff", [1, "two"], None)
     assert guest("given + 1", given=41) == 42
     with pytest.raises(OSError) as refused:
@@ -58,8 +58,8 @@ def test_a_message_made_by_hand_reaches_the_kernel(guest: Remote, lab: Lab) -> N
         assert guest("s.recvfrom(100)") == (b"by hand", (LOWER, 5000))
 
 
-def test_the_wire_cuts_at_the_octet(guest: Remote, lab: Lab) -> None:
-    """The first message passes whole; the second, cut one octet before its end, does not."""
+def test_the_wire_cuts_at_the_byte(guest: Remote, lab: Lab) -> None:
+    """The first message passes whole; the second, cut one byte before its end, does not."""
     guest(OPEN_GUEST_SOCKET + "s.settimeout(1)", guest=GUEST)
     cuts_before = lab.counts()["cuts"]
     with lab.open_ours() as ours:
@@ -67,7 +67,7 @@ def test_the_wire_cuts_at_the_octet(guest: Remote, lab: Lab) -> None:
         ours("stream.recv(size, socket.MSG_WAITALL)", size=MAP_FRAME_BYTES)
         message_bytes = 48 + 1000
         cut_at = 2 * message_bytes - 1
-        lab.order(Orders(cut_octets_min=cut_at, cut_octets_max=cut_at))
+        lab.order(Orders(cut_bytes_min=cut_at, cut_bytes_max=cut_at))
         for sequence in (1, 2):
             ours(SEND_BY_HAND, sequence=sequence, payload=bytes(1000))
         assert guest("len(s.recv(2000))") == 1000

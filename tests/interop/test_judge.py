@@ -36,7 +36,7 @@ def sent(
         flags=flags,
         target_port=4000,
         payload_bytes=100,
-        end_octets=0,
+        end_bytes=0,
         welcome=welcome,
         carried_bytes=40 if place is None else 100,
         number=number,
@@ -148,8 +148,8 @@ def test_the_evidence_tells_each_attempt() -> None:
     ledger = [sent(0, place=0), sent(1), sent(1, connection=1, flags=REPEATED), sent(2, place=1)]
     verdict = judge([0, 2], count=3, direction=TO_US, ledger=ledger)
     assert verdict.evidence == (
-        "message 1: connection 0: sequence 101 40 of 100 octets; "
-        "connection 1: sequence 101 40 of 100 octets repeated",
+        "message 1: connection 0: sequence 101 40 of 100 bytes; "
+        "connection 1: sequence 101 40 of 100 bytes repeated",
     )
 
 
@@ -159,7 +159,7 @@ def test_what_was_cut_before_its_number_is_known_by_its_neighbours() -> None:
     verdict = judge(
         [0, 2], count=3, direction=TO_US, ledger=[sent(0, place=0), nameless, sent(2, place=1)]
     )
-    assert verdict.evidence == ("message 1: connection 0: sequence 101 40 of 100 octets",)
+    assert verdict.evidence == ("message 1: connection 0: sequence 101 40 of 100 bytes",)
 
 
 @pytest.mark.parametrize("skipped", [0, 1], ids=["without-a-number", "with-one"])
@@ -178,7 +178,7 @@ def test_the_neighbours_are_told_where_nothing_crossed(skipped: int) -> None:
 def segment(
     direction: Direction, offset: int, payload: bytes = b"", *, flags: int = ACK, answered: int = 0
 ) -> Segment:
-    """Return a segment `offset` octets behind the start of its direction's stream."""
+    """Return a segment `offset` bytes behind the start of its direction's stream."""
     source, target = PORTS[direction]
     hosts = HOST + GUEST if direction is TO_KERNEL else GUEST + HOST
     return Segment(
@@ -238,7 +238,7 @@ def test_segments_that_come_twice_or_early_are_put_in_order() -> None:
 
 
 def test_a_reset_ends_what_is_received() -> None:
-    """Behind it nobody reads, though the octets cross."""
+    """Behind it nobody reads, though the bytes cross."""
     ledger = opened(Ledger())
     ledger.add(segment(TO_KERNEL, 0, MESSAGE[:100]))
     ledger.add(segment(TO_KERNEL, 100, flags=RST | ACK))
@@ -295,7 +295,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
         recording.add(bytes(60))
     recording.add(segment(TO_KERNEL, len(MESSAGE), MESSAGE).emit())
     recording.close()
-    octets = (tmp_path / "wire.pcap").read_bytes()
-    (tmp_path / "wire.pcap").write_bytes(octets[:-1])
+    data = (tmp_path / "wire.pcap").read_bytes()
+    (tmp_path / "wire.pcap").write_bytes(data[:-1])
     found = Ledger.read(tmp_path / "wire.pcap").transmissions
     assert [(t.number, t.whole) for t in found] == [(7, True)]

@@ -16,18 +16,18 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 COUNT, COUNT_SHORT = 10_000, 1_000
 KILLS = 12
 ROUNDS, ROUND_COUNT = 40, 5
-CUTS = Orders(cut_octets_min=20_000, cut_octets_max=120_000)
+CUTS = Orders(cut_bytes_min=20_000, cut_bytes_max=120_000)
 KILL_IN_GUEST = "run('ss --kill -Htn state established \\\\( sport = 16385 or dport = 16385 \\\\)')"
 
 
 @pytest.mark.rule("rds7-once", "rds7-reliable-in-order", "wire-generation-transport")
 @pytest.mark.parametrize(
-    "our_size", ["size_small", "size_mix"], ids=["to-2000-octets", "mostly-small-some-large"]
+    "our_size", ["size_small", "size_mix"], ids=["to-2000-bytes", "mostly-small-some-large"]
 )
 def test_ten_thousand_each_way_over_a_wire_that_cuts(
     ends: Ends, lab: Lab, note: Note, our_size: str
 ) -> None:
-    """Every 20 to 120 kB a reset, at the octet drawn from the seed; the content is checked."""
+    """Every 20 to 120 kB a reset, at the byte drawn from the seed; the content is checked."""
     ends.open_sockets()
     cuts_before = lab.order(replace(CUTS, seed=1))["cuts"]
     with judged_exchange(

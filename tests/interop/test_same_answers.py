@@ -88,11 +88,11 @@ OPTION_ROWS = (
     ),
     *(
         Row(
-            f"s.setsockopt(socket.SOL_SOCKET, socket.{name}, {octets}); "
+            f"s.setsockopt(socket.SOL_SOCKET, socket.{name}, {data}); "
             f"s.getsockopt(socket.SOL_SOCKET, socket.{name})"
         )
         for name in ("SO_SNDBUF", "SO_RCVBUF")
-        for octets in (1, 4096, 65536, 1048576)
+        for data in (1, 4096, 65536, 1048576)
     ),
     Row("s.getsockopt(SOL_RDS, RECVERR)"),
     *(
@@ -250,7 +250,7 @@ def _outcome(side: Remote, row: Row, prepare: str, *, local: str) -> str:
     side(prepare, local=local)
     try:
         outcome = repr(side(row.source, timeout_s=CALL_TIMEOUT_S))
-    except OSError as refusal:
-        outcome = errno.errorcode.get(refusal.errno or 0, repr(refusal))
+    except OSError as error:
+        outcome = errno.errorcode.get(error.errno or 0, repr(error))
     side(CLOSE)
     return outcome

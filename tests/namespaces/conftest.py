@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import places
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
-from tests.places import Namespaces
+from tests.support import places
+from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
+from tests.support.places import Namespaces
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.namespaces.conftest import Say
 from tests.namespaces.traffic import Traffic
-from tests.places import LINK, Namespaces
+from tests.support.places import LINK, Namespaces
 
 pytestmark = pytest.mark.carried("tcp0")
 
@@ -90,7 +90,7 @@ def test_a_route_leads_nowhere_for_a_while(
 
 
 def test_the_mtu_shrinks_under_way(hosts: Namespaces, traffic: Traffic, say: Say) -> None:
-    """From 1500 octets to the least that IPv6 allows, first at one end, then at the other."""
+    """From 1500 bytes to the least that IPv6 allows, first at one end, then at the other."""
     traffic.run(0.3)
     for side in hosts.sides:
         assert "mtu 1500" in side.run("ip", "link", "show", LINK)

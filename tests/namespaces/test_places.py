@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.health.sources import ROOT
-from tests.places import LINK, Namespaces, family_of
-from tests.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.support.places import LINK, Namespaces, family_of
 
 MAKER = """
 import sys, time
-from tests.places import Namespaces
+from tests.support.places import Namespaces
 made = Namespaces(ipv6=False)
 print(*(side.pid for side in made.sides), flush=True)
 time.sleep(60)

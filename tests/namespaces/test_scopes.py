@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.places import LINK, Namespaces
-from tests.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.support.places import LINK, Namespaces
 
 pytestmark = [
     pytest.mark.carried("tcp0"),

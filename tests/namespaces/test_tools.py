@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.commands import HOST, RUN_S_MAX, Done, command, environment
 from tests.cli.test_stress import judge_table
-from tests.places import Namespaces
+from tests.support.places import Namespaces
 
 OVER = {
     "tcp": {"URDS_TRANSPORT": "tcp"},
@@ -47,7 +47,7 @@ def started(
 def run(prefix: Sequence[str], *words: str, changes: Mapping[str, str] | None = None) -> Done:
     """Run `urds` at a host to its end."""
     done = subprocess.run(
-        [*prefix, *command("plain", *words)], check=False, capture_output=True, text=True,
+        [*prefix, *command("without", *words)], check=False, capture_output=True, text=True,
         timeout=RUN_S_MAX, env=environment(changes), stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
@@ -62,7 +62,7 @@ def served(
     ready: str = "listening on port",
 ) -> str:
     """Run a server on the right and its client on the left; return what the client printed."""
-    words = command("plain", *server)
+    words = command("without", *server)
     with started(hosts.prefix(1), words, changes or {}, ready=ready):
         done = run(hosts.prefix(0), *client, changes=changes)
     assert (done.code, done.err) == (0, "")
@@ -76,7 +76,7 @@ def served(
 def test_ping_and_info_see_the_other_host(hosts: Namespaces, over: str, tmp_path: Path) -> None:
     here, there = hosts.address(0), hosts.address(1)
     changes = {**OVER[over], "XDG_RUNTIME_DIR": str(tmp_path)}
-    python = [command("plain")[0], "-c", HOST]
+    python = [command("without")[0], "-c", HOST]
     with (
         started(hosts.prefix(1), [*python, there], changes, ready="ready"),
         started(hosts.prefix(0), [*python, here], changes, ready="ready"),
@@ -98,7 +98,7 @@ def test_ping_and_info_see_the_other_host(hosts: Namespaces, over: str, tmp_path
 
 @CARRIERS
 @pytest.mark.parametrize("hosts", ["netns4"], indirect=True)
-def test_stress_checks_each_octet(hosts: Namespaces, over: str) -> None:
+def test_stress_checks_each_byte(hosts: Namespaces, over: str) -> None:
     """The protocol of rds-stress knows IPv4 only."""
     here, there = hosts.address(0), hosts.address(1)
     more = ("-D", "4k") if over == "ib" else ("-q", "20k", "-a", "1k")
@@ -122,7 +122,7 @@ def family(hosts: Namespaces) -> tuple[str, ...]:
 
 @DEVICES
 @pytest.mark.parametrize("tool", ["rstream", "riostream"])
-def test_octets_of_streams_and_mapped_buffers_are_verified(
+def test_bytes_of_streams_and_mapped_buffers_are_verified(
     hosts: Namespaces, tool: str, device: str
 ) -> None:
     there, common = hosts.address(1), ("-C", "4", "-I", "3", "-S", "70000", "-T", "v")
@@ -171,7 +171,7 @@ def test_dtests_steps_pass(hosts: Namespaces, device: str, tmp_path: Path) -> No
         )
         changes[host] = {"DAT_OVERRIDE": str(registry)}
     tools = ("dat", "test", "-P", "far", "-D", "-b", "5000")
-    words = command("plain", *tools, "-s")
+    words = command("without", *tools, "-s")
     with started(hosts.prefix(1), words, changes[1], ready="server") as server:
         done = run(hosts.prefix(0), *tools, "-h", hosts.address(1), changes=changes[0])
         assert server.wait(RUN_S_MAX) == 0

@@ -12,7 +12,7 @@ from tests.namespaces.conftest import Say
 from tests.namespaces.test_tools import family, served
 from tests.namespaces.traffic import Traffic
 from tests.namespaces.wire import Weather, Wire
-from tests.places import Namespaces
+from tests.support.places import Namespaces
 
 RUN_S = 1.5
 WEATHERS = {
@@ -53,7 +53,7 @@ def test_messages_arrive_once_and_in_order(
 
 
 @pytest.mark.parametrize("device", ["tcp", "udp"])
-def test_octets_of_rsockets_are_verified(hosts: Namespaces, wire: Wire, device: str) -> None:
+def test_bytes_of_rsockets_are_verified(hosts: Namespaces, wire: Wire, device: str) -> None:
     """Over udp0 the device itself numbers, acknowledges and repeats."""
     wire.weather = WEATHERS["all"]
     there, common = wire.addresses[1], ("-C", "4", "-I", "3", "-S", "70000", "-T", "v")

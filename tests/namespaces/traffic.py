@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.places import Place
-from tests.tcp.nodes import PORT, Node
-from urds.constants import MSG_DONTWAIT
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.places import Place
+from urds.rds.constants import MSG_DONTWAIT
 
 _PACE_S = 0.002
 _FULL = (errno.EAGAIN, errno.ENOBUFS)

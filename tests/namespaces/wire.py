@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from tests.places import Namespaces
+from tests.support.places import Namespaces
 
 _TUN: Final = "/dev/net/tun"
 # Source: linux v6.12 include/uapi/linux/if_tun.h; struct ifreq of netdevice(7).
@@ -53,7 +53,7 @@ class Wire:
         self.addresses = (f"{net}1", f"{net}2")
         self.weather = Weather()
         self.lost = self.overtaken = self.carried = 0
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._ends = [self._open(hosts, host) for host in (0, 1)]
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._stop = threading.Event()
@@ -91,15 +91,15 @@ class Wire:
                 _write(target, packet)
 
     def _take(self, end: int, target: int) -> None:
-        weather, chance = self.weather, self._chance
+        weather, rng = self.weather, self._rng
         while (packet := _read(end)) is not None:
             self.carried += 1
-            if chance.random() < weather.loss:
+            if rng.random() < weather.loss:
                 self.lost += 1
                 continue
-            for _ in range(1 + (chance.random() < weather.twice)):
+            for _ in range(1 + (rng.random() < weather.twice)):
                 due_s = time.monotonic() + weather.delay_s
-                if chance.random() < weather.late:
+                if rng.random() < weather.late:
                     self.overtaken += 1
                     due_s += weather.late_s
                 heapq.heappush(self._under_way, (due_s, self.carried, target, packet))

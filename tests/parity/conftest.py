@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import planes
 from tests.parity.planes import RealWorld, World
-from urds.dataplane.base import Limits, Plane
+from tests.support import planes
+from urds.rds.plane.contract import Limits, Plane
 
 
 @pytest.fixture(params=planes.parameters())

@@ -9,8 +9,8 @@ from typing import Final
 from unittest.mock import patch
 
 from tests.parity.sides import Outcome, Side, brief
-from urds.dataplane.reference import alone
-from urds.dataplane.reference.incoming import Incoming
+from urds.rds.plane.python import alone
+from urds.rds.plane.python.incoming import Incoming
 
 READ_BYTES: Final = 262_144  # at once, by the compiled plane
 _HISTORY: Final = 12
@@ -39,13 +39,13 @@ class Lockstep:
     def look(self) -> Mapping[str, bytes]:
         """Have both sides do what is to be done, compare what can be seen of them then.
 
-        Return the octets that came out, by the name of their stream. Raises Difference.
+        Return the bytes that came out, by the name of their stream. Raises Difference.
         """
         for side in self.sides:
             side.settle()
         arrived = [side.read() for side in self.sides]
-        seen = [side.seen(octets) for side, octets in zip(self.sides, arrived, strict=True)]
-        self.compare(f"octets and readiness after {self._history[-1]}", *seen)
+        seen = [side.seen(data) for side, data in zip(self.sides, arrived, strict=True)]
+        self.compare(f"bytes and readiness after {self._history[-1]}", *seen)
         return arrived[0]
 
     def look_inside(self, *, with_tables: bool) -> None:
@@ -81,12 +81,12 @@ def reading_alike() -> Iterator[None]:
     How much that is shows in acknowledgements, and where a full mailbox stops a stream.
     """
 
-    def octets_wanted(incoming: Incoming) -> int:
+    def bytes_wanted(incoming: Incoming) -> int:
         return incoming.remaining()[1] + READ_BYTES
 
     with (
         patch.object(alone, "_READ_BYTES", READ_BYTES),
         patch.object(Incoming, "wants_warm_memory", lambda _: False),
-        patch.object(Incoming, "octets_wanted", octets_wanted),
+        patch.object(Incoming, "bytes_wanted", bytes_wanted),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Streams that a test plays the peer of, and a world around one plane; see `tests.planes`."""
+"""Streams whose peer a test plays, and a world around one plane; see `tests.support.planes`."""
 
 import fcntl
 import socket
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 
-from tests.unit.path_world import Frame, message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import (
+from tests.rds.plane.path_world import Frame, message
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import (
     Agreement,
     Event,
     Hold,
@@ -22,8 +22,8 @@ from urds.dataplane.base import (
     Plane,
     Release,
 )
-from urds.transport.tcp import TcpStream
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.transports.tcp import TcpStream
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 LOCAL, PEER, OTHER = (ip_address(f"127.0.83.{number}") for number in (1, 2, 3))
 PORT, PEER_PORT = 5000, 4000
@@ -34,21 +34,21 @@ EMPTY_MAP = bytes(8192)
 class PairStream(socket.socket):
     """One end of a socket pair as a `base.Stream`; the test says what TCP acknowledged."""
 
-    unacknowledged_octets = 0
-    expected_octets = 1
+    unacknowledged_bytes = 0
+    expected_bytes = 1
 
     def waiting(self) -> int:
         return struct.unpack("i", fcntl.ioctl(self, termios.FIONREAD, bytes(4)))[0]
 
     def unacknowledged(self) -> int:
-        return self.unacknowledged_octets
+        return self.unacknowledged_bytes
 
-    def expect(self, octets: int, /) -> None:
-        self.expected_octets = octets
+    def expect(self, byte_count: int, /) -> None:
+        self.expected_bytes = byte_count
 
 
 class Remote:
-    """The peer's end of a stream: the test writes and reads octets there."""
+    """The peer's end of a stream: the test writes and reads bytes there."""
 
     def __init__(self, buffer_bytes: int | None = None) -> None:
         ours, theirs = socket.socketpair()
@@ -58,11 +58,11 @@ class Remote:
             self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         self.socket = theirs
         self.socket.setblocking(False)
-        self.octets = b""  # read here and not yet looked at
+        self.data = b""  # read here and not yet looked at
 
-    def write(self, *octets: bytes) -> None:
+    def write(self, *data: bytes) -> None:
         self.socket.setblocking(True)
-        self.socket.sendall(b"".join(octets))
+        self.socket.sendall(b"".join(data))
         self.socket.setblocking(False)
 
     def say(self, sequence: int, payload: bytes = b"", **fields: object) -> None:
@@ -70,27 +70,27 @@ class Remote:
         fields = {"source_port": PEER_PORT, "target_port": PORT, **fields}
         self.write(message(sequence, payload, **fields))
 
-    def say_map(self, octets: bytes = EMPTY_MAP) -> None:
-        self.say(0, octets, flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
+    def say_map(self, data: bytes = EMPTY_MAP) -> None:
+        self.say(0, data, flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
 
     def drain(self) -> bytes:
         """Read what is there."""
         with suppress(BlockingIOError):
-            while octets := self.socket.recv(1 << 20):
-                self.octets += octets
-        return self.octets
+            while data := self.socket.recv(1 << 20):
+                self.data += data
+        return self.data
 
     def frames(self) -> list[Frame]:
         """Read what is there; take the whole frames of it."""
         self.drain()
         found: list[Frame] = []
-        while len(self.octets) >= HEADER_BYTES:
-            header = Header.parse(self.octets[:HEADER_BYTES])
+        while len(self.data) >= HEADER_BYTES:
+            header = Header.parse(self.data[:HEADER_BYTES])
             end = HEADER_BYTES + header.payload_bytes
-            if len(self.octets) < end:
+            if len(self.data) < end:
                 break
-            found.append(Frame(header, self.octets[HEADER_BYTES:end]))
-            self.octets = self.octets[end:]
+            found.append(Frame(header, self.data[HEADER_BYTES:end]))
+            self.data = self.data[end:]
         return found
 
     def messages(self) -> list[Frame]:
@@ -102,16 +102,16 @@ class Remote:
         with suppress(BlockingIOError):
             while True:
                 try:
-                    octets = self.socket.recv(1 << 20)
+                    data = self.socket.recv(1 << 20)
                 except ConnectionResetError:
                     return True
-                if not octets:
+                if not data:
                     return True
-                self.octets += octets
+                self.data += data
         return False
 
     def close(self) -> None:
-        """Close in order; with octets unread it would be a reset."""
+        """Close in order; with bytes unread it would be a reset."""
         if self.socket.fileno() >= 0:
             self.socket.setblocking(False)  # a thread may be writing
             with suppress(OSError):
@@ -128,7 +128,7 @@ class TcpRemote(Remote):
             self.socket, _ = listener.accept()
         self.stream = TcpStream.take(ours)  # type: ignore[assignment]  # another kind of stream
         self.socket.setblocking(False)
-        self.octets = b""
+        self.data = b""
 
 
 class World:

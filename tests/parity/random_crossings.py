@@ -1,10 +1,11 @@
-"""The same random calls and octets through two planes: every step must come out alike.
+"""The same random calls and bytes through two planes: every step must come out alike.
 
-`python -m tests.parity.random_crossings --cases 1000000 [--seed N] [--planes python native]`
+`python -m tests.parity.random_crossings --cases 1000000 [--seed N] [--planes python
+native]`
 
-A case is one call, one piece of octets from a peer, or one turn. What the call gave is compared;
+A case is one call, one piece of bytes from a peer, or one turn. What the call gave is compared;
 then, unless a plane has yet to read something, both are pumped at the same time of their clocks,
-and the octets on every stream and readiness are compared; at a turn also reports, and counters
+and the bytes on every stream and readiness are compared; at a turn also reports, and counters
 and tables unless it is a short one between two steps: they take the most time. A world lives for
 some two hundred cases; its seed and the last steps stand in a failure.
 
@@ -27,9 +28,9 @@ from tests.parity.lockstep import Lockstep, reading_alike
 from tests.parity.planes import LOCAL, MS, OTHER, PEER
 from tests.parity.random_peer import RandomPeer
 from tests.parity.sides import PEERS, REFUSED, SECOND, Side
-from tests.planes import PLANES
-from urds.constants import MessageFlag
-from urds.dataplane.base import Agreement, Hold, Limits, MailboxSettings, Plane, Release
+from tests.support.planes import PLANES
+from urds.rds.constants import MessageFlag
+from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Plane, Release
 
 WORLD_CASES: Final = 200
 _PORTS: Final = {"x": (LOCAL, 5000), "y": (LOCAL, 5001), "z": (SECOND, 6000)}
@@ -44,9 +45,9 @@ class Crossing:
     """Two planes side by side, and a generator of steps."""
 
     def __init__(self, seed: int, one: MakePlane, other: MakePlane) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         limits = self._limits()
-        self.by_descriptor = self.chance.random() < 0.5
+        self.by_descriptor = self.rng.random() < 0.5
         self.is_bounded = limits.path_messages_max < Limits().path_messages_max
         self.is_hard = limits.receive_hard_bytes in _HARD_BYTES
         self.sides = [Side(make, limits, by_descriptor=self.by_descriptor) for make in (one, other)]
@@ -54,16 +55,16 @@ class Crossing:
         releases = [Release.NOT_YET, Release.PEER_ACKNOWLEDGED, Release.PEER_ACKNOWLEDGED]
         if not self.by_descriptor:  # else what our TCP tells depends on where writes end
             releases.append(Release.STREAM_ACKNOWLEDGED)
-        self.release = self.chance.choice(releases)
-        self.checksum = self.chance.random() < 0.5
+        self.release = self.rng.choice(releases)
+        self.checksum = self.rng.random() < 0.5
         self.peers = {
-            name: RandomPeer(self.chance, checksum=self.checksum, ports=[5000, 5001, 5002])
+            name: RandomPeer(self.rng, checksum=self.checksum, ports=[5000, 5001, 5002])
             for name in PEERS
         }
         # In which order several streams are read, and let go by a full mailbox, is not told.
         self.names = ["a"] if self.is_hard else list(PEERS)
         self._closed: set[str] = set()  # mailboxes
-        self._said = ""  # by whose stream octets may still have to be read
+        self._said = ""  # by whose stream bytes may still have to be read
         self._begin()
 
     def _begin(self) -> None:
@@ -71,7 +72,7 @@ class Crossing:
             settings = self._settings()
             self.both(f"bind {name}", lambda s: s.bind(name, local, port, settings))  # noqa: B023 - called at once
         for name in self.names:
-            if self.chance.random() < 0.8:
+            if self.rng.random() < 0.8:
                 self._attach(name)
 
     def run(self) -> int:
@@ -89,65 +90,65 @@ class Crossing:
         """Make one call on both planes and compare."""
         self.lockstep.both(label, call)
         if not self._said:
-            for name, octets in self.lockstep.look().items():
-                self.peers[name].read(octets)
+            for name, data in self.lockstep.look().items():
+                self.peers[name].read(data)
 
     # -- worlds
 
     def _limits(self) -> Limits:
-        chance = self.chance
-        if chance.random() < 0.3:
+        rng = self.rng
+        if rng.random() < 0.3:
             return Limits()
         return Limits(
-            message_bytes_max=chance.choice([3000, 20_000, 1 << 20, 4 << 20]),
-            frame_bytes_max=chance.choice([3000, 20_000, 20_000, 1 << 20, 1 << 20]),
-            control_events_max=chance.choice([2, 64]),
-            receive_hard_bytes=chance.choice([*_HARD_BYTES, 1 << 24, 1 << 24]),
-            receive_hard_factor=chance.choice([1, 4]),
-            flush_bytes=chance.choice([500, 32768]),
-            path_messages_max=chance.choice([3, 20, 65536]),
-            acknowledge_delay_ns=chance.choice([MS, 40 * MS]),
-            acknowledge_messages=chance.choice([3, 256]),
-            acknowledge_bytes=chance.choice([1000, 256 << 10]),
-            unacked_packets_max=chance.choice([1, 8]),
-            unacked_bytes_max=chance.choice([4000, 16 << 20]),
+            message_bytes_max=rng.choice([3000, 20_000, 1 << 20, 4 << 20]),
+            frame_bytes_max=rng.choice([3000, 20_000, 20_000, 1 << 20, 1 << 20]),
+            control_events_max=rng.choice([2, 64]),
+            receive_hard_bytes=rng.choice([*_HARD_BYTES, 1 << 24, 1 << 24]),
+            receive_hard_factor=rng.choice([1, 4]),
+            flush_bytes=rng.choice([500, 32768]),
+            path_messages_max=rng.choice([3, 20, 65536]),
+            acknowledge_delay_ns=rng.choice([MS, 40 * MS]),
+            acknowledge_messages=rng.choice([3, 256]),
+            acknowledge_bytes=rng.choice([1000, 256 << 10]),
+            unacked_packets_max=rng.choice([1, 8]),
+            unacked_bytes_max=rng.choice([4000, 16 << 20]),
         )
 
     def _settings(self) -> MailboxSettings:
-        chance = self.chance
+        rng = self.rng
         return MailboxSettings(
-            send_bytes_max=chance.choice([700, 5000, 106_496, 106_496, 4 << 20]),
-            receive_bytes_max=chance.choice([256, 1000, 5000, 106_496]),
-            send_wait_ns=chance.choice([None, 0, MS]),
-            receive_wait_ns=chance.choice([None, 0, MS]),
-            monitor=chance.random() < 0.2,
-            monitor_mask=chance.choice([(1 << 64) - 1, 1 << (4000 % 64)]),
-            timestamps=chance.random() < 0.1,
-            traces=chance.choice([(), (), (), (2,), (0, 2, 1)]),
+            send_bytes_max=rng.choice([700, 5000, 106_496, 106_496, 4 << 20]),
+            receive_bytes_max=rng.choice([256, 1000, 5000, 106_496]),
+            send_wait_ns=rng.choice([None, 0, MS]),
+            receive_wait_ns=rng.choice([None, 0, MS]),
+            monitor=rng.random() < 0.2,
+            monitor_mask=rng.choice([(1 << 64) - 1, 1 << (4000 % 64)]),
+            timestamps=rng.random() < 0.1,
+            traces=rng.choice([(), (), (), (2,), (0, 2, 1)]),
         )
 
     # -- steps
 
     def _step(self) -> None:
-        step = self.chance.choices(_STEPS, _WEIGHTS)[0]
+        step = self.rng.choices(_STEPS, _WEIGHTS)[0]
         if self._said and step in _SENDING:
             self._turn()
         step(self)
 
     def _send(self) -> None:
-        chance = self.chance
+        rng = self.rng
         name, target = self._mailbox(), self._target()
         payload = b"" if name in self._closed else self._payload()  # else too long, or closed
-        if chance.random() < 0.15:
-            extension = chance.randbytes(16) if chance.random() < 0.5 else b""
+        if rng.random() < 0.15:
+            extension = rng.randbytes(16) if rng.random() < 0.5 else b""
             pieces = [payload[: len(payload) // 2], payload[len(payload) // 2 :]]
             self.both(
                 f"send {name} {target} {len(payload)} {extension.hex()}",
                 lambda s: s.mailboxes[name].send(pieces, target, wait_ns=0, extension=extension),
             )
             return
-        frozen = chance.choice([bytes, bytes, bytes, bytearray, memoryview])(payload)
-        flags = chance.choice([None, None, None, 0, MessageFlag.DONTWAIT, MessageFlag.NOSIGNAL])
+        frozen = rng.choice([bytes, bytes, bytes, bytearray, memoryview])(payload)
+        flags = rng.choice([None, None, None, 0, MessageFlag.DONTWAIT, MessageFlag.NOSIGNAL])
         arguments = (frozen, target) if flags is None else (frozen, int(flags), target)
         label = f"sendto {name} {target} {len(payload)} {type(frozen).__name__} {flags}"
         self.both(label, lambda s: s.mailboxes[name].sendto(*arguments))
@@ -155,7 +156,7 @@ class Crossing:
     def _burst(self) -> None:
         name, target = self._mailbox(), self._target()
         payload = b"" if name in self._closed else self._payload()[:2000]
-        count = self.chance.randrange(2, 40)
+        count = self.rng.randrange(2, 40)
 
         def send(side: Side) -> int:
             mailbox = side.mailboxes[name]
@@ -164,18 +165,18 @@ class Crossing:
         self.both(f"burst {name} {target} {count} of {len(payload)}", send)
 
     def _take(self) -> None:
-        chance, name = self.chance, self._mailbox()
-        if chance.random() < 0.3:
-            peek = chance.random() < 0.3
+        rng, name = self.rng, self._mailbox()
+        if rng.random() < 0.3:
+            peek = rng.random() < 0.3
             self.both(
                 f"receive {name} {peek}",
                 lambda s: s.mailboxes[name].receive(wait_ns=_NEVER, peek=peek),
             )
             return
-        octets_max = chance.choice([1 << 20, 1 << 20, 100, 3, 0])
-        flags = chance.choice([0, 0, 0, 0, int(MessageFlag.DONTWAIT), int(MessageFlag.PEEK)])
-        label = f"recvfrom {name} {octets_max} {flags}"
-        self.both(label, lambda s: s.mailboxes[name].recvfrom(octets_max, flags))
+        bytes_max = rng.choice([1 << 20, 1 << 20, 100, 3, 0])
+        flags = rng.choice([0, 0, 0, 0, int(MessageFlag.DONTWAIT), int(MessageFlag.PEEK)])
+        label = f"recvfrom {name} {bytes_max} {flags}"
+        self.both(label, lambda s: s.mailboxes[name].recvfrom(bytes_max, flags))
 
     def _take_all(self) -> None:
         name = self._mailbox()
@@ -190,36 +191,36 @@ class Crossing:
 
     def _say(self) -> None:
         """Have a peer write; the planes read it at once, later, or in two pieces."""
-        name = self.chance.choice(self.names)
+        name = self.rng.choice(self.names)
         if self._said not in {"", name}:
             self._turn()
         link = self.sides[0].links.get(name)
-        if (link is None or link.ended) and self.chance.random() < 0.7:
+        if (link is None or link.ended) and self.rng.random() < 0.7:
             self._turn()
             self._attach(name)
-        label, octets = self.peers[name].say()
+        label, data = self.peers[name].say()
         if self.is_hard:
             unread_bytes = 0 if link is None else link.unread_bytes()
-            octets = octets if unread_bytes + len(octets) <= _UNREAD_BYTES_MAX else b""
+            data = data if unread_bytes + len(data) <= _UNREAD_BYTES_MAX else b""
         self._said = name
-        cut = self.chance.randrange(len(octets) + 1) if self.chance.random() < 0.2 else len(octets)
-        for piece in (octets[:cut], octets[cut:]):
+        cut = self.rng.randrange(len(data) + 1) if self.rng.random() < 0.2 else len(data)
+        for piece in (data[:cut], data[cut:]):
             if piece:
                 self.both(
-                    f"{name} says {label}: {len(piece)} of {len(octets)} octets",
+                    f"{name} says {label}: {len(piece)} of {len(data)} bytes",
                     lambda s: self._write(s, name, piece),  # noqa: B023 - called at once
                 )
-                if self.chance.random() < 0.7:
-                    self._turn(ms=self.chance.choice([0, 0, 0, 0.1, 2]))
+                if self.rng.random() < 0.7:
+                    self._turn(ms=self.rng.choice([0, 0, 0, 0.1, 2]))
 
-    def _write(self, side: Side, name: str, octets: bytes) -> None:
+    def _write(self, side: Side, name: str, data: bytes) -> None:
         if name in side.links:
-            side.links[name].write(octets)
+            side.links[name].write(data)
 
     def _turn(self, ms: float | None = None) -> None:
         is_step = ms is None
         if ms is None:
-            ms = self.chance.choice([0, 0, 0.01, 0.1, 0.5, 1, 2, 2, 20, 2000])
+            ms = self.rng.choice([0, 0, 0.01, 0.1, 0.5, 1, 2, 2, 20, 2000])
         for side in self.sides:
             side.settle()
             side.now_ns += round(ms * MS)
@@ -230,10 +231,10 @@ class Crossing:
     # -- rarer steps
 
     def _stream(self) -> None:
-        chance, name = self.chance, self.chance.choice(self.names)
+        rng, name = self.rng, self.rng.choice(self.names)
         if self._said and not self.is_hard:
             self._turn()
-        step = chance.randrange(7)
+        step = rng.randrange(7)
         if step < 3:
             self._attach(name)
         elif step == 3:
@@ -245,13 +246,13 @@ class Crossing:
                 side.links.pop(name, None)
             self._turn()
         elif step == 5 and not self.by_descriptor:
-            room = chance.choice([None, 0, 10, 48, 100, 3000, 30_000])
+            room = rng.choice([None, 0, 10, 48, 100, 3000, 30_000])
             self.both(f"room {room} on {name}", lambda s: self._set(s, name, "room_bytes", room))
         elif step == 6 and not self.by_descriptor:
-            unacknowledged = chance.choice([0, 0, 1, 50, 3000])
+            unacknowledged = rng.choice([0, 0, 1, 50, 3000])
             self.both(
                 f"unacknowledged {unacknowledged} on {name}",
-                lambda s: self._set(s, name, "unacknowledged_octets", unacknowledged),
+                lambda s: self._set(s, name, "unacknowledged_bytes", unacknowledged),
             )
 
     def _set(self, side: Side, name: str, attribute: str, value: object) -> None:
@@ -259,8 +260,8 @@ class Crossing:
             setattr(side.links[name].stream, attribute, value)
 
     def _attach(self, name: str) -> None:
-        hold = self.chance.choice([Hold.NOTHING, Hold.NOTHING, *Hold])
-        if self.chance.random() < 0.8:
+        hold = self.rng.choice([Hold.NOTHING, Hold.NOTHING, *Hold])
+        if self.rng.random() < 0.8:
             self._agree(name)
         self.peers[name].begin()
 
@@ -269,28 +270,28 @@ class Crossing:
 
         self.both(f"attach {name} {hold.name}", attach)
         self._turn(ms=0)  # what the stream before still brought shows now
-        if hold is Hold.RELEASE and self.chance.random() < 0.8:
+        if hold is Hold.RELEASE and self.rng.random() < 0.8:
             self._release(name)
 
     def _agree(self, name: str) -> None:
         agreement = Agreement(
             release=self.release,
             checksum=self.checksum,
-            message_bytes_max=self.chance.choice([1 << 20, 1 << 20, 2 << 20]),
+            message_bytes_max=self.rng.choice([1 << 20, 1 << 20, 2 << 20]),
         )
         self.both(f"agree {name} {agreement}", lambda s: s.paths[name].agree(agreement))
 
     def _release(self, name: str) -> None:
-        received = self.chance.choice([None, self.peers[name].seen, 0])
+        received = self.rng.choice([None, self.peers[name].seen, 0])
         self.both(
             f"release {name} {received}",
             lambda s: s.paths[name].release(received_by_peer=received),
         )
 
     def _control(self) -> None:
-        chance, name = self.chance, self.chance.choice(self.names)
-        source_port, target_port = chance.choice([(0, 1), (1, 0), (0, 4000), (5000, 0)])
-        extension, hello = chance.choice([bytes(16), chance.randbytes(16)]), chance.random() < 0.3
+        rng, name = self.rng, self.rng.choice(self.names)
+        source_port, target_port = rng.choice([(0, 1), (1, 0), (0, 4000), (5000, 0)])
+        extension, hello = rng.choice([bytes(16), rng.randbytes(16)]), rng.random() < 0.3
         self.both(
             f"control {name} {source_port} {target_port} {hello}",
             lambda s: s.paths[name].control(
@@ -299,8 +300,8 @@ class Crossing:
         )
 
     def _path(self) -> None:
-        chance, name = self.chance, self.chance.choice(self.names)
-        port, generation = chance.choice([4000, 4001]), chance.choice([None, 1, 2])
+        rng, name = self.rng, self.rng.choice(self.names)
+        port, generation = rng.choice([4000, 4001]), rng.choice([None, 1, 2])
         calls: dict[str, Callable[[Side], object]] = {
             "poke": lambda s: s.paths[name].poke(),
             "restart_peer": lambda s: s.paths[name].restart_peer(),
@@ -312,7 +313,7 @@ class Crossing:
             "drop_queue": lambda s: s.paths[name].drop_queue(),
             "received": lambda s: s.plane.received(s.paths[name]),
         }
-        label = chance.choice([*calls, "agree", "release", "new path"])
+        label = rng.choice([*calls, "agree", "release", "new path"])
         if label == "agree":
             self._agree(name)
         elif label == "release":
@@ -340,9 +341,9 @@ class Crossing:
         self.both(f"new path {name}", renew)
 
     def _mailbox_call(self) -> None:
-        chance, name = self.chance, self._mailbox()
-        settings, target = self._settings(), chance.choice([None, PEER, OTHER])
-        port, linger_ns = chance.choice([None, 4000]), chance.choice([None, 0, MS])
+        rng, name = self.rng, self._mailbox()
+        settings, target = self._settings(), rng.choice([None, PEER, OTHER])
+        port, linger_ns = rng.choice([None, 4000]), rng.choice([None, 0, MS])
         local, own_port = _PORTS[name]
         calls: dict[str, Callable[[Side], object]] = {
             f"configure {settings}": lambda s: s.mailboxes[name].configure(settings),
@@ -352,7 +353,7 @@ class Crossing:
             "fileno": lambda s: s.show(name),
             "has_route": lambda s: s.mailboxes[name].has_route,
         }
-        label = chance.choice([*calls, "close"])
+        label = rng.choice([*calls, "close"])
         if name in self._closed:
             self._closed.remove(name)
             self.both(f"bind {name}", lambda s: s.bind(name, local, own_port, settings))
@@ -361,15 +362,15 @@ class Crossing:
         else:
             self._closed.add(name)
             self.both(f"close {name} {linger_ns}", lambda s: s.unbind(name, linger_ns))
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 self._closed.remove(name)
                 self.both(f"bind {name}", lambda s: s.bind(name, local, own_port, settings))
 
     def _odd(self) -> None:
         """Call as no program should."""
-        chance, name = self.chance, self._mailbox()
+        rng, name = self.rng, self._mailbox()
         host = str(PEER)
-        arguments = chance.choice([
+        arguments = rng.choice([
             (b"x", None), (b"x", ()), (b"x", (host,)), (b"x", (host, "4000")), (b"x", 0, None),
             (b"x", (host, 65536)), (b"x", (host, -1)), (b"x", ("::1", 4000)), (b"x", ("", 4000)),
             (b"x", (host, 4000, 0, 0)), (b"x", (5, 4000)), (b"x", [host, 4000]),
@@ -379,31 +380,31 @@ class Crossing:
             (memoryview(bytes(64))[::2], (host, 4000)), (b"x", ("192.0.2.1", 4000)),
             (memoryview(bytes(64)).cast("Q"), (host, 4000)), (b"x", ("255.255.255.255", 4000)),
         ])  # fmt: skip
-        if chance.random() < 0.7:
+        if rng.random() < 0.7:
             if self.is_bounded and arguments[-1] in ((host, 4000, 0, 0), [host, 4000]):
                 return  # another spelling is another address to one plane: it counts messages then
             self.both(f"sendto {name} {arguments}", lambda s: s.mailboxes[name].sendto(*arguments))
             return
-        taking = chance.choice([(10, int(MessageFlag.OOB)), (10, int(MessageFlag.ERRQUEUE)),
+        taking = rng.choice([(10, int(MessageFlag.OOB)), (10, int(MessageFlag.ERRQUEUE)),
             (10, 1 << 40), (10, int(MessageFlag.TRUNC)), ()])  # fmt: skip
         self.both(f"recvfrom {name} {taking}", lambda s: s.mailboxes[name].recvfrom(*taking))
 
     # -- choices
 
     def _mailbox(self) -> str:
-        return self.chance.choice(["x", "x", "x", "y", "y", "z"])
+        return self.rng.choice(["x", "x", "x", "y", "y", "z"])
 
     def _target(self) -> tuple[str, int]:
-        peer = self.chance.choice([PEER, PEER, PEER, OTHER, LOCAL, SECOND])
+        peer = self.rng.choice([PEER, PEER, PEER, OTHER, LOCAL, SECOND])
         ports = [5000, 5001, 7000, 0] if peer == LOCAL else [6000, 7000, 0]
-        return str(peer), self.chance.choice([4000, 4000, 4001] if peer in {PEER, OTHER} else ports)
+        return str(peer), self.rng.choice([4000, 4000, 4001] if peer in {PEER, OTHER} else ports)
 
     def _payload(self) -> bytes:
-        chance = self.chance
-        octets = chance.choice([0, 1, 64, 64, 64, 78, 79, 300, 1500, 4096, 8191, 8192, 30_000])
-        if chance.random() < _HUGE_CHANCE:
-            octets = chance.choice([(1 << 20) - 48, 1 << 20, (1 << 20) + 1, (2 << 20) + 1])
-        return chance.randbytes(4) * (octets // 4) + bytes(octets % 4)
+        rng = self.rng
+        byte_count = rng.choice([0, 1, 64, 64, 64, 78, 79, 300, 1500, 4096, 8191, 8192, 30_000])
+        if rng.random() < _HUGE_CHANCE:
+            byte_count = rng.choice([(1 << 20) - 48, 1 << 20, (1 << 20) + 1, (2 << 20) + 1])
+        return rng.randbytes(4) * (byte_count // 4) + bytes(byte_count % 4)
 
 
 _STEPS: Final = [

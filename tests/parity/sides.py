@@ -18,8 +18,8 @@ from ipaddress import IPv4Address, ip_address
 from typing import Any
 
 from tests.parity.planes import LOCAL, MS, OTHER, PEER, PairStream
-from urds.constants import HeaderFlag
-from urds.dataplane.base import (
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import (
     Buffer,
     Limits,
     Mailbox,
@@ -29,7 +29,7 @@ from urds.dataplane.base import (
     PathRow,
     Plane,
 )
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 SECOND = ip_address("127.0.83.4")  # of this process, as `LOCAL`
 REFUSED = ip_address("127.0.83.9")  # the control plane refuses to resolve it
@@ -39,7 +39,7 @@ UNCOMPARED = {
     "tcp_data_ready_calls",
     "tcp_write_space_calls",
     "tcp_sndbuf_full",
-    "helper_passes",
+    "progress_thread_passes",
     "recv_immediate_retry",
     "send_queue_empty",
     "mprds_catchup_tx0_retries",
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class MeteredStream(PairStream):
-    """Takes so many octets and no more, wherever writes begin and end."""
+    """Takes so many bytes and no more, wherever writes begin and end."""
 
     room_bytes: int | None = None
     failure = 0
@@ -101,9 +101,9 @@ class Link:
         self._unwritten = b""
         self._unparsed = b""
 
-    def write(self, octets: bytes = b"") -> None:
+    def write(self, data: bytes = b"") -> None:
         """Write what the stream takes; the rest goes with the next write."""
-        self._unwritten += octets
+        self._unwritten += data
         with suppress(OSError):
             while self._unwritten:
                 self._unwritten = self._unwritten[self.socket.send(self._unwritten) :]
@@ -114,20 +114,20 @@ class Link:
 
     def read(self) -> bytes:
         """Read everything that is there."""
-        octets = b""
+        data = b""
         try:
             while not self.ended:
                 some = self.socket.recv(_READ_BYTES)
-                octets += some
+                data += some
                 self.ended = not some
         except BlockingIOError:
             pass
         except OSError:
-            self.ended = True  # with octets that the plane did not read
-        return octets
+            self.ended = True  # with bytes that the plane did not read
+        return data
 
-    def seen(self, octets: bytes) -> object:
-        """Return what is compared of octets: whole frames, and the beginning of one.
+    def seen(self, data: bytes) -> object:
+        """Return what is compared of bytes: whole frames, and the beginning of one.
 
         Whether a message asks for an acknowledgement depends on when it left, so that is no part
         of it. Of maps, and of acknowledgements without a message, only the newest ones are: how
@@ -135,7 +135,7 @@ class Link:
         """
         frames: list[tuple[Header, bytes]] = []
         newest: dict[int, tuple[Header, bytes]] = {}
-        self._unparsed += octets
+        self._unparsed += data
         while len(self._unparsed) >= HEADER_BYTES:
             header = Header.parse(self._unparsed[:HEADER_BYTES])
             end = HEADER_BYTES + header.payload_bytes
@@ -233,13 +233,13 @@ class Side:
                 break
 
     def read(self) -> dict[str, bytes]:
-        """Return the octets that came out of the plane since the last look."""
+        """Return the bytes that came out of the plane since the last look."""
         return {name: link.read() for name, link in self.links.items()}
 
-    def seen(self, octets: dict[str, bytes]) -> dict[str, object]:
+    def seen(self, data: dict[str, bytes]) -> dict[str, object]:
         """Return what is compared after a step."""
         arrived: dict[str, object] = {
-            name: (link.seen(octets[name]), link.ended) for name, link in self.links.items()
+            name: (link.seen(data[name]), link.ended) for name, link in self.links.items()
         }
         arrived["before"] = [link.seen(link.read()) for link in self.old_links]
         for name, descriptor in self.descriptors.items():
@@ -261,7 +261,7 @@ class Side:
             name: count for name, count in snapshot.counters.items() if name not in UNCOMPARED
         }
         mailboxes = [replace(row, inode=bool(row.inode)) for row in snapshot.mailboxes]
-        paths = [_without_octets(row) for row in snapshot.paths]
+        paths = [_without_bytes(row) for row in snapshot.paths]
         return {
             **counters,
             "mailboxes": sorted(mailboxes, key=str),
@@ -300,7 +300,7 @@ class Side:
 
 
 def brief(value: object) -> object:
-    """Return a value for people: long octets as frames, their beginning, length and sum."""
+    """Return a value for people: long bytes as frames, their beginning, length and sum."""
     if isinstance(value, bytes) and len(value) >= HEADER_BYTES:
         headers = " ".join(_headers(value))
         return f"{value[:_BRIEF_BYTES].hex()}.. {len(value)} {zlib.crc32(value):08x} {headers}"
@@ -315,20 +315,18 @@ def brief(value: object) -> object:
     return value
 
 
-def _without_octets(row: PathRow) -> PathRow:
+def _without_bytes(row: PathRow) -> PathRow:
     """Return a row without what follows from how many maps and acknowledgements there were."""
-    return replace(
-        row, stream_sent_octets=0, stream_expected_octets=0, stream_acknowledged_octets=0
-    )
+    return replace(row, stream_sent_bytes=0, stream_expected_bytes=0, stream_acknowledged_bytes=0)
 
 
-def _headers(octets: bytes) -> Iterator[str]:
+def _headers(data: bytes) -> Iterator[str]:
     """Yield number, acknowledgement, ports, flags and length of what may be frames."""
-    while len(octets) >= HEADER_BYTES:
-        header = Header.parse(octets[:HEADER_BYTES], verify=False)
+    while len(data) >= HEADER_BYTES:
+        header = Header.parse(data[:HEADER_BYTES], verify=False)
         ports = f"{header.source_port}>{header.target_port}"
         yield f"{header.sequence}/{header.ack}/{ports}/{header.flags}/{header.payload_bytes}"
-        octets = octets[HEADER_BYTES + header.payload_bytes :]
+        data = data[HEADER_BYTES + header.payload_bytes :]
 
 
 def _readiness(descriptor: int) -> int:

@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, Remote, World, take
-from urds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
-from urds.dataplane.base import (
+from urds.rds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
+from urds.rds.plane.contract import (
     Control,
     Limits,
     Message,
@@ -17,7 +17,7 @@ from urds.dataplane.base import (
 ADDRESS = (str(PEER), PEER_PORT)
 
 
-def refusal(call: object, *arguments: object) -> int:
+def errno_of(call: object, *arguments: object) -> int:
     """Return the errno of a refused call, 0 if it was not refused."""
     try:
         call(*arguments)
@@ -27,14 +27,14 @@ def refusal(call: object, *arguments: object) -> int:
 
 
 class TestSendAccount:
-    """Payload octets until acknowledged, tested before a message is added."""
+    """Payload bytes until acknowledged, tested before a message is added."""
 
     @pytest.mark.rule("rds7-queue-full", "rds7-account-payload", "rds7-queued-until-acked")
     def test_it_is_tested_before_adding(self, world: World) -> None:
         mailbox = world.mailbox(send_bytes_max=100)
-        assert refusal(mailbox.sendto, bytes(99), ADDRESS) == 0
-        assert refusal(mailbox.sendto, bytes(100), ADDRESS) == 0
-        assert refusal(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
+        assert errno_of(mailbox.sendto, bytes(99), ADDRESS) == 0
+        assert errno_of(mailbox.sendto, bytes(100), ADDRESS) == 0
+        assert errno_of(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
         assert world.plane.snapshot().mailboxes[0].send_queued_bytes == 199
 
     def test_a_message_longer_than_the_account_is_too_long(self, world: World) -> None:
@@ -46,8 +46,8 @@ class TestSendAccount:
     def test_each_mailbox_has_its_own(self, world: World) -> None:
         first, second = world.mailbox(1, send_bytes_max=10), world.mailbox(2, send_bytes_max=10)
         first.sendto(bytes(10), ADDRESS)
-        assert refusal(first.sendto, b"x", ADDRESS) == errno.EAGAIN
-        assert refusal(second.sendto, b"x", ADDRESS) == 0
+        assert errno_of(first.sendto, b"x", ADDRESS) == errno.EAGAIN
+        assert errno_of(second.sendto, b"x", ADDRESS) == 0
 
     @pytest.mark.parametrize("gathered", [False, True])
     def test_from_half_of_it_on_messages_ask(self, world: World, gathered: bool) -> None:
@@ -67,10 +67,10 @@ class TestSendAccount:
         mailbox = world.mailbox(send_bytes_max=10)
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
         mailbox.sendto(bytes(10), ADDRESS)
-        assert refusal(mailbox.sendto, b"x", ADDRESS) == errno.EAGAIN
+        assert errno_of(mailbox.sendto, b"x", ADDRESS) == errno.EAGAIN
         remote.say(0, ack=1, source_port=0, target_port=0)
         world.turn()
-        assert refusal(mailbox.sendto, b"x", ADDRESS) == 0
+        assert errno_of(mailbox.sendto, b"x", ADDRESS) == 0
 
     def test_a_sender_finds_its_acknowledgements_itself(self, world: World) -> None:
         """No pass of the plane in between: the writer looks when its account fills."""
@@ -92,7 +92,7 @@ class TestPathMessages:
     def fill(self, world: World) -> tuple[object, int]:
         mailbox = world.mailbox()
         count = 0
-        while not refusal(mailbox.sendto, b"", ADDRESS):
+        while not errno_of(mailbox.sendto, b"", ADDRESS):
             count += 1
             assert count < 2000
         return mailbox, count
@@ -101,14 +101,14 @@ class TestPathMessages:
         """The bound is judged whenever a tail is: it may be passed by one tail."""
         mailbox, count = self.fill(world)
         assert 1000 <= count < 1030
-        assert refusal(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
+        assert errno_of(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
 
     def test_a_stream_that_takes_nothing_more_leaves_the_bound(self, world: World) -> None:
         """No write ends there: it is judged before each."""
         mailbox = world.mailbox()
         world.attach(buffer_bytes=4608)
         count = 0
-        while not refusal(mailbox.sendto, b"", ADDRESS):
+        while not errno_of(mailbox.sendto, b"", ADDRESS):
             count += 1
             assert count < 2000
         assert 1000 <= count < 1030
@@ -120,23 +120,23 @@ class TestPathMessages:
         mailbox, count = self.fill(world)
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
         world.turn(1)
-        assert refusal(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
+        assert errno_of(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
         remote.say(0, ack=count, source_port=0, target_port=0)
         world.turn()
-        assert refusal(mailbox.sendto, b"", ADDRESS) == 0
+        assert errno_of(mailbox.sendto, b"", ADDRESS) == 0
 
     @pytest.mark.parametrize("how", ["cancel", "give up", "close"])
     def test_what_is_taken_back_gives_room_without_a_stream(self, world: World, how: str) -> None:
         mailbox, _ = self.fill(world)
         other = world.mailbox(5001)
-        assert refusal(other.sendto, b"", ADDRESS) == errno.EAGAIN
+        assert errno_of(other.sendto, b"", ADDRESS) == errno.EAGAIN
         if how == "cancel":
             mailbox.cancel(None, None)
         elif how == "give up":
             world.path().drop_queue()
         else:
             mailbox.close(0)
-        assert refusal(other.sendto, b"", ADDRESS) == 0
+        assert errno_of(other.sendto, b"", ADDRESS) == 0
 
 
 class TestControlBudget:
@@ -226,10 +226,10 @@ class TestTakingBack:
         mailbox.sendto(b"x", (str(OTHER), 1))
         assert world.path().drop_queue() == 1
         assert world.counter("send_given_up") == 1
-        assert refusal(mailbox.sendto, b"y", (str(OTHER), 1)) == 0
-        assert refusal(mailbox.sendto, b"y", ADDRESS) == errno.EHOSTUNREACH
+        assert errno_of(mailbox.sendto, b"y", (str(OTHER), 1)) == 0
+        assert errno_of(mailbox.sendto, b"y", ADDRESS) == errno.EHOSTUNREACH
         world.turn()
-        assert refusal(mailbox.sendto, b"y", ADDRESS) == 0
+        assert errno_of(mailbox.sendto, b"y", ADDRESS) == 0
         assert world.turn() == [Wanted(world.path())]
 
     def test_a_new_life_of_the_peer_gives_back_what_the_old_one_took(self, world: World) -> None:
@@ -270,7 +270,7 @@ class TestTakingBack:
         assert world.counter("recv_drop_closed") == 1
         assert world.counter("recv_drop_no_sock") == 1
         for call in (lambda: mailbox.sendto(b"x", ADDRESS), lambda: mailbox.recvfrom(1)):
-            assert refusal(call) == errno.EBADF
+            assert errno_of(call) == errno.EBADF
 
 
 class TestReceiving:
@@ -285,7 +285,7 @@ class TestReceiving:
         assert mailbox.recvfrom(3, int(MSG_PEEK)) == (b"abc", ADDRESS)
         assert mailbox.recvfrom(3) == (b"abc", ADDRESS)
         assert mailbox.recvfrom(100) == (b"next", ADDRESS)
-        assert refusal(mailbox.recvfrom, 1, int(MSG_DONTWAIT)) == errno.EAGAIN
+        assert errno_of(mailbox.recvfrom, 1, int(MSG_DONTWAIT)) == errno.EAGAIN
 
     def test_a_message_tells_everything(self, world: World) -> None:
         mailbox = world.mailbox(timestamps=True, traces=(2, 0))
@@ -338,7 +338,7 @@ class TestSnapshot:
         assert (row.sequence_next, row.sequence_expected) == (2, 42)
         assert (row.unsent_messages, row.unacknowledged_messages) == (0, 1)
         assert (row.header_remaining_bytes, row.data_remaining_bytes) == (28, 0)
-        assert row.stream_sent_octets == row.stream_acknowledged_octets == 8240 + 49 + 48
+        assert row.stream_sent_bytes == row.stream_acknowledged_bytes == 8240 + 49 + 48
 
     def test_messages_are_in_one_table_each(self, world: World) -> None:
         mailbox = world.mailbox()

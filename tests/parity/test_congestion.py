@@ -16,8 +16,8 @@ from tests.parity.planes import (
     message,
     take,
 )
-from urds.constants import HeaderFlag
-from urds.dataplane.base import (
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import (
     CongestionNotice,
     Limits,
     Mailbox,
@@ -25,7 +25,7 @@ from urds.dataplane.base import (
     Release,
     Wanted,
 )
-from urds.wire.congestion_map import CongestionMap
+from urds.rds.wire.congestion_map import CongestionMap
 
 ADDRESS = (str(PEER), PEER_PORT)
 FULL_MAP = CongestionMap([PEER_PORT]).emit()
@@ -351,8 +351,8 @@ class TestTheirPort:
         group = PEER_PORT % 64
         mailbox = world.mailbox(monitor=True, monitor_mask=1 << (group if watched else group + 1))
         remote = world.attach()
-        for octets in (FULL_MAP, EMPTY_MAP):
-            remote.say_map(octets)
+        for data in (FULL_MAP, EMPTY_MAP):
+            remote.say_map(data)
             world.turn()
         notice = mailbox.receive(wait_ns=0)
         assert notice == (CongestionNotice(1 << group) if watched else None)
@@ -361,8 +361,8 @@ class TestTheirPort:
         mailbox = world.mailbox(monitor=True, monitor_mask=1 << PEER_PORT % 64)
         remote = world.attach()
         remote.say(1, b"message")
-        for octets in (FULL_MAP, EMPTY_MAP):
-            remote.say_map(octets)
+        for data in (FULL_MAP, EMPTY_MAP):
+            remote.say_map(data)
             world.turn()
         assert isinstance(mailbox.receive(wait_ns=0), CongestionNotice)
         assert take(mailbox) == [b"message"]
@@ -370,8 +370,8 @@ class TestTheirPort:
     def test_without_the_monitor_nobody_is_told(self, world: World) -> None:
         mailbox = world.mailbox()
         remote = world.attach()
-        for octets in (FULL_MAP, EMPTY_MAP):
-            remote.say_map(octets)
+        for data in (FULL_MAP, EMPTY_MAP):
+            remote.say_map(data)
             world.turn()
         assert mailbox.receive(wait_ns=0) is None
 

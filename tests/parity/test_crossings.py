@@ -9,15 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.parity.planes import MS, PEER, PEER_PORT, PORT, Remote, World, take
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Agreement, Buffer, Limits, Mailbox, Release
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Agreement, Buffer, Limits, Mailbox, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 ASKING_MAX = Limits().unacked_packets_max
 
 
 def in_the_next_write(remote: Remote, step: Callable[[], object]) -> None:
-    """Have `step` done once the stream took the next octets, before their writer knows."""
+    """Have `step` done once the stream took the next bytes, before their writer knows."""
     write = remote.stream.sendmsg
 
     def sendmsg(buffers: list[Buffer], *_: object) -> int:
@@ -75,14 +75,14 @@ def test_a_map_is_not_left_behind_by_a_lone_message(
         remote.say(2 + number, bytes(3000), target_port=PORT + 1)
     world.turn()
     world.turn(ms=2)
-    flush = world.plane.flush_tails
+    flush = world.plane.flush_batches
 
     def send_and_flush() -> None:
         mailbox.sendto(b"lone", ADDRESS)
         flush()
 
     remote.frames()
-    monkeypatch.setattr(world.plane, "flush_tails", send_and_flush)
+    monkeypatch.setattr(world.plane, "flush_batches", send_and_flush)
     other.close()
     monkeypatch.undo()
     world.turn(ms=2)

@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
-from urds.constants import RdmaStatus
-from urds.dataplane.base import Limits, Mailbox, Release
-from urds.dataplane.operations import AtomicOperation, OperationNotice
-from urds.wire.congestion_map import CongestionMap
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.contract import Limits, Mailbox, Release
+from urds.rds.plane.operations import AtomicOperation, OperationNotice
+from urds.rds.wire.congestion_map import CongestionMap
 
 ADDRESS = (str(PEER), PEER_PORT)
 Look = Callable[[int], tuple[bool, bool]]
@@ -244,7 +244,7 @@ def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
     )
     with world.plane.lock:
         mailbox.note_operation(operation)
-    world.plane.settle()
+    world.plane.finish_pass()
     assert look(descriptor) == (True, True)
     assert mailbox.receive(wait_ns=0) == (OperationNotice(5, RdmaStatus.SUCCESS),)
     assert look(descriptor) == (False, True)

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, PORT, World
-from urds.constants import (
+from urds.rds.constants import (
     MSG_DONTWAIT,
     MSG_ERRQUEUE,
     MSG_NOSIGNAL,
@@ -20,7 +20,7 @@ from urds.constants import (
     MSG_TRUNC,
     MSG_ZEROCOPY,
 )
-from urds.dataplane.base import MailboxSettings, Release
+from urds.rds.plane.contract import MailboxSettings, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 20_000
@@ -34,8 +34,8 @@ WRITABLE = {
 }
 
 
-class Octets(bytes):
-    """Octets of a class of its own."""
+class BytesLike(bytes):
+    """Bytes of a class of its own."""
 
 
 class Number(int):
@@ -67,7 +67,7 @@ class TestArguments:
             world.mailbox().sendto(b"octets", flags, ADDRESS)
 
     @pytest.mark.parametrize("payload", ["text", 5, None, [1]])
-    def test_a_payload_has_octets(self, world: World, payload: object) -> None:
+    def test_a_payload_has_bytes(self, world: World, payload: object) -> None:
         with pytest.raises(TypeError, match="bytes-like object"):
             world.mailbox().sendto(payload, ADDRESS)
 
@@ -81,10 +81,10 @@ class TestArguments:
             world.mailbox().sendto(b"", None)
         assert refused.value.errno == errno.ENOTCONN
 
-    @pytest.mark.parametrize("octets_max", [-1, -(1 << 70)])
+    @pytest.mark.parametrize("bytes_max", [-1, -(1 << 70)])
     @pytest.mark.parametrize("flags", [0, MSG_DONTWAIT, MSG_OOB, MSG_ERRQUEUE])
     def test_a_negative_size_is_refused_at_once(
-        self, world: World, octets_max: int, flags: int
+        self, world: World, bytes_max: int, flags: int
     ) -> None:
         """As `socket.recvfrom` does, whether anything is there or not."""
         mailbox, remote = world.mailbox(), world.attach()
@@ -92,22 +92,22 @@ class TestArguments:
             if shown:
                 mailbox.fileno()
             with pytest.raises(ValueError, match="negative buffersize in recvfrom"):
-                mailbox.recvfrom(octets_max, flags)
+                mailbox.recvfrom(bytes_max, flags)
         remote.say(1, b"octets")
         world.turn()
         with pytest.raises(ValueError, match="negative buffersize in recvfrom"):
-            mailbox.recvfrom(octets_max, flags)
+            mailbox.recvfrom(bytes_max, flags)
         assert mailbox.recvfrom(10) == (b"octets", ADDRESS)
 
-    @pytest.mark.parametrize("octets_max", ["10", 3.5, None, b"10"])
+    @pytest.mark.parametrize("bytes_max", ["10", 3.5, None, b"10"])
     def test_a_size_that_is_no_integer_costs_no_message(
-        self, world: World, octets_max: object
+        self, world: World, bytes_max: object
     ) -> None:
         mailbox, remote = world.mailbox(), world.attach()
         remote.say(1, b"octets")
         world.turn()
         with pytest.raises(TypeError):
-            mailbox.recvfrom(octets_max)
+            mailbox.recvfrom(bytes_max)
         assert mailbox.recvfrom(10) == (b"octets", ADDRESS)
 
     def test_flags_of_a_receiver(self, world: World) -> None:
@@ -127,26 +127,26 @@ class TestArguments:
 
 
 class TestPayloads:
-    @pytest.mark.parametrize("octets", [0, 1, 77, 78, 79, 255, 256, 8191, 8192, LONG])
+    @pytest.mark.parametrize("byte_count", [0, 1, 77, 78, 79, 255, 256, 8191, 8192, LONG])
     @pytest.mark.parametrize(
-        "kind", [bytes, bytearray, memoryview, Octets, lambda octets: array("B", octets)]
+        "kind", [bytes, bytearray, memoryview, BytesLike, lambda data: array("B", data)]
     )
-    def test_of_any_kind_and_length(self, world: World, octets: int, kind: object) -> None:
-        payload = bytes(index % 251 for index in range(octets))
+    def test_of_any_kind_and_length(self, world: World, byte_count: int, kind: object) -> None:
+        payload = bytes(index % 251 for index in range(byte_count))
         mailbox, remote = world.mailbox(), world.attach()
-        assert mailbox.sendto(kind(payload), ADDRESS) == octets
+        assert mailbox.sendto(kind(payload), ADDRESS) == byte_count
         world.turn(5)
         assert [frame.payload for frame in remote.messages()] == [payload]
 
-    @pytest.mark.parametrize("octets", [100, LONG])
-    def test_strewn_octets_are_gathered(self, world: World, octets: int) -> None:
-        payload = bytes(index % 251 for index in range(octets))
+    @pytest.mark.parametrize("byte_count", [100, LONG])
+    def test_strewn_bytes_are_gathered(self, world: World, byte_count: int) -> None:
+        payload = bytes(index % 251 for index in range(byte_count))
         mailbox, remote = world.mailbox(), world.attach()
-        assert mailbox.sendto(memoryview(payload)[::2], ADDRESS) == octets // 2
+        assert mailbox.sendto(memoryview(payload)[::2], ADDRESS) == byte_count // 2
         world.turn(5)
         assert [frame.payload for frame in remote.messages()] == [payload[::2]]
 
-    def test_other_formats_count_in_octets(self, world: World) -> None:
+    def test_other_formats_count_in_bytes(self, world: World) -> None:
         mailbox, remote = world.mailbox(), world.attach()
         assert mailbox.sendto(array("I", [1, 2, 3]), ADDRESS) == 12
         assert mailbox.send([array("H", [4]), b"", b"end"], ADDRESS, wait_ns=0) == 5
@@ -154,15 +154,15 @@ class TestPayloads:
         texts = [array("I", [1, 2, 3]).tobytes(), array("H", [4]).tobytes() + b"end"]
         assert [frame.payload for frame in remote.messages()] == texts
 
-    @pytest.mark.parametrize("octets", [10, 8191, 8192, LONG, 1_000_000])
+    @pytest.mark.parametrize("byte_count", [10, 8191, 8192, LONG, 1_000_000])
     @pytest.mark.parametrize("way", ["sendto", "send", "gathered"])
     @pytest.mark.parametrize("kind", [*WRITABLE])
     def test_a_writable_one_is_the_callers_again_at_once(
-        self, world: World, octets: int, way: str, kind: str
+        self, world: World, byte_count: int, way: str, kind: str
     ) -> None:
         mailbox, remote = world.mailbox(send_bytes_max=4 << 20), world.attach()
-        memory = mmap.mmap(-1, octets) if kind == "mmap" else bytearray(octets)
-        memory[:] = b"a" * octets
+        memory = mmap.mmap(-1, byte_count) if kind == "mmap" else bytearray(byte_count)
+        memory[:] = b"a" * byte_count
         payload = WRITABLE[kind](memory)
         mailbox.sendto(bytes(10), ADDRESS)
         if way == "sendto":
@@ -170,14 +170,14 @@ class TestPayloads:
         else:
             buffers = [payload] if way == "send" else [payload, b"end"]
             mailbox.send(buffers, ADDRESS, wait_ns=0)
-        memory[:] = b"b" * octets
+        memory[:] = b"b" * byte_count
         got: list[bytes] = []
         for _ in range(100):
             world.turn(5)
             got += [frame.payload for frame in remote.messages()]
-        assert got == [bytes(10), b"a" * octets + b"end" * (way == "gathered")]
+        assert got == [bytes(10), b"a" * byte_count + b"end" * (way == "gathered")]
 
-    @pytest.mark.parametrize("kind", [bytes, memoryview, lambda octets: memoryview(octets)[1:]])
+    @pytest.mark.parametrize("kind", [bytes, memoryview, lambda data: memoryview(data)[1:]])
     def test_bytes_and_views_of_them_are_not_copied(self, world: World, kind: object) -> None:
         mailbox, remote = world.mailbox(), world.attach(release=Release.PEER_ACKNOWLEDGED)
         payload = bytes(LONG)
@@ -201,12 +201,12 @@ class TestPayloads:
         world.turn()
         payload.append(1)
 
-    @pytest.mark.parametrize("octets", [10, 8191, LONG])
-    def test_one_to_be_kept_may_be_of_any_kind(self, world: World, octets: int) -> None:
+    @pytest.mark.parametrize("byte_count", [10, 8191, LONG])
+    def test_one_to_be_kept_may_be_of_any_kind(self, world: World, byte_count: int) -> None:
         """Short ones, several, and those in pieces are copied all the same."""
         mailbox, remote = world.mailbox(send_bytes_max=1 << 20), world.attach()
-        payload = bytearray(index % 251 for index in range(octets))
-        wide = array("H", bytes(2 * octets))
+        payload = bytearray(index % 251 for index in range(byte_count))
+        wide = array("H", bytes(2 * byte_count))
         gathered: list[list[object]] = [
             [payload], [bytes(payload)], [memoryview(payload)[::2]], [payload, payload], [wide], [],
         ]  # fmt: skip
@@ -233,14 +233,14 @@ class TestPayloads:
             mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         payload.append(1)
 
-    @pytest.mark.parametrize("octets", [10, LONG])
-    def test_an_excess_is_discarded(self, world: World, octets: int) -> None:
+    @pytest.mark.parametrize("byte_count", [10, LONG])
+    def test_an_excess_is_discarded(self, world: World, byte_count: int) -> None:
         mailbox, remote = world.mailbox(receive_bytes_max=1 << 20), world.attach()
-        payload = bytes(index % 251 for index in range(octets))
-        for number, octets_max in enumerate((0, 1, octets - 1, octets, octets + 1), 1):
+        payload = bytes(index % 251 for index in range(byte_count))
+        for number, bytes_max in enumerate((0, 1, byte_count - 1, byte_count, byte_count + 1), 1):
             remote.say(number, payload)
             world.turn()
-            assert mailbox.recvfrom(octets_max) == (payload[:octets_max], ADDRESS)
+            assert mailbox.recvfrom(bytes_max) == (payload[:bytes_max], ADDRESS)
             assert mailbox.receive(wait_ns=0) is None
 
 

@@ -1,8 +1,8 @@
 """A message that is alone on its path has a way of its own in the Python plane: its rare cases."""
 
 from tests.parity.planes import PEER, PEER_PORT, World, take
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Hold, Limits, Release
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Hold, Limits, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parity.planes import PEER, PEER_PORT, PORT, World, message, take
-from urds.dataplane.base import Down, DownReason, Release
+from urds.rds.plane.contract import Down, DownReason, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 64 << 10
@@ -25,13 +25,13 @@ def test_payloads_stay_what_they_were_while_more_is_read(
     remote = world.attach()
     remote.say_map()
     sent = texts(6, payload_bytes)
-    octets = b"".join(
+    data = b"".join(
         message(number, text, source_port=PEER_PORT, target_port=PORT)
         for number, text in enumerate(sent, 1)
     )
     got: list[bytes] = []
-    for start in range(0, len(octets), piece):
-        remote.write(octets[start : start + piece])
+    for start in range(0, len(data), piece):
+        remote.write(data[start : start + piece])
         world.turn()
         got += take(mailbox)
     assert got == sent
@@ -67,17 +67,17 @@ def test_a_very_long_payload_is_read_once_it_has_come(world: World) -> None:
     mailbox = world.mailbox(receive_bytes_max=ACCOUNT)
     remote = world.attach()
     remote.say_map()
-    octets = message(1, b"x" * VERY_LONG, source_port=PEER_PORT, target_port=PORT)
-    remote.write(octets[:48])
+    data = message(1, b"x" * VERY_LONG, source_port=PEER_PORT, target_port=PORT)
+    remote.write(data[:48])
     world.turn()
-    assert remote.stream.expected_octets == VERY_LONG
+    assert remote.stream.expected_bytes == VERY_LONG
     got: list[bytes] = []
-    for start in range(48, len(octets), 50_000):
-        remote.write(octets[start : start + 50_000])
+    for start in range(48, len(data), 50_000):
+        remote.write(data[start : start + 50_000])
         world.turn()
         got += take(mailbox)
     assert got == [b"x" * VERY_LONG]
-    assert remote.stream.expected_octets == 1
+    assert remote.stream.expected_bytes == 1
 
 
 def test_an_end_within_a_long_payload_is_told(world: World) -> None:

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from tests.parity.planes import OTHER, PEER, PEER_PORT, World
-from tests.planes import NATIVE, name_of
-from urds.dataplane.base import Plane
+from tests.support.planes import NATIVE, name_of
+from urds.rds.plane.contract import Plane
 
 
 def test_a_name_is_looked_up_at_each_send(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.parity.lockstep import Difference
 from tests.parity.random_crossings import cross
-from tests.planes import PLANES
-from urds.dataplane.base import Plane
-from urds.dataplane.native import NATIVE, PYTHON, missing
-from urds.dataplane.reference.plane import Plane as ReferencePlane
+from tests.support.planes import PLANES
+from urds.rds.plane.choose import NATIVE, PYTHON, missing
+from urds.rds.plane.contract import Plane
+from urds.rds.plane.python.plane import Plane as ReferencePlane
 
 CASES, SHARES = 100_000, 20
 SEEDS_PER_SHARE = 1000  # more than a share makes worlds
@@ -18,7 +18,7 @@ SEEDS_PER_SHARE = 1000  # more than a share makes worlds
 
 @pytest.mark.skipif(bool(missing()), reason=f"no compiled plane: {missing()}")
 @pytest.mark.parametrize("share", range(SHARES))
-def test_random_calls_and_octets_come_out_alike(share: int) -> None:
+def test_random_calls_and_bytes_come_out_alike(share: int) -> None:
     """One share of the cases; a failure names its seed and its last steps."""
     cross(share * SEEDS_PER_SHARE, CASES // SHARES, PLANES[PYTHON], PLANES[NATIVE])
 

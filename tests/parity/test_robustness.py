@@ -22,8 +22,8 @@ from tests.parity.planes import (
     take,
 )
 from tests.parity.sides import Link
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Down, DownReason, Hold, Release
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Down, DownReason, Hold, Release
 
 ADDRESS = (str(PEER), PEER_PORT)
 IDLE_PATH_BYTES_MAX = 16_384
@@ -31,7 +31,7 @@ SOURCES_BYTES_MAX = 1 << 20
 
 
 class TestInterrupts:
-    """A signal handler may raise at any call; nothing stays locked, and no octet goes twice."""
+    """A signal handler may raise at any call; nothing stays locked, and no byte goes twice."""
 
     def test_behind_a_write(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """How much was taken is not known: the stream ends, and the next one repeats."""
@@ -59,13 +59,13 @@ class TestInterrupts:
         assert sent[0].header.flags == HeaderFlag.RETRANSMITTED
 
     def test_behind_a_read(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Octets are lost between the stream and us: it has no framing any more, and ends."""
+        """Bytes are lost between the stream and us: it has no framing any more, and ends."""
         mailbox = world.mailbox()
         remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
         read = PairStream.recv
 
-        def interrupted(stream: PairStream, octets_max: int) -> bytes:
-            read(stream, octets_max)
+        def interrupted(stream: PairStream, bytes_max: int) -> bytes:
+            read(stream, bytes_max)
             raise KeyboardInterrupt
 
         remote.say(1, b"lost on the way")

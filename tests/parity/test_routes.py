@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, World
-from urds.dataplane.base import Hold, Limits, Wanted
+from urds.rds.plane.contract import Hold, Limits, Wanted
 
 ADDRESS = (str(PEER), PEER_PORT)
 

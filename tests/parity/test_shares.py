@@ -1,6 +1,6 @@
 """No destination holds a socket: how destinations share its send account, on both planes.
 
-The theory stands in `urds.dataplane.reference.accounts`; SO_SNDBUF is 1,000 bytes here.
+The theory stands in `urds.rds.plane.python.accounts`; SO_SNDBUF is 1,000 bytes here.
 """
 
 import errno
@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, ip_address
 import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, Remote, World
-from urds.constants import MSG_DONTWAIT
-from urds.dataplane.base import (
+from urds.rds.constants import MSG_DONTWAIT
+from urds.rds.plane.contract import (
     ALL_GROUPS,
     CongestionNotice,
     Limits,
@@ -27,7 +27,7 @@ THIRD, FOURTH = ((f"127.0.83.{number}", PEER_PORT) for number in (5, 6))
 ABSENT_MS = 30_000
 
 
-def refusal(mailbox: Mailbox, payload_bytes: int, address: tuple[str, int]) -> int:
+def errno_of(mailbox: Mailbox, payload_bytes: int, address: tuple[str, int]) -> int:
     """Send without waiting; return the errno of a refusal, 0 for none."""
     try:
         mailbox.sendto(bytes(payload_bytes), int(MSG_DONTWAIT), address)
@@ -39,7 +39,7 @@ def refusal(mailbox: Mailbox, payload_bytes: int, address: tuple[str, int]) -> i
 def fill(mailbox: Mailbox, address: tuple[str, int], payload_bytes: int = 100) -> tuple[int, int]:
     """Send until it is refused; return how many messages were queued, and the errno."""
     for count in range(1000):
-        code = refusal(mailbox, payload_bytes, address)
+        code = errno_of(mailbox, payload_bytes, address)
         if code:
             return count, code
     raise AssertionError("never full")
@@ -99,12 +99,12 @@ class TestWhoMayQueue:
 
     def test_a_destination_is_a_host_with_all_its_ports(self, mailbox: Mailbox) -> None:
         fill(mailbox, FIRST)
-        assert refusal(mailbox, 1, (str(PEER), PEER_PORT + 1)) == errno.EAGAIN
+        assert errno_of(mailbox, 1, (str(PEER), PEER_PORT + 1)) == errno.EAGAIN
 
     def test_the_first_account_belongs_to_who_crosses_half(self, mailbox: Mailbox) -> None:
         for address in (FIRST, SECOND):
-            assert refusal(mailbox, 249, address) == 0
-        assert refusal(mailbox, 100, SECOND) == 0  # 598 now: it is the second's
+            assert errno_of(mailbox, 249, address) == 0
+        assert errno_of(mailbox, 100, SECOND) == 0  # 598 now: it is the second's
         assert fill(mailbox, SECOND)[1] == errno.ENOBUFS
         assert fill(mailbox, FIRST) == (3, errno.ENOBUFS)  # 451 are free at 549
 
@@ -119,9 +119,9 @@ class TestWhoMayQueue:
     def test_who_holds_nothing_gets_one_message_over_the_size(self, mailbox: Mailbox) -> None:
         """Else a long one would never find room beside many short ones."""
         fill(mailbox, FIRST)
-        assert refusal(mailbox, 400, SECOND) == 0
-        assert refusal(mailbox, SIZE, THIRD) == 0
-        assert refusal(mailbox, 1, FOURTH) == errno.ENOBUFS
+        assert errno_of(mailbox, 400, SECOND) == 0
+        assert errno_of(mailbox, SIZE, THIRD) == 0
+        assert errno_of(mailbox, 1, FOURTH) == errno.ENOBUFS
 
     def test_linux_has_one_account(self, world: World) -> None:
         mailbox = world.mailbox(send_bytes_max=SIZE, single_account=True)
@@ -151,16 +151,16 @@ class TestWhoMayQueue:
     def test_a_loop_holds_nothing_and_passes(self, world: World, mailbox: Mailbox) -> None:
         mailbox.route(LOCAL, world.plane.loop(local=LOCAL, peer=LOCAL))
         fill(mailbox, FIRST)
-        assert refusal(mailbox, 10, (str(LOCAL), 5000)) == 0
+        assert errno_of(mailbox, 10, (str(LOCAL), 5000)) == 0
         assert mailbox.recvfrom(100)[0] == bytes(10)
         fill(mailbox, SECOND, SIZE)
         fill(mailbox, THIRD, SIZE)
-        assert refusal(mailbox, 10, (str(LOCAL), 5000)) == errno.ENOBUFS
+        assert errno_of(mailbox, 10, (str(LOCAL), 5000)) == errno.ENOBUFS
 
     def test_the_refusal_says_how_much_and_to_whom(self, mailbox: Mailbox) -> None:
         fill(mailbox, FIRST)
         fill(mailbox, SECOND)
-        said = f"600 octets are queued to {OTHER}, one of several that share 1000"
+        said = f"600 bytes are queued to {OTHER}, one of several that share 1000"
         with pytest.raises(OSError, match=said):
             mailbox.sendto(bytes(100), int(MSG_DONTWAIT), SECOND)
 
@@ -182,9 +182,9 @@ class TestWakingUp:
         remote = peer_of(world, SECOND)
         fill(mailbox, FIRST)
         assert not writable(mailbox)
-        assert refusal(mailbox, 100, SECOND) == 0
+        assert errno_of(mailbox, 100, SECOND) == 0
         assert writable(mailbox)
-        assert refusal(mailbox, 100, FIRST) == errno.ENOBUFS, "else a poll would spin"
+        assert errno_of(mailbox, 100, FIRST) == errno.ENOBUFS, "else a poll would spin"
         fill(mailbox, SECOND)
         fill(mailbox, THIRD, SIZE)
         assert not writable(mailbox)
@@ -195,11 +195,11 @@ class TestWakingUp:
         """POLLOUT must not come and go with each answer beside a full destination."""
         first, second = peer_of(world, FIRST), peer_of(world, SECOND)
         fill(mailbox, FIRST)
-        assert refusal(mailbox, 10, SECOND) == 0
+        assert errno_of(mailbox, 10, SECOND) == 0
         acknowledge(world, second, 1)
         assert queued_bytes(world) == SIZE
         assert writable(mailbox)
-        assert refusal(mailbox, 100, FIRST) == errno.ENOBUFS
+        assert errno_of(mailbox, 100, FIRST) == errno.ENOBUFS
         acknowledge(world, first, 6)
         assert fill(mailbox, FIRST) == (6, errno.EAGAIN)
         assert not writable(mailbox)
@@ -211,7 +211,7 @@ class TestWakingUp:
         assert not readable(mailbox)
         acknowledge(world, remote, 1)
         assert readable(mailbox)
-        assert refusal(mailbox, 100, SECOND) == 0
+        assert errno_of(mailbox, 100, SECOND) == 0
         assert mailbox.receive(wait_ns=0) is None
         assert not readable(mailbox)
 
@@ -245,14 +245,14 @@ class TestWakingUp:
         assert not readable(mailbox), "200 are free, and it holds 300; who freed them holds 500"
         acknowledge(world, remote, 2)
         assert readable(mailbox)
-        assert refusal(mailbox, 100, THIRD) == 0
+        assert errno_of(mailbox, 100, THIRD) == 0
 
     def test_no_news_without_room(self, world: World, mailbox: Mailbox) -> None:
         """Else who waits for the notice would spin: send, be refused, be told, send."""
         remotes = [peer_of(world, address) for address in (SECOND, THIRD)]
         fill(mailbox, FIRST)
         fill(mailbox, SECOND)
-        assert refusal(mailbox, 10, THIRD) == 0
+        assert errno_of(mailbox, 10, THIRD) == 0
         acknowledge(world, remotes[1], 1)
         assert not readable(mailbox), "600 are held, 400 are free"
         acknowledge(world, remotes[0], 1)
@@ -261,13 +261,13 @@ class TestWakingUp:
     def test_the_shortest_refused_message_counts(self, world: World, mailbox: Mailbox) -> None:
         remote = peer_of(world, SECOND)
         fill(mailbox, FIRST)
-        assert refusal(mailbox, SIZE, SECOND) == 0
-        assert refusal(mailbox, SIZE, THIRD) == 0
+        assert errno_of(mailbox, SIZE, SECOND) == 0
+        assert errno_of(mailbox, SIZE, THIRD) == 0
         for size in (SIZE, 5):
-            assert refusal(mailbox, size, FOURTH) == errno.ENOBUFS
+            assert errno_of(mailbox, size, FOURTH) == errno.ENOBUFS
         acknowledge(world, remote, 1)
         assert readable(mailbox)
-        assert refusal(mailbox, 5, FOURTH) == 0
+        assert errno_of(mailbox, 5, FOURTH) == 0
 
     def test_a_larger_buffer_is_told(self, world: World, mailbox: Mailbox) -> None:
         fill(mailbox, FIRST)
@@ -275,7 +275,7 @@ class TestWakingUp:
         assert not readable(mailbox)
         mailbox.configure(MailboxSettings(send_bytes_max=2 * SIZE))
         assert readable(mailbox)
-        assert refusal(mailbox, 100, SECOND) == 0
+        assert errno_of(mailbox, 100, SECOND) == 0
 
     @pytest.mark.parametrize("address", [SECOND, None], ids=["there", "anywhere"])
     def test_a_subscriber_to_a_refused_destination_hears_of_that(
@@ -285,7 +285,7 @@ class TestWakingUp:
         told: list[str] = []
         fill(mailbox, FIRST)
         fill(mailbox, SECOND)
-        assert refusal(mailbox, 10, THIRD) == 0
+        assert errno_of(mailbox, 10, THIRD) == 0
         mailbox.subscribe(lambda: told.append("there"), room=True, address=address)
         acknowledge(world, third, 1)
         assert told == ([] if address else ["there"]), "no room there yet"
@@ -329,7 +329,7 @@ class TestAbsentPeers:
         peer_of(world, SECOND)
         fill(mailbox, FIRST)
         world.turn(ABSENT_MS)
-        assert refusal(mailbox, 1, FIRST) == errno.EAGAIN, "it is the only one"
+        assert errno_of(mailbox, 1, FIRST) == errno.EAGAIN, "it is the only one"
         assert fill(mailbox, SECOND) == (10, errno.ENOBUFS)
         assert queued_bytes(world) == 2 * SIZE
 
@@ -344,16 +344,16 @@ class TestAbsentPeers:
         world.turn(ABSENT_MS)
         assert world.counter("send_given_up") == 6
         assert queued_bytes(world) == SIZE + 600
-        assert refusal(mailbox, 1, SECOND) == errno.EHOSTUNREACH
-        assert refusal(mailbox, 1, SECOND) == 0
+        assert errno_of(mailbox, 1, SECOND) == errno.EHOSTUNREACH
+        assert errno_of(mailbox, 1, SECOND) == 0
         assert fill(mailbox, FOURTH)[0] == 6, "the second account is whole"
 
     def test_after_a_thousand_deaths_the_living_have_all(self, world: World) -> None:
         mailbox = world.mailbox(send_bytes_max=SIZE)
         for number in range(1000):
             address = (str(ip_address("127.1.0.1") + number), PEER_PORT)
-            refusal(mailbox, 90, address)
-            refusal(mailbox, 90, address)
+            errno_of(mailbox, 90, address)
+            errno_of(mailbox, 90, address)
             if number % 5 == 4:
                 world.turn(ABSENT_MS)
             if number % 100 == 0:
@@ -380,7 +380,7 @@ class TestAbsentPeers:
         fill(mailbox, FIRST)
         world.turn(2 * ABSENT_MS)
         assert queued_bytes(world) == SIZE
-        assert refusal(mailbox, 1, SECOND) == errno.EAGAIN
+        assert errno_of(mailbox, 1, SECOND) == errno.EAGAIN
 
 
 class TestFullPaths:
@@ -398,15 +398,15 @@ class TestFullPaths:
         assert not writable(mailbox)
 
     def test_with_another_way_it_counts_as_congested(self, world: World, mailbox: Mailbox) -> None:
-        assert refusal(mailbox, 1, SECOND) == 0
+        assert errno_of(mailbox, 1, SECOND) == 0
         remote = peer_of(world, FIRST)
         assert self.fill_empty(mailbox) == errno.ENOBUFS
         assert writable(mailbox)
         assert not readable(mailbox)
-        assert refusal(mailbox, 1, SECOND) == 0
+        assert errno_of(mailbox, 1, SECOND) == 0
         world.turn(1)
         count = len(remote.messages())
         assert count >= 20
         acknowledge(world, remote, count)
         assert readable(mailbox)
-        assert refusal(mailbox, 0, FIRST) == 0
+        assert errno_of(mailbox, 0, FIRST) == 0

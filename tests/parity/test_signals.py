@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.parity.planes import PEER, PEER_PORT, PORT, RealWorld
-from urds.dataplane.base import Mailbox, Plane
+from tests.support.waiting import BUSY_S
+from urds.rds.plane.contract import Mailbox, Plane
 
 ADDRESS = (str(PEER), PEER_PORT)
 SIGNAL = signal.SIGUSR1
@@ -71,7 +72,7 @@ def send_all_about_it(mailbox: Mailbox) -> object:
 
 
 def close(mailbox: Mailbox) -> object:
-    return mailbox.close(5 * S)
+    return mailbox.close(60 * S)
 
 
 RECEIVES = [receive, receive_all_about_it]
@@ -102,7 +103,7 @@ def test_a_handler_that_raises_ends_the_wait(
     began = time.monotonic()
     with pytest.raises(Interrupted):
         wait(mailbox)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < BUSY_S
     # Nothing stays locked, and nobody who left is waited for.
     if not led:
         reader.start()
@@ -139,13 +140,20 @@ def test_any_other_handler_leaves_a_sender_waiting(
 
 def test_the_time_of_a_wait_is_not_begun_anew(real: RealWorld, caught: list[bool]) -> None:
     mailbox = real.mailbox()
-    caught += [False] * 3
-    for number in range(1, 4):
-        send_signal(number * SOON_S)
+    waiter, over = threading.get_ident(), threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(SOON_S):
+            caught.append(False)
+            signal.pthread_kill(waiter, SIGNAL)
+
+    sender = threading.Thread(target=go_on)
+    sender.start()
     began = time.monotonic()
     assert mailbox.receive(wait_ns=round(4 * SOON_S * S)) is None
-    assert 4 * SOON_S <= time.monotonic() - began < 6 * SOON_S + 0.5
-    assert not caught
+    over.set()
+    sender.join()
+    assert 4 * SOON_S <= time.monotonic() - began < BUSY_S
 
 
 def test_a_thread_that_helps_never_lets_in_a_signal_it_kept_out(real: RealWorld) -> None:

@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from tests.parity.planes import EMPTY_MAP, LOCAL, PEER, PEER_PORT, World, take
-from tests.unit.path_world import message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import (
+from tests.rds.plane.path_world import message
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import (
     Agreement,
     Control,
     Down,
@@ -202,7 +202,7 @@ class TestDown:
         assert [frame.payload for frame in world.attach().messages()] == [b"1"]
 
     @pytest.mark.parametrize(
-        ("octets", "reason", "counter"),
+        ("data", "reason", "counter"),
         [
             (message(1)[:16] + b"\xff" * 4 + message(1)[20:], DownReason.TOO_LONG, "too_long"),
             (
@@ -215,12 +215,12 @@ class TestDown:
         ],
         ids=["too long", "bad map", "bad acknowledgement", "bad checksum"],
     )
-    def test_a_breach_is_told_and_counted(
-        self, world: World, octets: bytes, reason: DownReason, counter: str
+    def test_a_protocol_error_is_told_and_counted(
+        self, world: World, data: bytes, reason: DownReason, counter: str
     ) -> None:
         remote = world.attach()
         world.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
-        remote.write(octets)
+        remote.write(data)
         (down,) = of(Down, world.turn())
         assert down.reason is reason
         assert world.counter(f"recv_drop_{counter}") == 1
@@ -246,10 +246,10 @@ class TestReports:
         for attachment in (1, 2):
             remote = world.attach()
             flags = HeaderFlag.CONG_BITMAP
-            octets = message(0, EMPTY_MAP, flags=flags, source_port=0, target_port=0)
-            remote.write(octets[:1460])
+            data = message(0, EMPTY_MAP, flags=flags, source_port=0, target_port=0)
+            remote.write(data[:1460])
             assert of(FirstFrame, world.turn()) == []
-            remote.write(octets[1460:])
+            remote.write(data[1460:])
             assert of(FirstFrame, world.turn()) == [FirstFrame(world.path(), attachment)]
             remote.say(1)
             assert of(FirstFrame, world.turn()) == []
@@ -317,7 +317,7 @@ class TestFreeing:
     def test_tcp_frees_once_the_peer_has_spoken(self, world: World) -> None:
         mailbox = world.mailbox()
         remote = world.attach(release=Release.STREAM_ACKNOWLEDGED)
-        remote.stream.unacknowledged_octets = 50
+        remote.stream.unacknowledged_bytes = 50
         mailbox.sendto(b"x" * 40, ADDRESS)
         mailbox.sendto(b"y" * 40, ADDRESS)
         world.turn(2)
@@ -325,7 +325,7 @@ class TestFreeing:
         remote.say_map()
         world.turn(4)
         assert world.plane.snapshot().mailboxes[0].send_queued_bytes == 40
-        remote.stream.unacknowledged_octets = 0
+        remote.stream.unacknowledged_bytes = 0
         world.turn(20)
         assert world.plane.snapshot().mailboxes[0].send_queued_bytes == 0
 
@@ -334,7 +334,7 @@ class TestFreeing:
         old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
-        old.stream.unacknowledged_octets = 10
+        old.stream.unacknowledged_bytes = 10
         mailbox.sendto(b"there", ADDRESS)
         mailbox.sendto(b"not there", ADDRESS)
         old.close()
@@ -346,7 +346,7 @@ class TestFreeing:
         old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
-        old.stream.unacknowledged_octets = 10
+        old.stream.unacknowledged_bytes = 10
         mailbox.sendto(b"there", ADDRESS)
         mailbox.sendto(b"not there", ADDRESS)
         assert [frame.payload for frame in world.attach().messages()] == [b"not there"]
@@ -428,7 +428,7 @@ class TestFences:
         first = world.attach(release=Release.STREAM_ACKNOWLEDGED)
         first.say_map()
         world.turn()
-        first.stream.unacknowledged_octets = 1 << 20
+        first.stream.unacknowledged_bytes = 1 << 20
         mailbox.sendto(b"first", ADDRESS)
         other = world.plane.path(local=LOCAL, peer=PEER, index=1, sequence_first=1)
         second = world.attach(path=other)
@@ -438,7 +438,7 @@ class TestFences:
         world.turn(20)
         assert second.messages() == []
         if how == "tcp":
-            first.stream.unacknowledged_octets = 0
+            first.stream.unacknowledged_bytes = 0
         elif how == "cancel":
             mailbox.cancel(None, None)
         else:
@@ -448,7 +448,7 @@ class TestFences:
 
 
 def test_a_full_stream_takes_the_rest_later(world: World) -> None:
-    """EAGAIN in the middle of a message: the octets go on where they stopped."""
+    """EAGAIN in the middle of a message: the bytes go on where they stopped."""
     mailbox = world.mailbox(send_bytes_max=1 << 20)
     remote = world.attach(buffer_bytes=4096)
     payload = bytes(range(256)) * 2000

@@ -1,7 +1,7 @@
 """Two paths over a stream that breaks anywhere: each message once, in order, in both kinds of peer.
 
-A stream is modelled exactly, as TCP has it: octets that were written, octets that the peer's TCP
-has and acknowledged, octets that the peer has read. A break takes what was not read, unless the
+A stream is modelled exactly, as TCP has it: bytes that were written, bytes that the peer's TCP
+has and acknowledged, bytes that the peer has read. A break takes what was not read, unless the
 reader drains it first, which the plane promises to do (`Path.attach`, `Down`).
 """
 
@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.path_world import Side
-from urds.dataplane.base import Hold, Limits, Release
+from tests.rds.plane.path_world import Side
+from tests.support.examples import examples
+from urds.rds.plane.contract import Hold, Limits, Release
 
 # Messages around the bounds at which a payload travels by reference or is collected apart.
 SIZES = st.sampled_from([0, 1, 40, 300, 8191, 8192, 9000, 40_000])
-OCTETS = st.sampled_from([1, 30, 48, 60, 500, 8240, 9000, 70_000, 1 << 20])
+BYTES = st.sampled_from([1, 30, 48, 60, 500, 8240, 9000, 70_000, 1 << 20])
 TICK_NS = Limits().acknowledge_delay_ns  # the longest that the receiver keeps one back
 STEPS = st.one_of(
     st.tuples(st.just("send"), SIZES),
-    st.tuples(st.just("write"), OCTETS),
-    st.tuples(st.just("arrive"), OCTETS),
-    st.tuples(st.just("read"), OCTETS),
-    st.tuples(st.just("answer"), OCTETS),
+    st.tuples(st.just("write"), BYTES),
+    st.tuples(st.just("arrive"), BYTES),
+    st.tuples(st.just("read"), BYTES),
+    st.tuples(st.just("answer"), BYTES),
     st.tuples(st.just("ask"), st.just(0)),
     st.tuples(st.just("tick"), st.just(0)),
     st.tuples(st.just("cut"), st.booleans()),
@@ -32,7 +33,7 @@ STEPS = st.one_of(
 
 @dataclass(slots=True)
 class Direction:
-    """Octets from one side to the other on the current stream."""
+    """Bytes from one side to the other on the current stream."""
 
     written: int = 0
     on_the_way: bytearray = field(default_factory=bytearray)  # not with the peer's TCP
@@ -69,20 +70,20 @@ class Link:
         self.sent.append(payload)
         self.sender.send(payload)
 
-    def write(self, octets: int) -> None:
-        self._move(self.sender, self.forth, octets)
+    def write(self, byte_count: int) -> None:
+        self._move(self.sender, self.forth, byte_count)
 
-    def answer(self, octets: int) -> None:
+    def answer(self, byte_count: int) -> None:
         """Let the receiver write, and the sender read what it wrote."""
-        self._move(self.receiver, self.back, octets)
-        self._arrive(self.back, octets)
-        self._read(self.sender, self.back, octets)
+        self._move(self.receiver, self.back, byte_count)
+        self._arrive(self.back, byte_count)
+        self._read(self.sender, self.back, byte_count)
 
-    def arrive(self, octets: int) -> None:
-        self._arrive(self.forth, octets)
+    def arrive(self, byte_count: int) -> None:
+        self._arrive(self.forth, byte_count)
 
-    def read(self, octets: int) -> None:
-        self._read(self.receiver, self.forth, octets)
+    def read(self, byte_count: int) -> None:
+        self._read(self.receiver, self.forth, byte_count)
 
     def ask(self, _: int = 0) -> None:
         """Ask the sender's TCP, as the plane does towards Linux."""
@@ -113,19 +114,19 @@ class Link:
             self.tick()
             self.ask()
 
-    def _move(self, side: Side, direction: Direction, octets: int) -> None:
-        written = side.write(octets)
+    def _move(self, side: Side, direction: Direction, byte_count: int) -> None:
+        written = side.write(byte_count)
         direction.written += len(written)
         direction.on_the_way += written
 
     @staticmethod
-    def _arrive(direction: Direction, octets: int) -> None:
-        direction.arrived += direction.on_the_way[:octets]
-        del direction.on_the_way[:octets]
+    def _arrive(direction: Direction, byte_count: int) -> None:
+        direction.arrived += direction.on_the_way[:byte_count]
+        del direction.on_the_way[:byte_count]
 
-    def _read(self, side: Side, direction: Direction, octets: int) -> None:
-        data = bytes(direction.arrived[:octets])
-        del direction.arrived[:octets]
+    def _read(self, side: Side, direction: Direction, byte_count: int) -> None:
+        data = bytes(direction.arrived[:byte_count])
+        del direction.arrived[:byte_count]
         if data:
             assert side.receive(data, self.now_ns) is None
         self.got += self.receiver.got()
@@ -145,7 +146,7 @@ KINDS = [
 
 @pytest.mark.rule("rds7-once", "rds7-reliable-in-order", "rds7-reliable-retry")
 @pytest.mark.parametrize(("release", "hold"), KINDS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_message_arrives_once_in_order(
     release: Release, hold: Hold, steps: list[tuple[str, int]]
@@ -174,7 +175,7 @@ def test_what_the_peer_has_not_is_never_freed(
             missing = sum(map(len, link.sent[len(link.got) :]))
             assert link.sender.account.send_queued_bytes >= missing
         queued = sum(len(item[5]) for item in link.sender.outgoing.unacked)
-        queued += sum(len(item[5]) for item in link.sender.outgoing.repeats)
+        queued += sum(len(item[5]) for item in link.sender.outgoing.retransmits)
         queued += sum(len(item[3]) for item in link.sender.outgoing.unsent)
         assert link.sender.account.send_queued_bytes == queued
 
@@ -242,12 +243,12 @@ class TestTheModelCanFail:
 
     def test_the_duplicate_rule_is_off(self) -> None:
         link = Link(Release.STREAM_ACKNOWLEDGED, Hold.NOTHING)
-        link.sender.core.handle_stream_acknowledged = lambda octets: None
+        link.sender.core.handle_stream_acknowledged = lambda data: None
         original = link.receiver.receive
 
-        def receive(octets: bytes, now_ns: int = 0) -> object:
+        def receive(data: bytes, now_ns: int = 0) -> object:
             link.receiver.incoming.sequence_expected = 0
-            return original(octets, now_ns)
+            return original(data, now_ns)
 
         link.receiver.receive = receive
         assert self.lost_or_doubled(link)
@@ -266,8 +267,8 @@ class TestTheModelCanFail:
         with pytest.raises(AssertionError):
             assert not self.lost_or_doubled(link)
 
-    def test_a_message_is_freed_with_its_first_octet(self) -> None:
+    def test_a_message_is_freed_with_its_first_byte(self) -> None:
         link = Link(Release.STREAM_ACKNOWLEDGED, Hold.NOTHING)
         free = link.sender.core.handle_stream_acknowledged
-        link.sender.core.handle_stream_acknowledged = lambda octets: free(octets + 348)
+        link.sender.core.handle_stream_acknowledged = lambda data: free(data + 348)
         assert self.lost_or_doubled(link)

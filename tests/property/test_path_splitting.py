@@ -1,13 +1,13 @@
-"""However the octets of a stream are cut into reads, they are the same messages."""
+"""However the bytes of a stream are cut into reads, they are the same messages."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.path_world import Side, message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Release
+from tests.rds.plane.path_world import Side, message
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Release
 
 PAYLOADS = st.one_of(
     st.binary(max_size=200),
@@ -22,31 +22,29 @@ FRAMES = st.tuples(
 )
 
 
-def result(
-    octets: bytes, cuts: list[int], *, memory: bytearray | None = None
-) -> tuple[object, ...]:
-    """Return everything that a receiver has learnt from the octets.
+def result(data: bytes, cuts: list[int], *, memory: bytearray | None = None) -> tuple[object, ...]:
+    """Return everything that a receiver has learnt from the bytes.
 
     With `memory` each piece is read into it, over the one before.
     """
     side = Side(release=Release.PEER_ACKNOWLEDGED)
     side.attach()
-    places = [0, *sorted(cut % (len(octets) + 1) for cut in cuts), len(octets)]
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in pairwise(places):
         if start < end:
-            piece: bytes | memoryview = octets[start:end]
+            piece: bytes | memoryview = data[start:end]
             if memory is not None:
                 memory[: end - start] = piece
                 piece = memoryview(memory)[: end - start]
             assert side.receive(piece) is None
-        assert side.incoming.octets_wanted() > 0
+        assert side.incoming.bytes_wanted() > 0
     return (
         list(side.inbox.queue),
         side.inbox.receive_queued_bytes,
         list(side.incoming.controls),
         side.incoming.sequence_expected,
-        side.incoming.messages_owed,
-        side.incoming.bytes_owed,
+        side.incoming.ack_pending_messages,
+        side.incoming.ack_pending_bytes,
         side.incoming.acknowledgement_due,
         side.incoming.frames,
         side.incoming.remaining(),
@@ -68,26 +66,26 @@ def test_any_split_gives_the_same_result(
     cuts: list[int],
 ) -> None:
     """The last message may be partial: what is missing is told the same as well."""
-    octets = b""
+    data = b""
     if with_map:
-        octets = message(0, bytes(8192), flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
+        data = message(0, bytes(8192), flags=HeaderFlag.CONG_BITMAP, source_port=0, target_port=0)
     for number, (payload, flags, (source, target), extension) in enumerate(frames, 1):
-        octets += message(number, payload, flags=flags, source_port=source, target_port=target,
+        data += message(number, payload, flags=flags, source_port=source, target_port=target,
                           extension=extension)  # fmt: skip
-    octets += message(99, bytes(60_000))[:kept]
-    whole = result(octets, [])
-    assert result(octets, cuts) == whole
-    assert result(octets, cuts, memory=bytearray(len(octets))) == whole
+    data += message(99, bytes(60_000))[:kept]
+    whole = result(data, [])
+    assert result(data, cuts) == whole
+    assert result(data, cuts, memory=bytearray(len(data))) == whole
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
-def test_no_octets_make_it_raise(octets: bytes, cuts: list[int]) -> None:
-    """A stranger's octets become messages, a reason to end the stream, or a wait for more."""
+def test_no_bytes_make_it_raise(data: bytes, cuts: list[int]) -> None:
+    """An unknown peer's bytes become messages, a reason to end the stream, or a wait for more."""
     side = Side(checksum=True)
     side.attach()
-    places = [0, *sorted(min(cut, len(octets)) for cut in cuts), len(octets)]
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in pairwise(places):
-        if side.receive(octets[start:end]) is not None:
+        if side.receive(data[start:end]) is not None:
             return
     assert sum(side.incoming.remaining()) >= 0
 
@@ -95,8 +93,8 @@ def test_no_octets_make_it_raise(octets: bytes, cuts: list[int]) -> None:
 @given(st.binary(min_size=48, max_size=48), st.binary(max_size=64))
 def test_any_header_is_judged(header: bytes, rest: bytes) -> None:
     """The payload length is small, so that the message is whole and gets to the judgement."""
-    octets = header[:16] + bytes(3) + header[19:]
+    data = header[:16] + bytes(3) + header[19:]
     for release in Release:
         side = Side(release=release)
         side.attach()
-        side.receive(octets + bytes(256) + rest)
+        side.receive(data + bytes(256) + rest)

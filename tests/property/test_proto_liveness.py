@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.proto_world import HIGH, LOW, MS, SECOND, Node, World, paths_match
-from urds.proto.events import Release, RestartPeer
+from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, Node, World, paths_match
+from urds.rds.control.events import Release, RestartPeer
 
 PATHS = st.sampled_from([1, 2, 8])
 DISTURBANCES = st.lists(

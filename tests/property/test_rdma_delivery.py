@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.rdma_core_world import Account, Side, atomic, transfer
-from urds.constants import RdmaStatus
-from urds.dataplane.operations import Operation
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.work import Frame, Outcome, Piece, Work
+from tests.rds.transports.rdma_core.rdma_core_world import Account, Side, atomic, transfer
+from tests.support.examples import examples
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.operations import Operation
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
 
 BAD_KEY = 0xBAD
 SIDES = st.integers(0, 1)
@@ -82,9 +83,9 @@ class World:
             end.side.core.detach()
         self.connect()
 
-    def send(self, index: int, octets: int) -> None:
+    def send(self, index: int, byte_count: int) -> None:
         end = self.ends[index]
-        payload = len(end.sent).to_bytes(4, "big") + bytes(octets)
+        payload = len(end.sent).to_bytes(4, "big") + bytes(byte_count)
         end.sent.append(payload)
         end.plain.append(payload)
         end.side.send(payload)
@@ -132,7 +133,7 @@ class World:
 
     def receive(self, end: End, other: End, frame: Frame) -> None:
         before = len(other.side.got)
-        assert other.side.receive(frame.octets) is None
+        assert other.side.receive(frame.data) is None
         other.receives += 1
         other.side.core.handle_posted(1)
         for payload in other.side.payloads()[before:]:
@@ -218,7 +219,7 @@ class World:
         pytest.param(CoreLimits(flow_control=True, receive_ring=64, send_ring=16), id="credits"),
     ],
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_message_arrives_once_and_each_operation_ends_once(
     limits: CoreLimits, steps: list[tuple[str, int, int]]
@@ -231,7 +232,7 @@ def test_each_message_arrives_once_and_each_operation_ends_once(
     world.check_healed()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(steps=st.lists(st.tuples(st.booleans(), SIZES, COUNTS), max_size=40))
 def test_a_new_life_of_the_peer_gets_nothing_of_its_old_life(
     steps: list[tuple[bool, int, int]],
@@ -254,7 +255,7 @@ def test_a_new_life_of_the_peer_gets_nothing_of_its_old_life(
         sender.send(payload)
         for work in sender.post(count):
             assert isinstance(work, Frame)
-            assert receiver.receive(work.octets) is None
+            assert receiver.receive(work.data) is None
             sender.core.handle_completed(work.wr_id, Outcome.DONE)
     got += receiver.payloads()
     assert got == sorted(set(got))

@@ -1,13 +1,20 @@
-"""Frames for all values, and a core that any octets are thrown at."""
+"""Frames for all values, and a core that any bytes are thrown at."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rdma_core_world import FRAGMENT, Side, ack_only, frames, map_frames, read
-from urds.constants import HeaderFlag
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.frames import MessageHeader, fragment_count
-from urds.wire.header import HEADER_BYTES, Header
+from tests.rds.transports.rdma_core.rdma_core_world import (
+    FRAGMENT,
+    Side,
+    ack_only,
+    frames,
+    map_frames,
+    read,
+)
+from urds.rds.constants import HeaderFlag
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.frames import MessageHeader, fragment_count
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:
@@ -36,10 +43,10 @@ def test_a_frame_is_the_header_of_the_wire_and_its_payload(
 
 
 @given(st.integers(0, 1 << 20))
-def test_fragments_cover_a_message(octets: int) -> None:
-    count = fragment_count(octets)
-    assert count * FRAGMENT >= octets
-    assert count == 1 or (count - 1) * FRAGMENT < octets
+def test_fragments_cover_a_message(byte_count: int) -> None:
+    count = fragment_count(byte_count)
+    assert count * FRAGMENT >= byte_count
+    assert count == 1 or (count - 1) * FRAGMENT < byte_count
 
 
 frame = st.one_of(
@@ -67,16 +74,14 @@ frame = st.one_of(
 
 
 @given(st.booleans(), st.lists(frame, max_size=30))
-def test_any_octets_are_taken_or_end_the_connection(
-    flow_control: bool, octets: list[bytes]
-) -> None:
+def test_any_bytes_are_taken_or_end_the_connection(flow_control: bool, data: list[bytes]) -> None:
     """Nothing raises, nothing grows past its bound, and what leaves is well-formed."""
     limits = CoreLimits(message_bytes_max=9000, messages_max=4, flow_control=flow_control)
     side = Side(limits)
     side.core.offer(20)
     side.begin(credits=20)
     side.send(b"a", b"b")
-    for one in octets:
+    for one in data:
         if side.receive(one) is not None:
             side.reconnect()
         for seen in side.take():
@@ -92,13 +97,13 @@ def test_one_flipped_bit_of_a_header_is_noticed_before_anything_is_taken(
     payload: bytes, bit: int
 ) -> None:
     """Holds while the checksum is not made 0, which means unchecked; it never is 0 in a frame."""
-    octets = bytearray(frames(1, payload)[0])
-    octets[bit // 8] ^= 1 << bit % 8
+    data = bytearray(frames(1, payload)[0])
+    data[bit // 8] ^= 1 << bit % 8
     side = Side()
     side.begin()
-    if not any(octets[30:32]):
+    if not any(data[30:32]):
         return
-    assert side.receive(bytes(octets)) is not None
+    assert side.receive(bytes(data)) is not None
     assert side.counters.recv_drop_bad_checksum == 1
     assert side.got == []
     assert side.take() == []

@@ -1,21 +1,30 @@
 """Whatever happens to two nodes over RDMA, once it stops they are joined by one connection.
 
 While it goes on, the world itself watches: never two connections of one peer, no acknowledgement
-of what another life sent, a new life told if and only if there is one.
+of what another generation sent, a restart told if and only if there is one.
 """
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.rdma_world import HIGH, LOW, MS, SECOND, Node, World, are_joined, pair
-from urds.transport.rdma.events import Connect, PeerKey
+from tests.rds.transports.rdma_core.rdma_world import (
+    HIGH,
+    LOW,
+    MS,
+    SECOND,
+    Node,
+    World,
+    are_joined,
+    pair,
+)
+from urds.rds.transports.rdma.events import Connect, PeerKey
 
 DISTURBANCES = st.lists(
     st.tuples(
         st.sampled_from(
             [
-                *("want", "both", "send", "break", "half", "breach", "fault"),
+                *("want", "both", "send", "break", "half", "protocol_error", "fault"),
                 *("restart", "reboot", "lose", "cut"),
             ]
         ),
@@ -39,8 +48,8 @@ def disturb(world: World, what: str, local: object, peer: object) -> None:
         node.send(key)
     elif what in ("break", "half"):
         node.break_connection(key, silent=what == "half")
-    elif what == "breach":
-        node.breach(key)
+    elif what == "protocol_error":
+        node.protocol_error(key)
     elif what == "fault":
         node.endpoint.handle_fault(key, world.now_ns)
         node.act()
@@ -116,8 +125,8 @@ def test_a_connection_to_ourselves_comes_up_in_the_end(
             node.want(LOW)
         elif what in ("break", "half"):
             node.break_connection(key, silent=what == "half")
-        elif what == "breach":
-            node.breach(key)
+        elif what == "protocol_error":
+            node.protocol_error(key)
         elif what == "send":
             node.send(key)
         elif what == "lose":

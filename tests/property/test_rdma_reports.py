@@ -9,9 +9,9 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rdma_bench import NOW, Bench
-from tests.unit.rdma_world import HIGH, LOW, MS, SECOND
-from urds.transport.rdma.events import (
+from tests.rds.transports.rdma_core.rdma_bench import NOW, Bench
+from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, MS, SECOND
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Action,
@@ -23,7 +23,7 @@ from urds.transport.rdma.events import (
     PeerKey,
     Reject,
 )
-from urds.wire.connect_data import ConnectData
+from urds.rds.wire.private_data import ConnectData
 
 PEERS = st.sampled_from([LOW, HIGH])
 NUMBERS = st.integers(-3, -1) | st.just(99)  # of the last ones, or none that there is
@@ -39,13 +39,15 @@ OFFERS = st.builds(
     credits=st.integers(0, 40),
     generation=GENERATIONS,
 )
-OCTETS = OFFERS | st.binary(max_size=64)
+BYTES = OFFERS | st.binary(max_size=64)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["want", "request", "established", "failed", "ended", "breach", "fault"]),
+        st.sampled_from(
+            ["want", "request", "established", "failed", "ended", "protocol_error", "fault"]
+        ),
         PEERS,
         NUMBERS,
-        OCTETS,
+        BYTES,
         st.sampled_from([0, MS, 10 * MS, SECOND, 40 * SECOND]),
     ),
     max_size=40,
@@ -68,9 +70,9 @@ class Promises:
                 self.open[number] = key
                 self.begun.append((key, number))
                 self.answers[number] += isinstance(action, Accept)
-            case Reject(number, octets):
+            case Reject(number, data):
                 self.answers[number] += 1
-                assert octets == b"\x01\x00\x00\x00"
+                assert data == b"\x01\x00\x00\x00"
             case Attach(key, number):
                 assert self.open[number] == key
                 assert key not in self.attached
@@ -92,7 +94,7 @@ def test_numbers_end_once_and_requests_are_answered_once(
     """Three peers at most, so that some are forgotten."""
     bench, promises, now_ns, number = Bench(peers_max=3), Promises(), NOW, 1000
     core = bench.core
-    for what, peer, which, octets, pause_ns in steps:
+    for what, peer, which, data, pause_ns in steps:
         begun = promises.begun
         key, chosen = begun[which] if -len(begun) <= which < 0 else (PeerKey(peer, 0), 99)
         if what == "want":
@@ -101,18 +103,18 @@ def test_numbers_end_once_and_requests_are_answered_once(
             core.handle_wanted(key, now_ns)
         elif what == "request":
             number += 1
-            core.handle_request(number, peer, octets, now_ns)
+            core.handle_request(number, peer, data, now_ns)
             for action in bench.actions():
                 promises.check(action)
             assert promises.answers[number] == 1
         elif what == "established":
-            core.handle_established(key, chosen, octets, now_ns)
+            core.handle_established(key, chosen, data, now_ns)
         elif what == "failed":
-            core.handle_failed(key, chosen, Failure.REJECTED, octets, now_ns)
+            core.handle_failed(key, chosen, Failure.REJECTED, data, now_ns)
         elif what == "ended":
             core.handle_ended(key, chosen, now_ns)
-        elif what == "breach":
-            core.handle_breach(key, chosen, now_ns)
+        elif what == "protocol_error":
+            core.handle_protocol_error(key, chosen, now_ns)
         else:
             core.handle_fault(key, now_ns)
         for end_ns in (now_ns, now_ns + pause_ns):

@@ -15,8 +15,8 @@ from fuzz.rsocket_machines import (
     Besieged,
     private_data,
 )
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import StreamState
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import StreamState
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, Sge
 from urds.rsocket.wire.messages import (
     ARGUMENT_MAX,
@@ -25,7 +25,7 @@ from urds.rsocket.wire.messages import (
     Control,
     IomapEntry,
     Op,
-    emit_word,
+    emit_imm_data,
 )
 
 addresses = st.one_of(st.integers(1 << 41, (1 << 41) + 8000), st.integers(0, (1 << 64) - 1))
@@ -51,10 +51,10 @@ arguments = st.one_of(
     st.integers(0, ARGUMENT_MAX),
 )
 words = st.one_of(
-    st.builds(emit_word, st.sampled_from([Op.DATA, Op.DATA, Op.CREDIT, Op.IOMAP]), arguments),
-    st.builds(emit_word, st.just(Op.CONTROL), st.sampled_from(Control)),
+    st.builds(emit_imm_data, st.sampled_from([Op.DATA, Op.DATA, Op.CREDIT, Op.IOMAP]), arguments),
+    st.builds(emit_imm_data, st.just(Op.CONTROL), st.sampled_from(Control)),
     st.integers(0, (1 << 32) - 1),
-).map(lambda word: ("say", word, b""))
+).map(lambda imm_data: ("say", imm_data, b""))
 acts = st.builds(
     lambda choice, amount: ("act", choice, amount), st.integers(0, 11), st.integers(0, 255)
 )
@@ -80,28 +80,28 @@ def play(side: Besieged, steps: list[tuple[str, int, object]]) -> None:
 
 @given(st.integers(0, 31), st.booleans(), st.booleans(), steps)
 def test_nothing_a_peer_says_breaks_the_core(
-    choices: int, is_own: bool, is_big: bool, steps: list[tuple[str, int, object]]
+    choices: int, is_urds: bool, is_big: bool, steps: list[tuple[str, int, object]]
 ) -> None:
-    side = Besieged(choices, private_data(is_own=is_own, is_big=is_big))
+    side = Besieged(choices, private_data(is_urds=is_urds, is_big=is_big))
     play(side, steps)
     side.close()
 
 
 @given(st.binary(min_size=36, max_size=60) | st.just(private_data()), st.data())
-def test_bad_private_data_leave_the_core_as_it_was(octets: bytes, data: st.DataObject) -> None:
+def test_bad_private_data_leave_the_core_as_it_was(raw: bytes, data: st.DataObject) -> None:
     """`Besieged` checks that a core which refused is new, and that its memory comes back."""
     if data.draw(st.booleans()):
-        place = data.draw(st.integers(0, min(len(octets), 40) - 1))
-        octets = octets[:place] + data.draw(st.binary(min_size=1, max_size=8)) + octets[place + 1 :]
+        place = data.draw(st.integers(0, min(len(raw), 40) - 1))
+        raw = raw[:place] + data.draw(st.binary(min_size=1, max_size=8)) + raw[place + 1 :]
     try:
-        side = Besieged(0, octets)
+        side = Besieged(0, raw)
     except RemoteProtocolError as error:
         reason = str(error)
     else:
         reason = ""
         assert side.stream.state is StreamState.OPEN
         side.close()
-    peer = ConnectData.parse(octets) if len(octets) >= 40 else None
+    peer = ConnectData.parse(raw) if len(raw) >= 40 else None
     is_bad = peer is None or peer.version != 1 or not peer.credits or not peer.target_sgl.length
     assert reason or not is_bad
 
@@ -110,42 +110,44 @@ def test_bad_private_data_leave_the_core_as_it_was(octets: bytes, data: st.DataO
 def test_what_arrived_before_the_cut_stays_readable(
     choices: int, steps: list[tuple[str, int, object]]
 ) -> None:
-    side = Besieged(choices, private_data(is_own=not choices & 4))
-    side.write(side.offer.data_buffer.address - side.offer.target_sgl.address, b"said before")
-    side.say(emit_word(Op.DATA, 11))
+    side = Besieged(choices, private_data(is_urds=not choices & 4))
+    side.write(
+        side.connect_data.data_buffer.address - side.connect_data.target_sgl.address, b"said before"
+    )
+    side.say(emit_imm_data(Op.DATA, 11))
     play(side, [step for step in steps if step[0] in ("say", "complete")])
-    side.say(emit_word(Op.IOMAP, IOMAP_SLOTS))  # no such slot
+    side.say(emit_imm_data(Op.IOMAP, IOMAP_SLOTS))  # no such slot
     assert side.stream.state in (StreamState.FAILED, StreamState.OVER)
     assert side.stream.receive(11) == b"said before"
     side.close()
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_a_flood_of_messages_ends_at_the_credits(is_own: bool) -> None:
-    side = Besieged(0, private_data(is_own=is_own))
+@pytest.mark.parametrize("is_urds", [True, False])
+def test_a_flood_of_messages_ends_at_the_credits(is_urds: bool) -> None:
+    side = Besieged(0, private_data(is_urds=is_urds))
     for _ in range(RECEIVE_QUEUE):
-        side.say(emit_word(Op.DATA, 1))
+        side.say(emit_imm_data(Op.DATA, 1))
         assert side.stream.state is StreamState.OPEN
-    side.say(emit_word(Op.DATA, 1))
+    side.say(emit_imm_data(Op.DATA, 1))
     assert side.stream.state is StreamState.FAILED
     assert "without a credit" in side.stream.reason
     side.close()
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_a_flood_of_updates_costs_no_memory(is_own: bool) -> None:
+@pytest.mark.parametrize("is_urds", [True, False])
+def test_a_flood_of_updates_costs_no_memory(is_urds: bool) -> None:
     """Limits that say nothing new, and for ever."""
-    side = Besieged(0, private_data(is_own=is_own))
-    held = side.source.octet_count
+    side = Besieged(0, private_data(is_urds=is_urds))
+    held = side.source.byte_count
     for _ in range(3000):
-        side.say(emit_word(Op.CREDIT, 20))
-        side.say(emit_word(Op.CONTROL, Control.KEEPALIVE))
+        side.say(emit_imm_data(Op.CREDIT, 20))
+        side.say(emit_imm_data(Op.CONTROL, Control.KEEPALIVE))
         side.complete()
     assert side.stream.state is StreamState.OPEN
-    assert side.source.octet_count == held <= WINDOW_BYTES_MAX
+    assert side.source.byte_count == held <= WINDOW_BYTES_MAX
     # And it still serves: all published space is taken and given back.
     for _ in range(50):
-        side.say(emit_word(Op.DATA, 512))
+        side.say(emit_imm_data(Op.DATA, 512))
         assert side.stream.receive(512) == bytes(512), side.stream.reason
         side.post()
         side.complete()

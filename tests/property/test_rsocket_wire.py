@@ -1,4 +1,4 @@
-"""Round trips of the octets of rsockets, and no octets that crash a parser."""
+"""Round trips of the bytes of rsockets, and no bytes that crash a parser."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.rsocket.wire.connect_data import (
     SLOTS_MAX,
     ByteOrder,
@@ -24,8 +24,8 @@ from urds.rsocket.wire.messages import (
     Control,
     IomapEntry,
     Op,
-    emit_word,
-    parse_word,
+    emit_imm_data,
+    parse_imm_data,
 )
 
 
@@ -51,7 +51,7 @@ headers = st.one_of(
     st.builds(QpHeader, unsigned(16), st.builds(IPv4Address, unsigned(32))),
     st.builds(QpHeader, unsigned(16), st.builds(IPv6Address, unsigned(128)), unsigned(32)),
 )
-# Octets that come near: both tags, versions and lengths are frequent.
+# Bytes that come near: both tags, versions and lengths are frequent.
 likely = st.builds(
     lambda front, rest: front + rest,
     st.sampled_from([
@@ -64,14 +64,14 @@ likely = st.builds(
 
 @given(records, st.binary(max_size=200))
 def test_connect_data_survive_the_wire(record: ConnectData, padding: bytes) -> None:
-    octets = record.emit()
-    assert len(octets) == 40
-    assert ConnectData.parse(octets + padding) == record
+    data = record.emit()
+    assert len(data) == 40
+    assert ConnectData.parse(data + padding) == record
 
 
 @given(st.binary(min_size=40, max_size=40))
-def test_all_forty_octets_come_back_but_those_that_are_reserved(octets: bytes) -> None:
-    assert ConnectData.parse(octets).emit() == octets[:4] + bytes(3) + octets[7:]
+def test_all_forty_bytes_come_back_but_those_that_are_reserved(data: bytes) -> None:
+    assert ConnectData.parse(data).emit() == data[:4] + bytes(3) + data[7:]
 
 
 @given(st.integers(0, SLOTS_MAX))
@@ -98,17 +98,17 @@ def test_a_mapping_survives_in_both_orders(entry: IomapEntry, byte_order: ByteOr
 
 @given(st.sampled_from([Op.DATA, Op.CREDIT, Op.IOMAP]), st.integers(0, ARGUMENT_MAX))
 def test_a_word_survives(op: Op, argument: int) -> None:
-    assert parse_word(emit_word(op, argument)) == (op, argument)
+    assert parse_imm_data(emit_imm_data(op, argument)) == (op, argument)
 
 
 @given(unsigned(32))
-def test_a_word_is_refused_or_written_again(word: int) -> None:
+def test_a_word_is_refused_or_written_again(imm_data: int) -> None:
     try:
-        op, argument = parse_word(word)
+        op, argument = parse_imm_data(imm_data)
     except WireError:
-        assert word >> 29 in (1, 2, 3, 5) or word > 0xE0000000 + Control.SHUTDOWN
+        assert imm_data >> 29 in (1, 2, 3, 5) or imm_data > 0xE0000000 + Control.SHUTDOWN
         return
-    assert emit_word(op, argument) == word
+    assert emit_imm_data(op, argument) == imm_data
 
 
 @given(headers, st.binary(max_size=64))
@@ -121,10 +121,10 @@ def test_a_header_survives_before_any_payload(header: UdpHeader | QpHeader, payl
 @pytest.mark.parametrize("parse", [UdpHeader.parse, QpHeader.parse])
 @given(st.binary(max_size=64) | likely)
 def test_a_header_is_refused_or_written_again(
-    parse: Callable[[bytes], tuple[UdpHeader | QpHeader, memoryview]], octets: bytes
+    parse: Callable[[bytes], tuple[UdpHeader | QpHeader, memoryview]], data: bytes
 ) -> None:
-    """But for the reserved octet over UDP, which is passed over."""
+    """But for the reserved byte over UDP, which is passed over."""
     with suppress(WireError):
-        header, payload = parse(octets)
-        kept = octets if isinstance(header, QpHeader) else octets[:7] + b"\0" + octets[8:]
+        header, payload = parse(data)
+        kept = data if isinstance(header, QpHeader) else data[:7] + b"\0" + data[8:]
         assert header.emit() + payload == kept

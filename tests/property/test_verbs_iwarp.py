@@ -1,22 +1,24 @@
-"""What the codec of the tcp provider owes for all packets, and for all octets of a peer."""
+"""What the codec of the tcp provider owes for all packets, and for all bytes of a peer."""
 
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from urds.errors import WireError
-from urds.verbs.cm.mpa import FirstFrame, MpaConnection, MpaFlag, MpaFrame
+from tests.support.examples import examples
+from urds.common.errors import WireError
+from urds.common.types import BytesLike
+from urds.verbs.cm.mpa import MpaConnection, MpaFirstFrame, MpaFlag, MpaFrame
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.providers.tcp.decoder import Decoder
-from urds.verbs.providers.tcp.encoder import Encoder, Octets
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import StreamBroken
+from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.fpdu import StreamBroken
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
-STEP = 16  # octets of a packet of these tests
+STEP = 16  # bytes of a packet of these tests
 
-steady = settings(deadline=None, derandomize=True, max_examples=150)
+steady = settings(deadline=None, derandomize=True, max_examples=examples(150))
 ALL = (1 << 64) - 1
 words = st.integers(0, 0xFFFF_FFFF)
 offsets = st.integers(0, ALL)
@@ -88,12 +90,14 @@ def numbered(found: list[list[Packet]]) -> list[Packet]:
 
 
 def coded(*, crc: bool) -> tuple[Encoder, Decoder]:
-    encoder = Encoder(Exchange(owed_max=64), own=True, crc=crc, payload_bytes_max=STEP)
-    return encoder, Decoder(Exchange(owed_max=64), target_qpn=7, own=True, crc=crc)
+    encoder = Encoder(
+        OutstandingReads(inbound_max=64), urds_peer=True, crc=crc, payload_bytes_max=STEP
+    )
+    return encoder, Decoder(OutstandingReads(inbound_max=64), target_qpn=7, urds_peer=True, crc=crc)
 
 
 def emitted(encoder: Encoder, packets: list[Packet]) -> bytes:
-    out: list[Octets] = []
+    out: list[BytesLike] = []
     for packet in packets:
         assert encoder.emit(packet, out) is None
     return b"".join(out)
@@ -106,16 +110,16 @@ def emitted(encoder: Encoder, packets: list[Packet]) -> bytes:
     st.booleans(),
 )
 def test_packets_arrive_as_they_were(found: list[list[Packet]], cuts: list[int], crc: bool) -> None:
-    """Whatever they are, and however TCP cuts the octets on the way."""
+    """Whatever they are, and however TCP cuts the bytes on the way."""
     packets = numbered(found)
     encoder, decoder = coded(crc=crc)
-    octets = emitted(encoder, packets)
-    assert encoder.octets_emitted == len(octets)
+    data = emitted(encoder, packets)
+    assert encoder.bytes_emitted == len(data)
     got: list[Packet] = []
     kept, position, turn = b"", 0, 0
-    while position < len(octets):
+    while position < len(data):
         step = cuts[turn % len(cuts)]
-        kept += octets[position : position + step]
+        kept += data[position : position + step]
         position, turn = position + step, turn + 1
         while kept:
             item, taken_bytes = decoder.take(memoryview(kept))
@@ -136,11 +140,11 @@ def test_going_back_repeats_the_numbers(found: list[list[Packet]], data: st.Data
     encoder, decoder = coded(crc=False)
     starts = [index for index, packet in enumerate(packets) if packet.flags & PacketFlag.FIRST]
     back = data.draw(st.sampled_from(starts))
-    octets = memoryview(emitted(encoder, [*packets, *packets[back:]]))
+    raw = memoryview(emitted(encoder, [*packets, *packets[back:]]))
     got = []
-    while octets:
-        item, taken_bytes = decoder.take(octets)
-        octets = octets[taken_bytes:]
+    while raw:
+        item, taken_bytes = decoder.take(raw)
+        raw = raw[taken_bytes:]
         if isinstance(item, Packet):
             got.append(replace(item, payload=bytes(item.payload)))
     assert got == [*packets, *packets[back:]]
@@ -148,11 +152,11 @@ def test_going_back_repeats_the_numbers(found: list[list[Packet]], data: st.Data
 
 @steady
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
-def test_strange_octets_break_the_stream_and_nothing_else(
-    octets: bytes, own: bool, crc: bool
+def test_strange_bytes_break_the_stream_and_nothing_else(
+    data: bytes, urds_peer: bool, crc: bool
 ) -> None:
-    decoder = Decoder(Exchange(owed_max=4), target_qpn=7, own=own, crc=crc)
-    _swallow(decoder, octets)
+    decoder = Decoder(OutstandingReads(inbound_max=4), target_qpn=7, urds_peer=urds_peer, crc=crc)
+    _swallow(decoder, data)
 
 
 @steady
@@ -162,10 +166,10 @@ def test_damaged_frames_break_the_stream_and_nothing_else(
 ) -> None:
     """Without a checksum a flipped bit may pass for another request, never for an exception."""
     encoder, decoder = coded(crc=False)
-    octets = bytearray(emitted(encoder, numbered(found)))
-    bit = data.draw(st.integers(0, len(octets) * 8 - 1))
-    octets[bit // 8] ^= 1 << bit % 8
-    _swallow(decoder, bytes(octets))
+    raw = bytearray(emitted(encoder, numbered(found)))
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    _swallow(decoder, bytes(raw))
 
 
 @steady
@@ -173,18 +177,18 @@ def test_damaged_frames_break_the_stream_and_nothing_else(
 def test_one_flipped_bit_is_refused_with_a_checksum(
     found: list[list[Packet]], data: st.DataObject
 ) -> None:
-    """A flipped length may also leave the frame waiting for octets that never come."""
+    """A flipped length may also leave the frame waiting for bytes that never come."""
     encoder, decoder = coded(crc=True)
     packets = numbered(found)
-    octets = bytearray(emitted(encoder, packets))
-    bit = data.draw(st.integers(0, len(octets) * 8 - 1))
-    octets[bit // 8] ^= 1 << bit % 8
-    assert _swallow(decoder, bytes(octets)) < len(packets)
+    raw = bytearray(emitted(encoder, packets))
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    assert _swallow(decoder, bytes(raw)) < len(packets)
 
 
-def _swallow(decoder: Decoder, octets: bytes) -> int:
-    """Feed octets until they end or break the stream; return how many packets came out."""
-    view, count = memoryview(octets), 0
+def _swallow(decoder: Decoder, data: bytes) -> int:
+    """Feed bytes until they end or break the stream; return how many packets came out."""
+    view, count = memoryview(data), 0
     while view:
         try:
             item, taken_bytes = decoder.take(view)
@@ -206,13 +210,13 @@ def _swallow(decoder: Decoder, octets: bytes) -> int:
     st.integers(0, 0x3FFF),
     st.integers(0, 0x3FFF),
     st.booleans(),
-    st.sets(st.sampled_from(list(FirstFrame)[1:])),
+    st.sets(st.sampled_from(list(MpaFirstFrame)[1:])),
     st.binary(max_size=508),
     st.binary(max_size=9),
 )
 def test_set_up_frames_arrive_as_they_were(
     is_reply: bool, flags: set[MpaFlag], revision: int, ird: int, ord_: int, peer: bool,
-    first: set[FirstFrame], private_data: bytes, more: bytes,
+    first: set[MpaFirstFrame], private_data: bytes, more: bytes,
 ) -> None:  # fmt: skip
     flags_word = MpaFlag(sum(flags))
     enhanced = MpaFlag.ENHANCED in flags_word
@@ -223,11 +227,11 @@ def test_set_up_frames_arrive_as_they_were(
         ird=ird if enhanced else 0,
         ord=ord_ if enhanced else 0,
         peer_to_peer=peer and enhanced,
-        first_frames=FirstFrame(sum(first)) if enhanced else FirstFrame.NONE,
+        first_frames=MpaFirstFrame(sum(first)) if enhanced else MpaFirstFrame.NONE,
         private_data=private_data,
     )
-    octets = frame.emit()
-    assert MpaFrame.parse(octets + more) == (frame, len(octets))
+    data = frame.emit()
+    assert MpaFrame.parse(data + more) == (frame, len(data))
 
 
 @steady

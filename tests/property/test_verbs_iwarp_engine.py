@@ -1,7 +1,7 @@
 """A queue pair behind the codec of the tcp provider, against peers that say anything at all.
 
 Frames are well formed and their numbers follow each other, so that they get past the codec; what
-they ask for is random. Nothing but a broken stream may come of it, and no octet outside the
+they ask for is random. Nothing but a broken stream may come of it, and no byte outside the
 registered memory may change.
 """
 
@@ -10,6 +10,8 @@ import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
+from urds.common.types import BytesLike
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType, WROpcode
@@ -17,9 +19,9 @@ from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.tcp.decoder import Decoder
-from urds.verbs.providers.tcp.encoder import Encoder, Octets
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import StreamBroken, tagged_header, trailer, untagged_header
+from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.fpdu import StreamBroken, tagged_header, trailer, untagged_header
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ACCESS = (
     AccessFlag.LOCAL_WRITE
@@ -47,7 +49,7 @@ MASKS = (
 class Victim:
     """A queue pair in RTS with work of every kind under way, and the codec in front of it."""
 
-    def __init__(self, *, own: bool) -> None:
+    def __init__(self, *, urds_peer: bool) -> None:
         self.memory = bytearray(CANARY + bytes(REGION_BYTES) + CANARY)
         view = memoryview(self.memory)[len(CANARY) : len(CANARY) + REGION_BYTES]
         keys, pd = KeyTable(), object()
@@ -72,9 +74,9 @@ class Victim:
         )
         for attr.qp_state, mask in MASKS:
             self.qp.modify(attr, mask | QPAttrMask.STATE, 0)
-        exchange = Exchange(owed_max=4)
-        self.encoder = Encoder(exchange, own=own, crc=False, payload_bytes_max=65_504)
-        self.decoder = Decoder(exchange, target_qpn=7, own=own, crc=False)
+        reads = OutstandingReads(inbound_max=4)
+        self.encoder = Encoder(reads, urds_peer=urds_peer, crc=False, payload_bytes_max=65_504)
+        self.decoder = Decoder(reads, target_qpn=7, urds_peer=urds_peer, crc=False)
         self.now_ns = 0
         self.numbers = [1] * 5
         self._work()
@@ -89,18 +91,18 @@ class Victim:
 
     def say(self) -> None:
         """Encode all that the engine wants to say now."""
-        out: list[Octets] = []
+        out: list[BytesLike] = []
         for _ in range(1000):
             packet = self.qp.poll_transmit(self.now_ns)
             if packet is None:
                 return
-            refusal = self.encoder.emit(packet, out)
-            if refusal is not None:
-                self.qp.receive_packet(refusal, self.now_ns)
+            nak = self.encoder.emit(packet, out)
+            if nak is not None:
+                self.qp.receive_packet(nak, self.now_ns)
         raise AssertionError("the engine never stops talking")
 
-    def hear(self, octets: bytes) -> None:
-        view = memoryview(octets)
+    def hear(self, data: bytes) -> None:
+        view = memoryview(data)
         while view:
             item, taken_bytes = self.decoder.take(view)
             if not taken_bytes:
@@ -157,12 +159,12 @@ frames = st.tuples(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(deadline=None, derandomize=True, max_examples=examples(400))
 @given(st.lists(frames, max_size=25), st.booleans())
 def test_nothing_a_peer_says_gets_out_of_its_stream(
-    found: list[tuple[int, int, int, bytes, bool, str]], own: bool
+    found: list[tuple[int, int, int, bytes, bool, str]], urds_peer: bool
 ) -> None:
-    victim = Victim(own=own)
+    victim = Victim(urds_peer=urds_peer)
     try:
         for opcode, stag, offset, payload, last, then in found:
             key = victim.region.rkey if stag < 0 else stag
@@ -187,7 +189,7 @@ def test_nothing_a_peer_says_gets_out_of_its_stream(
 def test_a_peer_that_takes_its_read_back_gets_no_answer() -> None:
     """The engine has the answer in its queue when the peer goes back before the read."""
     for opcode in (1, 10):
-        victim = Victim(own=True)
+        victim = Victim(urds_peer=True)
         victim.hear(victim.frame(opcode, victim.region.rkey, ADDRESS, b"12345678", True))
         victim.hear(victim.frame(15, 1, 0, b"", True))
         victim.say()

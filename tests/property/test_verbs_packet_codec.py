@@ -1,9 +1,9 @@
-"""Packets survive the way over octets; octets at random never do more than be refused."""
+"""Packets survive the way over bytes; bytes at random never do more than be refused."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packet_codec import emit_packet, parse_packet
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
@@ -57,26 +57,26 @@ def packets(draw: st.DrawFn) -> Packet:
 
 @given(packets(), st.booleans())
 def test_a_packet_comes_back_as_it_was(packet: Packet, checksum: bool) -> None:
-    octets = b"".join(emit_packet(packet, checksum=checksum))
-    assert parse_packet(octets, checksum=checksum) == packet
+    data = b"".join(emit_packet(packet, checksum=checksum))
+    assert parse_packet(data, checksum=checksum) == packet
 
 
 @given(st.binary(max_size=120))
-def test_random_octets_are_a_packet_or_refused(octets: bytes) -> None:
+def test_random_bytes_are_a_packet_or_refused(data: bytes) -> None:
     try:
-        packet = parse_packet(octets)
+        packet = parse_packet(data)
     except WireError:
         return
-    assert b"".join(emit_packet(packet)) == octets
+    assert b"".join(emit_packet(packet)) == data
 
 
 @given(packets(), st.data())
 def test_a_flipped_bit_breaks_the_checksum(packet: Packet, data: st.DataObject) -> None:
-    octets = bytearray(b"".join(emit_packet(packet, checksum=True)))
-    bit = data.draw(st.integers(0, len(octets) * 8 - 1))
-    octets[bit // 8] ^= 1 << bit % 8
+    raw = bytearray(b"".join(emit_packet(packet, checksum=True)))
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
     try:
-        parse_packet(octets, checksum=True)
+        parse_packet(raw, checksum=True)
     except WireError:
         return
     raise AssertionError("a packet with a flipped bit was accepted")

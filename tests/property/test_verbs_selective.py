@@ -31,7 +31,7 @@ def fragments(counts: list[int]) -> list[Packet]:
             if index == count - 1:
                 flags |= PacketFlag.LAST
             psn = (0xFFFFF0 + len(found)) & 0xFFFFFF
-            octets = bytes([msn * 16 + index]) * (MTU_BYTES if index < count - 1 else msn)
+            data = bytes([msn * 16 + index]) * (MTU_BYTES if index < count - 1 else msn)
             found.append(
                 Packet(
                     PacketKind.SEND,
@@ -40,14 +40,14 @@ def fragments(counts: list[int]) -> list[Packet]:
                     flags,
                     msn=msn,
                     offset=index * MTU_BYTES,
-                    payload=octets,
+                    payload=data,
                 )
             )
     return found
 
 
 class Model:
-    """Which messages hold a buffer, by the definitions of dat.md section 13.1."""
+    """Which messages hold a buffer, by the definitions of docs/reference/dat.md 13.1."""
 
     def __init__(self, packets: list[Packet], acceptance: Acceptance) -> None:
         self._packets = packets
@@ -91,8 +91,8 @@ def test_counts_are_those_of_the_model_in_any_order(
     assert side.srq is not None
     model = Model(packets, acceptance)
     everything = list(range(len(packets)))
-    repeats = data.draw(st.lists(st.sampled_from(everything), max_size=20))
-    order = data.draw(st.permutations([*everything, *repeats]))
+    retries = data.draw(st.lists(st.sampled_from(everything), max_size=20))
+    order = data.draw(st.permutations([*everything, *retries]))
     done = []
     # Whatever came in whichever order, all of it in order brings the rest.
     for index in [*order, *everything]:

@@ -1,15 +1,16 @@
-"""Round trips of every other codec, and no octets that crash one."""
+"""Round trips of every other codec, and no bytes that crash one."""
 
 from ipaddress import IPv4Address, IPv6Address
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.constants import Capability, ConnectionFlag, ExtensionType
-from urds.errors import WireError
-from urds.wire import exthdr, info
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.connect_data import ConnectData
+from urds.common.errors import WireError
+from urds.rds.constants import Capability, ConnectionFlag, ExtensionType
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire import info
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.private_data import ConnectData
 
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:
@@ -17,11 +18,11 @@ def unsigned(bits: int) -> st.SearchStrategy[int]:
 
 
 spaces = st.binary(min_size=16, max_size=16)
-# Octets that look like lists: types, small numbers and the mark's letters are frequent.
+# Bytes that look like lists: types, small numbers and the mark's letters are frequent.
 likely_spaces = st.lists(
     st.sampled_from([*range(17), 0x55, 0x52, 0xFF]), min_size=16, max_size=16
 ).map(bytes)
-# The octets of each value, as the reference has them: apart from the code under test.
+# The bytes of each value, as the reference has them: apart from the code under test.
 VALUE_BYTES: dict[int, list[int]] = {
     ExtensionType.VERSION: [4],
     ExtensionType.RDMA: [4],
@@ -51,14 +52,14 @@ handshakes = st.builds(
 
 
 @given(spaces | likely_spaces)
-def test_the_extension_parser_ends_on_all_octets(octets: bytes) -> None:
-    assert len(exthdr.parse(octets)) <= 16
-    exthdr.parse_handshake(octets)
+def test_the_extension_parser_ends_on_all_bytes(data: bytes) -> None:
+    assert len(exthdr.parse(data)) <= 16
+    exthdr.parse_handshake(data)
 
 
 @given(spaces | likely_spaces)
-def test_what_was_read_is_read_again(octets: bytes) -> None:
-    found = exthdr.parse(octets)
+def test_what_was_read_is_read_again(data: bytes) -> None:
+    found = exthdr.parse(data)
     assert exthdr.parse(exthdr.emit(found)) == found
 
 
@@ -107,12 +108,12 @@ def test_maps_differ_as_sets_do(before: set[int], after: set[int]) -> None:
 @given(st.lists(st.sets(unsigned(16), max_size=20), max_size=6))
 def test_a_replaced_map_tells_the_groups_it_cleared(rounds: list[set[int]]) -> None:
     ports, before = CongestionMap(), set[int]()
-    octets = ports.octets
+    data = ports.data
     for after in rounds:
         groups = {port % 64 for port in before - after}
         assert ports.replace(CongestionMap(after).emit()) == sum(1 << group for group in groups)
         assert list(ports) == sorted(after)
-        assert ports.octets is octets
+        assert ports.data is data
         before = after
 
 
@@ -216,12 +217,12 @@ def test_an_info_record_survives_its_ipv4_form_or_is_refused(record: info.Record
     """Refused for an IPv6 address, and for nothing else."""
     values = [getattr(record, name) for name in type(record).__slots__]
     try:
-        octets = record.emit()
+        data = record.emit()
     except WireError:
         assert any(isinstance(value, IPv6Address) for value in values)
     else:
         assert not any(isinstance(value, IPv6Address) for value in values)
-        assert type(record).parse(octets) == record
+        assert type(record).parse(data) == record
 
 
 def _fitting(wanted: list[exthdr.Extension]) -> list[exthdr.Extension]:

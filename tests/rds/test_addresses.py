@@ -7,8 +7,9 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from urds import addresses
-from urds.addresses import Call
+from urds.common.types import IPAddress
+from urds.rds import addresses
+from urds.rds.addresses import Call
 
 V4 = IPv4Address("10.0.0.1")
 
@@ -46,9 +47,7 @@ def sockaddr6(host: str, port: int, scope: int = 0) -> bytes:
         (sockaddr6("fe80::1", 7, 3), (IPv6Address("fe80::1%3"), 7)),
     ],
 )
-def test_an_address_is_understood(
-    given: object, wanted: tuple[addresses.Address, int], call: Call
-) -> None:
+def test_an_address_is_understood(given: object, wanted: tuple[IPAddress, int], call: Call) -> None:
     assert addresses.parse(given, call) == wanted
 
 

@@ -5,10 +5,10 @@ import struct
 
 import pytest
 
-from urds import cmsg
-from urds.cmsg import Atomic, RdmaArgs, RdmaMap, SendRequest
-from urds.constants import MSG_CTRUNC, SOL_RDS, SOL_SOCKET, Cmsg, ExtensionType
-from urds.wire import exthdr
+from urds.rds import cmsg
+from urds.rds.cmsg import Atomic, RdmaArgs, RdmaMap, SendRequest
+from urds.rds.constants import MSG_CTRUNC, SOL_RDS, SOL_SOCKET, Cmsg, ExtensionType
+from urds.rds.wire import extensions as exthdr
 
 ARGS = struct.pack("=7Q", 1, 2, 3, 4, 5, 6, 7)
 ATOMIC = struct.pack("=9Q", 1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -83,8 +83,8 @@ def test_a_send_is_refused(ancillary: list[tuple[int, int, bytes]]) -> None:
     assert refused.value.errno == errno.EINVAL
 
 
-def test_received_messages_have_the_octets_of_linux() -> None:
-    """Source: golden records of linux v6.1; the latter two from rds.md 3.3."""
+def test_received_messages_have_the_bytes_of_linux() -> None:
+    """Source: golden records of linux v6.1; the latter two from docs/reference/rds.md 3.3."""
     assert cmsg.congestion_update(1 << 8) == (276, 5, bytes.fromhex("0001000000000000"))
     seconds = bytes.fromhex("fb8e006b000000007b8c050000000000")
     assert cmsg.timestamp(0x6B008EFB * 10**9 + 0x58C7B * 1000 + 999) == (1, 29, seconds)
@@ -100,8 +100,8 @@ def test_received_messages_have_the_octets_of_linux() -> None:
 
 
 def test_a_cookie_comes_out_of_the_extension_headers() -> None:
-    octets = exthdr.emit([exthdr.Extension(ExtensionType.RDMA_DEST, (0x1234, 0x10))])
-    assert cmsg.destination_cookie(octets) == 0x10 << 32 | 0x1234
+    data = exthdr.emit([exthdr.Extension(ExtensionType.RDMA_DEST, (0x1234, 0x10))])
+    assert cmsg.destination_cookie(data) == 0x10 << 32 | 0x1234
     assert cmsg.destination_cookie(b"") is None
     assert cmsg.destination_cookie(bytes(16)) is None
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from urds import constants
+from urds.rds import constants
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the numbers are Linux's")
 SHARED = [

@@ -1,14 +1,14 @@
-"""Socket options as a table: what octets do, what is refused, what is read back."""
+"""Socket options as a table: what bytes do, what is refused, what is read back."""
 
 import errno
 import struct
 
 import pytest
 
-from urds import options
-from urds.constants import SOL_RDS, SOL_SOCKET, SockOpt, Transport
-from urds.options import Options
-from urds.settings import Settings
+from urds.rds import options
+from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt, Transport
+from urds.rds.options import Options
+from urds.rds.settings import Settings
 
 SETTINGS = Settings()
 STRICT = Settings(strict_linux=True)
@@ -18,8 +18,8 @@ NEW = options.defaults(SETTINGS)
 def put(
     level: int, option: int, value: int | bytes, *, at: Options = NEW, settings: Settings = SETTINGS
 ) -> Options:
-    octets = value if isinstance(value, bytes) else struct.pack("=i", value)
-    return options.set_option(at, level=level, option=option, octets=octets, settings=settings)
+    data = value if isinstance(value, bytes) else struct.pack("=i", value)
+    return options.set_option(at, level=level, option=option, data=data, settings=settings)
 
 
 def get(at: Options, level: int, option: int, *, room: int = 64) -> bytes:
@@ -74,7 +74,7 @@ def test_a_forced_buffer_passes_the_maximum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "option", "octets", "code"),
+    ("level", "option", "data", "code"),
     [
         (SOL_RDS, SockOpt.RECVERR, b"\1", errno.EINVAL),
         (SOL_RDS, SockOpt.CONG_MONITOR, b"\1", errno.EINVAL),
@@ -101,10 +101,10 @@ def test_a_forced_buffer_passes_the_maximum() -> None:
     ],
 )
 def test_a_bad_value_is_refused_with_the_errno_of_linux(
-    level: int, option: int, octets: bytes, code: int
+    level: int, option: int, data: bytes, code: int
 ) -> None:
     with pytest.raises(OSError) as refused:
-        put(level, option, octets)
+        put(level, option, data)
     assert refused.value.errno == code
 
 
@@ -160,14 +160,14 @@ def test_no_transport_reads_minus_one() -> None:
     assert number(over_rdma, SOL_RDS, SockOpt.TRANSPORT) == 0
 
 
-def test_four_octets_switch_the_monitor() -> None:
+def test_four_bytes_switch_the_monitor() -> None:
     on = put(SOL_RDS, SockOpt.CONG_MONITOR, 1)
     assert (on.monitor, on.monitor_mask) == (True, None)
     assert put(SOL_RDS, SockOpt.CONG_MONITOR, 0, at=on).monitor is False
 
 
 @pytest.mark.rule("rds7-monitor-readable")
-def test_eight_octets_install_a_mask_that_reads_back() -> None:
+def test_eight_bytes_install_a_mask_that_reads_back() -> None:
     mask = struct.pack("=Q", 1 << 63 | 5)
     on = put(SOL_RDS, SockOpt.CONG_MONITOR, mask)
     assert (on.monitor, on.monitor_mask) == (True, 1 << 63 | 5)
@@ -183,7 +183,7 @@ def test_strictness_reads_a_mask_as_a_switch() -> None:
     on = put(SOL_RDS, SockOpt.CONG_MONITOR, struct.pack("=Q", 1), settings=STRICT)
     assert (on.monitor, on.monitor_mask) == (True, None)
     off = put(SOL_RDS, SockOpt.CONG_MONITOR, struct.pack("=Q", 1 << 40), settings=STRICT)
-    assert off.monitor is False  # the first four octets are zero
+    assert off.monitor is False  # the first four bytes are zero
 
 
 @pytest.mark.rule("rds7-timeout-zero")
@@ -226,16 +226,16 @@ def test_constants_of_the_kind_of_socket() -> None:
 
 @pytest.mark.rule("rds7-cancel-all", "rds7-cancel-address")
 def test_a_cancel_names_its_destination_or_everything() -> None:
-    octets = struct.pack("=H2s4s8x", 0, (4000).to_bytes(2, "big"), bytes([10, 0, 0, 1]))
-    address, port = options.cancel_target(octets, SETTINGS)
+    data = struct.pack("=H2s4s8x", 0, (4000).to_bytes(2, "big"), bytes([10, 0, 0, 1]))
+    address, port = options.cancel_target(data, SETTINGS)
     assert (str(address), port) == ("10.0.0.1", 4000)  # whatever the family says
     assert options.cancel_target(b"", SETTINGS) == (None, None)
 
 
-@pytest.mark.parametrize(("octets", "settings"), [(bytes(15), SETTINGS), (b"", STRICT)])
-def test_a_short_cancel_is_refused(octets: bytes, settings: Settings) -> None:
+@pytest.mark.parametrize(("data", "settings"), [(bytes(15), SETTINGS), (b"", STRICT)])
+def test_a_short_cancel_is_refused(data: bytes, settings: Settings) -> None:
     with pytest.raises(OSError) as refused:
-        options.cancel_target(octets, settings)
+        options.cancel_target(data, settings)
     assert refused.value.errno == errno.EINVAL
 
 

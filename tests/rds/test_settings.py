@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from urds.errors import SettingError
-from urds.settings import ALIASES, Settings
+from urds.common.errors import SettingError
+from urds.rds.settings import ALIASES, Settings
 
 SIZES = [
     *("wmem_default", "rmem_default", "wmem_max", "rmem_max", "max_message_bytes"),

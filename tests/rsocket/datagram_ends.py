@@ -7,9 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.dgram import Address, DatagramSettings
-from urds.rsocket.opening import Opening
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram import DatagramSettings
+from urds.rsocket.link.datagram_link import DatagramLink
+from urds.rsocket.link.device_context import DeviceContext
 from urds.verbs.device import find_device
 from urds.verbs.providers.base import Adapter
 from urds.verbs.providers.sim import SimNetwork
@@ -28,14 +29,14 @@ class Ends:
         self.adapters: list[Adapter] = []
         self._network = SimNetwork(seed=1)
 
-    def opening(self, device: str, host: str) -> Opening:
+    def context(self, device: str, host: str) -> DeviceContext:
         """Open a device once more."""
         if device == "sim":
             adapter: Adapter = self._network.adapter(address=host)
         else:
             adapter = find_device(device).open_adapter()
         self.adapters.append(adapter)
-        return Opening(adapter)
+        return DeviceContext(adapter)
 
     def link(
         self,
@@ -47,7 +48,7 @@ class Ends:
     ) -> DatagramLink:
         """Make a socket with openings of its own."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        link = DatagramLink([self.opening(name, host) for name in names], settings, family)
+        link = DatagramLink([self.context(name, host) for name in names], settings, family)
         self.links.append(link)
         if bound:
             link.bind((host, port))
@@ -56,8 +57,8 @@ class Ends:
     def die(self, link: DatagramLink) -> None:
         """Let a socket and its devices be gone, as with its process."""
         link.close()
-        for opening in link.openings:
-            opening.adapter.close()
+        for context in link.contexts:
+            context.adapter.close()
 
     def close(self) -> None:
         """Close everything."""
@@ -77,13 +78,13 @@ def ends() -> Iterator[Ends]:
         made.close()
 
 
-def address_of(link: DatagramLink) -> Address:
+def address_of(link: DatagramLink) -> HostPort:
     """Return where a socket is bound."""
     assert link.local is not None
     return link.local
 
 
-def take(link: DatagramLink, timeout_s: float = WAIT_S) -> tuple[bytes, Address]:
+def take(link: DatagramLink, timeout_s: float = WAIT_S) -> tuple[bytes, HostPort]:
     """Wait for a datagram."""
     assert link.wait(lambda: link.readiness().readable, timeout_s), f"nothing came: {link.stats}"
     datagram = link.receive()
@@ -92,7 +93,7 @@ def take(link: DatagramLink, timeout_s: float = WAIT_S) -> tuple[bytes, Address]
 
 
 def exchange(here: DatagramLink, there: DatagramLink, payload: bytes) -> None:
-    """Send there and back; both sides see the right octets and the right sender."""
+    """Send there and back; both sides see the right bytes and the right sender."""
     here.send(payload, address_of(there))
     assert take(there) == (payload, address_of(here))
     there.send(payload, address_of(here))

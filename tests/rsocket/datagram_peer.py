@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.opening import Opening
+from urds.rsocket.link.datagram_link import DatagramLink
+from urds.rsocket.link.device_context import DeviceContext
 from urds.verbs.device import find_device
 
 LIFE_S = 60.0
@@ -18,7 +18,7 @@ LIFE_S = 60.0
 def main(kind: str, names: str, port: int) -> None:
     """Serve until somebody says goodbye."""
     adapters = [find_device(name).open_adapter() for name in names.split(",") if name]
-    link = DatagramLink([Opening(adapter) for adapter in adapters])
+    link = DatagramLink([DeviceContext(adapter) for adapter in adapters])
     link.bind(("127.0.0.1", port))
     assert link.local is not None
     print(link.local[1], flush=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from urds.rsocket import devices
-from urds.rsocket.link import Link, LinkState
-from urds.rsocket.listening import Listening
-from urds.rsocket.opening import Opening
-from urds.rsocket.stream import StreamSettings
+from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.link import devices
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.listener import StreamListener
+from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.device import find_device
 from urds.verbs.providers.sim import SimNetwork
 
@@ -31,17 +31,17 @@ class Ends:
         else:
             self.adapters = [find_device(device).open_adapter() for _ in range(2)]
             self.host = "127.0.0.1"
-        self.here, self.there = (Opening(adapter) for adapter in self.adapters)
-        self.listening = Listening((self.host, 0), 16, settings, [self.there])
+        self.here, self.there = (DeviceContext(adapter) for adapter in self.adapters)
+        self.listener = StreamListener((self.host, 0), 16, settings, [self.there])
 
-    def connect(self, settings: StreamSettings | None = None) -> tuple[Link, Link]:
+    def connect(self, settings: StreamSettings | None = None) -> tuple[StreamLink, StreamLink]:
         """Connect a link; return both sides."""
-        link = Link([self.here], settings or self.settings)
-        link.connect(self.listening.local, timeout_s=WAIT_S)
+        link = StreamLink([self.here], settings or self.settings)
+        link.connect(self.listener.local, timeout_s=WAIT_S)
         self.wait(lambda: link.state is not LinkState.CONNECTING)
         assert link.state is LinkState.CONNECTED, (link.state, link.reason)
-        self.wait(lambda: self.listening.readiness().readable)
-        accepted = self.listening.accept()
+        self.wait(lambda: self.listener.readiness().readable)
+        accepted = self.listener.accept()
         assert accepted is not None
         return link, accepted
 
@@ -53,7 +53,7 @@ class Ends:
 
     def close(self) -> None:
         """Close both devices."""
-        self.listening.close()
+        self.listener.close()
         for adapter in self.adapters:
             adapter.close()
 
@@ -68,7 +68,9 @@ def ends(device: str, **changes: object) -> Iterator[Ends]:
         both.close()
 
 
-def send_all(both: Ends, link: Link, data: bytes, sink: Link, *, step: int = 1 << 20) -> bytes:
+def send_all(
+    both: Ends, link: StreamLink, data: bytes, sink: StreamLink, *, step: int = 1 << 20
+) -> bytes:
     """Send all of `data` over a link and return what the other side got of it."""
     got = bytearray()
     room = memoryview(bytearray(step))
@@ -83,5 +85,5 @@ def send_all(both: Ends, link: Link, data: bytes, sink: Link, *, step: int = 1 <
     return bytes(got)
 
 
-def _either(sink: Link, source: Link | None) -> bool:
+def _either(sink: StreamLink, source: StreamLink | None) -> bool:
     return sink.readiness().readable or (source is not None and source.readiness().writable)

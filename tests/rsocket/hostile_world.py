@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 from tests.rsocket.ends import WAIT_S, Ends, ends, send_all
-from urds.rsocket.link import Link, LinkState, parameters_with
-from urds.rsocket.opening import Opening
+from urds.common.types import HostPort
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
 from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
 from urds.verbs.device import find_device
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import WC, SendWR
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.sim import SimAdapter
 
@@ -35,18 +35,18 @@ REQUESTS = 4096
 class Stranger:
     """One queue pair whose words a test makes: what an opening takes for a link."""
 
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
+    def __init__(self, context: DeviceContext) -> None:
+        self.context = context
         self.words: list[int] = []  # that came
         self.statuses: list[WCStatus] = []  # of requests that completed
         self.ends: list[ConnectionEventKind] = []
         self.peer: ConnectData | None = None  # from when the connection is established
         self.offered = b""  # what the peer's data were read from
         self.is_mute = False  # accepts nothing and rejects nothing
-        self._connection: Connection | None = None
-        with opening.adapter.lock:
-            self.memory = opening.allocate(TABLE_ENTRIES * 16 + WINDOW_BYTES)
-            self.qp = opening.queue_pair(self, REQUESTS)  # type: ignore[arg-type]  # its calls
+        self._connection: VerbsConnection | None = None
+        with context.adapter.lock:
+            self.memory = context.allocate(TABLE_ENTRIES * 16 + WINDOW_BYTES)
+            self.qp = context.queue_pair(self, REQUESTS)  # type: ignore[arg-type]  # its calls
 
     # -- what it says
 
@@ -54,7 +54,7 @@ class Stranger:
         """Return private data that are in order but for `changes`."""
         memory = self.memory
         good = ConnectData(
-            flags=ConnectFlag.IOMAP | ConnectFlag.OWN,
+            flags=ConnectFlag.IOMAP | ConnectFlag.URDS,
             credits=384,
             iomap_slots=0,
             target_sgl=Sge(memory.address, memory.rkey, TABLE_ENTRIES),
@@ -62,9 +62,9 @@ class Stranger:
         )
         return replace(good, **changes)
 
-    def connect(self, peer: Address, private_data: bytes) -> None:
+    def connect(self, peer: HostPort, private_data: bytes) -> None:
         """Ask for a connection."""
-        adapter = self.opening.adapter
+        adapter = self.context.adapter
         with adapter.lock:
             self._connection = adapter.connect(
                 self.qp,
@@ -74,11 +74,11 @@ class Stranger:
                 on_event=self._handle_event,
             )
 
-    def listen(self, private_data: Callable[[], bytes], host: str) -> Address:
+    def listen(self, private_data: Callable[[], bytes], host: str) -> HostPort:
         """Answer one request with private data; return where."""
-        adapter = self.opening.adapter
+        adapter = self.context.adapter
 
-        def handle(event: ConnectionEvent) -> None:
+        def handle(event: VerbsConnectionEvent) -> None:
             if event.kind is ConnectionEventKind.REQUEST:
                 self._connection = event.connection
                 event.connection.on_event = self._handle_event
@@ -88,42 +88,42 @@ class Stranger:
             listener = adapter.listen((host, 0), PortSpace.TCP, backlog=4, on_event=handle)
             return listener.local
 
-    def _answer(self, connection: Connection, private_data: bytes) -> None:
+    def _answer(self, connection: VerbsConnection, private_data: bytes) -> None:
         if not self.is_mute:
             connection.accept(self.qp, parameters_with(private_data))
 
     def post(
         self,
-        word: int | None,
-        octets: bytes = b"",
+        imm_data: int | None,
+        data: bytes = b"",
         to: tuple[int, int] = (0, 0),
         opcode: WROpcode | None = None,
     ) -> None:
         """Post a request: a write to (address, key) unless the opcode says otherwise."""
         if opcode is None:
-            opcode = WROpcode.RDMA_WRITE if word is None else WROpcode.RDMA_WRITE_WITH_IMM
+            opcode = WROpcode.RDMA_WRITE if imm_data is None else WROpcode.RDMA_WRITE_WITH_IMM
         address, rkey = to
         wr = SendWR(
-            0, opcode, imm_data=word or 0, remote_addr=address, rkey=rkey, octets=octets or b""
+            0, opcode, imm_data=imm_data or 0, remote_addr=address, rkey=rkey, data=data or b""
         )
-        adapter = self.opening.adapter
+        adapter = self.context.adapter
         with adapter.lock:
             self.qp.post_send(wr, adapter.now_ns())
-            adapter.kick(self.qp)
+            adapter.progress_qp(self.qp)
 
     def disconnect(self) -> None:
         """End the connection in order."""
-        with self.opening.adapter.lock:
+        with self.context.adapter.lock:
             if self._connection is not None:
                 self._connection.disconnect()
 
     def vanish(self) -> None:
         """Drop the connection and its queue pair without a word. Safe twice."""
-        with self.opening.adapter.lock:
+        with self.context.adapter.lock:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
-            self.opening.forget(self.qp)
+            self.context.forget(self.qp)
 
     @property
     def is_connected(self) -> bool:
@@ -143,13 +143,13 @@ class Stranger:
     def handle_sent(self, wc: WC) -> None:
         self.statuses.append(wc.status)
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         pass
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.ESTABLISHED:
-            self.offered = octets = event.parameters.private_data
-            self.peer = ConnectData.parse(octets) if octets else self.data()
+            self.offered = data = event.parameters.private_data
+            self.peer = ConnectData.parse(data) if data else self.data()
         else:
             self.ends.append(event.kind)
 
@@ -157,46 +157,46 @@ class Stranger:
 class Siege:
     """Two ends that talk with each other, and strangers."""
 
-    def __init__(self, both: Ends, opening: Opening) -> None:
+    def __init__(self, both: Ends, context: DeviceContext) -> None:
         self.both = both
-        self.opening = opening
-        adapter = opening.adapter
+        self.context = context
+        adapter = context.adapter
         self.host = adapter.address if isinstance(adapter, SimAdapter) else both.host
         self.link, self.accepted = both.connect()
         self.strangers: list[Stranger] = []
         self._marks = (both.there.memory_bytes, len(both.there.links))
 
     def stranger(self) -> Stranger:
-        made = Stranger(self.opening)
+        made = Stranger(self.context)
         self.strangers.append(made)
         return made
 
-    def connected(self, **changes: Any) -> tuple[Stranger, Link]:
+    def connected(self, **changes: Any) -> tuple[Stranger, StreamLink]:
         """Return a stranger who has connected, and the link of its victim."""
         stranger = self.stranger()
-        stranger.connect(self.both.listening.local, stranger.data(**changes).emit())
-        self.until(lambda: self.both.listening.readiness().readable and stranger.is_connected)
-        victim = self.both.listening.accept()
+        stranger.connect(self.both.listener.local, stranger.data(**changes).emit())
+        self.until(lambda: self.both.listener.readiness().readable and stranger.is_connected)
+        victim = self.both.listener.accept()
         assert victim is not None
         return stranger, victim
 
     def until(self, is_ready: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         """Drive all three devices until it is so; fail if it does not come."""
         end_s = time.monotonic() + timeout_s
-        adapters = [*self.both.adapters, self.opening.adapter]
+        adapters = [*self.both.adapters, self.context.adapter]
         while not is_ready():
             for adapter in adapters:
                 adapter.progress()
             assert adapters[-1].wait(is_ready, 1_000_000) or time.monotonic() < end_s, "too late"
 
-    def settle(self, turns: int = 20) -> None:
+    def finish_pass(self, turns: int = 20) -> None:
         """Let everything arrive that is under way."""
         for _ in range(turns):
-            for adapter in (*self.both.adapters, self.opening.adapter):
+            for adapter in (*self.both.adapters, self.context.adapter):
                 adapter.progress()
                 adapter.wait(lambda: False, 200_000)
 
-    def until_cut(self, victim: Link, reason: str) -> None:
+    def until_cut(self, victim: StreamLink, reason: str) -> None:
         """Wait until the victim has cut the connection for this reason."""
         self.until(lambda: victim.state is LinkState.OVER)
         assert reason in victim.reason, victim.reason
@@ -207,7 +207,7 @@ class Siege:
         assert send_all(self.both, self.link, data, self.accepted) == data
         assert send_all(self.both, self.accepted, data, self.link) == data
 
-    def nothing_is_left(self, *victims: Link) -> None:
+    def nothing_is_left(self, *victims: StreamLink) -> None:
         """Close what is left of victims and check that they cost nothing any more."""
         for victim in victims:
             victim.close(0)
@@ -225,7 +225,7 @@ def siege(device: str, **changes: Any) -> Iterator[Siege]:
             opened = adapter.network.adapter("stranger")
         else:
             opened = find_device(device).open_adapter()
-        made = Siege(both, Opening(opened))
+        made = Siege(both, DeviceContext(opened))
         try:
             yield made
         finally:

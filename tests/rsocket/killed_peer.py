@@ -17,15 +17,15 @@ import traceback
 
 from tests.rsocket.socket_pairs import HOST
 from urds.rsocket import PROT_WRITE, SOL_RDMA, RdmaOpt, allocate
-from urds.rsocket.devices import DEVICES_VARIABLE
-from urds.rsocket.sockets import Socket
+from urds.rsocket.link.devices import DEVICES_VARIABLE
+from urds.rsocket.socket import Socket
 
 BLOCK_BYTES = 4096
 SLOTS = 4
 
 
 def block(number: int) -> bytes:
-    """Return the octets of one block of the stream that both sides know."""
+    """Return the bytes of one block of the stream that both sides know."""
     return random.Random(number).randbytes(BLOCK_BYTES)
 
 
@@ -36,12 +36,12 @@ def stream(start: int = 0) -> bytes:
 
 def send_for_ever(one: Socket) -> None:
     """Send the stream in pieces of all sizes."""
-    octets = stream() * 2
-    period, at = len(octets) // 2, 0
-    chance = random.Random(os.getpid())
+    data = stream() * 2
+    period, at = len(data) // 2, 0
+    rng = random.Random(os.getpid())
     for _ in itertools.count():
-        size = chance.choice((1, 100, 3000, 20_000, 150_000))
-        one.sendall(octets[at : at + size])
+        size = rng.choice((1, 100, 3000, 20_000, 150_000))
+        one.sendall(data[at : at + size])
         at = (at + size) % period
 
 
@@ -67,8 +67,8 @@ def place(one: Socket) -> None:
 
 def echo(one: Socket) -> None:
     """Send back what comes."""
-    while octets := one.recv(1 << 16):
-        one.sendall(octets)
+    while data := one.recv(1 << 16):
+        one.sendall(data)
 
 
 ACTS = {"flow": flow, "place": place, "echo": echo}

@@ -1,12 +1,12 @@
 """A process that connects and does what it is told: to be killed, or to end in order.
 
 Usage: python -m tests.rsocket.polling_peer PORT. It prints a line when it is connected, sends one
-octet, and then waits for a line: "close" ends the socket in order.
+byte, and then waits for a line: "close" ends the socket in order.
 """
 
 import sys
 
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
 
 
 def main() -> None:

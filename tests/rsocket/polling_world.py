@@ -6,15 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from urds.rsocket import devices
-from urds.rsocket.sockets import Socket
+from tests.support.waiting import BUSY_S, ENDLESS_S
+from urds.rsocket.link import devices
+from urds.rsocket.socket import Socket
 from urds.verbs.device import find_device
 
 DEVICES = ("shm0", "tcp0", "udp0")
 HOST = "127.0.0.1"
-WAIT_S = 20.0
+WAIT_S = ENDLESS_S
 # The machine is shared by many tests: how much longer than asked a wait may take.
-LATE_S = 1.5
+LATE_S = BUSY_S
 
 
 class World:
@@ -77,7 +78,7 @@ def world(device: str) -> Iterator[World]:
 
 
 def fill(socket: Socket) -> int:
-    """Send without waiting until nothing more is taken; return how many octets were."""
+    """Send without waiting until nothing more is taken; return how many bytes were."""
     socket.setblocking(False)
     sent, end_s = 0, time.monotonic() + WAIT_S
     refusals = 0
@@ -92,7 +93,7 @@ def fill(socket: Socket) -> int:
 
 
 def drain(socket: Socket, count: int) -> None:
-    """Receive that many octets."""
+    """Receive that many bytes."""
     socket.settimeout(WAIT_S)
     while count:
         count -= len(socket.recv(min(count, 1 << 18)))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from urds.rsocket import devices
-from urds.rsocket.socket_making import create_connection, create_server
-from urds.rsocket.sockets import Socket
+from urds.rsocket.factory import create_connection, create_server
+from urds.rsocket.link import devices
+from urds.rsocket.socket import Socket
 
 DEVICES = ("shm0", "tcp0", "udp0")
 HOST = "127.0.0.1"
@@ -89,8 +89,8 @@ class Task:
 
 
 def receive_exactly(source: Socket, byte_count: int) -> bytes:
-    """Receive until there are so many octets, or the end."""
+    """Receive until there are so many bytes, or the end."""
     found = bytearray()
-    while len(found) < byte_count and (octets := source.recv(byte_count - len(found))):
-        found += octets
+    while len(found) < byte_count and (data := source.recv(byte_count - len(found))):
+        found += data
     return bytes(found)

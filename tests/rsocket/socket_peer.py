@@ -7,22 +7,22 @@ import socket
 import sys
 import time
 
-from tests.places import family_of
+from tests.support.places import family_of
 from urds.rsocket import create_server
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
 
 
 def echo(one: Socket) -> None:
     """Send back what comes, until the end."""
-    while octets := one.recv(1 << 16):
-        one.sendall(octets)
+    while data := one.recv(1 << 16):
+        one.sendall(data)
 
 
 def count(one: Socket) -> None:
     """Take everything, then say how much it was."""
     taken = 0
-    while octets := one.recv(1 << 20):
-        taken += len(octets)
+    while data := one.recv(1 << 20):
+        taken += len(data)
     one.sendall(b"%d" % taken)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rsocket.polling_world import DEVICES, HOST, WAIT_S, World, drain, world
 from urds.rsocket import aio
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
 
 
 @pytest.fixture(params=DEVICES)
@@ -24,8 +24,8 @@ def run(coroutine) -> None:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while octets := await reader.read(1 << 16):
-        writer.write(octets)
+    while data := await reader.read(1 << 16):
+        writer.write(data)
         await writer.drain()
     writer.close()
 
@@ -102,8 +102,8 @@ def test_a_peer_that_does_not_read_stops_the_writer(here: World) -> None:
 
         async def serve(reader, writer):
             await may_read.wait()
-            while octets := await reader.read(1 << 16):
-                got.extend(octets)
+            while data := await reader.read(1 << 16):
+                got.extend(data)
             writer.close()
 
         async with serving(serve) as (_, port):

@@ -166,7 +166,7 @@ def test_a_closed_descriptor_is_unknown(ends: tuple[int, int]) -> None:
 
 
 def test_what_does_not_listen_accepts_with_ebadf(device: str) -> None:
-    """Source: rsocket.md section 11; `Socket.accept` says EINVAL as TCP does."""
+    """Source: docs/reference/rsocket.md 11; `Socket.accept` says EINVAL as TCP does."""
     number = rsocket()
     assert error_of(raccept, number) == errno.EBADF
     rclose(number)

@@ -1,4 +1,6 @@
-"""Many connections open, an echo on each, all closed: nothing is left. rsocket.md 19, point 15.
+"""Many connections open, an echo on each, all closed: nothing is left.
+
+docs/reference/rsocket.md 19, point 15.
 
 300 in the suite; 10,000 by hand, where the kernel allows as many descriptors as tcp0 needs:
 
@@ -14,8 +16,9 @@ from itertools import pairwise
 import pytest
 
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, receive_exactly, using
-from urds.rsocket import create_connection, create_server, devices
-from urds.rsocket.sockets import Socket
+from urds.rsocket import create_connection, create_server
+from urds.rsocket.link import devices
+from urds.rsocket.socket import Socket
 
 COUNT = int(os.environ.get("URDS_RSOCKET_CONNECTIONS", "300"))
 # A cancelled alarm of 30 s, what the connection manager remembers for a while; the link alone,
@@ -37,9 +40,9 @@ def echo_on_each(count: int) -> None:
         for number, client in enumerate(clients):
             client.sendall(b"%08d" % number)
         for number, server in enumerate(servers):
-            octets = receive_exactly(server, 8)
-            assert octets == b"%08d" % number
-            server.sendall(octets[::-1])
+            data = receive_exactly(server, 8)
+            assert data == b"%08d" % number
+            server.sendall(data[::-1])
         for number, client in enumerate(clients):
             assert receive_exactly(client, 8) == (b"%08d" % number)[::-1]
         for one in (*clients, *servers):
@@ -48,17 +51,17 @@ def echo_on_each(count: int) -> None:
 
 def held() -> dict[str, int]:
     """Return what this process holds of connections, once all have ended."""
-    [opening] = devices.openings()
-    adapter = opening.adapter
+    [context] = devices.contexts()
+    adapter = context.adapter
     # Over tcp the goodbyes of the kernel's connections come last.
-    unfinished = (opening.links, opening.leaving, getattr(adapter, "_leaving", ()))
-    assert devices.wait([opening], lambda: not any(map(len, unfinished)), WAIT_S)
+    unfinished = (context.links, context.leaving, getattr(adapter, "_leaving", ()))
+    assert devices.wait([context], lambda: not any(map(len, unfinished)), WAIT_S)
     gc.collect()
     return {
-        "queue pairs": len(opening.links),
-        "windows": opening.memory_bytes,
-        "registrations": len(opening._regions),
-        "entries of the device": len(getattr(opening.adapter, "_entries", ())),
+        "queue pairs": len(context.links),
+        "windows": context.memory_bytes,
+        "registrations": len(context._regions),
+        "entries of the device": len(getattr(context.adapter, "_entries", ())),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
 

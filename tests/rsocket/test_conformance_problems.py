@@ -1,6 +1,7 @@
 """The problems that the study measured, each shown to be gone by what is counted, never by speed.
 
-rsocket.md 17 and 18: connections, copies, locks, waits for buffer updates, reads of the clock.
+docs/reference/rsocket.md 17, 18: connections, copies, locks, waits for buffer updates, reads of the
+clock.
 """
 
 import gc
@@ -20,14 +21,15 @@ from typing import Any
 
 import pytest
 
+from benches.rsocket.probes import probe_of
 from tests.rsocket.ends import Ends, ends, send_all
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
 from urds import rsocket
-from urds.cli.rsocket_probes import probe_of
-from urds.rsocket import create_connection, create_server, devices
-from urds.rsocket.link import Link
-from urds.rsocket.sockets import Socket
-from urds.rsocket.stream import Memory
+from urds.rsocket import create_connection, create_server
+from urds.rsocket.core.stream import Memory
+from urds.rsocket.link import devices
+from urds.rsocket.link.stream_link import StreamLink
+from urds.rsocket.socket import Socket
 
 CONNECTIONS = 100
 # Both ends of one idle connection, as the interpreter counts it: two windows of 8 KiB are in it.
@@ -61,7 +63,7 @@ def many(count: int) -> Iterator[list[Socket]]:
 
 
 def held(count: int) -> tuple[int, int]:
-    """Return the descriptors and octets of this process while so many connections are open."""
+    """Return the descriptors and bytes of this process while so many connections are open."""
     with many(count) as made:
         gc.collect()
         before = descriptors()
@@ -88,32 +90,32 @@ def test_an_idle_connection_costs_its_window_and_no_descriptor(device: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_connections_share_one_completion_queue_and_one_queue_of_receives(device: str) -> None:
     with using(device), many(4) as made:
-        [opening] = devices.openings()
-        pairs = [one.link._qp for one in made]
-        assert {id(qp.send_cq) for qp in pairs} == {id(opening._completions)}
-        assert {id(qp.recv_cq) for qp in pairs} == {id(opening._completions)}
-        assert {id(qp.srq) for qp in pairs} == {id(opening._receives)}
+        [context] = devices.contexts()
+        pairs = [one.link._send_queue.qp for one in made]
+        assert {id(qp.send_cq) for qp in pairs} == {id(context._completions)}
+        assert {id(qp.recv_cq) for qp in pairs} == {id(context._completions)}
+        assert {id(qp.srq) for qp in pairs} == {id(context._receives)}
 
 
 # -- problem 2: copies
 
 
-def copies_of(both: Ends, source: Link, sink: Link, data: bytes) -> float:
-    """Send everything; return how many octets were copied for each, by streams and device."""
+def copies_of(both: Ends, source: StreamLink, sink: StreamLink, data: bytes) -> float:
+    """Send everything; return how many bytes were copied for each, by streams and device."""
     stats = [source.stream.stats, sink.stream.stats]  # type: ignore[union-attr]  # connected
-    before = sum(one.octets_copied_in + one.octets_copied_out for one in stats)
+    before = sum(one.bytes_copied_in + one.bytes_copied_out for one in stats)
     probe = probe_of("copies")
     probe.start()
     try:
         assert send_all(both, source, data, sink) == data
     finally:
         probe.stop()
-    after = sum(one.octets_copied_in + one.octets_copied_out for one in stats)
+    after = sum(one.bytes_copied_in + one.bytes_copied_out for one in stats)
     return (after - before + sum(probe.found().values())) / len(data)
 
 
 @pytest.mark.rule("rsocket-problem-copies")
-def test_large_octets_are_copied_once_on_each_side() -> None:
+def test_large_bytes_are_copied_once_on_each_side() -> None:
     """From the sender's memory into the window, and out of it: no send ring, no receive ring."""
     with ends("shm0") as both:
         source, sink = both.connect()
@@ -122,19 +124,19 @@ def test_large_octets_are_copied_once_on_each_side() -> None:
         copies = [copies_of(both, source, sink, data) for _ in range(12)]
         assert min(copies) <= 2.01, copies
         assert source.stream is not None
-        assert source.stream.stats.octets_borrowed > 10 * len(data)
+        assert source.stream.stats.bytes_zero_copy > 10 * len(data)
 
 
-def receive_whole(both: Ends, source: Link, sink: Link, memory: Memory) -> float:
-    """Send as much as `memory` takes while it is waited for; return the copies per octet."""
+def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memory) -> float:
+    """Send as much as `memory` takes while it is waited for; return the copies per byte."""
     stream, size = sink.stream, memory.view.nbytes
     assert stream is not None and source.stream is not None
     with both.there.adapter.lock:
         first = stream.expect(memory, size)
-        sink.carry()
+        sink.post_pending()
     data = memoryview(bytes(range(256)) * (size // 256))
     stats = (source.stream.stats, stream.stats)
-    before = stats[0].octets_copied_in + stats[1].octets_copied_out
+    before = stats[0].bytes_copied_in + stats[1].bytes_copied_out
     probe = probe_of("copies")
     probe.start()
     sent = taken = 0
@@ -146,11 +148,11 @@ def receive_whole(both: Ends, source: Link, sink: Link, memory: Memory) -> float
     with both.there.adapter.lock:
         assert stream.end_expect() == size - first
     assert memory.view == data
-    copied = stats[0].octets_copied_in + stats[1].octets_copied_out - before
+    copied = stats[0].bytes_copied_in + stats[1].bytes_copied_out - before
     return (copied + sum(probe.found().values())) / size
 
 
-def _may_go_on(sink: Link, source: Link | None) -> bool:
+def _may_go_on(sink: StreamLink, source: StreamLink | None) -> bool:
     assert sink.stream is not None
     is_due = sink.readiness().readable or not sink.stream.expected_left
     return is_due or (source is not None and source.readiness().writable)
@@ -160,7 +162,7 @@ def _may_go_on(sink: Link, source: Link | None) -> bool:
 def test_a_receive_that_waits_for_a_whole_buffer_costs_one_copy() -> None:
     """Straight from the sender's memory to the receiver's: what MSG_WAITALL does.
 
-    A second one have the octets that the window holds when the wait begins: 256 KiB at most.
+    A second one have the bytes that the window holds when the wait begins: 256 KiB at most.
     """
     with ends("shm0") as both:
         source, sink = both.connect()
@@ -201,7 +203,7 @@ def test_a_call_that_need_not_wait_takes_one_lock_once(byte_count: int) -> None:
     with pair_over("shm0") as pair:
         pair.client.sendall(b"first")
         assert pair.server.recv(5) == b"first"
-        adapter = pair.client.link.opening.adapter
+        adapter = pair.client.link.context.adapter
         counted = CountedLock(adapter.lock)
         me = threading.get_ident()
         data = bytes(byte_count)
@@ -211,7 +213,7 @@ def test_a_call_that_need_not_wait_takes_one_lock_once(byte_count: int) -> None:
             for _ in range(calls):
                 assert pair.client.send(data) == byte_count
             sending = counted.takes[me]
-            devices.wait([pair.client.link.opening], lambda: False, 0.05)
+            devices.wait([pair.client.link.context], lambda: False, 0.05)
             before = counted.takes[me]
             for _ in range(calls):
                 assert pair.server.recv(byte_count) == data
@@ -229,7 +231,7 @@ def test_nobody_waits_with_the_lock(device: str) -> None:
         task = Task(lambda: pair.server.recv(1))
         for _ in range(20):
             time.sleep(0.002)
-            lock = pair.client.link.opening.adapter.lock
+            lock = pair.client.link.context.adapter.lock
             assert lock.acquire(timeout=2), "somebody sleeps with it"
             lock.release()
         pair.client.send(b"x")
@@ -324,7 +326,7 @@ def clock_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Counter[str]]:
 def until_there(pair: Pair, byte_count: int) -> None:
     """Wait until the server can read so much."""
     link = pair.server.link
-    assert devices.wait([link.opening], lambda: link.stream.readable_bytes >= byte_count, WAIT_S)
+    assert devices.wait([link.context], lambda: link.stream.readable_bytes >= byte_count, WAIT_S)
 
 
 @pytest.mark.rule("rsocket-problem-clock")

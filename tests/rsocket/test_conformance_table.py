@@ -1,4 +1,4 @@
-"""The fifteen points of rsocket.md 19, and the tests that show each.
+"""The fifteen points of docs/reference/rsocket.md 19, and the tests that show each.
 
 For readers, and checked: all points are there, each with a test over devices, and all tests exist.
 Those over devices run on sim, shm0, tcp0 and udp0, or on shm0, tcp0 and udp0 where they need
@@ -15,11 +15,11 @@ TESTS = Path(__file__).resolve().parents[1]
 
 POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("private data, both endian flags, scale of the iomap", (
-        "rsocket/test_conformance_wire.py::test_the_answer_carries_forty_octets",
-        "unit/test_rsocket_wire.py::test_the_layout_of_connect_data",
-        "unit/test_rsocket_wire.py::test_the_scale_of_the_iomap",
-        "unit/test_rsocket_stream_connecting.py::test_a_big_endian_side_says_so",
-        "vectors/test_rsocket_vectors.py::test_connect_data_are_written_again_octet_for_octet",
+        "rsocket/test_conformance_wire.py::test_the_answer_carries_forty_bytes",
+        "rsocket/wire/test_wire.py::test_the_layout_of_connect_data",
+        "rsocket/wire/test_wire.py::test_the_scale_of_the_iomap",
+        "rsocket/stream/test_connecting.py::test_a_big_endian_side_says_so",
+        "vectors/test_rsocket_vectors.py::test_connect_data_are_written_again_byte_for_byte",
     )),
     2: ("another version is refused both ways", (
         "rsocket/test_hostile_connects.py::test_a_request_that_is_no_rsockets_is_refused",
@@ -27,23 +27,23 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
     )),
     3: ("the first action is an update for the second half", (
         "rsocket/test_conformance_wire.py::test_the_first_word_publishes_the_second_half",
-        "unit/test_rsocket_stream_connecting.py::test_the_first_words_publish_the_second_half",
+        "rsocket/stream/test_connecting.py::test_the_first_words_publish_the_second_half",
         "vectors/test_rsocket_vectors.py::"
         "test_the_first_message_of_each_side_publishes_the_second_half",
     )),
     4: ("sequences wrap at 65,536", (
         "rsocket/test_conformance_wire.py::test_message_numbers_wrap_over_a_device",
         "sim/test_rsocket_stream.py::test_message_numbers_wrap",
-        "unit/test_rsocket_stream_credits.py::test_sequences_wrap_at_65536",
-        "unit/test_rsocket_stream_credits.py::test_a_limit_is_judged_around_the_wrap",
+        "rsocket/stream/test_credits.py::test_sequences_wrap_at_65536",
+        "rsocket/stream/test_credits.py::test_a_limit_is_judged_around_the_wrap",
     )),
     5: ("chunks end with the space; a sender stops exactly at the limit and goes on", (
         "rsocket/test_conformance_wire.py::test_a_sender_stops_exactly_at_the_limit",
         "rsocket/test_conformance_wire.py::"
         "test_a_sender_fills_each_entry_before_the_next_and_stops_at_the_last",
-        "rsocket/test_socket_transfers.py::test_single_octets_beyond_the_receive_queue",
+        "rsocket/test_socket_transfers.py::test_single_bytes_beyond_the_receive_queue",
         "sim/test_rsocket_stream.py::test_a_sender_stops_at_the_limit_and_goes_on_after_half_of_it",
-        "unit/test_rsocket_stream_window.py::test_a_write_to_an_original_ends_with_its_piece",
+        "rsocket/stream/test_window.py::test_a_write_to_an_original_ends_with_its_piece",
     )),
     6: ("both directions full", (
         "rsocket/test_socket_transfers.py::test_both_directions_full_and_then_read",
@@ -52,12 +52,12 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
     )),
     7: ("four control messages are under way, a fifth waits", (
         "rsocket/test_conformance_wire.py::test_a_fifth_update_waits_over_a_device",
-        "unit/test_rsocket_stream_credits.py::test_a_fifth_control_message_waits",
+        "rsocket/stream/test_credits.py::test_a_fifth_control_message_waits",
     )),
-    8: ("half a close; octets before a DISCONNECT are readable", (
+    8: ("half a close; bytes before a DISCONNECT are readable", (
         "rsocket/test_conformance_wire.py::"
-        "test_the_last_word_is_bare_and_comes_after_the_octets",
-        "rsocket/test_links.py::test_octets_that_arrived_before_a_close_are_read_after_it",
+        "test_the_last_word_is_bare_and_comes_after_the_bytes",
+        "rsocket/test_links.py::test_bytes_that_arrived_before_a_close_are_read_after_it",
         "rsocket/test_links.py::test_a_half_close_leaves_the_other_half",
         "rsocket/test_socket_transfers.py::test_half_close",
     )),
@@ -70,7 +70,7 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
     )),
     10: ("the peer's process is killed", (
         "rsocket/test_killed.py::test_what_arrived_is_read_and_then_the_connection_is_broken",
-        "rsocket/test_killed.py::test_a_peer_is_killed_while_octets_go_to_its_own_places",
+        "rsocket/test_killed.py::test_a_peer_is_killed_while_bytes_go_to_its_own_places",
         "rsocket/test_killed.py::test_a_peer_is_killed_while_others_connect_to_it",
         "rsocket/test_killed.py::test_a_peer_is_killed_before_anybody_has_read_what_it_sent",
         "rsocket/test_socket_processes.py::"
@@ -84,23 +84,23 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
     )),
     12: ("mapped writes before a send, stale mappings, no credit lost", (
         "rsocket/test_socket_memory.py::test_a_mapped_write_arrives_before_what_is_sent_later",
-        "rsocket/test_socket_memory.py::test_a_mapping_that_ended_takes_no_octets",
+        "rsocket/test_socket_memory.py::test_a_mapping_that_ended_takes_no_bytes",
         "rsocket/test_socket_memory.py::test_mapping_more_often_than_there_are_credits",
-        "unit/test_rsocket_stream_iomap.py::test_mappings_cost_no_credit_for_ever",
+        "rsocket/stream/test_iomap.py::test_mappings_cost_no_credit_for_ever",
     )),
     13: ("datagrams: UDP first, EMSGSIZE, a new peer", (
         "rsocket/test_datagrams.py::test_the_first_goes_by_udp_and_later_ones_by_queue_pair",
         "rsocket/test_datagrams.py::"
-        "test_a_datagram_has_as_many_octets_as_fit_and_not_one_more",
+        "test_a_datagram_has_as_many_bytes_as_fit_and_not_one_more",
         "rsocket/test_datagrams_processes.py::"
         "test_a_killed_peer_that_is_started_again_is_found_again",
     )),
     14: ("flags, and all buffers filled", (
-        "rsocket/test_socket_transfers.py::test_peek_leaves_octets_there",
+        "rsocket/test_socket_transfers.py::test_peek_leaves_bytes_there",
         "rsocket/test_socket_transfers.py::test_sendall_and_waitall",
         "rsocket/test_socket_transfers.py::test_waitall_takes_less_at_the_end_and_at_the_timeout",
         "rsocket/test_socket_transfers.py::test_a_send_without_room_and_patience",
-        "rsocket/test_socket_transfers.py::test_receiving_without_octets",
+        "rsocket/test_socket_transfers.py::test_receiving_without_bytes",
         "rsocket/test_socket_transfers.py::test_all_buffers_are_sent_and_filled",
         "rsocket/test_calls.py::test_every_way_to_send_and_to_receive",
     )),

@@ -1,7 +1,7 @@
 """What a stream says over each device, heard by a peer that is nothing but a queue pair.
 
-The first points of rsocket.md 19, where it says what goes over the wire. The peer gives credits
-and space when the test does, so that each stop of the sender can be seen.
+The first points of docs/reference/rsocket.md 19, where it says what goes over the wire. The peer
+gives credits and space when the test does, so that each stop of the sender can be seen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
-from urds.rsocket.link import Link, LinkState, parameters_with
-from urds.rsocket.stream import Shut
+from urds.rsocket.core.stream import Shut
+from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectFlag, Sge
-from urds.rsocket.wire.messages import Control, Op, emit_word, parse_word
+from urds.rsocket.wire.messages import Control, Op, emit_imm_data, parse_imm_data
 from urds.verbs.engine.work import RecvWR
 
 CREDITS = 20
@@ -28,7 +28,7 @@ def scene(request):
 
 def of_kind(stranger: Stranger, op: Op) -> list[int]:
     """Return the arguments of all words of one operation that came."""
-    parsed = [parse_word(word) for word in stranger.words]
+    parsed = [parse_imm_data(imm_data) for imm_data in stranger.words]
     return [argument for kind, argument in parsed if kind is op]
 
 
@@ -37,7 +37,7 @@ def until_quiet(scene: Siege, stranger: Stranger) -> None:
     before = -1
     while before != len(stranger.words):
         before = len(stranger.words)
-        scene.settle(10)
+        scene.finish_pass(10)
 
 
 def small_table(stranger: Stranger) -> dict[str, Sge]:
@@ -54,13 +54,13 @@ def small_table(stranger: Stranger) -> dict[str, Sge]:
     "rsocket-connect-buffer",
     "rsocket-connect-reserved",
 )
-def test_the_answer_carries_forty_octets(scene: Siege) -> None:
+def test_the_answer_carries_forty_bytes(scene: Siege) -> None:
     """Point 1: what the connection manager brings, and nothing behind it but padding."""
     stranger, victim = scene.connected()
     offered, memory = stranger.offered, victim.stream._memory
-    assert offered[:2] == bytes([1, ConnectFlag.IOMAP | ConnectFlag.OWN])
+    assert offered[:2] == bytes([1, ConnectFlag.IOMAP | ConnectFlag.URDS])
     assert int.from_bytes(offered[2:4], "big") == CREDITS
-    assert offered[4:8] == bytes(4), "three reserved octets, and no slots"
+    assert offered[4:8] == bytes(4), "three reserved bytes, and no slots"
     assert int.from_bytes(offered[8:16], "big") == memory.address
     assert int.from_bytes(offered[16:20], "big") == memory.rkey
     assert int.from_bytes(offered[20:24], "big") == 16, "entries of the table"
@@ -72,7 +72,7 @@ def test_the_answer_carries_forty_octets(scene: Siege) -> None:
 
 
 def test_a_request_carries_what_the_cm_is_to_repeat() -> None:
-    """rsocket.md 2.2: no reads, and sends without a receive repeated for ever."""
+    """docs/reference/rsocket.md 2.2: no reads, and sends without a receive repeated for ever."""
     asked = parameters_with(b"x")
     assert (asked.responder_resources, asked.initiator_depth) == (0, 0)
     assert (asked.retry_count, asked.rnr_retry_count) == (7, 7)
@@ -85,7 +85,7 @@ def test_the_first_word_publishes_the_second_half(scene: Siege) -> None:
     """Point 3: a write into entry 1 of our table, with the word that tells of it."""
     stranger, victim = scene.connected()
     scene.until(lambda: bool(stranger.words))
-    op, argument = parse_word(stranger.words[0])
+    op, argument = parse_imm_data(stranger.words[0])
     assert op is Op.CREDIT and argument & 0xFFFF == CREDITS
     table = stranger.memory.view[: TABLE_ENTRIES * SGE_BYTES]
     entry = Sge.parse(table[SGE_BYTES : 2 * SGE_BYTES], "little")
@@ -108,19 +108,19 @@ def test_a_sender_stops_exactly_at_the_limit(scene: Siege) -> None:
         sent = 0
         for _ in range(count):
             sent += victim.send(memoryview(b"x"))
-            scene.settle(2)
+            scene.finish_pass(2)
         return sent
 
     taken = send_singly(CREDITS + 10)
     until_quiet(scene, stranger)
     assert of_kind(stranger, Op.DATA) == [1] * CREDITS
-    stranger.post(emit_word(Op.CREDIT, CREDITS + 3))
+    stranger.post(emit_imm_data(Op.CREDIT, CREDITS + 3))
     until_quiet(scene, stranger)
     data = of_kind(stranger, Op.DATA)
     assert CREDITS < len(data) <= CREDITS + 3, "what waited goes together"
     assert sum(data) == taken
-    window = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :]
-    assert bytes(window[:taken]) == b"x" * taken and not any(window[taken:])
+    receive_ring = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :]
+    assert bytes(receive_ring[:taken]) == b"x" * taken and not any(receive_ring[taken:])
 
 
 @pytest.mark.rule(
@@ -130,28 +130,28 @@ def test_a_sender_stops_exactly_at_the_limit(scene: Siege) -> None:
 def test_a_sender_fills_each_entry_before_the_next_and_stops_at_the_last(scene: Siege) -> None:
     """Point 5: space is as needed as credits; an update that brings an entry lets it go on."""
     stranger = scene.stranger()
-    stranger.connect(scene.both.listening.local, stranger.data(**small_table(stranger)).emit())
-    scene.until(lambda: scene.both.listening.readiness().readable and stranger.is_connected)
-    victim = scene.both.listening.accept()
-    assert isinstance(victim, Link) and stranger.peer is not None
+    stranger.connect(scene.both.listener.local, stranger.data(**small_table(stranger)).emit())
+    scene.until(lambda: scene.both.listener.readiness().readable and stranger.is_connected)
+    victim = scene.both.listener.accept()
+    assert isinstance(victim, StreamLink) and stranger.peer is not None
     sent = 0
-    data = memoryview(bytes(range(1, 251)) * 40)  # 10,000 octets
-    while taken := victim.send(data[sent:], may_borrow=False):
+    data = memoryview(bytes(range(1, 251)) * 40)  # 10,000 bytes
+    while taken := victim.send(data[sent:], may_zero_copy=False):
         sent += taken
-        scene.settle(2)
+        scene.finish_pass(2)
     until_quiet(scene, stranger)
     assert sum(of_kind(stranger, Op.DATA)) == ENTRY_BYTES, "as much as there was space"
     memory, table = stranger.memory, stranger.peer.target_sgl
     apart = memory.address + TABLE_ENTRIES * SGE_BYTES + 2 * ENTRY_BYTES
     entry = Sge(apart, memory.rkey, ENTRY_BYTES).emit("little")
-    word = emit_word(Op.CREDIT, 384 | 1 << 28)
-    stranger.post(word, entry, (table.address + SGE_BYTES, table.key))
+    imm_data = emit_imm_data(Op.CREDIT, 384 | 1 << 28)
+    stranger.post(imm_data, entry, (table.address + SGE_BYTES, table.key))
     until_quiet(scene, stranger)
     assert sum(of_kind(stranger, Op.DATA)) == 2 * ENTRY_BYTES
-    window = memory.view[TABLE_ENTRIES * SGE_BYTES :]
-    assert window[:ENTRY_BYTES] == data[:ENTRY_BYTES]
-    assert not any(window[ENTRY_BYTES : 2 * ENTRY_BYTES])
-    assert window[2 * ENTRY_BYTES : 3 * ENTRY_BYTES] == data[ENTRY_BYTES : 2 * ENTRY_BYTES]
+    receive_ring = memory.view[TABLE_ENTRIES * SGE_BYTES :]
+    assert receive_ring[:ENTRY_BYTES] == data[:ENTRY_BYTES]
+    assert not any(receive_ring[ENTRY_BYTES : 2 * ENTRY_BYTES])
+    assert receive_ring[2 * ENTRY_BYTES : 3 * ENTRY_BYTES] == data[ENTRY_BYTES : 2 * ENTRY_BYTES]
 
 
 @pytest.mark.rule("rsocket-message-bare", "rsocket-shutdown", "rsocket-disconnect")
@@ -159,21 +159,21 @@ def test_a_sender_fills_each_entry_before_the_next_and_stops_at_the_last(scene: 
     ("how", "last"),
     [(Shut.WR, Control.SHUTDOWN), (Shut.RDWR, Control.DISCONNECT)],
 )
-def test_the_last_word_is_bare_and_comes_after_the_octets(
+def test_the_last_word_is_bare_and_comes_after_the_bytes(
     scene: Siege, how: Shut, last: Control
 ) -> None:
     """Point 8."""
     stranger, victim = scene.connected()
     victim.send(memoryview(b"the last octets"))
     victim.shut_down(how)
-    scene.until(lambda: emit_word(Op.CONTROL, last) in stranger.words)
-    kinds = [parse_word(word)[0] for word in stranger.words]
+    scene.until(lambda: emit_imm_data(Op.CONTROL, last) in stranger.words)
+    kinds = [parse_imm_data(imm_data)[0] for imm_data in stranger.words]
     assert kinds.index(Op.DATA) < kinds.index(Op.CONTROL)
     assert bytes(stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:15]) == b"the last octets"
     if how is Shut.WR:
         assert stranger.peer is not None
         place = stranger.peer.data_buffer
-        stranger.post(emit_word(Op.DATA, 5), b"reply", (place.address, place.key))
+        stranger.post(emit_imm_data(Op.DATA, 5), b"reply", (place.address, place.key))
         scene.until(lambda: victim.readiness().readable)
         room = memoryview(bytearray(9))
         assert victim.receive_into(room) == 5 and room[:5] == b"reply"
@@ -186,11 +186,11 @@ def test_credits_are_given_while_none_are_left(scene: Siege) -> None:
     assert stranger.peer is not None
     for _ in range(CREDITS + 5):
         victim.send(memoryview(b"x"))
-        scene.settle(2)
+        scene.finish_pass(2)
     place = stranger.peer.data_buffer
     before = len(of_kind(stranger, Op.CREDIT))
     for number in range(CREDITS):
-        stranger.post(emit_word(Op.DATA, 1), b"y", (place.address + number, place.key))
+        stranger.post(emit_imm_data(Op.DATA, 1), b"y", (place.address + number, place.key))
     scene.until(lambda: victim.stream.readable_bytes == CREDITS)
     assert victim.receive_into(memoryview(bytearray(99))) == CREDITS
     scene.until(lambda: len(of_kind(stranger, Op.CREDIT)) > before)
@@ -205,21 +205,21 @@ def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
         stranger, victim = scene.connected()
         until_quiet(scene, stranger)
         already = len(stranger.words)
-        receives, taken = scene.opening._receives, 0
-        with scene.opening.adapter.lock:
+        receives, taken = scene.context._receives, 0
+        with scene.context.adapter.lock:
             while receives.take() is not None:
                 taken += 1
         victim.stream.set_no_delay(True)
         for size in range(1, 9):
             victim.send(memoryview(bytes([size]) * size))
-        scene.settle(20)
+        scene.finish_pass(20)
         assert len(stranger.words) == already and victim.state is LinkState.CONNECTED
-        with scene.opening.adapter.lock:
+        with scene.context.adapter.lock:
             for _ in range(taken):
                 receives.post(RecvWR(wr_id=1))
         scene.until(lambda: sum(of_kind(stranger, Op.DATA)) == 36)
-        window = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:36]
-        assert bytes(window) == b"".join(bytes([size]) * size for size in range(1, 9))
+        receive_ring = stranger.memory.view[TABLE_ENTRIES * SGE_BYTES :][:36]
+        assert bytes(receive_ring) == b"".join(bytes([size]) * size for size in range(1, 9))
 
 
 @pytest.mark.rule("rsocket-control-reserve")
@@ -227,7 +227,7 @@ def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
 def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Point 7: while nothing completes, four words of control are posted and no more."""
     step = 4096
-    with siege(device, receive_queue=CREDITS, window_first_bytes=8 * step) as scene:
+    with siege(device, receive_queue=CREDITS, ring_first_bytes=8 * step) as scene:
         stranger, victim = scene.connected()
         stream = victim.stream
         until_quiet(scene, stranger)
@@ -235,18 +235,18 @@ def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.Mon
         place = stranger.peer.data_buffer
         for turn in range(8):  # both halves, which are one stretch of memory
             to = (place.address + turn * step, place.key)
-            stranger.post(emit_word(Op.DATA, step), bytes([turn]) * step, to)
+            stranger.post(emit_imm_data(Op.DATA, step), bytes([turn]) * step, to)
         scene.until(lambda: stream.readable_bytes == 8 * step)
         until_quiet(scene, stranger)
         before = stream.stats.credits_sent
         room = memoryview(bytearray(step))
         with monkeypatch.context() as held:
-            held.setattr(victim.opening.adapter, "kick", lambda _qp: None)
+            held.setattr(victim.context.adapter, "progress_qp", lambda _qp: None)
             for _ in range(8):
                 assert victim.receive_into(room) == step
             assert stream.stats.credits_sent - before == 4
-        with victim.opening.adapter.lock:
-            victim.opening.adapter.kick(victim._qp)
+        with victim.context.adapter.lock:
+            victim.context.adapter.progress_qp(victim._send_queue.qp)
         scene.until(lambda: stream.stats.credits_sent - before > 4)
         until_quiet(scene, stranger)
         assert of_kind(stranger, Op.CREDIT)[-1] & 0xFFFF == CREDITS + 8
@@ -255,7 +255,7 @@ def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.rule("rsocket-credit-more")
 def test_message_numbers_wrap_over_a_device() -> None:
-    """Point 4: 70,000 messages of one octet, of which the 65,537th has the number 0 again."""
+    """Point 4: 70,000 messages of one byte, of which the 65,537th has the number 0 again."""
     count, batch = 70_000, 500
     with siege("shm0", receive_queue=1000) as scene:
         stranger, victim = scene.connected()
@@ -266,7 +266,7 @@ def test_message_numbers_wrap_over_a_device() -> None:
             for _ in range(batch):
                 # The window is small enough to stay as it is: 8 KiB, filled round and round.
                 to = (place.address + at, place.key)
-                stranger.post(emit_word(Op.DATA, 1), b"%c" % (at % 251), to)
+                stranger.post(emit_imm_data(Op.DATA, 1), b"%c" % (at % 251), to)
                 at = (at + 1) % (2 * ENTRY_BYTES)
             goal = taken + batch
             scene.until(lambda goal=goal: victim.stream.stats.messages_received == goal)

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from tests.rsocket.socket_pairs import WAIT_S
-from urds.rsocket.link import parameters_with
-from urds.rsocket.opening import Opening
-from urds.rsocket.sockets import Socket
+from urds.common.types import HostPort
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.stream_link import parameters_with
+from urds.rsocket.socket import Socket
 from urds.verbs.device import find_device
-from urds.verbs.providers.base import Address, ConnectionEvent, ConnectionEventKind, PortSpace
+from urds.verbs.providers.base import ConnectionEventKind, PortSpace, VerbsConnectionEvent
 
 
 class Nobody:
@@ -23,20 +24,20 @@ class Nobody:
 
     handle_sent = handle_received
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """Have nothing to say."""
 
 
 @contextmanager
-def answering(device: str, private_data: bytes) -> Iterator[Address]:
+def answering(device: str, private_data: bytes) -> Iterator[HostPort]:
     """Listen on a device and accept each request with these private data."""
-    opening = Opening(find_device(device).open_adapter())
-    adapter = opening.adapter
+    context = DeviceContext(find_device(device).open_adapter())
+    adapter = context.adapter
 
-    def accept(event: ConnectionEvent) -> None:
+    def accept(event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.REQUEST:
             event.connection.on_event = lambda _: None
-            qp = opening.queue_pair(Nobody(), 16)  # type: ignore[arg-type]  # enough of a link
+            qp = context.queue_pair(Nobody(), 16)  # type: ignore[arg-type]  # enough of a link
             adapter.call_soon(lambda: event.connection.accept(qp, parameters_with(private_data)))
 
     with adapter.lock:

@@ -18,8 +18,8 @@ from tests.rsocket.datagram_ends import (
     until,
     use_queue_pairs,
 )
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.dgram import DatagramSettings
+from urds.rsocket.core.datagram import DatagramSettings
+from urds.rsocket.link.datagram_link import DatagramLink
 
 SLOW = DatagramSettings()  # once a second over UDP again: not within these tests
 
@@ -46,7 +46,7 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair(device: str) -> None
             here.stats.sent_by_udp_again + there.stats.sent_by_udp_again
         )
         assert here.stats.received_by_queue_pair >= 49
-        assert here.stats.look_ups == here.stats.ways_found == 1
+        assert here.stats.look_ups == here.stats.queue_pairs_found == 1
 
 
 @pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
@@ -58,7 +58,7 @@ def test_ipv6_goes_the_same_ways(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", [*DEVICES, ""])
-def test_a_datagram_has_as_many_octets_as_fit_and_not_one_more(device: str) -> None:
+def test_a_datagram_has_as_many_bytes_as_fit_and_not_one_more(device: str) -> None:
     with ends() as made:
         here = made.link(*([device] if device else []))
         there = made.link(*([device] if device else []), host="127.0.0.3")
@@ -71,7 +71,7 @@ def test_a_datagram_has_as_many_octets_as_fit_and_not_one_more(device: str) -> N
             use_queue_pairs(here, there)
         exchange(here, there, payload)
         exchange(here, there, b"")
-        with pytest.raises(OSError, match=f"datagram of {limit + 1} octets, limit {limit}") as info:
+        with pytest.raises(OSError, match=f"datagram of {limit + 1} bytes, limit {limit}") as info:
             here.send(bytes(limit + 1), address_of(there))
         assert info.value.errno == errno.EMSGSIZE
 
@@ -158,7 +158,7 @@ def test_a_new_peer_that_sends_is_answered_by_queue_pair_again(device: str) -> N
         until(is_answered)
         while there.receive() is not None:
             pass
-        here_before = here.stats.ways_found
+        here_before = here.stats.queue_pairs_found
 
         def is_by_queue_pair() -> bool:
             here.send(b"again", address_of(there))
@@ -168,8 +168,8 @@ def test_a_new_peer_that_sends_is_answered_by_queue_pair_again(device: str) -> N
             return there.stats.received_by_queue_pair > 0
 
         until(is_by_queue_pair)
-        assert here.stats.ways_found >= here_before >= 1
-        assert here.stats.ways_lost >= 1
+        assert here.stats.queue_pairs_found >= here_before >= 1
+        assert here.stats.queue_pairs_lost >= 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -188,7 +188,7 @@ def test_a_new_peer_that_says_nothing_gets_datagrams_by_queue_pair_again(device:
 
         until(is_by_queue_pair)
         assert there.stats.sent_by_udp == there.stats.sent_by_queue_pair == 0
-        assert here.stats.ways_lost >= 1
+        assert here.stats.queue_pairs_lost >= 1
 
 
 # -- several devices, several peers
@@ -217,8 +217,8 @@ def test_each_peer_is_reached_over_a_device_that_both_have() -> None:
 @pytest.mark.parametrize("device", ["shm0", "tcp0"])
 def test_sockets_of_one_process_share_its_devices(device: str) -> None:
     with ends() as made:
-        opening = made.opening(device, "127.0.0.1")
-        links = [DatagramLink([opening], HASTY) for _ in range(4)]
+        context = made.context(device, "127.0.0.1")
+        links = [DatagramLink([context], HASTY) for _ in range(4)]
         made.links += links
         for link in links:
             link.bind(("127.0.0.1", 0))
@@ -304,7 +304,7 @@ def test_a_connected_socket_hears_no_stranger_in_either_way() -> None:
         here.connect(address_of(there))
         unknown.send(b"by UDP", address_of(here))
         known.send(b"by queue pair", address_of(here))
-        until(lambda: here.wait(lambda: here.stats.dropped_stranger == 1, 0.01))
+        until(lambda: here.wait(lambda: here.stats.dropped_not_from_peer == 1, 0.01))
         there.send(b"from the peer", address_of(here))
         assert take(here) == (b"from the peer", address_of(there))
         assert here.receive() is None

@@ -17,8 +17,8 @@ from tests.rsocket.datagram_ends import (
     until,
     use_queue_pairs,
 )
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.dgram import DatagramSettings
+from urds.rsocket.core.datagram import DatagramSettings
+from urds.rsocket.link.datagram_link import DatagramLink
 
 SLOW = DatagramSettings()  # once a second over UDP again: not within these tests
 
@@ -49,7 +49,7 @@ def test_a_device_that_fails_leaves_its_peers_to_udp() -> None:
     with ends() as made:
         here, there = made.link("shm0", settings=settings), made.link("shm0", host="127.0.0.3")
         use_queue_pairs(here, there)
-        here.openings[0].adapter.close()
+        here.contexts[0].adapter.close()
         here.send(b"lost", address_of(there))
         for payload in (b"refused by the queue pair", b"by UDP from the start"):
             here.send(payload, address_of(there))
@@ -58,10 +58,10 @@ def test_a_device_that_fails_leaves_its_peers_to_udp() -> None:
 
 def test_a_closed_socket_leaves_nothing_behind() -> None:
     with ends() as made:
-        openings = [made.opening(name, "127.0.0.1") for name in ("shm0", "tcp0", "udp0")]
+        contexts = [made.context(name, "127.0.0.1") for name in ("shm0", "tcp0", "udp0")]
 
         def one_life() -> None:
-            here, there = (DatagramLink(openings, HASTY) for _ in range(2))
+            here, there = (DatagramLink(contexts, HASTY) for _ in range(2))
             for link in (here, there):
                 link.bind(("127.0.0.1", 0))
             use_queue_pairs(here, there)
@@ -70,7 +70,7 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
             there.close()
 
         def left() -> tuple[int, ...]:
-            regions = [each.adapter.keys.region_count for each in openings]
+            regions = [each.adapter.keys.region_count for each in contexts]
             return len(os.listdir("/proc/self/fd")), *regions
 
         one_life()
@@ -84,8 +84,8 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
 def test_threads_that_share_sockets_and_devices_get_nothing_wrong() -> None:
     """Each of four sockets is used by two threads; all share two devices, and all close at once."""
     with ends() as made:
-        openings = [made.opening(name, "127.0.0.1") for name in ("shm0", "tcp0")]
-        links = [DatagramLink(openings, HASTY) for _ in range(4)]
+        contexts = [made.context(name, "127.0.0.1") for name in ("shm0", "tcp0")]
+        links = [DatagramLink(contexts, HASTY) for _ in range(4)]
         made.links += links
         for link in links:
             link.bind(("127.0.0.1", 0))
@@ -123,7 +123,7 @@ def test_a_close_may_be_asked_for_with_the_lock_of_a_device() -> None:
         link = made.link("shm0", "tcp0")
         closed = threading.Event()
         link.on_change = closed.set
-        with link.openings[0].adapter.lock:
+        with link.contexts[0].adapter.lock:
             link.close_soon()
             assert not closed.wait(0.02)
         assert closed.wait(10)
@@ -148,7 +148,7 @@ def test_the_child_of_a_fork_lets_go_of_the_port() -> None:
         os.waitpid(pid, 0)
 
 
-def test_items_of_any_size_are_sent_as_octets() -> None:
+def test_items_of_any_size_are_sent_as_bytes() -> None:
     with ends() as made:
         here, there = made.link(), made.link(host="127.0.0.3")
         for data in (bytearray(b"octets"), array("H", [1, 2, 3]), memoryview(b"view")[1:]):

@@ -18,18 +18,18 @@ from tests.rsocket.datagram_ends import (
     until,
     use_queue_pairs,
 )
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.datagram_look_ups import look_ups_of
-from urds.rsocket.dgram import DatagramStats
+from urds.rsocket.core.datagram import DatagramStats
+from urds.rsocket.link.datagram_device import look_ups_of
+from urds.rsocket.link.datagram_link import DatagramLink
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 from urds.verbs.cm_parameters import UD_QKEY
 from urds.verbs.engine.work import AddressVector, SendWR
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 
 LOCAL = ip_address("127.0.0.1")
@@ -41,24 +41,24 @@ def counted(link: DatagramLink, count: Callable[[DatagramStats], int], wanted: i
 
 
 def say(target: DatagramLink, *messages: bytes) -> None:
-    """Send octets of any kind to the UDP port of a socket."""
+    """Send bytes of any kind to the UDP port of a socket."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for octets in messages:
-            stranger.sendto(octets, address_of(target))
+        for data in messages:
+            stranger.sendto(data, address_of(target))
 
 
-def test_octets_by_udp_that_are_no_message_are_dropped_and_counted() -> None:
-    chance = random.Random(4)
+def test_bytes_by_udp_that_are_no_message_are_dropped_and_counted() -> None:
+    rng = random.Random(4)
     good = UdpHeader(DatagramOp.CONTROL, 7, LOCAL).emit()
-    messages = [chance.randbytes(chance.randrange(80)) for _ in range(100)]
+    messages = [rng.randbytes(rng.randrange(80)) for _ in range(100)]
     messages += [good[:end] for end in range(len(good))]
     messages += [good[:at] + b"\xee" + good[at + 1 :] for at in range(7)]
     with ends() as made:
         here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
         use_queue_pairs(here, there)
-        for octets in messages:  # one by one: the kernel's queue has a bound too
+        for data in messages:  # one by one: the kernel's queue has a bound too
             before = there.stats.dropped_malformed
-            say(there, octets)
+            say(there, data)
             counted(there, lambda stats: stats.dropped_malformed, before + 1)
         exchange(here, there, b"unharmed")
         assert there.receive() is None
@@ -69,8 +69,8 @@ def test_a_forged_control_message_from_a_stranger_starts_nothing() -> None:
         here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
         use_queue_pairs(here, there)
         look_ups = here.stats.look_ups
-        ways = DatagramWays(bytes(8), (DatagramWay("shm", 9),)).emit()
-        say(here, UdpHeader(DatagramOp.CONTROL, 9, LOCAL).emit() + ways)
+        device_ports = DatagramDevices(bytes(8), (DatagramDevicePort("shm", 9),)).emit()
+        say(here, UdpHeader(DatagramOp.CONTROL, 9, LOCAL).emit() + device_ports)
         counted(here, lambda stats: stats.controls_stray, 1)
         exchange(here, there, b"unharmed")
         assert here.stats.look_ups == look_ups
@@ -97,54 +97,56 @@ def test_a_datagram_that_is_longer_than_a_slot_is_dropped() -> None:
 
 
 def find_queue_pair(
-    made: Ends, device: str, host: str, port: int, opening: bytes
-) -> tuple[ConnectionEvent, DatagramLink]:
+    made: Ends, device: str, host: str, port: int, bind_id: bytes
+) -> tuple[VerbsConnectionEvent, DatagramLink]:
     """Look somebody up by hand; return the answer, and a socket whose queue pair may be used."""
     stranger = made.link(device, host="127.0.0.4")
-    adapter = stranger.openings[0].adapter
-    events: list[ConnectionEvent] = []
+    adapter = stranger.contexts[0].adapter
+    events: list[VerbsConnectionEvent] = []
     with adapter.lock:
         adapter.connect(
             None,
             (host, port),
             PortSpace.UDP,
-            ConnectParameters(private_data=opening),
+            ConnectParameters(private_data=bind_id),
             on_event=events.append,
         )
     assert adapter.wait(lambda: bool(events), 10_000_000_000)
     return events[0], stranger
 
 
-def ways_of(link: DatagramLink) -> DatagramWays:
+def ways_of(link: DatagramLink) -> DatagramDevices:
     """Ask a socket for its ways, as a peer does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.settimeout(10)
         asking.sendto(UdpHeader(DatagramOp.DATA, 1, LOCAL).emit(), address_of(link))
         _, rest = UdpHeader.parse(asking.recv(4096))
-    return DatagramWays.parse(rest)
+    return DatagramDevices.parse(rest)
 
 
 @pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
-def test_octets_at_the_queue_pair_that_are_no_datagram_are_dropped(device: str) -> None:
+def test_bytes_at_the_queue_pair_that_are_no_datagram_are_dropped(device: str) -> None:
     with ends() as made:
         here, there = made.link(device), made.link(device, host="127.0.0.3")
         use_queue_pairs(here, there)
         said = ways_of(there)
         host = address_of(there)[0]
-        found, stranger = find_queue_pair(made, device, host, said.ways[0].port, said.opening)
+        found, stranger = find_queue_pair(
+            made, device, host, said.device_ports[0].port, said.bind_id
+        )
         assert found.kind is ConnectionEventKind.ESTABLISHED
-        adapter = stranger.openings[0].adapter
+        adapter = stranger.contexts[0].adapter
         qp = stranger._devices[0]._qp  # what it says is not what a socket says
 
-        def post(octets: bytes, qkey: int = UD_QKEY) -> None:
-            wr = SendWR(ah=found.vector, remote_qpn=found.qpn, remote_qkey=qkey, octets=octets)
+        def post(data: bytes, qkey: int = UD_QKEY) -> None:
+            wr = SendWR(ah=found.vector, remote_qpn=found.qpn, remote_qkey=qkey, data=data)
             assert isinstance(wr.ah, AddressVector)
             with adapter.lock:
                 qp.post_send(wr, 0)
-                adapter.kick(qp)
+                adapter.progress_qp(qp)
 
-        for octets in (b"", b"\x04", b"\x04\x08\0\0\x7f\0\0\1", b"\x06\x18" + bytes(30)):
-            post(octets)
+        for data in (b"", b"\x04", b"\x04\x08\0\0\x7f\0\0\1", b"\x06\x18" + bytes(30)):
+            post(data)
         counted(there, lambda stats: stats.dropped_malformed, 4)
         post(QpHeader(9, LOCAL).emit() + b"of another key", UD_QKEY + 1)
         post(QpHeader(9, LOCAL).emit() + b"good")
@@ -161,13 +163,15 @@ def test_a_look_up_for_nobody_is_refused(device: str) -> None:
     with ends() as made:
         there = made.link(device, host="127.0.0.3")
         said = ways_of(there)
-        for opening in (bytes(8), b"", said.opening[:7]):
-            found, _ = find_queue_pair(made, device, "127.0.0.3", said.ways[0].port, opening)
+        for bind_id in (bytes(8), b"", said.bind_id[:7]):
+            found, _ = find_queue_pair(
+                made, device, "127.0.0.3", said.device_ports[0].port, bind_id
+            )
             assert found.kind is ConnectionEventKind.REJECTED
-        assert look_ups_of(there.openings[0]).refused == 3
-        port = said.ways[0].port
-        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.opening)
+        assert look_ups_of(there.contexts[0]).refused == 3
+        port = said.device_ports[0].port
+        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.bind_id)
         assert found.kind is ConnectionEventKind.ESTABLISHED
         there.close()
-        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.opening)
+        found, _ = find_queue_pair(made, device, "127.0.0.3", port, said.bind_id)
         assert found.kind is ConnectionEventKind.REJECTED

@@ -15,8 +15,8 @@ from typing import IO
 import pytest
 
 from tests.rsocket.datagram_ends import HASTY, Ends, address_of, ends, take, until
-from urds.rsocket.datagram_link import DatagramLink
-from urds.rsocket.dgram import Address
+from urds.common.types import HostPort
+from urds.rsocket.link.datagram_link import DatagramLink
 from urds.rsocket.wire.datagram_headers import DatagramOp, UdpHeader
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address: Address = ("127.0.0.1", int(self.lines.readline()))
+        self.address: HostPort = ("127.0.0.1", int(self.lines.readline()))
 
     @property
     def lines(self) -> IO[str]:
@@ -62,7 +62,7 @@ def link_over(made: Ends, device: str) -> DatagramLink:
     return made.link(*device.split(","), host="127.0.0.1", settings=HASTY)
 
 
-def asks(link: DatagramLink, target: Address, payload: bytes, timeout_s: float = 5.0) -> bool:
+def asks(link: DatagramLink, target: HostPort, payload: bytes, timeout_s: float = 5.0) -> bool:
     """Send and wait for the same to come back; False if it did not."""
     link.send(payload, target)
     if not link.wait(lambda: link.readiness().readable, timeout_s):
@@ -83,12 +83,12 @@ def test_two_processes_change_to_their_queue_pairs(device: str) -> None:
             assert asks(link, target, bytes([number]) * (number * 13))
         assert link.stats.sent_by_queue_pair >= 90
         assert link.stats.received_by_queue_pair >= 90
-        assert link.stats.ways_lost == 0
+        assert link.stats.queue_pairs_lost == 0
         link.send(b"bye", target)
         assert started[0].process.wait(20) == 0
 
 
-def is_answered_by_queue_pair(link: DatagramLink, target: Address, wanted: int) -> bool:
+def is_answered_by_queue_pair(link: DatagramLink, target: HostPort, wanted: int) -> bool:
     return asks(link, target, b"z") and link.stats.received_by_queue_pair >= wanted
 
 
@@ -106,7 +106,7 @@ def test_a_killed_peer_that_is_started_again_is_found_again(device: str) -> None
             until(lambda: asks(link, target, b"y", 0.05))
             wanted = link.stats.received_by_queue_pair + 1
             until(partial(is_answered_by_queue_pair, link, target, wanted))
-        assert link.stats.ways_lost == 2
+        assert link.stats.queue_pairs_lost == 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -121,7 +121,7 @@ def test_a_killed_peer_that_only_listens_is_found_again(device: str) -> None:
             link.send(b"nobody hears it", peer.address)
             started.append(Peer("count", device, peer.address[1]))
         until(partial(hears_by_queue_pair, started[-1], link))
-        assert link.stats.ways_lost == 2
+        assert link.stats.queue_pairs_lost == 2
         assert link.stats.received_by_queue_pair == link.stats.received_by_udp == 0
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
-from urds.rsocket import opening as opening_module
-from urds.rsocket.link import Link, LinkState
+from urds.rsocket.link import device_context as opening_module
+from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.wire.connect_data import CONNECT_DATA_BYTES, Sge
-from urds.rsocket.wire.messages import Op, emit_word
+from urds.rsocket.wire.messages import Op, emit_imm_data
 from urds.verbs.engine.numbers import WCOpcode, WCStatus
 from urds.verbs.engine.work import WC
 from urds.verbs.providers.base import ConnectionEventKind
@@ -54,14 +54,14 @@ CASES = [*CHANGES, "a short one", "none", "text"]
 @pytest.mark.rule("rsocket-connect-version")
 @pytest.mark.parametrize("case", CASES)
 def test_a_request_that_is_no_rsockets_is_refused(scene: Siege, case: str) -> None:
-    """rsocket.md 19, point 2, for who listens."""
+    """docs/reference/rsocket.md 19, point 2, for who listens."""
     stranger = scene.stranger()
-    stranger.connect(scene.both.listening.local, bad_data(stranger, case))
+    stranger.connect(scene.both.listener.local, bad_data(stranger, case))
     scene.until(lambda: stranger.is_over)
     assert stranger.ends == [ConnectionEventKind.REJECTED]
-    assert scene.both.listening.refused == 1
+    assert scene.both.listener.refused == 1
     assert scene.both.there.stats.refused_private_data == 1
-    assert scene.both.listening.accept() is None
+    assert scene.both.listener.accept() is None
     scene.nothing_is_left()
     scene.others_are_well()
 
@@ -69,12 +69,12 @@ def test_a_request_that_is_no_rsockets_is_refused(scene: Siege, case: str) -> No
 @pytest.mark.rule("rsocket-connect-version")
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_that_is_no_rsockets_ends_the_connect(scene: Siege, case: str) -> None:
-    """rsocket.md 19, point 2, for who connects: ENOTSUP."""
+    """docs/reference/rsocket.md 19, point 2, for who connects: ENOTSUP."""
     stranger = scene.stranger()
     address = stranger.listen(lambda: bad_data(stranger, case), scene.host)
     here = scene.both.here
     memory_bytes, link_count = here.memory_bytes, len(here.links)
-    link = Link([here], scene.both.settings)
+    link = StreamLink([here], scene.both.settings)
     link.connect(address, timeout_s=10)
     scene.until(lambda: link.state is LinkState.OVER)
     assert "private data of" in link.reason
@@ -94,7 +94,7 @@ def test_without_memory_for_its_window_a_request_is_refused(
     with monkeypatch.context() as unbounded:  # of the stranger's own process
         unbounded.setattr(opening_module, "MEMORY_BYTES_MAX", 1 << 30)
         stranger = scene.stranger()
-    stranger.connect(scene.both.listening.local, stranger.data().emit())
+    stranger.connect(scene.both.listener.local, stranger.data().emit())
     scene.until(lambda: stranger.is_over)
     assert stranger.ends == [ConnectionEventKind.REJECTED]
     assert scene.both.there.stats.memory_refused >= 1
@@ -107,7 +107,7 @@ def test_a_listener_that_never_answers(scene: Siege) -> None:
     stranger = scene.stranger()
     stranger.is_mute = True
     address = stranger.listen(lambda: b"", scene.host)
-    link = Link([scene.both.here], scene.both.settings)
+    link = StreamLink([scene.both.here], scene.both.settings)
     link.connect(address, timeout_s=0.3)
     scene.until(lambda: link.state is LinkState.OVER, 10)
     assert link.take_error() == errno.ETIMEDOUT
@@ -117,20 +117,20 @@ def test_a_listener_that_never_answers(scene: Siege) -> None:
 
 def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Siege) -> None:
     """Nobody takes what they connected: no more links than the backlog, and the rest wait."""
-    scene.both.listening._backlog = 3
+    scene.both.listener._backlog = 3
     crowd = [scene.stranger() for _ in range(8)]
     before = len(scene.both.there.links)
     for stranger in crowd:
-        stranger.connect(scene.both.listening.local, stranger.data().emit())
+        stranger.connect(scene.both.listener.local, stranger.data().emit())
     scene.until(lambda: sum(stranger.is_connected for stranger in crowd) >= 3)
-    scene.settle()
+    scene.finish_pass()
     assert len(scene.both.there.links) - before == 3
     scene.others_are_well()
     for stranger in crowd:
         stranger.vanish()
 
     def nobody_is_left() -> bool:
-        if (link := scene.both.listening.accept()) is not None:
+        if (link := scene.both.listener.accept()) is not None:
             link.close(0)
         return len(scene.both.there.links) == before
 
@@ -144,14 +144,14 @@ def test_a_stranger_that_vanishes_while_he_connects(scene: Siege, turns: int) ->
     before = len(scene.both.there.links)
     for _ in range(5):
         stranger = scene.stranger()
-        stranger.connect(scene.both.listening.local, stranger.data().emit())
+        stranger.connect(scene.both.listener.local, stranger.data().emit())
         for _ in range(turns):
-            scene.opening.adapter.progress()
+            scene.context.adapter.progress()
             scene.both.there.adapter.progress()
         stranger.vanish()
     left, right = scene.both.connect()
-    scene.settle(5)
-    while (link := scene.both.listening.accept()) is not None:
+    scene.finish_pass(5)
+    while (link := scene.both.listener.accept()) is not None:
         link.close(0)
     left.close(0)
     right.close(0)
@@ -164,14 +164,16 @@ def test_words_before_the_offer_are_bounded(scene: Siege) -> None:
     stranger = scene.stranger()
     stranger.is_mute = True
     address = stranger.listen(lambda: b"", scene.host)
-    link = Link([scene.both.here], replace(scene.both.settings, receive_queue=16))
+    link = StreamLink([scene.both.here], replace(scene.both.settings, receive_queue=16))
     link.connect(address, timeout_s=10)
-    word = WC(1, WCStatus.SUCCESS, WCOpcode.RECV_RDMA_WITH_IMM, imm_data=emit_word(Op.DATA, 1))
+    imm_data = WC(
+        1, WCStatus.SUCCESS, WCOpcode.RECV_RDMA_WITH_IMM, imm_data=emit_imm_data(Op.DATA, 1)
+    )
     with scene.both.here.adapter.lock:
         for _ in range(100):
-            link.handle_received(word)
-        assert len(link._early) == 16
+            link.handle_received(imm_data)
+        assert len(link._early_imm_data) == 16
     scene.until(lambda: link.state is LinkState.OVER)
-    assert "more words before the offer than there are credits" in link.reason
+    assert "more messages before the connect data than there are credits" in link.reason
     link.close(0)
     scene.others_are_well()

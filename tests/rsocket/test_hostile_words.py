@@ -10,9 +10,9 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, WINDOW_BYTES, Siege, Stranger, siege
-from urds.rsocket.link import LinkState
+from urds.rsocket.link.stream_link import LinkState
 from urds.rsocket.wire.connect_data import SGE_BYTES, Sge
-from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_word
+from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_imm_data
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 
 QUEUE = 32  # of the victim's receives
@@ -26,7 +26,7 @@ def scene(request):
 
 
 def buffer_of(stranger: Stranger) -> tuple[int, int]:
-    """Return where the victim wants its first octets."""
+    """Return where the victim wants its first bytes."""
     assert stranger.peer is not None
     return stranger.peer.data_buffer.address, stranger.peer.data_buffer.key
 
@@ -38,38 +38,38 @@ def entry_at(stranger: Stranger, index: int) -> tuple[int, int]:
     return table.address + index * SGE_BYTES, table.key
 
 
-def say_data(stranger: Stranger, octets: bytes) -> None:
-    stranger.post(emit_word(Op.DATA, len(octets)), octets, buffer_of(stranger))
+def say_data(stranger: Stranger, data: bytes) -> None:
+    stranger.post(emit_imm_data(Op.DATA, len(data)), data, buffer_of(stranger))
 
 
 def say_entry(stranger: Stranger, index: int, entry: Sge) -> None:
-    word = emit_word(Op.CREDIT, 384 | CREDIT_HAS_ENTRY)
-    stranger.post(word, entry.emit("little"), entry_at(stranger, index))
+    imm_data = emit_imm_data(Op.CREDIT, 384 | CREDIT_HAS_ENTRY)
+    stranger.post(imm_data, entry.emit("little"), entry_at(stranger, index))
 
 
 def unknown_operation(stranger: Stranger) -> None:
     stranger.post(0x20000001)
 
 
-def data_without_octets(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.DATA, 0))
+def data_without_bytes(stranger: Stranger) -> None:
+    stranger.post(emit_imm_data(Op.DATA, 0))
 
 
 def more_than_was_published(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.DATA, 1 << 28))
+    stranger.post(emit_imm_data(Op.DATA, 1 << 28))
 
 
 def more_messages_than_credits(stranger: Stranger) -> None:
     for _ in range(QUEUE + 1):
-        stranger.post(emit_word(Op.DATA, 1))
+        stranger.post(emit_imm_data(Op.DATA, 1))
 
 
 def credits_backwards(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.CREDIT, 60_000))
+    stranger.post(emit_imm_data(Op.CREDIT, 60_000))
 
 
 def unknown_bits_of_a_credit(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.CREDIT, 384 | 1 << 20))
+    stranger.post(emit_imm_data(Op.CREDIT, 384 | 1 << 20))
 
 
 def announced_entry_that_is_empty(stranger: Stranger) -> None:
@@ -86,22 +86,22 @@ def more_entries_than_the_table_holds(stranger: Stranger) -> None:
 
 
 def mapping_beyond_the_table(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.IOMAP, SLOTS))
+    stranger.post(emit_imm_data(Op.IOMAP, SLOTS))
 
 
 def mapping_that_wraps_around(stranger: Stranger) -> None:
     address, rkey = entry_at(stranger, TABLE_ENTRIES)  # the iomap is right behind it
-    octets = IomapEntry(0, (1 << 64) - 1, 7, 4096).emit("little")
-    stranger.post(emit_word(Op.IOMAP, 0), octets, (address, rkey))
+    data = IomapEntry(0, (1 << 64) - 1, 7, 4096).emit("little")
+    stranger.post(emit_imm_data(Op.IOMAP, 0), data, (address, rkey))
 
 
 def word_after_the_last(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.CONTROL, Control.SHUTDOWN))
-    stranger.post(emit_word(Op.DATA, 1))
+    stranger.post(emit_imm_data(Op.CONTROL, Control.SHUTDOWN))
+    stranger.post(emit_imm_data(Op.DATA, 1))
 
 
 def unknown_control(stranger: Stranger) -> None:
-    stranger.post(emit_word(Op.CONTROL, 9))
+    stranger.post(emit_imm_data(Op.CONTROL, 9))
 
 
 def a_send_and_no_write(stranger: Stranger) -> None:
@@ -112,9 +112,9 @@ def a_send_without_a_word(stranger: Stranger) -> None:
     stranger.post(None, opcode=WROpcode.SEND)
 
 
-BREACHES: dict[Callable[[Stranger], None], str] = {
+PROTOCOL_ERRORS: dict[Callable[[Stranger], None], str] = {
     unknown_operation: "operation",
-    data_without_octets: "message of 0 octets",
+    data_without_bytes: "message of 0 bytes",
     more_than_was_published: "published are",
     more_messages_than_credits: "without a credit",
     credits_backwards: "limit",
@@ -131,11 +131,15 @@ BREACHES: dict[Callable[[Stranger], None], str] = {
 }
 
 
-@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.__name__)
-def test_a_breach_is_cut_with_its_reason(scene: Siege, breach: Callable[[Stranger], None]) -> None:
+@pytest.mark.parametrize(
+    "protocol_error", PROTOCOL_ERRORS, ids=lambda protocol_error: protocol_error.__name__
+)
+def test_a_protocol_error_is_cut_with_its_reason(
+    scene: Siege, protocol_error: Callable[[Stranger], None]
+) -> None:
     stranger, victim = scene.connected()
-    breach(stranger)
-    scene.until_cut(victim, BREACHES[breach])
+    protocol_error(stranger)
+    scene.until_cut(victim, PROTOCOL_ERRORS[protocol_error])
     assert scene.both.there.stats.cut_links == 1
     scene.until(lambda: stranger.is_over)
     scene.nothing_is_left(victim)
@@ -151,7 +155,7 @@ def test_a_write_outside_of_what_was_named_ends_the_connection(scene: Siege, pla
     memory_bytes = 16 * TABLE_ENTRIES + 24 * SLOTS + (1 << 13) + 64
     address += {"beyond its end": memory_bytes, "before its start": -memory_bytes}.get(place, 0)
     rkey += 0x100 if place == "another key" else 0
-    stranger.post(emit_word(Op.DATA, 64), bytes(64), (address, rkey))
+    stranger.post(emit_imm_data(Op.DATA, 64), bytes(64), (address, rkey))
     scene.until(lambda: victim.state is LinkState.OVER)
     assert victim.stream is not None and victim.stream.stats.messages_received == 0
     scene.until(lambda: bool(stranger.statuses))
@@ -182,7 +186,7 @@ def test_a_flood_of_words_ends_at_the_credits(scene: Siege) -> None:
     before = scene.both.there.memory_bytes
     for _ in range(5):
         for _ in range(200):
-            stranger.post(emit_word(Op.DATA, 1), b"x", buffer_of(stranger))
+            stranger.post(emit_imm_data(Op.DATA, 1), b"x", buffer_of(stranger))
         scene.others_are_well(1000)
     scene.until_cut(victim, "without a credit")
     assert victim.stream is not None
@@ -195,11 +199,11 @@ def test_a_flood_of_words_ends_at_the_credits(scene: Siege) -> None:
 
 
 def test_a_flood_of_updates_costs_no_memory(scene: Siege) -> None:
-    """A limit that says nothing new is no breach; it must not be work or memory either."""
+    """A limit that says nothing new is no protocol error; it must not be work or memory either."""
     stranger, victim = scene.connected()
     before = scene.both.there.memory_bytes
     for _ in range(1000):
-        stranger.post(emit_word(Op.CREDIT, 384))
+        stranger.post(emit_imm_data(Op.CREDIT, 384))
     scene.until(lambda: len(stranger.statuses) >= 1000)
     assert victim.state is LinkState.CONNECTED
     assert victim.stream is not None and victim.stream.stats.credits_received == 1000
@@ -208,10 +212,10 @@ def test_a_flood_of_updates_costs_no_memory(scene: Siege) -> None:
     victim.close(0)
 
 
-@pytest.mark.parametrize("way", [Stranger.disconnect, Stranger.vanish])
+@pytest.mark.parametrize("ending", [Stranger.disconnect, Stranger.vanish])
 @pytest.mark.parametrize("after", ["connect", "data", "half an entry", "many words"])
 def test_a_peer_that_leaves_at_any_step(
-    scene: Siege, after: str, way: Callable[[Stranger], None]
+    scene: Siege, after: str, ending: Callable[[Stranger], None]
 ) -> None:
     stranger, victim = scene.connected()
     victim.send(memoryview(bytes(5000)))
@@ -223,13 +227,13 @@ def test_a_peer_that_leaves_at_any_step(
     elif after == "many words":
         for _ in range(QUEUE - 1):
             say_data(stranger, b"x")
-    way(stranger)
+    ending(stranger)
     scene.until(lambda: victim.state is LinkState.OVER)
     if after == "data":
         assert victim.receive_into(memoryview(bytearray(99))) == 8
     with pytest.raises(ConnectionResetError):
         victim.send(memoryview(b"anybody?"))
-    assert scene.both.there.stats.cut_links == 0, "to leave is no breach"
+    assert scene.both.there.stats.cut_links == 0, "to leave is no protocol error"
     scene.nothing_is_left(victim)
     scene.others_are_well()
 
@@ -240,11 +244,11 @@ def test_a_peer_that_never_speaks_costs_its_queue_pair_and_no_more(scene: Siege)
     data = memoryview(bytes(1 << 20))
     taken = 0
     for _ in range(20):
-        taken += victim.send(data, may_borrow=False)
-        scene.settle(2)
+        taken += victim.send(data, may_zero_copy=False)
+        scene.finish_pass(2)
     limit = scene.both.settings.send_bytes + WINDOW_BYTES
     assert 0 < taken <= limit, "what nobody reads is bounded by the send buffer and his window"
-    assert victim.send(data, may_borrow=False) == 0
+    assert victim.send(data, may_zero_copy=False) == 0
     assert scene.both.there.memory_bytes == before
     scene.nothing_is_left(victim)
     scene.others_are_well()

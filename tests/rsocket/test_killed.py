@@ -1,7 +1,8 @@
 """A peer's process is killed at any point: what arrived is read, then the connection is broken.
 
-rsocket.md 19, point 10. Several are killed at a time, under traffic, each at a point that the seed
-chooses, beside a connection to a process that lives. Afterwards nothing is left of them here.
+docs/reference/rsocket.md 19, point 10. Several are killed at a time, under traffic, each at a point
+that the seed chooses, beside a connection to a process that lives. Afterwards nothing is left of
+them here.
 """
 
 import contextlib
@@ -20,8 +21,9 @@ import pytest
 from tests.health.sources import ROOT
 from tests.rsocket.killed_peer import SLOTS, send_for_ever, stream
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Task, receive_exactly, using
-from urds.rsocket import SOL_RDMA, RdmaOpt, devices
-from urds.rsocket.sockets import Socket
+from urds.rsocket import SOL_RDMA, RdmaOpt
+from urds.rsocket.link import devices
+from urds.rsocket.socket import Socket
 
 VICTIMS = 4
 SEEDS = range(int(os.environ.get("URDS_KILL_SEEDS", "1")))  # more of them by hand
@@ -87,12 +89,12 @@ class Bystander:
 
     def __init__(self, client: Socket) -> None:
         self._client = client
-        self._chance = random.Random(3)
+        self._rng = random.Random(3)
         self.slowest_s = 0.0
 
     def talk(self) -> None:
         began_s = time.monotonic()
-        data = self._chance.randbytes(self._chance.choice((1, 1000, 60_000)))
+        data = self._rng.randbytes(self._rng.choice((1, 1000, 60_000)))
         task = Task(lambda: self._client.sendall(data))
         assert receive_exactly(self._client, len(data)) == data
         task.result()
@@ -103,12 +105,12 @@ class Marks:
     """What this process has: compared before and after."""
 
     def __init__(self) -> None:
-        [self._opening] = devices.openings()
+        [self._opening] = devices.contexts()
 
     def now(self) -> tuple[int, int, int, int]:
-        opening = self._opening
-        with opening.adapter.lock:
-            counts = (len(opening.links), len(opening._regions), opening.memory_bytes)
+        context = self._opening
+        with context.adapter.lock:
+            counts = (len(context.links), len(context._regions), context.memory_bytes)
         return (*counts, len(os.listdir("/proc/self/fd")))
 
     def until_as(self, before: tuple[int, int, int, int]) -> None:
@@ -145,19 +147,19 @@ def error_of(call: Callable[[], object]) -> int | None:
 
 
 def read_to_the_end(client: Socket) -> tuple[int, int | None]:
-    """Read the stream; return how many octets it was and what error ended it."""
+    """Read the stream; return how many bytes it was and what error ended it."""
     count = 0
     twice = STREAM + STREAM
     while True:
         try:
-            octets = client.recv(1 << 17)
+            data = client.recv(1 << 17)
         except OSError as error:
             return count, error.errno
-        if not octets:
+        if not data:
             return count, None
         at = count % len(STREAM)
-        assert twice[at : at + len(octets)] == octets, f"other octets from {count} on"
-        count += len(octets)
+        assert twice[at : at + len(data)] == data, f"other bytes from {count} on"
+        count += len(data)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -165,7 +167,7 @@ def read_to_the_end(client: Socket) -> tuple[int, int | None]:
 def test_what_arrived_is_read_and_then_the_connection_is_broken(
     peers: Peers, device: str, seed: int
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with world(peers, device) as (bystander, _), contextlib.ExitStack() as closing:
         victims = [connected(peers, device, "flow") for _ in range(VICTIMS)]
         for _, client in victims:
@@ -173,7 +175,7 @@ def test_what_arrived_is_read_and_then_the_connection_is_broken(
         readers = [Task(lambda one=one: read_to_the_end(one)) for _, one in victims]
         writers = [Task(lambda one=one: error_of(lambda: send_for_ever(one))) for _, one in victims]
         for number, _ in victims:
-            time.sleep(chance.choice((0, 0.002, 0.03, 0.1)))
+            time.sleep(rng.choice((0, 0.002, 0.03, 0.1)))
             peers.kill(number)
             bystander.talk()
         for reader, writer in zip(readers, writers, strict=True):
@@ -186,12 +188,12 @@ def test_what_arrived_is_read_and_then_the_connection_is_broken(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_peer_is_killed_while_octets_go_to_its_own_places(
+def test_a_peer_is_killed_while_bytes_go_to_its_own_places(
     peers: Peers, device: str, seed: int
 ) -> None:
     """Memory of `allocate` and mapped buffers of the dead: written to until the news comes."""
-    chance = random.Random(seed)
-    data = chance.randbytes(1 << 20)
+    rng = random.Random(seed)
+    data = rng.randbytes(1 << 20)
 
     def write(client: Socket) -> None:
         while True:
@@ -205,7 +207,7 @@ def test_a_peer_is_killed_while_octets_go_to_its_own_places(
             closing.enter_context(client)
         writers = [Task(lambda one=one: error_of(lambda: write(one))) for _, one in victims]
         for number, _ in victims:
-            time.sleep(chance.choice((0, 0.01, 0.1)))
+            time.sleep(rng.choice((0, 0.01, 0.1)))
             peers.kill(number)
             bystander.talk()
         for writer in writers:
@@ -216,7 +218,7 @@ def test_a_peer_is_killed_while_octets_go_to_its_own_places(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, seed: int) -> None:
     """A connect is refused, or made and broken off; it does not stay under way for ever."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with world(peers, device) as (bystander, _):
         for _ in range(3):
             number, port = peers.start(device, "flow")
@@ -224,7 +226,7 @@ def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, 
             for client in clients:
                 client.setblocking(False)
                 assert client.connect_ex((HOST, port)) == errno.EINPROGRESS
-            time.sleep(chance.choice((0, 0.0005, 0.002, 0.01)))
+            time.sleep(rng.choice((0, 0.0005, 0.002, 0.01)))
             peers.kill(number)
             bystander.talk()
             for client in clients:
@@ -239,11 +241,11 @@ def test_a_peer_is_killed_before_anybody_has_read_what_it_sent(peers: Peers, dev
         number, client = connected(peers, device, "flow")
         with client:
             Task(lambda: client.recv(1, socket.MSG_PEEK)).result()
-            opening = devices.openings()[0]
+            context = devices.contexts()[0]
             stream = client.link.stream
-            devices.wait([opening], lambda: stream.readable_bytes > 3000, WAIT_S)
+            devices.wait([context], lambda: stream.readable_bytes > 3000, WAIT_S)
             arrived = stream.readable_bytes
             peers.kill(number)
-            devices.wait([opening], lambda: client.readiness().hung_up, WAIT_S)
+            devices.wait([context], lambda: client.readiness().hung_up, WAIT_S)
             count, error = read_to_the_end(client)
             assert count >= arrived and error == errno.ECONNRESET

@@ -1,4 +1,4 @@
-"""Links over every device: octets, ends, refusals, and what is left afterwards."""
+"""Links over every device: bytes, ends, refusals, and what is left afterwards."""
 
 import errno
 import random
@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.rsocket.ends import DEVICES, Ends, ends, send_all
-from urds.rsocket.link import Link, LinkState
-from urds.rsocket.opening import Opening
-from urds.rsocket.stream import Shut
+from urds.rsocket.core.stream import Shut
+from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.providers.sim import SimNetwork
 
 
@@ -19,16 +19,16 @@ def both(request):
         yield opened
 
 
-def test_octets_of_all_sizes_arrive_both_ways(both: Ends) -> None:
+def test_bytes_of_all_sizes_arrive_both_ways(both: Ends) -> None:
     left, right = both.connect()
-    chance = random.Random(4)
+    rng = random.Random(4)
     for size in (1, 2, 63, 64, 65, 4096, 65_535, 65_536, 65_537, 300_000, 2_000_000):
-        data = chance.randbytes(size)
+        data = rng.randbytes(size)
         assert send_all(both, left, data, right) == data
         assert send_all(both, right, data, left) == data
 
 
-def test_octets_that_arrived_before_a_close_are_read_after_it(both: Ends) -> None:
+def test_bytes_that_arrived_before_a_close_are_read_after_it(both: Ends) -> None:
     left, right = both.connect()
     assert left.send(memoryview(b"the last words")) == 14
     left.close()
@@ -57,8 +57,8 @@ def test_a_half_close_leaves_the_other_half(both: Ends) -> None:
 
 
 def test_nobody_listens(both: Ends) -> None:
-    host, port = both.listening.local
-    link = Link([both.here], both.settings)
+    host, port = both.listener.local
+    link = StreamLink([both.here], both.settings)
     link.connect((host, port - 1), timeout_s=5)
     both.wait(lambda: link.state is LinkState.OVER)
     assert link.take_error() in (errno.ECONNREFUSED, errno.ETIMEDOUT)
@@ -81,7 +81,7 @@ def test_a_device_without_immediate_data_is_refused() -> None:
     adapter = SimNetwork().adapter("bare")
     adapter.attributes = replace(adapter.attributes, rdma_with_imm=False)
     with pytest.raises(OSError, match="bare lacks rdma_with_imm") as caught:
-        Opening(adapter)
+        DeviceContext(adapter)
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
@@ -93,5 +93,5 @@ def test_a_window_grows_on_a_long_way_for_a_reader_who_keeps_up() -> None:
         assert send_all(both, left, data, right, step=1 << 16) == data
         assert right.stream is not None
         assert left.stream is not None
-        assert right.stream.stats.window_grown >= 5
+        assert right.stream.stats.ring_grown >= 5
         assert left.stream.stats.messages_sent < 300  # 1,024 through a window of 8 KiB

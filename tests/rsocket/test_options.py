@@ -10,7 +10,7 @@ import pytest
 
 from tests.rsocket.socket_pairs import HOST, WAIT_S, Pair, Task, pair_over, receive_exactly, using
 from urds.rsocket.constants import SOL_RDMA, RdmaOpt
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
 
 
 @pytest.fixture(params=("shm0", "tcp0"))
@@ -82,7 +82,7 @@ def test_options_set_while_listening_are_those_of_later_connections(device: str)
 
 
 def test_a_small_receive_queue_bounds_what_is_under_way(device: str) -> None:
-    """rsocket.md 19, point 5: the sender stops at the credits and goes on after reads."""
+    """Stop at the credits, go on after reads: docs/reference/rsocket.md 19, point 5."""
     with Socket() as listener, Socket() as client:
         listener.setsockopt(SOL_RDMA, RdmaOpt.RQSIZE, 16)
         listener.bind((HOST, 0))
@@ -97,7 +97,7 @@ def test_a_small_receive_queue_bounds_what_is_under_way(device: str) -> None:
             task.result()
 
 
-def test_a_small_window_carries_large_octets(device: str) -> None:
+def test_a_small_window_carries_large_bytes(device: str) -> None:
     with Socket() as listener, Socket() as client:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         listener.bind((HOST, 0))
@@ -114,9 +114,9 @@ def test_a_small_window_carries_large_octets(device: str) -> None:
 
 
 def test_info_and_segment_of_a_connection(pair: Pair) -> None:
-    octets = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    assert octets[0] == 1  # ESTABLISHED
-    assert struct.unpack_from("=I", octets, 80) == (384,)
+    data = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    assert data[0] == 1  # ESTABLISHED
+    assert struct.unpack_from("=I", data, 80) == (384,)
     assert pair.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x0a"
     assert pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) > 0
     with Socket() as idle:
@@ -155,7 +155,8 @@ def test_no_delay_reaches_a_connection_that_is_there(pair: Pair) -> None:
 def test_a_file_sets_what_sockets_are_made_of(device: str, tmp_path, monkeypatch) -> None:
     from urds.rsocket import settings
 
-    monkeypatch.setattr(settings, "_process", settings._Process())  # whose state is a process's
+    # The state is that of a process.
+    monkeypatch.setattr(settings, "_process", settings._ProcessSettings())
     (tmp_path / "rqsize_default").write_text("99")
     settings.configure(directory=tmp_path)
     with Socket() as one:

@@ -1,6 +1,6 @@
 """rpoll and rselect over devices: mixed sets, levels, time, threads, ends.
 
-rsocket.md 19, case 11, and the table of section 13.
+docs/reference/rsocket.md 19, case 11, and the table of section 13.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from tests.rsocket.polling_world import DEVICES, LATE_S, WAIT_S, World, drain, fill, world
 from urds.rsocket import calls
-from urds.rsocket.polling import rpoll, rselect
+from urds.rsocket.poll import rpoll, rselect
 
 IN, OUT, HUP, ERR, NVAL = (
     *(select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR, select.POLLNVAL),
@@ -33,7 +33,7 @@ def beside(request, here: World):
     return [(here.pipe()[0], IN)] if request.param == "mixed" else []
 
 
-def test_octets_make_readable_until_they_are_taken(here: World, beside) -> None:
+def test_bytes_make_readable_until_they_are_taken(here: World, beside) -> None:
     left, right = here.pair()
     asked = [(right, IN), *beside]
     assert rpoll(asked, 0) == []
@@ -152,7 +152,7 @@ def test_a_listener_is_readable_while_somebody_waits(here: World, beside) -> Non
 
 
 def test_a_connect_that_goes_on(here: World, beside) -> None:
-    """rsocket.md 19, case 9: to ourselves, in one thread."""
+    """docs/reference/rsocket.md 19, case 9: to ourselves, in one thread."""
     listener, client = here.listener(), here.socket()
     client.setblocking(False)
     assert client.connect_ex(listener.getsockname()) != 0

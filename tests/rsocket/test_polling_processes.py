@@ -13,7 +13,7 @@ import pytest
 
 from tests.rsocket.polling_world import DEVICES, WAIT_S, World, world
 from urds.rsocket import aio
-from urds.rsocket.polling import rpoll
+from urds.rsocket.poll import rpoll
 from urds.rsocket.repoll import Repoll
 
 IN, OUT, HUP, ERR = select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rsocket.polling_world import DEVICES, LATE_S, WAIT_S, World, drain, fill, world
 from urds.rsocket import calls
-from urds.rsocket.polling import rpoll
+from urds.rsocket.poll import rpoll
 from urds.rsocket.repoll import (
     EPOLL_CTL_ADD,
     Repoll,
@@ -186,8 +186,8 @@ def test_a_server_of_one_thread(here: World) -> None:
                     accepted, _ = listener.accept()
                     accepted.settimeout(WAIT_S)
                     poll.register(accepted, IN, accepted)
-                elif octets := socket.recv(1 << 16):
-                    socket.sendall(octets)
+                elif data := socket.recv(1 << 16):
+                    socket.sendall(data)
                 else:
                     socket.close()
                     ended += 1

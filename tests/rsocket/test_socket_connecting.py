@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
-from urds.rsocket.socket_making import create_connection, create_server
-from urds.rsocket.socket_making import socket as rsocket_socket
-from urds.rsocket.sockets import Socket
+from urds.rsocket.factory import create_connection, create_server
+from urds.rsocket.factory import socket as rsocket_socket
+from urds.rsocket.socket import Socket
 
 
 @pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
@@ -126,7 +126,7 @@ def test_connecting_without_waiting(device: str) -> None:
 
 
 def test_a_refusal_without_waiting_comes_by_poll_and_so_error(device: str) -> None:
-    """rsocket.md 19, point 9: ECONNREFUSED by SO_ERROR, and poll says POLLOUT."""
+    """docs/reference/rsocket.md 19, point 9: ECONNREFUSED by SO_ERROR, and poll says POLLOUT."""
     with create_server((HOST, 0)) as listener:
         address = listener.getsockname()
     with Socket() as client:
@@ -146,7 +146,7 @@ def silent() -> Iterator[tuple[str, int]]:
 
 
 def test_a_connect_under_way_is_told_by_every_call(silent: tuple[str, int]) -> None:
-    """Source: rsocket.md 2.4; where it says nothing, as in TCP."""
+    """Source: docs/reference/rsocket.md 2.4; where it says nothing, as in TCP."""
     with Socket() as client:
         client.setblocking(False)
         assert client.connect_ex(silent) == errno.EINPROGRESS
@@ -180,7 +180,7 @@ def test_a_connect_ends_when_another_thread_closes(silent: tuple[str, int]) -> N
 
 
 def test_a_socket_connects_to_itself_in_one_thread(device: str) -> None:
-    """rsocket.md 19, point 9: the original hung until it had service threads."""
+    """docs/reference/rsocket.md 19, point 9: the original hung until it had service threads."""
     with (
         create_server((HOST, 0)) as listener,
         create_connection(listener.getsockname(), WAIT_S) as client,

@@ -23,7 +23,7 @@ from urds.rsocket.calls import (
     rsocket,
 )
 from urds.rsocket.constants import SOL_RDMA, RdmaOpt
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
 
 Two = tuple[Socket, Socket]
 
@@ -63,7 +63,7 @@ def test_its_class_and_kind(two: Two) -> None:
 
 
 def test_datagrams_keep_their_borders_and_their_source(two: Two) -> None:
-    """The first goes by UDP, later ones by queue pairs: rsocket.md 19, point 13."""
+    """The first goes by UDP, later ones by queue pairs: docs/reference/rsocket.md 19, point 13."""
     first, second = two
     for number in range(20):
         payload = bytes([number]) * (number * 60)
@@ -113,7 +113,7 @@ def test_peek_leaves_the_datagram(two: Two) -> None:
 
 
 def test_buffers_are_gathered(two: Two) -> None:
-    """rsocket.md 11: the original runs its stream code here."""
+    """docs/reference/rsocket.md 11: the original runs its stream code here."""
     first, second = two
     assert first.sendmsg([b"ab", b"", b"cd"], [], 0, second.getsockname()) == 4
     assert second.recv(9) == b"abcd"

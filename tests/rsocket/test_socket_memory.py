@@ -26,7 +26,8 @@ from tests.rsocket.socket_pairs import (
 from urds.rsocket import allocate
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE, SOL_RDMA, RdmaOpt
 from urds.rsocket.settings import configure
-from urds.rsocket.sockets import Socket
+from urds.rsocket.socket import Socket
+from urds.rsocket.stream_transfer import StreamTransfer
 
 SLOTS = 8
 
@@ -63,7 +64,7 @@ def error_of(call, *arguments) -> int:
 
 
 def show(source: Socket, sink: Socket) -> None:
-    """Let the sink know what the source has mapped or written: octets sent later say so."""
+    """Let the sink know what the source has mapped or written: bytes sent later say so."""
     source.sendall(b"!")
     assert sink.recv(1) == b"!"
 
@@ -90,7 +91,7 @@ def offering(slots: int) -> Iterator[Pair]:
 def test_a_mapped_write_arrives_before_what_is_sent_later(
     mapping_pair: Pair, byte_count: int
 ) -> None:
-    """rsocket.md 19, point 12."""
+    """docs/reference/rsocket.md 19, point 12."""
     owner, writer = mapping_pair.both
     buffer = bytearray(byte_count + 20)
     assert owner.map_buffer(buffer, 1000) == 1000
@@ -177,7 +178,7 @@ def test_a_local_mapping_takes_no_slot(pair: Pair) -> None:
     pair.client.unmap_buffer(buffer)
 
 
-def test_a_mapping_that_ended_takes_no_octets(mapping_pair: Pair) -> None:
+def test_a_mapping_that_ended_takes_no_bytes(mapping_pair: Pair) -> None:
     owner, writer = mapping_pair.both
     buffer = bytearray(10)
     owner.map_buffer(buffer, 0, PROT_WRITE)
@@ -190,7 +191,7 @@ def test_a_mapping_that_ended_takes_no_octets(mapping_pair: Pair) -> None:
 
 
 def test_mapping_more_often_than_there_are_credits(mapping_pair: Pair) -> None:
-    """rsocket.md 19, point 12: the original loses a credit with each mapping."""
+    """docs/reference/rsocket.md 19, point 12: the original loses a credit with each mapping."""
     owner, writer = mapping_pair.both
     buffer = bytearray(1)
     for _ in range(1000):
@@ -225,18 +226,18 @@ def test_a_whole_receive_into_allocated_memory(pair: Pair, byte_count: int) -> N
 
 
 @pytest.mark.rule("rsocket-problem-copies")
-def test_most_octets_are_not_copied(pair: Pair) -> None:
+def test_most_bytes_are_not_copied(pair: Pair) -> None:
     byte_count = 1 << 20
     room = allocate(byte_count)
     for _ in range(8):
         task = Task(lambda: pair.server.recv_into(room, 0, socket.MSG_WAITALL))
-        while not pair.server._is_expecting and not task.is_done:
+        while not pair.server._transfer._is_expecting and not task.is_done:
             pass
         pair.client.sendall(bytes(byte_count))
         assert task.result() == byte_count
     stats = pair.server.stats
-    assert stats.octets_direct > 6 << 20
-    assert stats.octets_direct + stats.octets_copied_out == 8 << 20
+    assert stats.bytes_direct > 6 << 20
+    assert stats.bytes_direct + stats.bytes_copied_out == 8 << 20
 
 
 def test_a_receive_in_place_ends_with_the_stream(pair: Pair) -> None:
@@ -261,7 +262,7 @@ def test_a_receive_in_place_that_is_too_late_leaves_nothing_out(pair: Pair) -> N
     assert left == b"a" * (50_000 - taken) + b"b" * 200_000
 
 
-def test_two_threads_that_receive_in_place_share_the_octets(pair: Pair) -> None:
+def test_two_threads_that_receive_in_place_share_the_bytes(pair: Pair) -> None:
     rooms = [allocate(100_000), allocate(100_000)]
     tasks = [
         Task(lambda room=room: pair.server.recv_into(room, 0, socket.MSG_WAITALL)) for room in rooms
@@ -272,11 +273,11 @@ def test_two_threads_that_receive_in_place_share_the_octets(pair: Pair) -> None:
 
 
 def test_allocated_memory_is_given_back(pair: Pair) -> None:
-    opening = pair.server.link.opening
+    context = pair.server.link.context
     gc.collect()
     pair.client.sendall(b"!")
     pair.server.recv(1)
-    before = opening.memory_bytes
+    before = context.memory_bytes
     room = allocate(1 << 20)
     pair.client.setblocking(True)
     task = Task(partial(pair.server.recv_into, room, 0, socket.MSG_WAITALL))
@@ -290,17 +291,17 @@ def test_allocated_memory_is_given_back(pair: Pair) -> None:
     assert mark() is None
     pair.client.sendall(b"!")
     pair.server.recv(1)
-    opening.adapter.progress()
-    assert opening.memory_bytes - before < 1 << 20
+    context.adapter.progress()
+    assert context.memory_bytes - before < 1 << 20
 
 
-def test_nobody_takes_octets_from_a_receive_in_place(
+def test_nobody_takes_bytes_from_a_receive_in_place(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stops the receive behind its expectation, with octets that it has still to copy."""
+    """Stops the receive behind its expectation, with bytes that it has still to copy."""
     one, room = pair.server, allocate(1 << 20)
     began, may_go_on = threading.Event(), threading.Event()
-    receive_rest = type(one)._receive_rest
+    receive_rest = StreamTransfer._receive_rest
 
     def stopped(self, *arguments, **words):
         if words.get("is_expecting"):
@@ -308,7 +309,7 @@ def test_nobody_takes_octets_from_a_receive_in_place(
             assert may_go_on.wait(WAIT_S)
         return receive_rest(self, *arguments, **words)
 
-    monkeypatch.setattr(type(one), "_receive_rest", stopped)
+    monkeypatch.setattr(StreamTransfer, "_receive_rest", stopped)
     pair.client.sendall(b"x" * 1000)
     assert one.recv(1000, socket.MSG_PEEK)
     task = Task(lambda: one.recv_into(room, 0, socket.MSG_WAITALL))
@@ -323,7 +324,7 @@ def test_nobody_takes_octets_from_a_receive_in_place(
 
 def test_a_connection_that_breaks_ends_a_receive_in_place(pair: Pair) -> None:
     task = Task(lambda: pair.server.recv_into(allocate(1 << 20), 0, socket.MSG_WAITALL))
-    while not pair.server._is_expecting:
+    while not pair.server._transfer._is_expecting:
         time.sleep(0.001)
     pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     pair.client.close()
@@ -353,7 +354,7 @@ def test_there_is_no_empty_memory() -> None:
 
 
 def test_memory_that_a_late_receive_left_to_the_peer_may_be_received_into_again(pair: Pair) -> None:
-    """The rest of it is still published: octets that come there are read before others go there."""
+    """The rest of it is still published: bytes that come there are read before others go there."""
     byte_count, first = 1 << 20, 600_000
     data = random.Random(5).randbytes(3 * byte_count)
     room = allocate(byte_count)
@@ -365,7 +366,7 @@ def test_memory_that_a_late_receive_left_to_the_peer_may_be_received_into_again(
     assert got == first
     pair.server.settimeout(WAIT_S)
     pair.client.sendall(data[first : first + 1000])
-    assert pair.server.recv(1, socket.MSG_PEEK)  # unread octets lie in the memory now
+    assert pair.server.recv(1, socket.MSG_PEEK)  # unread bytes lie in the memory now
     task = Task(lambda: pair.client.sendall(data[first + 1000 :]))
     while len(received) < len(data):
         part = room[: len(data) - len(received)]

@@ -34,12 +34,12 @@ class KernelPair:
 
 
 class Side:
-    """One side of both pairs, and what is known of the octets towards it."""
+    """One side of both pairs, and what is known of the bytes towards it."""
 
     def __init__(self, kernel: Any, ours: Any) -> None:
         self.sockets = (kernel, ours)
         self.unread = 0
-        self.is_ending = False  # no more octets come
+        self.is_ending = False  # no more bytes come
         self.is_shut = False  # we have ended writing
 
 
@@ -55,19 +55,19 @@ def answers(side: Side, call: Callable[[Any], Any]) -> Any:
     return found[0]
 
 
-def step(chance: random.Random, here: Side, there: Side) -> None:
+def step(rng: random.Random, here: Side, there: Side) -> None:
     """Do one thing that has a certain answer."""
-    choice = chance.randrange(10)
+    choice = rng.randrange(10)
     if choice < 4 and (here.is_shut or there.unread < UNREAD_MAX):
-        octets = chance.randbytes(chance.choice((0, 1, 10, 300, 4000, 20_000)))
-        if answers(here, lambda one: one.send(octets)) == len(octets):
-            there.unread += len(octets)
+        data = rng.randbytes(rng.choice((0, 1, 10, 300, 4000, 20_000)))
+        if answers(here, lambda one: one.send(data)) == len(data):
+            there.unread += len(data)
     elif choice < 6 and (here.unread or here.is_ending):
-        wanted = chance.randrange(here.unread + 1) + here.is_ending
+        wanted = rng.randrange(here.unread + 1) + here.is_ending
         taken = answers(here, lambda one: one.recv(wanted, WAITALL))
         here.unread -= len(taken)
     elif choice == 6 and here.unread:
-        wanted = chance.randrange(min(here.unread, 2000)) + 1
+        wanted = rng.randrange(min(here.unread, 2000)) + 1
         answers(here, lambda one: one.recv(wanted, PEEK | WAITALL)[:1])
     elif choice == 7 and not here.unread and not here.is_ending:
         answers(here, lambda one: one.recv(1, DONTWAIT))
@@ -79,7 +79,7 @@ def step(chance: random.Random, here: Side, there: Side) -> None:
             return one.recvmsg_into(views, 0, WAITALL)[0], bytes(views[0]), bytes(views[1])
 
         here.unread -= answers(here, scattered)[0]
-    elif choice == 9 and chance.random() < 0.2 and not there.is_ending:
+    elif choice == 9 and rng.random() < 0.2 and not there.is_ending:
         answers(here, lambda one: one.shutdown(socket.SHUT_WR))
         here.is_shut = there.is_ending = True
 
@@ -88,7 +88,7 @@ def step(chance: random.Random, here: Side, there: Side) -> None:
 @pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
 @pytest.mark.parametrize("seed", range(12))
 def test_the_answers_are_those_of_tcp(device: str, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with using(device), ExitStack() as stack:
         kernel = stack.enter_context(closing(KernelPair()))
         ours = stack.enter_context(closing(Pair()))
@@ -97,4 +97,4 @@ def test_the_answers_are_those_of_tcp(device: str, seed: int) -> None:
             # With a timeout Python makes the kernel's socket non-blocking and flags mean less.
             one.settimeout(None)
         for _ in range(STEPS):
-            step(chance, *chance.choice(((left, right), (right, left))))
+            step(rng, *rng.choice(((left, right), (right, left))))

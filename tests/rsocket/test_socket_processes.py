@@ -1,4 +1,4 @@
-"""Sockets between two processes: octets, ends, a peer that is killed, several devices."""
+"""Sockets between two processes: bytes, ends, a peer that is killed, several devices."""
 
 import errno
 import os
@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests import places
 from tests.health.sources import ROOT
-from tests.places import Place
 from tests.rsocket.socket_pairs import WAIT_S, Task, receive_exactly
-from urds.rsocket import create_connection, devices
-from urds.rsocket.devices import DEVICES_VARIABLE
-from urds.rsocket.sockets import Socket
+from tests.support import places
+from tests.support.places import Place
+from urds.rsocket import create_connection
+from urds.rsocket.link import devices
+from urds.rsocket.link.devices import DEVICES_VARIABLE
+from urds.rsocket.socket import Socket
 from urds.verbs.device import find_device
 
 # Shared memory reaches no other host.
@@ -41,7 +42,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 class Peer:
     """A process that listens, and its address."""
 
-    def __init__(self, place: Place, word: str, names: str) -> None:
+    def __init__(self, place: Place, imm_data: str, names: str) -> None:
         environ = {**os.environ, DEVICES_VARIABLE: names, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         self.process = subprocess.Popen(
             [
@@ -49,7 +50,7 @@ class Peer:
                 sys.executable,
                 "-m",
                 "tests.rsocket.socket_peer",
-                word,
+                imm_data,
                 place.address(1),
             ],
             env=environ,
@@ -89,10 +90,10 @@ def opened(names: str) -> Iterator[None]:
 
 @contextmanager
 def talking_to(
-    place: Place, word: str, names: str, *, own: str | None = None
+    place: Place, imm_data: str, names: str, *, own: str | None = None
 ) -> Iterator[tuple[Peer, Socket]]:
     """Start a peer and connect to it."""
-    peer = Peer(place, word, names)
+    peer = Peer(place, imm_data, names)
     try:
         with opened(own or names), create_connection(peer.address, WAIT_S) as client:
             yield peer, client
@@ -101,11 +102,11 @@ def talking_to(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_octets_come_back_from_another_process(place: Place, device: str) -> None:
+def test_bytes_come_back_from_another_process(place: Place, device: str) -> None:
     with talking_to(place, "echo", device) as (_, client):
-        chance = random.Random(9)
+        rng = random.Random(9)
         for byte_count in (1, 100, 70_000, 1_000_000):
-            data = chance.randbytes(byte_count)
+            data = rng.randbytes(byte_count)
             task = Task(lambda data=data: client.sendall(data))
             assert client.recv(byte_count, socket.MSG_WAITALL) == data
             task.result()
@@ -123,7 +124,7 @@ def test_everything_sent_before_a_half_close_is_counted(place: Place, device: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_process_that_ends_in_order_leaves_its_octets(place: Place, device: str) -> None:
+def test_a_process_that_ends_in_order_leaves_its_bytes(place: Place, device: str) -> None:
     with talking_to(place, "leave", device) as (peer, client):
         assert receive_exactly(client, 200_000) == b"x" * 100_000
         assert peer.process.wait(WAIT_S) == 0
@@ -131,7 +132,7 @@ def test_a_process_that_ends_in_order_leaves_its_octets(place: Place, device: st
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_killed_peer_is_an_error_to_who_reads_and_who_writes(place: Place, device: str) -> None:
-    """rsocket.md 19, point 10."""
+    """docs/reference/rsocket.md 19, point 10."""
     with talking_to(place, "sleep", device) as (peer, client):
         assert client.recv(6, socket.MSG_WAITALL) == b"asleep"
         task = Task(lambda: client.recv(1))
@@ -158,12 +159,12 @@ def test_a_killed_peer_ends_a_send_that_waits(place: Place, device: str) -> None
 @pytest.mark.loopback_only("shm0 reaches no other host")
 def test_the_first_device_on_which_somebody_listens_is_taken(place: Place) -> None:
     with talking_to(place, "echo", "shm0,tcp0") as (_, client):
-        assert client.link.opening.name == "shm0"
+        assert client.link.context.name == "shm0"
     with talking_to(place, "echo", "tcp0", own="shm0,tcp0") as (_, client):
-        assert client.link.opening.name == "tcp0"
+        assert client.link.context.name == "tcp0"
         client.sendall(b"over the second")
         assert receive_exactly(client, 15) == b"over the second"
     with talking_to(place, "echo", "shm0,tcp0", own="tcp0") as (_, client):
-        assert client.link.opening.name == "tcp0"
+        assert client.link.context.name == "tcp0"
         client.sendall(b"to the second")
         assert receive_exactly(client, 13) == b"to the second"

@@ -2,7 +2,7 @@
 
 Everything that goes between hosts may be lost, repeated, delayed and overtaken: datagrams by UDP,
 datagrams by queue pair, look-ups. A host that starts anew has a new opening, and of its queue pair
-numbers it may get the old ones again. Strangers send octets of any kind.
+numbers it may get the old ones again. Strangers send bytes of any kind.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from urds.rsocket.dgram import (
-    Address,
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram import (
     ByQueuePair,
     ByUdp,
-    Datagrams,
+    DatagramCore,
     DatagramSettings,
     DestinationState,
-    Device,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
 
 MS = 1_000_000
@@ -31,7 +31,7 @@ SECOND = 1_000 * MS
 STEP_NS = 100 * MS  # between two datagrams of one flow
 HEALED_NS = 75 * SECOND  # longer than the longest pause between look-ups
 LAST_NS = 3 * SECOND  # in which all is judged
-STRANGER: Address = ("127.9.9.9", 9)
+STRANGER: HostPort = ("127.9.9.9", 9)
 KINDS = (("shm", "tcp"), ("tcp", "udp"), ("shm", "udp", "tcp"))
 # Who sends to whom: 0 and 1 talk, to 2 both only send, and 2 says nothing.
 FLOWS = ((0, 1), (1, 0), (0, 2), (1, 2))
@@ -42,7 +42,7 @@ class Place:
     """Where a queue pair is: what a vector names. A host that has died is none."""
 
     host: int
-    life: int
+    lifecycle: int
     kind: str
 
 
@@ -52,32 +52,32 @@ class Host:
     def __init__(self, world: World, index: int) -> None:
         self.world = world
         self.index = index
-        self.address: Address = (f"127.0.0.{index + 1}", 5000 + index)
-        self.life = 0
-        self.lives: list[Datagrams] = []
+        self.address: HostPort = (f"127.0.0.{index + 1}", 5000 + index)
+        self.lifecycle = 0
+        self.lives: list[DatagramCore] = []
         self.start()
 
     def start(self) -> None:
         """Begin a life; the one before knows nothing of it."""
-        self.life += 1
-        chance = self.world.random
-        self.opening = chance.randbytes(8)
+        self.lifecycle += 1
+        rng = self.world.random
+        self.bind_id = rng.randbytes(8)
         # Some devices count queue pairs from the same number in each life.
-        first = 16 if chance.random() < 0.5 else chance.randrange(16, 1 << 24)
+        first = 16 if rng.random() < 0.5 else rng.randrange(16, 1 << 24)
         self.devices = [
-            Device(kind, chance.randrange(1024, 65536), first + number, 4096)
+            LocalDevice(kind, rng.randrange(1024, 65536), first + number, 4096)
             for number, kind in enumerate(KINDS[self.index])
         ]
         settings = DatagramSettings(receive_slots=1024, destinations_max=2)
-        self.core = Datagrams(
-            settings, local=self.address, devices=self.devices, opening=self.opening
+        self.core = DatagramCore(
+            settings, local=self.address, devices=self.devices, bind_id=self.bind_id
         )
         self.lives.append(self.core)
 
-    def find(self, kind: str, port: int, opening: bytes) -> Device | None:
+    def find(self, kind: str, port: int, bind_id: bytes) -> LocalDevice | None:
         """Return what a look-up at a port finds."""
         for device in self.devices:
-            if (device.provider, device.port, self.opening) == (kind, port, opening):
+            if (device.provider, device.port, self.bind_id) == (kind, port, bind_id):
                 return device
         return None
 
@@ -91,9 +91,9 @@ class World:
         self.now_ns = 100 * SECOND
         self.trouble = 0.0  # how much of what is on its way gets lost, and as much is repeated
         self.hosts = [Host(self, index) for index in range(3)]
-        self.sent: dict[bytes, tuple[Address, int]] = {}  # payload to its sender and receiver
+        self.sent: dict[bytes, tuple[HostPort, int]] = {}  # payload to its sender and receiver
         self.received: Counter[bytes] = Counter()
-        self.ways: Counter[tuple[int, int, str]] = Counter()
+        self.device_ports: Counter[tuple[int, int, str]] = Counter()
         self._numbers = count()
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
 
@@ -106,7 +106,7 @@ class World:
             self._step(restart_chance=restarts / 100)
         self.trouble = 0.0
         self._turn_for(HEALED_NS)
-        self.ways.clear()
+        self.device_ports.clear()
         last = self._turn_for(LAST_NS)
         self._advance(10 * SECOND)
         self._judge(last)
@@ -133,7 +133,7 @@ class World:
         for source, target in FLOWS:
             state = self.hosts[source].core.state_of(self.hosts[target].address)
             assert state is DestinationState.BY_QUEUE_PAIR, f"seed {self.seed}: {source}: {state}"
-            by_udp = self.ways[source, target, "udp"]
+            by_udp = self.device_ports[source, target, "udp"]
             assert by_udp <= LAST_NS // SECOND + 1, f"seed {self.seed}: {by_udp} by UDP"
 
     # -- datagrams
@@ -147,32 +147,32 @@ class World:
         if not host.core.knows(address):
             host.core.add_destination(address, host.address[0])
         what = host.core.send(payload, address, self.now_ns)
-        self.ways[source, target, "udp" if isinstance(what, ByUdp) else "queue pair"] += 1
-        self._carry(host, what)
+        self.device_ports[source, target, "udp" if isinstance(what, ByUdp) else "queue pair"] += 1
+        self._post_pending(host, what)
         self._serve(host)
         return payload
 
-    def _carry(self, host: Host, what: ByUdp | ByQueuePair | None) -> None:
+    def _post_pending(self, host: Host, what: ByUdp | ByQueuePair | None) -> None:
         if isinstance(what, ByUdp):
-            octets, target, source = what.octets, what.target, host.address
-            self._on_the_way(lambda: self._arrive_by_udp(octets, source, target))
+            data, target, source = what.data, what.target, host.address
+            self._on_the_way(lambda: self._arrive_by_udp(data, source, target))
         elif isinstance(what, ByQueuePair):
-            way, octets = what.way, what.octets
-            self._on_the_way(lambda: self._arrive_at_queue_pair(way, octets))
+            qp_address, data = what.qp_address, what.data
+            self._on_the_way(lambda: self._arrive_at_queue_pair(qp_address, data))
 
-    def _arrive_by_udp(self, octets: bytes, source: Address, target: Address) -> None:
+    def _arrive_by_udp(self, data: bytes, source: HostPort, target: HostPort) -> None:
         for host in self.hosts:
             if host.address == target:
-                self._carry(host, host.core.receive_udp(octets, source, self.now_ns))
+                self._post_pending(host, host.core.receive_udp(data, source, self.now_ns))
                 self._serve(host)
                 self._take(host)
 
-    def _arrive_at_queue_pair(self, way: QueuePairWay, octets: bytes) -> None:
-        place: Place = way.vector
+    def _arrive_at_queue_pair(self, qp_address: QueuePairAddress, data: bytes) -> None:
+        place: Place = qp_address.vector
         host = self.hosts[place.host]
         numbers = {device.provider: device.qpn for device in host.devices}
-        if place.life == host.life and numbers[place.kind] == way.qpn:
-            host.core.receive_queue_pair(octets)
+        if place.lifecycle == host.lifecycle and numbers[place.kind] == qp_address.qpn:
+            host.core.receive_queue_pair(data)
             self._take(host)
 
     def _take(self, host: Host) -> None:
@@ -186,14 +186,14 @@ class World:
             self.received[payload] += 1
 
     def _say_something_strange(self) -> None:
-        """Send octets of any kind, or a control message that is none of the host's business."""
+        """Send bytes of any kind, or a control message that is none of the host's business."""
         host = self.random.choice(self.hosts)
-        octets = bytearray(self.random.randbytes(self.random.randrange(80)))
+        data = bytearray(self.random.randbytes(self.random.randrange(80)))
         if self.random.random() < 0.7:
-            octets[:8] = (
+            data[:8] = (
                 b"UUUU\x04\x07\x10\x00" if self.random.random() < 0.5 else b"UUUU\x04\0\x10\0"
             )
-        self._arrive_by_udp(bytes(octets), STRANGER, host.address)
+        self._arrive_by_udp(bytes(data), STRANGER, host.address)
 
     # -- look-ups
 
@@ -202,7 +202,7 @@ class World:
             if isinstance(event, LookUp):
                 self._look_up(host, host.core, event)
 
-    def _look_up(self, host: Host, core: Datagrams, event: LookUp) -> None:
+    def _look_up(self, host: Host, core: DatagramCore, event: LookUp) -> None:
         kind = host.devices[event.device].provider
         found = self._find(kind, event)
         if found is None or self.random.random() < self.trouble:
@@ -214,13 +214,13 @@ class World:
 
     def _find(self, kind: str, event: LookUp) -> tuple[Place, int] | None:
         for other in self.hosts:
-            device = other.find(kind, event.peer[1], event.opening)
+            device = other.find(kind, event.peer[1], event.bind_id)
             if other.address[0] == event.peer[0] and device is not None:
-                return Place(other.index, other.life, kind), device.qpn
+                return Place(other.index, other.lifecycle, kind), device.qpn
         return None
 
     def _answer(
-        self, host: Host, core: Datagrams, event: LookUp, found: tuple[Place, int] | None
+        self, host: Host, core: DatagramCore, event: LookUp, found: tuple[Place, int] | None
     ) -> None:
         if core is not host.core:
             return  # who asked is dead
@@ -228,8 +228,8 @@ class World:
             core.handle_not_found(event.token, self.now_ns)
         else:
             place, qpn = found
-            way = QueuePairWay(event.device, place, qpn, 0x01234567)
-            core.handle_found(event.token, way)
+            qp_address = QueuePairAddress(event.device, place, qpn, 0x01234567)
+            core.handle_found(event.token, qp_address)
         self._serve(host)
 
     # -- time

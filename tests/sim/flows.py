@@ -3,7 +3,7 @@
 A message names its sender's life, its ports and its number in that flow; the rest of the payload
 follows from these. A flow is judged per life of the receiver: its numbers rise by one, without a
 gap. Only where the receiver's life began in the middle may they start above zero: what was handed
-to an earlier life, or fell with it, is that life's.
+to an earlier generation, or fell with it, belongs to that generation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def payload_of(number: Number) -> bytes:
 def number_of(payload: bytes) -> Number:
     """Return what a message says it is. Raises AssertionError if it is not whole."""
     number: Number = _HEAD.unpack_from(payload)
-    assert payload == payload_of(number), f"{number} came damaged: {len(payload)} octets"
+    assert payload == payload_of(number), f"{number} came damaged: {len(payload)} bytes"
     return number
 
 
@@ -40,7 +40,7 @@ class Flows:
     def __init__(self, seed: int, *, ports: tuple[int, ...] = PORTS) -> None:
         self.seed = seed
         self.ports = ports
-        self.breaches_allowed = False
+        self.protocol_errors_allowed = False
         self.received = 0
         self._lives: list[IPv4Address] = []
         self._sent: Counter[tuple[int, int, int]] = Counter()
@@ -48,7 +48,7 @@ class Flows:
         self._dropped: Counter[int] = Counter()
 
     def new_life(self, address: IPv4Address) -> int:
-        """Return the number of a node's new life."""
+        """Return the generation of a node."""
         self._lives.append(address)
         return len(self._lives) - 1
 
@@ -60,7 +60,7 @@ class Flows:
         return (*flow, number)
 
     def note_dropped(self, life: int, count: int) -> None:
-        """Note that a sender gave up what an earlier life of its peer was handed."""
+        """Note that a sender gave up what an earlier generation of its peer was handed."""
         self._dropped[life] += count
 
     def check(
@@ -83,7 +83,7 @@ class Flows:
         self.received += 1
 
     def _had_earlier_receiver(self, sender: int, receiver: int) -> bool:
-        """Tell whether the sender may have sent to an earlier life of the receiver's address."""
+        """Tell whether the sender may have sent to an earlier generation of the receiver."""
         return sender < receiver and self._lives[receiver] in self._lives[:receiver]
 
     def assert_complete(self, sender: int, receiver: int) -> None:

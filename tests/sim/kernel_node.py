@@ -1,9 +1,10 @@
 """A Linux kernel's RDS/TCP with one path, as far as a peer can see it. A model, not a copy.
 
 Numbers start at 1, are given when a message is queued, and are repeated with the flag. A message is
-done when TCP acknowledged its last octet. The lower side reconnects, the higher one knocks when it
-has something to send. Until 6.19 a connection that finds the path busy is reset, since 7.0 it is
-parked. Source: rds.md 1.6 to 1.9, 2.1 to 2.5 (linux v6.12, v7.0), golden/behaviour_api.json.
+done when TCP acknowledged its last byte. The lower side reconnects, the higher one requests a
+call-back when it has something to send. Until 6.19 a connection that finds the path busy is reset,
+since 7.0 it is parked. Source: docs/reference/rds.md 1.6-1.9, 2.1-2.5 (linux v6.12, v7.0),
+golden/behaviour_api.json.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ipaddress import IPv4Address
 from tests.sim.flows import Flows, payload_of
 from tests.sim.network import Network
 from tests.sim.world import MS, SECOND, Socket, World
-from urds.constants import HeaderFlag
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
-from urds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.constants import HeaderFlag
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
+from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 RETRANSMITTED, MAP = int(HeaderFlag.RETRANSMITTED), int(HeaderFlag.CONG_BITMAP)
 QUEUE_MAX = 40  # messages a kernel's senders leave unacknowledged here
@@ -90,7 +91,7 @@ class KernelNode:
         payload = payload_of(self.flows.next_sent(self.life, source_port, target_port))
         self._queue(source_port, target_port, payload)
         if self._socket is None:
-            self._seek()
+            self._reconnect()
         return True
 
     def receive(self, port: int, count: int) -> None:
@@ -164,15 +165,17 @@ class KernelNode:
 
     # -- streams
 
-    def _seek(self) -> None:
-        """Connect or knock, once at a time."""
+    def _reconnect(self) -> None:
+        """Connect or request a call-back, once at a time."""
         if self._connecting or not self.alive:
             return
         self._connecting = True
-        done: Callable[[Socket | None], None] = self._connected if self.lower else self._knocked
+        done: Callable[[Socket | None], None] = (
+            self._connected if self.lower else self._call_back_requested
+        )
         self.network.connect(self.local, self.peer, 50_001, done)
 
-    def _knocked(self, socket: Socket | None) -> None:
+    def _call_back_requested(self, socket: Socket | None) -> None:
         self._connecting = False
         if socket is not None:
             socket.reset()
@@ -190,13 +193,13 @@ class KernelNode:
     def _seek_later(self) -> None:
         delay_ns = self.world.some(self._delay_ns) if self._delay_ns else 0
         self._delay_ns = min(max(MS, 2 * self._delay_ns), SECOND)
-        self.world.after(delay_ns, lambda: None if self._socket else self._seek())
+        self.world.after(delay_ns, lambda: None if self._socket else self._reconnect())
 
     def handle_accepted(self, socket: Socket, source_port: int) -> None:
         if self.lower:
             socket.reset()
             if self._socket is None:
-                self._seek()
+                self._reconnect()
         elif self._socket is None:
             self._attach(socket)
         elif self.release >= 7 and self._parked is None:

@@ -26,7 +26,7 @@ class Network:
         self._nodes: dict[IPv4Address, Node] = {}
 
     def join(self, address: IPv4Address, node: Node) -> None:
-        """Put a node at an address, in place of an earlier life."""
+        """Put a node at an address, in place of an earlier generation."""
         self._nodes[address] = node
 
     def connect(

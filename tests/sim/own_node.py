@@ -14,17 +14,17 @@ from ipaddress import IPv4Address
 from tests.sim.flows import Flows, payload_of
 from tests.sim.network import Network
 from tests.sim.world import MS, Socket, World
-from urds.dataplane import base
-from urds.dataplane.base import DownReason, Limits
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.path import PathCore
-from urds.proto import events
-from urds.proto.connection import Connection
-from urds.proto.endpoint import Endpoint
-from urds.proto.paths import path_of_port
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.wire.congestion_map import CongestionMap
+from urds.rds.control import events
+from urds.rds.control.connection import Connection
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.paths import path_of_port
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.plane import contract as base
+from urds.rds.plane.contract import DownReason, Limits
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.path import PathCore
+from urds.rds.wire.congestion_map import CongestionMap
 
 SEND_BYTES_MAX = 60_000
 RECEIVE_BYTES = 20_000
@@ -92,9 +92,9 @@ class OwnNode:
         self._reports: deque[Callable[[Connection], None]] = deque()
         self._turn_due = False
         self._timer_ns: int | None = None
-        self.endpoint = Endpoint(
+        self.endpoint = LocalAddress(
             local=local,
-            settings=EndpointSettings(),
+            settings=LocalAddressSettings(),
             connection_settings=ConnectionSettings(generation=generation, npaths=npaths),
             random=self.world.random,
         )
@@ -151,7 +151,7 @@ class OwnNode:
             generation=self.generation,
             inboxes=self.inboxes,
             source_of=lambda port: (str(self.peer), port),
-            map_octets=lambda: CongestionMap(self.congested).emit(),
+            map_bytes=lambda: CongestionMap(self.congested).emit(),
         )
         return Path(index, core)
 
@@ -192,8 +192,8 @@ class OwnNode:
     def _ask(self, path: Path) -> None:
         """Free what TCP has, as the shell asks for it now and then."""
         if path.socket is not None:
-            octets = path.core.octets_written - path.socket.unacknowledged()
-            path.core.handle_stream_acknowledged(octets)
+            data = path.core.bytes_written - path.socket.unacknowledged()
+            path.core.handle_stream_acknowledged(data)
 
     def _read(self, path: Path, socket: Socket) -> None:
         reason = self._drain(path, socket)
@@ -218,7 +218,7 @@ class OwnNode:
             reason = path.core.receive_data(data, self.world.now_ns)
             self._settle(path)
             if reason is not None:
-                assert self.flows.breaches_allowed, f"seed {self.world.seed}: {reason}"
+                assert self.flows.protocol_errors_allowed, f"seed {self.world.seed}: {reason}"
                 return reason
 
     def _settle(self, path: Path) -> None:
@@ -252,7 +252,7 @@ class OwnNode:
             incoming.peer_map = None
 
     def _judge(self, inbox: Inbox) -> None:
-        state = inbox.judge_congestion(self.world.now_ns)
+        state = inbox.check_congestion(self.world.now_ns)
         if state is not None:
             self.congestions += state
             (self.congested.add if state else self.congested.discard)(inbox.port)
@@ -354,8 +354,8 @@ class OwnNode:
                 self.network.connect(
                     self.local, self.peer, port, lambda socket: self._connected(index, socket)
                 )
-            case events.Knock():
-                self.network.connect(self.local, self.peer, 40_001, self._knocked)
+            case events.RequestCallBack():
+                self.network.connect(self.local, self.peer, 40_001, self._call_back_requested)
             case events.Attach(_, index, stream, hold):
                 self._attach(self.paths[index], self._streams.pop(stream), hold)
             case events.Refuse(_, stream):
@@ -381,7 +381,7 @@ class OwnNode:
             case events.Release(_, index, received_by_peer):
                 self.paths[index].core.release(received_by_peer)
                 self._flush(self.paths[index])
-            case events.Poke(_, index):
+            case events.ProbeDeadStream(_, index):
                 self.paths[index].core.map_due = self.paths[index].core.attached
                 self._flush(self.paths[index])
             case events.Agree(_, release, checksum):
@@ -428,9 +428,9 @@ class OwnNode:
             stream = self._keep(socket)
             self._report(lambda core: core.handle_connected(index, stream, self.world.now_ns))
 
-    def _knocked(self, socket: Socket | None) -> None:
+    def _call_back_requested(self, socket: Socket | None) -> None:
         if socket is None:
             self._report(lambda core: core.handle_connect_failed(0, 111, self.world.now_ns))
             return
-        self._report(lambda core: core.handle_knocked(self.world.now_ns))
+        self._report(lambda core: core.handle_call_back_requested(self.world.now_ns))
         self.world.after(1000 * MS, socket.reset)

@@ -15,11 +15,12 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from tests.sim.rdma_records import CELL_BYTES, CELLS, FIELD_MASK, Asked, Flow, Region, Sent
-from urds.constants import ExtensionType, RdmaStatus
-from urds.dataplane.base import Address, Message
-from urds.dataplane.operations import AtomicOperation, Operation, OperationNotice, RdmaTransfer
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.wire import exthdr
+from urds.common.types import IPAddress
+from urds.rds.constants import ExtensionType, RdmaStatus
+from urds.rds.plane.contract import Message
+from urds.rds.plane.operations import AtomicOperation, Operation, OperationNotice, RdmaTransfer
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.wire import extensions as exthdr
 
 if TYPE_CHECKING:
     from tests.sim.rdma_node import SimNode
@@ -37,7 +38,7 @@ class Judge:
         self.flows: list[Flow] = []
         self.regions: list[Region] = []
         self.asked: dict[Operation, Asked] = {}
-        self.pings: Counter[tuple[Address, int, str]] = Counter()  # not answered yet
+        self.pings: Counter[tuple[IPAddress, int, str]] = Counter()  # not answered yet
         self.pongs = 0
         self.delivered = 0
         self.statuses: list[RdmaStatus] = []
@@ -125,14 +126,14 @@ class Judge:
             self._check_fence(one, where)
 
     def _find(self, payload: bytes, extension: bytes) -> tuple[Flow, Sent]:
-        octets = payload[: _HEAD.size]
-        if not octets:
+        data = payload[: _HEAD.size]
+        if not data:
             entries = exthdr.parse(extension or bytes(exthdr.EXTENSION_BYTES))
             values = entries[0].values if entries else ()
         else:
-            values = _HEAD.unpack(octets.ljust(_HEAD.size, b"\0"))
+            values = _HEAD.unpack(data.ljust(_HEAD.size, b"\0"))
         if len(values) != 2 or values[0] >= len(self.flows):
-            raise self.fail(f"{octets!r} with {extension!r} is nobody's")
+            raise self.fail(f"{data!r} with {extension!r} is nobody's")
         flow = self.flows[values[0]]
         self.demand(values[1] < len(flow.sent), lambda: f"{flow.name()}: {values[1]} came")
         return flow, flow.sent[values[1]]
@@ -183,7 +184,7 @@ class Judge:
             one.region.asked.remove(one)
 
     def end_operation(self, mailbox: Mailbox, operation: Operation) -> None:
-        """Judge how an operation ended; from here on nobody touches its local octets."""
+        """Judge how an operation ended; from here on nobody touches its local bytes."""
         one = self.asked[operation]
         status = operation.status
         where = f"operation {operation.token}"
@@ -233,7 +234,7 @@ class Judge:
         """See that what an operation brings is right."""
         if not isinstance(one.operation, AtomicOperation):
             is_right = one.is_write() or one.local.view == one.expected
-            self.demand(is_right, lambda: f"{where}: the read brought other octets")
+            self.demand(is_right, lambda: f"{where}: the read brought other bytes")
             return
         old = int.from_bytes(one.local.view, sys.byteorder)
         self.demand(not old >> one.shift & FIELD_MASK, lambda: f"{where}: it found itself done")
@@ -269,26 +270,26 @@ class Judge:
     def _check_region(self, region: Region) -> None:
         where = f"region {region.cookie:#x}"
         self.demand(region.memory.is_whole(), lambda: f"{where}: written beside it")
-        octets = bytes(region.memory.view)
+        data = bytes(region.memory.view)
         self.demand(
-            region.at_the_end in (None, octets), lambda: f"{where} changed after it was freed"
+            region.at_the_end in (None, data), lambda: f"{where} changed after it was freed"
         )
         expected = bytearray(region.initial)
         for one in region.asked:
             place = slice(one.at, one.at + len(one.expected))
             if one.is_write() and not one.is_wrong:
-                pairs = zip(octets[place], region.initial[place], one.expected, strict=True)
+                pairs = zip(data[place], region.initial[place], one.expected, strict=True)
                 self.demand(
-                    all(octet in (old, new) for octet, old, new in pairs),
-                    lambda: f"{where}: a write brought other octets",
+                    all(byte in (old, new) for byte, old, new in pairs),
+                    lambda: f"{where}: a write brought other bytes",
                 )
-                expected[place] = octets[place]
+                expected[place] = data[place]
         for number in range(CELLS):
             start = region.cells_at + number * CELL_BYTES
             place = slice(start, start + CELL_BYTES)
-            expected[place] = octets[place]
+            expected[place] = data[place]
             self._check_cell(region, number)
-        self.demand(expected == octets, lambda: f"{where}: octets changed that nobody wrote to")
+        self.demand(expected == data, lambda: f"{where}: bytes changed that nobody wrote to")
 
     def _check_cell(self, region: Region, number: int) -> None:
         """No operation was done twice, and nothing else changed the cell."""
@@ -306,7 +307,7 @@ class Judge:
     # -- the end
 
     def check_end(
-        self, nodes: Mapping[Address, SimNode], *, counted_ports: tuple[int, ...]
+        self, nodes: Mapping[IPAddress, SimNode], *, counted_ports: tuple[int, ...]
     ) -> None:
         """Judge what is left once all is quiet.
 

@@ -1,7 +1,7 @@
 """One life of one address over RDMA: the real node, its plane and a simulated adapter.
 
 Only the control thread is missing. In its place the world asks `turn_at_ns` and calls `turn`, late
-by chance as threads are; applications call mailboxes directly and post in their own thread.
+at random as threads are; applications call mailboxes directly and post in their own thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from ipaddress import ip_network
 from random import Random
 from typing import Any, TypeVar, cast
 
-from tests.lines import Lines
 from tests.sim.rdma_judge import Judge
-from urds.dataplane.base import Address, Limits, MailboxSettings, Message, Wanted
-from urds.dataplane.carriage import CarriedPath
-from urds.dataplane.operations import Operation, OperationNotices
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
-from urds.proto.settings import EndpointSettings
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.node import NodeSettings, RdmaNode
-from urds.transport.rdma.path import RdmaPath
-from urds.transport.rdma.regions import RegionTable
-from urds.transport.rdma.settings import PeerSettings
+from tests.support.lines import Lines
+from urds.common.types import IPAddress
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.plane.contract import Limits, MailboxSettings, Message, Wanted
+from urds.rds.plane.message_transport import MessageTransport
+from urds.rds.plane.operations import Operation, OperationNotices
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
+from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.regions import RegionTable
+from urds.rds.transports.rdma.settings import PeerSettings
 from urds.verbs.providers.sim import SimNetwork
 
 US = 1_000
@@ -67,9 +68,9 @@ class SimPlane(Plane):
 
     judge: Judge
 
-    def deliver_carried(
+    def deliver_from_transport(
         self,
-        path: CarriedPath,
+        path: MessageTransport,
         source_port: int,
         target_port: int,
         payload: bytes,
@@ -77,20 +78,20 @@ class SimPlane(Plane):
     ) -> bool:
         """Take a message in once it is judged."""
         self.judge.arrive(source_port, payload, extension)
-        return super().deliver_carried(path, source_port, target_port, payload, extension)
+        return super().deliver_from_transport(path, source_port, target_port, payload, extension)
 
     def listen(self, on_want: Callable[[bool], None]) -> None:
         """Have `on_want` called where the helper is woken; true: at once, false: for what is due.
 
         The lock is held then.
         """
-        want = self.helper.want
+        want = self.progress_thread.want
 
         def wanted(*, now: bool = False) -> None:
             want(now=now)
             on_want(now)
 
-        self.helper.want = wanted  # type: ignore[method-assign]  # in place of its thread
+        self.progress_thread.want = wanted  # type: ignore[method-assign]  # in place of its thread
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Keep sets whose order shows on the wire in an order that the seed decides."""
@@ -120,7 +121,7 @@ class SimNode:
         self,
         network: SimNetwork,
         judge: Judge,
-        address: Address,
+        address: IPAddress,
         settings: SimSettings,
         *,
         random: Random,
@@ -166,16 +167,16 @@ class SimNode:
             log=Lines(),
         )
         # As the node's own, but its keys are the seed's.
-        self.regions = RegionTable(lambda: self.rdma.devices, self._soon, chance=random)
+        self.regions = RegionTable(lambda: self.rdma.devices, self._soon, rng=random)
         self.rdma.regions = self.regions
-        self.rdma.open(address, EndpointSettings(allowed=ALLOWED, peers_max=settings.peers_max))
+        self.rdma.open(address, LocalAddressSettings(allowed=ALLOWED, peers_max=settings.peers_max))
 
     def _next_sequence(self) -> int:
         """Return where a path's numbers begin: a path made later begins higher."""
         self._sequence_first += (1 << 20) + self.network.now_ns // MS
         return self._sequence_first
 
-    def _resolve(self, mailbox: Any, peer: Address) -> None:
+    def _resolve(self, mailbox: Any, peer: IPAddress) -> None:
         self.rdma.resolve(mailbox, peer)
 
     # -- the control thread
@@ -220,7 +221,7 @@ class SimNode:
                 self.rdma.handle_wanted(cast("RdmaPath", event.path))
         while self._later:
             self._later.popleft()()
-        due_ns = self.rdma.turn(now_ns)
+        due_ns = self.rdma.progress(now_ns)
         self._come_at(due_ns)
         self._has_new_dues = True
 

@@ -1,6 +1,6 @@
 """Records of the worlds of RDMA: memory, what was asked of it, and what was sent.
 
-Every octet that an operation moves has a place of its own: a write its part of a region, an atomic
+Every byte that an operation moves has a place of its own: a write its part of a region, an atomic
 its field of a cell. So memory tells afterwards which operations were done, and how often.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from urds.constants import RdmaStatus
-from urds.dataplane.operations import Operation, RdmaTransfer
-from urds.dataplane.reference.mailbox import Mailbox
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.python.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from tests.sim.rdma_node import SimNode
@@ -28,14 +28,14 @@ NO_CARRY = sum(1 << FIELD_BITS * number + FIELD_BITS - 1 for number in range(FIE
 
 
 class Memory:
-    """Octets of an application, between canaries."""
+    """Bytes of an application, between canaries."""
 
-    def __init__(self, octets: bytes) -> None:
-        self.arena = bytearray(CANARY + octets + CANARY)
+    def __init__(self, data: bytes) -> None:
+        self.arena = bytearray(CANARY + data + CANARY)
         self.view = memoryview(self.arena)[len(CANARY) : -len(CANARY)]
 
     def is_whole(self) -> bool:
-        """Tell whether nobody wrote beside the octets."""
+        """Tell whether nobody wrote beside the bytes."""
         length = len(CANARY)
         return self.arena[:length] == CANARY and self.arena[-length:] == CANARY
 
@@ -43,7 +43,7 @@ class Memory:
 class Region:
     """Memory that a socket shows its peers: a part to read, cells to count in, the rest to fill.
 
-    `address` is what the program calls the first octet.
+    `address` is what the program calls the first byte.
     """
 
     def __init__(self, node: SimNode, mailbox: Mailbox, random: Random) -> None:
@@ -61,7 +61,7 @@ class Region:
         self.fields_used = [0] * CELLS
         self.asked: list[Asked] = []
         self.is_freed = False
-        self.at_the_end: bytes | None = None  # octets when the owner took the region back
+        self.at_the_end: bytes | None = None  # bytes when the owner took the region back
         self.cookie = node.regions.register(
             mailbox,
             self.memory.view,
@@ -82,12 +82,12 @@ class Region:
         self.note_freed()
 
     def note_freed(self) -> None:
-        """Note that the region was taken back: from here on nobody may touch its octets."""
+        """Note that the region was taken back: from here on nobody may touch its bytes."""
         self.is_freed = True
         self.at_the_end = bytes(self.memory.view)
 
     def remote_address(self, at: int) -> int:
-        """Return how an operation names the octet at an offset: as the API computes it."""
+        """Return how an operation names the byte at an offset: as the API computes it."""
         return at + (self.cookie >> 32)
 
     def cell(self, number: int) -> int:
@@ -103,7 +103,7 @@ class Asked:
     operation: Operation
     local: Memory
     region: Region
-    at: int = 0  # place of the octets in the region; of an atomic, its cell
+    at: int = 0  # place of the bytes in the region; of an atomic, its cell
     expected: bytes = b""  # what is written, or what a read brings
     shift: int = 0  # of an atomic's field
     changes: bool = True  # an atomic that finds what it looks for
@@ -112,7 +112,7 @@ class Asked:
     sender: SimNode | None = None
     was_cancelled: bool = False
     told: RdmaStatus | None = None
-    left: bytes = b""  # local octets when it ended
+    left: bytes = b""  # local bytes when it ended
 
     @property
     def has_failed(self) -> bool:

@@ -18,10 +18,10 @@ from tests.sim.rdma_records import (
     Memory,
     Region,
 )
-from urds.constants import RdmaStatus
-from urds.dataplane.base import Address
-from urds.dataplane.operations import AtomicOperation, RdmaTransfer
-from urds.dataplane.reference.mailbox import Mailbox
+from urds.common.types import IPAddress
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.operations import AtomicOperation, RdmaTransfer
+from urds.rds.plane.python.mailbox import Mailbox
 
 SIZES = (0, 0, 8, 20, 20, 300, 300, 4_088, 4_096, 4_097, 9_000, 13_000)
 BIG_SIZES = (30_000, 120_000)
@@ -36,7 +36,7 @@ class Work:
         self,
         judge: Judge,
         random: Random,
-        nodes: Mapping[Address, SimNode],
+        nodes: Mapping[IPAddress, SimNode],
         ports: tuple[int, ...],
         *,
         to_itself: bool,
@@ -121,8 +121,8 @@ class Work:
                 extension=sent.extension,
                 operations=[one.operation for one in asked],
             )
-        except OSError as refusal:
-            name = str(refusal.errno)
+        except OSError as error:
+            name = str(error.errno)
             self.refused[name] = self.refused.get(name, 0) + 1
             flow.sent.pop()
             self.judge.forget(asked)
@@ -148,7 +148,7 @@ class Work:
                 self._take_back(flow.number)
         mailbox.cancel(peer, port)
 
-    def _named(self, receiver: str) -> tuple[Address, ...]:
+    def _named(self, receiver: str) -> tuple[IPAddress, ...]:
         return tuple(address for address in self.nodes if str(address) == receiver)
 
     def _take_back(self, flow_number: int) -> None:
@@ -262,10 +262,10 @@ class Work:
         length = min(room, self.random.choice([1, 100, 5_000, 20_000]))
         at = region.next_free
         region.next_free += length
-        octets = self.random.randbytes(length)
-        memory = Memory(octets)
+        data = self.random.randbytes(length)
+        memory = Memory(data)
         operation = self._transfer(region, at, memory, is_write=True)
-        return Asked(operation, memory, region, at, expected=octets)
+        return Asked(operation, memory, region, at, expected=data)
 
     def _atomic(self, region: Region) -> Asked | None:
         """Count in a field that is this operation's own."""
@@ -326,7 +326,7 @@ class Work:
         at = {"behind": len(region.initial) - (length > 1), "before": -1}.get(way, 0)
         operation = self._transfer(region, at, memory, is_write=is_write or way == "read only")
         if way == "behind" and len(operation.pieces) > 1:
-            operation.remote_address += 1  # a first piece of one octet would be done
+            operation.remote_address += 1  # a first piece of one byte would be done
         operation.remote_address %= 1 << 64
         if way == "no key":
             operation.key ^= random.choice([1, 0xFF, 1 << 20])
@@ -336,7 +336,7 @@ class Work:
         return Asked(operation, memory, region, is_wrong=True)
 
     def _wrong_atomic(self, region: Region) -> Asked:
-        """Ask for eight octets that begin between two cells."""
+        """Ask for eight bytes that begin between two cells."""
         memory = Memory(bytes(8))
         operation = AtomicOperation(
             key=region.cookie & 0xFFFF_FFFF,

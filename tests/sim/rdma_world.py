@@ -21,13 +21,13 @@ from tests.sim.rdma_judge import Judge
 from tests.sim.rdma_node import MS, SECOND, US, SimNode, SimSettings
 from tests.sim.rdma_records import Flow, Sent
 from tests.sim.rdma_work import Work
-from urds.dataplane.base import Address, Limits, MailboxSettings
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.transport.rdma.core import CoreLimits
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Limits, MailboxSettings
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.transports.rdma.core import CoreLimits
 from urds.verbs.engine.packet_codec import parse_packet
 from urds.verbs.engine.packets import Syndrome
-from urds.verbs.providers.sim import SimAdapter, SimNetwork
-from urds.verbs.providers.sim_link import LinkProfile
+from urds.verbs.providers.sim import LinkProfile, SimAdapter, SimNetwork
 
 STABLE_PORTS = (4000, 4001)  # bound as long as their node lives
 PASSING_PORT = 4002  # closed and bound again
@@ -89,11 +89,11 @@ class World:
         self._news = False
         self._lasts: list[tuple[Flow, Sent]] = []
         self._after: tuple[int, Callable[[], None]] | None = None
-        self._lived: set[Address] = set()
+        self._lived: set[IPAddress] = set()
         self._credits_everywhere = True
         self.core = self._draw_core()
         self.limits = self._draw_limits()
-        self.nodes: dict[Address, SimNode] = {}
+        self.nodes: dict[IPAddress, SimNode] = {}
         self._visitor: SimNode | None = None
         self._addresses = count(1)
         # Each peer has two types of service; a connection to ourselves has two ends.
@@ -120,11 +120,11 @@ class World:
         factor, hard_bytes = self.random.choice([(4, 16 << 20), (1, 1_000), (2, 20_000)])
         return Limits(receive_hard_factor=factor, receive_hard_bytes=hard_bytes, linger_ns=50 * MS)
 
-    def _new_address(self) -> Address:
+    def _new_address(self) -> IPAddress:
         prefix = "fd00::" if self.plan.ipv6 else "10.0.0."
         return ip_address(f"{prefix}{next(self._addresses)}")
 
-    def _start(self, address: Address) -> SimNode:
+    def _start(self, address: IPAddress) -> SimNode:
         """Begin a life of an address; its ports are bound before anybody can reach it."""
         random = self.random
         core = self.core
@@ -208,22 +208,22 @@ class World:
             network.run_until(lambda: self._news, next_ns - network.now_ns)
 
     def _on_packet(
-        self, octets: bytes, _source: SimAdapter, _target: SimAdapter
+        self, data: bytes, _source: SimAdapter, _target: SimAdapter
     ) -> list[tuple[int, bytes]] | None:
         """Count packets; let something go wrong at the one that was chosen for it."""
         self.packets += 1
         if self.packets > PACKETS_MAX:
             raise self.fail(f"it spins at {self.network.now_ns} ns")
-        if self._credits_everywhere and len(octets) == ACK_BYTES:
-            self._check_credits(octets)
+        if self._credits_everywhere and len(data) == ACK_BYTES:
+            self._check_credits(data)
         if self._after is not None and self.packets >= self._after[0]:
             action, self._after = self._after[1], None
             action()
         return None
 
-    def _check_credits(self, octets: bytes) -> None:
+    def _check_credits(self, data: bytes) -> None:
         """Who has a credit finds a receive."""
-        packet = parse_packet(octets, checksum=True)
+        packet = parse_packet(data, checksum=True)
         if Syndrome.RNR_NAK <= packet.syndrome < Syndrome.NAK_SEQUENCE:
             raise self.fail(f"a receive was missing at {self.network.now_ns} ns, with credits")
 
@@ -355,14 +355,14 @@ class World:
 
     def finish(self) -> None:
         """Send a little more on every flow and let everything arrive; then judge what came."""
-        self.settle()
+        self.finish_pass()
         self.pass_time(NOTICED_NS)
         for source, mailbox, target, port in self.work.routes():
             if mailbox.port in STABLE_PORTS or mailbox.port == port == TOS_PORT:
                 self._send_last(source, mailbox, target, port)
-        self.settle()
+        self.finish_pass()
         self.work.free_regions()
-        self.settle()
+        self.finish_pass()
         for flow, sent in self._lasts:
             if not sent.is_delivered and not (self.plan.gives_up and flow.mailbox.given_up):
                 raise self.fail(f"{flow.name()}: the last one, {sent.number}, never came")
@@ -382,7 +382,7 @@ class World:
         flow = self.judge.flow(source, mailbox, str(target.address), port)
         self._lasts.append((flow, flow.sent[-1]))
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """Let time pass until nothing is left to be sent or taken."""
         end_ns = self.network.now_ns + HEALED_NS
         while True:
@@ -398,7 +398,7 @@ class World:
     def _check_tables(self, node: SimNode) -> None:
         """Nothing is held that has no use any more."""
         paths, device = node.paths(), node.rdma.devices[0]
-        # Those up and those under way: a connection that is lost is sought for a long time.
+        # Those up and those under way: a connection that is lost is tried for for a long time.
         links = sum(
             peer.number is not None
             for host in node.rdma.hosts.values()
@@ -412,7 +412,7 @@ class World:
             "requests": (len(attempts._requests), 0),
             "regions": (len(node.regions), 0),
             "keys": (keys, links),
-            "paths": (len(node.plane.hosts[node.address].carried), len(paths)),
+            "paths": (len(node.plane.hosts[node.address].transports), len(paths)),
             "lingering": (len(node.plane.lingering), 0),
         }
         for what, (found, expected) in held.items():

@@ -5,7 +5,7 @@ shared memory, and a word waits until the peer takes it from its completion queu
 words arrive and requests complete in the order of posting. When each of that happens is the
 caller's choice.
 
-What must hold of every write is judged here, from octets and records of the wire alone: a `Ledger`
+What must hold of every write is judged here, from bytes and records of the wire alone: a `Ledger`
 keeps what one side has published for the other. So a core that both publishes and believes the
 wrong thing is still found out.
 """
@@ -14,13 +14,13 @@ import errno
 from collections import deque
 from dataclasses import dataclass, field
 
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import (
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import (
     CONTROL_SLOTS,
     Memory,
     Post,
     PostKind,
-    Stream,
+    StreamCore,
     StreamSettings,
     StreamState,
 )
@@ -31,7 +31,7 @@ from urds.rsocket.wire.messages import (
     Control,
     IomapEntry,
     Op,
-    parse_word,
+    parse_imm_data,
 )
 
 GAP_BYTES = 4096  # between regions, so that no two of them continue each other
@@ -69,15 +69,15 @@ class Arena:
         if self.live.pop(memory.rkey, None) is not memory:
             raise AssertionError(f"{self._label}: key {memory.rkey:#x} is released twice")
 
-    def land(self, address: int, rkey: int, octets: bytes) -> bool:
+    def land(self, address: int, rkey: int, data: bytes) -> bool:
         """Write as the peer does; False if the key, or the range under it, is not there."""
         memory = self.live.get(rkey)
         if memory is None:
             return False
         start = address - memory.address
-        if not 0 <= start <= start + len(octets) <= memory.view.nbytes:
+        if not 0 <= start <= start + len(data) <= memory.view.nbytes:
             return False
-        memory.view[start : start + len(octets)] = octets
+        memory.view[start : start + len(data)] = data
         return True
 
 
@@ -88,39 +88,39 @@ class Ledger:
         self.table = sender.target_sgl
         is_big = bool(sender.flags & ConnectFlag.BIG_ENDIAN)
         self.byte_order: ByteOrder = "big" if is_big else "little"
-        # An original wants the octets of a message in one entry.
-        self.is_whole = not sender.flags & receiver.flags & ConnectFlag.OWN
-        sender_is_own = bool(sender.flags & ConnectFlag.OWN)
+        # An original wants the bytes of a message in one entry.
+        self.is_whole = not sender.flags & receiver.flags & ConnectFlag.URDS
+        sender_is_own = bool(sender.flags & ConnectFlag.URDS)
         # ADR 9: towards an original updates of the iomap cost nothing, for it gives nothing back.
-        self.is_update_returned = bool(receiver.flags & ConnectFlag.OWN)
+        self.is_update_returned = bool(receiver.flags & ConnectFlag.URDS)
         self.is_update_paid = self.is_update_returned or not sender_is_own
         self.pieces = deque([receiver.data_buffer])
         self.index = 1
         self.limit = receiver.credits  # unwrapped, as the counts are
         self.sent = 0
 
-    def publish(self, at: int, rkey: int, octets: bytes) -> str:
+    def publish(self, at: int, rkey: int, data: bytes) -> str:
         """Take note of an entry; return what is wrong with it."""
         slot = self.table.address + self.index * SGE_BYTES
-        if (at, rkey, len(octets)) != (slot, self.table.key, SGE_BYTES):
-            return f"an entry of {len(octets)} octets at {at:#x}, due was slot {self.index}"
+        if (at, rkey, len(data)) != (slot, self.table.key, SGE_BYTES):
+            return f"an entry of {len(data)} bytes at {at:#x}, due was slot {self.index}"
         if len(self.pieces) >= self.table.length:
             return f"entry {len(self.pieces) + 1} in a table of {self.table.length}"
-        piece = Sge.parse(octets, self.byte_order)
+        piece = Sge.parse(data, self.byte_order)
         if not piece.length:
-            return "an entry without octets"
+            return "an entry without bytes"
         self.pieces.append(piece)
         self.index = (self.index + 1) % self.table.length
         return ""
 
-    def fill(self, at: int, rkey: int, octet_count: int) -> str:
+    def fill(self, at: int, rkey: int, byte_count: int) -> str:
         """Use published space from its front; return what is wrong with that."""
-        left, whole = octet_count, self.pieces[0] if self.pieces else Sge(0, 0, 0)
-        if self.is_whole and octet_count > whole.length:
-            return f"a write of {octet_count} octets over an entry of {whole.length}"
+        left, whole = byte_count, self.pieces[0] if self.pieces else Sge(0, 0, 0)
+        if self.is_whole and byte_count > whole.length:
+            return f"a write of {byte_count} bytes over an entry of {whole.length}"
         while left:
             if not self.pieces:
-                return f"a write of {octet_count} octets, {left} more than are published"
+                return f"a write of {byte_count} bytes, {left} more than are published"
             piece = self.pieces.popleft()
             if (piece.address, piece.key) != (at, rkey):
                 return f"a write to {at:#x}, published was {piece.address:#x}"
@@ -144,15 +144,15 @@ class Ledger:
 
 @dataclass
 class Flight:
-    """A write on its way. Borrowed octets were taken when it was posted."""
+    """A write on its way. Borrowed bytes were taken when it was posted."""
 
     post: Post
-    octets: bytes | memoryview
-    landed: int = 0  # octets of it that are in the peer's memory
+    data: bytes | memoryview
+    landed: int = 0  # bytes of it that are in the peer's memory
 
     @property
     def is_landed(self) -> bool:
-        return self.landed == len(self.octets)
+        return self.landed == len(self.data)
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Side:
     """One core with its memory and its half of the queue pair."""
 
     name: str
-    core: Stream
+    core: StreamCore
     arena: Arena
     settings: StreamSettings
     line: deque[Flight] = field(default_factory=deque)  # not delivered
@@ -169,7 +169,7 @@ class Side:
     kinds: deque[PostKind] = field(default_factory=deque)  # of all that are not completed
     ledger: Ledger = field(init=False)  # of the direction in which this side sends
     mapped: list[IomapEntry] = field(default_factory=list)  # that ever were in this side's iomap
-    ends: deque[int] = field(default_factory=deque)  # of messages taken and not read, in octets
+    ends: deque[int] = field(default_factory=deque)  # of messages taken and not read, in bytes
     taken_bytes: int = 0
     read_messages: int = 0
     is_over: bool = False
@@ -184,11 +184,11 @@ class Pair:
         self.now_ns = 0
         arenas = [Arena(label, 0x10 << 40), Arena(label, 0x20 << 40)]
         self.sides = [
-            Side(name, Stream(each, arena), arena, each)
+            Side(name, StreamCore(each, arena), arena, each)
             for name, each, arena in zip("AB", settings, arenas, strict=True)
         ]
-        offers = [side.core.offer() for side in self.sides]
-        records = [ConnectData.parse(offer) for offer in offers]
+        offers = [side.core.connect_data() for side in self.sides]
+        records = [ConnectData.parse(own_data) for own_data in offers]
         for index in (1, 0):  # who is asked learns first
             side = self.sides[index]
             side.ledger = Ledger(records[index], records[1 - index])
@@ -196,7 +196,7 @@ class Pair:
             side.core.adopt(offers[1 - index] + bytes(156))
         self.is_cut, self.error = False, 0
         for side in self.sides:
-            self.carry(side)
+            self.post_pending(side)
 
     def peer(self, side: Side) -> Side:
         return self.sides[side is self.sides[0]]
@@ -210,7 +210,7 @@ class Pair:
 
     # -- what a shell does
 
-    def carry(self, side: Side) -> None:
+    def post_pending(self, side: Side) -> None:
         """Post all that a core has to say."""
         for _ in range(POSTS_MAX):
             post = side.core.poll_transmit()
@@ -226,12 +226,12 @@ class Pair:
         data = len(side.kinds) - control
         if control > CONTROL_SLOTS or data > side.settings.send_queue - CONTROL_SLOTS:
             raise self.fail(f"{side.name} has {data} requests under way and {control} of control")
-        if side.is_silent and post.word is not None:
-            raise self.fail(f"{side.name} sent {post.word:#x} after its last word")
-        if post.word is not None:
-            self._judge_word(side, *parse_word(post.word))
-        octets = bytes(post.octets) if post.is_borrowed else post.octets
-        side.line.append(Flight(post, octets))
+        if side.is_silent and post.imm_data is not None:
+            raise self.fail(f"{side.name} sent {post.imm_data:#x} after its last word")
+        if post.imm_data is not None:
+            self._judge_word(side, *parse_imm_data(post.imm_data))
+        raw = bytes(post.data) if post.is_zero_copy else post.data
+        side.line.append(Flight(post, raw))
 
     def _judge_word(self, side: Side, op: Op, argument: int) -> None:
         if op is Op.DATA or (op is Op.IOMAP and side.ledger.is_update_paid):
@@ -251,15 +251,15 @@ class Pair:
         side.acknowledged -= 1
         side.kinds.popleft()
         side.core.handle_sent()
-        self.carry(side)
+        self.post_pending(side)
         return True
 
     def take_word(self, side: Side) -> bool:
         """Take the oldest word that has arrived."""
         if not side.words or side.is_over:
             return False
-        word = side.words.popleft()
-        op, argument = parse_word(word)
+        imm_data = side.words.popleft()
+        op, argument = parse_imm_data(imm_data)
         if side.core.state not in (StreamState.OPEN, StreamState.CLOSING):
             pass  # what crosses an own end is nobody's any more
         elif op is Op.DATA:
@@ -268,26 +268,26 @@ class Pair:
         elif op is Op.IOMAP and self.peer(side).ledger.is_update_returned:
             side.read_messages += 1
         try:
-            side.core.receive_data(word)
+            side.core.receive_data(imm_data)
         except RemoteProtocolError as error:
-            raise self.fail(f"{side.name} refused {word:#010x}: {error}") from error
+            raise self.fail(f"{side.name} refused {imm_data:#010x}: {error}") from error
         return True
 
     def note_read(self, side: Side, read_bytes: int) -> None:
-        """Count the messages that an application has read once it has so many octets."""
+        """Count the messages that an application has read once it has so many bytes."""
         while side.ends and side.ends[0] <= read_bytes:
             side.ends.popleft()
             side.read_messages += 1
 
     # -- what the wire does
 
-    def land(self, side: Side, octet_count: int) -> bool:
-        """Let octets of the write in front land before the word that goes with them."""
+    def land(self, side: Side, byte_count: int) -> bool:
+        """Let bytes of the write in front land before the word that goes with them."""
         if self.is_cut or not side.line or side.line[0].is_landed:
             return False
         flight = side.line[0]
         # An entry is one write of the bus; data may be seen half.
-        part = octet_count if flight.post.kind is PostKind.DATA else len(flight.octets)
+        part = byte_count if flight.post.kind is PostKind.DATA else len(flight.data)
         self._land(side, flight, part)
         return True
 
@@ -296,66 +296,66 @@ class Pair:
         if self.is_cut or not side.line:
             return False
         flight = side.line[0]
-        self._land(side, flight, len(flight.octets))
+        self._land(side, flight, len(flight.data))
         side.line.popleft()
         side.acknowledged += 1
-        if flight.post.word is not None:
-            op, argument = parse_word(flight.post.word)
+        if flight.post.imm_data is not None:
+            op, argument = parse_imm_data(flight.post.imm_data)
             if op is Op.CREDIT:
                 self.expect_none(side, self.peer(side).ledger.grant(argument & CREDIT_LIMIT_MASK))
-            self._arrive(side, self.peer(side), flight.post.word)
+            self._arrive(side, self.peer(side), flight.post.imm_data)
         return True
 
-    def _arrive(self, side: Side, peer: Side, word: int) -> None:
+    def _arrive(self, side: Side, peer: Side, imm_data: int) -> None:
         """Let a word wait for the peer. Each takes a receive; without one the sender would stall.
 
         Beside the messages with credits these may be there: an entry for each slot of the table,
         two updates for the halves of the credits, SHUTDOWN and DISCONNECT.
         """
-        peer.words.append(word)
+        peer.words.append(imm_data)
         receives = peer.settings.receive_queue + peer.ledger.table.length + 4
         if side.ledger.is_update_paid and len(peer.words) > receives:
             raise self.fail(f"{len(peer.words)} words wait for {peer.name}, of {receives} receives")
 
-    def _land(self, side: Side, flight: Flight, octet_count: int) -> None:
-        octets = bytes(flight.octets[flight.landed : flight.landed + octet_count])
-        if not octets:
+    def _land(self, side: Side, flight: Flight, byte_count: int) -> None:
+        data = bytes(flight.data[flight.landed : flight.landed + byte_count])
+        if not data:
             return
         at, rkey = flight.post.address + flight.landed, flight.post.rkey
-        if not self.peer(side).arena.land(at, rkey, octets):
-            raise self.fail(f"{side.name} wrote {len(octets)} octets to {at:#x}, where none are")
-        flight.landed += len(octets)
-        self.expect_none(side, self._judge_write(side, flight.post.kind, at, rkey, octets))
+        if not self.peer(side).arena.land(at, rkey, data):
+            raise self.fail(f"{side.name} wrote {len(data)} bytes to {at:#x}, where none are")
+        flight.landed += len(data)
+        self.expect_none(side, self._judge_write(side, flight.post.kind, at, rkey, data))
 
-    def _judge_write(self, side: Side, kind: PostKind, at: int, rkey: int, octets: bytes) -> str:
+    def _judge_write(self, side: Side, kind: PostKind, at: int, rkey: int, data: bytes) -> str:
         peer = self.peer(side)
         if kind is PostKind.DATA:
-            return side.ledger.fill(at, rkey, len(octets))
+            return side.ledger.fill(at, rkey, len(data))
         if kind is PostKind.CREDIT:
-            return peer.ledger.publish(at, rkey, octets)
+            return peer.ledger.publish(at, rkey, data)
         if kind is PostKind.IOMAP:
-            return self._judge_mapping(peer, at, rkey, octets)
+            return self._judge_mapping(peer, at, rkey, data)
         if kind is PostKind.DIRECT:
-            return self._judge_direct(side, at, rkey, len(octets))
-        return f"{len(octets)} octets with {kind.name}"
+            return self._judge_direct(side, at, rkey, len(data))
+        return f"{len(data)} bytes with {kind.name}"
 
-    def _judge_mapping(self, peer: Side, at: int, rkey: int, octets: bytes) -> str:
+    def _judge_mapping(self, peer: Side, at: int, rkey: int, data: bytes) -> str:
         table = peer.ledger.table
         slot, rest = divmod(at - table.address - table.length * SGE_BYTES, IOMAP_ENTRY_BYTES)
         slots = peer.settings.iomap_slots
         if rest or rkey != table.key or not 0 <= slot < slots:
             return f"a mapping at {at:#x}, where no slot is"
-        entry = IomapEntry.parse(octets, peer.ledger.byte_order)
+        entry = IomapEntry.parse(data, peer.ledger.byte_order)
         if entry.length:  # else a mapping ended; writes may be under way to it
             peer.mapped.append(entry)
         return ""
 
-    def _judge_direct(self, side: Side, at: int, rkey: int, octet_count: int) -> str:
+    def _judge_direct(self, side: Side, at: int, rkey: int, byte_count: int) -> str:
         for entry in side.mapped:
             start = at - entry.address
-            if entry.key == rkey and 0 <= start <= start + octet_count <= entry.length:
+            if entry.key == rkey and 0 <= start <= start + byte_count <= entry.length:
                 return ""
-        return f"{octet_count} octets to {at:#x}, where no buffer is mapped"
+        return f"{byte_count} bytes to {at:#x}, where no buffer is mapped"
 
     # -- the end
 
@@ -372,10 +372,10 @@ class Pair:
         side.line.clear()
         side.kinds.clear()
         if self.error == errno.EIO:
-            side.core.handle_failed("a write failed")
+            side.core.handle_disconnected("a write failed", errno.EIO)
         else:
             side.core.handle_disconnected("the connection is over", self.error)
         if side.core.error != (self.error if was_open else 0):
             raise self.fail(f"{side.name} has error {side.core.error} after {self.error}")
-        self.carry(side)
+        self.post_pending(side)
         return True

@@ -1,12 +1,12 @@
 """Random applications on both ends of a stream, and what must hold whatever they do.
 
 Each side sends, receives, peeks, waits for whole buffers, maps buffers and writes into the peer's;
-writes, words and completions are late by chance. A side may shut down or leave, and one run in four
+writes, words and completions are late by rng. A side may shut down or leave, and one run in four
 is cut at some moment. What is checked, beside what `rsocket_pair` checks of every write:
 
 - what arrives is a prefix of what was accepted from the sender, at each moment;
 - a stream that ends in order, or runs on, brings all of it, as soon as the readers read;
-- lent octets are the caller's again when the call and its posts are over;
+- lent bytes are the caller's again when the call and its posts are over;
 - direct writes land in their order;
 - at the end all memory is given back.
 """
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.sim.rsocket_pair import Pair, Side
-from urds.rsocket.stream import (
-    BORROW_BYTES_MIN,
+from urds.rsocket.core.stream import (
     DIRECT_BYTES_MIN,
+    ZERO_COPY_BYTES_MIN,
     Memory,
     Shut,
     StreamSettings,
@@ -42,24 +42,24 @@ SENDS = (  # sizes, and how much an application with such sizes sends at most
 READS = ((1, 10, 64), (1000, 4096, 8192), (10, 1000, 20_000, 100_000))
 
 
-def settings_of(chance: random.Random, *, is_own: bool) -> StreamSettings:
+def settings_of(rng: random.Random, *, is_urds: bool) -> StreamSettings:
     """Choose small queues and windows, so that every limit is met."""
-    byte_order: ByteOrder = chance.choice(["little", "big"])
+    byte_order: ByteOrder = rng.choice(["little", "big"])
     return StreamSettings(
-        send_queue=chance.choice([16, 17, 40]),
-        receive_queue=chance.choice([16, 21, 64]),
-        receive_bytes=chance.choice([512, 1024, 4096, 7 * 512, 1 << 16]),
-        is_receive_fixed=chance.random() < 0.3,
-        window_first_bytes=chance.choice([512, 2048, 8192]),
-        window_max_bytes=chance.choice([2048, 8192, 1 << 16]),
-        send_bytes=chance.choice([2048, 4096, 1 << 16]),
-        chunk_max_bytes=chance.choice([700, 4096, 1 << 18]),
-        iomap_slots=chance.choice([0, 1, 3]),
-        table_entries=chance.choice([2, 3, 8, 16]) if is_own else 2,
+        send_queue=rng.choice([16, 17, 40]),
+        receive_queue=rng.choice([16, 21, 64]),
+        receive_bytes=rng.choice([512, 1024, 4096, 7 * 512, 1 << 16]),
+        is_receive_fixed=rng.random() < 0.3,
+        ring_first_bytes=rng.choice([512, 2048, 8192]),
+        ring_max_bytes=rng.choice([2048, 8192, 1 << 16]),
+        send_bytes=rng.choice([2048, 4096, 1 << 16]),
+        chunk_max_bytes=rng.choice([700, 4096, 1 << 18]),
+        iomap_slots=rng.choice([0, 1, 3]),
+        table_entries=rng.choice([2, 3, 8, 16]) if is_urds else 2,
         byte_order=byte_order,
-        is_own=is_own,
-        no_delay=chance.random() < 0.5,
-        keepalive_ns=chance.choice([None, 50]),
+        is_urds=is_urds,
+        no_delay=rng.random() < 0.5,
+        keepalive_ns=rng.choice([None, 50]),
     )
 
 
@@ -99,18 +99,18 @@ class Actor:
     mappings: list[Mapping] = field(default_factory=list)
     left: list[Memory] = field(default_factory=list)  # buffers that the peer may still fill
     last_call: Shut | None = None  # what it will do when all is sent, or at `leaves_at`
-    leaves_at: int = 1 << 62  # accepted octets after which it leaves, whatever is under way
-    deaf_at: int = 1 << 62  # read octets after which it shuts down reading
+    leaves_at: int = 1 << 62  # accepted bytes after which it leaves, whatever is under way
+    deaf_at: int = 1 << 62  # read bytes after which it shuts down reading
     was_refused: bool = False  # a large lent send, which is_writable then speaks of
 
     @property
     def is_deaf(self) -> bool:
-        """Return whether it wants no more octets."""
+        """Return whether it wants no more bytes."""
         return self.last_call is Shut.RDWR or self.got >= self.deaf_at
 
     @property
     def read_bytes(self) -> int:
-        """Return how many octets are read: those too that arrived in place, in their turn."""
+        """Return how many bytes are read: those too that arrived in place, in their turn."""
         wait = self.wait
         if wait is None or wait.copied < wait.direct_from:
             return self.got
@@ -120,34 +120,34 @@ class Actor:
 class World:
     """Two actors and their pair."""
 
-    def __init__(self, seed: int, *, are_own: tuple[bool, bool] = (True, True)) -> None:
-        self.chance = chance = random.Random(f"{seed}{are_own}")
-        settings = [settings_of(chance, is_own=is_own) for is_own in are_own]
+    def __init__(self, seed: int, *, are_urds: tuple[bool, bool] = (True, True)) -> None:
+        self.rng = rng = random.Random(f"{seed}{are_urds}")
+        settings = [settings_of(rng, is_urds=is_urds) for is_urds in are_urds]
         self.pair = Pair(f"seed {seed}", (settings[0], settings[1]))
-        self.cut_at = chance.randrange(2 * STEPS) if chance.random() < 0.25 else -1
+        self.cut_at = rng.randrange(2 * STEPS) if rng.random() < 0.25 else -1
         self.actors = [self._actor(side) for side in self.pair.sides]
         # Who starves: of each kind of step, how often it is taken.
-        self.weights = [chance.choice([1, 1, 4, 0.03]) for _ in self._steps()]
+        self.weights = [rng.choice([1, 1, 4, 0.03]) for _ in self._steps()]
 
     def _actor(self, side: Side) -> Actor:
-        chance = self.chance
-        send_sizes, total_max = chance.choice([*SENDS, SENDS[-1]])
+        rng = self.rng
+        send_sizes, total_max = rng.choice([*SENDS, SENDS[-1]])
         actor = Actor(
             side,
-            memoryview(SOURCE)[chance.randrange(1 << 20) :],
-            min(chance.choice(TOTALS), total_max),
+            memoryview(SOURCE)[rng.randrange(1 << 20) :],
+            min(rng.choice(TOTALS), total_max),
             send_sizes,
-            chance.choice(READS),
-            chance.choice([0, 0.1, 1]),
+            rng.choice(READS),
+            rng.choice([0, 0.1, 1]),
         )
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             side.arena.close()
-        actor.last_call = chance.choice([None, Shut.WR, Shut.WR, Shut.RDWR])
-        if actor.last_call is Shut.RDWR and chance.random() < 0.5:
-            actor.leaves_at = chance.randrange(actor.total + 1)
+        actor.last_call = rng.choice([None, Shut.WR, Shut.WR, Shut.RDWR])
+        if actor.last_call is Shut.RDWR and rng.random() < 0.5:
+            actor.leaves_at = rng.randrange(actor.total + 1)
         # Not both: two that send and do not read would wait for each other for ever.
-        if side.name == "A" and actor.last_call is Shut.WR and chance.random() < 0.2:
-            actor.deaf_at = chance.randrange(20_000)
+        if side.name == "A" and actor.last_call is Shut.WR and rng.random() < 0.2:
+            actor.deaf_at = rng.randrange(20_000)
         return actor
 
     def _steps(self) -> list[Callable[[], object]]:
@@ -156,7 +156,7 @@ class World:
             for actor in self.actors
             for step in (
                 lambda actor: self.pair.deliver(actor.side),
-                lambda actor: self.pair.land(actor.side, self.chance.choice([1, 16, 700])),
+                lambda actor: self.pair.land(actor.side, self.rng.choice([1, 16, 700])),
                 lambda actor: self.pair.complete(actor.side),
                 self.take_word,
                 self.send,
@@ -178,9 +178,9 @@ class World:
     def run(self) -> None:
         """Do things at random, then everything that there is to do, and look at what is left."""
         steps = self._steps()
-        for number, step in enumerate(self.chance.choices(steps, self.weights, k=STEPS)):
+        for number, step in enumerate(self.rng.choices(steps, self.weights, k=STEPS)):
             if number == self.cut_at:
-                self.pair.cut(self.chance.choice([errno.ECONNRESET, errno.EIO]))
+                self.pair.cut(self.rng.choice([errno.ECONNRESET, errno.EIO]))
             step()
             self._hang_up()
         for _ in range(SWEEPS_MAX):
@@ -227,10 +227,10 @@ class World:
 
     def _hang_up(self) -> None:
         """End the connection for a side that asks for it; tell of its end, some time later."""
-        if self.chance.random() < 0.7:
+        if self.rng.random() < 0.7:
             return
         if self.pair.is_cut:
-            self.pair.end(self.chance.choice(self.actors).side)
+            self.pair.end(self.rng.choice(self.actors).side)
         elif any(actor.side.core.wants_disconnect for actor in self.actors):
             self.pair.cut(0)
 
@@ -240,7 +240,7 @@ class World:
             is_lost = self.pair.error or peer.is_deaf
             if actor.accepted != peer.got and not is_lost:
                 raise self.fail(
-                    f"{actor.side.name} had {actor.accepted} octets accepted, "
+                    f"{actor.side.name} had {actor.accepted} bytes accepted, "
                     f"{peer.side.name} got {peer.got}"
                 )
             has_end = actor.side.core.is_ended or actor.is_deaf
@@ -276,18 +276,18 @@ class World:
         left = actor.total - actor.accepted
         if not left or not core.can_write:
             return
-        octet_count = min(left, self.chance.choice(actor.send_sizes))
-        may_borrow = self.chance.random() < 0.7
-        buffer = bytearray(actor.source[actor.accepted : actor.accepted + octet_count])
-        is_lent = may_borrow and octet_count >= BORROW_BYTES_MIN
-        is_promised = core.is_writable and is_lent == actor.was_refused
-        taken = core.send(memoryview(buffer), may_borrow=may_borrow)
-        if not is_promised <= taken <= octet_count:
-            raise self.fail(f"{actor.side.name} took {taken} of {octet_count} octets")
-        actor.was_refused = is_lent and not taken
+        byte_count = min(left, self.rng.choice(actor.send_sizes))
+        may_zero_copy = self.rng.random() < 0.7
+        buffer = bytearray(actor.source[actor.accepted : actor.accepted + byte_count])
+        is_zero_copy = may_zero_copy and byte_count >= ZERO_COPY_BYTES_MIN
+        is_promised = core.is_writable and is_zero_copy == actor.was_refused
+        taken = core.send(memoryview(buffer), may_zero_copy=may_zero_copy)
+        if not is_promised <= taken <= byte_count:
+            raise self.fail(f"{actor.side.name} took {taken} of {byte_count} bytes")
+        actor.was_refused = is_zero_copy and not taken
         actor.accepted += taken
-        self.pair.carry(actor.side)
-        buffer[:] = b"\xee" * octet_count  # it is ours again
+        self.pair.post_pending(actor.side)
+        buffer[:] = b"\xee" * byte_count  # it is ours again
 
     def leave(self, actor: Actor) -> None:
         """Shut down once all is sent, or in the middle."""
@@ -295,25 +295,25 @@ class World:
             return
         if actor.side.core.state is StreamState.OPEN and actor.side.core.can_write:
             actor.side.core.shut_down(actor.last_call)
-            self.pair.carry(actor.side)
+            self.pair.post_pending(actor.side)
 
     def receive(self, actor: Actor) -> None:
-        if self.chance.random() >= actor.read_chance:
+        if self.rng.random() >= actor.read_chance:
             return
         if actor.wait is not None:
             self._go_on_waiting(actor)
             return
         if actor.got >= actor.deaf_at:
             actor.side.core.shut_down(Shut.RD)
-            self.pair.carry(actor.side)
+            self.pair.post_pending(actor.side)
             return
-        wanted, choice = self.chance.choice(actor.read_sizes), self.chance.random()
+        wanted, choice = self.rng.choice(actor.read_sizes), self.rng.random()
         if choice < 0.2 and wanted >= DIRECT_BYTES_MIN and actor.side.core.can_read:
             self._begin_to_wait(actor, wanted)
             return
         buffer = bytearray(wanted)
         taken = actor.side.core.receive_into(memoryview(buffer), peek=choice > 0.8)
-        self._check_octets(actor, buffer[:taken])
+        self._check_bytes(actor, buffer[:taken])
         if choice <= 0.8:
             self._note_read(actor, taken)
 
@@ -324,28 +324,28 @@ class World:
             actor.side.arena.release(memory)
             return
         actor.wait = Wait(memory, byte_count, direct_from)
-        self.pair.carry(actor.side)
+        self.pair.post_pending(actor.side)
 
     def _go_on_waiting(self, actor: Actor) -> None:
         """Read what comes before the direct part; end when all is there, or in the middle."""
         wait, core = actor.wait, actor.side.core
         assert wait is not None
         # More is asked for than may be given: what is in place is not for this call.
-        buffer = bytearray(self.chance.choice(actor.read_sizes))
+        buffer = bytearray(self.rng.choice(actor.read_sizes))
         taken = core.receive_into(memoryview(buffer))
-        self._check_octets(actor, buffer[:taken])
+        self._check_bytes(actor, buffer[:taken])
         wait.copied += taken
         if wait.copied > wait.direct_from:
-            raise self.fail(f"{actor.side.name} reads beyond {wait.direct_from} octets of a wait")
+            raise self.fail(f"{actor.side.name} reads beyond {wait.direct_from} bytes of a wait")
         self._note_read(actor, taken)
         is_ahead_read = wait.copied == wait.direct_from
         is_full = is_ahead_read and not core.expected_left
-        if is_full or self._is_hopeless(actor) or self.chance.random() < 0.05:
+        if is_full or self._is_hopeless(actor) or self.rng.random() < 0.05:
             in_place = core.end_expect()
             if in_place and not is_ahead_read:
-                raise self.fail(f"{actor.side.name} has octets in place before others are read")
+                raise self.fail(f"{actor.side.name} has bytes in place before others are read")
             actor.wait = None
-            self._check_octets(
+            self._check_bytes(
                 actor, wait.memory.view[wait.direct_from : wait.direct_from + in_place]
             )
             self._note_read(actor, in_place)
@@ -364,16 +364,16 @@ class World:
             actor.side.arena.release(memory)
             actor.left.remove(memory)
 
-    def _check_octets(self, actor: Actor, octets: bytes | memoryview) -> None:
+    def _check_bytes(self, actor: Actor, data: bytes | memoryview) -> None:
         peer = self.peer(actor)
-        end = actor.got + len(octets)
-        if end > peer.accepted or octets != peer.source[actor.got : end]:
+        end = actor.got + len(data)
+        if end > peer.accepted or data != peer.source[actor.got : end]:
             raise self.fail(f"{actor.side.name} reads what was not sent, at {actor.got} to {end}")
 
-    def _note_read(self, actor: Actor, octet_count: int) -> None:
-        actor.got += octet_count
+    def _note_read(self, actor: Actor, byte_count: int) -> None:
+        actor.got += byte_count
         self.pair.note_read(actor.side, actor.read_bytes)
-        self.pair.carry(actor.side)
+        self.pair.post_pending(actor.side)
 
     def take_word(self, actor: Actor) -> bool:
         if not self.pair.take_word(actor.side):
@@ -382,10 +382,10 @@ class World:
         return True
 
     def pass_time(self, actor: Actor) -> None:
-        self.pair.now_ns += self.chance.randrange(100)
+        self.pair.now_ns += self.rng.randrange(100)
         if actor.side.core.poll_timeout() is not None:
             actor.side.core.handle_timeout(self.pair.now_ns)
-            self.pair.carry(actor.side)
+            self.pair.post_pending(actor.side)
 
     # -- buffers mapped for the peer
 
@@ -393,21 +393,21 @@ class World:
         """Map a buffer of this side, or end that, or write into one of the peer's."""
         if actor.side.core.state is not StreamState.OPEN:
             return
-        choice = self.chance.random()
+        choice = self.rng.random()
         if choice < 0.3 and len(actor.mappings) < MAPS_MAX:
             self._map(actor)
         elif choice < 0.4:
             for mapping in [each for each in actor.mappings if each.is_mapped][:1]:
                 actor.side.core.unmap(mapping.memory)
                 mapping.is_mapped = False
-                self.pair.carry(actor.side)
+                self.pair.post_pending(actor.side)
         elif self.peer(actor).mappings and actor.side.core.can_write:
             self._write_mapped(actor)
 
     def _map(self, actor: Actor) -> None:
-        byte_count = self.chance.choice(MAPPED_BYTES)
+        byte_count = self.rng.choice(MAPPED_BYTES)
         memory = actor.side.arena.register(byte_count)
-        offset = self.chance.choice([None, MAPPED_BYTES[-1] * len(actor.mappings)])
+        offset = self.rng.choice([None, MAPPED_BYTES[-1] * len(actor.mappings)])
         try:
             named = actor.side.core.map_buffer(memory, offset)
         except OSError as error:
@@ -416,16 +416,16 @@ class World:
             actor.side.arena.release(memory)
             return
         actor.mappings.append(Mapping(memory, named, bytearray(byte_count)))
-        self.pair.carry(actor.side)
+        self.pair.post_pending(actor.side)
 
     def _write_mapped(self, actor: Actor) -> None:
-        mapping = self.chance.choice(self.peer(actor).mappings)
-        start = self.chance.randrange(len(mapping.shadow))
-        octets = self.chance.randbytes(self.chance.randrange(1, len(mapping.shadow) + 1 - start))
-        buffer = bytearray(octets)
+        mapping = self.rng.choice(self.peer(actor).mappings)
+        start = self.rng.randrange(len(mapping.shadow))
+        data = self.rng.randbytes(self.rng.randrange(1, len(mapping.shadow) + 1 - start))
+        buffer = bytearray(data)
         taken = actor.side.core.write_mapped(
-            memoryview(buffer), mapping.offset + start, may_borrow=self.chance.random() < 0.5
+            memoryview(buffer), mapping.offset + start, may_zero_copy=self.rng.random() < 0.5
         )
-        mapping.shadow[start : start + taken] = octets[:taken]
-        self.pair.carry(actor.side)
+        mapping.shadow[start : start + taken] = data[:taken]
+        self.pair.post_pending(actor.side)
         buffer[:] = b"\xee" * len(buffer)

@@ -88,7 +88,7 @@ class Simulation:
             self.restart(node.local)
 
     def break_somewhere(self) -> None:
-        """Break a stream now, or at one of the octets to come; perhaps one end hears nothing."""
+        """Break a stream now, or at one of the bytes to come; perhaps one end hears nothing."""
         sockets = [socket for socket in self.world.sockets if not socket.broken]
         self.world.sockets = sockets
         if not sockets:
@@ -105,9 +105,9 @@ class Simulation:
     def is_old_enough(self, node: OwnNode | KernelNode) -> bool:
         """Tell whether a kernel's next life can be told apart from this one.
 
-        A resend of a new life is known by a number below all that the last stream carried; a life
-        whose one stream began with its first messages leaves none. Source: linux-peer-notes.md
-        section 3 rule 8 (what is left over).
+        A resend of a restart is known by a number below all that the last stream carried; a life
+        whose one stream began with its first messages leaves none.
+        Source: docs/reference/linux-peer-notes.md 3, rule 8 (what is left over).
         """
         if isinstance(node, OwnNode):
             return True
@@ -146,7 +146,7 @@ class Simulation:
     def finish(self) -> None:
         """Send a little more and let everything arrive, twice; then judge what came.
 
-        A kernel that has something to send knocks with its next message only.
+        A kernel that has something to send requests a call-back with its next message only.
         """
         for _ in range(2):
             for node in self.nodes.values():

@@ -15,16 +15,16 @@ import pytest
 from tests.sim.broken import Patch, instead, nothing
 from tests.sim.simulation import HIGH, LOW, Simulation
 from tests.sim.world import Socket
-from urds.dataplane.base import Release
-from urds.dataplane.reference import outgoing
-from urds.dataplane.reference.incoming import Incoming
-from urds.dataplane.reference.outgoing import Outgoing
-from urds.dataplane.reference.path import PathCore
-from urds.proto.connection import Connection
-from urds.proto.events import Hold
-from urds.proto.seeking import Seeker
-from urds.proto.state import PathLife
-from urds.proto.streams import Streams
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import Hold
+from urds.rds.control.reconnect import Reconnector
+from urds.rds.control.state import PathRecord
+from urds.rds.control.streams import Streams
+from urds.rds.plane.contract import Release
+from urds.rds.plane.python import outgoing
+from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python.path import PathCore
 
 pytestmark = pytest.mark.sim
 
@@ -65,7 +65,7 @@ def _free_at_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Outgoing,
         "handle_stream_acknowledged",
-        lambda self, octets: original(self, self.position),
+        lambda self, data: original(self, self.position),
     )
 
 
@@ -113,12 +113,12 @@ def _greet_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PathCore, "control", control)
 
 
-def _any_stream_will_do(self: Connection, index: int, attachment: int) -> PathLife | None:
+def _any_stream_will_do(self: Connection, index: int, attachment: int) -> PathRecord | None:
     path = self._path(index)
     return path if path is not None and path.stream is not None else None
 
 
-def _never_hold(self: Streams, path: PathLife) -> Hold:
+def _never_hold(self: Streams, path: PathRecord) -> Hold:
     return Hold.NOTHING
 
 
@@ -128,19 +128,19 @@ def _send_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PathCore, "handle_stream_acknowledged", _free_whatever_tcp_has)
 
 
-def _free_whatever_tcp_has(self: PathCore, octets: int) -> None:
+def _free_whatever_tcp_has(self: PathCore, byte_count: int) -> None:
     if self.outgoing.release is Release.STREAM_ACKNOWLEDGED:
-        self.outgoing.handle_stream_acknowledged(octets)
+        self.outgoing.handle_stream_acknowledged(byte_count)
 
 
 def _look_at_the_error_first(patch: pytest.MonkeyPatch) -> None:
     """Break the shell's rule; to a kernel, what our TCP acknowledged is delivered."""
     original = Socket.recv
 
-    def recv(self: Socket, octets_max: int) -> bytes | None:
+    def recv(self: Socket, bytes_max: int) -> bytes | None:
         if self._failed:
             raise ConnectionResetError
-        return original(self, octets_max)
+        return original(self, bytes_max)
 
     patch.setattr(Socket, "recv", recv)
 
@@ -154,8 +154,8 @@ def _renumber_repeats(patch: pytest.MonkeyPatch) -> None:
 
     def end_stream(self: Outgoing) -> None:
         original(self)
-        for number, sent in enumerate(self.repeats):
-            self.repeats[number] = (sent[0] + 1, *sent[1:])
+        for number, sent in enumerate(self.retransmits):
+            self.retransmits[number] = (sent[0] + 1, *sent[1:])
 
     patch.setattr(Outgoing, "end_stream", end_stream)
 
@@ -185,11 +185,11 @@ BROKEN = [
         before(Incoming, "restart_peer", _reset_at_restart),
         RESTARTS,
     ),
-    Broken("a map tells the life", instead(Incoming, "_note_life", nothing), CLOCKS_SET),
+    Broken("a map tells the life", instead(Incoming, "_note_generation", nothing), CLOCKS_SET),
     Broken("a hello waits for the peer's first frame", _greet_at_once, CLOCKS_SET),
     Broken(
-        "a kernel's new life is seen before the duplicate rule",
-        instead(Incoming, "_is_new_life", lambda *_: False),
+        "a kernel's restart is seen before the duplicate rule",
+        instead(Incoming, "_is_restart", lambda *_: False),
         {**KERNEL_LOW, "restarts": (LOW,), "rounds": 100},
     ),
     Broken("an acknowledgement before the agreement counts", _forget_early_acknowledgement),
@@ -200,7 +200,7 @@ BROKEN = [
     ),
     Broken("towards a kernel nothing counts before its first frame", _send_at_once, KERNEL_HIGH),
     Broken(
-        "strangers with several paths get nothing before the handshake",
+        "unknown peers with several paths get nothing before the handshake",
         instead(Streams, "_hold_of", _never_hold),
         MANY_RESTARTS,
     ),
@@ -214,7 +214,7 @@ BROKEN = [
         instead(Connection, "_current", _any_stream_will_do),
         MANY_RESTARTS,
     ),
-    Broken("a lost path is looked for again", instead(Seeker, "_seek_again", nothing)),
+    Broken("a lost path is looked for again", instead(Reconnector, "_reconnect_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),
 ]
 

@@ -6,8 +6,8 @@ Safety is judged with each message that an application takes, liveness when all 
 import pytest
 
 from tests.sim.simulation import HIGH, LOW, Simulation
-from urds.proto.connection import Connection
-from urds.proto.state import PathLife
+from urds.rds.control.connection import Connection
+from urds.rds.control.state import PathRecord
 
 pytestmark = pytest.mark.sim
 
@@ -27,7 +27,7 @@ def test_between_own_nodes_that_restart(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_between_own_nodes_whose_clocks_are_set_at_restarts(seed: int) -> None:
-    """A new life may number its messages below those of the life before."""
+    """A restart may number its messages below those of the life before."""
     Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH), clocks_set=True).run()
 
 
@@ -52,7 +52,13 @@ def test_a_seed_gives_the_same_simulation_twice() -> None:
 
 def test_the_disturbances_happen() -> None:
     """A simulation in which nothing goes wrong would prove nothing."""
-    stats = {"superseded": 0, "downs": 0, "refused_by_peer": 0, "knocks_received": 0, "pokes": 0}
+    stats = {
+        "superseded": 0,
+        "downs": 0,
+        "refused_by_peer": 0,
+        "call_back_requests_received": 0,
+        "dead_stream_probes": 0,
+    }
     restarts = congested = 0
     for seed in range(30):
         simulation = Simulation(seed, npaths=2, restarts=(LOW, HIGH))
@@ -69,13 +75,13 @@ def test_the_disturbances_happen() -> None:
 def test_honest_peers_are_asked_and_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second stream comes where the first was lost: the answer is its end, or silence."""
     asked, refused = [], 0
-    ask = Connection._ask
+    ask = Connection._probe_liveness
 
-    def note(connection: Connection, path: PathLife) -> None:
+    def note(connection: Connection, path: PathRecord) -> None:
         asked.append(path.index)
         ask(connection, path)
 
-    monkeypatch.setattr(Connection, "_ask", note)
+    monkeypatch.setattr(Connection, "_probe_liveness", note)
     for seed in range(30):
         simulation = Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH))
         simulation.run()

@@ -14,18 +14,18 @@ import pytest
 
 from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rdma_world import Plan, World
-from urds.constants import RdmaStatus
-from urds.dataplane.reference import noticing
-from urds.transport.rdma import receiving, regions, sending
-from urds.transport.rdma.core import ConnectionCore
-from urds.transport.rdma.credits import Credits
-from urds.transport.rdma.link import Link
-from urds.transport.rdma.messages import Task
-from urds.transport.rdma.node import RdmaNode
-from urds.transport.rdma.path import RdmaPath
-from urds.transport.rdma.peer import RdmaPeer
-from urds.transport.rdma.receiving import Incoming
-from urds.transport.rdma.sending import Outgoing
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.python import notifications
+from urds.rds.transports.rdma import receiving, regions, sending
+from urds.rds.transports.rdma.core import ConnectionCore
+from urds.rds.transports.rdma.credits import Credits
+from urds.rds.transports.rdma.link import Link
+from urds.rds.transports.rdma.messages import Task
+from urds.rds.transports.rdma.node import RdmaNode
+from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.peer import RdmaPeer
+from urds.rds.transports.rdma.receiving import Incoming
+from urds.rds.transports.rdma.sending import Outgoing
 
 pytestmark = pytest.mark.sim
 
@@ -51,10 +51,10 @@ class Broken:
 
 
 def _acknowledge_early(original: Any, incoming: Incoming, fields: Any, payload: Any) -> Any:
-    breach = original(incoming, fields, payload)
+    protocol_error = original(incoming, fields, payload)
     if incoming._header is not None and fields[0]:
         incoming.acknowledgement = fields[0]
-    return breach
+    return protocol_error
 
 
 def _acknowledge_one_more(original: Any, incoming: Incoming, *arguments: Any) -> None:
@@ -84,14 +84,14 @@ def _repeat_operations(original: Any, outgoing: Outgoing) -> None:
 
 def _turn_the_repeats(original: Any, outgoing: Outgoing) -> None:
     original(outgoing)
-    outgoing.repeats = deque(reversed(outgoing.repeats))
+    outgoing.retransmits = deque(reversed(outgoing.retransmits))
 
 
 def _forget_the_repeats(original: Any, outgoing: Outgoing) -> None:
     original(outgoing)
-    for message in outgoing.repeats:
+    for message in outgoing.retransmits:
         outgoing._free(message)
-    outgoing.repeats.clear()
+    outgoing.retransmits.clear()
 
 
 def _end_twice(original: Any, outgoing: Outgoing, task: Task, status: RdmaStatus) -> None:
@@ -215,11 +215,11 @@ BROKEN = [
     Broken(
         "keys go with the message", instead(sending, "with_keys", lambda extension, _: extension)
     ),
-    Broken("notices come in the order of ends", around(noticing, "note", _tell_newest_first)),
+    Broken("notices come in the order of ends", around(notifications, "note", _tell_newest_first)),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
-    Broken("a new life is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
+    Broken("a restart is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
     Broken(
-        "a new life counts afresh",
+        "a restart counts afresh",
         instead(Incoming, "restart_peer", nothing),
         RESTARTS,
         seed_first=60,
@@ -235,13 +235,13 @@ BROKEN = [
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
     Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
-    Broken("memory is lent until the end", around(Link, "_lend", _lend_for_ever)),
+    Broken("memory is lent until the end", around(Link, "_export", _lend_for_ever)),
     Broken("a region ends on the device", instead(regions, "_displace", nothing)),
     Broken(
         "a use-once region is used once", instead(regions.RegionTable, "handle_key_used", nothing)
     ),
     Broken("an evicted peer's number is kept", instead(RdmaNode, "_remember", nothing), VISITORS),
-    Broken("a lost connection is sought", instead(RdmaPeer, "_seek_again", nothing)),
+    Broken("a lost connection is tried for", instead(RdmaPeer, "_reconnect_later", nothing)),
 ]
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.sim.rdma_world import Plan, World
-from urds.constants import RdmaStatus
-from urds.transport.rdma.core import ConnectionCore
+from urds.rds.constants import RdmaStatus
+from urds.rds.transports.rdma.core import ConnectionCore
 
 pytestmark = pytest.mark.sim
 

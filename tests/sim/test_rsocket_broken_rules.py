@@ -11,19 +11,19 @@ import pytest
 
 from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rsocket_world import World
-from urds.rsocket.stream import Memory, Post, exchange
-from urds.rsocket.stream.areas import Area
-from urds.rsocket.stream.exchange import Exchange
-from urds.rsocket.stream.iomap import Iomap
-from urds.rsocket.stream.publishing import Publishing
-from urds.rsocket.stream.sending import Sending
-from urds.rsocket.stream.target import Target
-from urds.rsocket.stream.window import Window
+from urds.rsocket.core.stream import Memory, Post, core
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.iomap import Iomap
+from urds.rsocket.core.stream.receive_ring import ReceiveRing, RingBuffer
+from urds.rsocket.core.stream.remote_sgl import RemoteSgl
+from urds.rsocket.core.stream.sending import Sending
+from urds.rsocket.core.stream.sgl_updates import SglUpdates
+from urds.rsocket.wire.connect_data import Sge
 
 pytestmark = pytest.mark.sim
 
 SEEDS_MAX = 150
-OWN, TO_ORIGINAL = (True, True), (True, False)
+URDS, TO_ORIGINAL = (True, True), (True, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +32,43 @@ class Broken:
 
     rule: str
     patch: Patch
-    are_own: tuple[bool, bool] = OWN
+    are_urds: tuple[bool, bool] = URDS
 
     def run(self, seed: int) -> None:
-        World(seed, are_own=self.are_own).run()
+        World(seed, are_urds=self.are_urds).run()
 
 
-def _publish_what_is_unread(original: Any, area: Area, **named: Any) -> Any:
-    area.free = area.byte_count
-    return original(area, **named)
+def _publish_what_is_unread(original: Any, buffer: RingBuffer, **named: Any) -> Any:
+    buffer.free = buffer.byte_count
+    return original(buffer, **named)
 
 
-def _grant_one_too_many(original: Any, window: Window, byte_count: int) -> None:
-    original(window, byte_count)
-    window._messages_read += 1
+def _grant_one_too_many(original: Any, receive_ring: ReceiveRing, byte_count: int) -> None:
+    original(receive_ring, byte_count)
+    receive_ring._updates.messages_read += 1
 
 
-def _stay_at_one_slot(original: Any, publishing: Publishing) -> Any:
-    index = publishing._index
-    post = original(publishing)
-    publishing._index = index
+def _stay_at_one_slot(original: Any, updates: SglUpdates, space: Sge | None) -> Any:
+    index = updates._index
+    post = original(updates, space)
+    updates._index = index
     return post
 
 
-def _forget_the_table_size(original: Any, publishing: Publishing) -> Any:
-    entries, publishing._entries = publishing._entries, 1 << 20
-    piece = original(publishing)
-    publishing._entries = entries
-    return piece
+def _forget_the_table_size(original: Any, receive_ring: ReceiveRing) -> Any:
+    updates = receive_ring._updates
+    entries, updates.entries = updates.entries, 1 << 20
+    found = original(receive_ring)
+    updates.entries = entries
+    return found
 
 
-def _wait_for_ever_with_credits(original: Any, publishing: Publishing) -> Any:
-    publishing._threshold = 1 << 60
-    return original(publishing)
+def _wait_for_ever_with_credits(original: Any, receive_ring: ReceiveRing) -> Any:
+    receive_ring._updates.threshold = 1 << 60
+    return original(receive_ring)
 
 
-def _leave_the_entry(original: Any, target: Target, **named: Any) -> Any:
+def _leave_the_entry(original: Any, target: RemoteSgl, **named: Any) -> Any:
     table = bytes(target._table)
     found = original(target, **named)
     target._table[:] = table
@@ -77,14 +78,14 @@ def _leave_the_entry(original: Any, target: Target, **named: Any) -> Any:
 def _lend_for_later(sending: Sending, data: memoryview) -> int:
     sending._seal()
     sending._pending.append(data)
-    sending.pending_octets += len(data)
+    sending.pending_bytes += len(data)
     return len(data)
 
 
 def _gather_without_a_copy(sending: Sending, data: memoryview, byte_count: int) -> None:
     sending._seal()
     sending._pending.append(data[:byte_count])
-    sending.pending_octets += byte_count
+    sending.pending_bytes += byte_count
 
 
 def _keep_the_control_slot(original: Any, sending: Sending) -> Post:
@@ -99,9 +100,9 @@ def _have_slots_for_all(original: Any, sending: Sending, *arguments: Any) -> Non
     sending.control_slots = 100
 
 
-def _end_a_wait_out_of_turn(original: Any, window: Window) -> int:
-    window._ahead = 0
-    return original(window)  # type: ignore[no-any-return]  # it is what `original` returns
+def _end_a_wait_out_of_turn(original: Any, receive_ring: ReceiveRing) -> int:
+    receive_ring._ahead = 0
+    return original(receive_ring)  # type: ignore[no-any-return]  # it is what `original` returns
 
 
 def _place_beside(original: Any, iomap: Iomap, offset: int, byte_count: int) -> Any:
@@ -109,17 +110,17 @@ def _place_beside(original: Any, iomap: Iomap, offset: int, byte_count: int) -> 
         yield (address - 1 if address & 1 else address), rkey, count
 
 
-def _release_at_once(publishing: Publishing, ring: Area) -> None:
-    if not ring.start:
-        publishing._source.release(ring.memory)
+def _release_at_once(receive_ring: ReceiveRing, buffer: RingBuffer) -> None:
+    if not buffer.start:
+        receive_ring._source.release(buffer.memory)
 
 
-def _give_up_memory_early(_: Window, __: Memory) -> bool:
+def _give_up_memory_early(_: ReceiveRing, __: Memory) -> bool:
     return False
 
 
-def _peek_takes(original: Any, window: Window, view: memoryview, **_: Any) -> Any:
-    return original(window, view, peek=False)
+def _peek_takes(original: Any, receive_ring: ReceiveRing, view: memoryview, **_: Any) -> Any:
+    return original(receive_ring, view, peek=False)
 
 
 BROKEN = [
@@ -133,58 +134,57 @@ BROKEN = [
     ),
     Broken(
         "only what is read is published again",
-        around(Area, "take_free", _publish_what_is_unread),
+        around(RingBuffer, "take_free", _publish_what_is_unread),
     ),
     Broken(
         "only messages that are read give credits",
-        around(Window, "take_message", _grant_one_too_many),
+        around(ReceiveRing, "take_message", _grant_one_too_many),
     ),
     Broken(
         "half of the credits are given back at once",
-        around(Publishing, "next_update", _wait_for_ever_with_credits),
+        around(ReceiveRing, "next_update", _wait_for_ever_with_credits),
     ),
-    Broken("entries go from slot to slot", around(Publishing, "next_update", _stay_at_one_slot)),
+    Broken("entries go from slot to slot", around(SglUpdates, "update", _stay_at_one_slot)),
     Broken(
         "no more entries than the table holds",
-        around(Publishing, "_next_piece", _forget_the_table_size),
+        around(ReceiveRing, "_next_range", _forget_the_table_size),
     ),
     Broken(
         "an entry is taken once",
-        around(Target, "take_entry", _leave_the_entry),
+        around(RemoteSgl, "take_entry", _leave_the_entry),
         TO_ORIGINAL,
     ),
     Broken(
         "a write to an original ends with its entry",
         around(
-            Target,
+            RemoteSgl,
             "adopt",
             lambda original, self, first, **_: original(self, first, is_merging=True),
         ),
         TO_ORIGINAL,
     ),
-    Broken(
-        "a table is in its owner's order", instead(exchange, "byte_order_of", lambda _: "little")
-    ),
-    Broken("lent octets are posted at once", instead(Sending, "_lend", _lend_for_later)),
-    Broken("octets that wait are copied", instead(Sending, "_gather", _gather_without_a_copy)),
+    Broken("a table is in its owner's order", instead(core, "_byte_order_of", lambda _: "little")),
+    Broken("lent bytes are posted at once", instead(Sending, "_send_zero_copy", _lend_for_later)),
+    Broken("bytes that wait are copied", instead(Sending, "_gather", _gather_without_a_copy)),
     Broken("a control slot comes back", around(Sending, "handle_sent", _keep_the_control_slot)),
     Broken("a fifth control message waits", around(Sending, "__init__", _have_slots_for_all)),
     Broken(
-        "DISCONNECT leaves behind all octets",
+        "DISCONNECT leaves behind all bytes",
         instead(Sending, "is_idle", property(lambda self: not self.ready)),
     ),
-    Broken("nothing follows DISCONNECT", instead(Window, "stop", nothing)),
-    Broken("the peer's last word ends reading", instead(Exchange, "_take_control", nothing)),
+    Broken("nothing follows DISCONNECT", instead(ReceiveRing, "stop", nothing)),
+    Broken("the peer's last word ends reading", instead(StreamCore, "_take_control", nothing)),
     Broken(
-        "octets ahead of a wait come first", around(Window, "end_expect", _end_a_wait_out_of_turn)
+        "bytes ahead of a wait come first",
+        around(ReceiveRing, "end_expect", _end_a_wait_out_of_turn),
     ),
-    Broken("memory of a wait is held", instead(Window, "holds", _give_up_memory_early)),
-    Broken("a peek takes nothing", around(Window, "receive_into", _peek_takes)),
+    Broken("memory of a wait is held", instead(ReceiveRing, "holds", _give_up_memory_early)),
+    Broken("a peek takes nothing", around(ReceiveRing, "receive_into", _peek_takes)),
     Broken(
-        "a window that is left is emptied first", instead(Publishing, "_leave", _release_at_once)
+        "a buffer that is left is emptied first", instead(ReceiveRing, "_leave", _release_at_once)
     ),
-    Broken("memory is given back at the end", instead(Window, "close", nothing)),
-    Broken("updates of the iomap give credits back", instead(Window, "count_update", nothing)),
+    Broken("memory is given back at the end", instead(ReceiveRing, "close", nothing)),
+    Broken("updates of the iomap give credits back", instead(ReceiveRing, "count_update", nothing)),
     Broken("direct writes go where they are mapped", around(Iomap, "places", _place_beside)),
 ]
 

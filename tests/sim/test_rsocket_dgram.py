@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.sim.datagram_world import World
-from urds.rsocket.dgram.core import Datagrams
-from urds.rsocket.dgram.destinations import Destination
+from urds.rsocket.core.datagram.core import DatagramCore
+from urds.rsocket.core.datagram.destinations import DatagramDestination
 
 pytestmark = pytest.mark.sim
 
@@ -32,45 +32,51 @@ def instead(owner: Any, name: str, value: Any) -> Patch:
     return lambda patch: patch.setattr(owner, name, value)
 
 
-def without_asking_again(self: Datagrams, *arguments: Any, **keywords: Any) -> None:
+def without_asking_again(self: DatagramCore, *arguments: Any, **keywords: Any) -> None:
     _BEGIN(self, *arguments, **keywords)
     object.__setattr__(self.settings, "udp_again_ns", 1 << 62)
 
 
-def naming_the_peer(self: Datagrams, target: Any, local_host: str) -> None:
+def naming_the_peer(self: DatagramCore, target: Any, local_host: str) -> None:
     _ADD(self, target, target[0])
 
 
-def forgetting_nothing(self: Datagrams, destination: Destination) -> None:
+def forgetting_nothing(self: DatagramCore, destination: DatagramDestination) -> None:
     pass
 
 
-def comparing_numbers_only(self: Datagrams, header: Any, rest: Any, source: Any, now: int) -> None:
+def comparing_numbers_only(
+    self: DatagramCore, header: Any, rest: Any, source: Any, now: int
+) -> None:
     destination = self._destinations.find(source)
     if destination is not None:
-        destination.peer_opening = None
+        destination.peer_bind_id = None
     _CONTROL(self, header, rest, source, now)
 
 
-def always_looking_up_later(self: Datagrams, destination: Destination, now_ns: int) -> None:
+def always_looking_up_later(
+    self: DatagramCore, destination: DatagramDestination, now_ns: int
+) -> None:
     _NEXT(self, destination, now_ns)
     destination.look_up_not_before_ns = 1 << 62
 
 
-_BEGIN = Datagrams.__init__
-_ADD = Datagrams.add_destination
-_CONTROL = Datagrams._receive_control
-_NEXT = Datagrams._look_up_next
+_BEGIN = DatagramCore.__init__
+_ADD = DatagramCore.add_destination
+_CONTROL = DatagramCore._receive_control
+_NEXT = DatagramCore._look_up_next
 
 BROKEN: dict[str, Patch] = {
-    "ask over UDP again": instead(Datagrams, "__init__", without_asking_again),
-    "name ourselves": instead(Datagrams, "add_destination", naming_the_peer),
-    "forget the way to a peer that changed": instead(Datagrams, "_lose_way", forgetting_nothing),
+    "ask over UDP again": instead(DatagramCore, "__init__", without_asking_again),
+    "name ourselves": instead(DatagramCore, "add_destination", naming_the_peer),
+    "forget the way to a peer that changed": instead(
+        DatagramCore, "_forget_queue_pair", forgetting_nothing
+    ),
     "compare openings, not numbers alone": instead(
-        Datagrams, "_receive_control", comparing_numbers_only
+        DatagramCore, "_receive_control", comparing_numbers_only
     ),
     "try again after a look-up in vain": instead(
-        Datagrams, "_look_up_next", always_looking_up_later
+        DatagramCore, "_look_up_next", always_looking_up_later
     ),
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.sim.rsocket_pair import Pair, Side
 from tests.sim.rsocket_world import SOURCE, World
-from urds.rsocket.stream import Shut, StreamSettings
+from urds.rsocket.core.stream import Shut, StreamSettings
 
 PAIRS = {
     "own": (True, True),
@@ -12,24 +12,24 @@ PAIRS = {
     "from original": (False, True),
     "originals": (False, False),
 }
-pairs = pytest.mark.parametrize("are_own", PAIRS.values(), ids=PAIRS)
+pairs = pytest.mark.parametrize("are_urds", PAIRS.values(), ids=PAIRS)
 
 
 @pytest.mark.sim
 @pairs
 @pytest.mark.parametrize("seed", range(150))
-def test_what_was_accepted_arrives(seed: int, are_own: tuple[bool, bool]) -> None:
+def test_what_was_accepted_arrives(seed: int, are_urds: tuple[bool, bool]) -> None:
     """Sends, receives, maps, shuts down and cuts at random; then whoever still can finishes."""
-    World(seed, are_own=are_own).run()
+    World(seed, are_urds=are_urds).run()
 
 
-def pair_of(are_own: tuple[bool, bool], **fields: int) -> Pair:
-    """Return a pair with equal settings; nothing happens to it by chance."""
-    settings = [StreamSettings(is_own=is_own, no_delay=True, **fields) for is_own in are_own]
+def pair_of(are_urds: tuple[bool, bool], **fields: int) -> Pair:
+    """Return a pair with equal settings; nothing happens to it by rng."""
+    settings = [StreamSettings(is_urds=is_urds, no_delay=True, **fields) for is_urds in are_urds]
     return Pair("no seed", (settings[0], settings[1]))
 
 
-def settle(pair: Pair) -> None:
+def finish_pass(pair: Pair) -> None:
     """Deliver, complete and take all there is, until nothing moves."""
     is_moving = True
     while is_moving:
@@ -38,37 +38,37 @@ def settle(pair: Pair) -> None:
             while pair.deliver(side) or pair.complete(side):
                 is_moving = True
             while pair.take_word(pair.peer(side)):
-                pair.carry(pair.peer(side))
+                pair.post_pending(pair.peer(side))
 
 
-def send(pair: Pair, side: Side, octets: bytes) -> int:
-    taken = side.core.send(memoryview(octets), may_borrow=False)
-    pair.carry(side)
+def send(pair: Pair, side: Side, data: bytes) -> int:
+    taken = side.core.send(memoryview(data), may_zero_copy=False)
+    pair.post_pending(side)
     return taken
 
 
-def read(pair: Pair, side: Side, octet_count: int, *, already: int) -> bytes:
-    octets = side.core.receive(octet_count)
-    pair.note_read(side, already + len(octets))
-    pair.carry(side)
-    return octets
+def read(pair: Pair, side: Side, byte_count: int, *, already: int) -> bytes:
+    data = side.core.receive(byte_count)
+    pair.note_read(side, already + len(data))
+    pair.post_pending(side)
+    return data
 
 
 @pytest.mark.sim
 @pairs
-def test_message_numbers_wrap(are_own: tuple[bool, bool]) -> None:
-    """70,000 messages of one octet in one direction, read one by one: numbers have 16 bits."""
-    pair = pair_of(are_own, receive_queue=64)
+def test_message_numbers_wrap(are_urds: tuple[bool, bool]) -> None:
+    """70,000 messages of one byte in one direction, read one by one: numbers have 16 bits."""
+    pair = pair_of(are_urds, receive_queue=64)
     first, second = pair.sides
-    settle(pair)
+    finish_pass(pair)
     for number in range(70_000):
-        octet = SOURCE[number : number + 1]
-        assert send(pair, first, octet) == 1, f"message {number}"
+        byte = SOURCE[number : number + 1]
+        assert send(pair, first, byte) == 1, f"message {number}"
         pair.deliver(first)
         assert pair.take_word(second), f"message {number}"
-        assert read(pair, second, 8, already=number) == octet
+        assert read(pair, second, 8, already=number) == byte
         if second.line:
-            settle(pair)
+            finish_pass(pair)
         pair.complete(first)
     assert first.core.stats.messages_sent == second.core.stats.messages_received == 70_000
     assert second.read_messages == 70_000
@@ -77,39 +77,39 @@ def test_message_numbers_wrap(are_own: tuple[bool, bool]) -> None:
 @pytest.mark.sim
 @pairs
 def test_a_sender_stops_at_the_limit_and_goes_on_after_half_of_it(
-    are_own: tuple[bool, bool],
+    are_urds: tuple[bool, bool],
 ) -> None:
-    """Messages of one octet without a reader: as many leave as there are credits, no more."""
-    pair = pair_of(are_own, receive_queue=20)
+    """Messages of one byte without a reader: as many leave as there are credits, no more."""
+    pair = pair_of(are_urds, receive_queue=20)
     first, second = pair.sides
     sent = 0
     for _ in range(40):
         sent += send(pair, first, SOURCE[sent : sent + 1])
-        settle(pair)
+        finish_pass(pair)
     assert second.core.stats.messages_received == 20
     assert second.core.readable_bytes == 20
     got = 0
     for _ in range(9):
         got += len(read(pair, second, 1, already=got))
-        settle(pair)
+        finish_pass(pair)
     assert second.core.stats.messages_received == 20, "an update came early"
     got += len(read(pair, second, 1, already=got))
-    settle(pair)
+    finish_pass(pair)
     sent += send(pair, first, SOURCE[sent : sent + 1])
-    settle(pair)
+    finish_pass(pair)
     assert second.core.stats.messages_received > 20
     while got < sent:
-        octets = read(pair, second, 1, already=got)
-        assert octets == SOURCE[got : got + 1]
+        data = read(pair, second, 1, already=got)
+        assert data == SOURCE[got : got + 1]
         got += 1
-        settle(pair)
+        finish_pass(pair)
 
 
 @pytest.mark.sim
 @pairs
-def test_two_full_directions_do_not_lock_each_other(are_own: tuple[bool, bool]) -> None:
+def test_two_full_directions_do_not_lock_each_other(are_urds: tuple[bool, bool]) -> None:
     """Both send all that is taken and nobody reads; then both read, and send the rest."""
-    pair = pair_of(are_own, receive_queue=16, receive_bytes=4096, send_bytes=8192)
+    pair = pair_of(are_urds, receive_queue=16, receive_bytes=4096, send_bytes=8192)
     total, sent, got = 50_000, {"A": 0, "B": 0}, {"A": 0, "B": 0}
 
     def send_all(side: Side) -> int:
@@ -118,7 +118,7 @@ def test_two_full_directions_do_not_lock_each_other(are_own: tuple[bool, bool]) 
             pair, side, SOURCE[sent[side.name] : min(sent[side.name] + 500, total)]
         ):
             sent[side.name] += taken
-        settle(pair)
+        finish_pass(pair)
         return sent[side.name] - before
 
     while sum(map(send_all, pair.sides)):
@@ -126,10 +126,10 @@ def test_two_full_directions_do_not_lock_each_other(are_own: tuple[bool, bool]) 
     assert all(4096 <= count < total for count in sent.values())
     for _ in range(1000):
         for side in pair.sides:
-            octets = read(pair, side, 100_000, already=got[side.name])
-            assert octets == SOURCE[got[side.name] :][: len(octets)]
-            got[side.name] += len(octets)
-        settle(pair)
+            data = read(pair, side, 100_000, already=got[side.name])
+            assert data == SOURCE[got[side.name] :][: len(data)]
+            got[side.name] += len(data)
+        finish_pass(pair)
         for side in pair.sides:
             send_all(side)
     assert sent == got == {"A": total, "B": total}
@@ -137,14 +137,14 @@ def test_two_full_directions_do_not_lock_each_other(are_own: tuple[bool, bool]) 
 
 @pytest.mark.sim
 @pairs
-def test_both_say_goodbye_at_once(are_own: tuple[bool, bool]) -> None:
+def test_both_say_goodbye_at_once(are_urds: tuple[bool, bool]) -> None:
     """What each sent before its DISCONNECT is readable, though it had disconnected itself."""
-    pair = pair_of(are_own)
+    pair = pair_of(are_urds)
     for side in pair.sides:
         assert send(pair, side, b"last words") == 10
         side.core.shut_down(Shut.WR)
-        pair.carry(side)
-    settle(pair)
+        pair.post_pending(side)
+    finish_pass(pair)
     for side in pair.sides:
         assert side.core.wants_disconnect
         assert read(pair, side, 100, already=0) == b"last words"

@@ -14,10 +14,8 @@ from urds.verbs.engine import requester, responder
 from urds.verbs.engine.flight import Flight
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.requester import Requester
-from urds.verbs.engine.responder import Responder
-from urds.verbs.engine.selective import AheadPackets
-from urds.verbs.engine.send_queue import SendQueue
+from urds.verbs.engine.requester import Requester, SendQueue
+from urds.verbs.engine.responder import AheadPackets, Responder
 
 pytestmark = pytest.mark.sim
 
@@ -39,7 +37,7 @@ class Broken:
 
 
 def _add_again(patch: pytest.MonkeyPatch) -> None:
-    original = Responder._repeat
+    original = Responder._handle_duplicate
 
     def repeat(self: Responder, packet: Packet, psn: int) -> None:
         if packet.kind is PacketKind.ATOMIC_ADD:
@@ -47,18 +45,18 @@ def _add_again(patch: pytest.MonkeyPatch) -> None:
         else:
             original(self, packet, psn)
 
-    patch.setattr(Responder, "_repeat", repeat)
+    patch.setattr(Responder, "_handle_duplicate", repeat)
 
 
 def _write_again(patch: pytest.MonkeyPatch) -> None:
-    original = Responder._repeat
+    original = Responder._handle_duplicate
 
     def repeat(self: Responder, packet: Packet, psn: int) -> None:
         if packet.kind is PacketKind.WRITE:
             self._place(packet)
         original(self, packet, psn)
 
-    patch.setattr(Responder, "_repeat", repeat)
+    patch.setattr(Responder, "_handle_duplicate", repeat)
 
 
 def _read_early(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +64,7 @@ def _read_early(patch: pytest.MonkeyPatch) -> None:
 
     def accept(self: Responder, packet: Packet, psn: int) -> None:
         if packet.kind is PacketKind.READ_REQUEST:
-            self._answers.append(responder._Reading(packet, psn, is_repeat=True))
+            self._answers.append(responder._Reading(packet, psn, is_duplicate=True))
             self._reads_open += 1
         original(self, packet, psn)
 
@@ -120,7 +118,8 @@ BROKEN = [
     Broken("a repeated atomic is answered from memory", _add_again),
     Broken("a repeated write does not land again", _write_again),
     Broken(
-        "a repeat is not taken for something new", instead(Responder, "_repeat", _take_as_next)
+        "a repeat is not taken for something new",
+        instead(Responder, "_handle_duplicate", _take_as_next),
     ),
     Broken(
         "a packet ahead is not taken as the next one",
@@ -139,7 +138,7 @@ BROKEN = [
         "requests complete in posting order", instead(SendQueue, "complete", _complete_in_any_order)
     ),
     Broken("a fence waits for reads", instead(requester, "_FENCE", 0)),
-    Broken("silence repeats what waits", instead(Flight, "repeat_from", nothing)),
+    Broken("silence repeats what waits", instead(Flight, "retry_from", nothing)),
     Broken(
         "a refused packet is repeated", instead(Requester, "_pause", nothing), lossless=True
     ),

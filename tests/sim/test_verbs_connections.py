@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.verbs.pair import ENDS, End, octets_of
+from tests.verbs.pair import ENDS, End, bytes_of
 from urds.verbs import Context, QPState, RecvWR, WCStatus
-from urds.verbs.cm.exchange import Exchange
-from urds.verbs.cm.peers import Peers
+from urds.verbs.cm.core import CmCore
+from urds.verbs.cm.peer_monitor import PeerMonitor
 from urds.verbs.cm.records import CmState
 from urds.verbs.providers import packet_connection
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.packet_connection import lead
 from urds.verbs.providers.sim import SimAdapter, SimNetwork
@@ -54,7 +54,7 @@ class Simulation:
         self.lefts = [End(contexts[0], depth=32) for _ in range(PAIRS)]
         self.rights = [End(contexts[1], depth=32) for _ in range(PAIRS)]
         self.contexts = contexts
-        self.waiting: list[tuple[int, End, ConnectionEvent]] = []
+        self.waiting: list[tuple[int, End, VerbsConnectionEvent]] = []
         self.rejected = 0
         self.requests = 0
 
@@ -97,7 +97,7 @@ class Simulation:
         for left in self.lefts:
             self.check(bool(left.events), "a connect without an answer")
 
-    def asked(self, event: ConnectionEvent) -> None:
+    def asked(self, event: VerbsConnectionEvent) -> None:
         """Take a request: each is a new one, and there are no more than asked for."""
         self.check(event.kind is REQUEST, f"a listener hears {event.kind}")
         self.requests += 1
@@ -127,7 +127,7 @@ class Simulation:
         before = self.random.randrange(MESSAGES + 1)
         receiver.post_receives(before, LENGTH)
         for number in range(MESSAGES):
-            sender.send(number, octets_of(number, LENGTH), base=1 << 19)
+            sender.send(number, bytes_of(number, LENGTH), base=1 << 19)
         self.network.run(2_000_000)
         for number in range(before, MESSAGES):
             piece = receiver.mr.sge(number * LENGTH, LENGTH)
@@ -137,8 +137,8 @@ class Simulation:
         received = receiver.cq.wait_for(MESSAGES, 60.0)
         self.check([wc.wr_id for wc in received] == list(range(MESSAGES)), f"order {received}")
         for number in range(MESSAGES):
-            octets = receiver.mr.read(LENGTH, number * LENGTH)
-            self.check(octets == octets_of(number, LENGTH), f"octets of message {number}")
+            data = receiver.mr.read(LENGTH, number * LENGTH)
+            self.check(data == bytes_of(number, LENGTH), f"bytes of message {number}")
 
     def leave(self, pairs: list[tuple[End, End]]) -> None:
         """End each connection from one side, or from both at once."""
@@ -221,7 +221,7 @@ def test_a_peer_killed_at_any_point_is_noticed(seed: int) -> None:
     survivors = simulation.rights if victim is victims[0] else simulation.lefts
     for end in survivors:
         if end.qp.qp_state is QPState.RTS:
-            end.send(0, octets_of(0, LENGTH))
+            end.send(0, bytes_of(0, LENGTH))
     simulation.network.run(60 * SECOND_NS)
     simulation.answer()
     simulation.network.run(60 * SECOND_NS)
@@ -239,41 +239,41 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def forget_requests(patch: pytest.MonkeyPatch) -> None:
     """Take a late duplicate of a request for a new one."""
-    patch.setattr(Exchange, "_remember", lambda *_: None)
+    patch.setattr(CmCore, "_remember", lambda *_: None)
 
 
 def answer_requests_once(patch: pytest.MonkeyPatch) -> None:
     """Make another connection of a request that is repeated while the owner thinks."""
-    original = Exchange._receive_request
+    original = CmCore._receive_request
 
     def broken(self: Any, message: Any, *rest: Any) -> None:
-        self._requests.pop((message.opening, message.local_id), None)
+        self._requests.pop((message.context_guid, message.local_id), None)
         original(self, message, *rest)
 
-    patch.setattr(Exchange, "_receive_request", broken)
+    patch.setattr(CmCore, "_receive_request", broken)
 
 
 def confirm_once(patch: pytest.MonkeyPatch) -> None:
     """Confirm a reply once, whatever is lost, and let data establish nothing."""
-    original = Exchange._receive_reply
+    original = CmCore._receive_reply
 
     def broken(self: Any, connection: Any, message: Any, now_ns: int) -> None:
-        if connection.state is CmState.REQUEST_SENT:
+        if connection.state is CmState.REQ_SENT:
             original(self, connection, message, now_ns)
 
-    patch.setattr(Exchange, "_receive_reply", broken)
+    patch.setattr(CmCore, "_receive_reply", broken)
     patch.setattr("urds.verbs.cm.core.CmCore.handle_data", lambda *_: False)
 
 
 def say_goodbye_once(patch: pytest.MonkeyPatch) -> None:
     """Say goodbye once, whatever is lost."""
-    original = Exchange._repeat
+    original = CmCore._send_with_retry
 
     def broken(self: Any, connection: Any, now_ns: int) -> None:
-        if connection.state is not CmState.LEAVING or connection.tries == 0:
+        if connection.state is not CmState.DREQ_SENT or connection.tries == 0:
             original(self, connection, now_ns)
 
-    patch.setattr(Exchange, "_repeat", broken)
+    patch.setattr(CmCore, "_send_with_retry", broken)
 
 
 def swap_sequences(patch: pytest.MonkeyPatch) -> None:
@@ -287,10 +287,10 @@ def swap_sequences(patch: pytest.MonkeyPatch) -> None:
 
 def ask_nobody(patch: pytest.MonkeyPatch) -> None:
     """Ask no silent peer whether it lives."""
-    patch.setattr(Peers, "handle_due", lambda *_: [])
+    patch.setattr(PeerMonitor, "handle_due", lambda *_: [])
 
 
-def trust_octets(patch: pytest.MonkeyPatch) -> None:
+def trust_bytes(patch: pytest.MonkeyPatch) -> None:
     """Send packets without a checksum."""
     patch.setattr(SimAdapter, "has_checksum", False)
 
@@ -304,7 +304,7 @@ def leave_queue_pairs(patch: pytest.MonkeyPatch) -> None:
     "patch_rule",
     [
         forget_requests, answer_requests_once, confirm_once, say_goodbye_once, swap_sequences,
-        ask_nobody, trust_octets, leave_queue_pairs,
+        ask_nobody, trust_bytes, leave_queue_pairs,
     ],
 )  # fmt: skip
 def test_a_broken_rule_turns_a_seed_red(patch_rule: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Two engines and a link between them that loses, repeats and reorders packets, in virtual time.
 
-Packets travel as octets, so that what arrives is what a provider would deliver: a view of the
+Packets travel as bytes, so that what arrives is what a provider would deliver: a view of the
 sender's memory cannot be shared by accident.
 """
 
@@ -200,16 +200,16 @@ class Pair:
         """Put what both sides have to say on the link."""
         for side in (self.a, self.b):
             while (packet := side.qp.poll_transmit(self.now_ns)) is not None:
-                octets = b"".join(emit_packet(packet))
-                parsed = parse_packet(octets)
+                data = b"".join(emit_packet(packet))
+                parsed = parse_packet(data)
                 self.log.append((self.now_ns, "ab"[side is self.b], parsed))
                 delays = self.on_packet(parsed, side)
-                for delay_ns in self._chance() if delays is None else delays:
+                for delay_ns in self._rng() if delays is None else delays:
                     self._count += 1
-                    entry = (self.now_ns + delay_ns, self._count, self.other(side), octets)
+                    entry = (self.now_ns + delay_ns, self._count, self.other(side), data)
                     heapq.heappush(self._air, entry)
 
-    def _chance(self) -> list[int]:
+    def _rng(self) -> list[int]:
         copies = 1 + (self.random.random() < self.duplicate)
         return [
             self.delay_ns + (self.random.randrange(self.jitter_ns) if self.jitter_ns else 0)
@@ -228,8 +228,8 @@ class Pair:
             return False
         self.now_ns = max(self.now_ns, min(times))
         while self._air and self._air[0][0] <= self.now_ns:
-            _, _, target, octets = heapq.heappop(self._air)
-            target.qp.receive_packet(parse_packet(octets), self.now_ns)
+            _, _, target, data = heapq.heappop(self._air)
+            target.qp.receive_packet(parse_packet(data), self.now_ns)
         for side in (self.a, self.b):
             due_ns = side.qp.poll_timeout()
             if due_ns is not None and due_ns <= self.now_ns:

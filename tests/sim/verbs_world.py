@@ -3,7 +3,7 @@
 Both sides post at the same time: sends, writes with and without immediate data, reads, atomic
 additions; receives come late, so that the peer has to wait for them. What is checked:
 
-- receives complete in message order, each message once, with its octets;
+- receives complete in message order, each message once, with its bytes;
 - requests complete in posting order with success;
 - an atomic addition happens once, and each tells the value before it;
 - writes to one place land in order, and a read sees the writes before it;
@@ -18,7 +18,7 @@ from urds.verbs.engine.numbers import Acceptance, SendFlag, WCOpcode, WCStatus, 
 from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.receives import SharedReceiveQueue
 
-SOURCE_BYTES = 4096  # random octets that sends and writes take their data from
+SOURCE_BYTES = 4096  # random bytes that sends and writes take their data from
 SLOT_BYTES = 320
 SLOTS = 64
 TARGET_AT = SOURCE_BYTES + SLOTS * SLOT_BYTES  # what the peer writes and reads
@@ -36,7 +36,7 @@ class Post:
     """What one request asked for, for the check of how it ended."""
 
     opcode: WROpcode
-    octets: bytes = b""
+    data: bytes = b""
     at: int = 0
     expected: bytes | None = None  # of a read or atomic
     result_at: int = 0
@@ -96,7 +96,7 @@ class Actor:
                 compare_add=value, send_flags=flags,
             )  # fmt: skip
         else:
-            self.shadow[at : at + length] = post.octets
+            self.shadow[at : at + length] = post.data
             self.side.remote(
                 number, opcode, peer, at=TARGET_AT + at, offset=offset, length=length,
                 # Without the fence a write may overtake the answer of a read before it.
@@ -203,15 +203,15 @@ class World:
     def check_message(
         self, actor: Actor, message: Post, slot: int, byte_len: int, opcode: WCOpcode
     ) -> None:
-        if byte_len != len(message.octets):
-            raise self.fail(f"message of {byte_len} octets, sent were {len(message.octets)}")
+        if byte_len != len(message.data):
+            raise self.fail(f"message of {byte_len} bytes, sent were {len(message.data)}")
         if message.opcode is WROpcode.RDMA_WRITE_WITH_IMM:
             if opcode is not WCOpcode.RECV_RDMA_WITH_IMM:
                 raise self.fail(f"{opcode.name} for a write")
             return
         at = SOURCE_BYTES + slot * SLOT_BYTES
-        if actor.side.memory[at : at + byte_len] != message.octets:
-            raise self.fail(f"message {actor.receives_done} has other octets")
+        if actor.side.memory[at : at + byte_len] != message.data:
+            raise self.fail(f"message {actor.receives_done} has other bytes")
 
     def check_result(self, actor: Actor, number: int) -> None:
         post = actor.posts[number]

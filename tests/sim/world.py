@@ -1,8 +1,8 @@
-"""Virtual time, and TCP as a program meets it: octets, windows, acknowledgements, resets.
+"""Virtual time, and TCP as a program meets it: bytes, windows, acknowledgements, resets.
 
 One heap of due calls drives everything; nothing runs beside it and nothing waits. A stream carries
-octets in order with latency. What arrived is acknowledged, whether a program read it or not: that
-is why "TCP has it" is not "the peer has it". A stream can be made to break when a chosen octet
+bytes in order with latency. What arrived is acknowledged, whether a program read it or not: that
+is why "TCP has it" is not "the peer has it". A stream can be made to break when a chosen byte
 arrives. Then what is on its way is gone; what arrived before can still be read, as on Linux; and
 each end learns it in its own time, a silent one only when it writes, or by keepalive.
 """
@@ -71,7 +71,7 @@ class Socket:
         self.closed = False
         self.written = 0
         self.acknowledged = 0  # of what we wrote, as far as we know
-        self.received = 0  # octets that arrived here
+        self.received = 0  # bytes that arrived here
         self.break_at: int | None = None  # the stream breaks when so many have arrived here
         self.broken = False  # nothing arrives any more, in either direction
         self._unread = bytearray()
@@ -83,20 +83,20 @@ class Socket:
         """Take what fits the window; 0 if none does. Raises OSError on a failed stream."""
         if self._failed or self.closed:
             raise ConnectionResetError
-        octets = b"".join(buffers)
+        data = b"".join(buffers)
         room = self.window_bytes - (self.written - self.acknowledged)
-        if room < min(len(octets), self.window_bytes // 2):
-            return 0  # else octets would trickle one by one
-        octets = octets[:room]
-        taken = len(octets)
+        if room < min(len(data), self.window_bytes // 2):
+            return 0  # else bytes would trickle one by one
+        data = data[:room]
+        taken = len(data)
         self.written += taken
         world, twin = self.world, self.twin
         if self.broken:
             world.after(2 * self.latency_ns, self._fail)  # nobody is there: a reset comes back
             return taken
-        while octets:  # segments
-            size = min(len(octets), world.random.choice(SEGMENTS_BYTES))
-            piece, octets = octets[:size], octets[size:]
+        while data:  # segments
+            size = min(len(data), world.random.choice(SEGMENTS_BYTES))
+            piece, data = data[:size], data[size:]
             self._later(lambda piece=piece: twin._arrive(piece))
         return taken
 
@@ -116,7 +116,7 @@ class Socket:
             self.break_stream()
             return
         if self.closed:
-            self.break_stream()  # octets for a closed end are answered with a reset
+            self.break_stream()  # bytes for a closed end are answered with a reset
             return
         self._take(piece)
 
@@ -127,23 +127,23 @@ class Socket:
         self.world.after(self.latency_ns, lambda: twin._hear_acknowledgement(received))
         self.on_change()
 
-    def _hear_acknowledgement(self, octets: int) -> None:
-        if not self.broken and octets > self.acknowledged:
-            self.acknowledged = octets
+    def _hear_acknowledgement(self, byte_count: int) -> None:
+        if not self.broken and byte_count > self.acknowledged:
+            self.acknowledged = byte_count
             self.on_change()
 
-    def recv(self, octets_max: int) -> bytes | None:
-        """Return octets, b"" at the end, None if there is nothing yet. Raises OSError."""
+    def recv(self, bytes_max: int) -> bytes | None:
+        """Return bytes, b"" at the end, None if there is nothing yet. Raises OSError."""
         if self._unread:
-            data = bytes(self._unread[:octets_max])
-            del self._unread[:octets_max]
+            data = bytes(self._unread[:bytes_max])
+            del self._unread[:bytes_max]
             return data
         if self._failed:
             raise ConnectionResetError
         return b"" if self._ended else None
 
     def unacknowledged(self) -> int:
-        """Return how many octets the peer's TCP did not acknowledge to us; true after a reset."""
+        """Return how many bytes the peer's TCP did not acknowledge to us; true after a reset."""
         return self.written - self.acknowledged
 
     def close(self) -> None:

@@ -15,9 +15,9 @@ from random import Random
 from struct import Struct
 from typing import Final, Self
 
-from urds.addresses import SocketAddress
+from urds.rds.addresses import SocketAddress
 
-_HEAD: Final = Struct("!QQIIB")  # life, number, empties before, octets in all, kind
+_HEAD: Final = Struct("!QQIIB")  # life, number, empties before, bytes in all, kind
 HEAD_BYTES: Final = _HEAD.size
 MESSAGE_BYTES_MAX: Final = 1 << 20
 _TURNS: Final = 4093  # as many bodies of one length differ
@@ -29,7 +29,7 @@ class Kind(IntEnum):
     """What the receiver is to do."""
 
     ONE_WAY = 0
-    ASK = 1  # answer with as many octets
+    ASK = 1  # answer with as many bytes
     END = 2  # the same; the socket will be closed
     FILL = 3  # write into the memory that came along, then answer
     SHOW = 4  # answer with memory that may be read
@@ -42,7 +42,7 @@ class Tally:
     """What one process counted; sums over processes make the summary."""
 
     messages: int = 0  # received and right; records of a stream too
-    octets: int = 0
+    byte_count: int = 0
     lost: int = 0
     repeated: int = 0
     reordered: int = 0
@@ -50,7 +50,7 @@ class Tally:
     unanswered: int = 0
     refused: int = 0  # calls that raised what nobody expected
     control_faults: int = 0
-    stale: int = 0  # for an earlier life of the socket: no error
+    stale: int = 0  # for an earlier generation of the socket: no error
     resets: int = 0  # made on purpose
     excused: int = 0  # operations that a reset ended, as documented
     sockets: int = 0  # opened
@@ -82,35 +82,35 @@ class Head:
     life: int
     number: int
     empties: int
-    octets: int
+    byte_count: int
     kind: Kind
 
     @classmethod
     def parse(cls, payload: bytes) -> Self | None:
-        """Read a message; None if an octet of it is wrong."""
+        """Read a message; None if a byte of it is wrong."""
         if len(payload) < HEAD_BYTES:
             return None
-        life, number, empties, octets, kind = _HEAD.unpack_from(payload)
-        if kind > max(Kind) or octets != len(payload):
+        life, number, empties, byte_count, kind = _HEAD.unpack_from(payload)
+        if kind > max(Kind) or byte_count != len(payload):
             return None
-        if payload[HEAD_BYTES:] != body(number, octets - HEAD_BYTES):
+        if payload[HEAD_BYTES:] != body(number, byte_count - HEAD_BYTES):
             return None
-        return cls(life, number, empties, octets, Kind(kind))
+        return cls(life, number, empties, byte_count, Kind(kind))
 
     def emit(self) -> bytes:
-        """Return the octets of the message."""
-        head = _HEAD.pack(self.life, self.number, self.empties, self.octets, self.kind)
-        return head + body(self.number, self.octets - HEAD_BYTES)
+        """Return the bytes of the message."""
+        head = _HEAD.pack(self.life, self.number, self.empties, self.byte_count, self.kind)
+        return head + body(self.number, self.byte_count - HEAD_BYTES)
 
     def answer(self, kind: Kind = Kind.ANSWER) -> bytes:
         """Return what is sent back."""
-        return Head(self.life, self.number, self.empties, self.octets, kind).emit()
+        return Head(self.life, self.number, self.empties, self.byte_count, kind).emit()
 
 
-def body(number: int, octets: int) -> bytes:
+def body(number: int, byte_count: int) -> bytes:
     """Return what a message of that number carries behind its head."""
     start = number * 7919 % _TURNS
-    return _FILLING[start : start + octets]
+    return _FILLING[start : start + byte_count]
 
 
 class Writer:
@@ -121,9 +121,9 @@ class Writer:
         self._number = 0
         self._empties = 0
 
-    def next(self, kind: Kind, octets: int) -> bytes:
+    def next(self, kind: Kind, byte_count: int) -> bytes:
         """Return the next message; at least its head."""
-        head = Head(self.life, self._number, self._empties, max(octets, HEAD_BYTES), kind)
+        head = Head(self.life, self._number, self._empties, max(byte_count, HEAD_BYTES), kind)
         self._number += 1
         return head.emit()
 
@@ -159,7 +159,7 @@ class Ledger:
 
     def check(self, payload: bytes, source: SocketAddress) -> Head | None:
         """Enter a message; return its head if there is something to do for it."""
-        self._tally.octets += len(payload)
+        self._tally.byte_count += len(payload)
         if not payload:
             self._count_empty(source)
             return None

@@ -9,7 +9,7 @@ import urds
 from tests.soak.messages import HEAD_BYTES, Kind, Ledger, body
 from tests.soak.rds_roles import Client
 from tests.soak.role import ANSWER_S, ASK_PORT, Stage
-from urds.constants import MAX_MESSAGE_BYTES, RdmaStatus
+from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
 
 REGION_BYTES: Final = 1 << 16
 _WAIT_S: Final = 0.5
@@ -37,7 +37,7 @@ def serve(stage: Stage) -> None:
             if head.kind is Kind.SHOW:
                 sock.send_region(head.answer(), region, source)
             elif head.kind is Kind.FILL and cookie is not None:
-                filling = body(head.number, head.octets)
+                filling = body(head.number, head.data)
                 written = sock.rdma_write(filling, cookie, source, payload=head.answer())
                 # The answer comes after what was written, or not at all.
                 if written.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
@@ -77,31 +77,31 @@ class RegionClient(Client):
 
     def fill(self) -> None:
         """Have the server fill memory of ours."""
-        octets = self._stage.octets()
-        memory = bytearray(octets)
+        data = self._stage.data()
+        memory = bytearray(data)
         with self.sock.get_mr(memory, use_once=True) as region:
             self.sock.settimeout(ANSWER_S)
-            message = self.writer.next(Kind.FILL, octets)
+            message = self.writer.next(Kind.FILL, data)
             self.sock.send_region(message, region, self.target)
             head = self.wait()
         if head is None:
             return
         if head.kind is Kind.EXCUSE:
             self._stage.tally.excused += 1
-        elif memory != body(head.number, head.octets):
+        elif memory != body(head.number, head.data):
             self._stage.tally.damaged += 1
 
     def read(self) -> None:
         """Read from the server's memory."""
         tally, random = self._stage.tally, self._stage.random
-        octets = random.randint(1, REGION_BYTES - _COUNTER_BYTES)
-        memory = bytearray(octets)
+        data = random.randint(1, REGION_BYTES - _COUNTER_BYTES)
+        memory = bytearray(data)
         self.sock.settimeout(ANSWER_S)
         read = self.sock.rdma_read(memory, self._cookie, self.target, offset=_COUNTER_BYTES)
         self._stage.reset_now_and_then()
         if read.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
             tally.excused += 1
-        elif memory != body(_NUMBER, octets):
+        elif memory != body(_NUMBER, data):
             tally.damaged += 1
         else:
             tally.messages += 1

@@ -9,7 +9,7 @@ from typing import Final
 import urds
 from tests.soak.messages import Head, Kind, Ledger, Writer
 from tests.soak.role import ANSWER_S, ASK_PORT, SINK_PORT, Stage
-from urds.constants import MAX_MESSAGE_BYTES, MSG_DONTWAIT
+from urds.rds.constants import MAX_MESSAGE_BYTES, MSG_DONTWAIT
 
 SOCKETS: Final = 3  # that one process asks from
 _BURST_MAX: Final = 64
@@ -33,19 +33,19 @@ class Client:
         self._polls = stage.random.random() < 0.5  # half of them through a descriptor
         stage.tally.sockets += 1
 
-    def send(self, kind: Kind, octets: int) -> None:
+    def send(self, kind: Kind, byte_count: int) -> None:
         """Send one message; wait while there is no room."""
         self.sock.settimeout(ANSWER_S)
-        self.sock.sendto(self.writer.next(kind, octets), self.target)
+        self.sock.sendto(self.writer.next(kind, byte_count), self.target)
 
     def send_empty(self) -> None:
-        """Send a message without octets."""
+        """Send a message without bytes."""
         self.sock.settimeout(ANSWER_S)
         self.sock.sendto(self.writer.next_empty(), self.target)
 
     def ask(self, kind: Kind = Kind.ASK) -> Head | None:
         """Ask, and wait for the answer; None if none came."""
-        self.send(kind, self._stage.octets())
+        self.send(kind, self._stage.data())
         return self.wait()
 
     def wait(self) -> Head | None:
@@ -65,7 +65,7 @@ class Client:
     def judge(self, payload: bytes) -> Head | None:
         """Enter what came; return it if it is the answer that is due."""
         tally, head = self._stage.tally, Head.parse(payload)
-        tally.octets += len(payload)
+        tally.data += len(payload)
         if head is None:
             tally.damaged += 1
         elif self.writer.is_answer(head):
@@ -145,7 +145,7 @@ def ask_from_one_port(stage: Stage) -> None:
     client = Client(stage, (stage.address("server"), ASK_PORT), port=ASK_PORT)
     while not stage.over.is_set():
         for _ in range(stage.random.randrange(8)):
-            client.send(Kind.ONE_WAY, stage.octets())
+            client.send(Kind.ONE_WAY, stage.data())
         client.ask()
         stage.rest()
     client.close()
@@ -160,7 +160,7 @@ def burst(stage: Stage) -> None:
             if stage.random.random() < _EMPTY_SHARE:
                 client.send_empty()
             else:
-                client.send(Kind.ONE_WAY, stage.octets())
+                client.send(Kind.ONE_WAY, stage.data())
             stage.reset_now_and_then()
         client.ask()
         if time.monotonic() > client.end_s:

@@ -20,8 +20,8 @@ from typing import Final
 
 import urds
 from tests.soak.messages import HEAD_BYTES, MESSAGE_BYTES_MAX, Tally
-from urds import backend
-from urds.backend.inprocess import InProcess
+from urds.rds.runtime import process as backend
+from urds.rds.runtime.inprocess import InProcess
 
 ASK_PORT: Final = 4000  # what comes here is answered
 SINK_PORT: Final = 4001  # as well, but most of it asks for no answer
@@ -73,12 +73,12 @@ class Stage:
         """Return the address of a role, our own by default."""
         return f"{self.plan.network}.{HOSTS[role or self.plan.role]}"
 
-    def octets(self) -> int:
+    def data(self) -> int:
         """Draw the length of a message, its head included."""
-        (_, octets_max), *_ = self.random.choices(_SIZES, [weight for weight, _ in _SIZES])
-        if octets_max == MESSAGE_BYTES_MAX and self.random.random() < 0.2:
+        (_, bytes_max), *_ = self.random.choices(_SIZES, [weight for weight, _ in _SIZES])
+        if bytes_max == MESSAGE_BYTES_MAX and self.random.random() < 0.2:
             return MESSAGE_BYTES_MAX
-        return self.random.randint(HEAD_BYTES, octets_max)
+        return self.random.randint(HEAD_BYTES, bytes_max)
 
     def end_of_life_s(self) -> float:
         """Draw when a socket that is opened now will be closed."""

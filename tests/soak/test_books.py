@@ -14,12 +14,14 @@ def written(count: int) -> list[bytes]:
 
 
 def counted(payloads: list[bytes]) -> dict[str, int]:
-    """Return what a ledger counts, zeros and octets left out."""
+    """Return what a ledger counts, zeros and bytes left out."""
     tally = Tally()
     ledger = Ledger(tally)
     for payload in payloads:
         ledger.check(payload, SOURCE)
-    return {name: count for name, count in tally.as_dict().items() if count and name != "octets"}
+    return {
+        name: count for name, count in tally.as_dict().items() if count and name != "byte_count"
+    }
 
 
 def test_messages_in_order_are_no_error() -> None:
@@ -42,7 +44,7 @@ def test_a_message_that_comes_twice_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("place", [0, HEAD_BYTES, -1])
-def test_a_changed_octet_is_damage_or_a_gap(place: int) -> None:
+def test_a_changed_byte_is_damage_or_a_gap(place: int) -> None:
     *others, last = written(3)
     changed = bytearray(last)
     changed[place] ^= 0x80

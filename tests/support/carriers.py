@@ -16,9 +16,9 @@ from typing import Final
 
 import pytest
 
-from tests import places, planes
-from urds.constants import Transport
-from urds.dataplane.native import NATIVE
+from tests.support import places, planes
+from urds.rds.constants import Transport
+from urds.rds.plane.choose import NATIVE
 
 TCP: Final = "tcp"
 LANE: Final = "lane"

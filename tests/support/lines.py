@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from urds.logs import LogQueue
+from urds.common.logs import LogQueue
 
 
 class Lines(LogQueue):

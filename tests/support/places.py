@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import pytest
 
-from urds.constants import RDS_TCP_PORT
+from urds.rds.constants import RDS_TCP_PORT
 
 HOSTS_MAX: Final = 254
 LINK: Final = "v0"  # what a namespace calls its end of the link
@@ -64,11 +64,11 @@ class Loopback:
     name = "loopback"
 
     def __init__(self) -> None:
-        self._number, self._lock = _take_range()
+        self._prefix, self._lock = take_subnet(8, 1)
 
     def address(self, host: int) -> str:
         """Return the address of a host."""
-        return f"127.8.{self._number}.{_checked(host) + 1}"
+        return f"{self._prefix}.{_checked(host) + 1}"
 
     def host(self, address: str) -> int:
         """Return the host that has an address."""
@@ -272,17 +272,22 @@ def _checked(host: int) -> int:
     return host
 
 
-def _take_range() -> tuple[int, socket.socket]:
-    """Return a number that no other test has, and the lock that keeps it."""
-    for number in (next(_counted) % 256 for _ in range(256)):
+def take_subnet(first: int, networks: int) -> tuple[str, socket.socket]:
+    """Return `127.X.Y` that no other test process has, and the lock that keeps it.
+
+    X is one of `networks` numbers from `first`.
+    """
+    count = networks * 256
+    for number in (next(_counted) % count for _ in range(count)):
+        prefix = f"127.{first + number // 256}.{number % 256}"
         lock = socket.socket()
         try:
-            lock.bind((f"127.8.{number}.255", _LOCK_PORT))
+            lock.bind((f"{prefix}.255", _LOCK_PORT))
         except OSError:
             lock.close()
         else:
-            return number, lock
-    raise AssertionError("256 tests at once")
+            return prefix, lock
+    raise AssertionError(f"{count} tests at once")
 
 
 if __name__ == "__main__":  # why two namespaces cannot be made, or nothing, for the Makefile

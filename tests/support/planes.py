@@ -2,7 +2,8 @@
 
 Without URDS_IMPL a run is about the reference plane, whatever is installed, so that its outcome
 does not depend on that; `make test` runs the suites of messages once more with URDS_IMPL=native.
-tests/parity puts both beside each other in one run. A test marked `reference` looks inside the
+tests/parity puts both beside each other in one run. A test marked `reference` looks
+inside the
 Python plane, or replaces a part of it, and is left out where the plane is the compiled one.
 """
 
@@ -13,8 +14,8 @@ from collections.abc import Callable
 
 import pytest
 
-from urds.dataplane.base import Plane
-from urds.dataplane.native import (
+from urds.common.errors import SettingError
+from urds.rds.plane.choose import (
     NATIVE,
     PYTHON,
     VARIABLE,
@@ -23,7 +24,7 @@ from urds.dataplane.native import (
     plane_class,
     plane_in_use,
 )
-from urds.errors import SettingError
+from urds.rds.plane.contract import Plane
 
 REQUIRED = "URDS_NATIVE_REQUIRED"  # 1: a compiled plane was meant to be built
 LOOKS_INSIDE = "looks inside the Python plane"

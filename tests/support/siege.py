@@ -1,7 +1,7 @@
 """What an attack does to honest processes beside it: their round trips, and the victim's memory.
 
-Shared by the programs that print such figures, `tests.tcp.siege_figures` and
-`tests.rdma.siege_figures`. Nothing here asserts a speed.
+Shared by the programs that print such figures, `tests.rds.transports.tcp.siege_figures` and
+`tests.rds.transports.rdma.siege_figures`. Nothing here asserts a speed.
 """
 
 from __future__ import annotations

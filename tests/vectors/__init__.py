@@ -1,7 +1,7 @@
-"""Octets that Linux sent, one file per release and carrier, each with how it was caught.
+"""Bytes that Linux sent, one file per release and carrier, each with how it was caught.
 
-A file holds comment lines (`# ...`) and vectors (`name = octets`). Octets are hexadecimal, in
-groups of any length; the group `00*8192` repeats one octet.
+A file holds comment lines (`# ...`) and vectors (`name = bytes`). Bytes are hexadecimal, in
+groups of any length; the group `00*8192` repeats one byte.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def load(file_name: str) -> dict[str, bytes]:
         name, equals, groups = (part.strip() for part in line.partition("="))
         if not equals or name in found:
             raise ValueError(f"{file_name}.hex: {line[:60]!r} is no new vector")
-        found[name] = b"".join(_octets(group) for group in groups.split())
+        found[name] = b"".join(_bytes(group) for group in groups.split())
     return found
 
 
@@ -30,6 +30,6 @@ def file_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.hex"))
 
 
-def _octets(group: str) -> bytes:
-    octets, _, count = group.partition("*")
-    return bytes.fromhex(octets) * int(count or 1)
+def _bytes(group: str) -> bytes:
+    data, _, count = group.partition("*")
+    return bytes.fromhex(data) * int(count or 1)

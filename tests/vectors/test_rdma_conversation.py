@@ -2,7 +2,7 @@
 
 In the replay a core stands in the place of one of the kernels. It gets the other one's frames, and
 the calls that the kernel's sockets must have made; what it posts has to be what that kernel sent,
-octet for octet. How much a kernel had taken in before it made a frame, its acknowledgement says.
+byte for byte. How much a kernel had taken in before it made a frame, its acknowledgement says.
 """
 
 import re
@@ -13,18 +13,18 @@ from typing import NamedTuple
 import pytest
 
 from tests.vectors import load
-from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag, RdmaStatus
-from urds.dataplane.operations import Operation, RdmaTransfer
-from urds.dataplane.reference.counters import Counters
-from urds.transport.rdma.core import ConnectionCore, CoreLimits
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
-from urds.transport.rdma.work import Frame, Outcome, Piece
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag, RdmaStatus
+from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.python.counters import Counters
+from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 CONVERSATION = load("linux_6_1_rdma_conversation")
-FRAMES = {name: octets for name, octets in CONVERSATION.items() if len(octets) >= HEADER_BYTES}
+FRAMES = {name: data for name, data in CONVERSATION.items() if len(data) >= HEADER_BYTES}
 
 
 class Line(NamedTuple):
@@ -33,30 +33,30 @@ class Line(NamedTuple):
     name: str
     side: str
     operation: str | None  # "read" or "write"; None: a frame
-    octets: bytes
+    data: bytes
 
     @property
     def header(self) -> Header:
-        return Header.parse(self.octets[:HEADER_BYTES])
+        return Header.parse(self.data[:HEADER_BYTES])
 
     @property
     def payload(self) -> bytes:
-        return self.octets[HEADER_BYTES:]
+        return self.data[HEADER_BYTES:]
 
 
 def lines() -> list[Line]:
     found = []
-    for name, octets in CONVERSATION.items():
+    for name, data in CONVERSATION.items():
         parts = re.fullmatch(r"([ab])_\d+(?:_(read|write))?", name)
         assert parts is not None, name
-        found.append(Line(name, parts[1], parts[2], octets))
+        found.append(Line(name, parts[1], parts[2], data))
     return found
 
 
 @pytest.mark.rule("wire-header-fields", "wire-checksum")
-@pytest.mark.parametrize("octets", FRAMES.values(), ids=FRAMES)
-def test_a_frame_of_linux_is_written_again_octet_for_octet(octets: bytes) -> None:
-    header, payload = Header.parse(octets[:HEADER_BYTES]), octets[HEADER_BYTES:]
+@pytest.mark.parametrize("data", FRAMES.values(), ids=FRAMES)
+def test_a_frame_of_linux_is_written_again_byte_for_byte(data: bytes) -> None:
+    header, payload = Header.parse(data[:HEADER_BYTES]), data[HEADER_BYTES:]
     ours = MessageHeader(
         sequence=header.sequence,
         payload_bytes=header.payload_bytes,
@@ -66,12 +66,12 @@ def test_a_frame_of_linux_is_written_again_octet_for_octet(octets: bytes) -> Non
         extension=header.extension,
     )
     made = ours.emit(acknowledgement=header.ack, credit=header.credit, payload=payload)
-    assert made == octets
+    assert made == data
     assert len(payload) <= min(header.payload_bytes, FRAGMENT_BYTES)
 
 
 def test_the_conversation_shows_every_kind_of_frame() -> None:
-    headers = [Header.parse(octets[:HEADER_BYTES]) for octets in FRAMES.values()]
+    headers = [Header.parse(data[:HEADER_BYTES]) for data in FRAMES.values()]
     assert sum(header.flags == HeaderFlag.CONG_BITMAP for header in headers) == 8
     assert sum(not header.sequence and not header.flags for header in headers) > 4  # acks alone
     assert sum(header.flags == HeaderFlag.ACK_REQUIRED for header in headers) > 4
@@ -132,10 +132,10 @@ class Replay:
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         self.got.append((source_port, target_port, payload, extension))
 
-    def take_map(self, octets: bytes) -> None:
-        self.maps.append(octets)
+    def take_map(self, data: bytes) -> None:
+        self.maps.append(data)
 
-    def map_octets(self) -> bytes:
+    def map_bytes(self) -> bytes:
         return self.map
 
     def may_answer_ping(self, port: int) -> bool:
@@ -162,7 +162,7 @@ class Replay:
 
     def take_in_one(self) -> None:
         line = self.theirs.popleft()
-        assert self.core.handle_frame(memoryview(line.octets)) is None, line.name
+        assert self.core.handle_frame(memoryview(line.data)) is None, line.name
 
     def call(self, step: Step) -> None:
         """Do what made the kernel send this message, unless that came from its peer."""
@@ -186,29 +186,29 @@ class Replay:
         work = self.core.poll_work()
         assert work is not None, line.name
         if isinstance(work, Frame):
-            assert work.octets == line.octets, line.name
+            assert work.data == line.data, line.name
         else:
             assert isinstance(work, Piece)
             assert isinstance(work.operation, RdmaTransfer)
             named = (work.remote_address, work.operation.key, work.operation.payload_bytes)
-            assert struct.pack(">QII", *named) == line.octets, line.name
+            assert struct.pack(">QII", *named) == line.data, line.name
             assert work.operation.is_write == (line.operation == "write")
         self.core.handle_completed(work.wr_id, Outcome.DONE)
 
 
 def _operation(line: Line) -> RdmaTransfer:
-    address, key, octets = struct.unpack(">QII", line.octets)
+    address, key, data = struct.unpack(">QII", line.data)
     return RdmaTransfer(
         key=key,
         remote_address=address,
-        pieces=(memoryview(bytearray(octets)),),
+        pieces=(memoryview(bytearray(data)),),
         is_write=line.operation == "write",
         fence=True,
     )
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
-def test_a_core_in_the_place_of_a_kernel_sends_the_same_octets(side: str) -> None:
+def test_a_core_in_the_place_of_a_kernel_sends_the_same_bytes(side: str) -> None:
     replay = Replay(side)
     replay.run()
     assert replay.counters.send_queued == sum(
@@ -222,7 +222,7 @@ def test_what_the_core_took_in() -> None:
     """As kernel a: the map of b's full socket, the reply, the keys that b's operations used."""
     replay = Replay("a")
     replay.run()
-    ports = [list(CongestionMap.parse(octets)) for octets in replay.maps]
+    ports = [list(CongestionMap.parse(data)) for data in replay.maps]
     assert ports == [[], [5100], []]
     assert replay.got[0] == (5000, 4000, b"reply", b"")
     assert replay.got[1] == (0, 17839, b"", b"")  # a pong
@@ -234,7 +234,7 @@ def test_what_the_core_took_in() -> None:
     )
 
 
-def test_another_octet_is_noticed() -> None:
+def test_another_byte_is_noticed() -> None:
     """Shows that the replay can fail: a kernel that acknowledges one more than it got."""
     replay = Replay("a")
     replay.core._incoming.sequence_expected = 2

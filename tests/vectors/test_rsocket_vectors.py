@@ -1,4 +1,4 @@
-"""The octets of the original rsockets, read and written again octet for octet."""
+"""The bytes of the original rsockets, read and written again byte for byte."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.vectors import load
-from urds.rsocket.stream import Memory, Post, PostKind, Shut, Stream, StreamSettings
+from urds.rsocket.core.stream import Memory, Post, PostKind, Shut, StreamCore, StreamSettings
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
 from urds.rsocket.wire.messages import (
     CREDIT_LIMIT_MASK,
@@ -14,8 +14,8 @@ from urds.rsocket.wire.messages import (
     Control,
     IomapEntry,
     Op,
-    emit_word,
-    parse_word,
+    emit_imm_data,
+    parse_imm_data,
 )
 
 VECTORS = load("linux_6_1_rsocket")
@@ -30,14 +30,14 @@ class Write:
     """One RDMA WRITE: where it goes, its word, what is written."""
 
     target: Sge
-    word: int
+    imm_data: int
     payload: bytes
 
 
 def write(name: str) -> Write:
-    octets = VECTORS[name]
-    (word,) = struct.unpack_from(">I", octets, SGE_BYTES)
-    return Write(Sge.parse(octets[:SGE_BYTES], "big"), word, octets[SGE_BYTES + 4 :])
+    data = VECTORS[name]
+    (imm_data,) = struct.unpack_from(">I", data, SGE_BYTES)
+    return Write(Sge.parse(data[:SGE_BYTES], "big"), imm_data, data[SGE_BYTES + 4 :])
 
 
 def connect_data(name: str) -> ConnectData:
@@ -72,18 +72,18 @@ def test_what_the_connect_data_says(name: str, record: ConnectData) -> None:
 
 
 @pytest.mark.parametrize("name", ["request", "reply", "iomap_request", "iomap_reply"])
-def test_connect_data_are_written_again_octet_for_octet(name: str) -> None:
-    octets = VECTORS[name][CMA_HEADER_BYTES if "request" in name else 0 :]
-    assert connect_data(name).emit() == octets[:40]
-    assert not any(octets[40:])
+def test_connect_data_are_written_again_byte_for_byte(name: str) -> None:
+    data = VECTORS[name][CMA_HEADER_BYTES if "request" in name else 0 :]
+    assert connect_data(name).emit() == data[:40]
+    assert not any(data[40:])
     assert connect_data(name).iomap_slots == ("iomap" in name)
 
 
 @pytest.mark.rule("rsocket-message-type")
 @pytest.mark.parametrize("name", WORDS)
 def test_a_word_is_written_again(name: str) -> None:
-    word = write(name).word
-    assert emit_word(*parse_word(word)) == word
+    imm_data = write(name).imm_data
+    assert emit_imm_data(*parse_imm_data(imm_data)) == imm_data
 
 
 @pytest.mark.rule("rsocket-double-buffer", "rsocket-remote-sgl")
@@ -100,7 +100,7 @@ def test_the_first_message_of_each_side_publishes_the_second_half(
     name: str, own: str, peer: str
 ) -> None:
     message, own_data, peer_data = write(name), connect_data(own), connect_data(peer)
-    op, argument = parse_word(message.word)
+    op, argument = parse_imm_data(message.imm_data)
     assert op is Op.CREDIT
     assert argument & CREDIT_LIMIT_MASK == own_data.credits
     table = peer_data.target_sgl
@@ -125,7 +125,7 @@ def test_data_go_into_the_first_half_one_after_the_other(
     name: str, peer: str, offset: int, length: int
 ) -> None:
     message, half = write(name), connect_data(peer).data_buffer
-    assert parse_word(message.word) == (Op.DATA, length)
+    assert parse_imm_data(message.imm_data) == (Op.DATA, length)
     assert message.target == Sge(half.address + offset, half.key, length)
     assert len(message.payload) == length
 
@@ -137,9 +137,9 @@ def test_data_go_into_the_first_half_one_after_the_other(
 )
 def test_a_mapping_goes_behind_the_table(name: str, peer: str) -> None:
     message, table = write(name), connect_data(peer).target_sgl
-    assert parse_word(message.word) == (Op.IOMAP, 0)
-    behind = table.address + SGE_BYTES * table.length
-    assert message.target == Sge(behind, table.key, IOMAP_ENTRY_BYTES)
+    assert parse_imm_data(message.imm_data) == (Op.IOMAP, 0)
+    source = table.address + SGE_BYTES * table.length
+    assert message.target == Sge(source, table.key, IOMAP_ENTRY_BYTES)
     entry = IomapEntry.parse(message.payload, "little")
     assert (entry.offset, entry.length) == (0, 1000)
     assert entry.emit("little") == message.payload
@@ -148,19 +148,19 @@ def test_a_mapping_goes_behind_the_table(name: str, peer: str) -> None:
 @pytest.mark.rule("rsocket-iomap-write")
 def test_a_direct_write_goes_where_the_mapping_says() -> None:
     """It has no word: what follows the address is payload alone."""
-    octets = VECTORS["iomap_active_direct"]
+    data = VECTORS["iomap_active_direct"]
     mapping = IomapEntry.parse(write("iomap_passive_slot_0").payload, "little")
-    target = Sge.parse(octets[:SGE_BYTES], "big")
+    target = Sge.parse(data[:SGE_BYTES], "big")
     assert target == Sge(mapping.address, mapping.key, mapping.length)
-    assert len(octets) == SGE_BYTES + mapping.length
+    assert len(data) == SGE_BYTES + mapping.length
 
 
 @pytest.mark.rule("rsocket-message-bare", "rsocket-disconnect")
 @pytest.mark.parametrize("name", ["passive_disconnect", "iomap_active_disconnect"])
-def test_a_disconnect_is_a_word_without_octets(name: str) -> None:
+def test_a_disconnect_is_a_word_without_bytes(name: str) -> None:
     """Its address and key are whatever lay on the stack: nobody may judge them."""
     message = write(name)
-    assert parse_word(message.word) == (Op.CONTROL, Control.DISCONNECT)
+    assert parse_imm_data(message.imm_data) == (Op.CONTROL, Control.DISCONNECT)
     assert message.target.length == 0 and message.payload == b""
 
 
@@ -180,15 +180,18 @@ class OneRegion:
         del memory
 
 
-def core_as(own: str, *, iomap_slots: int = 0) -> Stream:
+def core_as(own: str, *, iomap_slots: int = 0) -> StreamCore:
     """Return a core with the buffers of a program, that behaves as the original does."""
     settings = StreamSettings(
-        receive_bytes=RECEIVE_BYTES, is_own=False, iomap_slots=iomap_slots, send_bytes=RECEIVE_BYTES
+        receive_bytes=RECEIVE_BYTES,
+        is_urds=False,
+        iomap_slots=iomap_slots,
+        send_bytes=RECEIVE_BYTES,
     )
-    return Stream(settings, OneRegion(connect_data(own).target_sgl))
+    return StreamCore(settings, OneRegion(connect_data(own).target_sgl))
 
 
-def posts_of(core: Stream) -> list[Post]:
+def posts_of(core: StreamCore) -> list[Post]:
     found = []
     while (post := core.poll_transmit()) is not None:
         found.append(post)
@@ -198,15 +201,15 @@ def posts_of(core: Stream) -> list[Post]:
 def same(post: Post, name: str) -> bool:
     """Compare a post with a captured write, whose word is big-endian there."""
     message = write(name)
-    where = (post.address, post.rkey, len(post.octets))
+    where = (post.address, post.rkey, len(post.data))
     is_there = where == (message.target.address, message.target.key, message.target.length)
-    return is_there and post.word == message.word and bytes(post.octets) == message.payload
+    return is_there and post.imm_data == message.imm_data and bytes(post.data) == message.payload
 
 
 @pytest.mark.parametrize(("own", "iomap_slots"), [("request", 0), ("iomap_request", 1)])
 def test_the_core_offers_what_the_original_offers(own: str, iomap_slots: int) -> None:
     """But for the place of the data buffer, which is behind the tables here."""
-    offered = ConnectData.parse(core_as(own, iomap_slots=iomap_slots).offer())
+    offered = ConnectData.parse(core_as(own, iomap_slots=iomap_slots).connect_data())
     captured = connect_data(own)
     assert replace(offered, data_buffer=captured.data_buffer) == captured
     assert offered.data_buffer.length == HALF_BYTES
@@ -217,20 +220,20 @@ def test_the_core_speaks_as_the_active_program_did() -> None:
     core.adopt(VECTORS["reply"])
     (first,) = posts_of(core)
     captured = write("active_second_half")
-    assert (first.address, first.rkey, first.word) == (
+    assert (first.address, first.rkey, first.imm_data) == (
         captured.target.address,
         captured.target.key,
-        captured.word,
+        captured.imm_data,
     )
-    half = Sge.parse(first.octets, "little")
-    data = ConnectData.parse(core.offer()).data_buffer
+    half = Sge.parse(first.data, "little")
+    data = ConnectData.parse(core.connect_data()).data_buffer
     assert half == Sge(data.address + HALF_BYTES, data.key, HALF_BYTES)
-    for octet_count, name in [
+    for byte_count, name in [
         (16, "active_data_16"),
         (1000, "active_data_1000"),
         (1000, "active_data_1000_next"),
     ]:
-        assert core.send(memoryview(bytes(octet_count)), may_borrow=False) == octet_count
+        assert core.send(memoryview(bytes(byte_count)), may_zero_copy=False) == byte_count
         (post,) = posts_of(core)
         assert same(post, name)
 
@@ -242,16 +245,16 @@ def test_the_core_understands_what_the_active_program_said() -> None:
     core.adopt(VECTORS["request"][CMA_HEADER_BYTES:])
     posts_of(core)
     region.view[SGE_BYTES : 2 * SGE_BYTES] = write("active_second_half").payload
-    core.receive_data(write("active_second_half").word)
+    core.receive_data(write("active_second_half").imm_data)
     assert core.stats.entries_received == 1
     for name in ("active_data_16", "active_data_1000", "active_data_1000_next"):
-        core.receive_data(write(name).word)
+        core.receive_data(write(name).imm_data)
     assert core.readable_bytes == 2016
     assert core.receive(5000) == bytes(2016)
     core.shut_down(Shut.RDWR)
     (last,) = posts_of(core)
-    assert last.word == write("passive_disconnect").word
-    assert last.octets == b""
+    assert last.imm_data == write("passive_disconnect").imm_data
+    assert last.data == b""
 
 
 def test_the_core_maps_and_writes_as_the_active_program_did() -> None:
@@ -268,13 +271,13 @@ def test_the_core_maps_and_writes_as_the_active_program_did() -> None:
     region.view[2 * SGE_BYTES : 2 * SGE_BYTES + IOMAP_ENTRY_BYTES] = write(
         "iomap_passive_slot_0"
     ).payload
-    core.receive_data(write("iomap_passive_slot_0").word)
-    assert core.write_mapped(memoryview(bytes(1000)), 0, may_borrow=False) == 1000
+    core.receive_data(write("iomap_passive_slot_0").imm_data)
+    assert core.write_mapped(memoryview(bytes(1000)), 0, may_zero_copy=False) == 1000
     (post,) = posts_of(core)
     captured = Sge.parse(VECTORS["iomap_active_direct"][:SGE_BYTES], "big")
-    assert (post.address, post.rkey, len(post.octets)) == (
+    assert (post.address, post.rkey, len(post.data)) == (
         captured.address,
         captured.key,
         captured.length,
     )
-    assert post.word is None
+    assert post.imm_data is None

@@ -1,4 +1,4 @@
-"""The octets of Linux, read and written again octet for octet."""
+"""The bytes of Linux, read and written again byte for byte."""
 
 import sys
 from dataclasses import replace
@@ -7,12 +7,11 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from tests.vectors import file_names, load
-from urds.constants import Capability, ConnectionFlag, ExtensionType, HeaderFlag, InfoOpt
-from urds.wire import info
-from urds.wire.checksum import header_checksum, header_intact
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.connect_data import ConnectData, accepted_version
-from urds.wire.exthdr import (
+from urds.rds.constants import Capability, ConnectionFlag, ExtensionType, HeaderFlag, InfoOpt
+from urds.rds.wire import info
+from urds.rds.wire.checksum import header_checksum, header_intact
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.extensions import (
     Extension,
     Handshake,
     Mark,
@@ -21,14 +20,15 @@ from urds.wire.exthdr import (
     parse,
     parse_handshake,
 )
-from urds.wire.header import HEADER, HEADER_BYTES, Header
+from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
+from urds.rds.wire.private_data import ConnectData, accepted_version
 
 TCP = ["linux_6_1_tcp", "linux_6_1_tcp_ipv6", "linux_6_12_tcp", "linux_7_2_tcp"]
 RDMA = "linux_6_1_rdma"
 MESSAGES = [
-    pytest.param(octets, id=f"{file_name}-{name}")
+    pytest.param(data, id=f"{file_name}-{name}")
     for file_name in [*TCP, RDMA]
-    for name, octets in load(file_name).items()
+    for name, data in load(file_name).items()
 ]
 INFO = load("linux_6_1_info")
 
@@ -40,27 +40,27 @@ def test_every_file_is_used() -> None:
 
 
 @pytest.mark.rule("wire-header-fields", "wire-header-size")
-@pytest.mark.parametrize("octets", MESSAGES)
-def test_a_header_of_linux_is_written_again_octet_for_octet(octets: bytes) -> None:
-    header = Header.parse(octets[:HEADER_BYTES])
-    assert header.emit() == octets[:HEADER_BYTES]
-    assert len(octets) in (HEADER_BYTES, HEADER_BYTES + header.payload_bytes)
+@pytest.mark.parametrize("data", MESSAGES)
+def test_a_header_of_linux_is_written_again_byte_for_byte(data: bytes) -> None:
+    header = Header.parse(data[:HEADER_BYTES])
+    assert header.emit() == data[:HEADER_BYTES]
+    assert len(data) in (HEADER_BYTES, HEADER_BYTES + header.payload_bytes)
     assert emit(parse(header.extension)) == header.extension
 
 
 @pytest.mark.rule("wire-checksum")
-@pytest.mark.parametrize("octets", load(RDMA).values(), ids=load(RDMA))
-def test_our_checksum_is_the_one_that_linux_computed(octets: bytes) -> None:
-    fields = HEADER.unpack_from(octets)
+@pytest.mark.parametrize("data", load(RDMA).values(), ids=load(RDMA))
+def test_our_checksum_is_the_one_that_linux_computed(data: bytes) -> None:
+    fields = HEADER.unpack_from(data)
     assert fields[8] == header_checksum(*fields[:8], *fields[9:]) != 0
     assert header_intact(fields)
-    assert Header.parse(octets[:HEADER_BYTES]).emit(checksum=True) == octets[:HEADER_BYTES]
+    assert Header.parse(data[:HEADER_BYTES]).emit(checksum=True) == data[:HEADER_BYTES]
 
 
 @pytest.mark.parametrize("file_name", TCP)
 def test_over_tcp_linux_leaves_ack_credit_and_checksum_zero(file_name: str) -> None:
-    for octets in load(file_name).values():
-        header = Header.parse(octets[:HEADER_BYTES])
+    for data in load(file_name).values():
+        header = Header.parse(data[:HEADER_BYTES])
         assert (header.ack, header.credit, header.padding, header.checksum) == (0, 0, 0, 0)
         assert header.flags in (HeaderFlag(0), HeaderFlag.CONG_BITMAP, HeaderFlag.RETRANSMITTED)
 
@@ -86,7 +86,7 @@ def test_the_probe_of_each_release(
     assert emit_handshake(handshake) == header.extension
 
 
-def test_a_mark_of_ours_changes_only_octets_that_7_2_leaves_zero() -> None:
+def test_a_mark_of_ours_changes_only_bytes_that_7_2_leaves_zero() -> None:
     extension = Header.parse(load("linux_7_2_tcp")["probe_ping"]).extension
     assert parse(extension) == (
         Extension(ExtensionType.NPATHS, (8,)),
@@ -123,8 +123,8 @@ def test_messages_of_linux() -> None:
     ("name", "ports"), [("empty_map", []), ("map_port_5000", [5000]), ("map_port_5100", [5100])]
 )
 def test_a_congestion_map_of_linux(name: str, ports: list[int]) -> None:
-    octets = load("linux_6_1_tcp")[name]
-    header, payload = Header.parse(octets[:HEADER_BYTES]), octets[HEADER_BYTES:]
+    data = load("linux_6_1_tcp")[name]
+    header, payload = Header.parse(data[:HEADER_BYTES]), data[HEADER_BYTES:]
     assert header == Header(flags=HeaderFlag.CONG_BITMAP, payload_bytes=8192)
     assert list(CongestionMap.parse(payload)) == ports
     assert CongestionMap(ports).emit() == payload
@@ -132,7 +132,7 @@ def test_a_congestion_map_of_linux(name: str, ports: list[int]) -> None:
 
 @pytest.mark.rule("wire-flags")
 def test_acknowledgements_over_rdma() -> None:
-    vectors = {name: Header.parse(octets[:48]) for name, octets in load(RDMA).items()}
+    vectors = {name: Header.parse(data[:48]) for name, data in load(RDMA).items()}
     assert vectors["data"].flags == HeaderFlag.ACK_REQUIRED
     only = vectors["ack_only"]
     assert (only.sequence, only.ack, only.source_port, only.target_port) == (0, 1, 0, 0)
@@ -143,7 +143,7 @@ def test_acknowledgements_over_rdma() -> None:
 
 @pytest.mark.rule("wire-exthdr-rdma", "wire-exthdr-rdma-dest")
 def test_rdma_extensions_of_linux() -> None:
-    vectors = {name: Header.parse(octets[:48]) for name, octets in load(RDMA).items()}
+    vectors = {name: Header.parse(data[:48]) for name, data in load(RDMA).items()}
     assert parse(vectors["rdma_target"].extension) == (
         Extension(ExtensionType.RDMA_DEST, (0x1300, 0)),
     )
@@ -156,11 +156,11 @@ def test_rdma_extensions_of_linux() -> None:
     [("request", 36, "10.78.0.10", "10.78.0.20"), ("reply", 0, "10.78.0.20", "10.78.0.10")],
 )
 def test_the_connect_data_of_linux(name: str, offset: int, source: str, target: str) -> None:
-    octets = load("linux_6_1_rdma_connect")[name][offset:]
-    record = ConnectData.parse(octets, ipv6=False)
+    data = load("linux_6_1_rdma_connect")[name][offset:]
+    record = ConnectData.parse(data, ipv6=False)
     assert record == ConnectData(source=IPv4Address(source), target=IPv4Address(target))
-    assert record.emit() == octets[:32]
-    assert not any(octets[32:])
+    assert record.emit() == data[:32]
+    assert not any(data[32:])
     assert accepted_version(record) == (3, 1)
 
 
@@ -190,7 +190,7 @@ def records(name: str) -> list[info.Record]:
 
 @little_endian
 @pytest.mark.parametrize("name", INFO)
-def test_an_info_list_of_linux_is_written_again_octet_for_octet(name: str) -> None:
+def test_an_info_list_of_linux_is_written_again_byte_for_byte(name: str) -> None:
     option, _ = LISTS[name.partition("_")[2]]
     assert records(name)
     assert info.emit_list(option, records(name)) == INFO[name]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from urds.common.types import HostPort
 from urds.verbs import (
     CQ,
     MR,
@@ -46,12 +47,11 @@ from urds.verbs import (
     WROpcode,
 )
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.shm import ShmAdapter
 from urds.verbs.providers.sim import SimNetwork
@@ -141,8 +141,8 @@ class Side:
         )
         self.attr = QPAttr(qp_access_flags=access, qkey=QKEY)
         self.qp = QP(self.pd, self.init_attr, self.attr)
-        self.connection: Connection | None = None
-        self.told: list[ConnectionEvent] = []
+        self.connection: VerbsConnection | None = None
+        self.told: list[VerbsConnectionEvent] = []
         self._opcodes: dict[int, WROpcode] = {}
 
     # -- work
@@ -171,7 +171,7 @@ class Side:
         (qp or self.qp).post_send(wr)
 
     def receive(self, length: int = 64, *, offset: int = 0, wr_id: int = 0, count: int = 1) -> None:
-        """Post receives, each `length` octets after the one before."""
+        """Post receives, each `length` bytes after the one before."""
         target: QP | SRQ = self.qp if self.srq is None else self.srq
         for index in range(count):
             piece = [self.mr.sge(offset + index * length, length)] if length else []
@@ -227,14 +227,14 @@ class Side:
             return vector.port
         return int(getattr(adapter, "port", 0))
 
-    def take(self, event: ConnectionEvent) -> None:
+    def take(self, event: VerbsConnectionEvent) -> None:
         """Note an event of the connection."""
         self.told.append(event)
 
-    def until(self, *kinds: ConnectionEventKind) -> ConnectionEvent:
+    def until(self, *kinds: ConnectionEventKind) -> VerbsConnectionEvent:
         """Wait for an event of the connection of one of these kinds."""
 
-        def find() -> ConnectionEvent | None:
+        def find() -> VerbsConnectionEvent | None:
             return next((event for event in self.told if event.kind in kinds), None)
 
         assert self.context.adapter.wait(lambda: find() is not None, WAIT_NS), self.told
@@ -257,7 +257,7 @@ class Pair:
         told = ConnectParameters(**parameters)
         left, right = self.left, self.right
 
-        def answer(event: ConnectionEvent) -> None:
+        def answer(event: VerbsConnectionEvent) -> None:
             right.connection = event.connection
             event.connection.on_event = right.take
             event.connection.accept(right.qp.engine, told)
@@ -342,7 +342,7 @@ class World:
         self._memories.append(memory)
         return memory
 
-    def address(self, context: Context) -> Address:
+    def address(self, context: Context) -> HostPort:
         """Return an address to listen at."""
         adapter: Any = context.adapter
         return (adapter.address if self.is_simulated else self.host, 0)

@@ -11,10 +11,10 @@ from pathlib import Path
 from tests.verbs.conformance import Pair, Side, World
 from urds.verbs import SendFlag, VerbsError, WCStatus, WROpcode
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 
 LIFE_NS = 30_000_000_000
@@ -81,7 +81,7 @@ def main(provider: str, directory: str, role: str, host: str) -> None:
         side.receive(SLOT_BYTES, offset=slot * SLOT_BYTES, wr_id=slot)
     remote: dict[str, int] = {}
 
-    def answer(event: ConnectionEvent) -> None:
+    def answer(event: VerbsConnectionEvent) -> None:
         remote.update(named(event.parameters.private_data))
         side.connection = event.connection
         event.connection.on_event = side.take

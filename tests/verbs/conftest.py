@@ -28,7 +28,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     made = World(request.param, tmp_path / "meet")
     try:
         yield made
-        assert made.is_guarded(), "octets outside a region have changed"
+        assert made.is_guarded(), "bytes outside a region have changed"
         if request.node.stash.get(_HAS_PASSED, False) and not made.has_refused:
             assert made.not_seen(*getattr(request.function, "shows", ())) == []
     finally:

@@ -79,14 +79,14 @@ class Side:
             attributes.ah_attr = None
         self.qp.to_rts(attributes)
 
-    def receive(self, wr_id: int = 0, offset: int = 0, octets: int = 64) -> None:
+    def receive(self, wr_id: int = 0, offset: int = 0, byte_count: int = 64) -> None:
         """Post a receive."""
-        self.qp.post_recv(RecvWR(wr_id, [self.mr.sge(offset, octets)]))
+        self.qp.post_recv(RecvWR(wr_id, [self.mr.sge(offset, byte_count)]))
 
-    def send(self, octets: bytes, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
+    def send(self, data: bytes, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
         """Send from the end of the buffer."""
-        offset = BUFFER_BYTES - len(octets)
-        self.mr.write(octets, offset=offset)
+        offset = BUFFER_BYTES - len(data)
+        self.mr.write(data, offset=offset)
         self.qp.post_send(SendWR(wr_id, sg=[self.mr.sge(offset)], send_flags=flags))
 
 
@@ -106,10 +106,10 @@ class World:
         self.right.lead_to(self.left)
         return self
 
-    def send_datagram(self, octets: bytes, wr_id: int = 0) -> None:
+    def send_datagram(self, data: bytes, wr_id: int = 0) -> None:
         """Send a datagram from left to right."""
-        self.left.mr.write(octets)
-        wr = SendWR(wr_id, sg=[self.left.mr.sge(0, len(octets))])
+        self.left.mr.write(data)
+        wr = SendWR(wr_id, sg=[self.left.mr.sge(0, len(data))])
         wr.set_wr_ud(AH(self.left.pd, self.right.route()), self.right.qp.qp_num, QKEY)
         self.left.qp.post_send(wr)
 

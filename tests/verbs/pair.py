@@ -1,5 +1,6 @@
 """Two contexts with a queue pair each, connected over any provider: what the tests here share."""
 
+from urds.common.types import HostPort
 from urds.verbs import (
     CQ,
     MR,
@@ -17,13 +18,12 @@ from urds.verbs import (
     WROpcode,
 )
 from urds.verbs.providers.base import (
-    Address,
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     Listener,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
 
 EVERYTHING = (
@@ -54,10 +54,10 @@ class End:
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth)
         init = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap, acceptance=acceptance)
         self.qp = QP(self.pd, init, QPAttr(qp_access_flags=EVERYTHING))
-        self.events: list[ConnectionEvent] = []
-        self.connection: Connection | None = None
+        self.events: list[VerbsConnectionEvent] = []
+        self.connection: VerbsConnection | None = None
 
-    def take(self, event: ConnectionEvent) -> None:
+    def take(self, event: VerbsConnectionEvent) -> None:
         """Note an event; accept a request with the queue pair."""
         self.events.append(event)
         if event.kind is ConnectionEventKind.REQUEST:
@@ -69,12 +69,12 @@ class End:
         """Return what was told so far."""
         return [event.kind for event in self.events]
 
-    def listen(self, local: Address, *, backlog: int = 8) -> Listener:
+    def listen(self, local: HostPort, *, backlog: int = 8) -> Listener:
         """Listen and accept one request."""
         with self.adapter.lock:
             return self.adapter.listen(local, PortSpace.TCP, backlog=backlog, on_event=self.take)
 
-    def connect(self, peer: Address, *, timeout_ns: int | None = None) -> None:
+    def connect(self, peer: HostPort, *, timeout_ns: int | None = None) -> None:
         """Ask for a connection."""
         with self.adapter.lock:
             self.connection = self.adapter.connect(
@@ -106,11 +106,11 @@ class End:
         for index in range(count):
             self.qp.post_recv(RecvWR(index, [self.mr.sge(base + index * length, length)]))
 
-    def send(self, number: int, octets: bytes, *, base: int = 0) -> None:
+    def send(self, number: int, data: bytes, *, base: int = 0) -> None:
         """Send one message from a piece of the region of its own."""
-        offset = base + number * len(octets)
-        self.mr.write(octets, offset=offset)
-        piece = self.mr.sge(offset, len(octets))
+        offset = base + number * len(data)
+        self.mr.write(data, offset=offset)
+        piece = self.mr.sge(offset, len(data))
         self.qp.post_send(SendWR(number, WROpcode.SEND, [piece]))
 
     def statuses(self, count: int, timeout_s: float = 30.0) -> list[WCStatus]:
@@ -118,7 +118,7 @@ class End:
         return [wc.status for wc in self.cq.wait_for(count, timeout_s)]
 
 
-def connect(left: End, right: End, local: Address) -> None:
+def connect(left: End, right: End, local: HostPort) -> None:
     """Connect left to right, which listens at `local`."""
     listener = right.listen(local)
     left.connect(listener.local)
@@ -126,19 +126,19 @@ def connect(left: End, right: End, local: Address) -> None:
     assert right.wait_for(ConnectionEventKind.ESTABLISHED), right.events
 
 
-def octets_of(number: int, length: int) -> bytes:
-    """Return octets that tell a message from its neighbours."""
+def bytes_of(number: int, length: int) -> bytes:
+    """Return bytes that tell a message from its neighbours."""
     return number.to_bytes(4, "big") + bytes((number + place) & 255 for place in range(length - 4))
 
 
-def exchange(left: End, right: End, *, count: int = 50, length: int = 2000) -> None:
+def reads(left: End, right: End, *, count: int = 50, length: int = 2000) -> None:
     """Send messages from left to right; none may be lost, changed or out of order."""
     right.post_receives(count, length)
     for number in range(count):
-        left.send(number, octets_of(number, length))
+        left.send(number, bytes_of(number, length))
     assert set(left.statuses(count)) == {WCStatus.SUCCESS}
     received = right.cq.wait_for(count, 30.0)
     assert [wc.wr_id for wc in received] == list(range(count))
     assert {wc.status for wc in received} == {WCStatus.SUCCESS}
     for number in range(count):
-        assert right.mr.read(length, number * length) == octets_of(number, length), number
+        assert right.mr.read(length, number * length) == bytes_of(number, length), number

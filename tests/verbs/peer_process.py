@@ -6,7 +6,7 @@ is connected, `sent` when all its messages arrived, then the kind of the end.
 
 import sys
 
-from tests.verbs.pair import REGION_BYTES, End, octets_of
+from tests.verbs.pair import REGION_BYTES, End, bytes_of
 from urds.verbs import Context, WCOpcode, WCStatus
 from urds.verbs.providers.base import ConnectionEventKind
 
@@ -24,9 +24,9 @@ def main(device: str, count: int, length: int) -> None:
         assert [wc.wr_id for wc in received] == list(range(count))
         assert {wc.status for wc in received} == {WCStatus.SUCCESS}
         for number in range(count):
-            assert end.mr.read(length, number * length) == octets_of(number, length)
+            assert end.mr.read(length, number * length) == bytes_of(number, length)
         for number in range(count):
-            end.send(number, octets_of(number, length), base=REGION_BYTES // 2)
+            end.send(number, bytes_of(number, length), base=REGION_BYTES // 2)
         sent = end.cq.wait_for(count, 30.0)
         assert all(wc.opcode is WCOpcode.SEND for wc in sent)
         assert all(wc.status is WCStatus.SUCCESS for wc in sent), sent

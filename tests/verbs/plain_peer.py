@@ -1,7 +1,7 @@
 """A plain iWARP peer on a raw socket, written from the RFCs and knowing nothing of the package.
 
 Revision 2 of MPA with IRD and ORD, no CRC, no markers, as linux siw has it by default (source:
-verbs-and-roce.md section 16). Each call is one frame; nothing is automatic.
+docs/reference/verbs-and-roce.md 16). Each call is one frame; nothing is automatic.
 """
 
 import socket
@@ -46,28 +46,28 @@ class PlainPeer:
     def close(self) -> None:
         self.socket.close()
 
-    def octets(self, count: int) -> bytes:
+    def data(self, count: int) -> bytes:
         found = b""
         while len(found) < count:
             more = self.socket.recv(count - len(found))
             if not more:
-                raise EOFError(f"{len(found)} of {count} octets, then the end")
+                raise EOFError(f"{len(found)} of {count} bytes, then the end")
             found += more
         return found
 
     # -- set-up
 
-    def say(
+    def send_message(
         self, key: bytes, flags: int = ENHANCED | 2, data: bytes = b"", ird: int = 4, ord_: int = 4
     ) -> None:
         if flags & ENHANCED:
             data = struct.pack(">HH", ird, ord_) + data
         self.socket.sendall(key + struct.pack(">HH", flags, len(data)) + data)
 
-    def hear(self, key: bytes) -> tuple[int, bytes]:
-        heard, flags, count = struct.unpack(">16sHH", self.octets(20))
+    def receive_message(self, key: bytes) -> tuple[int, bytes]:
+        heard, flags, count = struct.unpack(">16sHH", self.data(20))
         assert heard == key
-        return flags, self.octets(count)
+        return flags, self.data(count)
 
     # -- FPDUs
 
@@ -97,9 +97,9 @@ class PlainPeer:
         self.segment(control, struct.pack(">IIII", word, queue, number, offset), payload)
 
     def next(self) -> Segment:
-        count, control = struct.unpack(">HH", self.octets(4))
-        rest = self.octets(count - 2)
-        self.octets(-(count + 2) % 4 + 4)
+        count, control = struct.unpack(">HH", self.data(4))
+        rest = self.data(count - 2)
+        self.data(-(count + 2) % 4 + 4)
         layout = ">IQ" if control & 0x8000 else ">IIII"
         size = struct.calcsize(layout)
         fields = struct.unpack(layout, rest[:size])

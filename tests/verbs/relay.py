@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable
 from random import Random
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.packet_codec import parse_packet
 from urds.verbs.engine.packets import Packet
 
 HOST = "127.0.0.1"
-HELD_MAX = 8  # by chance; a script may hold any number
+HELD_MAX = 8  # at random; a script may hold any number
 
 
 class Relay:
@@ -54,7 +54,7 @@ class Relay:
     def held(self) -> list[Packet]:
         """Return what is kept back, repeats included, oldest first."""
         with self._lock:
-            return [parse_packet(octets, checksum=True) for _, octets in self._held]
+            return [parse_packet(data, checksum=True) for _, data in self._held]
 
     def release(self, which: Callable[[Packet], bool] = lambda _packet: True) -> None:
         """Let the kept packets go for which `which` is true, and keep none like them any more."""
@@ -62,11 +62,11 @@ class Relay:
             wants, held = self._wants, self._held
             self._wants = wants and (lambda packet: wants(packet) and not which(packet))
             self._held = []
-            for came_by, octets in held:
-                if which(parse_packet(octets, checksum=True)):
-                    self._send(came_by, octets)
+            for came_by, data in held:
+                if which(parse_packet(data, checksum=True)):
+                    self._send(came_by, data)
                 else:
-                    self._held.append((came_by, octets))
+                    self._held.append((came_by, data))
 
     def close(self) -> None:
         """End the relay."""
@@ -81,47 +81,47 @@ class Relay:
             with self._lock:
                 for sock in readable:
                     try:
-                        octets, source = sock.recvfrom(65_535)
+                        data, source = sock.recvfrom(65_535)
                     except ConnectionRefusedError:
                         continue  # the target is gone: so are its datagrams
                     if sock is self._front:
                         self._client = source
-                    self._pass(sock, octets)
+                    self._pass(sock, data)
                 if not readable:
                     self._send_late()
 
-    def _pass(self, came_by: socket.socket, octets: bytes) -> None:
-        if self._is_wanted(octets):
-            self._held.append((came_by, octets))
+    def _pass(self, came_by: socket.socket, data: bytes) -> None:
+        if self._is_wanted(data):
+            self._held.append((came_by, data))
         elif self._random.random() < self._loss:
             return
         elif self._random.random() < self._hold and len(self._late) < HELD_MAX:
-            self._late.append((came_by, octets))
+            self._late.append((came_by, data))
         else:
-            self._send(came_by, octets)
+            self._send(came_by, data)
             if self._random.random() < self._hold:
                 self._send_late()
 
-    def _is_wanted(self, octets: bytes) -> bool:
+    def _is_wanted(self, data: bytes) -> bool:
         if self._wants is None:
             return False
         try:
-            return self._wants(parse_packet(octets, checksum=True))
+            return self._wants(parse_packet(data, checksum=True))
         except WireError:
             return False
 
     def _send_late(self) -> None:
         late, self._late = self._late, []
-        for came_by, octets in reversed(late):
+        for came_by, data in reversed(late):
             self.reordered += 1
-            self._send(came_by, octets)
+            self._send(came_by, data)
 
-    def _send(self, came_by: socket.socket, octets: bytes) -> None:
+    def _send(self, came_by: socket.socket, data: bytes) -> None:
         self.passed += 1
         try:
             if came_by is self._front:
-                self._back.send(octets)
+                self._back.send(data)
             elif self._client is not None:
-                self._front.sendto(octets, self._client)
+                self._front.sendto(data, self._client)
         except ConnectionRefusedError:
             return

@@ -1,7 +1,7 @@
 """One side of a pair for the tests of the shm provider, and a peer in a process of its own.
 
 Run as a program it is that peer: it listens, echoes what is sent to it, and obeys its first
-received octet (see `Peer`).
+received byte (see `Peer`).
 """
 
 import os
@@ -24,10 +24,10 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import SGE, WC, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.shm import ShmAdapter
 
@@ -128,7 +128,7 @@ class Side:
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Any:
         """Listen, and accept with the queue pair; the private data tells key and process."""
 
-        def on_request(event: ConnectionEvent) -> None:
+        def on_request(event: VerbsConnectionEvent) -> None:
             self.connection = event.connection
             event.connection.on_event = self.note
             key = self.region.rkey.to_bytes(4, "big") + os.getpid().to_bytes(4, "big")
@@ -146,7 +146,7 @@ class Side:
         assert self.adapter.wait(lambda: bool(self.events), PATIENCE_NS)
         return self.events[0]
 
-    def note(self, event: ConnectionEvent) -> None:
+    def note(self, event: VerbsConnectionEvent) -> None:
         """Keep what a connection says."""
         self.events.append(event.kind)
         self.data = event.parameters.private_data or self.data
@@ -173,30 +173,30 @@ class Side:
         qp = qp or self.qp
         with self.adapter.lock:
             qp.post_send(wr, self.adapter.now_ns())
-            self.adapter.kick(qp)
+            self.adapter.progress_qp(qp)
 
-    def send(self, octet_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
-        """Send octets of the buffer."""
-        self.post(SendWR(wr_id, WROpcode.SEND, self.piece(octet_count, offset)))
+    def send(self, byte_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
+        """Send bytes of the buffer."""
+        self.post(SendWR(wr_id, WROpcode.SEND, self.piece(byte_count, offset)))
 
-    def write(self, octet_count: int, *, key: int, at: int = 0, offset: int = 0) -> None:
-        """Write octets of the buffer to offset `at` of the peer's."""
+    def write(self, byte_count: int, *, key: int, at: int = 0, offset: int = 0) -> None:
+        """Write bytes of the buffer to offset `at` of the peer's."""
         self.post(
             SendWR(
                 0,
                 WROpcode.RDMA_WRITE,
-                self.piece(octet_count, offset),
+                self.piece(byte_count, offset),
                 rkey=key,
                 remote_addr=BASE + at,
             )
         )
 
-    def receive(self, octet_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
+    def receive(self, byte_count: int, *, offset: int = 0, wr_id: int = 0) -> None:
         """Post a receive into the buffer."""
         with self.adapter.lock:
-            wr = RecvWR(wr_id, self.piece(octet_count, offset))
+            wr = RecvWR(wr_id, self.piece(byte_count, offset))
             self.qp.post_recv(wr, self.adapter.now_ns())
-            self.adapter.kick(self.qp)
+            self.adapter.progress_qp(self.qp)
 
     def poll(self, count: int = 1) -> list[WC]:
         """Wait for completions and take them."""
@@ -204,14 +204,14 @@ class Side:
         with self.adapter.lock:
             return self.cq.poll(count)
 
-    def piece(self, octet_count: int, offset: int = 0) -> list[SGE]:
-        """Name octets of the buffer."""
-        return [SGE(BASE + offset, octet_count, self.region.lkey)] if octet_count else []
+    def piece(self, byte_count: int, offset: int = 0) -> list[SGE]:
+        """Name bytes of the buffer."""
+        return [SGE(BASE + offset, byte_count, self.region.lkey)] if byte_count else []
 
     @property
     def placed(self) -> int:
         """Count the writes that went straight into the peer's memory."""
-        return sum(channel.borrowings.placed for channel in self.adapter.peers)
+        return sum(channel.peer_mappings.placed for channel in self.adapter.peers)
 
     def close(self) -> None:
         """Close the adapter."""

@@ -1,7 +1,7 @@
 """Traffic that crowds a device: several queue pairs, both directions at once, many threads.
 
 Each queue pair has a thread that posts and waits for what it posted, and one that takes messages
-in and gives their room back. Sizes go from one octet to a limit; every octet that arrives is
+in and gives their room back. Sizes go from one byte to a limit; every byte that arrives is
 compared. A wait that takes longer than `LIMIT_S` is a hang, and everything ends with it.
 
 Run as `python -m tests.verbs.stress_world DEVICE`, the fields of a plan behind it, it is the other
@@ -33,24 +33,24 @@ from urds.verbs import (
     WROpcode,
 )
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 
 LIMIT_S = 15.0  # far beyond what any wait here takes
 WAIT_NS = 20_000_000_000
 DEPTH = 8  # requests of a queue pair under way
 ROOMS = 3  # receives of a queue pair: fewer than the peer sends at once
-PERIOD = 251  # of the octets: a prime, so that a shifted message differs
+PERIOD = 251  # of the bytes: a prime, so that a shifted message differs
 _LOOPBACK = "127.0.0.1"
 _ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ
 
 
 _OPCODES = (*[WROpcode.SEND] * 4, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ)
 _FAR = struct.Struct(">QIQI")  # what a side says of its memory: pattern to read, room to write
-Asked = tuple[WROpcode, int]  # what, and how many octets
+Asked = tuple[WROpcode, int]  # what, and how many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Plan:
 
     def requests(self, pair: int, *, from_listener: bool) -> "list[Asked]":
         """Return what one direction asks for: sends mostly, of sizes up to the limit."""
-        chance = random.Random(f"{self.seed} {pair} {from_listener}")
+        rng = random.Random(f"{self.seed} {pair} {from_listener}")
         bits_min, bits_max = self.size_min.bit_length() - 1, self.size_max.bit_length() - 1
         return [
-            (chance.choice(_OPCODES), 1 << chance.randint(bits_min, bits_max))
+            (rng.choice(_OPCODES), 1 << rng.randint(bits_min, bits_max))
             for _ in range(self.messages)
         ]
 
@@ -86,7 +86,7 @@ class Lane:
         self._pattern = bytes(range(PERIOD)) * (plan.size_max // PERIOD + 2)
         self._source = MR(pd, bytearray(self._pattern), _ALL)
         self._rooms = MR(pd, context.adapter.allocate(ROOMS * plan.size_max), _ALL)
-        # Reads bring octets here, a place for each under way; writes of the peer land behind them.
+        # Reads bring bytes here, a place for each under way; writes of the peer land behind them.
         self._read = MR(pd, bytearray((DEPTH + 1) * plan.size_max), _ALL)
         self._reading: dict[int, int] = {}  # request number: its size
         self.far = (0, 0, 0, 0)
@@ -136,12 +136,12 @@ class Lane:
                 start = number % DEPTH * self._room_bytes
                 self._compare(self._read.view[start : start + size_bytes], number)
 
-    def _compare(self, octets: memoryview, number: int) -> None:
+    def _compare(self, data: memoryview, number: int) -> None:
         shift = number % PERIOD
-        assert octets == self._pattern[shift : shift + len(octets)], f"request {number}"
+        assert data == self._pattern[shift : shift + len(data)], f"request {number}"
 
     def receive(self, requests: Sequence[Asked]) -> None:
-        """Receive the sends among the peer's requests, in order, and compare every octet."""
+        """Receive the sends among the peer's requests, in order, and compare every byte."""
         for number, (opcode, size_bytes) in enumerate(requests):
             if opcode is not WROpcode.SEND:
                 continue
@@ -213,7 +213,7 @@ class Side:
     def _wait_established(self, count: int) -> None:
         assert self._adapter.wait(lambda: self._established >= count, WAIT_NS), self._established
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.REQUEST:
             lane = self._lanes[self._accepted]
             self._accepted += 1

@@ -10,10 +10,10 @@ from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType, S
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.tcp import TcpAdapter, TcpProviderSettings
 
@@ -23,19 +23,19 @@ ALL_ACCESS = (
     | AccessFlag.REMOTE_READ
     | AccessFlag.REMOTE_ATOMIC
 )
-WAIT_NS = 10_000_000_000
+WAIT_NS = 30_000_000_000
 ESTABLISHED = ConnectionEventKind.ESTABLISHED
 
 
 class Memory:
-    """Registered octets."""
+    """Registered bytes."""
 
-    def __init__(self, region: Region, octets: bytearray) -> None:
+    def __init__(self, region: Region, data: bytearray) -> None:
         self.region = region
-        self.octets = octets
+        self.data = data
 
     def sge(self, start: int = 0, count: int | None = None) -> SGE:
-        count = len(self.octets) - start if count is None else count
+        count = len(self.data) - start if count is None else count
         return SGE(self.region.address + start, count, self.region.lkey)
 
 
@@ -52,7 +52,7 @@ class End:
     ) -> None:
         self.adapter = adapter
         self.pd = pd or object()
-        self.events: list[ConnectionEvent] = []
+        self.events: list[VerbsConnectionEvent] = []
         self.connection: Any = None
         self.scq, self.rcq = CompletionQueue(4096), CompletionQueue(4096)
         self.cap = cap or QPCap(max_send_wr=1024, max_recv_wr=1024)
@@ -81,8 +81,8 @@ class End:
             attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=ALL_ACCESS)
             self.qp.modify(attr, mask, self.adapter.now_ns())
 
-    def memory(self, octets: bytes | int, access: AccessFlag = ALL_ACCESS) -> Memory:
-        held = bytearray(octets)
+    def memory(self, data: bytes | int, access: AccessFlag = ALL_ACCESS) -> Memory:
+        held = bytearray(data)
         with self.adapter.lock:
             region = self.adapter.keys.register(self.pd, memoryview(held), self._address, access)
         self._address += len(held) + 4096 & ~4095
@@ -98,16 +98,16 @@ class End:
             wr.set_wr_rdma(remote.region.rkey, remote.region.address)
         with self.adapter.lock:
             self.qp.post_send(wr, self.adapter.now_ns())
-            self.adapter.kick(self.qp)
+            self.adapter.progress_qp(self.qp)
 
-    def send(self, octets: bytes, **fields: Any) -> None:
-        self.post(WROpcode.SEND, self.memory(octets).sge(), **fields)
+    def send(self, data: bytes, **fields: Any) -> None:
+        self.post(WROpcode.SEND, self.memory(data).sge(), **fields)
 
     def receive(self, count: int, wr_id: int = 0) -> Memory:
         memory = self.memory(count)
         with self.adapter.lock:
             self.qp.post_recv(RecvWR(wr_id, [memory.sge()] if count else []), self.adapter.now_ns())
-            self.adapter.kick(self.qp)
+            self.adapter.progress_qp(self.qp)
         return memory
 
     def completions(self, queue: CompletionQueue, count: int) -> list[WC]:
@@ -128,13 +128,13 @@ class End:
 
     # -- connection
 
-    def note(self, event: ConnectionEvent) -> None:
+    def note(self, event: VerbsConnectionEvent) -> None:
         self.events.append(event)
 
     def until(self, ready: Callable[[], bool], wait_ns: int = WAIT_NS) -> None:
         assert self.adapter.wait(ready, wait_ns), self.events
 
-    def event(self, kind: ConnectionEventKind) -> ConnectionEvent:
+    def event(self, kind: ConnectionEventKind) -> VerbsConnectionEvent:
         """Wait for the next event, which has to be of this kind."""
         self.until(lambda: bool(self.events))
         event = self.events.pop(0)
@@ -151,7 +151,7 @@ class End:
                 on_event=self.note,
             )
 
-    def accept(self, request: ConnectionEvent, **parameters: Any) -> None:
+    def accept(self, request: VerbsConnectionEvent, **parameters: Any) -> None:
         with self.adapter.lock:
             self.connection = request.connection
             self.connection.on_event = self.note
@@ -167,14 +167,14 @@ class Server:
 
     def __init__(self, adapter: TcpAdapter, host: str = "127.0.0.1", backlog: int = 8) -> None:
         self.adapter = adapter
-        self.requests: list[ConnectionEvent] = []
+        self.requests: list[VerbsConnectionEvent] = []
         with adapter.lock:
             self.listener = adapter.listen(
                 (host, 0), PortSpace.TCP, backlog=backlog, on_event=self.requests.append
             )
         self.address = self.listener.local
 
-    def request(self) -> ConnectionEvent:
+    def request(self) -> VerbsConnectionEvent:
         assert self.adapter.wait(lambda: bool(self.requests), WAIT_NS)
         return self.requests.pop(0)
 

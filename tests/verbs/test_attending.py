@@ -16,7 +16,7 @@ import pytest
 from tests.verbs.pair import End, connect
 from urds.verbs import CompChannel, Context, RecvWR, SendWR
 from urds.verbs.providers.base import Adapter
-from urds.verbs.providers.shm import ShmAdapter, adapter, pump
+from urds.verbs.providers.shm import ShmAdapter, adapter, progress
 from urds.verbs.providers.sim import SimNetwork
 from urds.verbs.providers.tcp import TcpAdapter, reactor
 from urds.verbs.providers.udp import UdpAdapter
@@ -41,8 +41,8 @@ def pair(
     connect(left, right, ("127.0.0.1", 0))
     for end in (left, right):
         end.adapter.progress()
-    monkeypatch.setattr(pump, "NAP_NS", HOUR_S * 10**9)
-    monkeypatch.setattr(pump, "PARK_NS", HOUR_S * 10**9)
+    monkeypatch.setattr(progress, "NAP_NS", HOUR_S * 10**9)
+    monkeypatch.setattr(progress, "PARK_NS", HOUR_S * 10**9)
     monkeypatch.setattr(reactor, "PARKED_S", HOUR_S)
     yield left, right
     monkeypatch.undo()  # closing waits in those steps
@@ -74,7 +74,7 @@ def test_an_attended_device_takes_in_what_arrives(pair: tuple[End, End]) -> None
     driven(right)
     time.sleep(0.02)  # the thread has gone to sleep for an hour by now
     with right.adapter.lock:
-        right.adapter.attend()
+        right.adapter.add_external_waiter()
     for number in range(ROUNDS):
         right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
         driven(right)
@@ -88,7 +88,7 @@ def test_who_waits_inside_of_an_attended_device_is_served(pair: tuple[End, End])
     left, right = pair
     for end in pair:
         with end.adapter.lock:
-            end.adapter.attend()
+            end.adapter.add_external_waiter()
     for number in range(ROUNDS):
         right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
         left.send(number, b"12345678")
@@ -103,7 +103,7 @@ def test_the_thread_takes_over_from_who_waited_inside(pair: tuple[End, End]) -> 
     waiter = threading.Thread(target=right.adapter.wait, args=(lambda: False, 50_000_000))
     waiter.start()
     with right.adapter.lock:
-        right.adapter.attend()
+        right.adapter.add_external_waiter()
     waiter.join(PATIENCE_S)
     left.send(0, b"12345678")
     assert noticed.wait(PATIENCE_S)
@@ -117,7 +117,7 @@ def test_who_polls_takes_no_bell_from_the_thread(
     left, right = pair
     noticed = notices(right)
     with right.adapter.lock:
-        right.adapter.attend()
+        right.adapter.add_external_waiter()
     for number in range(ROUNDS):
         right.post_receives(2, 8)
         left.send(0, b"12345678")
@@ -139,8 +139,8 @@ class Count:
 
     def __init__(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = 0
-        monkeypatch.setattr(adapter, "attend", lambda: self.add(1))
-        monkeypatch.setattr(adapter, "unattend", lambda: self.add(-1))
+        monkeypatch.setattr(adapter, "add_external_waiter", lambda: self.add(1))
+        monkeypatch.setattr(adapter, "remove_external_waiter", lambda: self.add(-1))
 
     def add(self, change: int) -> None:
         self.now += change

@@ -23,7 +23,7 @@ from urds.verbs import (
     get_device_list,
 )
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
-from urds.verbs.cm_identifier import CMState
+from urds.verbs.cm_identifier import IdentifierState
 from urds.verbs.cm_parameters import RAI_PASSIVE, UD_QKEY, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID
 from urds.verbs.providers.base import PortSpace
@@ -76,7 +76,7 @@ def connected(contexts: tuple[Context, Context]) -> tuple[CMID, CMID]:
 
 
 def test_the_numbers_are_rdma_cms() -> None:
-    """Source: verbs-and-roce.md 14.3."""
+    """Source: docs/reference/verbs-and-roce.md 14.3."""
     assert [event.value for event in CMEventType] == list(range(16))
     assert CMEventType.CONNECT_REQUEST == 4
     assert CMEventType.ESTABLISHED == 9
@@ -110,7 +110,7 @@ def test_a_goodbye_reaches_both(contexts: tuple[Context, Context]) -> None:
     event = client.event_channel.get_event(WAIT_S)
     assert (event.event_type, event.status) == (CMEventType.DISCONNECTED, 0)
     server.disconnect()
-    assert server.state is client.state is CMState.OVER
+    assert server.state is client.state is IdentifierState.OVER
     assert client.qp is not None and client.qp.qp_state is QPState.ERR
 
 
@@ -171,7 +171,7 @@ def test_a_rejection_tells_why(contexts: tuple[Context, Context]) -> None:
     event = client.event_channel.get_event(WAIT_S)
     assert (event.event_type, event.status) == (CMEventType.REJECTED, 28)
     assert event.private_data == b"not today"
-    assert client.state is CMState.ROUTE_RESOLVED
+    assert client.state is IdentifierState.ROUTE_RESOLVED
     client.connect()  # it may try again
     listener.get_request(WAIT_S).accept()
     assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.ESTABLISHED
@@ -195,7 +195,7 @@ def test_a_synchronous_connect_raises(contexts: tuple[Context, Context]) -> None
     with pytest.raises(CMError) as caught:
         absent.connect(timeout_s=2)
     assert caught.value.errno == errno.ETIMEDOUT
-    assert absent.state is CMState.ROUTE_RESOLVED
+    assert absent.state is IdentifierState.ROUTE_RESOLVED
 
 
 def test_a_full_backlog_refuses(contexts: tuple[Context, Context]) -> None:
@@ -206,7 +206,7 @@ def test_a_full_backlog_refuses(contexts: tuple[Context, Context]) -> None:
     for client in clients:
         client.connect()
     assert clients[1].event_channel.get_event(WAIT_S).status == 8
-    assert clients[0].state is CMState.CONNECTING
+    assert clients[0].state is IdentifierState.CONNECTING
 
 
 def test_datagrams_are_looked_up(contexts: tuple[Context, Context]) -> None:
@@ -237,7 +237,7 @@ def test_datagrams_are_looked_up(contexts: tuple[Context, Context]) -> None:
 @pytest.mark.parametrize(
     ("param", "words"),
     [
-        (ConnParam(private_data=bytes(197)), "private data in octets: 197, limit 196"),
+        (ConnParam(private_data=bytes(197)), "private data in bytes: 197, limit 196"),
         (ConnParam(resources=129), "resources 129, limit 128"),
         (ConnParam(depth=-1), "depth -1, limit 128"),
         (ConnParam(retry=8), "retry 8, limit 7"),
@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused(
     client = by_events(contexts[0])
     with pytest.raises(VerbsArgumentError, match=words):
         client.connect(param)
-    assert client.state is CMState.ROUTE_RESOLVED
+    assert client.state is IdentifierState.ROUTE_RESOLVED
 
 
 def test_private_data_of_a_rejection_have_a_limit(contexts: tuple[Context, Context]) -> None:
@@ -284,7 +284,7 @@ def test_a_listeners_address_is_taken_once(contexts: tuple[Context, Context]) ->
     listener = listening(contexts[1])
     with pytest.raises(OSError) as caught:
         listening(contexts[1])
-    assert listener.state is CMState.LISTENING
+    assert listener.state is IdentifierState.LISTENING
     assert caught.value.errno == errno.EADDRINUSE
 
 

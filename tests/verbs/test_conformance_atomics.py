@@ -134,7 +134,7 @@ def test_a_cell_that_the_key_does_not_open(world: World, opcode: WROpcode, fault
         return
     left, right = pair.left, pair.right
     mr = right.mr
-    # A region whose last octet is in the middle of a cell: nothing aligned may reach across.
+    # A region whose last byte is in the middle of a cell: nothing aligned may reach across.
     if fault == "across":
         mr = world.memory(right.pd, 28, address=1 << 20).mr
     elif fault == "rights of the region":
@@ -160,10 +160,10 @@ def test_a_result_needs_memory_that_may_be_written(world: World, opcode: WROpcod
 
 @pytest.mark.parametrize("opcode", BOTH)
 @pytest.mark.parametrize("room_bytes", [0, 4, 16])
-def test_a_result_has_eight_octets(world: World, opcode: WROpcode, room_bytes: int) -> None:
+def test_a_result_has_eight_bytes(world: World, opcode: WROpcode, room_bytes: int) -> None:
     if (pair := pair_of(world)) is None:
         return
-    with pytest.raises(VerbsPostError, match=f"room of {room_bytes} octets"):
+    with pytest.raises(VerbsPostError, match=f"room of {room_bytes} bytes"):
         pair.left.post(opcode, room_bytes, to=pair.right.mr)
 
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.verbs.conformance import WAIT_S, World
+from urds.common.types import HostPort
 from urds.verbs import Context, QPCap, QPInitAttr, QPState, VerbsArgumentError, VerbsError, WCStatus
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
 from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID
-from urds.verbs.providers.base import Address, PortSpace
+from urds.verbs.providers.base import PortSpace
 
 
 class Ends:
@@ -26,10 +27,10 @@ class Ends:
         self.listener.bind_addr(world.address(self.far))
         self.listener.listen(backlog)
         assert self.listener.local_addr is not None
-        self.address: Address = self.listener.local_addr
+        self.address: HostPort = self.listener.local_addr
         self.space = space
 
-    def client(self, address: Address | None = None) -> CMID:
+    def client(self, address: HostPort | None = None) -> CMID:
         """Return an identifier that has resolved its way, with a queue pair."""
         cmid = CMID(self.near_channel, port_space=self.space, context=self.near)
         cmid.resolve_addr(address or self.address)
@@ -324,7 +325,7 @@ def test_a_look_up_is_rejected(world: World) -> None:
 
 
 @contextmanager
-def serving(world: World, serve: Callable[[CMID], None]) -> Iterator[tuple[Context, Address]]:
+def serving(world: World, serve: Callable[[CMID], None]) -> Iterator[tuple[Context, HostPort]]:
     """Serve one request of a listener in a thread; yield a device and the address.
 
     Not in virtual time, which a thread that waits would run to its end.

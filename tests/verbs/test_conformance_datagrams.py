@@ -35,12 +35,12 @@ def sides(world: World) -> tuple[Side, Side] | None:
     return world.side(qp_type=QPType.UD), world.side(qp_type=QPType.UD)
 
 
-def send(left: Side, right: Side, octets: bytes, qkey: int = QKEY, **fields: Any) -> None:
+def send(left: Side, right: Side, data: bytes, qkey: int = QKEY, **fields: Any) -> None:
     """Send a datagram from left to right."""
-    left.mr.write(octets)
+    left.mr.write(data)
     ah = AH(left.pd, right.route())
     remote = {"remote_qpn": right.qp.qp_num, "remote_qkey": qkey}
-    left.post(length=len(octets), ah=ah.vector, **remote, **fields)
+    left.post(length=len(data), ah=ah.vector, **remote, **fields)
 
 
 def nothing_comes(side: Side) -> None:

@@ -256,13 +256,13 @@ def test_a_silent_peer_is_given_up_after_the_agreed_retries(world: World) -> Non
 @shows(WCStatus.BAD_RESP_ERR)
 @pytest.mark.parametrize("world", ["sim"], indirect=True)
 def test_an_answer_that_cannot_be_one_fails_the_read(world: World) -> None:
-    """Only a script can make it: on a link without loss no answer is wrong by chance."""
+    """Only a script can make it: on a link without loss no answer is wrong at random."""
     world.network = SimNetwork(seed=1, lossless=True)
     pair = world.pair()
     left, right = pair.left, pair.right
 
-    def falsify(octets: bytes, source: object, target: object) -> list[tuple[int, bytes]] | None:
-        packet = parse_packet(octets, checksum=True)
+    def falsify(data: bytes, source: object, target: object) -> list[tuple[int, bytes]] | None:
+        packet = parse_packet(data, checksum=True)
         if packet.kind is not PacketKind.READ_RESPONSE:
             return None
         packet.offset += 8

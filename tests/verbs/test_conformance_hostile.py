@@ -2,7 +2,7 @@
 
 Complements test_tcp_hostile and test_shm_hostile, which break the rules of one provider's frames,
 rings and greetings: here the rules of every provider's frames are kept and what they say is false,
-or octets of real conversations are changed, cut and repeated.
+or bytes of real conversations are changed, cut and repeated.
 """
 
 import os
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.verbs.conformance import EVERYTHING, REGION_BYTES, Memory, Pair, Side, World
 from urds.verbs import QP, AccessFlag, QPState, RecvWR, WCStatus, WROpcode
 from urds.verbs.engine.numbers import PSN_MASK
@@ -32,7 +33,7 @@ BOTH = PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE
 RIGHTS = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 
 
-def say(side: Side, packet: Packet) -> None:
+def send_message(side: Side, packet: Packet) -> None:
     """Let a side's provider carry a packet that its queue pair never made.
 
     Private names: an honest engine has no way to lie.
@@ -48,8 +49,8 @@ def say(side: Side, packet: Packet) -> None:
                 stream._encoder.emit(packet, stream._out.pieces)
                 stream._out.send(stream._socket)
         else:
-            adapter._carry(packet, side.qp.engine.peer)
-            adapter.settle()
+            adapter._transmit_packet(packet, side.qp.engine.peer)
+            adapter.flush()
 
 
 def renewed(pair: Pair) -> None:
@@ -63,7 +64,7 @@ def renewed(pair: Pair) -> None:
     pair.connect()
 
 
-def settle(pair: Pair) -> None:
+def flush(pair: Pair) -> None:
     """Let both sides take in what was said."""
     for _ in range(2):
         for side in (pair.right, pair.left):
@@ -89,7 +90,7 @@ lies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(said=st.lists(lies, min_size=1, max_size=12))
 def check_requester_lies(pair: Pair, said: list[dict[str, Any]]) -> None:
     """Any requests, well formed: only what a key opens and what receives wait for may change."""
@@ -123,8 +124,8 @@ def check_requester_lies(pair: Pair, said: list[dict[str, Any]]) -> None:
         )
         if lie["kind"] in (PacketKind.SEND, PacketKind.WRITE):
             packet.payload, packet.length = b"\xee" * lie["size"], 0
-        say(left, packet)
-    settle(pair)
+        send_message(left, packet)
+    flush(pair)
     assert private.mr.read() == bytes(4096)
     assert all(memory.is_guarded() for memory in (private, window, room, stale))
     gaps = b"".join(room.mr.read(128, index * 256 + 128) for index in range(4))
@@ -157,7 +158,7 @@ answers = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(said=st.lists(answers, min_size=1, max_size=12))
 def check_responder_lies(pair: Pair, said: list[dict[str, Any]]) -> None:
     """Any answers to a read, an atomic operation and a send: only their results may change."""
@@ -185,10 +186,10 @@ def check_responder_lies(pair: Pair, said: list[dict[str, Any]]) -> None:
                 packet.payload = b"\xee" * lie["size"]
             elif lie["kind"] is PacketKind.ACK:
                 packet.selective = tuple(lie["selective"])
-            say(right, packet)
-    settle(pair)
-    octets = left.mr.read()
-    assert octets[:1000] + octets[1200:2000] + octets[2008:] == bytes(REGION_BYTES - 208)
+            send_message(right, packet)
+    flush(pair)
+    data = left.mr.read()
+    assert data[:1000] + data[1200:2000] + data[2008:] == bytes(REGION_BYTES - 208)
     completions = left.scq.poll(10)[1]
     assert [wc.wr_id for wc in completions] == list(range(len(completions)))
 
@@ -237,7 +238,7 @@ def test_all_keys_around_a_good_one_are_closed(world: World) -> None:
 
 
 def overheard(world: World, space: PortSpace) -> bytes:
-    """Return the first octets that a device of this provider says to a listener."""
+    """Return the first bytes that a device of this provider says to a listener."""
     side = world.side()
     is_stream = world.provider == "tcp" and space is PortSpace.TCP
     kind = socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM
@@ -261,44 +262,44 @@ def overheard(world: World, space: PortSpace) -> bytes:
             return asked.recv(65_536)
 
 
-def changed(octets: bytes, chance: Random) -> bytes:
-    """Return octets cut, with bits turned, with a piece repeated, or just noise."""
-    what = chance.randrange(5)
+def changed(data: bytes, rng: Random) -> bytes:
+    """Return bytes cut, with bits turned, with a piece repeated, or just noise."""
+    what = rng.randrange(5)
     if what == 0:
-        return octets[: chance.randrange(len(octets) + 1)]
+        return data[: rng.randrange(len(data) + 1)]
     if what == 1:
-        return chance.randbytes(chance.randrange(1, 200))
-    broken = bytearray(octets)
-    for _ in range(chance.randrange(1, 6)):
-        broken[chance.randrange(len(broken))] = chance.randrange(256)
+        return rng.randbytes(rng.randrange(1, 200))
+    broken = bytearray(data)
+    for _ in range(rng.randrange(1, 6)):
+        broken[rng.randrange(len(broken))] = rng.randrange(256)
     if what == 2:
-        broken += octets[chance.randrange(len(octets)) :]
+        broken += data[rng.randrange(len(data)) :]
     return bytes(broken)
 
 
 def speaker(world: World, right: Side, port: int, space: PortSpace) -> Callable[[bytes], None]:
-    """Return a way for strangers to say octets to a device."""
+    """Return a way for strangers to say bytes to a device."""
     if world.provider == "shm":
         adapter: Any = right.context.adapter
         place = Rendezvous(b"s" * 16, world.directory)
 
-        def say_packet(octets: bytes) -> None:
-            with place.connect(adapter.gid) as stranger:
-                stranger.send(octets[:200] or b"\0")
+        def say_packet(data: bytes) -> None:
+            with place.connect(adapter.gid) as pending:
+                pending.send(data[:200] or b"\0")
             adapter.progress()
 
         return say_packet
     if world.provider == "tcp" and space is PortSpace.TCP:
 
-        def say_stream(octets: bytes) -> None:
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(octets)
+        def say_stream(data: bytes) -> None:
+            with socket.create_connection(("127.0.0.1", port)) as pending:
+                pending.sendall(data)
 
         return say_stream
 
-    def say_datagram(octets: bytes) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-            stranger.sendto(octets, ("127.0.0.1", port))
+    def say_datagram(data: bytes) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pending:
+            pending.sendto(data, ("127.0.0.1", port))
 
     return say_datagram
 
@@ -309,19 +310,19 @@ def test_strangers_who_know_half_of_the_protocol_cost_nothing(
     world: World, space: PortSpace
 ) -> None:
     """300 of them, bounded descriptors; a good peer's connection runs on and another is made."""
-    chance = Random(5)
+    rng = Random(5)
     pair = world.pair()
     right = pair.right
     requests: list[Any] = []
     adapter = right.context.adapter
     with adapter.lock:
         listener = adapter.listen(("127.0.0.1", 0), space, backlog=4, on_event=requests.append)
-    sample = chance.randbytes(60) if world.provider == "shm" else overheard(world, space)
+    sample = rng.randbytes(60) if world.provider == "shm" else overheard(world, space)
     tell = speaker(world, right, listener.local[1], space)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(300):
         try:
-            tell(sample if number % 50 == 0 else changed(sample, chance))
+            tell(sample if number % 50 == 0 else changed(sample, rng))
         except OSError:
             pass  # refused or reset: that is an answer as well
         if number % 20 == 0:
@@ -336,7 +337,7 @@ def test_strangers_who_know_half_of_the_protocol_cost_nothing(
     deadline = time.monotonic() + 3
     while len(os.listdir("/proc/self/fd")) > before + 80 and time.monotonic() < deadline:
         adapter.wait(lambda: False, 10_000_000)
-    assert len(os.listdir("/proc/self/fd")) <= before + 80  # strangers_max is 64
+    assert len(os.listdir("/proc/self/fd")) <= before + 80  # pending_max is 64
     fresh = Pair(world.side(), Side(world, right.context)).connect()
     still_serves(fresh)
     assert pair.right.mr.access == EVERYTHING

@@ -150,7 +150,7 @@ def test_a_bad_link_changes_nothing_of_the_outcome(
     mixed_work(pair, Random(seed))
 
 
-def mixed_work(pair: Pair, chance: Random) -> None:
+def mixed_work(pair: Pair, rng: Random) -> None:
     """Write, add, send and read back at random; compare with what memory should be.
 
     Writes are fenced: a read without one may find what a later write has left.
@@ -160,16 +160,16 @@ def mixed_work(pair: Pair, chance: Random) -> None:
     cell = world_cell(right)
     reads: list[tuple[int, int, bytes]] = []
     for number in range(60):
-        kind = chance.randrange(4)
-        offset, size = chance.randrange(7000), chance.randrange(1, 1100)
+        kind = rng.randrange(4)
+        offset, size = rng.randrange(7000), rng.randrange(1, 1100)
         if kind == 0:
-            octets = chance.randbytes(min(size, 512))
-            left.mr.write(octets, offset=number * 512)
+            data = rng.randbytes(min(size, 512))
+            left.mr.write(data, offset=number * 512)
             left.post(
-                WROpcode.RDMA_WRITE, len(octets), offset=number * 512, to=right.mr, at=offset,
+                WROpcode.RDMA_WRITE, len(data), offset=number * 512, to=right.mr, at=offset,
                 flags=FENCED, wr_id=number,
             )  # fmt: skip
-            model[offset : offset + len(octets)] = octets
+            model[offset : offset + len(data)] = data
         elif kind == 1:
             left.post(ADD, 8, offset=60_000, to=right.mr, at=cell, compare_add=3, wr_id=number)
             total += 3
@@ -188,8 +188,8 @@ def mixed_work(pair: Pair, chance: Random) -> None:
     assert int.from_bytes(right.mr.read(8, cell), sys.byteorder) == total
     if sent:
         assert [wc.wr_id for wc in right.received(len(sent))] == sent
-    for place, size, octets in reads:
-        assert left.mr.read(size, place) == octets
+    for place, size, data in reads:
+        assert left.mr.read(size, place) == data
 
 
 def world_cell(side: Side) -> int:

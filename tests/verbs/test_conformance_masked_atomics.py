@@ -9,7 +9,7 @@ from urds.verbs import AccessFlag, AsyncEventType, VerbsPostError, WCOpcode, WCS
 SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
 ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
 BOTH = (SWAP, ADD)
-OCTETS = 0x8080_8080_8080_8080  # highest bits of eight counters
+BYTES = 0x8080_8080_8080_8080  # highest bits of eight counters
 LOW, HIGH = 0xFFFF_FFFF, 0xFFFF_FFFF << 32
 
 
@@ -35,7 +35,7 @@ def pair_of(world: World, **keywords: AccessFlag) -> Pair | None:
                              "swap": CELL_MAX, "swap_mask": HIGH}, 5 << 32 | 7),
         (SWAP, 5, {"compare_add": 6, "compare_mask": 0, "swap": 9}, 9),
         (SWAP, 5, {"compare_add": 5, "swap": 9}, 9),
-        (ADD, 0x01FF, {"compare_add": 0x0101, "boundary": OCTETS}, 0x0200),
+        (ADD, 0x01FF, {"compare_add": 0x0101, "boundary": BYTES}, 0x0200),
         (ADD, CELL_MAX, {"compare_add": 1 << 32 | 1, "boundary": 1 << 31}, 0),
         (ADD, CELL_MAX, {"compare_add": 1, "boundary": 1 << 31}, HIGH),
         (ADD, CELL_MAX, {"compare_add": 3}, 2),
@@ -64,14 +64,14 @@ def test_a_masked_operation_returns_the_value_before(
 
 @shows(ADD)
 def test_counters_of_one_cell_stay_apart(world: World) -> None:
-    """Each octet counts modulo 256 for itself, whichever request turns it over."""
+    """Each byte counts modulo 256 for itself, whichever request turns it over."""
     if (pair := pair_of(world)) is None:
         return
     left, right = pair.left, pair.right
     set_cell(right.mr, 0xFE | 0xFD << 8)
     for number in range(6):
         step = 1 << 8 * (number % 2)
-        left.post(ADD, CELL_BYTES, to=right.mr, compare_add=step, boundary=OCTETS, wr_id=number)
+        left.post(ADD, CELL_BYTES, to=right.mr, compare_add=step, boundary=BYTES, wr_id=number)
     assert left.ended(6) == [WCStatus.SUCCESS] * 6
     assert cell_of(right.mr) == 0x01
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.verbs.conformance import (
     EVERYTHING,
     REGION_BYTES,
@@ -376,13 +377,13 @@ ADDRESSES = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     opcode=st.sampled_from([WROpcode.RDMA_WRITE, WROpcode.RDMA_READ]),
     at=ADDRESSES,
     length=st.integers(0, 900),
     key=st.sampled_from(["right", "other", "variant", "zero"]),
-    is_lent=st.booleans(),
+    is_mapped=st.booleans(),
 )
 def check_access(
     pair: Pair,
@@ -390,13 +391,13 @@ def check_access(
     at: int,
     length: int,
     key: str,
-    is_lent: bool,
+    is_mapped: bool,
 ) -> None:
-    """One request with any address, length and key; `is_lent`: memory that shm peers may map."""
+    """One request with any address, length and key; `is_mapped`: memory that shm peers may map."""
     world, left, right = pair.left.world, pair.left, pair.right
     memory = Memory(right.pd, 800)
-    lent = MR(right.pd, 8192, EVERYTHING)
-    mr = lent if is_lent else memory.mr
+    mapped = MR(right.pd, 8192, EVERYTHING)
+    mr = mapped if is_mapped else memory.mr
     other = right.mr
     rkey = {"right": mr.rkey, "other": other.rkey, "variant": mr.rkey ^ 1, "zero": 0}[key]
     address = (mr.buf + at) % (1 << 64)
@@ -405,7 +406,7 @@ def check_access(
         right.told.clear()
         left.qp, right.qp = (QP(side.pd, side.init_attr, side.attr) for side in (left, right))
         pair.connect()
-    for _ in range(3 if is_lent else 0):  # so that the peer asks for the memory and has it
+    for _ in range(3 if is_mapped else 0):  # so that the peer asks for the memory and has it
         left.mr.write(bytes(8))
         left.post(WROpcode.RDMA_WRITE, 8, to=mr)
         assert left.ended() == [WCStatus.SUCCESS]
@@ -423,7 +424,7 @@ def check_access(
         expected[start : start + length] = b"\xff" * length
     assert mr.read() == expected
     memory.mr.close()
-    lent.close()
+    mapped.close()
 
 
 def test_no_address_length_or_key_reaches_anything_outside(
@@ -434,7 +435,7 @@ def test_no_address_length_or_key_reaches_anything_outside(
     check_access(pair)
     if world.provider == "shm":  # writes through a loan are among those that were checked
         peers = pair.left.context.adapter.peers  # type: ignore[attr-defined]  # of shm alone
-        assert sum(channel.borrowings.placed for channel in peers) > 10
+        assert sum(channel.peer_mappings.placed for channel in peers) > 10
 
 
 def test_objects_of_a_closed_device_say_so(world: World) -> None:

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from tests import places
-from tests.places import Place
+from tests.support import places
+from tests.support.places import Place
 from tests.verbs.conformance import WAIT_S, Side, World
 from tests.verbs.conformance_peer import CELL, SLOT_BYTES, SLOTS, named, naming
 from urds.verbs import QPState, VerbsPostError, WCStatus, WROpcode
@@ -92,29 +92,29 @@ def make_peer(world: World, place: Place) -> Iterator[MakePeer]:
 def test_everything_goes_between_two_processes(world: World, make_peer: MakePeer) -> None:
     peer, side = make_peer("echo"), world.side()
     remote = peer.join(side)
-    octets = Random(3).randbytes(SLOT_BYTES)
+    data = Random(3).randbytes(SLOT_BYTES)
     for slot in range(SLOTS):
         side.receive(SLOT_BYTES, offset=10_000 + slot * SLOT_BYTES, wr_id=slot)
-    side.mr.write(octets)
+    side.mr.write(data)
     for size in range(SLOTS):
         side.post(length=size * 8, wr_id=size)
     assert [wc.byte_len for wc in side.received(SLOTS)] == [size * 8 for size in range(SLOTS)]
     assert side.ended(SLOTS) == [WCStatus.SUCCESS] * SLOTS
     last = SLOTS - 1
-    assert side.mr.read(last * 8, 10_000 + last * SLOT_BYTES) == octets[: last * 8]
+    assert side.mr.read(last * 8, 10_000 + last * SLOT_BYTES) == data[: last * 8]
     far = {**remote, "remote_addr": remote["remote_addr"] + CELL}
     side.post(WROpcode.RDMA_WRITE, 512, wr_id=1, **far)
     for number in range(3):
         side.post(WROpcode.ATOMIC_FETCH_AND_ADD, 8, offset=1024 + 8 * number, compare_add=7, **far)
     side.post(WROpcode.RDMA_READ, 512, offset=2048, **far)
     assert side.ended(5) == [WCStatus.SUCCESS] * 5
-    before = int.from_bytes(octets[:8], sys.byteorder)
+    before = int.from_bytes(data[:8], sys.byteorder)
     values = [
         int.from_bytes(side.mr.read(8, 1024 + 8 * number), sys.byteorder) for number in range(3)
     ]
     assert values == [(before + 7 * number) % (1 << 64) for number in range(3)]
     after = ((before + 21) % (1 << 64)).to_bytes(8, sys.byteorder)
-    assert side.mr.read(512, 2048) == after + octets[8:]
+    assert side.mr.read(512, 2048) == after + data[8:]
 
 
 @pytest.mark.parametrize(("role", "seed"), [("echo", 0), ("flood", 1), ("echo", 2), ("flood", 3)])
@@ -122,13 +122,13 @@ def test_a_peer_killed_at_any_point_fails_the_work_and_nothing_else(
     world: World, make_peer: MakePeer, role: str, seed: int
 ) -> None:
     """Each request completes once, in order: well, then one reason at most, then flushed."""
-    chance = Random(seed)
+    rng = Random(seed)
     peer, side = make_peer(role), world.side()
     for slot in range(SLOTS):
         side.receive(SLOT_BYTES, offset=slot * SLOT_BYTES, wr_id=slot)
     remote = peer.join(side)
     far = {**remote, "remote_addr": remote["remote_addr"] + CELL}
-    kill_at = chance.randrange(1, 400)
+    kill_at = rng.randrange(1, 400)
     opcodes = (
         WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD,
     )  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_peer_killed_at_any_point_fails_the_work_and_nothing_else(
     is_killed = False
     while side.qp.qp_state is QPState.RTS and time.monotonic() < deadline:
         try:
-            opcode = chance.choice(opcodes)
+            opcode = rng.choice(opcodes)
             side.post(opcode, 8, offset=50_000, wr_id=posted, **far)
             posted += 1
         except VerbsPostError:

@@ -162,7 +162,7 @@ def test_reads_that_were_not_agreed_are_refused(world: World) -> None:
     assert pair.left.ended() == [WCStatus.SUCCESS]
 
 
-def test_no_octets_need_no_key(world: World) -> None:
+def test_no_bytes_need_no_key(world: World) -> None:
     pair = world.pair()
     for opcode in (WROpcode.RDMA_WRITE, WROpcode.RDMA_READ):
         pair.left.post(opcode, 0, rkey=0xDEAD_BEEF, remote_addr=(1 << 64) - 1)
@@ -193,14 +193,14 @@ def test_inline_data_are_copied_when_they_are_posted(world: World) -> None:
 def test_inline_data_have_a_limit_and_reads_are_never_inline(world: World) -> None:
     pair = world.pair(cap=QPCap(max_inline_data=16))
     inline = SendFlag.INLINE | SendFlag.SIGNALED
-    with pytest.raises(VerbsPostError, match="17 octets inline, limit 16"):
+    with pytest.raises(VerbsPostError, match="17 bytes inline, limit 16"):
         pair.left.post(length=17, flags=inline)
     with pytest.raises(VerbsPostError, match="RDMA_READ cannot be inline"):
         pair.left.post(WROpcode.RDMA_READ, 8, to=pair.right.mr, flags=inline)
 
 
 def test_a_fence_waits_for_the_reads_before_it(world: World) -> None:
-    """Without the fence the octets that go back would be those from before the read."""
+    """Without the fence the bytes that go back would be those from before the read."""
     pair = world.pair()
     left, right = pair.left, pair.right
     right.mr.write(pattern(30_000))

@@ -82,10 +82,10 @@ def test_the_address_is_the_real_one(pd: PD) -> None:
     [
         (b"fixed", "bytes is read-only: register a writable buffer"),
         (memoryview(bytearray(64))[::2], "not C-contiguous"),
-        (bytearray(), "of 0 octets"),
-        (0, "of 0 octets"),
-        (-1, "of -1 octets"),
-        (1 << 50, "octets, from 1 to 140737488355328"),
+        (bytearray(), "of 0 bytes"),
+        (0, "of 0 bytes"),
+        (-1, "of -1 bytes"),
+        (1 << 50, "bytes, from 1 to 140737488355328"),
     ],
 )
 def test_memory_that_cannot_be_registered_is_refused(pd: PD, buffer: Any, match: str) -> None:
@@ -140,7 +140,7 @@ def test_pieces_and_copies_stay_inside(pd: PD) -> None:
             lambda: mr.write(b"xx", 3),
         ]
         for use in outside:
-            with pytest.raises(VerbsArgumentError, match="octets"):
+            with pytest.raises(VerbsArgumentError, match="bytes"):
                 use()
         assert mr.read() == bytes(16)
         assert mr.write(b"abcd", 2, 1) == 2
@@ -181,10 +181,10 @@ def bound(side: Side, mw: MW, info: MWBindInfo) -> WCStatus:
     return wc.status
 
 
-def write(world: World, rkey: int, address: int, octets: bytes) -> WCStatus:
+def write(world: World, rkey: int, address: int, data: bytes) -> WCStatus:
     """Let left write into right's memory."""
-    world.left.mr.write(octets)
-    wr = SendWR(1, WROpcode.RDMA_WRITE, [world.left.mr.sge(0, len(octets))])
+    world.left.mr.write(data)
+    wr = SendWR(1, WROpcode.RDMA_WRITE, [world.left.mr.sge(0, len(data))])
     wr.set_wr_rdma(rkey, address)
     world.left.qp.post_send(wr)
     [wc] = world.left.cq.wait_for()

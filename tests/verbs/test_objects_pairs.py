@@ -101,7 +101,7 @@ def test_an_address_is_needed_for_rtr() -> None:
     for route, match in [
         (None, "is no address"),
         (AHAttr(), "needs a global route"),
-        (AHAttr(gr=GlobalRoute(b"short")), "GID of 5 octets"),
+        (AHAttr(gr=GlobalRoute(b"short")), "GID of 5 bytes"),
         (AHAttr(gr=GlobalRoute(bytes(16), sgid_index=1)), "only 1 and 0"),
         (AHAttr(gr=GlobalRoute(bytes(16)), udp_port=1 << 16), "from 0 to 65535"),
     ]:
@@ -190,7 +190,7 @@ def test_kinds_and_ways_that_the_device_has_not_got_are_refused() -> None:
 
 def test_a_message_beyond_the_device_is_refused() -> None:
     side = poor(max_msg_sz=16)
-    with pytest.raises(VerbsPostError, match="message of 17 octets, limit 16"):
+    with pytest.raises(VerbsPostError, match="message of 17 bytes, limit 16"):
         side.qp.post_send(SendWR(sg=[side.mr.sge(0, 9), side.mr.sge(0, 8)]))
 
 
@@ -377,7 +377,7 @@ def test_a_shared_queue_is_resized_and_refuses_what_cannot_be() -> None:
 def test_a_datagram_is_answered_by_the_handle_made_of_it() -> None:
     world = World(qp_type=QPType.UD).connect()
     left, right = world.left, world.right
-    right.receive(octets=128)
+    right.receive(byte_count=128)
     world.send_datagram(b"who is there")
     [wc] = right.cq.wait_for()
     assert (wc.byte_len, wc.src_qp, wc.wc_flags) == (52, left.qp.qp_num, WCFlag.GRH)
@@ -395,7 +395,7 @@ def test_a_handle_may_be_given_in_any_form() -> None:
     world = World(qp_type=QPType.UD).connect()
     handle = AH(world.left.pd, world.right.route())
     for number, form in enumerate((handle, world.right.route(), handle.vector)):
-        world.right.receive(number, octets=64)
+        world.right.receive(number, byte_count=64)
         wr = SendWR(ah=form, remote_qpn=world.right.qp.qp_num, remote_qkey=QKEY)  # type: ignore[arg-type]  # the point of the test
         world.left.qp.post_send(wr)
     assert [wc.wr_id for wc in world.right.cq.wait_for(3)] == [0, 1, 2]
@@ -412,7 +412,7 @@ def test_a_handle_needs_to_know_where_to() -> None:
         ({}, "needs attr, or wc and grh"),
         ({"wc": with_grh}, "needs attr, or wc and grh"),
         ({"wc": WC(0), "grh": bytes(40)}, "no WCFlag.GRH"),
-        ({"wc": with_grh, "grh": bytes(39)}, "GRH of 39 octets"),
+        ({"wc": with_grh, "grh": bytes(39)}, "GRH of 39 bytes"),
         ({"wc": with_grh, "grh": bytes(40)}, "GRH of version 0"),
     ]
     for arguments, match in cases:

@@ -21,16 +21,16 @@ from urds.verbs.providers.shm.channel import RING_BYTES, Channel
 from urds.verbs.providers.shm.memory import sealed_file
 from urds.verbs.providers.shm.messages import (
     MAGIC,
-    Borrow,
-    Decline,
+    ChannelMessage,
     Hello,
-    Lend,
-    Message,
+    MapReject,
+    MapReply,
+    MapRequest,
     Welcome,
     emit_message,
 )
-from urds.verbs.providers.shm.peers import FRAME_PACKET, STRANGERS_MAX
-from urds.verbs.providers.shm.rendezvous import Rendezvous, judge_peer
+from urds.verbs.providers.shm.peers import FRAME_PACKET, PENDING_MAX
+from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
 from urds.verbs.providers.shm.ring import Cell
 
 FILE_BYTES = 4096 + 2 * RING_BYTES
@@ -79,7 +79,7 @@ def assert_broken(side: Side) -> None:
 def test_a_written_counter_that_lies_ends_the_channel(pair: tuple[Side, Side], value: int) -> None:
     left, right = pair
     channel_of(left).writer._cells[Cell.WRITTEN] = value
-    channel_of(left).ring_bell()
+    channel_of(left).ring_doorbell()
     assert_broken(right)
     assert left.adapter.wait(lambda: left.qp.state is QPState.ERR, PATIENCE_NS)
 
@@ -104,7 +104,7 @@ def test_a_frame_that_lies_about_its_length_ends_the_channel(
         start = channel.writer.written % RING_BYTES
         struct.pack_into("=IHH", channel.writer._data, start, length, FRAME_PACKET, 0)
         channel.writer._cells[Cell.WRITTEN] = channel.writer.written + 64
-        channel.ring_bell()
+        channel.ring_doorbell()
     assert_broken(right)
 
 
@@ -118,10 +118,10 @@ def test_an_unknown_kind_of_frame_ends_the_channel(pair: tuple[Side, Side]) -> N
 def test_frames_of_noise_do_no_more_than_count(pair: tuple[Side, Side]) -> None:
     """Packets that are none are dropped; the channel and its connections live on."""
     left, right = pair
-    chance = random.Random(5)
+    rng = random.Random(5)
     with left.adapter.lock:
         for _ in range(300):
-            channel_of(left).write(FRAME_PACKET, chance.randbytes(chance.randrange(60)))
+            channel_of(left).write(FRAME_PACKET, rng.randbytes(rng.randrange(60)))
     right.receive(10)
     left.send(10)
     assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
@@ -132,7 +132,7 @@ def test_frames_of_noise_do_no_more_than_count(pair: tuple[Side, Side]) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_all_over_the_shared_memory_harms_nobody_else(place: Path, seed: int) -> None:
     """Cells and rings are overwritten under traffic; a third opening does not notice."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     left, right = joined(place)
     third, fourth = joined(place)
     outside = bytes(right.view[1 << 19 :])
@@ -143,14 +143,14 @@ def test_noise_all_over_the_shared_memory_harms_nobody_else(place: Path, seed: i
             if not len(left.adapter.peers):
                 break
             channel = channel_of(left)
-            cell = chance.choice([cell for cell in Cell if cell is not Cell.PLACING])
-            if chance.random() < 0.2:
-                channel.writer._cells[cell] = chance.choice(
-                    (chance.getrandbits(64), chance.randrange(1000) * 8)
+            cell = rng.choice([cell for cell in Cell if cell is not Cell.PLACING])
+            if rng.random() < 0.2:
+                channel.writer._cells[cell] = rng.choice(
+                    (rng.getrandbits(64), rng.randrange(1000) * 8)
                 )
-            at = chance.randrange(4096)
-            channel.writer._data[at : at + 8] = chance.randbytes(8)
-            channel.ring_bell()
+            at = rng.randrange(4096)
+            channel.writer._data[at : at + 8] = rng.randbytes(8)
+            channel.ring_doorbell()
         right.adapter.progress()
         right.adapter.wait(lambda: True, 0)
     fourth.receive(100)
@@ -193,23 +193,23 @@ def blocking_bells() -> list[int]:
 @pytest.mark.parametrize(
     "case",
     ["short", "noise", "version", "ring", "own gid", "few", "many", "unsealed", "small", "pipe",
-     "blocking", "borrow", "nothing"],
+     "blocking", "request", "nothing"],
 )  # fmt: skip
 def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> None:
     there, connection = stranger_at(place, victim)
     memory, good = sealed_file("test", FILE_BYTES), bells()
-    octets, descriptors = greeting(), [memory, *good]
+    data, descriptors = greeting(), [memory, *good]
     extra: list[int] = []
     if case == "short":
-        octets = octets[:-1]
+        data = data[:-1]
     elif case == "noise":
-        octets = os.urandom(40)
+        data = os.urandom(40)
     elif case == "version":
-        octets = greeting(magic=b"URDSSHM2")
+        data = greeting(magic=b"URDSSHM2")
     elif case == "ring":
-        octets = greeting(ring_bytes=RING_BYTES // 2)
+        data = greeting(ring_bytes=RING_BYTES // 2)
     elif case == "own gid":
-        octets = greeting(gid=victim.adapter.gid)
+        data = greeting(gid=victim.adapter.gid)
     elif case == "few":
         descriptors = descriptors[:2]
     elif case == "many":
@@ -226,14 +226,14 @@ def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> No
     elif case == "blocking":
         extra = blocking_bells()
         descriptors = [memory, *extra]
-    elif case == "borrow":
-        octets, descriptors = emit_message(Borrow(1, 2)), []
+    elif case == "request":
+        data, descriptors = emit_message(MapRequest(1, 2)), []
     if case == "nothing":
         connection.shutdown(socket.SHUT_WR)
     else:
-        socket.send_fds(connection, [octets], descriptors)
+        socket.send_fds(connection, [data], descriptors)
     assert connection.recv(100) == b""
-    assert victim.adapter.wait(lambda: victim.adapter.peers.strangers_refused == 1, PATIENCE_NS)
+    assert victim.adapter.wait(lambda: victim.adapter.peers.pending_dropped == 1, PATIENCE_NS)
     assert len(victim.adapter.peers) == 0
     connection.close()
     there.close()
@@ -262,10 +262,12 @@ def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Sid
 
 @pytest.mark.parametrize(
     "message",
-    [Welcome(STRANGER), Lend(1, 2, 3, 4, 5), Decline(1, 2)],
+    [Welcome(STRANGER), MapReply(1, 2, 3, 4, 5), MapReject(1, 2)],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_out_of_place_harms_nobody(place: Path, victim: Side, message: Message) -> None:
+def test_a_message_out_of_place_harms_nobody(
+    place: Path, victim: Side, message: ChannelMessage
+) -> None:
     """An answer on nothing is dropped, a welcome from who was greeted ends the channel."""
     there, connection = stranger_at(place, victim)
     memory, good = sealed_file("test", FILE_BYTES), bells()
@@ -277,8 +279,8 @@ def test_a_message_out_of_place_harms_nobody(place: Path, victim: Side, message:
     if isinstance(message, Welcome):
         assert connection.recv(100) == b""
     else:
-        connection.send(emit_message(Borrow(1, 2)))
-        assert connection.recv(100) == emit_message(Decline(1, 2))
+        connection.send(emit_message(MapRequest(1, 2)))
+        assert connection.recv(100) == emit_message(MapReject(1, 2))
         assert len(list(Path("/proc/self/fd").iterdir())) == before
     for descriptor in (memory, *good):
         os.close(descriptor)
@@ -294,10 +296,10 @@ def test_guessed_keys_are_declined_and_never_lent(place: Path, pair: tuple[Side,
     socket.send_fds(connection, [greeting()], [memory, *good])
     connection.recv(100)
     for qpn, rkey in ((right.qp.qpn, right.region.rkey), (right.qp.qpn, 0), (0, 0), (1, 1)):
-        connection.send(emit_message(Borrow(qpn, rkey)))
-        octets, descriptors, _, _ = socket.recv_fds(connection, 100, 3)
-        assert octets == emit_message(Decline(qpn, rkey)) and descriptors == []
-    assert right.adapter.lending.loans == 0
+        connection.send(emit_message(MapRequest(qpn, rkey)))
+        data, descriptors, _, _ = socket.recv_fds(connection, 100, 3)
+        assert data == emit_message(MapReject(qpn, rkey)) and descriptors == []
+    assert right.adapter.mappable_keys.mappings_made == 0
     for descriptor in (memory, *good):
         os.close(descriptor)
     connection.close()
@@ -310,7 +312,7 @@ def test_a_flood_of_strangers_leaves_the_others_alone(
     left, right = pair
     there = Rendezvous(STRANGER, place)
     waiting: list[socket.socket] = []
-    for _ in range(STRANGERS_MAX * 3):
+    for _ in range(PENDING_MAX * 3):
         try:
             waiting.append(there.connect(right.adapter.gid))
         except BlockingIOError:
@@ -320,12 +322,12 @@ def test_a_flood_of_strangers_leaves_the_others_alone(
     assert right.poll()[0].status == WCStatus.SUCCESS
     with right.adapter.lock:
         right.adapter.peers.handle_ready([right.adapter._rendezvous.socket.fileno()])
-        assert len(right.adapter.peers._strangers) <= STRANGERS_MAX
-        assert right.adapter.peers.strangers_refused >= len(waiting) - STRANGERS_MAX
+        assert len(right.adapter.peers._pending) <= PENDING_MAX
+        assert right.adapter.peers.pending_dropped >= len(waiting) - PENDING_MAX
     monkeypatch.setattr(right.adapter.peers, "_now_ns", lambda: 0)
     with right.adapter.lock:
-        right.adapter.peers.handle_time(right.adapter.now_ns() + shm_peers.STRANGER_NS + 1)
-        assert not right.adapter.peers._strangers
+        right.adapter.peers.handle_timeout(right.adapter.now_ns() + shm_peers.PENDING_NS + 1)
+        assert not right.adapter.peers._pending
     for connection in waiting:
         connection.close()
     there.close()
@@ -335,7 +337,7 @@ def test_another_user_never_gets_a_channel(place: Path) -> None:
     left, right = Side(place), Side(place)
 
     def refuse(connection: socket.socket) -> None:
-        judge_peer(7, os.geteuid() + 1, own_uid=os.geteuid())
+        check_user(7, os.geteuid() + 1, own_uid=os.geteuid())
 
     with right.adapter.lock:
         right.adapter._rendezvous._check_peer = refuse
@@ -367,11 +369,11 @@ def test_a_loan_of_memory_that_may_shrink_ends_the_channel(
     left, right = pair
     descriptor = unsealed(1 << 20)
 
-    def lend(channel: Channel, borrow: Borrow) -> None:
-        channel.say(Lend(borrow.qpn, borrow.rkey, 0, 1 << 16, 1), [descriptor])
+    def map_remote(channel: Channel, request: MapRequest) -> None:
+        channel.send_message(MapReply(request.qpn, request.rkey, 0, 1 << 16, 1), [descriptor])
 
     # The owner answers the question itself, with memory that it could cut.
-    monkeypatch.setattr(right.adapter, "handle_borrow", lend)
+    monkeypatch.setattr(right.adapter, "handle_map_request", map_remote)
     left.write(1000, key=right.region.rkey)
     assert_broken(left)
     os.close(descriptor)

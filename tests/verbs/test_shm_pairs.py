@@ -1,4 +1,4 @@
-"""Pairs of the shm provider in one process: every way of an octet, order, limits, ends."""
+"""Pairs of the shm provider in one process: every way of a byte, order, limits, ends."""
 
 import gc
 import os
@@ -43,10 +43,10 @@ def pair(place: Path) -> Iterator[tuple[Side, Side]]:
     right.close()
 
 
-def fill(side: Side, octet_count: int = BUFFER_BYTES) -> bytes:
-    octets = os.urandom(octet_count)
-    side.view[:octet_count] = octets
-    return octets
+def fill(side: Side, byte_count: int = BUFFER_BYTES) -> bytes:
+    data = os.urandom(byte_count)
+    side.view[:byte_count] = data
+    return data
 
 
 def test_the_device_has_a_name_and_opens(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,15 +59,15 @@ def test_the_device_has_a_name_and_opens(place: Path, monkeypatch: pytest.Monkey
     assert list((place.parent / "urds-verbs").iterdir()) == []
 
 
-@pytest.mark.parametrize("octet_count", [0, 1, 7, 8, 4096, MTU_BYTES, MTU_BYTES + 1, BUFFER_BYTES])
-def test_a_message_of_any_size_arrives(pair: tuple[Side, Side], octet_count: int) -> None:
+@pytest.mark.parametrize("byte_count", [0, 1, 7, 8, 4096, MTU_BYTES, MTU_BYTES + 1, BUFFER_BYTES])
+def test_a_message_of_any_size_arrives(pair: tuple[Side, Side], byte_count: int) -> None:
     left, right = pair
-    octets = fill(left, octet_count)
+    data = fill(left, byte_count)
     right.receive(BUFFER_BYTES)
-    left.send(octet_count)
+    left.send(byte_count)
     (received,) = right.poll()
-    assert (received.status, received.byte_len) == (WCStatus.SUCCESS, octet_count)
-    assert right.view[:octet_count] == octets
+    assert (received.status, received.byte_len) == (WCStatus.SUCCESS, byte_count)
+    assert right.view[:byte_count] == data
     assert left.poll()[0].status == WCStatus.SUCCESS
 
 
@@ -89,27 +89,27 @@ def test_messages_arrive_in_order_however_many(pair: tuple[Side, Side]) -> None:
 def test_a_write_goes_through_the_ring_first_and_then_straight(pair: tuple[Side, Side]) -> None:
     left, right = pair
     for number in range(4):
-        octets = fill(left)
+        data = fill(left)
         left.write(BUFFER_BYTES, key=right.region.rkey)
         assert left.poll()[0].status == WCStatus.SUCCESS
-        assert right.view == octets
+        assert right.view == data
         # The answer to the first question comes on another way than the write's.
         left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
         assert left.placed == number
-    assert right.adapter.lending.loans == 1
+    assert right.adapter.mappable_keys.mappings_made == 1
 
 
 def channels(side: Side) -> list[object]:
-    return [channel.borrowings for channel in side.adapter.peers]
+    return [channel.peer_mappings for channel in side.adapter.peers]
 
 
 def test_the_last_of_many_writes_wins(pair: tuple[Side, Side]) -> None:
-    """Through the ring and straight, in any mixture, on the same octets and beside them."""
+    """Through the ring and straight, in any mixture, on the same bytes and beside them."""
     left, right = pair
-    chance, wanted = Random(7), bytearray(4096)
+    rng, wanted = Random(7), bytearray(4096)
     for number in range(400):
         offset = number % 8 * 1024
-        length, at = chance.choice((8, 64, 600, 1024)), chance.randrange(3000)
+        length, at = rng.choice((8, 64, 600, 1024)), rng.randrange(3000)
         left.view[offset : offset + length] = wanted[at : at + length] = (
             bytes([number % 256]) * length
         )
@@ -120,7 +120,7 @@ def test_the_last_of_many_writes_wins(pair: tuple[Side, Side]) -> None:
     assert 0 < left.placed < 200
 
 
-def test_a_small_write_under_way_holds_back_only_those_on_its_octets(
+def test_a_small_write_under_way_holds_back_only_those_on_its_bytes(
     pair: tuple[Side, Side],
 ) -> None:
     left, right = pair
@@ -141,22 +141,22 @@ def test_foreign_memory_goes_through_the_ring(place: Path) -> None:
     with right.adapter.lock:
         region = right.adapter.keys.register(right.pd, foreign, BASE, ACCESS)
     for _ in range(3):
-        octets = fill(left)
+        data = fill(left)
         left.write(BUFFER_BYTES, key=region.rkey)
         assert left.poll()[0].status == WCStatus.SUCCESS
-        assert foreign == octets
-    assert left.placed == 0 and right.adapter.lending.loans_declined == 1
+        assert foreign == data
+    assert left.placed == 0 and right.adapter.mappable_keys.mappings_rejected == 1
     left.close()
     right.close()
 
 
 def test_reads_and_atomics_work(pair: tuple[Side, Side]) -> None:
     left, right = pair
-    octets = fill(right)
+    data = fill(right)
     piece = left.piece(BUFFER_BYTES)
     left.post(SendWR(1, WROpcode.RDMA_READ, piece, rkey=right.region.rkey, remote_addr=BASE))
     assert left.poll()[0].status == WCStatus.SUCCESS
-    assert left.view == octets
+    assert left.view == data
     right.view[:8] = (41).to_bytes(8, "little")
     wr = SendWR(2, WROpcode.ATOMIC_FETCH_AND_ADD, left.piece(8))
     wr.set_wr_atomic(right.region.rkey, BASE, 1)
@@ -199,24 +199,24 @@ def test_the_peer_of_one_queue_pair_does_not_write_as_another(pair: tuple[Side, 
     """A loan goes to the peer of a queue pair that allows writes, of the region's domain."""
     left, right = pair
     with right.adapter.lock:
-        stranger = right.adapter.keys.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
-    left.write(1000, key=stranger.rkey)
+        pending = right.adapter.keys.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
+    left.write(1000, key=pending.rkey)
     assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
-    assert right.adapter.lending.loans == 0 and not any(stranger.view)
+    assert right.adapter.mappable_keys.mappings_made == 0 and not any(pending.view)
 
 
 def test_datagrams_arrive_with_their_source(place: Path) -> None:
     left, right = Side(place, kind=QPType.UD), Side(place, kind=QPType.UD)
     for side in (left, right):
         side.lead(side.qp, bytes(16), 0)
-    octets = fill(left, 100)
+    data = fill(left, 100)
     right.receive(200)
     wr = SendWR(1, WROpcode.SEND, left.piece(100))
     wr.set_wr_ud(AddressVector(right.adapter.gid), right.qp.qpn, QKEY)
     left.post(wr)
     (received,) = right.poll()
     assert (received.src_qp, received.byte_len) == (left.qp.qpn, 100 + GRH_BYTES)
-    assert right.view[GRH_BYTES : GRH_BYTES + 100] == octets
+    assert right.view[GRH_BYTES : GRH_BYTES + 100] == data
     left.close()
     right.close()
 
@@ -238,15 +238,15 @@ def test_two_queue_pairs_of_one_opening_talk(place: Path) -> None:
     other = side.new_qp()
     side.lead(side.qp, side.adapter.gid, other.qpn)
     side.lead(other, side.adapter.gid, side.qp.qpn)
-    octets = fill(side, BUFFER_BYTES // 2)
+    data = fill(side, BUFFER_BYTES // 2)
     half = SGE(BASE + BUFFER_BYTES // 2, BUFFER_BYTES // 2, side.region.lkey)
     for _ in range(4):
         with side.adapter.lock:
             other.post_recv(RecvWR(1, [half]), side.adapter.now_ns())
-            side.adapter.kick(other)
+            side.adapter.progress_qp(other)
         side.send(BUFFER_BYTES // 2)
     assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
-    assert side.view[BUFFER_BYTES // 2 :] == octets
+    assert side.view[BUFFER_BYTES // 2 :] == data
     side.write(BUFFER_BYTES // 2, key=side.region.rkey, at=BUFFER_BYTES // 2)
     assert side.poll()[0].status == WCStatus.SUCCESS
     side.close()
@@ -385,7 +385,7 @@ def test_what_was_said_before_the_end_arrives(place: Path, has_met: bool) -> Non
             left.send(8)
         left.close()
         for channel in right.adapter.peers:
-            right.adapter.turn([channel.socket.fileno()])
+            right.adapter.progress_once([channel.socket.fileno()])
     completions = right.poll(130)
     assert [wc.wr_id for wc in completions] == list(range(130))
     assert [wc.status for wc in completions] == [WCStatus.SUCCESS] * 120 + [
@@ -416,13 +416,13 @@ def test_the_first_packet_waits_for_who_has_many_to_greet(place: Path) -> None:
     left, right = Side(place), Side(place)
     left.lead(left.qp, right.adapter.gid, right.qp.qpn)
     right.lead(right.qp, left.adapter.gid, left.qp.qpn)
-    strangers = Rendezvous(b"s" * 16, place)
+    pending = Rendezvous(b"s" * 16, place)
     waiting: list[socket.socket] = []
     right.receive(8)
     with right.adapter.lock:
         with suppress(BlockingIOError):
             for _ in range(1000):
-                waiting.append(strangers.connect(right.adapter.gid))
+                waiting.append(pending.connect(right.adapter.gid))
         left.send(8)
         left.send(8)
         assert len(left.adapter.peers) == 0
@@ -430,7 +430,7 @@ def test_the_first_packet_waits_for_who_has_many_to_greet(place: Path) -> None:
         connection.close()
     right.receive(8)
     assert [wc.status for wc in right.poll(2)] == [WCStatus.SUCCESS] * 2
-    strangers.close()
+    pending.close()
     left.close()
     right.close()
 
@@ -482,15 +482,15 @@ def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
 assert RING_BYTES < 8 * BUFFER_BYTES, "the tests of full rings fill them"
 
 
-def test_a_detach_gives_octets_back_that_the_ring_did_not_take(pair: tuple[Side, Side]) -> None:
+def test_a_detach_gives_bytes_back_that_the_ring_did_not_take(pair: tuple[Side, Side]) -> None:
     left, right = pair
-    octets = bytearray(os.urandom(BUFFER_BYTES))
-    wanted = bytes(octets)
+    data = bytearray(os.urandom(BUFFER_BYTES))
+    wanted = bytes(data)
     right.receive(BUFFER_BYTES)
     with left.adapter.lock:
-        request = left.qp.post_send(SendWR(1, octets=memoryview(octets)), left.adapter.now_ns())
-        left.adapter.kick(left.qp)
+        request = left.qp.post_send(SendWR(1, data=memoryview(data)), left.adapter.now_ns())
+        left.adapter.progress_qp(left.qp)
         assert request is not None and request.detach() == BUFFER_BYTES
-        octets[:] = bytes(BUFFER_BYTES)
+        data[:] = bytes(BUFFER_BYTES)
     assert left.poll()[0].status == right.poll()[0].status == WCStatus.SUCCESS
     assert right.view == wanted

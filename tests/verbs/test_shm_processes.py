@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import BUSY_S
 from tests.verbs.shm_world import BUFFER_BYTES, PATIENCE_NS, Peer, Side
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
@@ -49,7 +50,7 @@ def connect(side: Side, peer: Peer) -> None:
     assert side.connect("127.0.0.1", peer.port) is ConnectionEventKind.ESTABLISHED
 
 
-def borrow(side: Side) -> None:
+def request(side: Side) -> None:
     """Write until the peer's memory is mapped here."""
     for _ in range(100):
         side.write(PLACED_BYTES_MIN, key=side.peer_key)
@@ -63,21 +64,21 @@ def borrow(side: Side) -> None:
 def test_two_processes_talk(side: Side, make_peer: MakePeer) -> None:
     connect(side, make_peer("echo"))
     for number in range(200):
-        octets = os.urandom(number * 37 % 20_000 + 1)
-        side.view[: len(octets)] = octets
+        data = os.urandom(number * 37 % 20_000 + 1)
+        side.view[: len(data)] = data
         side.receive(1 << 15, offset=1 << 16)
-        side.send(len(octets))
+        side.send(len(data))
         kinds = {wc.opcode: wc.byte_len for wc in side.poll(2) if not wc.status}
-        assert kinds[WCOpcode.RECV] == len(octets)
-        assert side.view[1 << 16 : (1 << 16) + len(octets)] == octets
+        assert kinds[WCOpcode.RECV] == len(data)
+        assert side.view[1 << 16 : (1 << 16) + len(data)] == data
 
 
 def test_writes_go_straight_into_the_other_process(side: Side, make_peer: MakePeer) -> None:
     """Written by one memcpy here, read back through the peer's own responder."""
     connect(side, make_peer("silent"))
-    borrow(side)
-    octets = os.urandom(BUFFER_BYTES)
-    side.view[:] = octets
+    request(side)
+    data = os.urandom(BUFFER_BYTES)
+    side.view[:] = data
     before = side.placed
     side.write(BUFFER_BYTES, key=side.peer_key)
     assert side.poll()[0].status == WCStatus.SUCCESS
@@ -93,7 +94,7 @@ def test_writes_go_straight_into_the_other_process(side: Side, make_peer: MakePe
         )
     )
     assert side.poll()[0].status == WCStatus.SUCCESS
-    assert side.view == octets
+    assert side.view == data
 
 
 def test_a_peer_that_is_killed_while_idle_breaks_everything(
@@ -101,7 +102,7 @@ def test_a_peer_that_is_killed_while_idle_breaks_everything(
 ) -> None:
     peer = make_peer("silent")
     connect(side, peer)
-    borrow(side)
+    request(side)
     side.receive(10, wr_id=1)
     side.receive(10, wr_id=2)
     peer.kill()
@@ -258,9 +259,9 @@ def test_a_peer_that_dies_while_it_copies_holds_nobody_up(
     side.wait_over()
     started = time.monotonic()
     with side.adapter.lock:
-        side.region.tag.is_lent = True
+        side.region.tag.is_mapped = True
         side.adapter.keys.deregister(side.region)
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < BUSY_S
 
 
 def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer) -> None:
@@ -268,10 +269,10 @@ def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer
     (channel,) = side.adapter.peers
     channel.reader._cells[Cell.PLACING] = 1
     with side.adapter.lock:
-        side.region.tag.is_lent = True
+        side.region.tag.is_mapped = True
         side.adapter.keys.deregister(side.region)
     assert side.wait_over() is ConnectionEventKind.BROKEN
-    assert side.adapter.lending.revocations_overdue == 1
+    assert side.adapter.mappable_keys.revocations_overdue == 1
     assert side.adapter.peers.counters.peers_broke_protocol == 1
 
 

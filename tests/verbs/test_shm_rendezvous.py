@@ -17,8 +17,8 @@ from urds.verbs.providers.shm.rendezvous import (
     EPHEMERAL_PORTS,
     Rendezvous,
     check_same_user,
+    check_user,
     default_directory,
-    judge_peer,
 )
 
 TCP = 0x106
@@ -217,10 +217,10 @@ def test_the_directory_of_another_user_is_refused(place: Path) -> None:
 
 
 def test_another_user_is_refused_root_too() -> None:
-    judge_peer(1, 1000, own_uid=1000)
+    check_user(1, 1000, own_uid=1000)
     for uid in (0, 1001, 65534):
         with pytest.raises(PermissionError):
-            judge_peer(1, uid, own_uid=1000)
+            check_user(1, uid, own_uid=1000)
 
 
 def test_the_kernel_says_who_is_there() -> None:
@@ -232,7 +232,7 @@ def test_the_kernel_says_who_is_there() -> None:
 
 def test_both_ends_refuse_another_user(place: Path) -> None:
     def refuse(connection: socket.socket) -> None:
-        judge_peer(1, 4321, own_uid=os.geteuid())
+        check_user(1, 4321, own_uid=os.geteuid())
 
     a, b = Rendezvous(GID_A, place), Rendezvous(GID_B, place, check_peer=refuse)
     there = a.connect(GID_B)

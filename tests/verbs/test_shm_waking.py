@@ -1,6 +1,6 @@
-"""Who is woken in the shm provider: sleepers only, and every one of them.
+"""Wake-ups in the shm provider: threads that sleep are woken, each of them, and no others.
 
-A lost wake-up hides behind the bounded sleep of the pump; these tests make that sleep an hour.
+A lost wake-up hides behind the bounded sleep of the progress thread: here that is an hour.
 """
 
 import threading
@@ -15,12 +15,12 @@ import pytest
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
-from urds.verbs.providers.shm import adapter, pump
+from urds.verbs.providers.shm import adapter, progress
 
 
 @pytest.fixture(autouse=True)
 def _no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "NAP_NS", 3600 * 10**9)
+    monkeypatch.setattr(progress, "NAP_NS", 3600 * 10**9)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
         while not len(left.cq):
             left.adapter.progress()
         left.poll()
-    rung = [side.adapter.peers.counters.bells_rung for side in (left, right)]
+    rung = [side.adapter.peers.counters.doorbells_rung for side in (left, right)]
     assert max(rung) < 20, rung
 
 
@@ -132,8 +132,8 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(
 
     with left.lock:
         monkeypatch.setattr(left, "deadline", look)
-        left.attend()
-        left._pump.wake()
+        left.add_external_waiter()
+        left._progress.wake()
     assert called.wait(2)
 
 
@@ -220,12 +220,12 @@ def test_who_spins_in_vain_gives_way_to_other_openings(
     # Of the openings in this process these two count: other tests have left theirs.
     monkeypatch.setattr(adapter, "_alive", WeakSet([left.adapter, right.adapter]))
     naps = napping(monkeypatch)
-    for _ in range(3 * adapter._IDLE_TURNS):
+    for _ in range(3 * adapter._IDLE_PASSES):
         left.adapter.progress()
     assert len(naps) in (2, 3)  # greetings may still arrive
     naps.clear()
     right.close()
-    for _ in range(3 * adapter._IDLE_TURNS):
+    for _ in range(3 * adapter._IDLE_PASSES):
         left.adapter.progress()
     assert naps == []
 
@@ -239,7 +239,7 @@ def test_who_spins_with_success_gives_way_to_nobody(
     right.poll()  # the channel is there, and the threads leave the driving to us
     left.poll()
     naps = napping(monkeypatch)
-    for _ in range(3 * adapter._IDLE_TURNS):
+    for _ in range(3 * adapter._IDLE_PASSES):
         right.receive(8)
         left.send(8)
         # The device's own thread may be faster: then one turn is in vain, but not many in a row.

@@ -6,20 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.verbs.pair import EVERYTHING, End, connect, exchange, octets_of
+from tests.verbs.pair import EVERYTHING, End, bytes_of, connect, reads
 from urds.verbs import Context, QPAttr, QPAttrMask, QPState, SendWR, WCStatus, WROpcode
-from urds.verbs.cm.messages import CM_QKEY, CM_QPN, Message, MessageKind
+from urds.verbs.cm.messages import CM_QKEY, CM_QPN, CmMessage, CmMessageKind
 from urds.verbs.engine.packet_codec import emit_packet
 from urds.verbs.engine.packets import Packet, PacketKind
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.sim import SimAdapter, SimNetwork
-from urds.verbs.providers.sim_link import LinkProfile
+from urds.verbs.providers.sim import LinkProfile, SimAdapter, SimNetwork
 
 PORT = 5000
 SECOND_NS = 1_000_000_000
@@ -49,8 +48,8 @@ def pair() -> Iterator[Pair]:
 
 def test_messages_arrive_over_a_good_link(pair: Pair) -> None:
     pair.connect()
-    exchange(pair.left, pair.right)
-    exchange(pair.right, pair.left)
+    reads(pair.left, pair.right)
+    reads(pair.right, pair.left)
 
 
 def test_time_passes_only_as_things_happen(pair: Pair) -> None:
@@ -77,14 +76,14 @@ def run_of(seed: int) -> list[tuple[int, str, bytes]]:
     network = SimNetwork(seed, loss=0.1, duplicate=0.1, reorder=0.2, corrupt=0.05, jitter_ns=9000)
     seen: list[tuple[int, str, bytes]] = []
 
-    def note(octets: bytes, source: SimAdapter, _target: SimAdapter) -> None:
-        seen.append((network.now_ns, source.name, octets))
+    def note(data: bytes, source: SimAdapter, _target: SimAdapter) -> None:
+        seen.append((network.now_ns, source.name, data))
 
     network.on_packet = note
     pair = Pair(network)
     pair.connect()
     # Keys and addresses are the process's own, so only messages without them repeat exactly.
-    exchange(pair.left, pair.right, count=20, length=100)
+    reads(pair.left, pair.right, count=20, length=100)
     pair.left.context.close()
     pair.right.context.close()
     return seen
@@ -109,20 +108,20 @@ def test_one_seed_one_run() -> None:
 def test_messages_survive_faults(faults: dict[str, float]) -> None:
     pair = Pair(SimNetwork(3, **faults))  # type: ignore[arg-type]  # chances are floats
     pair.connect()
-    exchange(pair.left, pair.right)
+    reads(pair.left, pair.right)
 
 
-def test_broken_octets_are_found_by_the_checksum() -> None:
+def test_broken_bytes_are_found_by_the_checksum() -> None:
     pair = Pair(SimNetwork(4, corrupt=0.2))
     pair.connect()
-    exchange(pair.left, pair.right)
+    reads(pair.left, pair.right)
     assert pair.adapters[1].packets.dropped_malformed > 0
 
 
 def test_a_lossless_network_needs_no_repeats() -> None:
     pair = Pair(SimNetwork(5, lossless=True))
     pair.connect()
-    exchange(pair.left, pair.right)
+    reads(pair.left, pair.right)
 
 
 def test_directions_have_profiles_of_their_own(pair: Pair) -> None:
@@ -138,12 +137,12 @@ def test_a_cut_is_survived_and_a_long_one_breaks(pair: Pair) -> None:
     left, right = pair.adapters
     pair.right.post_receives(1, 100)
     pair.network.cut(left, right)
-    pair.left.send(0, octets_of(0, 100))
+    pair.left.send(0, bytes_of(0, 100))
     pair.network.run(SECOND_NS // 2)
     pair.network.cut(left, right, is_cut=False)
     assert pair.left.statuses(1) == [WCStatus.SUCCESS]
     pair.network.cut(left, right)
-    pair.left.send(1, octets_of(1, 100))
+    pair.left.send(1, bytes_of(1, 100))
     assert pair.left.wait_for_end(60 * SECOND_NS) is ConnectionEventKind.BROKEN
     assert pair.left.statuses(1) == [WCStatus.RETRY_EXC_ERR]
 
@@ -164,7 +163,7 @@ def test_a_script_holds_packets_and_lets_them_go_in_its_order(pair: Pair) -> Non
     hold = pair.network.hold(is_second)
     pair.right.post_receives(3, 100)
     for number in range(3):
-        pair.left.send(number, octets_of(number, 100))
+        pair.left.send(number, bytes_of(number, 100))
     pair.network.run(10_000_000)
     assert [wc.wr_id for wc in pair.right.cq.poll(9)[1]] == [0]
     assert hold.held
@@ -177,36 +176,36 @@ def test_a_script_decides_what_becomes_of_each_packet(pair: Pair) -> None:
     dropped: list[bytes] = []
 
     def lose_three(
-        octets: bytes, _source: SimAdapter, _target: SimAdapter
+        data: bytes, _source: SimAdapter, _target: SimAdapter
     ) -> list[tuple[int, bytes]] | None:
         if len(dropped) < 3:
-            dropped.append(octets)
+            dropped.append(data)
             return []
-        return [(10, octets), (20, octets)]
+        return [(10, data), (20, data)]
 
     pair.network.on_packet = lose_three
-    exchange(pair.left, pair.right, count=5)
+    reads(pair.left, pair.right, count=5)
     assert len(dropped) == 3
 
 
-def test_injected_octets_of_any_kind_do_no_harm(pair: Pair) -> None:
+def test_injected_bytes_of_any_kind_do_no_harm(pair: Pair) -> None:
     pair.connect()
     left, right = pair.adapters
     for length in range(100):
         with pair.network.lock:
             pair.network.inject(bytes(range(length)), source=left, target=right)
-    exchange(pair.left, pair.right)
+    reads(pair.left, pair.right)
     assert right.packets.dropped_malformed == 100
 
 
 def test_packets_of_another_source_are_not_the_peers(pair: Pair) -> None:
     pair.connect()
-    stranger = pair.network.adapter("stranger")
+    pending = pair.network.adapter("pending")
     hold = pair.network.hold(lambda packet, _source, _target: packet.kind is PacketKind.SEND)
     pair.right.post_receives(1, 100)
-    pair.left.send(0, octets_of(0, 100))
+    pair.left.send(0, bytes_of(0, 100))
     with pair.network.lock:
-        pair.network.inject(hold.held[0].octets, source=stranger, target=pair.adapters[1])
+        pair.network.inject(hold.held[0].data, source=pending, target=pair.adapters[1])
     pair.network.run(1_000_000)
     assert len(pair.right.cq) == 0
     assert pair.adapters[1].packets.dropped_source == 1
@@ -239,7 +238,7 @@ def test_a_connect_to_nowhere_is_refused_or_unreachable(pair: Pair) -> None:
 
 def test_a_queue_pair_connects_again_after_a_reset(pair: Pair) -> None:
     pair.connect()
-    exchange(pair.left, pair.right, count=5)
+    reads(pair.left, pair.right, count=5)
     for _ in range(3):
         pair.left.disconnect()
         for end in (pair.left, pair.right):
@@ -250,7 +249,7 @@ def test_a_queue_pair_connects_again_after_a_reset(pair: Pair) -> None:
             end.events.clear()
         pair.left.connect((pair.adapters[1].address, PORT))
         assert pair.left.wait_for(ESTABLISHED)
-        exchange(pair.left, pair.right, count=5)
+        reads(pair.left, pair.right, count=5)
 
 
 def test_a_queue_pair_has_one_connection(pair: Pair) -> None:
@@ -261,7 +260,7 @@ def test_a_queue_pair_has_one_connection(pair: Pair) -> None:
 
 
 def test_an_accept_that_cannot_be_leaves_the_request(pair: Pair) -> None:
-    requests: list[ConnectionEvent] = []
+    requests: list[VerbsConnectionEvent] = []
     adapter = pair.adapters[1]
     with adapter.lock:
         adapter.listen((adapter.address, PORT), PortSpace.TCP, backlog=1, on_event=requests.append)
@@ -306,7 +305,7 @@ def test_a_failed_queue_pair_breaks_the_connection_and_the_peer_hears_why(pair: 
 
 def test_a_work_request_without_a_receive_waits_for_one(pair: Pair) -> None:
     pair.connect()
-    pair.left.send(0, octets_of(0, 100))
+    pair.left.send(0, bytes_of(0, 100))
     pair.network.run(SECOND_NS)
     assert len(pair.left.cq) == 0
     pair.right.post_receives(1, 100)
@@ -316,13 +315,13 @@ def test_a_work_request_without_a_receive_waits_for_one(pair: Pair) -> None:
 def test_a_flood_of_requests_costs_a_bounded_table(pair: Pair) -> None:
     """Strangers ask under 3000 names; those beyond the backlog are refused and forgotten."""
     left, right = pair.adapters
-    requests: list[ConnectionEvent] = []
+    requests: list[VerbsConnectionEvent] = []
     with right.lock:
         right.listen((right.address, PORT), PortSpace.TCP, backlog=16, on_event=requests.append)
         for number in range(3000):
-            message = Message(
-                kind=MessageKind.REQ,
-                opening=number.to_bytes(8, "big"),
+            message = CmMessage(
+                kind=CmMessageKind.REQ,
+                context_guid=number.to_bytes(8, "big"),
                 local_id=number + 1,
                 space=PortSpace.TCP,
                 target=packed(right.address),
@@ -332,11 +331,11 @@ def test_a_flood_of_requests_costs_a_bounded_table(pair: Pair) -> None:
                 PacketKind.DATAGRAM, CM_QPN, source_qpn=CM_QPN, qkey=CM_QKEY,
                 payload=message.emit(),
             )  # fmt: skip
-            octets = b"".join(emit_packet(packet, checksum=True))
-            pair.network.inject(octets, source=left, target=right)
+            data = b"".join(emit_packet(packet, checksum=True))
+            pair.network.inject(data, source=left, target=right)
     pair.network.run(1_000_000)
     assert len(requests) == 16
-    assert right.cm.stats.refused_backlog == 2984
+    assert right.cm.stats.rejected_backlog == 2984
     assert len(right.cm._connections) == 16
     pair.network.run(60 * SECOND_NS)
     assert len(right.cm._connections) == 0
@@ -355,10 +354,10 @@ def test_owners_may_answer_from_their_callbacks(pair: Pair) -> None:
     pair.right.post_receives(1, 100)
     left = pair.left
 
-    def take(event: ConnectionEvent) -> None:
+    def take(event: VerbsConnectionEvent) -> None:
         left.events.append(event)
         if event.kind is ESTABLISHED:
-            left.send(0, octets_of(0, 100))
+            left.send(0, bytes_of(0, 100))
             event.connection.disconnect()
 
     pair.right.listen((pair.adapters[1].address, PORT))
@@ -377,12 +376,12 @@ def test_owners_may_answer_from_their_callbacks(pair: Pair) -> None:
 def test_an_adapter_connects_to_itself(pair: Pair) -> None:
     other = End(pair.left.context)
     connect(pair.left, other, ("127.0.0.1", PORT))
-    exchange(pair.left, other)
+    reads(pair.left, other)
 
 
 def test_private_data_over_the_limit_is_refused_with_the_limit(pair: Pair) -> None:
     adapter = pair.adapters[0]
-    with pytest.raises(OSError, match="197 octets, limit 196"), adapter.lock:
+    with pytest.raises(OSError, match="197 bytes, limit 196"), adapter.lock:
         adapter.connect(
             pair.left.qp.engine,
             ("10.0.0.2", 1),
@@ -401,7 +400,7 @@ def test_several_threads_may_wait_at_once() -> None:
     def run(pair: Pair) -> None:
         try:
             pair.connect()
-            exchange(pair.left, pair.right, count=20)
+            reads(pair.left, pair.right, count=20)
         except BaseException as error:
             failures.append(error)
 

@@ -177,7 +177,7 @@ def test_a_queue_pair_led_by_hand_is_refused(openings: tuple[TcpAdapter, ...]) -
     attr = QPAttr(qp_state=QPState.INIT)
     with openings[0].lock:
         client.qp.modify(attr, mask.STATE | mask.PKEY_INDEX | mask.PORT | mask.ACCESS_FLAGS, 0)
-        openings[0].kick(client.qp)
+        openings[0].progress_qp(client.qp)
         attr.qp_state, attr.ah_attr = QPState.RTR, openings[0].datagrams.vector
         client.qp.modify(
             attr,
@@ -186,7 +186,7 @@ def test_a_queue_pair_led_by_hand_is_refused(openings: tuple[TcpAdapter, ...]) -
             0,
         )  # fmt: skip
         with pytest.raises(OSError, match="connect or accept") as refused:
-            openings[0].kick(client.qp)
+            openings[0].progress_qp(client.qp)
     assert refused.value.errno == errno.EOPNOTSUPP
     assert client.qp.state is QPState.RESET
 
@@ -204,7 +204,7 @@ def test_a_disconnect_flushes_what_was_sent_before() -> None:
         assert client.qp.state is QPState.ERR
         assert all(wc.status in (WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR) for wc in client.sent(20))
         assert {wc.status for wc in server.received(20)} == {WCStatus.SUCCESS}
-        assert [memory.octets[99_999] for memory in memories] == list(range(20))
+        assert [memory.data[99_999] for memory in memories] == list(range(20))
         server.event(ConnectionEventKind.DISCONNECTED)
         assert server.qp.state is QPState.ERR
 
@@ -219,14 +219,14 @@ def test_a_queue_pair_may_be_connected_again() -> None:
             with end.adapter.lock:
                 reset = QPAttr(qp_state=QPState.RESET)
                 end.qp.modify(reset, QPAttrMask.STATE, end.adapter.now_ns())
-                end.adapter.kick(end.qp)
+                end.adapter.progress_qp(end.qp)
         client.connect(listener.address)
         server.accept(listener.request())
         client.event(ESTABLISHED)
         memory = server.receive(5)
         client.send(b"again")
         server.received()
-        assert memory.octets == b"again"
+        assert memory.data == b"again"
 
 
 def test_both_may_disconnect_at_once() -> None:
@@ -275,7 +275,7 @@ def test_a_queue_pair_led_to_error_breaks_the_connection() -> None:
     with connected() as (client, server):
         with client.adapter.lock:
             client.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
-            client.adapter.kick(client.qp)
+            client.adapter.progress_qp(client.qp)
         client.event(ConnectionEventKind.BROKEN)
         assert "LOCAL_CATASTROPHIC" in server.event(ConnectionEventKind.BROKEN).reason
         assert server.adapter.stats.terminates_received == 1
@@ -368,7 +368,7 @@ def test_two_processes_talk(child: "tuple[subprocess.Popen[str], tuple[str, int]
             client.send(bytes([count % 256]) * count)
             assert client.sent()[0].status is WCStatus.SUCCESS
             assert client.received()[0].byte_len == count
-            assert memory.octets == bytes([count % 256]) * count
+            assert memory.data == bytes([count % 256]) * count
         target = client.memory(256)
         client.post(
             WROpcode.RDMA_READ,
@@ -377,7 +377,7 @@ def test_two_processes_talk(child: "tuple[subprocess.Popen[str], tuple[str, int]
             remote_addr=int.from_bytes(data[4:12], "big"),
         )
         assert client.sent()[0].status is WCStatus.SUCCESS
-        assert target.octets == bytes(range(256))
+        assert target.data == bytes(range(256))
 
 
 def test_a_killed_peer_is_noticed(

@@ -10,10 +10,10 @@ from urds.verbs.engine.numbers import GRH_BYTES, QPAttrMask, QPState, QPType, WC
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.tcp import TcpAdapter, TcpProviderSettings
 
@@ -36,12 +36,12 @@ def ready(adapter: TcpAdapter) -> End:
     return end
 
 
-def send(end: End, octets: bytes, other: End, *, qkey: int = QKEY) -> None:
-    wr = SendWR(sg=[end.memory(octets).sge()])
+def send(end: End, data: bytes, other: End, *, qkey: int = QKEY) -> None:
+    wr = SendWR(sg=[end.memory(data).sge()])
     wr.set_wr_ud(other.adapter.datagrams.vector, other.qp.qpn, qkey)
     with end.adapter.lock:
         end.qp.post_send(wr, end.adapter.now_ns())
-        end.adapter.kick(end.qp)
+        end.adapter.progress_qp(end.qp)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_datagram_arrives(openings: tuple[TcpAdapter, ...], count: int) -> Non
     (wc,) = far.received()
     assert (wc.status, wc.byte_len, wc.src_qp) == (WCStatus.SUCCESS, GRH_BYTES + count, near.qp.qpn)
     assert WCFlag.GRH in wc.wc_flags
-    assert far.memories[0].octets[GRH_BYTES : GRH_BYTES + count] == b"d" * count
+    assert far.memories[0].data[GRH_BYTES : GRH_BYTES + count] == b"d" * count
 
 
 def test_an_opening_tells_where_its_datagrams_arrive(openings: tuple[TcpAdapter, ...]) -> None:
@@ -105,12 +105,12 @@ def test_a_wrong_key_is_dropped(openings: tuple[TcpAdapter, ...]) -> None:
     assert far.received()[0].byte_len == GRH_BYTES + 3
 
 
-def test_strange_octets_are_dropped_and_counted(openings: tuple[TcpAdapter, ...]) -> None:
+def test_strange_bytes_are_dropped_and_counted(openings: tuple[TcpAdapter, ...]) -> None:
     far = ready(openings[1])
     vector = openings[1].datagrams.vector
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for octets in (b"", b"x", bytes(2000), b"\x01\x10\x03\x00" + bytes(60)):
-            stranger.sendto(octets, ("127.0.0.1", vector.port))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pending:
+        for data in (b"", b"x", bytes(2000), b"\x01\x10\x03\x00" + bytes(60)):
+            pending.sendto(data, ("127.0.0.1", vector.port))
     packets = openings[1].datagrams.packets
     far.until(lambda: packets.dropped_malformed + packets.dropped_unknown == 4)
     assert len(far.rcq) == 0
@@ -120,7 +120,7 @@ def test_strange_octets_are_dropped_and_counted(openings: tuple[TcpAdapter, ...]
 
 
 def test_who_serves_a_port(openings: tuple[TcpAdapter, ...]) -> None:
-    requests: list[ConnectionEvent] = []
+    requests: list[VerbsConnectionEvent] = []
     near, far = ready(openings[0]), ready(openings[1])
     with openings[1].lock:
         listener = openings[1].listen(
@@ -146,7 +146,7 @@ def test_who_serves_a_port(openings: tuple[TcpAdapter, ...]) -> None:
     wr.set_wr_ud(event.vector, event.qpn, event.parameters.qkey)
     with openings[0].lock:
         near.qp.post_send(wr, 0)
-        openings[0].kick(near.qp)
+        openings[0].progress_qp(near.qp)
     assert far.received()[0].byte_len == GRH_BYTES + 5
     with openings[0].lock:
         connection.close()

@@ -11,18 +11,18 @@ from urds.verbs.engine.numbers import QPAttrMask, QPState, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.providers.base import ConnectionEventKind
 
-WAYS = ("disconnect", "close", "remove", "error", "reset", "silence", "both", "opening")
+WAYS = ("disconnect", "close", "remove", "error", "reset", "silence", "both", "context_guid")
 GOOD_OR_FLUSHED = {
     WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR, WCStatus.REM_ACCESS_ERR, WCStatus.REM_INV_REQ_ERR
 }  # fmt: skip
 
 
-def work(end: End, other: End, chance: random.Random) -> int:
+def work(end: End, other: End, rng: random.Random) -> int:
     """Post twenty requests of all kinds; return how many."""
     target = other.memory(70_000)
     for index in range(20):
-        count = chance.choice([0, 1, 100, 5000, 70_000])
-        opcode = chance.choice(
+        count = rng.choice([0, 1, 100, 5000, 70_000])
+        opcode = rng.choice(
             [
                 WROpcode.SEND,
                 WROpcode.SEND_WITH_IMM,
@@ -37,7 +37,7 @@ def work(end: End, other: End, chance: random.Random) -> int:
 
 def end_it(way: str, end: End, other: End) -> None:
     adapter, qp = end.adapter, end.qp
-    if way == "opening":
+    if way == "context_guid":
         adapter.close()
         return
     with adapter.lock:
@@ -49,10 +49,10 @@ def end_it(way: str, end: End, other: End) -> None:
             adapter.remove(qp)
         elif way == "error":
             qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, adapter.now_ns())
-            adapter.kick(qp)
+            adapter.progress_qp(qp)
         elif way == "reset":
             qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, adapter.now_ns())
-            adapter.kick(qp)
+            adapter.progress_qp(qp)
         elif way == "silence":
             end.connection.stream._socket.shutdown(socket.SHUT_RDWR)
     if way == "both":
@@ -62,14 +62,14 @@ def end_it(way: str, end: End, other: End) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(6))
 def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> None:
-    chance = random.Random(f"{way} {seed}")
+    rng = random.Random(f"{way} {seed}")
     with connected() as (near, far):
         for end in (near, far):
-            for _ in range(chance.choice([0, 5, 40])):
+            for _ in range(rng.choice([0, 5, 40])):
                 end.receive(70_000)
-        posted = work(near, far, chance)
-        posted_far = work(far, near, chance)
-        time.sleep(chance.choice([0, 0, 0.001, 0.004]))
+        posted = work(near, far, rng)
+        posted_far = work(far, near, rng)
+        time.sleep(rng.choice([0, 0, 0.001, 0.004]))
         end_it(way, near, far)
         far.until(lambda: bool(far.events))
         assert far.events[0].kind in (
@@ -80,7 +80,7 @@ def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> 
         assert {wc.status for wc in wcs} <= GOOD_OR_FLUSHED, f"seed {seed}"
         assert [wc.wr_id for wc in wcs] == list(range(posted_far)), f"seed {seed}"
         assert len(far.scq) == 0 and len(far.events) == 1
-        if way not in ("reset", "opening"):
+        if way not in ("reset", "context_guid"):
             assert [wc.wr_id for wc in near.sent(posted)] == list(range(posted)), f"seed {seed}"
         # Nothing of it is left behind.
         assert not far.adapter.connections and not far.adapter._owners
@@ -93,5 +93,5 @@ def test_who_kicks_after_the_close_says_nothing() -> None:
         client.adapter.close()
         with client.adapter.lock:
             assert client.qp.state is QPState.RTS
-            client.adapter.kick(client.qp)
+            client.adapter.progress_qp(client.qp)
             assert client.qp.state is QPState.RTS

@@ -45,9 +45,9 @@ def we_connect(
         end = End(adapter)
         end.connect(listener.getsockname(), private_data=b"from us")
         peer = PlainPeer.accept(listener)
-        heard, data = peer.hear(REQUEST_KEY)
+        heard, data = peer.receive_message(REQUEST_KEY)
         assert heard & KNOWN_BITS == ENHANCED | 2 and data[4:] == b"from us"
-        peer.say(REPLY_KEY, flags, b"from the peer", ird=ird, ord_=ord_)
+        peer.send_message(REPLY_KEY, flags, b"from the peer", ird=ird, ord_=ord_)
         assert end.event(ESTABLISHED).parameters.private_data == b"from the peer"
         with peer.socket:
             yield end, peer
@@ -59,14 +59,14 @@ def peer_connects(*, flags: int = ENHANCED | 2) -> Iterator[tuple[End, PlainPeer
     with adapters(None) as (adapter,):
         server, end = Server(adapter), End(adapter)
         peer = PlainPeer.connect(server.address)
-        peer.say(REQUEST_KEY, flags, b"from the peer")
+        peer.send_message(REQUEST_KEY, flags, b"from the peer")
         end.init()
         end.memories = [end.receive(64, wr_id=index) for index in range(3)]
         request = server.request()
         assert request.parameters.private_data == b"from the peer"
         end.accept(request, private_data=b"from us")
         end.event(ESTABLISHED)
-        heard, data = peer.hear(REPLY_KEY)
+        heard, data = peer.receive_message(REPLY_KEY)
         # Not one of the bits that are reserved, or siw's own, comes back.
         assert heard == flags
         assert data.endswith(b"from us")
@@ -97,17 +97,17 @@ def test_our_requests_are_plain() -> None:
 def test_a_long_message_keeps_one_opcode() -> None:
     """Linux siw refuses a message whose segments differ; each fits one TCP segment."""
     with we_connect() as (end, peer):
-        octets = bytes(range(256)) * 800
-        end.send(octets, send_flags=SendFlag.SIGNALED | SendFlag.SOLICITED)
+        data = bytes(range(256)) * 800
+        end.send(data, send_flags=SendFlag.SIGNALED | SendFlag.SOLICITED)
         found, offset = b"", 0
-        while len(found) < len(octets):
+        while len(found) < len(data):
             segment = peer.next()
             assert segment.opcode == SEND_SE
             assert segment.fields == (0, 0, 1, offset)
             found += segment.payload
             offset += len(segment.payload)
-            assert segment.is_last == (len(found) == len(octets))
-        assert found == octets
+            assert segment.is_last == (len(found) == len(data))
+        assert found == data
         assert end.sent()[0].status is WCStatus.SUCCESS
 
 
@@ -127,7 +127,7 @@ def test_what_follows_a_read_waits_for_it() -> None:
         assert [(wc.wr_id, wc.status) for wc in end.sent(2)] == [
             (1, WCStatus.SUCCESS), (2, WCStatus.SUCCESS)
         ]  # fmt: skip
-        assert target.octets == b"0123456789"
+        assert target.data == b"0123456789"
 
 
 def test_reads_at_once_are_as_many_as_the_peer_serves() -> None:
@@ -183,8 +183,8 @@ def test_a_terminate_of_the_peer_names_our_read() -> None:
 def test_a_checksum_is_there_when_the_peer_wants_it() -> None:
     with we_connect(flags=ENHANCED | CRC | 2) as (end, peer):
         end.send(b"abc")
-        frame = peer.octets(2 + 18 + 3 + 1 + 4)
-        from urds.verbs.providers.tcp.checksum import crc32c_in_python
+        frame = peer.data(2 + 18 + 3 + 1 + 4)
+        from urds.verbs.providers.tcp.fpdu import crc32c_in_python
 
         assert frame[-4:] == crc32c_in_python(frame[:-4]).to_bytes(4, "little")
 
@@ -207,8 +207,8 @@ def test_a_rejection_of_the_peer_is_heard() -> None:
         end = End(adapter)
         end.connect(listener.getsockname())
         peer = PlainPeer.accept(listener)
-        peer.hear(REQUEST_KEY)
-        peer.say(REPLY_KEY, ENHANCED | REJECT | 2, b"no")
+        peer.receive_message(REQUEST_KEY)
+        peer.send_message(REPLY_KEY, ENHANCED | REJECT | 2, b"no")
         event = end.event(ConnectionEventKind.REJECTED)
         assert event.parameters.private_data == b"no"
         peer.close()
@@ -226,7 +226,7 @@ def test_its_requests_are_served() -> None:
         peer.untagged(SEND_SE, 0, 2, b"")
         first, second = end.received(2)
         assert (first.byte_len, second.byte_len, first.status) == (5, 0, WCStatus.SUCCESS)
-        assert end.memories[0].octets[:5] == b"hello"
+        assert end.memories[0].data[:5] == b"hello"
         peer.tagged(WRITE, stag, address + 2, b"AB", last=False)
         peer.tagged(WRITE, stag, address + 4, b"CD")
         request = struct.pack(">IQIIQ", 0x55, 0x66, 8, stag, address + 1)
@@ -339,4 +339,4 @@ def test_a_write_outside_ends_the_stream(stag_step: int, start: int, count: int)
         peer.tagged(WRITE, memory.region.rkey + stag_step, offset, b"!" * count)
         assert peer.terminate_code() == 0x1101
         end.event(ConnectionEventKind.BROKEN)
-        assert memory.octets == b"0123456789"
+        assert memory.data == b"0123456789"

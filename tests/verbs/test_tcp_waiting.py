@@ -178,7 +178,7 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(world: World)
     calls = LateCalls(world.reactor)
     with world.lock:
         world.reactor._soon = calls
-        world.reactor.attend()
+        world.reactor.add_external_waiter()
     world.far.send(b"x")  # the thread turns the crank once more
     assert calls.called.wait(2)
 
@@ -227,6 +227,6 @@ def test_the_thread_takes_the_crank_for_who_sleeps_outside(
     taken = threading.Event()
     world.on_data = taken.set
     with world.lock:
-        world.reactor.attend()
+        world.reactor.add_external_waiter()
     world.far.send(b"x")
     assert taken.wait(5)

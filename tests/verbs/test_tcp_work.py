@@ -30,13 +30,13 @@ def pattern(count: int, seed: int = 1) -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_message_arrives(host: str, count: int) -> None:
     with connected(host=host) as (client, server):
-        octets = pattern(count)[:count]
+        data = pattern(count)[:count]
         memory = server.receive(count, wr_id=5)
-        client.send(octets, wr_id=6)
+        client.send(data, wr_id=6)
         (received,), (sent,) = server.received(), client.sent()
         assert (received.status, received.wr_id, received.byte_len) == (WCStatus.SUCCESS, 5, count)
         assert (sent.status, sent.wr_id) == (WCStatus.SUCCESS, 6)
-        assert memory.octets == octets
+        assert memory.data == data
 
 
 def test_both_sides_send_at_once() -> None:
@@ -48,8 +48,8 @@ def test_both_sides_send_at_once() -> None:
         for end in (client, server):
             assert [wc.wr_id for wc in end.sent(200)] == list(range(200))
             assert [wc.wr_id for wc in end.received(200)] == list(range(200))
-        assert [int.from_bytes(each.octets, "little") for each in kept[0]] == list(range(200))
-        assert [int.from_bytes(each.octets, "big") for each in kept[1]] == list(range(200))
+        assert [int.from_bytes(each.data, "little") for each in kept[0]] == list(range(200))
+        assert [int.from_bytes(each.data, "big") for each in kept[1]] == list(range(200))
 
 
 def test_a_checksum_is_used_when_one_side_wants_it() -> None:
@@ -57,7 +57,7 @@ def test_a_checksum_is_used_when_one_side_wants_it() -> None:
         memory = server.receive(5)
         client.send(b"hello")
         server.received()
-        assert memory.octets == b"hello"
+        assert memory.data == b"hello"
 
 
 def test_immediate_data_travel_with_a_send() -> None:
@@ -72,20 +72,20 @@ def test_immediate_data_travel_with_a_send() -> None:
 @pytest.mark.parametrize("plain", ["near", "far"])
 def test_one_node_that_keeps_to_the_standard_is_enough(plain: str, count: int) -> None:
     """Then both do: segments of one TCP segment each, nothing private."""
-    with connected(**{plain: TcpProviderSettings(own=False)}) as (client, server):
-        octets = pattern(count)[:count]
+    with connected(**{plain: TcpProviderSettings(urds_extensions=False)}) as (client, server):
+        data = pattern(count)[:count]
         memory, target = server.receive(count), server.memory(count)
-        client.send(octets)
-        client.post(WROpcode.RDMA_WRITE, client.memory(octets).sge(), remote=target)
+        client.send(data)
+        client.post(WROpcode.RDMA_WRITE, client.memory(data).sge(), remote=target)
         copy = client.memory(count)
         client.post(WROpcode.RDMA_READ, copy.sge(), remote=target)
         assert {wc.status for wc in client.sent(3)} == {WCStatus.SUCCESS}
         server.received()
-        assert memory.octets == target.octets == copy.octets == octets
+        assert memory.data == target.data == copy.data == data
         answer = client.receive(count)
-        server.send(octets)
+        server.send(data)
         client.received()
-        assert answer.octets == octets
+        assert answer.data == data
         server.disconnect()
         client.event(ConnectionEventKind.DISCONNECTED)
 
@@ -93,37 +93,37 @@ def test_one_node_that_keeps_to_the_standard_is_enough(plain: str, count: int) -
 @pytest.mark.parametrize("count", SIZES)
 def test_a_write_lands(count: int) -> None:
     with connected() as (client, server):
-        octets, target = pattern(count)[:count], server.memory(count + 2)
-        client.post(WROpcode.RDMA_WRITE, client.memory(octets).sge(), remote=target)
+        data, target = pattern(count)[:count], server.memory(count + 2)
+        client.post(WROpcode.RDMA_WRITE, client.memory(data).sge(), remote=target)
         (wc,) = client.sent()
         assert (wc.status, wc.opcode) == (WCStatus.SUCCESS, WCOpcode.RDMA_WRITE)
-        assert target.octets == octets + bytes(2)
+        assert target.data == data + bytes(2)
 
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_write_with_immediate_data_is_one_message(count: int) -> None:
     with connected() as (client, server):
-        octets, target = pattern(count)[:count], server.memory(count)
+        data, target = pattern(count)[:count], server.memory(count)
         server.receive(0, wr_id=3)
         client.post(
-            WROpcode.RDMA_WRITE_WITH_IMM, client.memory(octets).sge(), remote=target, imm_data=42
+            WROpcode.RDMA_WRITE_WITH_IMM, client.memory(data).sge(), remote=target, imm_data=42
         )
         (received,), (sent,) = server.received(), client.sent()
         assert received.opcode is WCOpcode.RECV_RDMA_WITH_IMM
         assert (received.imm_data, received.byte_len, received.wr_id) == (42, count, 3)
         assert sent.status is WCStatus.SUCCESS
-        assert target.octets == octets
+        assert target.data == data
 
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_read_fetches(count: int) -> None:
     with connected() as (client, server):
-        octets = pattern(count)[:count]
-        source, target = server.memory(octets), client.memory(count)
+        data = pattern(count)[:count]
+        source, target = server.memory(data), client.memory(count)
         client.post(WROpcode.RDMA_READ, target.sge(), remote=source)
         (wc,) = client.sent()
         assert (wc.status, wc.opcode) == (WCStatus.SUCCESS, WCOpcode.RDMA_READ)
-        assert target.octets == octets
+        assert target.data == data
 
 
 def test_many_reads_are_bounded_and_all_come() -> None:
@@ -133,7 +133,7 @@ def test_many_reads_are_bounded_and_all_come() -> None:
         for target in targets:
             client.post(WROpcode.RDMA_READ, target.sge(), remote=source)
         assert {wc.status for wc in client.sent(100)} == {WCStatus.SUCCESS}
-        assert all(target.octets == source.octets for target in targets)
+        assert all(target.data == source.data for target in targets)
 
 
 def test_atomic_operations() -> None:
@@ -145,23 +145,23 @@ def test_atomic_operations() -> None:
             wr.set_wr_atomic(cell.region.rkey, cell.region.address, compare_add, swap)
             with client.adapter.lock:
                 client.qp.post_send(wr, client.adapter.now_ns())
-                client.adapter.kick(client.qp)
+                client.adapter.progress_qp(client.qp)
             assert client.sent()[0].status is WCStatus.SUCCESS
-            return int.from_bytes(result.octets, "little")
+            return int.from_bytes(result.data, "little")
 
         assert atomic(WROpcode.ATOMIC_FETCH_AND_ADD, 1) == 41
         assert atomic(WROpcode.ATOMIC_CMP_AND_SWP, 41, 7) == 42
         assert atomic(WROpcode.ATOMIC_CMP_AND_SWP, 42, 7) == 42
-        assert int.from_bytes(cell.octets, "little") == 7
+        assert int.from_bytes(cell.data, "little") == 7
 
 
 def test_inline_data_are_copied_at_once() -> None:
     with connected() as (client, server):
         memory, source = server.receive(4), client.memory(b"abcd")
         client.post(WROpcode.SEND, source.sge(), send_flags=SendFlag.INLINE | SendFlag.SIGNALED)
-        source.octets[:] = b"0000"
+        source.data[:] = b"0000"
         server.received()
-        assert memory.octets == b"abcd"
+        assert memory.data == b"abcd"
 
 
 def test_a_late_receive_is_waited_for() -> None:
@@ -175,16 +175,16 @@ def test_a_late_receive_is_waited_for() -> None:
         memories = [server.receive(6), server.receive(6)]
         assert [wc.wr_id for wc in client.sent(3)] == [1, 2, 3]
         assert [wc.byte_len for wc in server.received(2)] == [5, 6]
-        assert [bytes(each.octets) for each in memories] == [b"first\0", b"second"]
-        assert target.octets == b"read me!"
+        assert [bytes(each.data) for each in memories] == [b"first\0", b"second"]
+        assert target.data == b"read me!"
 
 
 def test_a_late_receive_of_a_written_message_is_waited_for() -> None:
     """The write of three packets goes back into its middle: to the one with immediate data."""
     with connected() as (client, server):
-        octets, target = pattern(150_000)[:150_000], server.memory(150_000)
+        data, target = pattern(150_000)[:150_000], server.memory(150_000)
         client.post(
-            WROpcode.RDMA_WRITE_WITH_IMM, client.memory(octets).sge(), remote=target, imm_data=9
+            WROpcode.RDMA_WRITE_WITH_IMM, client.memory(data).sge(), remote=target, imm_data=9
         )
         client.send(b"after")
         assert not client.adapter.wait(lambda: len(client.scq) > 0, 50_000_000)
@@ -192,7 +192,7 @@ def test_a_late_receive_of_a_written_message_is_waited_for() -> None:
         memory = server.receive(5)
         assert [wc.byte_len for wc in server.received(2)] == [150_000, 5]
         assert {wc.status for wc in client.sent(2)} == {WCStatus.SUCCESS}
-        assert target.octets == octets and memory.octets == b"after"
+        assert target.data == data and memory.data == b"after"
 
 
 # -- errors: the failed request says why, both queue pairs stop, both owners hear of it
@@ -218,7 +218,7 @@ def test_an_access_error_names_itself(opcode: WROpcode, fault: str) -> None:
         assert (first.wr_id, first.status) == (1, WCStatus.REM_ACCESS_ERR)
         assert (second.wr_id, second.status) == (2, WCStatus.WR_FLUSH_ERR)
         both_stop(client, server)
-        assert other.octets == b"12345678" and near.octets == bytes(16)
+        assert other.data == b"12345678" and near.data == bytes(16)
 
 
 def test_a_receive_that_is_too_small_fails_on_both_sides() -> None:
@@ -240,19 +240,19 @@ def test_retries_of_a_missing_receive_end() -> None:
         both_stop(client, server)
 
 
-def test_a_detach_gives_octets_back_that_the_connection_did_not_take() -> None:
+def test_a_detach_gives_bytes_back_that_the_connection_did_not_take() -> None:
     """The peer reads nothing meanwhile: the rest waits in the queue pair and in the stream."""
     small = TcpProviderSettings(send_buffer_bytes=65_536, receive_buffer_bytes=65_536)
     with connected(near=small, far=small) as (client, server):
-        octets = bytearray(pattern(1 << 23)[: 1 << 23])
-        wanted = bytes(octets)
-        memory = server.receive(len(octets))
+        data = bytearray(pattern(1 << 23)[: 1 << 23])
+        wanted = bytes(data)
+        memory = server.receive(len(data))
         with server.adapter.lock, client.adapter.lock:
-            wr = SendWR(1, octets=memoryview(octets))
+            wr = SendWR(1, data=memoryview(data))
             request = client.qp.post_send(wr, client.adapter.now_ns())
-            client.adapter.kick(client.qp)
-            assert request is not None and request.detach() == len(octets)
-            octets[:] = bytes(len(octets))
+            client.adapter.progress_qp(client.qp)
+            assert request is not None and request.detach() == len(data)
+            data[:] = bytes(len(data))
         assert client.sent()[0].status is WCStatus.SUCCESS
         server.received()
-        assert memory.octets == wanted
+        assert memory.data == wanted

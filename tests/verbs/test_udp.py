@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from tests.verbs.pair import REGION_BYTES, End, connect, exchange, octets_of
+from tests.verbs.pair import REGION_BYTES, End, bytes_of, connect, reads
 from tests.verbs.relay import Relay
 from urds.verbs import (
     CQ,
@@ -35,10 +35,10 @@ from urds.verbs import (
 )
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 from urds.verbs.providers.udp import UdpAdapter, UdpSettings
 
@@ -75,8 +75,8 @@ def peer_process(*, count: int, length: int) -> Iterator[tuple["subprocess.Popen
 def test_two_contexts_of_one_process_exchange_messages(ends: tuple[End, End]) -> None:
     left, right = ends
     connect(left, right, (HOST, 0))
-    exchange(left, right)
-    exchange(right, left)
+    reads(left, right)
+    reads(right, left)
     left.disconnect()
     assert left.wait_for_end() is right.wait_for_end() is ConnectionEventKind.DISCONNECTED
 
@@ -88,7 +88,7 @@ def test_a_listener_at_all_addresses_answers_from_the_one_that_was_asked(
     port = right.listen(("0.0.0.0", 0)).local[1]
     left.connect(("127.0.0.7", port))
     assert left.wait_for(ConnectionEventKind.ESTABLISHED)
-    exchange(left, right)
+    reads(left, right)
     assert right.connection is not None
     assert right.connection.local == ("127.0.0.7", port)
 
@@ -96,7 +96,7 @@ def test_a_listener_at_all_addresses_answers_from_the_one_that_was_asked(
 def test_ipv6_works_as_ipv4(ends: tuple[End, End]) -> None:
     left, right = ends
     connect(left, right, ("::1", 0))
-    exchange(left, right)
+    reads(left, right)
 
 
 def test_nobody_at_a_port_is_told_at_once(ends: tuple[End, End]) -> None:
@@ -139,8 +139,8 @@ def test_a_connection_outlives_its_listener(ends: tuple[End, End]) -> None:
     assert left.wait_for(ConnectionEventKind.ESTABLISHED)
     with right.adapter.lock:
         listener.close()
-    exchange(left, right)
-    exchange(right, left)
+    reads(left, right)
+    reads(right, left)
 
 
 @pytest.mark.parametrize(("theirs", "agreed"), [(None, 8192), (1400, 1400), (9000, 8192)])
@@ -150,8 +150,8 @@ def test_the_smaller_mtu_of_two_counts(theirs: int | None, agreed: int) -> None:
     try:
         connect(left, right, (HOST, 0))
         assert left.qp.engine.mtu_bytes == right.qp.engine.mtu_bytes == agreed
-        exchange(left, right, count=10, length=20_000)
-        exchange(right, left, count=10, length=20_000)
+        reads(left, right, count=10, length=20_000)
+        reads(right, left, count=10, length=20_000)
     finally:
         left.context.close()
         right.context.close()
@@ -162,16 +162,16 @@ def test_datagrams_find_a_queue_pair_that_was_looked_up() -> None:
         ends = [_datagram_end(context) for context in (left, right)]
         (left_qp, left_cq, left_mr), (right_qp, right_cq, right_mr) = ends
         right_qp.post_recv(RecvWR(5, [right_mr.sge(0, 200)]))
-        requests: list[ConnectionEvent] = []
+        requests: list[VerbsConnectionEvent] = []
 
-        def accept(event: ConnectionEvent) -> None:
+        def accept(event: VerbsConnectionEvent) -> None:
             requests.append(event)
             if event.kind is ConnectionEventKind.REQUEST:
                 event.connection.accept(right_qp.engine, ConnectParameters(qkey=0x1111))
 
         with right.adapter.lock:
             listener = right.adapter.listen((HOST, 0), PortSpace.UDP, backlog=1, on_event=accept)
-        events: list[ConnectionEvent] = []
+        events: list[VerbsConnectionEvent] = []
         with left.adapter.lock:
             left.adapter.connect(
                 None, listener.local, PortSpace.UDP, ConnectParameters(), on_event=events.append
@@ -210,10 +210,10 @@ def test_garbage_does_no_harm(ends: tuple[End, End]) -> None:
     connect(left, right, (HOST, 0))
     assert isinstance(right.adapter, UdpAdapter)
     random = Random(1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pending:
         for length in range(0, 3000, 11):
-            stranger.sendto(random.randbytes(length), (HOST, right.adapter.port))
-    exchange(left, right)
+            pending.sendto(random.randbytes(length), (HOST, right.adapter.port))
+    reads(left, right)
     assert right.adapter.wait(lambda: right.adapter.packets.dropped_malformed > 200, SECOND_NS)
 
 
@@ -234,7 +234,7 @@ def test_closing_under_traffic_is_safe(ends: tuple[End, End], what: str) -> None
     def talk() -> None:
         try:
             while not is_over.is_set():
-                exchange(left, right, count=10, length=3000)
+                reads(left, right, count=10, length=3000)
         except (VerbsError, AssertionError) as error:
             if not is_over.is_set():
                 problems.append(error)
@@ -265,7 +265,7 @@ def test_a_closed_context_leaves_no_thread_and_no_descriptor() -> None:
 
 
 def test_an_mtu_beyond_udp_is_refused() -> None:
-    with pytest.raises(ValueError, match="mtu of 70000 octets, not 256 to 65000"):
+    with pytest.raises(ValueError, match="mtu of 70000 bytes, not 256 to 65000"):
         UdpAdapter(settings=UdpSettings(mtu_bytes=70_000))
 
 
@@ -281,7 +281,7 @@ def test_two_processes_exchange_messages() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_relay_that_loses_and_reorders_is_survived(seed: int) -> None:
-    """The relay knows nothing of us: it passes octets on, and answers back to whom they came."""
+    """The relay knows nothing of us: it passes bytes on, and answers back to whom they came."""
     _talk_to_process(relay=seed)
 
 
@@ -294,7 +294,7 @@ def test_a_relay_holds_one_message_back_and_lets_it_go(ends: tuple[End, End]) ->
         relay.hold_back(lambda packet: packet.kind is PacketKind.SEND and packet.msn == 2)
         right.post_receives(3, 100)
         for number in range(3):
-            left.send(number, octets_of(number, 100))
+            left.send(number, bytes_of(number, 100))
         assert right.cq.wait_for(1, 5)[0].wr_id == 0
         assert left.adapter.wait(lambda: len(relay.held()) > 1, 5 * SECOND_NS)
         assert len(right.cq) == 0
@@ -329,7 +329,7 @@ def test_a_process_killed_under_traffic_fails_the_work() -> None:
             left.post_receives(1, 100)
             process.send_signal(signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)  # the signal takes its time
-            left.send(1, octets_of(1, 100))
+            left.send(1, bytes_of(1, 100))
             process.send_signal(signal.SIGKILL)
             process.wait()
             assert left.wait_for_end(15 * SECOND_NS) is ConnectionEventKind.BROKEN
@@ -354,11 +354,11 @@ def _talk_to_process(*, relay: int | None, count: int = 60, length: int = 3000) 
             left.connect((HOST, port if between is None else between.port))
             assert left.wait_for(ConnectionEventKind.ESTABLISHED), left.events
             for number in range(count):
-                left.send(number, octets_of(number, length))
+                left.send(number, bytes_of(number, length))
             assert set(left.statuses(2 * count)) == {WCStatus.SUCCESS}
             for number in range(count):
-                octets = left.mr.read(length, REGION_BYTES // 2 + number * length)
-                assert octets == octets_of(number, length)
+                data = left.mr.read(length, REGION_BYTES // 2 + number * length)
+                assert data == bytes_of(number, length)
             assert process.stdout is not None
             assert [process.stdout.readline().strip() for _ in range(2)] == ["ready", "sent"]
             left.disconnect()

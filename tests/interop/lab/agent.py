@@ -6,7 +6,7 @@ it serves that one stream: so it is run on our side, inside the network namespac
 
 A request is one line, the literal `(source, names)`; the answer is one line, the literal
 `("value", value)`, `("errno", number, text)` or `("failure", traceback)`. Literals, not JSON:
-octets and tuples survive. Standard library only, one file: this is all of us that the guest has.
+bytes and tuples survive. Standard library only, one file: this is all of us that the guest has.
 """
 
 import ast

@@ -16,9 +16,9 @@ from .wire import ACK, PCAP_FRAME, PCAP_HEADER, RST, SEQUENCE_SPACE, SYN, Direct
 # sequence, ack, length, source port, target port, flags; source: linux v6.12 net/rds/rds.h
 HEADER = struct.Struct(">QQIHHB23x")
 MAP_FLAGS, REPEATED = 0x01, 0x04
-WINDOW_OCTETS = 8 << 20  # more than a host lets be on its way
-NUMBER = struct.Struct(">I")  # the first octets of a message of the workload
-GUEST_OCTETS = bytes(map(int, GUEST_ADDRESS.split(".")))
+WINDOW_BYTES = 8 << 20  # more than a host lets be on its way
+NUMBER = struct.Struct(">I")  # the first bytes of a message of the workload
+GUEST_BYTES = bytes(map(int, GUEST_ADDRESS.split(".")))
 
 
 @dataclass(slots=True)
@@ -31,16 +31,16 @@ class Transmission:
     flags: int
     target_port: int
     payload_bytes: int
-    end_octets: int  # position in its stream where it ends, or would end
+    end_bytes: int  # position in its stream where it ends, or would end
     welcome: bool  # a frame of its receiver had come on this connection when it began
-    carried_bytes: int = 0  # payload octets that crossed
+    carried_bytes: int = 0  # payload bytes that crossed
     number: int | None = None  # of the workload; None where too little crossed
     place: int | None = None  # among all that crossed whole; None if it did not
     acknowledged: bool = False  # whole, by the receiver's TCP
 
     @property
     def whole(self) -> bool:
-        """Say whether all octets crossed."""
+        """Say whether all bytes crossed."""
         return self.place is not None
 
     @property
@@ -49,18 +49,18 @@ class Transmission:
         return bool(self.flags & REPEATED)
 
     def __str__(self) -> str:
-        state = "whole" if self.whole else f"{self.carried_bytes} of {self.payload_bytes} octets"
+        state = "whole" if self.whole else f"{self.carried_bytes} of {self.payload_bytes} bytes"
         said = " repeated" * self.repeated + " acknowledged" * self.acknowledged
         return f"connection {self.connection}: sequence {self.sequence} {state}{said}"
 
 
 @dataclass(slots=True)
 class _Half:
-    """One direction of a connection: its octets in order, and the frames in them."""
+    """One direction of a connection: its bytes in order, and the frames in them."""
 
-    base: int  # TCP's sequence number of the first octet
-    octets: int = 0  # in order until here
-    acknowledged_octets: int = 0
+    base: int  # TCP's sequence number of the first byte
+    byte_count: int = 0  # in order until here
+    acknowledged_bytes: int = 0
     early: dict[int, bytes] = field(default_factory=dict)  # by position, behind a gap
     header: bytearray = field(default_factory=bytearray)
     current: Transmission | None = None
@@ -68,21 +68,21 @@ class _Half:
 
     def position(self, sequence: int) -> int:
         """Return where in the stream a TCP sequence number stands, near what was seen."""
-        ahead = (sequence - self.base - self.octets) % SEQUENCE_SPACE
+        ahead = (sequence - self.base - self.byte_count) % SEQUENCE_SPACE
         near = ahead if ahead < SEQUENCE_SPACE // 2 else ahead - SEQUENCE_SPACE
-        return self.octets + near
+        return self.byte_count + near
 
     def is_near(self, sequence: int) -> bool:
         """Say whether a sequence number is one of this stream, not of one before it."""
         position = self.position(sequence)
-        return 0 <= position <= self.octets + WINDOW_OCTETS
+        return 0 <= position <= self.byte_count + WINDOW_BYTES
 
     def take(self, segment: Segment) -> bytes:
-        """Return the octets that continue the stream, those that came early among them."""
+        """Return the bytes that continue the stream, those that came early among them."""
         self.early[self.position(segment.sequence)] = segment.payload
         fresh = bytearray()
         for start in sorted(self.early):
-            reached = self.octets + len(fresh)
+            reached = self.byte_count + len(fresh)
             if start > reached:
                 break
             fresh += self.early.pop(start)[reached - start :]
@@ -110,7 +110,7 @@ class Ledger:
 
     def add(self, segment: Segment) -> None:
         """Enter one segment that was forwarded."""
-        to_guest = segment.ip[16:20] == GUEST_OCTETS
+        to_guest = segment.ip[16:20] == GUEST_BYTES
         direction = Direction.TO_GUEST if to_guest else Direction.TO_HOST
         ports = segment.source_port, segment.target_port
         host = segment.ip[12:16] if to_guest else segment.ip[16:20]
@@ -141,21 +141,21 @@ class Ledger:
         halves.setdefault(direction, _Half(base))
 
     def _read(
-        self, half: _Half, octets: bytes, direction: Direction, connection: int, back: _Half | None
+        self, half: _Half, data: bytes, direction: Direction, connection: int, back: _Half | None
     ) -> None:
-        """Split octets that continue the stream into frames."""
+        """Split bytes that continue the stream into frames."""
         start = 0
-        while start < len(octets) or (half.current and not _missing(half.current)):
+        while start < len(data) or (half.current and not _missing(half.current)):
             frame = half.current
             if frame is None:
-                part = octets[start : start + HEADER.size - len(half.header)]
+                part = data[start : start + HEADER.size - len(half.header)]
                 half.header += part
                 start += len(part)
-                half.octets += len(part)
+                half.byte_count += len(part)
                 if len(half.header) == HEADER.size:
                     half.current = self._frame(half, direction, connection, back)
                 continue
-            part = octets[start : start + _missing(frame)]
+            part = data[start : start + _missing(frame)]
             if frame.carried_bytes < NUMBER.size <= frame.carried_bytes + len(part):
                 # The number may come in two pieces; the header's buffer holds the first.
                 first = bytes(half.header) + part
@@ -164,7 +164,7 @@ class Ledger:
                 half.header += part
             frame.carried_bytes += len(part)
             start += len(part)
-            half.octets += len(part)
+            half.byte_count += len(part)
             if not _missing(frame):
                 frame.place = self._whole
                 self._whole += 1
@@ -183,7 +183,7 @@ class Ledger:
             flags=flags,
             target_port=target_port,
             payload_bytes=payload_bytes,
-            end_octets=half.octets + payload_bytes,
+            end_bytes=half.byte_count + payload_bytes,
             welcome=back is not None and any(sent.whole for sent in back.frames[:1]),
         )
         half.frames.append(frame)
@@ -199,21 +199,21 @@ def _missing(frame: Transmission) -> int:
 def _acknowledge(half: _Half, sequence: int) -> None:
     """Mark the frames of `half` that an acknowledgement covers."""
     reached = half.position(sequence)
-    if reached <= half.acknowledged_octets or reached > half.octets:
+    if reached <= half.acknowledged_bytes or reached > half.byte_count:
         return
-    half.acknowledged_octets = reached
+    half.acknowledged_bytes = reached
     for frame in reversed(half.frames):
         if frame.acknowledged:
             break
-        frame.acknowledged = frame.whole and frame.end_octets <= reached
+        frame.acknowledged = frame.whole and frame.end_bytes <= reached
 
 
-def _frames(octets: bytes) -> Iterator[bytes]:
+def _frames(data: bytes) -> Iterator[bytes]:
     """Yield the frames of a capture file; a last one that is not whole is left out."""
     start = PCAP_HEADER.size
-    while start + PCAP_FRAME.size <= len(octets):
-        *_, frame_bytes, _ = PCAP_FRAME.unpack_from(octets, start)
+    while start + PCAP_FRAME.size <= len(data):
+        *_, frame_bytes, _ = PCAP_FRAME.unpack_from(data, start)
         start += PCAP_FRAME.size
-        if start + frame_bytes <= len(octets):
-            yield octets[start : start + frame_bytes]
+        if start + frame_bytes <= len(data):
+            yield data[start : start + frame_bytes]
         start += frame_bytes

@@ -1,7 +1,7 @@
 """A wire in user space between the host's tap device and the guest, that can cut and block.
 
 It forwards Ethernet frames. For TCP of the RDS port it follows both directions of each connection
-and, when told to, ends the connection with a reset after an exact number of payload octets: the
+and, when told to, ends the connection with a reset after an exact number of payload bytes: the
 segment is shortened there, and each end gets a reset with the sequence number it expects, so that
 neither can doubt it. It can also drop everything of that port: a silent outage. Other traffic is
 left alone. Told to, it records what it let through, which `ledger` reads. Runs as a process of its
@@ -56,8 +56,8 @@ class Direction(StrEnum):
 class Orders:
     """What the wire shall do from now on."""
 
-    cut_octets_min: int = 0  # payload octets of one direction between two cuts, both zero: none
-    cut_octets_max: int = 0
+    cut_bytes_min: int = 0  # payload bytes of one direction between two cuts, both zero: none
+    cut_bytes_max: int = 0
     reset: tuple[str, ...] = ("to_guest", "to_host")  # who is told of a cut
     block: tuple[str, ...] = ()  # directions in which the RDS port is silent
     seed: int = 1
@@ -81,8 +81,8 @@ class Segment:
     @property
     def sequence_next(self) -> int:
         """Return the sequence number after this segment; SYN and FIN count one."""
-        octets = len(self.payload) + bool(self.flags & SYN) + bool(self.flags & FIN)
-        return (self.sequence + octets) % SEQUENCE_SPACE
+        data = len(self.payload) + bool(self.flags & SYN) + bool(self.flags & FIN)
+        return (self.sequence + data) % SEQUENCE_SPACE
 
     @classmethod
     def parse(cls, frame: bytes) -> "Segment | None":
@@ -127,11 +127,11 @@ class Segment:
         return self.ethernet + bytes(ip) + bytes(tcp)
 
 
-def internet_checksum(octets: bytes | bytearray) -> int:
+def internet_checksum(data: bytes | bytearray) -> int:
     """Return the checksum of RFC 1071: 65,535 minus the ones' complement sum."""
-    if len(octets) % 2:
-        octets = octets + b"\0"
-    words = struct.unpack(f">{len(octets) // 2}H", octets)
+    if len(data) % 2:
+        data = data + b"\0"
+    words = struct.unpack(f">{len(data) // 2}H", data)
     total: int = sum(words)
     return 0xFFFF - total % 0xFFFF
 
@@ -140,14 +140,14 @@ def internet_checksum(octets: bytes | bytearray) -> int:
 class Stream:
     """One direction of a connection as it was forwarded."""
 
-    octets: int = 0
+    byte_count: int = 0
     sequence_next: int | None = None
-    cut_at_octets: int | None = None
+    cut_at_bytes: int | None = None
     last: Segment | None = None
     ended: bool = False  # a FIN or RST went by
 
-    def new_octets(self, segment: Segment) -> int:
-        """Return how many octets at the end of `segment` were not seen before."""
+    def new_bytes(self, segment: Segment) -> int:
+        """Return how many bytes at the end of `segment` were not seen before."""
         if self.sequence_next is None:
             return len(segment.payload)
         ahead = (segment.sequence_next - self.sequence_next) % SEQUENCE_SPACE
@@ -209,11 +209,11 @@ class Wire:
             return
         stream = connection.streams[direction]
         stream.last = segment
-        fresh = stream.new_octets(segment)
-        if stream.cut_at_octets is not None and stream.octets + fresh > stream.cut_at_octets:
+        fresh = stream.new_bytes(segment)
+        if stream.cut_at_bytes is not None and stream.byte_count + fresh > stream.cut_at_bytes:
             yield from self._shorten_and_cut(direction, connection, segment, fresh)
             return
-        stream.octets += fresh
+        stream.byte_count += fresh
         if stream.sequence_next is None or fresh or segment.flags & (SYN | FIN):
             stream.sequence_next = segment.sequence_next
         stream.ended |= bool(segment.flags & (FIN | RST))
@@ -229,18 +229,18 @@ class Wire:
         return connection
 
     def _plan_cuts(self, connection: Connection) -> None:
-        low, high = self._orders.cut_octets_min, self._orders.cut_octets_max
+        low, high = self._orders.cut_bytes_min, self._orders.cut_bytes_max
         for stream in connection.streams.values():
             distance = self._random.randint(low, high) if high else None
-            stream.cut_at_octets = None if distance is None else stream.octets + distance
+            stream.cut_at_bytes = None if distance is None else stream.byte_count + distance
 
     def _shorten_and_cut(
         self, direction: Direction, connection: Connection, segment: Segment, fresh: int
     ) -> Iterator[tuple[Direction, bytes]]:
-        """Forward `segment` up to the octet where its stream is to be cut, then cut."""
+        """Forward `segment` up to the byte where its stream is to be cut, then cut."""
         stream = connection.streams[direction]
-        assert stream.cut_at_octets is not None
-        kept = len(segment.payload) - fresh + max(0, stream.cut_at_octets - stream.octets)
+        assert stream.cut_at_bytes is not None
+        kept = len(segment.payload) - fresh + max(0, stream.cut_at_bytes - stream.byte_count)
         flags = (segment.flags | PUSH) & ~FIN
         short = replace(segment, payload=segment.payload[:kept], flags=flags)
         stream.sequence_next = short.sequence_next

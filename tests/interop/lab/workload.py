@@ -31,7 +31,7 @@ CONTROL_BYTES = 256
 MESSAGE_BYTES_MAX = 1 << 20
 PAUSE_S = 0.005
 BURST = 8  # messages sent before as many are taken, lest one starve the other
-HEADER = struct.Struct(">II")  # number, octets that follow
+HEADER = struct.Struct(">II")  # number, bytes that follow
 
 
 def new_socket(kind: int = socket.SOCK_SEQPACKET, protocol: int = 0) -> socket.socket:
@@ -63,11 +63,11 @@ def message(number: int, body_bytes: int) -> bytes:
     return HEADER.pack(number, body_bytes) + (pattern * (body_bytes // 256 + 1))[:body_bytes]
 
 
-def number_of(octets: bytes) -> int:
+def number_of(data: bytes) -> int:
     """Return the number of a message. Raises ValueError if its content is not as sent."""
-    number, body_bytes = HEADER.unpack_from(octets)
-    if octets != message(number, body_bytes):
-        raise ValueError(f"message {number} of {len(octets)} octets has the wrong content")
+    number, body_bytes = HEADER.unpack_from(data)
+    if data != message(number, body_bytes):
+        raise ValueError(f"message {number} of {len(data)} bytes has the wrong content")
     return int(number)
 
 
@@ -90,17 +90,17 @@ def receive_numbers(receiver: socket.socket, count: int, *, wait_s: float = 20.0
 
 
 def size_small(sizes: random.Random) -> int:
-    """Return a size of 0 to 2,000 octets, each as likely as another."""
+    """Return a size of 0 to 2,000 bytes, each as likely as another."""
     return sizes.randint(0, 2000)
 
 
 def size_medium(sizes: random.Random) -> int:
-    """Return a size of 0 to 6,000 octets, each as likely as another."""
+    """Return a size of 0 to 6,000 bytes, each as likely as another."""
     return sizes.randint(0, 6000)
 
 
 def size_mix(sizes: random.Random) -> int:
-    """Return a size of 0 to 48 KiB: three in four below 200 octets, one in fifty above 8 KiB."""
+    """Return a size of 0 to 48 KiB: three in four below 200 bytes, one in fifty above 8 KiB."""
     kind = sizes.random()
     if kind < 0.75:
         return sizes.randint(0, 200)
@@ -137,12 +137,12 @@ def exchange(
     return numbers
 
 
-def _was_sent(end: socket.socket, target: tuple[str, int], octets: bytes) -> bool:
+def _was_sent(end: socket.socket, target: tuple[str, int], data: bytes) -> bool:
     """Send one message if there is room for it; say whether it was accepted."""
     try:
-        end.sendto(octets, target)
-    except OSError as refusal:
-        if refusal.errno not in (errno.EAGAIN, errno.ENOBUFS):
+        end.sendto(data, target)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
             raise
         return False
     return True
@@ -169,7 +169,7 @@ def drain(receiver: socket.socket) -> list[int]:
 
 
 def send_until_refused(sender: socket.socket, target: tuple[str, int], *, count_max: int) -> int:
-    """Send messages of 1,000 octets without waiting until ENOBUFS; return how many were accepted.
+    """Send messages of 1,000 bytes without waiting until ENOBUFS; return how many were accepted.
 
     Raises AssertionError if none of `count_max` is refused: the receiver never said it is full.
     """
@@ -179,20 +179,20 @@ def send_until_refused(sender: socket.socket, target: tuple[str, int], *, count_
         try:
             sender.sendto(message(accepted, 1000), target)
             accepted += 1
-        except OSError as refusal:
-            if refusal.errno == errno.ENOBUFS:
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
                 return accepted
-            if refusal.errno != errno.EAGAIN:
+            if error.errno != errno.EAGAIN:
                 raise
         time.sleep(PAUSE_S)  # the map of the other side needs time to come
     raise AssertionError(f"{accepted} messages were accepted and none refused")
 
 
 def receive_control(receiver: socket.socket, *, wait_s: float = 10.0) -> object:
-    """Wait for the next message or notice; return its octets and control messages."""
+    """Wait for the next message or notice; return its bytes and control messages."""
     receiver.settimeout(wait_s)
-    octets, control, _, _ = receiver.recvmsg(MESSAGE_BYTES_MAX, CONTROL_BYTES)
-    return octets, [(level, kind, bytes(data)) for level, kind, data in control]
+    raw, control, _, _ = receiver.recvmsg(MESSAGE_BYTES_MAX, CONTROL_BYTES)
+    return raw, [(level, kind, bytes(data)) for level, kind, data in control]
 
 
 def socket_address(address: str, port: int) -> bytes:
@@ -208,11 +208,11 @@ def poll_bits(polled: socket.socket) -> int:
     return sum(bits & ~select.POLLWRBAND for _, bits in poller.poll(0))
 
 
-def received(receiver: socket.socket, octets_max: int = 100, flags: int = 0) -> object:
-    """Receive; return the octets, the kinds of control messages, the flags and the sender's port.
+def received(receiver: socket.socket, bytes_max: int = 100, flags: int = 0) -> object:
+    """Receive; return the bytes, the kinds of control messages, the flags and the sender's port.
 
     Not the sender's address and no time: two hosts differ there.
     """
-    octets, control, flags, address = receiver.recvmsg(octets_max, CONTROL_BYTES, flags)
+    raw, control, flags, address = receiver.recvmsg(bytes_max, CONTROL_BYTES, flags)
     kinds = [(level, kind, len(data)) for level, kind, data in control]
-    return octets, kinds, flags, address[1] if address else None
+    return raw, kinds, flags, address[1] if address else None

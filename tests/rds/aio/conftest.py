@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.aio.nodes import Node, node
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
+from tests.rds.aio.nodes import Node, node
+from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests import carriers
+from tests.support import carriers
 from urds import aio
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.settings import Settings
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
 
 _hosts = itertools.count(random.Random(os.getpid()).randrange(1 << 16) << 6)
 

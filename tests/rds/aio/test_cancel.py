@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from tests import carriers
-from tests.aio.nodes import Node
+from tests.rds.aio.nodes import Node
+from tests.support import carriers
 from urds import aio
 
 pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(120)]

@@ -12,14 +12,16 @@ from typing import Any
 import anyio
 import pytest
 
-from tests import carriers
-from tests.aio.nodes import Node
 from tests.docs.pages import environment
+from tests.rds.aio.nodes import Node
+from tests.support import carriers
+from tests.support.waiting import ENDLESS_S
 from urds import aio
-from urds.aio.pumps import BUDGET, COST_SHIFT
-from urds.dataplane.native import PYTHON
-from urds.dataplane.reference.plane import Plane
+from urds.rds.aio.progress import BUDGET, COST_SHIFT
+from urds.rds.plane.choose import PYTHON
+from urds.rds.plane.python.plane import Plane
 
+STARVED = 20_000  # messages of a flood: a second of them, where a loop is quick
 pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
 
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -334,16 +336,16 @@ async def test_a_flood_does_not_starve_the_others(own: Node, other: Node) -> Non
         tasks.start_soon(flood)
         tasks.start_soon(drain)
         tasks.start_soon(_echo, quiet)
-        with anyio.fail_after(20):
+        with anyio.fail_after(ENDLESS_S):
             while taken < (1000 if carriers.is_rdma() else 5000):
                 await anyio.sleep(0)
-            slowest_s = 0.0
+            most = 0
             for _ in range(50):
-                started = time.monotonic()
+                before = taken
                 await asking.send_to(b"x", quiet.getsockname())
                 assert await asking.recv() == b"x"
-                slowest_s = max(slowest_s, time.monotonic() - started)
-        assert slowest_s < 1.0
+                most = max(most, taken - before)
+        assert most < STARVED, f"{most} messages of the flood during one round trip"
         tasks.cancel_scope.cancel()
 
 
@@ -395,7 +397,7 @@ async def main():
 
 asyncio.run(main())
 """
-    from tests.aio.nodes import fresh_host
+    from tests.rds.aio.nodes import fresh_host
 
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", program, fresh_host()],

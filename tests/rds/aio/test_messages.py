@@ -13,10 +13,11 @@ import anyio
 import pytest
 
 import urds
-from tests.aio.nodes import Node, fresh_host
 from tests.docs.pages import ROOT, environment
+from tests.rds.aio.nodes import Node, fresh_host
+from tests.support.waiting import BUSY_S, ENDLESS_S
 from urds import aio
-from urds.aio.pumps import Sleeper
+from urds.rds.aio.progress import Sleeper
 
 pytestmark = [pytest.mark.anyio, pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
 
@@ -27,7 +28,7 @@ NOT_READY_S = 0.05
 def echo_address() -> Iterator[tuple[str, int]]:
     """Start a process that echoes; return its address."""
     host = fresh_host()
-    command = [sys.executable, "-m", "tests.aio.echo_process", host]
+    command = [sys.executable, "-m", "tests.rds.aio.echo_process", host]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT
     ) as process:
@@ -227,7 +228,7 @@ async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
 
 
 @pytest.mark.carried(False)
-@pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["octets", "empty"])
+@pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["bytes", "empty"])
 async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) -> None:
     """The peer's address is hosted by nobody, so the linger lasts its whole second."""
     sock = await own.bind()
@@ -248,12 +249,14 @@ async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
     started = time.monotonic()
     with anyio.move_on_after(NOT_READY_S) as scope:
         async with await own.bind() as sock:
-            sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 20))
+            sock.setsockopt(
+                system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, round(ENDLESS_S))
+            )
             await sock.send_to(b"nobody is there", (fresh_host(), 5))
             await sock.recv()
     assert scope.cancelled_caught
     assert sock.closed
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < BUSY_S
 
 
 @pytest.mark.carried(False)

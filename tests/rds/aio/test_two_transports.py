@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from tests.aio.nodes import fresh_host
+from tests.rds.aio.nodes import fresh_host
 from urds import aio
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SockOpt, Transport
-from urds.settings import Settings
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -69,8 +69,8 @@ async def test_tasks_on_both_are_served_by_one_loop(
                 tasks.start_soon(echo, other)
                 tasks.start_soon(ask, one, other)
     for sock, node in zip((*near, *far), (nodes[0], nodes[0], nodes[1], nodes[1]), strict=True):
-        assert sock._pump is not None
-        assert sock._pump.plane is node.plane_of(sock._socket.mailbox), "else the helper reads"
+        assert sock._progress is not None
+        assert sock._progress.plane is node.plane_of(sock._socket.mailbox), "else the helper reads"
         await sock.aclose()
 
 

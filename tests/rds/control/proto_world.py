@@ -12,23 +12,23 @@ from heapq import heappop, heappush
 from ipaddress import IPv4Address
 from random import Random
 
-from urds.proto.connection import Connection
-from urds.proto.endpoint import Endpoint
-from urds.proto.events import (
+from urds.common.types import IPAddress
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import (
     Action,
     Attach,
     Connect,
     Detach,
     FanIn,
     Hold,
-    Knock,
-    Poke,
+    ProbeDeadStream,
     Refuse,
     Release,
+    RequestCallBack,
     SendControl,
 )
-from urds.proto.paths import Address
-from urds.proto.settings import ConnectionSettings, EndpointSettings
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -54,7 +54,7 @@ class End:
     number: int
     source_port: int  # of the connecting side
     twin: "End | None" = None
-    peer: Address | None = None
+    peer: IPAddress | None = None
     index: int | None = None  # of the path it is attached to
     attachment: int = 0
     held: Hold = Hold.NOTHING
@@ -62,7 +62,7 @@ class End:
     frames: int = 0
     early: list[Frame] = field(default_factory=list)  # arrived before it was attached
     open: bool = True
-    knock: bool = False
+    call_back_request: bool = False
 
 
 class World:
@@ -71,7 +71,7 @@ class World:
     def __init__(self, *, latency_ns: int = MS) -> None:
         self.now_ns = SECOND
         self.latency_ns = latency_ns
-        self.nodes: dict[Address, Node] = {}
+        self.nodes: dict[IPAddress, Node] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
 
@@ -107,29 +107,29 @@ class Node:
     """One endpoint with a toy plane."""
 
     def __init__(
-        self, world: World, local: Address, *, generation: int, seed: int = 1, **settings: object
+        self, world: World, local: IPAddress, *, generation: int, seed: int = 1, **settings: object
     ) -> None:
         self.world = world
         self.local = local
         self.alive = True
         self.reachable = True
         self.log: list[Action] = []
-        self.attached: dict[tuple[Address, int], End] = {}
-        self._attachments: Counter[tuple[Address, int]] = Counter()
+        self.attached: dict[tuple[IPAddress, int], End] = {}
+        self._attachments: Counter[tuple[IPAddress, int]] = Counter()
         self._ends: dict[int, End] = {}
         self._numbers = 0
-        self.endpoint = Endpoint(
+        self.endpoint = LocalAddress(
             local=local,
-            settings=EndpointSettings(),
+            settings=LocalAddressSettings(),
             connection_settings=ConnectionSettings(generation=generation, **settings),
             random=Random(seed),
         )
         world.nodes[local] = self
 
-    def to(self, peer: Address) -> Connection:
+    def to(self, peer: IPAddress) -> Connection:
         return self.endpoint.connection(peer, self.world.now_ns)
 
-    def want(self, peer: Address, index: int = 0) -> None:
+    def want(self, peer: IPAddress, index: int = 0) -> None:
         self.to(peer).handle_wanted(index, self.world.now_ns)
         self.act()
 
@@ -154,8 +154,8 @@ class Node:
             case Connect(peer, index, rule):
                 port = next(rule.ports(range_low=EPHEMERAL[0], range_high=EPHEMERAL[1]))
                 self._open(peer, port, lambda end: self._connected(peer, index, end))
-            case Knock(peer):
-                self._open(peer, 40000, lambda end: self._knocked(peer, end))
+            case RequestCallBack(peer):
+                self._open(peer, 40000, lambda end: self._call_back_requested(peer, end))
             case Attach(peer, index, stream, hold):
                 self._attach(peer, index, self._ends[stream], hold)
             case Refuse(_, stream):
@@ -167,7 +167,7 @@ class Node:
                 self._send(self.attached[peer, index], frame, past_hold=hello)
             case Release(peer, index):
                 self._unhold(self.attached[peer, index])
-            case Poke(peer, index):
+            case ProbeDeadStream(peer, index):
                 self._send(self.attached[peer, index], Frame(), past_hold=True)
             case FanIn(peer, count):
                 for key in [key for key in self._attachments if key[0] == peer and key[1] >= count]:
@@ -181,7 +181,7 @@ class Node:
         self._ends[end.number] = end
         return end
 
-    def _open(self, peer: Address, source_port: int, done: Callable[[End | None], None]) -> None:
+    def _open(self, peer: IPAddress, source_port: int, done: Callable[[End | None], None]) -> None:
         world = self.world
 
         def arrive() -> None:
@@ -198,22 +198,22 @@ class Node:
 
         world.after(world.latency_ns, arrive)
 
-    def _connected(self, peer: Address, index: int, end: End | None) -> None:
+    def _connected(self, peer: IPAddress, index: int, end: End | None) -> None:
         if end is None:
             self.to(peer).handle_connect_failed(index, 111, self.world.now_ns)
         else:
             self.to(peer).handle_connected(index, end.number, self.world.now_ns)
 
-    def _knocked(self, peer: Address, end: End | None) -> None:
+    def _call_back_requested(self, peer: IPAddress, end: End | None) -> None:
         if end is None:
             self.to(peer).handle_connect_failed(0, 111, self.world.now_ns)
         else:
-            end.knock = True
-            self.to(peer).handle_knocked(self.world.now_ns)
+            end.call_back_request = True
+            self.to(peer).handle_call_back_requested(self.world.now_ns)
 
     # -- the plane
 
-    def _attach(self, peer: Address, index: int, end: End, hold: Hold) -> None:
+    def _attach(self, peer: IPAddress, index: int, end: End, hold: Hold) -> None:
         old = self.attached.get((peer, index))
         if old is not None:
             old.index = None
@@ -284,7 +284,7 @@ class Node:
 
     def _ended(self, end: End) -> None:
         end.open = False
-        self._ends.pop(end.number, None) if end.index is not None or end.knock else None
+        self._ends.pop(end.number, None) if end.index is not None or end.call_back_request else None
         if not self.alive or end.peer is None or end.index is None:
             return
         if self.attached.get((end.peer, end.index)) is end:
@@ -292,7 +292,7 @@ class Node:
             index, end.index = end.index, None
             self.to(end.peer).handle_down(index, end.attachment, end.frames, self.world.now_ns)
 
-    def reset(self, peer: Address, index: int = 0) -> None:
+    def reset(self, peer: IPAddress, index: int = 0) -> None:
         """Break a path's stream under both ends."""
         end = self.attached.get((peer, index))
         if end is not None:

@@ -6,24 +6,26 @@ from random import Random
 
 import pytest
 
-from tests.unit.proto_world import first_frame
-from urds.proto.connected import Connected
-from urds.proto.endpoint import Endpoint
-from urds.proto.events import Action, Connect, Forget, Reason, Refuse, Refused
-from urds.proto.paths import Address
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.state import State
+from tests.rds.control.proto_world import first_frame
+from urds.common.types import IPAddress
+from urds.rds.control.connected import Connected
+from urds.rds.control.events import Action, Connect, Forget, Reason, Refuse, Refused
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.state import PathState
 
 SECOND = 1_000_000_000
 EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 FIRST = ip_address("10.0.0.1")
 
 
-def endpoint(connected: Connected, local: str = "10.9.9.9", *, kept: set[Address]) -> Endpoint:
+def endpoint(
+    connected: Connected, local: str = "10.9.9.9", *, kept: set[IPAddress]
+) -> LocalAddress:
     """Make an endpoint; the peers of `kept` have sent a message to a socket."""
-    return Endpoint(
+    return LocalAddress(
         local=ip_address(local),
-        settings=EndpointSettings(allowed=EVERYBODY),
+        settings=LocalAddressSettings(allowed=EVERYBODY),
         connection_settings=ConnectionSettings(generation=7),
         random=Random(3),
         may_disconnect=lambda peer: peer not in kept,
@@ -31,14 +33,14 @@ def endpoint(connected: Connected, local: str = "10.9.9.9", *, kept: set[Address
     )
 
 
-def actions(core: Endpoint) -> list[Action]:
+def actions(core: LocalAddress) -> list[Action]:
     found = []
     while (action := core.poll_event()) is not None:
         found.append(action)
     return found
 
 
-def connect(core: Endpoint, peer: Address, now_ns: int) -> list[Action]:
+def connect(core: LocalAddress, peer: IPAddress, now_ns: int) -> list[Action]:
     """Have a peer connect and say its first word; return what is asked of the driver then."""
     actions(core)
     core.handle_accepted(int(peer) % 2**20 + 1, peer, 40_000, now_ns)
@@ -89,7 +91,7 @@ def test_the_longest_idle_that_never_sent_a_message_gives_way() -> None:
     assert found[0] == Forget(FIRST + 2)
     assert not any(isinstance(one, Refuse) for one in found)
     assert (core.stats.evicted_connected, core.stats.evicted) == (1, 1)
-    for number in range(3):  # its stream is no stranger's any more, its timers are gone
+    for number in range(3):  # its stream is no pending connection's any more, its timers are gone
         core.handle_timeout((10 + number) * SECOND)
 
 
@@ -100,9 +102,9 @@ def test_a_peer_with_an_attempt_under_way_stays() -> None:
     connection = core.find(FIRST)
     assert connection is not None
     connection._paths.append(connection._new_path(1))
-    connection._paths[1].state = State.KNOCKING
+    connection._paths[1].state = PathState.CALL_BACK_REQUESTED
     assert connect(core, FIRST + 1, 5 * SECOND)[-1] == Refused(FIRST + 1, Reason.TOO_MANY_PEERS)
-    connection._paths[1].state = State.WAITING
+    connection._paths[1].state = PathState.WAITING
     assert connect(core, FIRST + 1, 6 * SECOND)[0] == Forget(FIRST)
 
 

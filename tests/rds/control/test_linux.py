@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from tests.unit.proto_world import control, down, first_frame
-from urds.proto.connection import Connection
-from urds.proto.events import (
+from tests.rds.control.proto_world import control, down, first_frame
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import (
     Action,
     Agree,
     Attach,
@@ -15,7 +15,6 @@ from urds.proto.events import (
     Detach,
     FanOut,
     Hold,
-    Knock,
     PeerKind,
     PeerKnown,
     PeerStartedAnew,
@@ -23,10 +22,11 @@ from urds.proto.events import (
     Release,
     ReleaseRule,
     RememberHandshake,
+    RequestCallBack,
     SendControl,
 )
-from urds.proto.settings import ConnectionSettings
-from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
+from urds.rds.control.settings import ConnectionSettings
+from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LOW, HIGH = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -97,21 +97,21 @@ def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
     assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
 
 
-def test_the_higher_side_knocks_and_probes_at_once() -> None:
+def test_the_higher_side_call_back_requests_and_probes_at_once() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
-    assert actions(core) == [Knock(LOW)]
-    core.handle_knocked(0)
+    assert actions(core) == [RequestCallBack(LOW)]
+    core.handle_call_back_requested(0)
     core.handle_accepted(1, 40001, 0)
     attach, probe = actions(core)
     assert attach == Attach(LOW, 0, 1, Hold.NOTHING)
     assert isinstance(probe, SendControl)
     assert not probe.hello
-    assert core.poll_timeout() is None, "no more knocks"
+    assert core.poll_timeout() is None, "no more requests a call-back"
 
 
 @pytest.mark.parametrize("npaths", [1, 8])
-def test_the_probe_of_a_stranger_has_the_mark_and_no_generation(npaths: int) -> None:
+def test_the_probe_of_a_unknown_peer_has_the_mark_and_no_generation(npaths: int) -> None:
     core = connection(lower=False, npaths=npaths)
     core.handle_accepted(1, 40001, 0)
     probe = actions(core)[1]
@@ -201,7 +201,7 @@ def test_the_higher_side_places_streams_in_order_otherwise() -> None:
     assert placed == [(5, 1), (6, 2), (7, 3)]
     core.handle_accepted(8, 41003, 0)
     assert Refuse(LOW, 8) in actions(core), "no path is free; one of ours must be dead"
-    assert core.stats.pokes == 4
+    assert core.stats.dead_stream_probes == 4
 
 
 def test_streams_that_come_before_the_handshake_are_parked() -> None:
@@ -246,7 +246,7 @@ def test_path_0_is_dropped_if_its_source_port_belongs_elsewhere() -> None:
 
 
 @pytest.mark.rule("wire-mprds-before-data")
-def test_with_several_paths_nothing_goes_to_a_stranger_before_the_handshake() -> None:
+def test_with_several_paths_nothing_goes_to_a_unknown_peer_before_the_handshake() -> None:
     core = connection(lower=False, npaths=2)
     core.handle_accepted(1, 40000, 0)
     attach, probe = actions(core)

@@ -1,4 +1,4 @@
-"""Ports, allowed peers, strangers, eviction; the small parts: timers, states, port hash."""
+"""Ports, allowed and pending peers, eviction; the small parts: timers, states, port hash."""
 
 import errno
 from ipaddress import ip_address, ip_network
@@ -6,31 +6,31 @@ from random import Random
 
 import pytest
 
-from tests.unit.proto_world import down, first_frame
-from urds.errors import LocalProtocolError
-from urds.proto.connected import Connected
-from urds.proto.endpoint import Endpoint
-from urds.proto.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
-from urds.proto.paths import SourcePortRule, address_octets, agreed_npaths, path_of_port
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.state import Input, State, next_state
-from urds.proto.timers import TimerKey, TimerKind, Timers
+from tests.rds.control.proto_world import down, first_frame
+from urds.common.errors import LocalProtocolError
+from urds.rds.control.connected import Connected
+from urds.rds.control.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.paths import SourcePortRule, address_bytes, agreed_npaths, path_of_port
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.state import PathInput, PathState, next_state
+from urds.rds.control.timers import TimerKey, TimerKind, Timers
 
 SECOND = 1_000_000_000
 LOCAL = ip_address("10.0.0.200")
 
 
-def endpoint(local: str = "10.0.0.200", *, npaths: int = 1, **settings: object) -> Endpoint:
+def endpoint(local: str = "10.0.0.200", *, npaths: int = 1, **settings: object) -> LocalAddress:
     settings.setdefault("allowed", (ip_network("10.0.0.0/24"),))
-    return Endpoint(
+    return LocalAddress(
         local=ip_address(local),
-        settings=EndpointSettings(**settings),
+        settings=LocalAddressSettings(**settings),
         connection_settings=ConnectionSettings(generation=7, npaths=npaths),
         random=Random(3),
     )
 
 
-def actions(core: Endpoint) -> list[Action]:
+def actions(core: LocalAddress) -> list[Action]:
     found = []
     while (action := core.poll_event()) is not None:
         found.append(action)
@@ -122,7 +122,7 @@ def test_a_connection_from_the_own_address_is_refused() -> None:
     assert actions(core)[0] == Refuse(LOCAL, 5)
 
 
-def test_strangers_are_few_per_address_and_in_all() -> None:
+def test_pending_connections_are_few_per_address_and_in_all() -> None:
     core = endpoint()
     stream = 0
     for host in range(1, 8):
@@ -130,41 +130,41 @@ def test_strangers_are_few_per_address_and_in_all() -> None:
             stream += 1
             core.handle_accepted(stream, ip_address(f"10.0.0.{host}"), 40000, 0)
     refused = [action for action in actions(core) if isinstance(action, Refuse)]
-    # One path: a stream supersedes its elder, which then is no stranger any more.
+    # One path: a stream supersedes its elder, which then is no pending connection any more.
     assert refused == []
     for host in range(8, 90):
         stream += 1
         core.handle_accepted(stream, ip_address(f"10.0.0.{host}"), 40000, 0)
     refused = [action for action in actions(core) if isinstance(action, Refused)]
     assert len(refused) == 7 + 82 - 64
-    assert {action.reason for action in refused} == {Reason.TOO_MANY_STRANGERS}
+    assert {action.reason for action in refused} == {Reason.TOO_MANY_PENDING}
 
 
 @pytest.mark.parametrize(
     ("form", "refused"), [("fd00::{}", 3), ("fd00::{}:0:0:0:0", 0), ("10.0.0.{}", 0)]
 )
-def test_strangers_of_ipv6_are_counted_by_64_bits(form: str, refused: int) -> None:
+def test_pending_connections_of_ipv6_are_counted_by_64_bits(form: str, refused: int) -> None:
     """One host has all the addresses of such a network; of IPv4 it has one."""
     everybody = (ip_network("0.0.0.0/0"), ip_network("::/0"))
     local = "fd00:ffff::1" if ":" in form else "10.0.0.200"
-    core = endpoint(local, allowed=everybody, strangers_per_address_max=2)
+    core = endpoint(local, allowed=everybody, pending_per_address_max=2)
     for number in range(1, 6):
         core.handle_accepted(number, ip_address(form.format(number)), 40_000, 0)
-    assert core.stats.refused_strangers == refused
+    assert core.stats.refused_pending == refused
 
 
-def test_parked_strangers_of_one_address_are_at_most_16() -> None:
-    core = endpoint(strangers_per_address_max=2)
+def test_parked_pending_connections_of_one_address_are_at_most_16() -> None:
+    core = endpoint(pending_per_address_max=2)
     core._connection_settings = ConnectionSettings(generation=7, npaths=8)
     peer = ip_address("10.0.0.1")
     for stream in range(4):
         core.handle_accepted(stream, peer, 40000, 0)
-    assert core.stats.refused_strangers == 2
+    assert core.stats.refused_pending == 2
 
 
-def test_streams_that_a_fault_of_ours_closed_are_no_strangers_any_more() -> None:
+def test_streams_that_a_fault_of_ours_closed_are_no_pending_connections_any_more() -> None:
     """The second one is parked: nobody knows yet how many paths there are."""
-    core, peer = endpoint(npaths=2, strangers_per_address_max=2), ip_address("10.0.0.1")
+    core, peer = endpoint(npaths=2, pending_per_address_max=2), ip_address("10.0.0.1")
     for stream in (1, 2):
         core.handle_accepted(stream, peer, 40_000, 0)
     connection = core.find(peer)
@@ -176,23 +176,23 @@ def test_streams_that_a_fault_of_ours_closed_are_no_strangers_any_more() -> None
     assert not any(isinstance(action, Refuse) for action in actions(core))
 
 
-def test_a_stranger_that_spoke_is_none() -> None:
-    core = endpoint(strangers_max=1)
+def test_a_unknown_peer_that_spoke_is_none() -> None:
+    core = endpoint(pending_max=1)
     first, second = ip_address("10.0.0.1"), ip_address("10.0.0.2")
     core.handle_accepted(1, first, 40000, 0)
     first_frame(core.connection(first, 0), 0, 0)
     core.handle_accepted(2, second, 40000, 0)
-    assert core.stats.refused_strangers == 0
+    assert core.stats.refused_pending == 0
 
 
-def test_a_silent_stranger_is_dropped_after_its_time() -> None:
+def test_a_silent_unknown_peer_is_dropped_after_its_time() -> None:
     core = endpoint()
     peer = ip_address("10.0.0.1")
     core.handle_accepted(1, peer, 40000, 0)
     assert isinstance(actions(core)[0], Attach)
     core.handle_timeout(30 * SECOND)
     assert actions(core)[:1] == [Detach(peer, 0)]
-    assert core.stats.strangers_silent == 1
+    assert core.stats.pending_silent == 1
 
 
 def test_the_peer_that_is_idle_for_longest_makes_room() -> None:
@@ -211,15 +211,15 @@ def test_the_peer_that_is_idle_for_longest_makes_room() -> None:
     assert actions(core)[-1] == Refused(hosts[3], Reason.TOO_MANY_PEERS)
 
 
-def test_strangers_are_many_from_half_of_their_bound_on() -> None:
-    """Then a new one has to speak first; who is known, only knocks or is refused has not."""
-    core = endpoint(strangers_max=4)
+def test_pending_connections_are_many_from_half_of_their_bound_on() -> None:
+    """Then a new peer has to speak first, unless it is known, refused or asks for a call-back."""
+    core = endpoint(pending_max=4)
     first, second, later = (ip_address("10.0.0.1") + number for number in range(3))
     core.handle_accepted(1, first, 40000, 0)
     assert not core.is_crowded(later)
     core.handle_accepted(2, second, 40000, 0)
     assert core.is_crowded(later)
-    assert core.lobby_settings().strangers_max == 2
+    assert core.accept_queue_settings().pending_max == 2
     assert not core.is_crowded(ip_address("10.0.0.250"))
     assert not core.is_crowded(ip_address("10.9.0.1"))
     first_frame(core.find(first), 0, 0)
@@ -266,14 +266,14 @@ def test_an_evicted_peer_leaves_no_timer() -> None:
     assert core.poll_timeout() is not None  # for the answer to our probe
     core.handle_timeout(2 * SECOND)
     down(first, 0, 1, 2 * SECOND)
-    assert core.poll_timeout() is not None  # for the next knock
+    assert core.poll_timeout() is not None  # for the next call-back request
     core.connection(ip_address("10.0.0.2"), 1)
     assert core.poll_timeout() is None
 
 
 @pytest.mark.rule("wire-mprds-hash")
 def test_the_port_hash_is_that_of_linux() -> None:
-    """Examples of rds.md 1.8 (linux v6.12), initial value 0, 8 paths."""
+    """Examples of docs/reference/rds.md 1.8 (linux v6.12), initial value 0, 8 paths."""
     assert [path_of_port(port, 8) for port in range(4000, 4009)] == [1, 2, 6, 2, 4, 0, 0, 0, 4]
 
 
@@ -296,8 +296,8 @@ def test_source_ports_carry_the_index() -> None:
 
 def test_addresses_order_as_linux_orders_them() -> None:
     names = ["::1", "10.0.0.1", "192.0.2.1", "2001:db8::1"]
-    octets = [address_octets(ip_address(name)) for name in names]
-    assert octets == sorted(octets)
+    data = [address_bytes(ip_address(name)) for name in names]
+    assert data == sorted(data)
 
 
 def test_timers_fire_in_order_and_the_last_setting_counts() -> None:
@@ -319,13 +319,13 @@ def test_timers_fire_in_order_and_the_last_setting_counts() -> None:
 
 
 def test_what_is_not_in_the_table_cannot_happen() -> None:
-    assert next_state(State.WAITING, Input.CONNECT) is State.CONNECTING
+    assert next_state(PathState.WAITING, PathInput.CONNECT) is PathState.CONNECTING
     for state, event in [
-        (State.DOWN, Input.CONNECT),
-        (State.UP, Input.SEEK),
-        (State.UP, Input.GIVE_UP),
-        (State.WAITING, Input.FRAME),
-        (State.DOWN, Input.LOSE),
+        (PathState.DOWN, PathInput.CONNECT),
+        (PathState.UP, PathInput.RECONNECT),
+        (PathState.UP, PathInput.GIVE_UP),
+        (PathState.WAITING, PathInput.FRAME),
+        (PathState.DOWN, PathInput.LOSE),
     ]:
         with pytest.raises(LocalProtocolError, match=f"{event.name} in state {state.name}"):
             next_state(state, event)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.proto_world import (
+from tests.rds.control.proto_world import (
     HIGH,
     LOW,
     MS,
@@ -14,7 +14,7 @@ from tests.unit.proto_world import (
     first_frame,
     paths_match,
 )
-from urds.proto.events import (
+from urds.rds.control.events import (
     Agree,
     Attach,
     Connect,
@@ -22,16 +22,16 @@ from urds.proto.events import (
     FanIn,
     FanOut,
     Hold,
-    Knock,
     PeerKind,
     PeerStartedAnew,
-    Poke,
+    ProbeDeadStream,
     Release,
     ReleaseRule,
+    RequestCallBack,
     RestartPeer,
     SendControl,
 )
-from urds.wire.exthdr import parse_handshake
+from urds.rds.wire.extensions import parse_handshake
 
 
 def pair(npaths_low: int = 1, npaths_high: int = 1) -> tuple[World, Node, Node]:
@@ -61,7 +61,7 @@ def test_whoever_starts_all_paths_come_up_between_own_nodes(starter: str, npaths
     assert low.to(HIGH).facts.kind is high.to(LOW).facts.kind is PeerKind.URDS
     assert (low.to(HIGH).facts.generation, high.to(LOW).facts.generation) == (200, 100)
     assert not high.seen(Connect)
-    assert not low.seen(Knock)
+    assert not low.seen(RequestCallBack)
     assert not low.seen(RestartPeer) + high.seen(RestartPeer)
 
 
@@ -257,7 +257,7 @@ def test_a_new_lower_node_counts_the_paths_after_its_own_probe_is_answered() -> 
     assert core.npaths == 8
 
 
-def test_a_knock_while_the_path_seems_up_pokes_it() -> None:
+def test_a_call_back_request_while_the_path_seems_up_dead_stream_probes_it() -> None:
     world, low, high = pair()
     low.want(HIGH)
     world.run(SECOND)
@@ -265,7 +265,7 @@ def test_a_knock_while_the_path_seems_up_pokes_it() -> None:
     high.close(end, silent=True)
     down(high.to(LOW), 0, 1, world.now_ns)
     world.run(100 * MS)
-    assert low.seen(Poke)
+    assert low.seen(ProbeDeadStream)
 
 
 def test_a_duel_ends_with_one_stream() -> None:

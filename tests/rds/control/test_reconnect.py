@@ -1,12 +1,12 @@
-"""Who connects and when: knocks, back-off, giving up."""
+"""Who connects and when: call-back requests, back-off, giving up."""
 
 import itertools
 from random import Random
 
 import pytest
 
-from tests.unit.proto_world import down, first_frame
-from tests.unit.test_proto_linux import (
+from tests.rds.control.proto_world import down, first_frame
+from tests.rds.control.test_linux import (
     HIGH,
     LINUX_6,
     LOW,
@@ -17,21 +17,21 @@ from tests.unit.test_proto_linux import (
     hear,
     up_as_lower,
 )
-from urds.proto.backoff import Backoff
-from urds.proto.connection import Connection
-from urds.proto.events import (
+from urds.rds.control.backoff import Backoff
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import (
     Agree,
     Connect,
     Detach,
     FanIn,
     FanOut,
     GiveUp,
-    Knock,
-    Poke,
+    ProbeDeadStream,
     Refuse,
     RememberHandshake,
+    RequestCallBack,
 )
-from urds.proto.settings import ConnectionSettings
+from urds.rds.control.settings import ConnectionSettings
 
 
 def attempts(core: Connection, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
@@ -51,12 +51,12 @@ def attempts(core: Connection, span_ns: int, *, kind: type = Connect, start_ns: 
     return times
 
 
-def test_addresses_compare_as_16_octets() -> None:
+def test_addresses_compare_as_16_bytes() -> None:
     assert connection(lower=True).lower
     assert not connection(lower=False).lower
 
 
-def test_a_knock_is_refused_and_brings_a_connect() -> None:
+def test_a_call_back_request_is_refused_and_brings_a_connect() -> None:
     core = connection(lower=True)
     core.handle_accepted(9, 50000, 0)
     refuse, connect = actions(core)
@@ -64,7 +64,7 @@ def test_a_knock_is_refused_and_brings_a_connect() -> None:
     assert isinstance(connect, Connect)
 
 
-def test_knocks_hasten_one_attempt_in_10_ms() -> None:
+def test_call_back_requests_hasten_one_attempt_in_10_ms() -> None:
     core = connection(lower=True)
     tried = 0
     for millisecond in range(100):
@@ -77,7 +77,7 @@ def test_knocks_hasten_one_attempt_in_10_ms() -> None:
     assert tried <= 25, "one per 10 ms, and the back-off's own"
 
 
-def test_a_knock_resets_the_wait() -> None:
+def test_a_call_back_request_resets_the_wait() -> None:
     core = connection(lower=True)
     core.handle_wanted(0, 0)
     attempts(core, 10 * SECOND)
@@ -85,12 +85,12 @@ def test_a_knock_resets_the_wait() -> None:
     assert any(isinstance(action, Connect) for action in actions(core))
 
 
-def test_a_knock_pokes_what_seems_up() -> None:
+def test_a_call_back_request_dead_stream_probes_what_seems_up() -> None:
     core = up_as_lower()
     core.handle_accepted(9, 50000, SECOND)
-    assert actions(core) == [Refuse(HIGH, 9), Poke(HIGH, 0)]
+    assert actions(core) == [Refuse(HIGH, 9), ProbeDeadStream(HIGH, 0)]
     core.handle_accepted(10, 50000, SECOND + MS)
-    assert actions(core) == [Refuse(HIGH, 10)], "a map is 8 KiB: not for every knock"
+    assert actions(core) == [Refuse(HIGH, 10)], "a map is 8 KiB: not for every call-back request"
 
 
 @pytest.mark.rule("rds7-reconnect")
@@ -137,46 +137,46 @@ def test_with_nothing_waiting_the_delay_grows_on() -> None:
 
 
 @pytest.mark.rule("wire-reconnect")
-def test_the_higher_side_knocks_again_and_again() -> None:
+def test_the_higher_side_call_back_requests_again_and_again() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
     times, now_ns = [], 0
     while now_ns < 10 * SECOND:
         for action in actions(core):
-            if isinstance(action, Knock):
+            if isinstance(action, RequestCallBack):
                 times.append(now_ns)
-                core.handle_knocked(now_ns)
+                core.handle_call_back_requested(now_ns)
         now_ns = core.poll_timeout() or 10 * SECOND
         core.handle_timeout(now_ns)
     assert 8 < len(times) < 60
     assert times[1] - times[0] >= 20 * MS, "the peer needs time to call back"
 
 
-def test_a_stranger_who_connects_and_leaves_is_not_called_back() -> None:
+def test_a_unknown_peer_who_connects_and_leaves_is_not_called_back() -> None:
     """Else each of his connections would cost us several."""
     core = connection(lower=False)
     for turn in range(3):
         core.handle_accepted(turn, 40000, turn * SECOND)
         down(core, 0, 0, turn * SECOND)
-    assert not attempts(core, 120 * SECOND, kind=Knock, start_ns=3 * SECOND)
+    assert not attempts(core, 120 * SECOND, kind=RequestCallBack, start_ns=3 * SECOND)
 
 
-def test_a_stranger_is_called_back_while_a_message_waits() -> None:
+def test_a_unknown_peer_is_called_back_while_a_message_waits() -> None:
     core = connection(lower=False)
     core.handle_accepted(1, 40000, 0)
     first_frame(core, 0, 0)
     down(core, 0, 1, 0)
-    assert not attempts(core, 10 * SECOND, kind=Knock)
+    assert not attempts(core, 10 * SECOND, kind=RequestCallBack)
     core.handle_wanted(0, 20 * SECOND)
-    assert len(attempts(core, 10 * SECOND, kind=Knock, start_ns=20 * SECOND)) > 5
+    assert len(attempts(core, 10 * SECOND, kind=RequestCallBack, start_ns=20 * SECOND)) > 5
 
 
-def test_one_knock_is_out_at_a_time() -> None:
+def test_one_call_back_request_is_out_at_a_time() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
     core.handle_wanted(0, MS)
     core.handle_timeout(SECOND)
-    assert actions(core) == [Knock(LOW)]
+    assert actions(core) == [RequestCallBack(LOW)]
 
 
 @pytest.mark.rule("wire-security-backoff", "wire-security-tunable")
@@ -188,7 +188,7 @@ def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> N
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=5 * SECOND),
         random=Random(1),
     )
-    kind = Connect if lower else Knock
+    kind = Connect if lower else RequestCallBack
     gave_up = []
     now_ns = 0
     core.handle_wanted(0, 0)
@@ -267,16 +267,16 @@ def test_a_fault_before_anything_was_looked_for_seeks_too() -> None:
     """The report that messages wait may be what was lost."""
     core = connection(lower=False)
     core.handle_fault([0], 0)
-    assert attempts(core, 10 * SECOND, kind=Knock)
+    assert attempts(core, 10 * SECOND, kind=RequestCallBack)
 
 
-def test_after_a_fault_a_stranger_is_sought_too() -> None:
+def test_after_a_fault_a_unknown_peer_is_sought_too() -> None:
     """What waits for him was written already, so no report says that it waits."""
     core = connection(lower=False)
     core.handle_accepted(1, 40000, 0)
     first_frame(core, 0, 0)
     core.handle_fault([1], SECOND)
-    assert attempts(core, 10 * SECOND, kind=Knock, start_ns=SECOND)
+    assert attempts(core, 10 * SECOND, kind=RequestCallBack, start_ns=SECOND)
 
 
 def test_after_a_fault_the_streams_are_counted_as_the_plane_does() -> None:

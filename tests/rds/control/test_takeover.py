@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.proto_world import HIGH, LOW, MS, SECOND, End, Node, World
-from urds.constants import PING_PORT, PROBE_PORT
-from urds.proto.events import Attach, Reason, Refuse, Refused, SendControl
-from urds.wire.exthdr import Handshake, emit_handshake
+from tests.rds.control.proto_world import HIGH, LOW, MS, SECOND, End, Node, World
+from urds.rds.constants import PING_PORT, PROBE_PORT
+from urds.rds.control.events import Attach, Reason, Refuse, Refused, SendControl
+from urds.rds.wire.extensions import Handshake, emit_handshake
 
 QUESTION_NS = SECOND // 5
 
@@ -59,7 +59,7 @@ def test_a_silent_peer_is_waited_for_at_most_200_ms() -> None:
 
 
 def test_a_peer_that_has_ended_is_not_waited_for() -> None:
-    """A new life may connect before the end of the old one is known."""
+    """A restart may connect before the end of the old one is known."""
     world, low, high = met()
     low.crash()
     end = second(high)
@@ -103,7 +103,7 @@ def test_a_second_stream_that_stays_silent_goes_like_any_other() -> None:
     world, low, high = met()
     low.close(low.attached[HIGH, 0], silent=True)
     end = second(high)
-    high.to(LOW).drop_stranger(end.number, Reason.SILENT, world.now_ns)
+    high.to(LOW).drop_pending(end.number, Reason.SILENT, world.now_ns)
     high.act()
     assert high.seen(Refuse) == [Refuse(LOW, end.number)]
     world.run(2 * QUESTION_NS)

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests import planes
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
-from tests.fairness.floods import Flooded
-from tests.tcp.conftest import lab  # noqa: F401 - pytest's
-from urds.dataplane.base import Plane
+from tests.rds.fairness.floods import Flooded
+from tests.rds.transports.tcp.conftest import lab  # noqa: F401 - pytest's
+from tests.support import planes
+from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
+from urds.rds.plane.contract import Plane
 
 MakeFlooded = Callable[..., Flooded]
 

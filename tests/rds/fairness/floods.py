@@ -13,8 +13,8 @@ from ipaddress import IPv4Address, ip_address
 from typing import Final
 
 from tests.parity.planes import LOCAL, PORT, PairStream
-from tests.unit.path_world import message
-from urds.dataplane.base import Buffer, Hold, Limits, Mailbox, MailboxSettings, Plane
+from tests.rds.plane.path_world import message
+from urds.rds.plane.contract import Buffer, Hold, Limits, Mailbox, MailboxSettings, Plane
 
 PEERS: Final = 32
 SHORT_BYTES: Final = 64
@@ -24,7 +24,7 @@ COUNTED_BYTES: Final = 96  # of each message beside its payload
 
 
 def backlog(count: int, payload_bytes: int) -> bytes:
-    """Return so many messages as octets; each peer numbers its own from 1."""
+    """Return so many messages as bytes; each peer numbers its own from 1."""
     payload = b"\xa5" * payload_bytes
     return b"".join(
         message(number, payload, source_port=PORT, target_port=PORT)
@@ -35,29 +35,29 @@ def backlog(count: int, payload_bytes: int) -> bytes:
 class BacklogStream(PairStream):
     """A stream whose peer has written all of its backlog."""
 
-    octets = b""
-    given = 0  # octets of it
+    data = b""
+    given = 0  # bytes of it
 
     @classmethod
-    def make(cls, octets: bytes) -> tuple[BacklogStream, socket.socket]:
+    def make(cls, data: bytes) -> tuple[BacklogStream, socket.socket]:
         """Return a stream, and the far end that keeps it open."""
         near, far = socket.socketpair()
         stream = cls(fileno=near.detach())
         stream.setblocking(False)
-        stream.octets = octets
+        stream.data = data
         far.send(b"r")  # it is readable, and `recv` leaves that alone
         return stream, far
 
-    def _next(self, octets_max: int) -> bytes:
-        some = self.octets[self.given : self.given + octets_max]
+    def _next(self, bytes_max: int) -> bytes:
+        some = self.data[self.given : self.given + bytes_max]
         if not some:
             super().recv(1)  # from here on it is not readable
             raise BlockingIOError
         self.given += len(some)
         return some
 
-    def recv(self, octets_max: int, /) -> bytes:  # type: ignore[override]  # no flags
-        return self._next(octets_max)
+    def recv(self, bytes_max: int, /) -> bytes:  # type: ignore[override]  # no flags
+        return self._next(bytes_max)
 
     def recv_into(self, memory: memoryview, /) -> int:  # type: ignore[override]  # no flags
         some = self._next(len(memory))
@@ -68,7 +68,7 @@ class BacklogStream(PairStream):
         return sum(map(len, buffers))  # a peer that heeds no map, nor anything else
 
     def waiting(self) -> int:
-        return len(self.octets) - self.given
+        return len(self.data) - self.given
 
 
 class Flooded:
@@ -84,12 +84,12 @@ class Flooded:
         settings = MailboxSettings(receive_bytes_max=receive_bytes)
         self.mailbox: Mailbox = self.plane.mailbox(local=LOCAL, port=PORT, settings=settings)
         self.streams: dict[str, BacklogStream] = {}
-        self._ends = [self._attach(host, octets) for host, octets in enumerate(backlogs)]
+        self._ends = [self._attach(host, data) for host, data in enumerate(backlogs)]
 
-    def _attach(self, host: int, octets: bytes) -> socket.socket:
+    def _attach(self, host: int, data: bytes) -> socket.socket:
         peer: IPv4Address = ip_address(f"127.0.83.{host + 100}")
         path = self.plane.path(local=LOCAL, peer=peer, index=0, sequence_first=1)
-        stream, far = BacklogStream.make(octets)
+        stream, far = BacklogStream.make(data)
         path.attach(stream, hold=Hold.NOTHING)
         self.streams[str(peer)] = stream
         return far

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests import planes
-from tests.siege import round_trips
-from tests.tcp.agent import ASKER_PORT, ECHO_PORT
-from tests.tcp.conftest import Lab
-from urds.dataplane.native import NATIVE
+from tests.rds.transports.tcp.agent import ASKER_PORT, ECHO_PORT
+from tests.rds.transports.tcp.conftest import Lab
+from tests.support import planes
+from tests.support.siege import round_trips
+from urds.rds.plane.choose import NATIVE
 
 pytestmark = pytest.mark.skipif(
     planes.in_use() != NATIVE, reason="a call of Python's select always gives up the interpreter"
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 SWITCH_S = 0.05  # far longer than a round trip takes, however busy the machine is
 PAUSE_S = 0.0002  # of who answers: longer than a thread takes to wake
 TRIPS = 150
+TRIES = 5
 
 
 @contextmanager
@@ -51,13 +52,22 @@ def computing() -> Iterator[None]:
         sys.setswitchinterval(interval_s)
 
 
+@pytest.mark.rates
 @pytest.mark.parametrize("carrier", ["tcp", "lane"], indirect=True)
 def test_a_computing_thread_takes_few_of_many_round_trips(lab: Lab) -> None:
-    """Of 150 at most every third has to wait for the interpreter; otherwise nearly each has to."""
+    """Of 150 at most every third has to wait for the interpreter; otherwise nearly each has to.
+
+    The best of some tries counts: other work makes a round trip slow, never fast.
+    """
     echo = lab.process(1)
     echo.ask("serve_echo", pause_s=PAUSE_S)
     mailbox, target = lab.node(2).bind(ASKER_PORT), (echo.address, ECHO_PORT)
     round_trips(mailbox, target, 1, 1)  # connects
-    with computing():
-        took_ns = round_trips(mailbox, target, TRIPS, 4)
-    assert sum(one >= SWITCH_S * 1e9 / 2 for one in took_ns) <= TRIPS / 3
+    late = TRIPS
+    for _ in range(TRIES):
+        with computing():
+            took_ns = round_trips(mailbox, target, TRIPS, 4)
+        late = min(late, sum(one >= SWITCH_S * 1e9 / 2 for one in took_ns))
+        if late <= TRIPS / 3:
+            break
+    assert late <= TRIPS / 3

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.fairness.floods import PEERS, SHORT_BYTES
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import PORT, Node, wait_until
-from urds.constants import MSG_DONTWAIT
-from urds.dataplane.base import MailboxSettings
+from tests.rds.fairness.floods import PEERS, SHORT_BYTES
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from urds.rds.constants import MSG_DONTWAIT
+from urds.rds.plane.contract import MailboxSettings
 
 pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(120)]
 

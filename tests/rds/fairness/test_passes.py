@@ -1,4 +1,4 @@
-"""Who has how much of one pass: counts of messages and octets, on a clock that stands still.
+"""Who has how much of one pass: counts of messages and bytes, on a clock that stands still.
 
 Each peer has more to say than any pass takes in, so that the shares are the plane's own choice.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fairness.conftest import MakeFlooded
-from tests.fairness.floods import (
+from tests.rds.fairness.conftest import MakeFlooded
+from tests.rds.fairness.floods import (
     COUNTED_BYTES,
     HEADER_BYTES,
     LONG_BYTES,
@@ -31,8 +31,8 @@ def longs() -> bytes:
     return backlog(16, LONG_BYTES)
 
 
-def read_octets(flooded: Flooded) -> dict[str, int]:
-    """Return how many octets of each peer were read."""
+def read_bytes(flooded: Flooded) -> dict[str, int]:
+    """Return how many bytes of each peer were read."""
     return {peer: stream.given for peer, stream in flooded.streams.items()}
 
 
@@ -42,7 +42,7 @@ def test_each_of_many_peers_has_an_even_share(make_flooded: MakeFlooded) -> None
     even, window = 3_000, 3_000 * PEERS
     for _ in range(20):
         flooded.turn()
-        if sum(read_octets(flooded).values()) >= window * (SHORT_BYTES + HEADER_BYTES):
+        if sum(read_bytes(flooded).values()) >= window * (SHORT_BYTES + HEADER_BYTES):
             break
     shares = flooded.take(window)
     assert shares.total() == window
@@ -55,10 +55,10 @@ def test_long_messages_of_one_peer_leave_the_short_ones_their_turn(
 ) -> None:
     """Each pass serves all of them, and of the one with 1 MiB messages it reads little more."""
     flooded = make_flooded([longs, *[SHORTS] * (PEERS - 1)], receive_bytes=ROOMY_BYTES)
-    before = read_octets(flooded)
+    before = read_bytes(flooded)
     for number in range(3):
         flooded.turn()
-        after = read_octets(flooded)
+        after = read_bytes(flooded)
         of_long, *of_others = (after[peer] - before[peer] for peer in flooded.peers)
         assert of_long <= LONG_PASS_BYTES_MAX, f"pass {number}"
         assert min(of_others) > 0, f"pass {number}"
@@ -71,7 +71,7 @@ def test_a_peer_alone_may_have_a_long_pass(make_flooded: MakeFlooded, longs: byt
     flooded = make_flooded([longs], receive_bytes=ROOMY_BYTES)
     flooded.turn()
     flooded.turn()
-    assert read_octets(flooded)[flooded.peers[0]] > 2 * LONG_BYTES
+    assert read_bytes(flooded)[flooded.peers[0]] > 2 * LONG_BYTES
 
 
 @pytest.mark.parametrize("taken_per_turn", [0, 50])

@@ -1,7 +1,7 @@
 """A plane with a clock of the test's, and a path whose messages nobody carries: the test does.
 
 The path is also the witness of the lock: each of its calls says whether it was made as the contract
-of `dataplane.carriage` has it.
+of `dataplane.message_transport` has it.
 """
 
 import os
@@ -10,20 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from ipaddress import IPv4Address, ip_address
 
-from urds.constants import RdmaStatus
-from urds.dataplane.base import (
-    Address,
-    Buffer,
-    Event,
-    Limits,
-    MailboxSettings,
-    MessageRow,
-    PathRow,
-)
-from urds.dataplane.operations import Operation, RdmaTransfer
-from urds.dataplane.reference.accounts import Destination
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
+from urds.common.types import IPAddress
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.contract import Buffer, Event, Limits, MailboxSettings, MessageRow, PathRow
+from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.python.accounts import Destination
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
 
 LOCAL, PEER, OTHER = (ip_address(f"127.0.84.{number}") for number in (1, 2, 3))
 PORT, PEER_PORT = 5000, 4000
@@ -35,9 +28,9 @@ Queued = tuple[Mailbox, int, Buffer, bytes, Sequence[Operation]]
 
 
 class FakePath:
-    """A `CarriedPath` that keeps what it is given and writes down what it is told."""
+    """A `MessageTransport` that keeps what it is given and writes down what it is told."""
 
-    def __init__(self, plane: Plane, peer: Address = PEER) -> None:
+    def __init__(self, plane: Plane, peer: IPAddress = PEER) -> None:
         self.local = LOCAL
         self.peer = peer
         self.index = 0
@@ -143,13 +136,13 @@ class FakePath:
                 sender.send_queued_bytes -= len(payload)
                 self._plane.note_freed(self, sender, len(payload))
             self.queued.clear()
-        self._plane.settle()
+        self._plane.finish_pass()
 
     def plan(self, ms: float) -> None:
         """Have the path served so much later."""
         with self._plane.lock:
             self._plane.note_due(self, self._plane.clock_ns() + round(ms * MS))
-        self._plane.settle()
+        self._plane.finish_pass()
 
     def judge(self, *, full: bool) -> None:
         """Come to the bound of messages, or leave it."""
@@ -158,14 +151,14 @@ class FakePath:
             self._plane.note_full(self)
             if not full:
                 self._plane.note_path_room(self)
-        self._plane.settle()
+        self._plane.finish_pass()
 
     def end_operation(self, sender: Mailbox, operation: Operation, status: RdmaStatus) -> None:
         """Have an operation end."""
         with self._plane.lock:
             operation.status = status
             sender.note_operation(operation)
-        self._plane.settle()
+        self._plane.finish_pass()
 
     def arrive(
         self,
@@ -177,19 +170,21 @@ class FakePath:
     ) -> bool:
         """Have a message come in; return whether more may."""
         with self._plane.lock:
-            goes_on = self._plane.deliver_carried(self, source_port, port, payload, extension)
-        self._plane.settle()
+            goes_on = self._plane.deliver_from_transport(
+                self, source_port, port, payload, extension
+            )
+        self._plane.finish_pass()
         return goes_on
 
     def arrive_map(self, *ports: int) -> None:
         """Have a map of the peer come in."""
-        octets = bytearray(8192)
+        data = bytearray(8192)
         for port in ports:
-            octets[port >> 3] |= 1 << (port & 7)
+            data[port >> 3] |= 1 << (port & 7)
         with self._plane.lock:
             host = self._plane.hosts[self.local]
-            self._plane.note_peer_map(host, self.peer, bytes(octets), exact=True)
-        self._plane.settle()
+            self._plane.note_peer_map(host, self.peer, bytes(data), exact=True)
+        self._plane.finish_pass()
 
 
 class CarriedWorld:
@@ -202,16 +197,16 @@ class CarriedWorld:
             resolve=self.resolve,
             clock_ns=(lambda: self.now_ns) if virtual else None,
         )
-        self.paths: dict[Address, FakePath] = {}
+        self.paths: dict[IPAddress, FakePath] = {}
 
     def resolve(self, mailbox: Mailbox, peer: IPv4Address) -> None:
         mailbox.route(peer, self.path(peer))
 
-    def path(self, peer: Address = PEER) -> FakePath:
+    def path(self, peer: IPAddress = PEER) -> FakePath:
         path = self.paths.get(peer)
         if path is None:
             path = self.paths[peer] = FakePath(self.plane, peer)
-            self.plane.add_carried(path)
+            self.plane.add_message_transport(path)
         return path
 
     def mailbox(self, port: int = PORT, **settings: object) -> Mailbox:

@@ -1,6 +1,6 @@
 """What the Python path makes of random calls, for the compiled one to repeat.
 
-    python -m tests.unit.path_record [--plain]
+    python -m tests.rds.plane.path_record [--plain]
 
 writes `native/crates/path/tests/reference.txt`, which `reference.rs` beside it replays. A line is a
 call, `=`, and the Adler-32 of what can be seen behind it; with `--plain` what can be seen itself,
@@ -13,15 +13,15 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Hold, Limits, Release
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.path import PathCore
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
-from urds.wire.header import Header
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Hold, Limits, Release
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.path import PathCore
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
+from urds.rds.wire.header import Header
 
-RECORD = Path(__file__).parents[2] / "native/crates/path/tests/reference.txt"
+RECORD = Path(__file__).parents[3] / "native/crates/path/tests/reference.txt"
 SEEDS, CALLS = 40, 50
 TARGET = 5000
 HOLDS, RELEASES = list(Hold), list(Release)
@@ -37,10 +37,10 @@ class Account:
 class World:
     """One path core; each method is a call that a line can name."""
 
-    def __init__(self, first: int, generation: int, packets: int, octets: int) -> None:
+    def __init__(self, first: int, generation: int, packets: int, byte_count: int) -> None:
         limits = Limits(
             unacked_packets_max=packets,
-            unacked_bytes_max=octets,
+            unacked_bytes_max=byte_count,
             acknowledge_messages=5,
             acknowledge_bytes=30_000,
             control_events_max=3,
@@ -56,7 +56,7 @@ class World:
             generation=generation or None,
             inboxes={TARGET: self.inbox},
             source_of=lambda port: ("peer", port),
-            map_octets=lambda: bytes(8192),
+            map_bytes=lambda: bytes(8192),
         )
         self.fence = None
         self.news = ""
@@ -76,8 +76,8 @@ class World:
     def restart(self) -> None:
         self.news = str(self.core.restart_peer())
 
-    def send(self, owner: int, target: int, octets: int, extension: int) -> None:
-        payload = bytes([octets & 255]) * octets
+    def send(self, owner: int, target: int, byte_count: int, extension: int) -> None:
+        payload = bytes([byte_count & 255]) * byte_count
         space = bytes([extension]) * 16 if extension else b""
         self.core.send(self.accounts[owner], 4000 + owner, target, payload, space)
 
@@ -91,18 +91,18 @@ class World:
 
     def write(self, share: int) -> None:
         """Have the stream take so many eighths of what is offered."""
-        octets = b"".join(self.core.poll_transmit())
-        taken = len(octets) * share // 8
-        if octets:
+        data = b"".join(self.core.poll_transmit())
+        taken = len(data) * share // 8
+        if data:
             self.core.transmitted(taken)
-        self.news = f"{len(octets)}:{zlib.adler32(octets)}"
+        self.news = f"{len(data)}:{zlib.adler32(data)}"
 
-    def receive(self, sequence, ack, flags, source, target, octets, checksum, cut) -> None:
+    def receive(self, sequence, ack, flags, source, target, raw, checksum, cut) -> None:
         header = Header(
-            sequence=sequence, ack=ack, payload_bytes=octets, source_port=source,
+            sequence=sequence, ack=ack, payload_bytes=raw, source_port=source,
             target_port=target, flags=HeaderFlag(flags),
         )  # fmt: skip
-        data = header.emit(checksum=bool(checksum)) + bytes([9]) * min(octets, 60_000)
+        data = header.emit(checksum=bool(checksum)) + bytes([9]) * min(raw, 60_000)
         cut = min(cut, len(data))
         reason = None
         for part in (data[:cut], data[cut:]):
@@ -120,7 +120,7 @@ class World:
         reason = self.core.receive_data(header.emit() + bytes(8192), 1)
         self.news = "" if reason is None else reason.name
 
-    def octets(self, count: int) -> None:
+    def acknowledged(self, count: int) -> None:
         self.core.handle_stream_acknowledged(count)
 
     def timeout(self, now_ns: int) -> None:
@@ -154,12 +154,12 @@ class World:
         timeout = core.poll_timeout()
         parts = [
             self.news, own.position, own.sequence_next, own.pending_bytes, len(own.unsent),
-            len(own.repeats), len(own.unacked), int(own.is_long()),
+            len(own.retransmits), len(own.unacked), int(own.is_long()),
             *(f"{one.send_queued_bytes}/{one.given_up}" for one in self.accounts),
             int(core.wants_to_write()), int(core.is_plain()), int(core.is_held()),
-            -1 if timeout is None else timeout, core.octets_written, int(core.attached),
-            incoming.sequence_expected, incoming.frames, incoming.messages_owed,
-            incoming.bytes_owed, int(incoming.acknowledgement_due), incoming.acknowledged,
+            -1 if timeout is None else timeout, core.bytes_written, int(core.attached),
+            incoming.sequence_expected, incoming.frames, incoming.ack_pending_messages,
+            incoming.ack_pending_bytes, int(incoming.acknowledgement_due), incoming.acknowledged,
             len(incoming.controls), int(incoming.restarted),
             len(self.inbox.queue), self.inbox.receive_queued_bytes,
             -1 if self.fence is None else int(self.fence.open),
@@ -170,49 +170,49 @@ class World:
         return " ".join(str(part) for part in parts)
 
 
-def call(world: World, chance: random.Random) -> tuple[object, ...]:
+def call(world: World, rng: random.Random) -> tuple[object, ...]:
     """Choose a call that the shell might make now."""
     core = world.core
     own, incoming = core.outgoing, core.incoming
-    owner, port = chance.randrange(2), chance.choice((TARGET, TARGET, 6000))
-    extension = chance.choice((0, 0, 0, 5))
+    owner, port = rng.randrange(2), rng.choice((TARGET, TARGET, 6000))
+    extension = rng.choice((0, 0, 0, 5))
     numbered = (
-        chance.choice((incoming.sequence_expected, incoming.sequence_expected + 1, 1, 7)),
-        chance.choice((0, 0, max(0, own.sequence_next - 1), own.sequence_next, 3)),
-        chance.choice((0, 0, 0, 2, 4, 6, 1)),
-        chance.choice((4000, 4000, 4000, 0, 1)),
-        chance.choice((TARGET, TARGET, TARGET, 6000, 0, 1)),
-        chance.choice(LENGTHS) if chance.random() < 0.98 else 50_001,
-        chance.randrange(2),
-        chance.choice((0, 10, 48, 60, 9000, 10_000, 100_000)),
+        rng.choice((incoming.sequence_expected, incoming.sequence_expected + 1, 1, 7)),
+        rng.choice((0, 0, max(0, own.sequence_next - 1), own.sequence_next, 3)),
+        rng.choice((0, 0, 0, 2, 4, 6, 1)),
+        rng.choice((4000, 4000, 4000, 0, 1)),
+        rng.choice((TARGET, TARGET, TARGET, 6000, 0, 1)),
+        rng.choice(LENGTHS) if rng.random() < 0.98 else 50_001,
+        rng.randrange(2),
+        rng.choice((0, 10, 48, 60, 9000, 10_000, 100_000)),
     )
     always = [
-        *[("send", owner, port, chance.choice(LENGTHS), extension)] * 8,
-        ("agree", chance.randrange(3), chance.randrange(2)),
+        *[("send", owner, port, rng.choice(LENGTHS), extension)] * 8,
+        ("agree", rng.randrange(3), rng.randrange(2)),
         ("agree", 2, 1),
-        ("release", chance.choice((-1, own.sequence_next - 1, own.sequence_next - 2, 999))),
+        ("release", rng.choice((-1, own.sequence_next - 1, own.sequence_next - 2, 999))),
         ("restart",),
-        ("timeout", chance.randrange(20_000)),
+        ("timeout", rng.randrange(20_000)),
         ("timeout", 1 << 40),
-        ("octets", chance.randrange(30_000)),
+        ("acknowledged", rng.randrange(30_000)),
         ("acknowledge",),
         ("ask",),
-        ("cancel", owner, chance.choice((0, port))),
+        ("cancel", owner, rng.choice((0, port))),
         ("wanted",),
         ("fence_here",),
     ]
-    if chance.random() < 0.03:
+    if rng.random() < 0.03:
         return ("drop",)
     if not core.attached:
-        return chance.choice([*always, *[("attach", chance.choice((0, 0, 1, 2)))] * 8])
-    return chance.choice([
+        return rng.choice([*always, *[("attach", rng.choice((0, 0, 1, 2)))] * 8])
+    return rng.choice([
         *always,
-        *[("write", chance.choice((8, 8, 8, 4, 1, 0)))] * 12,
+        *[("write", rng.choice((8, 8, 8, 4, 1, 0)))] * 12,
         *[("receive", *numbered)] * 8,
-        ("map", chance.choice((0, 8, 9))),
+        ("map", rng.choice((0, 8, 9))),
         ("map", 8),
-        ("control", chance.choice((0, 1, 7)), chance.choice((0, 1, 4000)), 5, chance.randrange(2)),
-        ("control", 1, 0, 6, chance.randrange(2)),
+        ("control", rng.choice((0, 1, 7)), rng.choice((0, 1, 4000)), 5, rng.randrange(2)),
+        ("control", 1, 0, 6, rng.randrange(2)),
         ("detach",),
         ("poke",),
     ])  # fmt: skip
@@ -221,15 +221,15 @@ def call(world: World, chance: random.Random) -> tuple[object, ...]:
 def lines(*, plain: bool = False) -> Iterator[str]:
     """Yield the record."""
     for seed in range(SEEDS):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         made = (
-            chance.choice((1, 1000, 1 << 60)), chance.choice((0, 8)),
-            chance.choice((1, 3, 8)), chance.choice((1, 500, 1 << 24)),
+            rng.choice((1, 1000, 1 << 60)), rng.choice((0, 8)),
+            rng.choice((1, 3, 8)), rng.choice((1, 500, 1 << 24)),
         )  # fmt: skip
         world = World(*made)
         yield " ".join(map(str, ("new", *made)))
         for _ in range(CALLS):
-            name, *values = call(world, chance)
+            name, *values = call(world, rng)
             getattr(world, name)(*values)
             seen = world.seen()
             result = seen if plain else zlib.adler32(seen.encode())

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from urds.constants import Capability, HeaderFlag
-from urds.dataplane.base import DownReason, Hold, Limits, Release
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.path import PathCore
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import Capability, HeaderFlag
+from urds.rds.plane.contract import DownReason, Hold, Limits, Release
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.path import PathCore
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000
 MS = 1_000_000
@@ -46,7 +46,7 @@ class Side:
         self.counters = Counters()
         self.account = Account()
         self.inbox = Inbox(port=TARGET, buffer_bytes=1 << 20)
-        self.map_octets = NO_MAP
+        self.map_bytes = NO_MAP
         self.core = PathCore(
             limits or Limits(),
             self.counters,
@@ -54,7 +54,7 @@ class Side:
             generation=generation,
             inboxes={TARGET: self.inbox},
             source_of=lambda port: ("peer", port),
-            map_octets=lambda: self.map_octets,
+            map_bytes=lambda: self.map_bytes,
         )
         self.core.agree(release=release, checksum=checksum)
 
@@ -78,17 +78,17 @@ class Side:
         for payload in payloads:
             self.core.send(self.account, SOURCE, target_port, payload, extension)
 
-    def write(self, octets_max: int | None = None) -> bytes:
-        """Take octets for the stream, all that there are or at most so many."""
+    def write(self, bytes_max: int | None = None) -> bytes:
+        """Take bytes for the stream, all that there are or at most so many."""
         written = b""
-        while octets_max is None or len(written) < octets_max:
-            octets = b"".join(self.core.poll_transmit())
-            if not octets:
+        while bytes_max is None or len(written) < bytes_max:
+            data = b"".join(self.core.poll_transmit())
+            if not data:
                 break
-            if octets_max is not None:
-                octets = octets[: octets_max - len(written)]
-            self.core.transmitted(len(octets))
-            written += octets
+            if bytes_max is not None:
+                data = data[: bytes_max - len(written)]
+            self.core.transmitted(len(data))
+            written += data
         return written
 
     def frames(self) -> list[Frame]:
@@ -98,8 +98,8 @@ class Side:
         """Write everything; return the frames of sockets, no maps and nothing of control."""
         return [frame for frame in self.frames() if frame.header.target_port > 1]
 
-    def receive(self, octets: bytes | memoryview, now_ns: int = 0) -> DownReason | None:
-        return self.core.receive_data(octets, now_ns)
+    def receive(self, data: bytes | memoryview, now_ns: int = 0) -> DownReason | None:
+        return self.core.receive_data(data, now_ns)
 
     def got(self) -> list[bytes]:
         """Take what lies in the inbox."""
@@ -108,15 +108,15 @@ class Side:
         return payloads
 
 
-def parse_frames(octets: bytes) -> list[Frame]:
+def parse_frames(data: bytes) -> list[Frame]:
     """Read whole frames and nothing else."""
     found, offset = [], 0
-    while offset < len(octets):
-        header = Header.parse(octets[offset : offset + HEADER_BYTES])
+    while offset < len(data):
+        header = Header.parse(data[offset : offset + HEADER_BYTES])
         offset += HEADER_BYTES
-        found.append(Frame(header, octets[offset : offset + header.payload_bytes]))
+        found.append(Frame(header, data[offset : offset + header.payload_bytes]))
         offset += header.payload_bytes
-    assert offset == len(octets), "the last frame is not whole"
+    assert offset == len(data), "the last frame is not whole"
     return found
 
 
@@ -131,7 +131,7 @@ def message(
     checksum: bool = False,
     **fields: object,
 ) -> bytes:
-    """Return the octets of one frame."""
+    """Return the bytes of one frame."""
     header = Header(
         sequence=sequence,
         ack=ack,
@@ -144,14 +144,14 @@ def message(
     return header.emit(checksum=checksum) + payload
 
 
-def map_message(generation: int | None = None, ports_octets: bytes = NO_MAP) -> bytes:
+def map_message(generation: int | None = None, ports_bytes: bytes = NO_MAP) -> bytes:
     """Return the map of an own node's life, or with None a kernel's."""
     extension = bytes(16)
     if generation is not None:
         extension = emit_handshake(Handshake(generation=generation, mark=Mark(Capability(0))))
     return message(
         0,
-        ports_octets,
+        ports_bytes,
         flags=HeaderFlag.CONG_BITMAP,
         source_port=0,
         target_port=0,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.carried_world import (
+from tests.rds.plane.carried_world import (
     LOCAL,
     MS,
     OTHER,
@@ -18,15 +18,15 @@ from tests.unit.carried_world import (
     transfer,
     wait_until,
 )
-from urds.dataplane.base import (
+from urds.rds.plane.contract import (
     ALL_GROUPS,
     CongestionNotice,
     Limits,
     MailboxSettings,
     Message,
 )
-from urds.dataplane.reference import congestion, inbox
-from urds.dataplane.reference.sources import SOURCES_MAX
+from urds.rds.plane.python import congestion, inbox
+from urds.rds.plane.python.sources import SOURCES_MAX
 
 SOURCE = (str(PEER), PEER_PORT)
 
@@ -207,10 +207,10 @@ def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: CarriedWorld) -
     mailbox, path = world.mailbox(), world.path()
     for port in range(2, 65536):
         path.arrive(b"", source_port=port, port=PORT + 1)
-    assert not world.plane.hosts[LOCAL].carried[path]
+    assert not world.plane.hosts[LOCAL].transports[path]
     for port in range(2, SOURCES_MAX + 3):
         path.arrive(b"", source_port=port)
-    assert len(world.plane.hosts[LOCAL].carried[path]) == 1
+    assert len(world.plane.hosts[LOCAL].transports[path]) == 1
     assert mailbox.recvfrom(1)[1] == (str(PEER), 2)
 
 
@@ -227,7 +227,7 @@ def test_a_mailbox_far_over_its_buffer_pauses_the_path_until_half() -> None:
     world = CarriedWorld(limits)
     mailbox, path = world.mailbox(receive_bytes_max=1000), world.path()
     arrived = [path.arrive(bytes(504)) for _ in range(4)]
-    assert arrived == [True, True, True, False], "600 octets each, with what a message costs"
+    assert arrived == [True, True, True, False], "600 bytes each, with what a message costs"
     assert not path.arrive(bytes(504)), "taken, but still too much"
     world.turn()
     assert world.counter("recv_paused") == 1
@@ -277,10 +277,10 @@ def test_a_changed_map_is_due_and_pushed(world: CarriedWorld) -> None:
     mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
     path.arrive(bytes(401))  # more than four times its buffer: congested at once
     assert path.told == ["note_map_due", "push_soon"]
-    assert world.plane.host(LOCAL).map_octets()[PORT >> 3] == 1 << (PORT & 7)
+    assert world.plane.host(LOCAL).map_bytes()[PORT >> 3] == 1 << (PORT & 7)
     mailbox.recvfrom(1000)
     assert path.told[2:] == ["note_map_due", "push_soon"]
-    assert not any(world.plane.host(LOCAL).map_octets())
+    assert not any(world.plane.host(LOCAL).map_bytes())
 
 
 def test_the_map_of_a_closed_mailbox_is_cleared(world: CarriedWorld) -> None:
@@ -325,7 +325,7 @@ def test_a_path_is_served_once_when_its_time_has_come(world: CarriedWorld) -> No
 def test_a_removed_path_is_not_served(world: CarriedWorld) -> None:
     path = world.path()
     path.plan(1)
-    world.plane.remove_carried(path)
+    world.plane.remove_message_transport(path)
     world.turn(2)
     assert path.told == []
     assert not world.plane.has_dues()
@@ -345,9 +345,9 @@ def test_who_waits_serves_what_comes_due() -> None:
 
 
 def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: CarriedWorld) -> None:
-    world.plane.helper.asleep = True
+    world.plane.progress_thread.asleep = True
     world.path().plan(1)
-    assert not world.plane.helper.asleep
+    assert not world.plane.progress_thread.asleep
 
 
 def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
@@ -356,7 +356,7 @@ def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
     The helper's sleep is made by hand: it lasts longer than a tick, with the streams watched.
     """
     world = CarriedWorld(virtual=False)
-    mailbox, path, helper = world.mailbox(), world.path(), world.plane.helper
+    mailbox, path, helper = world.mailbox(), world.path(), world.plane.progress_thread
     looks: list[int] = []
 
     def attempt() -> bool | None:
@@ -448,7 +448,7 @@ def test_a_removed_path_is_forgotten_everywhere(world: CarriedWorld) -> None:
         mailbox.send([b""], TARGET, wait_ns=0)
     calls: list[int] = []
     mailbox.subscribe(lambda: calls.append(1), room=True)
-    world.plane.remove_carried(path)
+    world.plane.remove_message_transport(path)
     world.paths.clear()
     assert calls == [1], "who waits for room there looks for another way"
     assert path.room_wanted == set()
@@ -464,12 +464,12 @@ def test_a_peer_map_stays_while_another_path_leads_there(world: CarriedWorld) ->
     path = world.path()
     path.arrive_map(9)
     stream = world.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
-    world.plane.remove_carried(path)
+    world.plane.remove_message_transport(path)
     assert world.plane.host(LOCAL).congested_at(PEER).test(9)
-    world.plane.add_carried(path)
+    world.plane.add_message_transport(path)
     stream.close()
     assert world.plane.host(LOCAL).congested_at(PEER).test(9)
-    world.plane.remove_carried(path)
+    world.plane.remove_message_transport(path)
     assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
 
 
@@ -479,7 +479,7 @@ def test_a_removed_path_is_not_pushed_for_a_map(world: CarriedWorld) -> None:
     with world.plane.lock:
         congestion.show(world.plane, mailbox, on=True)
         world.plane.touched.add(mailbox)
-    world.plane.remove_carried(path)
+    world.plane.remove_message_transport(path)
     assert path.told == ["note_map_due"]
 
 

@@ -9,11 +9,10 @@ from types import ModuleType
 import pytest
 
 from tests.health.sources import ROOT
-from tests.sockets.conftest import backend_with
-from urds.backend import plane_in_use, process
-from urds.dataplane import native
-from urds.dataplane.base import Limits
-from urds.dataplane.native import (
+from tests.rds.sockets.conftest import backend_with
+from urds.common.errors import PlaneError, SettingError
+from urds.rds.plane import choose as native
+from urds.rds.plane.choose import (
     NATIVE,
     PYTHON,
     VARIABLE,
@@ -23,8 +22,9 @@ from urds.dataplane.native import (
     plane_beside,
     plane_class,
 )
-from urds.dataplane.reference.plane import Plane
-from urds.errors import PlaneError, SettingError
+from urds.rds.plane.contract import Limits
+from urds.rds.plane.python.plane import Plane
+from urds.rds.runtime.process import plane_in_use, process
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.carried_world import PORT, TARGET, CarriedWorld, transfer, wait_until
-from urds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.dataplane.base import CongestionNotice, Message
-from urds.dataplane.operations import Operation, OperationNotice, OperationNotices
-from urds.dataplane.reference import noticing
-from urds.dataplane.reference.mailbox import Mailbox
+from tests.rds.plane.carried_world import PORT, TARGET, CarriedWorld, transfer, wait_until
+from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
+from urds.rds.plane.contract import CongestionNotice, Message
+from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
+from urds.rds.plane.python import notifications
+from urds.rds.plane.python.mailbox import Mailbox
 
 DONE, FAILED = RdmaStatus.SUCCESS, RdmaStatus.REMOTE_ERROR
 WAIT_NS = 30_000_000_000  # longer than any join here
@@ -100,7 +100,7 @@ def test_after_a_notice_messages_take_the_short_way_again(world: CarriedWorld) -
 def test_notices_that_nobody_fetches_are_bounded(
     world: CarriedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noticing, "NOTICES_MAX", 3)
+    monkeypatch.setattr(notifications, "NOTICES_MAX", 3)
     mailbox, path = world.mailbox(), world.path()
     for token in range(5):
         path.end_operation(mailbox, transfer(token), DONE)

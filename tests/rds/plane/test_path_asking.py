@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.unit.path_world import Side
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Limits, Release
+from tests.rds.plane.path_world import Side
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Limits, Release
 
 ACK_REQUIRED = HeaderFlag.ACK_REQUIRED
 
 
 class TestAskingForAcknowledgements:
-    """ACK_REQUIRED after so many packets or octets, and when the account is half full."""
+    """ACK_REQUIRED after so many packets or bytes, and when the account is half full."""
 
     @staticmethod
     def asked(side: Side) -> list[int]:
@@ -31,7 +31,7 @@ class TestAskingForAcknowledgements:
         assert side.counters.send_ack_required == 3
 
     @pytest.mark.rule("rds7-max-unacked")
-    def test_after_so_many_octets(self) -> None:
+    def test_after_so_many_bytes(self) -> None:
         limits = Limits(unacked_packets_max=1000, unacked_bytes_max=250)
         side = Side(release=Release.PEER_ACKNOWLEDGED, limits=limits)
         side.begin()

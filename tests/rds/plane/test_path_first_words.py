@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.unit.path_world import Side, map_message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Hold, Release
-from urds.wire.exthdr import parse_handshake
+from tests.rds.plane.path_world import Side, map_message
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Hold, Release
+from urds.rds.wire.extensions import parse_handshake
 
 
 def test_a_hello_waits_for_the_peers_first_frame() -> None:

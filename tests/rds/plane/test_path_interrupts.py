@@ -5,10 +5,10 @@ from itertools import count
 
 import pytest
 
-from tests.sockets.interrupting import Interruption
-from tests.unit.path_world import SOURCE, TARGET, Side, message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Hold, Release
+from tests.rds.plane.path_world import SOURCE, TARGET, Side, message
+from tests.rds.sockets.interrupting import Interruption
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Hold, Release
 
 PAYLOADS = [b"%d" % number for number in range(1, 6)]
 ALIKE = [b"%04d" % number for number in range(1, 20)]
@@ -20,7 +20,7 @@ def own_side() -> Side:
     return side
 
 
-def octets(payloads: list[bytes], *, flags: int = 0) -> bytes:
+def emitted(payloads: list[bytes], *, flags: int = 0) -> bytes:
     return b"".join(
         message(number, payload, source_port=SOURCE, target_port=TARGET, flags=flags)
         for number, payload in enumerate(payloads, 1)
@@ -41,7 +41,7 @@ def at_each_point(make: Callable[[], Side], call: Callable[[Side], object]):
 def check_repeats(side: Side, payloads: list[bytes]) -> None:
     """Check that a new stream carries each message once, in order, and nothing else is counted."""
     side.core.detach()
-    assert [sent[0] for sent in side.outgoing.repeats] == list(
+    assert [sent[0] for sent in side.outgoing.retransmits] == list(
         range(1, side.outgoing.sequence_next)
     )
     side.attach()
@@ -53,7 +53,7 @@ def check_repeats(side: Side, payloads: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("payloads", [PAYLOADS, ALIKE], ids=["singles", "alike"])
-def test_an_interrupt_while_messages_become_octets(payloads: list[bytes]) -> None:
+def test_an_interrupt_while_messages_become_bytes(payloads: list[bytes]) -> None:
     def make() -> Side:
         side = own_side()
         side.send(*payloads)
@@ -110,7 +110,7 @@ def test_an_interrupt_while_messages_are_cancelled() -> None:
 )
 @pytest.mark.parametrize("reads", [1, 2])
 def test_an_interrupt_while_messages_are_taken_in(payloads: list[bytes], reads: int) -> None:
-    sent = octets(payloads)
+    sent = emitted(payloads)
     pieces = [sent] if reads == 1 else [sent[:-1], sent[-1:]]
 
     def take_in(side: Side) -> None:
@@ -120,6 +120,6 @@ def test_an_interrupt_while_messages_are_taken_in(payloads: list[bytes], reads: 
     for side in at_each_point(own_side, take_in):
         side.core.detach()
         side.core.attach(Hold.NOTHING)
-        side.core.receive_data(octets(payloads, flags=HeaderFlag.RETRANSMITTED), 0)
+        side.core.receive_data(emitted(payloads, flags=HeaderFlag.RETRANSMITTED), 0)
         assert [item[0] for item in side.inbox.queue] == payloads
         assert side.inbox.receive_queued_bytes == sum(map(len, payloads))

@@ -4,11 +4,11 @@ import tracemalloc
 
 import pytest
 
-from tests.unit.path_world import MS, TARGET, Side, message, messages
-from urds.constants import HeaderFlag
-from urds.dataplane.base import DownReason, Hold, Limits, Release
-from urds.dataplane.reference.sources import SOURCES_MAX
-from urds.wire.header import HEADER_BYTES
+from tests.rds.plane.path_world import MS, TARGET, Side, message, messages
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import DownReason, Hold, Limits, Release
+from urds.rds.plane.python.sources import SOURCES_MAX
+from urds.rds.wire.header import HEADER_BYTES
 
 RETRANSMITTED, ACK_REQUIRED = HeaderFlag.RETRANSMITTED, HeaderFlag.ACK_REQUIRED
 MAP = HeaderFlag.CONG_BITMAP
@@ -16,16 +16,16 @@ SIZES = (0, 1, 100, 8191, 8192, 8193, 70_000, 200_000)
 
 
 class TestFraming:
-    """Messages come out of octets, however these are cut."""
+    """Messages come out of bytes, however these are cut."""
 
     @pytest.mark.parametrize("step", [1, 7, 48, 49, 4096, 65536, 1 << 20])
     def test_any_step_gives_the_same_messages(self, step: int) -> None:
         sizes = SIZES if step > 40 else SIZES[:5]
         sent = [bytes([size % 251]) * size for size in sizes]
-        octets = b"".join(message(number, text) for number, text in enumerate(sent, 1))
+        data = b"".join(message(number, text) for number, text in enumerate(sent, 1))
         side = Side()
-        for start in range(0, len(octets), step):
-            assert side.receive(octets[start : start + step]) is None
+        for start in range(0, len(data), step):
+            assert side.receive(data[start : start + step]) is None
         assert side.got() == sent
         assert side.incoming.frames == len(sent)
         assert side.inbox.receive_queued_bytes == sum(sizes)
@@ -33,12 +33,12 @@ class TestFraming:
 
     def test_what_is_missing_is_told(self) -> None:
         side = Side()
-        octets = message(1, b"x" * 10_000)
-        side.receive(octets[:20])
+        data = message(1, b"x" * 10_000)
+        side.receive(data[:20])
         assert side.incoming.remaining() == (28, 0)
-        side.receive(octets[20:50])
+        side.receive(data[20:50])
         assert side.incoming.remaining() == (0, 9998)
-        side.receive(octets[50:])
+        side.receive(data[50:])
         assert side.incoming.remaining() == (0, 0)
 
     @pytest.mark.parametrize("payload_bytes", [100, 20_000])
@@ -73,11 +73,11 @@ class TestFraming:
 
     def test_runs_of_messages_settle_each_mailbox(self) -> None:
         side = Side()
-        octets = b"".join(
+        data = b"".join(
             message(number, b"x" * number, target_port=TARGET if number % 3 else 9)
             for number in range(1, 10)
         )
-        side.receive(octets)
+        side.receive(data)
         assert len(side.got()) == 6
         assert side.counters.recv_drop_no_sock == 3
         assert side.counters.recv_queued == 6
@@ -86,9 +86,9 @@ class TestFraming:
     @pytest.mark.parametrize("payload_bytes", [10, 10_000])
     def test_an_extension_makes_an_item_detailed(self, payload_bytes: int) -> None:
         side = Side()
-        octets = message(1, bytes(payload_bytes), extension=bytes(range(16)))
-        side.receive(octets[:60], 5)
-        side.receive(octets[60:], 5)
+        data = message(1, bytes(payload_bytes), extension=bytes(range(16)))
+        side.receive(data[:60], 5)
+        side.receive(data[60:], 5)
         ((payload, _, extension, _, arrived_ns),) = side.inbox.queue
         assert (len(payload), extension, arrived_ns) == (payload_bytes, bytes(range(16)), 5)
 
@@ -125,7 +125,7 @@ class TestBounds:
         assert side.receive(message(2, bytes(1001))) is DownReason.TOO_LONG
         assert len(side.got()) == 1
 
-    def test_messages_before_a_breach_are_delivered_and_counted(self) -> None:
+    def test_messages_before_a_protocol_error_are_delivered_and_counted(self) -> None:
         side = Side(limits=Limits(frame_bytes_max=1000))
         assert side.receive(messages([1, 2]) + message(3, bytes(1001))) is DownReason.TOO_LONG
         assert side.got() == [b"1", b"2"]
@@ -133,22 +133,20 @@ class TestBounds:
         assert side.incoming.touched == [(side.inbox, 2)]
 
     @pytest.mark.parametrize("payload_bytes", [0, 8191, 8193, 16_384])
-    def test_a_map_of_another_length_is_a_breach(self, payload_bytes: int) -> None:
+    def test_a_map_of_another_length_is_a_protocol_error(self, payload_bytes: int) -> None:
         side = Side()
-        octets = message(0, bytes(payload_bytes), flags=MAP, source_port=0, target_port=0)
-        results = [
-            side.receive(octets[start : start + 4096]) for start in range(0, len(octets), 4096)
-        ]
+        data = message(0, bytes(payload_bytes), flags=MAP, source_port=0, target_port=0)
+        results = [side.receive(data[start : start + 4096]) for start in range(0, len(data), 4096)]
         assert results[-1] is DownReason.BAD_MAP
         assert side.incoming.peer_map is None
 
     def test_a_map_is_kept_and_takes_no_number(self) -> None:
         side = Side()
-        octets = b"\x10" + bytes(8191)
+        data = b"\x10" + bytes(8191)
         side.receive(messages([1]))
-        side.receive(message(0, octets, flags=MAP, source_port=0, target_port=0))
+        side.receive(message(0, data, flags=MAP, source_port=0, target_port=0))
         side.receive(messages([2]))
-        assert side.incoming.peer_map == octets
+        assert side.incoming.peer_map == data
         assert side.got() == [b"1", b"2"]
 
     def test_controls_are_kept_up_to_their_bound(self) -> None:
@@ -160,15 +158,15 @@ class TestBounds:
 
 
 def test_a_first_frame_that_comes_in_pieces_is_a_frame() -> None:
-    """A map is 8240 octets: on most networks it arrives in several segments."""
+    """A map is 8240 bytes: on most networks it arrives in several segments."""
     peer, side = Side(), Side()
     side.send(b"held")
     side.begin(Hold.FIRST_FRAME)
     peer.attach()
-    octets = peer.write()
-    side.receive(octets[:1460])
+    data = peer.write()
+    side.receive(data[:1460])
     assert side.incoming.frames == 0 and side.core.is_held()
-    side.receive(octets[1460:])
+    side.receive(data[1460:])
     assert side.incoming.frames == 1
     assert [frame.payload for frame in side.frames()] == [b"held"]
 
@@ -194,8 +192,8 @@ class TestDuplicates:
     def test_a_long_repeat_is_dropped_too(self) -> None:
         side = Side()
         side.begin()
-        octets = message(1, bytes(20_000))
-        side.receive(octets)
+        data = message(1, bytes(20_000))
+        side.receive(data)
         side.core.detach()
         side.attach()
         repeat = message(1, bytes(20_000), flags=RETRANSMITTED)
@@ -209,7 +207,7 @@ class TestDuplicates:
         side.begin()
         side.receive(message(1, b"a", target_port=9))
         assert side.incoming.sequence_expected == 2
-        assert side.incoming.messages_owed == 1
+        assert side.incoming.ack_pending_messages == 1
 
 
 class TestChecksum:
@@ -221,8 +219,8 @@ class TestChecksum:
         sender.send(b"", b"a", b"b" * 10_000)
         sender.send(b"c", extension=b"\xff" * 16)
         sender.attach()
-        octets = sender.write()
-        assert receiver.receive(octets) is None
+        data = sender.write()
+        assert receiver.receive(data) is None
         assert len(receiver.got()) == 4
         sender.core.detach()
         sender.attach()
@@ -236,13 +234,13 @@ class TestChecksum:
         expected = message(77, b"abc", extension=bytes(range(16)), checksum=True)
         assert sender.write() == expected
 
-    @pytest.mark.parametrize("octet", [0, 7, 15, 19, 21, 23, 30, 31, 32, 47])
+    @pytest.mark.parametrize("byte", [0, 7, 15, 19, 21, 23, 30, 31, 32, 47])
     @pytest.mark.parametrize("payload_bytes", [3, 20_000])
-    def test_one_flipped_bit_is_refused(self, octet: int, payload_bytes: int) -> None:
+    def test_one_flipped_bit_is_refused(self, byte: int, payload_bytes: int) -> None:
         side = Side(checksum=True)
-        octets = bytearray(message(300, bytes(payload_bytes), checksum=True))
-        octets[octet] ^= 1
-        assert side.receive(bytes(octets)) is DownReason.BAD_CHECKSUM
+        data = bytearray(message(300, bytes(payload_bytes), checksum=True))
+        data[byte] ^= 1
+        assert side.receive(bytes(data)) is DownReason.BAD_CHECKSUM
         assert side.got() == []
 
     def test_zero_means_not_checked(self) -> None:
@@ -321,9 +319,9 @@ class TestAcknowledging:
     @pytest.mark.parametrize("flags", [ACK_REQUIRED, ACK_REQUIRED | RETRANSMITTED])
     def test_it_is_due_when_required(self, flags: HeaderFlag, payload_bytes: int) -> None:
         side = self.side()
-        octets = message(9, bytes(payload_bytes), flags=flags)
-        side.receive(octets[:60])
-        side.receive(octets[60:])
+        data = message(9, bytes(payload_bytes), flags=flags)
+        side.receive(data[:60])
+        side.receive(data[60:])
         (frame,) = side.frames()
         assert frame.header.ack == 9
         assert side.counters.recv_ack_required == 1
@@ -375,7 +373,7 @@ class TestAcknowledging:
             side.receive(message(number, flags=ACK_REQUIRED))
         assert [frame.header.ack for frame in side.frames()] == [49]
 
-    def test_it_stays_due_until_it_is_octets(self) -> None:
+    def test_it_stays_due_until_it_is_bytes(self) -> None:
         side = self.side()
         side.send(b"x" * 70_000)
         side.core.poll_transmit()
@@ -410,7 +408,7 @@ class TestAcknowledging:
         side.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
         assert [frame.header.ack for frame in side.frames()] == [2]
 
-    def test_more_than_was_handed_over_is_a_breach(self) -> None:
+    def test_more_than_was_handed_over_is_a_protocol_error(self) -> None:
         side = self.side()
         side.send(b"a", b"b")
         side.write()
@@ -427,7 +425,7 @@ class TestAcknowledging:
 
 def test_a_header_of_exactly_the_read_is_no_end() -> None:
     side = Side()
-    octets = message(1, b"abc")
-    side.receive(octets[:HEADER_BYTES])
-    side.receive(octets[HEADER_BYTES:])
+    data = message(1, b"abc")
+    side.receive(data[:HEADER_BYTES])
+    side.receive(data[HEADER_BYTES:])
     assert side.got() == [b"abc"]

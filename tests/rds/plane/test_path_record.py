@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.unit.path_record import RECORD, lines
+from tests.rds.plane.path_record import RECORD, lines
 
 
 @pytest.mark.skipif(not RECORD.exists(), reason="the compiled plane's sources are not here")
 def test_the_record_is_what_the_python_path_does() -> None:
-    """If a change of the path is meant: `python -m tests.unit.path_record`, and read the diff."""
+    """If the change is meant: `python -m tests.rds.plane.path_record`, and read the diff."""
     assert RECORD.read_text().splitlines() == list(lines())

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.unit.path_world import Side, map_message, message, messages
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Release
-from urds.wire.exthdr import Handshake, emit_handshake
+from tests.rds.plane.path_world import Side, map_message, message, messages
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Release
+from urds.rds.wire.extensions import Handshake, emit_handshake
 
 RETRANSMITTED = HeaderFlag.RETRANSMITTED
 

@@ -4,10 +4,18 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.path_world import SOURCE, TARGET, Account, Frame, Side, map_message, parse_frames
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Hold, Release
-from urds.wire.header import HEADER_BYTES
+from tests.rds.plane.path_world import (
+    SOURCE,
+    TARGET,
+    Account,
+    Frame,
+    Side,
+    map_message,
+    parse_frames,
+)
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Hold, Release
+from urds.rds.wire.header import HEADER_BYTES
 
 RETRANSMITTED = HeaderFlag.RETRANSMITTED
 
@@ -36,12 +44,12 @@ def test_messages_are_numbered_from_the_first_number_on() -> None:
 
 def test_a_map_opens_every_stream() -> None:
     side = Side()
-    side.map_octets = b"\x01" + bytes(8191)
+    side.map_bytes = b"\x01" + bytes(8191)
     side.send(b"a")
     for _ in range(3):
         side.attach()
         first, second = side.frames()
-        assert first.payload == side.map_octets
+        assert first.payload == side.map_bytes
         assert (first.header.flags, first.header.sequence) == (HeaderFlag.CONG_BITMAP, 0)
         assert (first.header.source_port, first.header.target_port) == (0, 0)
         assert second.payload == b"a"
@@ -90,10 +98,10 @@ def test_three_breaks_within_the_repeats_lose_and_reorder_nothing() -> None:
     side.begin()
     side.send(*(b"%04d" % number for number in range(100)))
     side.write()
-    for octets in (8240 + 1000, 8240 + 52 * 30 + 1, 8240):
+    for data in (8240 + 1000, 8240 + 52 * 30 + 1, 8240):
         side.core.detach()
         side.attach()
-        side.write(octets)
+        side.write(data)
     side.core.detach()
     side.attach()
     _, *sent = side.frames()
@@ -125,7 +133,7 @@ def test_long_payloads_are_not_copied() -> None:
     assert any(buffer is payload for buffer in side.core.poll_transmit())
 
 
-def test_the_same_octets_are_offered_until_they_are_taken() -> None:
+def test_the_same_bytes_are_offered_until_they_are_taken() -> None:
     side = Side()
     side.begin()
     side.send(b"a" * 100, b"b" * 9000)
@@ -180,7 +188,7 @@ def test_a_probe_takes_the_place_of_those_before_it() -> None:
         assert sum(message[3] == 1 for message in side.outgoing.unacked) == 1
         side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
         side.core.detach()
-    assert len(side.outgoing.repeats) == 5  # the messages
+    assert len(side.outgoing.retransmits) == 5  # the messages
     assert len(side.outgoing.unsent) == 1
     assert side.outgoing.pending_bytes == HEADER_BYTES
 
@@ -200,12 +208,12 @@ def test_a_held_stream_carries_nothing_but_maps(hold: Hold) -> None:
 def test_the_first_frame_ends_one_hold_and_only_release_ends_the_other() -> None:
     peer = Side()
     peer.attach()
-    octets = peer.write()
+    data = peer.write()
     for hold, frames in ((Hold.FIRST_FRAME, 1), (Hold.RELEASE, 0)):
         side = Side()
         side.send(b"a")
         side.begin(hold)
-        side.receive(octets)
+        side.receive(data)
         assert len(side.frames()) == frames
 
 
@@ -256,7 +264,7 @@ class TestCancel:
         side.outgoing.cancel(side.account, None)
         assert side.account.send_queued_bytes == 0
         # What was begun goes on to its end, for the sake of framing.
-        assert side.write() == b"bb" + side_octets(3, b"c")
+        assert side.write() == b"bb" + side_bytes(3, b"c")
         side.send(b"d")
         side.core.detach()
         side.attach()
@@ -284,7 +292,7 @@ class TestCancel:
         assert side.outgoing.message_count() == 1
 
 
-def side_octets(sequence: int, payload: bytes) -> bytes:
+def side_bytes(sequence: int, payload: bytes) -> bytes:
     """Return a message as a fresh side would write it with that number."""
     side = Side(sequence_first=sequence)
     side.begin()
@@ -322,7 +330,7 @@ class TestGivingUp:
 
 
 class TestStreamAcknowledgement:
-    """Towards Linux: TCP's count of octets frees, once the peer has sent a frame."""
+    """Towards Linux: TCP's count of bytes frees, once the peer has sent a frame."""
 
     @staticmethod
     def side() -> Side:
@@ -337,20 +345,20 @@ class TestStreamAcknowledgement:
         side.core.handle_stream_acknowledged(1 << 30)
         assert side.account.send_queued_bytes == 20
 
-    def test_a_message_is_free_with_its_last_octet(self) -> None:
+    def test_a_message_is_free_with_its_last_byte(self) -> None:
         side = self.side()
         peer = Side()
         peer.attach()
         side.receive(peer.write())
         start = 8192 + HEADER_BYTES
-        for octets, left in (
+        for data, left in (
             (start + 57, 20),
             (start + 58, 10),
             (start + 115, 10),
             (start + 116, 0),
         ):
-            side.core.handle_stream_acknowledged(octets)
-            assert side.account.send_queued_bytes == left, octets
+            side.core.handle_stream_acknowledged(data)
+            assert side.account.send_queued_bytes == left, data
 
     def test_a_new_stream_counts_from_its_own_beginning(self) -> None:
         side = self.side()
@@ -366,7 +374,7 @@ class TestStreamAcknowledgement:
         assert side.account.send_queued_bytes == 10
 
     @pytest.mark.parametrize("release", [Release.NOT_YET, Release.PEER_ACKNOWLEDGED])
-    def test_other_peers_are_not_believed_by_octets(self, release: Release) -> None:
+    def test_other_peers_are_not_believed_by_bytes(self, release: Release) -> None:
         side = Side(release=release)
         side.begin()
         side.send(b"a")
@@ -466,14 +474,14 @@ class TestFences:
         assert numbers(front.messages()) == [2, 3]
 
 
-def test_stream_positions_and_pending_octets_agree_with_what_is_written() -> None:
+def test_stream_positions_and_pending_bytes_agree_with_what_is_written() -> None:
     side = Side()
     side.attach()
     side.send(b"a", b"b" * 10_000, b"")
     assert side.outgoing.pending_bytes == 3 * HEADER_BYTES + 10_001
-    octets = side.write()
+    data = side.write()
     assert side.outgoing.pending_bytes == 0
-    assert side.outgoing.position == side.core.octets_written == len(octets)
+    assert side.outgoing.position == side.core.bytes_written == len(data)
     ends = [end for _, end, *_ in side.outgoing.unacked]
-    sizes = [len(frame.payload) + HEADER_BYTES for frame in parse_frames(octets)]
+    sizes = [len(frame.payload) + HEADER_BYTES for frame in parse_frames(data)]
     assert [later - earlier for earlier, later in pairwise([sizes[0], *ends])] == sizes[1:]

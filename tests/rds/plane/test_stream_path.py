@@ -7,7 +7,7 @@ microsecond; here the other thread's step is made by hand.
 from types import SimpleNamespace
 from typing import Any
 
-from urds.dataplane.reference.stream_path import StreamPath
+from urds.rds.plane.python.stream_path import StreamPath
 
 
 def shell(queued: list[bytes]) -> Any:
@@ -16,7 +16,7 @@ def shell(queued: list[bytes]) -> Any:
 
 
 def test_a_writer_that_stopped_does_not_see_what_the_next_one_frames() -> None:
-    """Else both write the same octets, and the second is told of more than there is."""
+    """Else both write the same bytes, and the second is told of more than there is."""
     queued: list[bytes] = []
     seen = StreamPath._poll_transmit(shell(queued))
     queued.append(b"an acknowledgement")

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.carried_world import LOCAL, OTHER, PEER, PEER_PORT, CarriedWorld, FakePath
-from urds.dataplane.base import Carrier, PathRow
+from tests.rds.plane.carried_world import LOCAL, OTHER, PEER, PEER_PORT, CarriedWorld, FakePath
+from urds.rds.plane.contract import Carrier, PathRow
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_a_waiting_message_has_the_tos_of_the_path_that_brought_it(
     """Two paths from one peer and port differ by nothing else."""
     world.mailbox()
     plain, urgent = world.path(), FakePath(world.plane, PEER)
-    world.plane.add_carried(urgent)
+    world.plane.add_message_transport(urgent)
     row = urgent.row
 
     def with_tos() -> PathRow:

@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
-from urds.backend.inprocess import with_rdma
-from urds.dataplane.reference.counters import Counters
-from urds.driver.rdma import Rdma
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.stats import RdmaStats
+from urds.rds.plane.python.counters import Counters
+from urds.rds.runtime.inprocess import with_rdma
+from urds.rds.runtime.rdma import Rdma
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.stats import RdmaStats
 
-# Source: linux v6.12 net/rds/ib_stats.c; rds.md 5.3.
+# Source: linux v6.12 net/rds/ib_stats.c; docs/reference/rds.md 5.3.
 _TEXT = """
     ib_connect_raced ib_listen_closed_stale ib_evt_handler_call ib_tasklet_call ib_tx_cq_event
     ib_tx_ring_full ib_tx_throttle ib_tx_sg_mapping_failure ib_tx_stalled ib_tx_credit_updates

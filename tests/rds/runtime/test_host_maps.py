@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from urds.dataplane.reference.host import Host
+from urds.rds.plane.python.host import Host
 
 PEERS = [ip_address(f"10.0.0.{number}") for number in range(1, 33)]
 FULL, EMPTY = b"\xff" * 8192, bytes(8192)
@@ -14,7 +14,7 @@ FULL, EMPTY = b"\xff" * 8192, bytes(8192)
 @pytest.mark.parametrize(
     ("rounds", "most_bytes"), [([FULL], 8600), ([FULL, EMPTY, FULL], 8600), ([FULL, EMPTY], 400)]
 )
-def test_a_map_costs_its_octets_at_most(rounds: list[bytes], most_bytes: int) -> None:
+def test_a_map_costs_its_bytes_at_most(rounds: list[bytes], most_bytes: int) -> None:
     """The peer chooses what is in it; a Python set of all ports would take 6.3 MB."""
     # The least of three: threads that other tests have left allocate meanwhile.
     assert min(grown_bytes(rounds) for _ in range(3)) / len(PEERS) < most_bytes
@@ -27,9 +27,9 @@ def grown_bytes(rounds: list[bytes]) -> int:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for octets in rounds:
+        for data in rounds:
             for peer in PEERS:
-                host.replace_peer_map(peer, octets)
+                host.replace_peer_map(peer, data)
         return tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -38,7 +38,7 @@ def grown_bytes(rounds: list[bytes]) -> int:
 def test_our_own_map_goes_out_as_it_is() -> None:
     host = Host(ip_address("10.0.0.100"))
     host.congested.set(4000)
-    octets = host.map_octets()
+    data = host.map_bytes()
     host.congested.clear(4000)
-    assert octets[500] == 1
-    assert host.map_octets() == EMPTY
+    assert data[500] == 1
+    assert host.map_bytes() == EMPTY

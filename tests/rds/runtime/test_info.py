@@ -6,18 +6,11 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from urds.backend import info
-from urds.constants import ConnectionFlag, InfoOpt
-from urds.dataplane.base import (
-    Address,
-    Carrier,
-    MailboxRow,
-    MessageRow,
-    PathRow,
-    RdmaRow,
-    Snapshot,
-)
-from urds.wire.info import (
+from urds.common.types import IPAddress
+from urds.rds.constants import ConnectionFlag, InfoOpt
+from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.runtime import info
+from urds.rds.wire.info import (
     ELEMENT_BYTES,
     Connection,
     Counter,
@@ -33,19 +26,19 @@ V6, V6_PEER = IPv6Address("fd00::1"), IPv6Address("fd00::2")
 ROOM = 1 << 16
 
 
-def path(local: Address, peer: Address, **more: object) -> PathRow:
+def path(local: IPAddress, peer: IPAddress, **more: object) -> PathRow:
     given: dict[str, object] = {
         "index": 0, "transport": Carrier.TCP, "tos": 0, "up": True, "sending": False, "held": False,
         "sequence_next": 7, "sequence_expected": 9, "unsent_messages": 0,
         "unacknowledged_messages": 0, "local_stream": (str(local), 16385),
         "peer_stream": (str(peer), 40000), "header_remaining_bytes": 48,
-        "data_remaining_bytes": 3, "stream_sent_octets": (1 << 32) + 5,
-        "stream_expected_octets": 6, "stream_acknowledged_octets": 4,
+        "data_remaining_bytes": 3, "stream_sent_bytes": (1 << 32) + 5,
+        "stream_expected_bytes": 6, "stream_acknowledged_bytes": 4,
     }  # fmt: skip
     return PathRow(local=local, peer=peer, **{**given, **more})  # type: ignore[arg-type]  # above
 
 
-def carried(local: Address, peer: Address, rdma: RdmaRow, **more: object) -> PathRow:
+def carried(local: IPAddress, peer: IPAddress, rdma: RdmaRow, **more: object) -> PathRow:
     """Return a path over RDMA."""
     return path(
         local, peer, **{"transport": Carrier.RDMA, "local_stream": None, "rdma": rdma, **more}
@@ -65,7 +58,7 @@ RDMA = RdmaRow(
 )
 
 
-def mailbox(local: Address, port: int) -> MailboxRow:
+def mailbox(local: IPAddress, port: int) -> MailboxRow:
     return MailboxRow(
         local=local,
         port=port,
@@ -99,14 +92,14 @@ SNAPSHOT = Snapshot(
 
 
 def elements(option: InfoOpt, *, connected: bool = False) -> list[bytes]:
-    octets = info.answer(
+    data = info.answer(
         option,
         SNAPSHOT,
         counters={"recv_queued": 3, "x" * 40: 4},
         connected={(V4, 4000): (V4_PEER, 5000)} if connected else {},
         buffer_bytes=ROOM,
     )
-    return list(split(octets, element_bytes=ELEMENT_BYTES[option]))
+    return list(split(data, element_bytes=ELEMENT_BYTES[option]))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +127,7 @@ def test_a_list_of_ipv4_leaves_ipv6_out_and_not_the_other_way(option: InfoOpt, c
 
 
 def test_counters_have_their_names_cut_to_31() -> None:
-    names = [Counter.parse(octets) for octets in elements(InfoOpt.COUNTERS)]
+    names = [Counter.parse(data) for data in elements(InfoOpt.COUNTERS)]
     assert [(one.name, one.value) for one in names] == [("recv_queued", 3), ("x" * 31, 4)]
 
 

@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
-from tests.sockets.fake_backend import FakeBackend
-from urds.backend import Process
-from urds.backend.base import Backend
-from urds.errors import SettingError
-from urds.settings import Settings
+from tests.rds.sockets.fake_backend import FakeBackend
+from urds.common.errors import SettingError
+from urds.rds.runtime.backend import Backend
+from urds.rds.runtime.process import Process
+from urds.rds.settings import Settings
 
 
 @pytest.fixture

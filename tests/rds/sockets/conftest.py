@@ -7,15 +7,15 @@ from typing import cast
 import pytest
 
 import urds
-from tests import carriers
-from tests.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
-from tests.sockets.fake_backend import FakeBackend, FakeMailbox
-from tests.sockets.hosts import host
-from urds.backend import process
-from urds.backend.base import Backend
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SockOpt, Transport
-from urds.settings import Settings
+from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
+from tests.rds.sockets.hosts import host
+from tests.support import carriers
+from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.runtime.backend import Backend
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
 
 UseSettings = Callable[..., AbstractContextManager[InProcess]]
 NewSocket = Callable[..., urds.Socket]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import urds
 import urds.aio
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
 
 _Body = Callable[[], object]
 HERE, THERE = (host(1), 4000), (host(2), 4000)

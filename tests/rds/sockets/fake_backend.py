@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from urds.backend.base import (
-    Address,
+from urds.common.types import IPAddress
+from urds.rds.constants import Transport
+from urds.rds.runtime.backend import (
     MailboxSettings,
     Message,
     Notice,
@@ -15,9 +16,8 @@ from urds.backend.base import (
     Snapshot,
     SocketAddress,
 )
-from urds.constants import Transport
-from urds.settings import Settings
-from urds.transport.rdma.regions import RegionTable
+from urds.rds.settings import Settings
+from urds.rds.transports.rdma.regions import RegionTable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,19 +25,19 @@ Buffer = bytes | bytearray | memoryview
 class FakeMailbox:
     """Records what it is told; gives what `queue` holds."""
 
-    def __init__(self, local: Address, port: int, settings: MailboxSettings) -> None:
+    def __init__(self, local: IPAddress, port: int, settings: MailboxSettings) -> None:
         self.local = local
         self.port = port
         self.configured = [settings]
         self.queue: deque[Message | Notice] = deque()
         self.sent: list[tuple[bytes, SocketAddress, int | None]] = []
-        self.cancelled: list[tuple[Address | None, int | None]] = []
+        self.cancelled: list[tuple[IPAddress | None, int | None]] = []
         self.lingers: list[int | None] = []
         self.waits: list[int | None] = []
         self.extensions: list[bytes] = []
         self.operations: list[Operation] = []
         self.notices_asked: list[int] = []
-        self.refusal: OSError | KeyboardInterrupt | None = None  # of sends
+        self.error: OSError | KeyboardInterrupt | None = None  # of sends
 
     @property
     def has_route(self) -> bool:
@@ -61,8 +61,8 @@ class FakeMailbox:
         copy: bool = True,
     ) -> int:
         """Record a gathered message and its operations, or refuse as told."""
-        if self.refusal is not None:
-            raise self.refusal
+        if self.error is not None:
+            raise self.error
         payload = b"".join(buffers)
         self.sent.append((payload, address, wait_ns))
         self.extensions.append(extension)
@@ -94,7 +94,7 @@ class FakeMailbox:
         """Record the settings."""
         self.configured.append(settings)
 
-    def cancel(self, peer: Address | None, port: int | None) -> int:
+    def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Record a cancel."""
         self.cancelled.append((peer, port))
         return 3
@@ -117,23 +117,23 @@ class FakeBackend:
         self.transports: list[Transport | None] = []
         self.ended: list[FakeMailbox] = []
         self.forgotten: list[FakeMailbox] = []
-        self.refusal: OSError | None = None
+        self.error: OSError | None = None
         self.table = RegionTable(lambda: (), lambda action: action())  # keys without a device
-        self.asked_to_connect: list[Address] = []
+        self.asked_to_connect: list[IPAddress] = []
         self.is_connected = True
 
     def bind(
         self,
         *,
-        address: Address,
+        address: IPAddress,
         port: int,
         settings: MailboxSettings,
         transport: Transport | None,
     ) -> FakeMailbox:
         """Make a mailbox, or refuse as told."""
         self.transports.append(transport)
-        if self.refusal is not None:
-            raise self.refusal
+        if self.error is not None:
+            raise self.error
         self.bound.append(FakeMailbox(address, port or 5000 + len(self.bound), settings))
         return self.bound[-1]
 
@@ -145,7 +145,7 @@ class FakeBackend:
         """Give a table without devices."""
         return self.table
 
-    def connected(self, mailbox: FakeMailbox, peer: Address) -> bool:
+    def connected(self, mailbox: FakeMailbox, peer: IPAddress) -> bool:
         """Say what the test wants; record whom it was about."""
         self.asked_to_connect.append(peer)
         return self.is_connected

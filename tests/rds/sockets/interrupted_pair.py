@@ -6,9 +6,10 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from tests.parity.planes import PairStream
-from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Release
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Release
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
 
 ADDRESSES = (ip_address("127.0.84.1"), ip_address("127.0.84.2"))
 PORT, OTHER_PORT = 5000, 5001
@@ -19,7 +20,7 @@ _S = 1_000_000_000
 class Node:
     """A plane with two mailboxes and a path to its peer; its helper is whoever calls `turn`."""
 
-    def __init__(self, local: Address, peer: Address) -> None:
+    def __init__(self, local: IPAddress, peer: IPAddress) -> None:
         self.plane = Plane(
             limits=Limits(acknowledge_delay_ns=1), resolve=lambda box, to: box.route(to, self.path)
         )
@@ -80,7 +81,7 @@ class Pair:
         return all(
             not node.path.holds_messages()
             and not node.path.core.wants_to_write()
-            and not node.plane.owing
+            and not node.plane.ack_deadlines
             for node in self.nodes
         ) and not any(node.path.stream.waiting() for node in self.nodes)
 
@@ -91,11 +92,11 @@ class Pair:
                 "writing": path.writing, "reading": path.reading, "broken": path.broken,
                 "blocked": path.blocked, "unsent": len(path.core.outgoing.unsent),
                 "unacked": len(path.core.outgoing.unacked),
-                "repeats": len(path.core.outgoing.repeats),
+                "repeats": len(path.core.outgoing.retransmits),
                 "expected": path.core.incoming.sequence_expected,
                 "next": path.core.outgoing.sequence_next,
                 "stream": path.stream is not None,
-                "leader": node.plane.desk.leader,
+                "leader": node.plane.wait_queue.leader,
             }
             for node in self.nodes for path in [node.path]
         ]  # fmt: skip
@@ -106,7 +107,7 @@ class Pair:
             plane, path = node.plane, node.path
             assert plane.lock.acquire(blocking=False), "the lock is held"
             plane.lock.release()
-            assert plane.desk.is_empty(), "somebody waits"
+            assert plane.wait_queue.is_empty(), "somebody waits"
             assert not (path.writing or path.reading)
             assert not path.core.outgoing.pending_bytes
             for box in (node.mailbox, node.other):

@@ -9,7 +9,7 @@ import sys
 import time
 
 import urds
-from urds.constants import MSG_DONTWAIT
+from urds.rds.constants import MSG_DONTWAIT
 
 END = 1 << 62
 ENDS, END_S = 20, 0.05
@@ -29,7 +29,7 @@ class Guard:
         self.armed = False
         self.raised = 0
         self.calls = 0
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         signal.signal(signal.SIGALRM, self.handle)
 
     def handle(self, *_: object) -> None:
@@ -41,7 +41,7 @@ class Guard:
         """Return what a call gives, None if it was interrupted."""
         self.calls += 1
         if self.calls % CALLS_PER_INTERVAL == 1:
-            interval_s = SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self.chance.random()
+            interval_s = SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self.rng.random()
             signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
         try:
             self.armed = True
@@ -61,7 +61,7 @@ def send(sock: urds.Socket, target: tuple[str, int], raises: int, end_at: float)
     """Send numbers; return how many, and those of which it is not known whether they left."""
     guard, number, uncertain = Guard(1), 0, []
     while guard.raised < raises and time.monotonic() < end_at:
-        payload = number.to_bytes(8, "big") + bytes(guard.chance.choice(PADS))
+        payload = number.to_bytes(8, "big") + bytes(guard.rng.choice(PADS))
         if guard.call(sock.sendto, payload, target) is None:
             uncertain.append(number)
         number += 1

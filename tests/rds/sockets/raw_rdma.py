@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 import urds
-from tests.sockets.conftest import FAKE_PEER
-from urds.constants import SOL_RDS, Cmsg, SockOpt
+from tests.rds.sockets.conftest import FAKE_PEER
+from urds.rds.constants import SOL_RDS, Cmsg, SockOpt
 
 Ancillary = tuple[int, int, bytes]
 NOWHERE = 1 << 44  # within the addresses of a process, and surely not mapped
@@ -20,28 +20,28 @@ PAGE = mmap.PAGESIZE
 class Memory:
     """A buffer and its address; what C calls `char memory[size]`."""
 
-    def __init__(self, octets: int | bytes) -> None:
-        content = bytes(octets)
+    def __init__(self, data: int | bytes) -> None:
+        content = bytes(data)
         self._held = ctypes.create_string_buffer(content, len(content))
         self.address = ctypes.addressof(self._held)
         self.size = len(content)
 
     @property
-    def octets(self) -> bytes:
+    def data(self) -> bytes:
         """Return what is in it."""
         return self._held.raw
 
     def number(self) -> int:
-        """Return its first eight octets as a number."""
-        value: int = struct.unpack_from("=Q", self.octets)[0]
+        """Return its first eight bytes as a number."""
+        value: int = struct.unpack_from("=Q", self.data)[0]
         return value
 
 
 class Pages:
     """Whole pages, so that nothing else is where their end is."""
 
-    def __init__(self, octets: int) -> None:
-        self.mapping = mmap.mmap(-1, -(-octets // PAGE) * PAGE)
+    def __init__(self, byte_count: int) -> None:
+        self.mapping = mmap.mmap(-1, -(-byte_count // PAGE) * PAGE)
         self._held = ctypes.c_char.from_buffer(self.mapping)
         self.address = ctypes.addressof(self._held)
         self.end = self.address + len(self.mapping)
@@ -60,14 +60,14 @@ def read_only_page() -> Iterator[int]:
     mapping.close()
 
 
-def get_mr(address: int, octets: int, cookie_address: int, flags: int = 0) -> bytes:
+def get_mr(address: int, byte_count: int, cookie_address: int, flags: int = 0) -> bytes:
     """Return struct rds_get_mr_args."""
-    return struct.pack("=4Q", address, octets, cookie_address, flags)
+    return struct.pack("=4Q", address, byte_count, cookie_address, flags)
 
 
-def get_mr_for_dest(address: int, octets: int, cookie_address: int, flags: int = 0) -> bytes:
+def get_mr_for_dest(address: int, byte_count: int, cookie_address: int, flags: int = 0) -> bytes:
     """Return struct rds_get_mr_for_dest_args, for no destination in particular."""
-    return bytes(128) + get_mr(address, octets, cookie_address, flags)
+    return bytes(128) + get_mr(address, byte_count, cookie_address, flags)
 
 
 def free_mr(cookie: int, flags: int = 0) -> bytes:
@@ -75,10 +75,10 @@ def free_mr(cookie: int, flags: int = 0) -> bytes:
     return struct.pack("=2Q", cookie, flags)
 
 
-def region_option(option: SockOpt, address: int, octets: int, cookie: int, flags: int) -> bytes:
+def region_option(option: SockOpt, address: int, byte_count: int, cookie: int, flags: int) -> bytes:
     """Return the value of one of the two options that make a region."""
     pack = get_mr if option == SockOpt.GET_MR else get_mr_for_dest
-    return pack(address, octets, cookie, flags)
+    return pack(address, byte_count, cookie, flags)
 
 
 def iovecs(pieces: Sequence[tuple[int, int]]) -> Memory:
@@ -95,8 +95,8 @@ def rdma_args(
     token: int = 0,
 ) -> Ancillary:
     """Return the control message with struct rds_rdma_args; `vector` is address and count."""
-    octets = struct.pack("=7Q", cookie, *remote, *vector, flags, token)
-    return SOL_RDS, Cmsg.RDMA_ARGS, octets
+    data = struct.pack("=7Q", cookie, *remote, *vector, flags, token)
+    return SOL_RDS, Cmsg.RDMA_ARGS, data
 
 
 def atomic_args(
@@ -118,9 +118,9 @@ def atomic_args(
     )
 
 
-def rdma_map(address: int, octets: int, cookie_address: int = 0, flags: int = 0) -> Ancillary:
+def rdma_map(address: int, byte_count: int, cookie_address: int = 0, flags: int = 0) -> Ancillary:
     """Return the control message that makes a region."""
-    return SOL_RDS, Cmsg.RDMA_MAP, get_mr(address, octets, cookie_address, flags)
+    return SOL_RDS, Cmsg.RDMA_MAP, get_mr(address, byte_count, cookie_address, flags)
 
 
 def rdma_dest(cookie: int) -> Ancillary:

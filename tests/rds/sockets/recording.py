@@ -1,6 +1,6 @@
 """How a call's outcome is written down: in the very words of the recording from Linux.
 
-`E:ENOTCONN` is an OSError with that errno, `b:…` are octets in hex, a message is a dictionary. So
+`E:ENOTCONN` is an OSError with that errno, `b:…` are bytes in hex, a message is a dictionary. So
 a row of ours and a row of Linux are compared as they stand.
 """
 
@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 DONTWAIT = 0x40
-HEX_OCTETS_MAX = 64
+HEX_BYTES_MAX = 64
 READABLE_MS = 3000
 POLL_BITS = {
     "POLLIN": 1, "POLLPRI": 2, "POLLOUT": 4, "POLLERR": 8, "POLLHUP": 16, "POLLNVAL": 32,
@@ -32,16 +32,16 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
 def rendered(value: Any) -> Any:
     """Return a value as JSON can hold it."""
     if isinstance(value, bytes | bytearray):
-        short = len(value) <= HEX_OCTETS_MAX
+        short = len(value) <= HEX_BYTES_MAX
         return f"b:{value.hex()}" if short else f"b:{len(value)} bytes"
     if isinstance(value, list | tuple):
         return [rendered(one) for one in value]
     return value if isinstance(value, int | str | dict | None) else "ok"
 
 
-def message(sock: Any, octets: int = 4096, flags: int = 0, room: int = 256) -> dict[str, Any]:
+def message(sock: Any, byte_count: int = 4096, flags: int = 0, room: int = 256) -> dict[str, Any]:
     """Take one message with everything that recvmsg tells."""
-    payload, ancillary, result_flags, source = sock.recvmsg(octets, room, flags)
+    payload, ancillary, result_flags, source = sock.recvmsg(byte_count, room, flags)
     return {
         "ret": len(payload),
         "data": rendered(payload),

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
 
 ANSWER_S = 20.0
 END_S = 5.0

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import urds
-from tests import carriers
-from tests.sockets.recording import (
+from tests.rds.sockets.recording import (
     DONTWAIT,
     outcome,
     poll_bits,
@@ -24,9 +23,10 @@ from tests.sockets.recording import (
     sockaddr4,
     sockaddr6,
 )
-from tests.sockets.remote import RemoteSocket
-from urds.backend import info
-from urds.constants import SOL_RDS
+from tests.rds.sockets.remote import RemoteSocket
+from tests.support import carriers
+from urds.rds.constants import SOL_RDS
+from urds.rds.runtime import info
 
 Rows = dict[str, Any]
 SOL_SOCKET = 1
@@ -195,14 +195,14 @@ def _cancels(sock: Any, world: World) -> Rows:
 def _info_without_buffer(sock: Any, number: int) -> Rows:
     """Return what getsockopt(…, NULL, &zero) says in C: return value, errno, length needed."""
     try:
-        octets = sock.getsockopt(SOL_RDS, number, 1 << 20)
+        data = sock.getsockopt(SOL_RDS, number, 1 << 20)
     except OSError:
         return {"ret": -1, "errno": outcome(sock.getsockopt, SOL_RDS, number, 1)[2:], "optlen": 0}
-    if not octets:
+    if not data:
         element_bytes = info.element_bytes(number, rdma_in_use=True)  # there is such a list
         return {"ret": element_bytes, "errno": None, "optlen": 0}
-    refused = outcome(sock.getsockopt, SOL_RDS, number, len(octets) - 1)
-    return {"ret": -1, "errno": refused[2:], "optlen": len(octets)}
+    refused = outcome(sock.getsockopt, SOL_RDS, number, len(data) - 1)
+    return {"ret": -1, "errno": refused[2:], "optlen": len(data)}
 
 
 def replay_bind(world: World) -> Rows:

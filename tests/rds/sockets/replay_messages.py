@@ -7,16 +7,16 @@ import time
 from typing import Any
 
 import urds
-from tests.sockets.recording import (
+from tests.rds.sockets.recording import (
     DONTWAIT,
     message,
     outcome,
     sockaddr4,
     sockaddr6,
 )
-from tests.sockets.remote import RemoteSocket
-from tests.sockets.replay import SOL_SOCKET, Rows, World, pause, set_receive_wait
-from urds.constants import SOL_RDS
+from tests.rds.sockets.remote import RemoteSocket
+from tests.rds.sockets.replay import SOL_SOCKET, Rows, World, pause, set_receive_wait
+from urds.rds.constants import SOL_RDS
 
 SEND_FLAGS = {
     "MSG_OOB": 1, "MSG_PEEK": 2, "MSG_DONTROUTE": 4, "MSG_EOR": 0x80, "MSG_CONFIRM": 0x800,
@@ -37,11 +37,11 @@ QUIET_S = 0.2
 RECEIVE_BYTES = 1 << 22
 
 
-def taken(sock: Any, octets: int = 100, flags: int = DONTWAIT) -> Any:
+def taken(sock: Any, byte_count: int = 100, flags: int = DONTWAIT) -> Any:
     """Take one message, wherever the socket is."""
     if isinstance(sock, RemoteSocket):
-        return outcome(sock.run, message, octets, flags)
-    return outcome(message, sock, octets, flags)
+        return outcome(sock.run, message, byte_count, flags)
+    return outcome(message, sock, byte_count, flags)
 
 
 def drained(sock: Any) -> list[int]:
@@ -209,7 +209,7 @@ def _length_of_next(sock: Any) -> int:
 
 
 def receive_into_four(sock: Any) -> int:
-    """Take a message into four octets and ask for its whole length."""
+    """Take a message into four bytes and ask for its whole length."""
     count: int = sock.recv_into(bytearray(4), 4, 0x20)
     return count
 
@@ -236,7 +236,7 @@ def _timestamps(far: Any, put: Any) -> Rows:
         outcome(far.getsockopt, SOL_SOCKET, 29),
     ]
     far.setsockopt(SOL_SOCKET, 29, 0)
-    latency = bytes([2, 0, 0, 0, 0])  # five octets, as recorded: too long
+    latency = bytes([2, 0, 0, 0, 0])  # five bytes, as recorded: too long
     rows["RXPATH_LATENCY set"] = outcome(far.setsockopt, SOL_RDS, 10, latency)
     put(b"lat")
     rows["RXPATH cmsg"] = taken(far)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from tests import planes
+from tests.support import planes
 
 BEGIN = """
 import contextlib, signal, socket
-from urds.dataplane.base import Release
+from urds.rds.plane.contract import Release
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a tool that stands in a pipeline
 ours, theirs = socket.socketpair()
 """
@@ -18,7 +18,7 @@ ours, theirs = socket.socketpair()
 WRITES = {
     "stream": """
 from tests.parity.planes import PEER, PEER_PORT, World
-from tests.planes import PLANES, in_use
+from tests.support.planes import PLANES, in_use
 world = World(PLANES[in_use()])
 mailbox = world.mailbox()
 remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
@@ -27,7 +27,7 @@ mailbox.sendto(b"to nobody", (str(PEER), PEER_PORT))
 world.turn()
 """,
     "descriptor": """
-from urds.readiness import ReadinessDescriptor
+from urds.common.readiness import ReadinessDescriptor
 wanted = [(False, True)]
 shown = ReadinessDescriptor(lambda: wanted[0])
 socket.socket(fileno=shown.fileno()).close()
@@ -35,7 +35,7 @@ wanted[0] = (True, False)
 shown.sync()
 """,
     "report": """
-from urds.driver.information import InformationSocket
+from urds.rds.runtime.info_server import InformationSocket
 theirs.close()
 served = object.__new__(InformationSocket)
 served._report = lambda: b"{}"

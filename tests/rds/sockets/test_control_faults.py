@@ -22,16 +22,16 @@ from typing import Any
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.dataplane.native import NATIVE
-from urds.driver.streams import Streams
-from urds.proto import events
-from urds.proto.connection import Connection
-from urds.proto.timers import TimerKey, TimerKind
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from urds.rds.control import events
+from urds.rds.control.connection import Connection
+from urds.rds.control.timers import TimerKey, TimerKind
+from urds.rds.plane.choose import NATIVE
+from urds.rds.runtime.connect import Streams
+from urds.rds.runtime.inprocess import InProcess
 
-WAIT_S = 5.0
+WAIT_S = 20.0
 ROUNDS_MAX = 50
 NPATHS = 2
 SOON = {"reconnect_min_delay_ms": 1, "reconnect_max_delay_ms": 20, "npaths": NPATHS}
@@ -45,7 +45,7 @@ REPORTS = [
 ]
 REPORTS_OF = [
     *((LOWER, report) for report in ("handle_connected", *REPORTS)),
-    *((HIGHER, report) for report in ("handle_knocked", *REPORTS)),
+    *((HIGHER, report) for report in ("handle_call_back_requested", *REPORTS)),
 ]
 ACTIONS = [
     events.Attach,
@@ -57,7 +57,7 @@ ACTIONS = [
 ]
 ACTIONS_OF = [
     *((LOWER, action) for action in (events.Connect, events.Refuse, *ACTIONS)),
-    *((HIGHER, action) for action in (events.Knock, *ACTIONS)),
+    *((HIGHER, action) for action in (events.RequestCallBack, *ACTIONS)),
 ]
 
 
@@ -118,7 +118,7 @@ def exchange(ours: InProcess, source: urds.Socket, target: urds.Socket) -> None:
 def exchange_until_raised(
     fault: Fault, ours: InProcess, source: urds.Socket, target: urds.Socket
 ) -> None:
-    """Exchange at least twice, until the fault was met: who knocks, for one, is chance."""
+    """Exchange at least twice, until the fault was met: who requests a call-back is random."""
     for _ in range(ROUNDS_MAX):
         met = fault.raised
         exchange(ours, source, target)
@@ -148,7 +148,7 @@ def test_a_fault_in_a_timer_costs_its_peer_the_connections_alone(
         make_faulty(monkeypatch, ours, "handle_timer", fault.before)
         (ours_here,) = ours._driver.hosts.values()
         with ours._driver.lock:
-            key = TimerKey(ip_address(host(2)), TimerKind.STRANGER, 0)
+            key = TimerKey(ip_address(host(2)), TimerKind.PENDING, 0)
             ours_here.endpoint._timers.set(key, 0)
         ours.plane.wake()
         exchange(ours, source, target)
@@ -317,7 +317,7 @@ def two_wait(node: InProcess) -> bool:
     if node.choice.plane == NATIVE:
         time.sleep(0.1)
         return True
-    return node.plane.desk.leader is not None and bool(node.plane.desk.followers)
+    return node.plane.wait_queue.leader is not None and bool(node.plane.wait_queue.followers)
 
 
 def until_refused(codes: list[int | None], call: Callable[[], object]) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.sockets.test_control_faults import (
+from tests.rds.sockets.test_control_faults import (
     HIGHER,
     LOWER,
     Fault,
     exchange_until_raised,
     pair,
 )
-from urds.backend.inprocess import InProcess
-from urds.transport.rdma import events
-from urds.transport.rdma.endpoint import RdmaEndpoint
-from urds.transport.rdma.node import RdmaNode
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.transports.rdma import events
+from urds.rds.transports.rdma.local_address import RdmaEndpoint
+from urds.rds.transports.rdma.node import RdmaNode
 
 pytestmark = pytest.mark.parametrize("carrier", ["shm0"], indirect=True)
 

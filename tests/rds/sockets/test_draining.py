@@ -14,10 +14,10 @@ import pytest
 
 import urds
 from tests.health.sources import ROOT
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.test_undelivered import SOON, Receiver, receiver
-from urds.backend import process
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.test_undelivered import SOON, Receiver, receiver
+from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.carried("shm0")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import carriers
-from tests.sockets import remote
-from tests.sockets.hosts import host
-from tests.sockets.remote import RemotePeer
+from tests.rds.sockets import remote
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.remote import RemotePeer
+from tests.support import carriers
 
 COUNT = int(os.environ.get("EMPTY_MESSAGES", "200000"))  # 134,000 took the bound of a queue
 MEMORY_BYTES_MAX = 32 << 20

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
 
 pytestmark = pytest.mark.carried("shm0")
 
-ROOT = Path(__file__).resolve().parents[2]
-ARRIVAL_S = 5.0
+ROOT = Path(__file__).resolve().parents[3]
+ARRIVAL_S = 20.0
 COUNT = 7
 SOON = {"URDS_DRAIN_S": "0.2", "URDS_LINGER_S": "0.2"}
 

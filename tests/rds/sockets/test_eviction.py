@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import pytest
 
 import urds
-from tests import carriers
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.driver import driver as driver_module
-from urds.driver.driver import first_sequence
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.support import carriers
+from urds.rds.runtime import control_thread as driver_module
+from urds.rds.runtime.control_thread import first_sequence
+from urds.rds.runtime.inprocess import InProcess
 
 pytestmark = pytest.mark.carried
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.sockets.exiting_program import PATTERNS
+from tests.rds.sockets.exiting_program import PATTERNS
 
 RUNS = int(os.environ.get("URDS_EXIT_RUNS", "1"))
 
@@ -32,7 +32,7 @@ def run(program: list[str], **variables: str) -> tuple[int, str]:
 def test_an_interpreter_ends_with_threads_in_calls(pattern: str) -> None:
     for number in range(RUNS):
         share = str(number * 0.618 % 1)
-        program = ["-m", "tests.sockets.exiting_program", pattern, share]
+        program = ["-m", "tests.rds.sockets.exiting_program", pattern, share]
         code, said = run(program, URDS_DRAIN_S="0.05")
         # A drain that was too short is said; nothing else is.
         lines = [line for line in said.splitlines() if "drain_s" not in line]
@@ -41,7 +41,7 @@ def test_an_interpreter_ends_with_threads_in_calls(pattern: str) -> None:
 
 LATE = """
 import atexit, urds
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
 
 here = urds.Socket()
 

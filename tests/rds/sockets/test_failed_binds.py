@@ -9,10 +9,10 @@ from ipaddress import ip_address
 import pytest
 
 import urds
-from tests.planes import chosen, in_use
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.dataplane.native import PYTHON
+from tests.rds.sockets.hosts import host
+from tests.support.planes import chosen, in_use
+from urds.rds.plane.choose import PYTHON
+from urds.rds.runtime.inprocess import InProcess
 
 
 @pytest.mark.parametrize("step", ["watch", "mailbox"])
@@ -31,7 +31,7 @@ def test_the_next_bind_finds_address_and_port_free(
         sock.bind((host(1), 4000))
         assert [row.port for row in backend.snapshot().mailboxes] == [4000]
         waited_for = backend._driver._handlers.keys()
-        # Bell, reports, listener; and the compiled plane listens for lanes.
+        # Doorbell, reports, listener; and the compiled plane listens for lanes.
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:
             assert waited_for == backend.plane.poll_set._watched.keys()
@@ -54,8 +54,8 @@ def test_a_send_that_comes_behind_the_close_leaves_no_mailbox_in_the_tables(
 SCARCE = """
 import errno, os, resource, sys, threading
 import urds
-from tests.sockets.hosts import host
-from urds.backend import process
+from tests.rds.sockets.hosts import host
+from urds.rds.runtime.process import process
 
 def used():
     return len(os.listdir("/proc/self/fd"))

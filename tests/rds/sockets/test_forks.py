@@ -16,10 +16,10 @@ from contextlib import suppress
 import pytest
 
 import urds
-from tests.sockets.conftest import NewSocket
-from tests.sockets.hosts import host
-from urds.backend import process
-from urds.backend.inprocess import InProcess
+from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.hosts import host
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.carried("shm0")
 
@@ -135,6 +135,24 @@ def test_calls_in_the_child_end_whatever_the_parent_was_at(
         for thread in threads:
             thread.join(CHILD_S)
     assert codes == [0] * FORKS
+
+
+class Broken:
+    """A backend that cannot be left to the parent."""
+
+    def abandon_in_child(self) -> None:
+        raise OSError(errno.EBADF, "on purpose")
+
+
+def test_one_backend_that_cannot_be_left_keeps_no_other(new_socket: NewSocket) -> None:
+    """They come in any order: with 20 beside one, some come first."""
+    sock = new_socket(1)
+    broken = [Broken() for _ in range(20)]
+    process.alive.update(broken)
+    try:
+        assert code_of_child(lambda: ends(sock)) == 0
+    finally:
+        process.alive.difference_update(broken)
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "a thread waits"])

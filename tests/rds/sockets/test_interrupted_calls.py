@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
-from tests.sockets.interrupted_pair import PORT, Pair, take
-from tests.sockets.interrupting import Interruption
+from tests.rds.sockets.interrupted_pair import PORT, Pair, take
+from tests.rds.sockets.interrupting import Interruption
 
 pytestmark = pytest.mark.reference
 
@@ -27,6 +28,7 @@ VERY_LONG = [b"%d " % number + bytes(60_000) for number in range(1, 4)]
 BUFFER_BYTES = 4096
 CONGESTING = [b"%d " % number + bytes(2000) for number in range(1, 13)]  # over four times that
 AFTER = [b"after %d" % number for number in range(3)]
+TESTS = str(Path(__file__).parents[2])  # whose code is not under test
 NOWHERE = 1 << 30  # behind the last place
 _BYTES_MAX = 1 << 20
 
@@ -210,7 +212,7 @@ def run(name: str, at: int, then: int = 0) -> Interruption:
     case = Case()
     try:
         act = CASES[name](case)
-        with Interruption(at, then=then, skip="/tests/") as interruption:
+        with Interruption(at, then=then, skip=TESTS) as interruption:
             act()
         try:
             case.check(fired=interruption.fired)
@@ -237,10 +239,10 @@ def test_an_interrupt_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_interrupt_in_what_cleans_up(name: str) -> None:
-    chance = random.Random(name)
+    rng = random.Random(name)
     looks = run(name, NOWHERE).looks
     for _ in range(ROUNDS):
-        run(name, chance.randint(1, looks), chance.randint(1, 40))
+        run(name, rng.randint(1, looks), rng.randint(1, 40))
 
 
 @pytest.mark.parametrize("name", ["pump alone", "pump short", "pump alike"])
@@ -250,7 +252,7 @@ def test_whoever_waits_for_a_message_is_told(name: str) -> None:
         told: list[bool] = []
         cancel = case.here.mailbox.subscribe(lambda told=told: told.append(True), room=False)
         act = CASES[name](case)
-        with Interruption(at, skip="/tests/"):
+        with Interruption(at, skip=TESTS):
             act()
         case.pair.settle()
         assert told, f"at {at}"
@@ -268,7 +270,7 @@ def test_whoever_waits_for_room_is_told() -> None:
         cancel = case.here.mailbox.subscribe(lambda told=told: told.append(True), room=True)
         case.there.plane.pump()
         case.bring(b"reply")
-        with Interruption(at, skip="/tests/") as interruption:
+        with Interruption(at, skip=TESTS) as interruption:
             case.here.plane.pump()
         case.pair.settle()
         assert told, f"at {at}: {interruption.positions}"

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from tests.sockets.interrupting import Interruption
+from tests.rds.sockets.interrupting import Interruption
 
 
 class Account:

@@ -3,9 +3,9 @@
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.remote import RemotePeer
-from urds.dataplane.native import NATIVE
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.remote import RemotePeer
+from urds.rds.plane.choose import NATIVE
 
 
 def test_difference_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

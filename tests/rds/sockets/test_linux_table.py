@@ -18,21 +18,21 @@ from typing import Any
 import pytest
 
 import urds
-from tests import carriers
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.remote import RemotePeer
-from tests.sockets.replay import (
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.remote import RemotePeer
+from tests.rds.sockets.replay import (
     World,
     replay_bind,
     replay_connect,
     replay_options,
     replay_socket,
 )
-from tests.sockets.replay_messages import replay_recv, replay_send
+from tests.rds.sockets.replay_messages import replay_recv, replay_send
+from tests.support import carriers
 
 DATA = Path(__file__).parent / "data" / "linux-6.1-api.json"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "differences.md"
 RECORDED: dict[str, dict[str, Any]] = json.loads(DATA.read_text())
 Key = tuple[str, str]
 NEAR, FAR = host(1), host(2)
@@ -113,10 +113,10 @@ DIFFERS: dict[Key, Differs] = {
     ),
 }
 # Rows that Linux answers by transport, with the answer of the other one.
-# Source: linux v6.12 net/rds/rdma.c; rds.md 3.2, 4.3.
+# Source: linux v6.12 net/rds/rdma.c; docs/reference/rds.md 3.2, 4.3.
 OVER_RDMA: dict[Key, Any] = {
     (OPTIONS, "get TRANSPORT bound"): 0,
-    (OPTIONS, "GET_MR (tcp)"): "E:EINVAL",  # of no octets
+    (OPTIONS, "GET_MR (tcp)"): "E:EINVAL",  # of no bytes
     (OPTIONS, "FREE_MR (tcp)"): None,  # cookie 0: those that nobody uses any more
     ("send", "sendmsg cmsg RDMA_MAP(3)"): "E:EINVAL",
     _FORCED_SIZES: RECORDED[_FORCED_SIZES[0]][_FORCED_SIZES[1]],  # 1 MiB at most, by either
@@ -243,13 +243,13 @@ def shape(key: Key, value: Any) -> Any:
 
 
 def masked_times(value: Any) -> Any:
-    """Hide the octets of timestamps, after a look at them."""
+    """Hide the bytes of timestamps, after a look at them."""
     for one in value if isinstance(value, list) else [value]:
         for control in one.get("cmsg", ()) if isinstance(one, dict) else ():
             if control[:2] == [1, 29]:
-                octets = bytes.fromhex(control[2])
+                data = bytes.fromhex(control[2])
                 seconds, microseconds = (
-                    int.from_bytes(octets[at : at + 8], "little") for at in (0, 8)
+                    int.from_bytes(data[at : at + 8], "little") for at in (0, 8)
                 )
                 assert seconds > 1_600_000_000 and microseconds < 1_000_000
                 control[2] = "a timeval"

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.test_control_faults import exchange, pair
-from urds.backend.inprocess import InProcess
-from urds.logs import LogQueue
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.test_control_faults import exchange, pair
+from urds.common.logs import LogQueue
+from urds.rds.runtime.inprocess import InProcess
 
-WAIT_S = 5.0
+WAIT_S = 20.0
 
 
 class Handler(logging.Handler):
@@ -129,7 +129,7 @@ def test_lines_wait_for_a_thread_that_cannot_be_had(monkeypatch: pytest.MonkeyPa
 def test_a_handler_that_blocks_keeps_a_bounded_number_of_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("urds.logs._LINES_MAX", 1 << 20)
+    monkeypatch.setattr("urds.common.logs._LINES_MAX", 1 << 20)
     go_on = threading.Event()
     handler, log = Handler(lambda: go_on.wait(WAIT_S)), LogQueue()
     with handled_by(handler):

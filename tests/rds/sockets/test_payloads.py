@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import urds
-from tests import carriers
-from tests.sockets.conftest import NewSocket
-from tests.sockets.hosts import host
-from tests.sockets.remote import RemotePeer
-from tests.tcp.nodes import wait_until
-from urds.constants import SOL_SOCKET
-from urds.options import SO_RCVBUFFORCE, SO_SNDBUFFORCE
+from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.remote import RemotePeer
+from tests.rds.transports.tcp.nodes import wait_until
+from tests.support import carriers
+from urds.rds.constants import SOL_SOCKET
+from urds.rds.options import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 pytestmark = pytest.mark.carried
 
@@ -31,33 +31,33 @@ SENDS: dict[str, Callable[[urds.Socket, Any], int]] = {
 }
 
 
-def send_from_one_buffer(sock: urds.Socket, send: str, octets: int) -> None:
+def send_from_one_buffer(sock: urds.Socket, send: str, byte_count: int) -> None:
     """Send messages that each repeat their number, all from the same memory."""
     sock.connect(TARGET)
-    buffer = bytearray(octets)
+    buffer = bytearray(byte_count)
     for number in range(MESSAGES):
-        buffer[:] = bytes([number + 1]) * octets
+        buffer[:] = bytes([number + 1]) * byte_count
         SENDS[send](sock, buffer)
         buffer.append(0)  # it is not held on to
         buffer.pop()
-    buffer[:] = bytes(octets)
+    buffer[:] = bytes(byte_count)
 
 
-def wrong(got: list[bytes], octets: int) -> list[int]:
-    return [at for at, one in enumerate(got) if one != bytes([at + 1]) * octets]
+def wrong(got: list[bytes], byte_count: int) -> list[int]:
+    return [at for at, one in enumerate(got) if one != bytes([at + 1]) * byte_count]
 
 
-@pytest.mark.parametrize("octets", SIZES)
+@pytest.mark.parametrize("byte_count", SIZES)
 @pytest.mark.parametrize("send", [*SENDS])
 def test_a_buffer_may_be_used_again_within_a_process(
-    new_socket: NewSocket, send: str, octets: int
+    new_socket: NewSocket, send: str, byte_count: int
 ) -> None:
     sender, receiver = new_socket(1), new_socket(2, 4000)
-    sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * octets)
-    receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, MESSAGES * octets)
-    send_from_one_buffer(sender, send, octets)
+    sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * byte_count)
+    receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, MESSAGES * byte_count)
+    send_from_one_buffer(sender, send, byte_count)
     receiver.settimeout(10)
-    assert wrong([receiver.recv(octets + 1) for _ in range(MESSAGES)], octets) == []
+    assert wrong([receiver.recv(byte_count + 1) for _ in range(MESSAGES)], byte_count) == []
 
 
 def test_a_buffer_may_be_used_again_towards_another_process(new_socket: NewSocket) -> None:
@@ -66,12 +66,12 @@ def test_a_buffer_may_be_used_again_towards_another_process(new_socket: NewSocke
         receiver.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 16 << 20)
         receiver.bind(TARGET)
         receiver.settimeout(10)
-        for send, octets in itertools.product(SENDS, SIZES):
+        for send, data in itertools.product(SENDS, SIZES):
             sender = new_socket(1)
-            sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * octets)
-            send_from_one_buffer(sender, send, octets)
-            got = [receiver.recv(octets + 1) for _ in range(MESSAGES)]
-            assert (send, octets, wrong(got, octets)) == (send, octets, [])
+            sender.setsockopt(SOL_SOCKET, SO_SNDBUFFORCE, MESSAGES * data)
+            send_from_one_buffer(sender, send, data)
+            got = [receiver.recv(data + 1) for _ in range(MESSAGES)]
+            assert (send, data, wrong(got, data)) == (send, data, [])
             sender.close()
 
 

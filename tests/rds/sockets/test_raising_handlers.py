@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests import planes
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
+from tests.support import planes
 
 RAISES = int(os.environ.get("URDS_RAISES", "1000000"))
 SECONDS = float(os.environ.get("URDS_RAISING_S", "4"))
@@ -24,7 +24,7 @@ SECONDS = float(os.environ.get("URDS_RAISING_S", "4"))
 @contextmanager
 def peer(role: str, here: str, there: str, *, polled: bool) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sockets.raising_peer", role, here, there,
+        [sys.executable, "-m", "tests.rds.sockets.raising_peer", role, here, there,
          str(RAISES), str(SECONDS), str(polled)],
         env={**os.environ, **planes.chosen(), "URDS_DRAIN_S": "0"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import urds
-from tests.sockets.conftest import FAKE_PEER
-from tests.sockets.fake_backend import FakeBackend, FakeMailbox
-from tests.sockets.raw_rdma import refused
-from urds.backend.base import AtomicOperation, CongestionNotice, Message, RdmaTransfer
-from urds.cmsg import destination_cookie, destination_extension
-from urds.constants import MSG_DONTWAIT, MSG_OOB, RdmaStatus
+from tests.rds.sockets.conftest import FAKE_PEER
+from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
+from tests.rds.sockets.raw_rdma import refused
+from urds.rds.cmsg import destination_cookie, destination_extension
+from urds.rds.constants import MSG_DONTWAIT, MSG_OOB, RdmaStatus
+from urds.rds.runtime.backend import AtomicOperation, CongestionNotice, Message, RdmaTransfer
 
 MIB = 1 << 20
 ALL = (1 << 64) - 1

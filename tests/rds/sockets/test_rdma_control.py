@@ -1,7 +1,8 @@
 """Operations by structures of C over mailboxes that only record, and the notices that come back.
 
-The rules of rds.md 4.3 for RDMA_ARGS and the atomic control messages, in the order of the steps of
-sendmsg in 3.4. That one check comes before another is shown by a call that breaks both.
+The rules of docs/reference/rds.md 4.3 for RDMA_ARGS and the atomic control messages, in the order
+of the steps of sendmsg in 3.4. That one check comes before another is shown by a call that breaks
+both.
 """
 
 import errno
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 import pytest
 
 import urds
-from tests.sockets.conftest import FAKE_PEER
-from tests.sockets.fake_backend import FakeMailbox
-from tests.sockets.raw_rdma import (
+from tests.rds.sockets.conftest import FAKE_PEER
+from tests.rds.sockets.fake_backend import FakeMailbox
+from tests.rds.sockets.raw_rdma import (
     NOWHERE,
     PAGE,
     Ancillary,
@@ -30,8 +31,7 @@ from tests.sockets.raw_rdma import (
     send,
     send_refused,
 )
-from urds.backend.base import AtomicOperation, OperationNotices, RdmaTransfer
-from urds.constants import (
+from urds.rds.constants import (
     MSG_CTRUNC,
     SO_ZEROCOPY,
     SOL_RDS,
@@ -42,7 +42,8 @@ from urds.constants import (
     RdmaStatus,
     SockOpt,
 )
-from urds.dataplane.operations import OperationNotice
+from urds.rds.plane.operations import OperationNotice
+from urds.rds.runtime.backend import AtomicOperation, OperationNotices, RdmaTransfer
 
 MIB = 1 << 20
 ALL = (1 << 64) - 1
@@ -86,7 +87,7 @@ def test_a_read_gets_writable_pieces_and_the_wish_of_the_socket(
     (operation,) = box.operations
     assert isinstance(operation, RdmaTransfer)
     operation.pieces[0][:] = b"abcd"
-    assert memory.octets == b"abcd"
+    assert memory.data == b"abcd"
     assert (operation.is_write, operation.silent, operation.report_failure) == (False, True, True)
     assert operation.remote_address == ALL
 
@@ -99,14 +100,14 @@ def test_the_addresses_of_the_peer_wrap(over_rdma: urds.Socket, box: FakeMailbox
 
 
 @pytest.fixture
-def octets() -> Memory:
+def data() -> Memory:
     return Memory(64)
 
 
-def transfer(octets: Memory, *, pieces: Sequence[tuple[int, int]], remote_bytes: int) -> Ancillary:
-    """Return RDMA_ARGS with these pieces, kept as long as `octets` is."""
+def transfer(data: Memory, *, pieces: Sequence[tuple[int, int]], remote_bytes: int) -> Ancillary:
+    """Return RDMA_ARGS with these pieces, kept as long as `data` is."""
     vector = iovecs(pieces)
-    octets.kept = vector  # type: ignore[attr-defined]  # its address is in use
+    data.kept = vector  # type: ignore[attr-defined]  # its address is in use
     return rdma_args(remote=(0, remote_bytes), vector=(vector.address, len(pieces)))
 
 
@@ -115,7 +116,7 @@ def test_a_short_control_message_comes_before_lengths(over_rdma: urds.Socket) ->
     assert send_refused(over_rdma, short, payload=bytes(2 * MIB)) == errno.EINVAL
 
 
-def test_octets_of_the_peer_are_counted_before_all_else(over_rdma: urds.Socket) -> None:
+def test_bytes_of_the_peer_are_counted_before_all_else(over_rdma: urds.Socket) -> None:
     """Even before a control message of a kind that nobody knows."""
     too_much = rdma_args(remote=(0, MIB + 1), vector=(0, 0))
     unknown = (SOL_RDS, 99, b"")
@@ -144,26 +145,26 @@ def test_how_many_pieces_there_may_be(over_rdma: urds.Socket, count: int, code: 
     ],
 )
 def test_pieces_that_are_none(
-    over_rdma: urds.Socket, octets: Memory, piece: tuple[int, int], code: int
+    over_rdma: urds.Socket, data: Memory, piece: tuple[int, int], code: int
 ) -> None:
-    args = transfer(octets, pieces=[piece], remote_bytes=64)
+    args = transfer(data, pieces=[piece], remote_bytes=64)
     assert send_refused(over_rdma, args) == code
 
 
 def test_a_bad_piece_of_the_list_comes_before_memory_that_is_not_there(
-    over_rdma: urds.Socket, octets: Memory
+    over_rdma: urds.Socket, data: Memory
 ) -> None:
-    args = transfer(octets, pieces=[(NOWHERE, 8), (octets.address, 0)], remote_bytes=64)
+    args = transfer(data, pieces=[(NOWHERE, 8), (data.address, 0)], remote_bytes=64)
     assert send_refused(over_rdma, args) == errno.EINVAL
 
 
 def test_local_pieces_may_be_shorter_than_the_peers_part_but_not_longer(
-    over_rdma: urds.Socket, octets: Memory, box: FakeMailbox
+    over_rdma: urds.Socket, data: Memory, box: FakeMailbox
 ) -> None:
-    pieces = [(octets.address, 32), (octets.address, 32)]
-    assert send_refused(over_rdma, transfer(octets, pieces=pieces, remote_bytes=63)) == errno.EINVAL
+    pieces = [(data.address, 32), (data.address, 32)]
+    assert send_refused(over_rdma, transfer(data, pieces=pieces, remote_bytes=63)) == errno.EINVAL
     for remote_bytes in (64, 100, MIB):
-        send(over_rdma, transfer(octets, pieces=pieces, remote_bytes=remote_bytes))
+        send(over_rdma, transfer(data, pieces=pieces, remote_bytes=remote_bytes))
     assert len(box.operations) == 3
 
 
@@ -188,14 +189,14 @@ def test_what_is_read_only_can_be_sent_and_not_filled(
 
 
 def test_a_good_transfer_is_refused_by_tcp_after_every_other_check(
-    over_tcp: urds.Socket, octets: Memory
+    over_tcp: urds.Socket, data: Memory
 ) -> None:
-    good = transfer(octets, pieces=[(octets.address, 8)], remote_bytes=8)
+    good = transfer(data, pieces=[(data.address, 8)], remote_bytes=8)
     assert send_refused(over_tcp, good) == errno.EOPNOTSUPP
-    bad = transfer(octets, pieces=[(octets.address, 9)], remote_bytes=8)
+    bad = transfer(data, pieces=[(data.address, 9)], remote_bytes=8)
     assert send_refused(over_tcp, bad) == errno.EINVAL
     with pytest.raises(OSError, match="SO_RDS_TRANSPORT"):
-        send(over_tcp, transfer(octets, pieces=[(octets.address, 8)], remote_bytes=8))
+        send(over_tcp, transfer(data, pieces=[(data.address, 8)], remote_bytes=8))
 
 
 # -- atomic operations by control message
@@ -222,7 +223,7 @@ def test_an_atomic_operation_is_queued(
     assert (operation.key, operation.remote_address, operation.token) == (77, 24, 9)
     assert (operation.notify, operation.silent) == (True, True)
     operation.result[:] = bytes(range(8))
-    assert place.octets == bytes(range(8))
+    assert place.data == bytes(range(8))
     wanted = {
         Cmsg.ATOMIC_FADD: (False, 1, 0, 0, ALL, ALL),
         Cmsg.MASKED_ATOMIC_FADD: (False, 1, 0, 2, ALL, ALL),
@@ -256,11 +257,11 @@ def test_the_place_for_the_old_value_is_aligned_and_there(
 
 
 def test_a_message_may_have_both_kinds_and_the_transfer_comes_first(
-    over_rdma: urds.Socket, box: FakeMailbox, octets: Memory
+    over_rdma: urds.Socket, box: FakeMailbox, data: Memory
 ) -> None:
     place = Memory(8)
     atomic = atomic_args(Cmsg.ATOMIC_FADD, place.address, (1,))
-    send(over_rdma, atomic, transfer(octets, pieces=[(octets.address, 8)], remote_bytes=8))
+    send(over_rdma, atomic, transfer(data, pieces=[(data.address, 8)], remote_bytes=8))
     assert [type(one) for one in box.operations] == [RdmaTransfer, AtomicOperation]
 
 
@@ -269,18 +270,18 @@ def test_a_message_may_have_both_kinds_and_the_transfer_comes_first(
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_what_does_not_go_together(
-    over_rdma: urds.Socket, over_tcp: urds.Socket, octets: Memory, tcp: bool
+    over_rdma: urds.Socket, over_tcp: urds.Socket, data: Memory, tcp: bool
 ) -> None:
     chosen = over_tcp if tcp else over_rdma
-    cookie = get_region(over_rdma, octets)
+    cookie = get_region(over_rdma, data)
     place = Memory(8)
     operations = [
-        transfer(octets, pieces=[(octets.address, 8)], remote_bytes=8),
+        transfer(data, pieces=[(data.address, 8)], remote_bytes=8),
         atomic_args(Cmsg.ATOMIC_FADD, place.address, (1,)),
     ]
     companions = [
         rdma_dest(cookie),
-        rdma_map(octets.address, 8),
+        rdma_map(data.address, 8),
         (SOL_RDS, int(Cmsg.ZCOPY_COOKIE), bytes(4)),
     ]
     pairs = [(one, other) for one in operations for other in companions]
@@ -314,7 +315,7 @@ def test_notices_come_alone_as_many_as_fit(over_rdma: urds.Socket, box: FakeMail
     payload, control, flags, source = over_rdma.recvmsg(100, 64)
     assert (payload, flags, source) == (b"", 0, None)
     assert [(level, kind) for level, kind, _ in control] == [(SOL_RDS, Cmsg.RDMA_STATUS)] * 2
-    assert [struct.unpack("=Qi4x", octets) for _, _, octets in control] == [
+    assert [struct.unpack("=Qi4x", data) for _, _, data in control] == [
         (2**64 - 1, RdmaStatus.SUCCESS),
         (7, RdmaStatus.DROPPED),
     ]
@@ -331,7 +332,7 @@ def test_the_control_buffer_says_how_many_are_asked_for(
     _, control, flags, _ = over_rdma.recvmsg(100, room)
     assert box.notices_asked == [asked]
     assert bool(flags & MSG_CTRUNC) == (room < 32)
-    assert sum(len(octets) == 16 for _, _, octets in control) == (room >= 32)
+    assert sum(len(data) == 16 for _, _, data in control) == (room >= 32)
 
 
 def test_a_notice_without_control_buffer_looks_like_an_empty_message(

@@ -1,7 +1,7 @@
 """Memory regions by structures of C over mailboxes that only record: what they give and refuse.
 
-The rules of rds.md 4.3 for GET_MR, GET_MR_FOR_DEST, FREE_MR, RDMA_MAP and RDMA_DEST. That one check
-comes before another is shown by a call that breaks both.
+The rules of docs/reference/rds.md 4.3 for GET_MR, GET_MR_FOR_DEST, FREE_MR, RDMA_MAP and RDMA_DEST.
+That one check comes before another is shown by a call that breaks both.
 """
 
 import errno
@@ -12,9 +12,9 @@ from ipaddress import ip_address
 import pytest
 
 import urds
-from tests.sockets.conftest import FAKE_LOCAL, FAKE_PEER, bound_over
-from tests.sockets.fake_backend import FakeBackend, FakeMailbox
-from tests.sockets.raw_rdma import (
+from tests.rds.sockets.conftest import FAKE_LOCAL, FAKE_PEER, bound_over
+from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
+from tests.rds.sockets.raw_rdma import (
     NOWHERE,
     Memory,
     Pages,
@@ -29,9 +29,9 @@ from tests.sockets.raw_rdma import (
     send,
     send_refused,
 )
-from urds.cmsg import destination_cookie
-from urds.constants import SOL_RDS, RdmaFlag, SockOpt, Transport
-from urds.errors import Refusal, os_error
+from urds.common.errors import ErrorReason, os_error
+from urds.rds.cmsg import destination_cookie
+from urds.rds.constants import SOL_RDS, RdmaFlag, SockOpt, Transport
 
 MIB = 1 << 20
 ALL = (1 << 64) - 1
@@ -51,7 +51,7 @@ def test_rdma_is_chosen_before_bind(fake: FakeBackend) -> None:
 
 def test_the_type_of_service_is_chosen_once(over_rdma: urds.Socket, box: FakeMailbox) -> None:
     assert over_rdma.ioctl(urds.SIOCRDSGETTOS) == 0
-    assert over_rdma.ioctl(urds.SIOCRDSSETTOS, 0x105) == 5  # an octet: kernel parity
+    assert over_rdma.ioctl(urds.SIOCRDSSETTOS, 0x105) == 5  # a byte: kernel parity
     assert over_rdma.ioctl(urds.SIOCRDSGETTOS) == 5
     assert box.configured[-1].tos == 5
     assert refused(over_rdma.ioctl, urds.SIOCRDSSETTOS, 6) == errno.EINVAL
@@ -127,7 +127,7 @@ def test_a_closed_socket_makes_no_region(over_rdma: urds.Socket) -> None:
 
 @pytest.mark.parametrize("option", REGION_OPTIONS)
 @pytest.mark.parametrize(
-    ("address", "octets", "code"),
+    ("address", "byte_count", "code"),
     [
         (8, 0, errno.EINVAL),
         (NOWHERE, 1 << 32, errno.EINVAL),
@@ -141,9 +141,14 @@ def test_a_closed_socket_makes_no_region(over_rdma: urds.Socket) -> None:
     ],
 )
 def test_memory_that_can_be_no_region(
-    over_rdma: urds.Socket, fake: FakeBackend, option: SockOpt, address: int, octets: int, code: int
+    over_rdma: urds.Socket,
+    fake: FakeBackend,
+    option: SockOpt,
+    address: int,
+    byte_count: int,
+    code: int,
 ) -> None:
-    value = region_option(option, address, octets, 0, 0)
+    value = region_option(option, address, byte_count, 0, 0)
     assert refused(over_rdma.setsockopt, SOL_RDS, option, value) == code
     assert len(fake.table) == 0
 
@@ -298,8 +303,8 @@ def test_a_cookie_of_nobody_or_another_socket_does_not(
 ) -> None:
     cookie = get_region(over_rdma, Memory(64))
     assert send_refused(over_tcp, rdma_dest(cookie)) == errno.EINVAL
-    for stranger in (0, 5, cookie ^ 1):
-        assert send_refused(over_rdma, rdma_dest(stranger)) == errno.EINVAL
+    for unknown_peer in (0, 5, cookie ^ 1):
+        assert send_refused(over_rdma, rdma_dest(unknown_peer)) == errno.EINVAL
     with bound_over(Transport.IB) as other:
         assert send_refused(other, rdma_dest(cookie)) == errno.EINVAL
 
@@ -328,14 +333,16 @@ def test_a_region_waits_for_the_connection(
     assert len(fake.table) == 0 and not box.sent
 
 
-@pytest.mark.parametrize("refusal", [Refusal.QUEUE_FULL, Refusal.PEER_CONGESTED, Refusal.TIMED_OUT])
+@pytest.mark.parametrize(
+    "reason", [ErrorReason.QUEUE_FULL, ErrorReason.PEER_CONGESTED, ErrorReason.TIMED_OUT]
+)
 def test_a_region_goes_if_its_message_does_not(
-    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend, refusal: Refusal
+    over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend, reason: ErrorReason
 ) -> None:
-    box.refusal = os_error(refusal)
+    box.error = os_error(reason)
     memory, place = Memory(64), Memory(8)
     code = send_refused(over_rdma, rdma_map(memory.address, 64, place.address))
-    assert code == os_error(refusal).errno
+    assert code == os_error(reason).errno
     assert place.number(), "it was made"
     assert len(fake.table) == 0
 
@@ -343,7 +350,7 @@ def test_a_region_goes_if_its_message_does_not(
 def test_a_region_goes_if_a_signal_ends_the_send(
     over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
 ) -> None:
-    box.refusal = KeyboardInterrupt()
+    box.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         send_refused(over_rdma, rdma_map(Memory(64).address, 64))
     assert len(fake.table) == 0
@@ -353,7 +360,7 @@ def test_a_region_of_a_failed_message_stays_if_it_was_there_before(
     over_rdma: urds.Socket, box: FakeMailbox, fake: FakeBackend
 ) -> None:
     cookie = get_region(over_rdma, Memory(64))
-    box.refusal = os_error(Refusal.QUEUE_FULL)
+    box.error = os_error(ErrorReason.QUEUE_FULL)
     assert send_refused(over_rdma, rdma_dest(cookie)) == errno.EAGAIN
     assert fake.table.owns(box, cookie)
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.raw_rdma import (
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.raw_rdma import (
     Ancillary,
     Memory,
     atomic_args,
@@ -31,7 +31,7 @@ from tests.sockets.raw_rdma import (
     refused,
     region_option,
 )
-from urds.constants import (
+from urds.rds.constants import (
     MSG_DONTWAIT,
     SOL_RDS,
     Cmsg,
@@ -90,7 +90,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def statuses(control: list[tuple[int, int, bytes]]) -> list[tuple[int, int]]:
     """Return token and status of each RDMA_STATUS."""
     assert all(one[:2] == (SOL_RDS, Cmsg.RDMA_STATUS) for one in control)
-    return [struct.unpack("=Qi4x", octets) for _, _, octets in control]
+    return [struct.unpack("=Qi4x", data) for _, _, data in control]
 
 
 def next_statuses(sock: urds.Socket) -> list[tuple[int, int]]:
@@ -137,7 +137,7 @@ def test_a_server_fills_the_buffer_of_its_client_with_structures_of_c(pair: Pair
     )
     server.sendmsg([b"filled"], [reply], 0, pair.there)
     assert client.recv(100) == b"filled"
-    assert memory.octets == bytes(20) + b"hello world" + bytes(69)
+    assert memory.data == bytes(20) + b"hello world" + bytes(69)
     assert next_statuses(server) == [(1 << 63 | 5, SUCCESS)]
     # The region was for one use, and the reply said that it was used.
     used_up = refused(client.setsockopt, SOL_RDS, SockOpt.FREE_MR, free_mr(place.number()))
@@ -165,7 +165,7 @@ def test_a_region_made_by_setsockopt_is_read(pair: Pair) -> None:
 
 
 @pytest.mark.rule("wire-rdma-trailing", "wire-rdma-coherent")
-def test_the_octets_of_a_read_come_before_the_message_behind_it(pair: Pair) -> None:
+def test_the_bytes_of_a_read_come_before_the_message_behind_it(pair: Pair) -> None:
     """The client may take its buffer back when it is told."""
     memory = bytearray(b"a" * MIB)
     _, cookie = pair.give(memory)
@@ -194,9 +194,9 @@ def test_messages_and_operations_keep_their_order(pair: Pair) -> None:
     memory = bytearray(8)
     _, cookie = pair.give(memory)
     for number in range(50):
-        octets = number.to_bytes(8, "little")
-        pair.server.rdma_write(octets, cookie, pair.there, payload=octets)
-        pair.server.sendto(octets, pair.there)
+        data = number.to_bytes(8, "little")
+        pair.server.rdma_write(data, cookie, pair.there, payload=data)
+        pair.server.sendto(data, pair.there)
     seen = [int.from_bytes(pair.client.recv(8), "little") for _ in range(100)]
     assert seen == [number // 2 for number in range(100)]
     assert memory == (49).to_bytes(8, "little")
@@ -266,8 +266,8 @@ def test_many_adders_lose_nothing(pair: Pair) -> None:
 @pytest.mark.rule("rds7-poll-in")
 def test_notices_come_before_messages_and_make_the_socket_readable(pair: Pair) -> None:
     _, cookie = pair.give(bytearray(8))
-    octets = Memory(b"octets")
-    vector = iovecs([(octets.address, 6)])
+    data = Memory(b"octets")
+    vector = iovecs([(data.address, 6)])
     poll = select.poll()
     poll.register(pair.server, select.POLLIN)
     for token in (1, 2, 3):
@@ -295,8 +295,8 @@ def test_notices_come_before_messages_and_make_the_socket_readable(pair: Pair) -
 def test_recverr_tells_of_failures_only(pair: Pair) -> None:
     region, cookie = pair.give(bytearray(8))
     pair.server.setsockopt(SOL_RDS, SockOpt.RECVERR, 1)
-    octets = Memory(b"octets")
-    vector = iovecs([(octets.address, 6)])
+    data = Memory(b"octets")
+    vector = iovecs([(data.address, 6)])
 
     def write(token: int) -> None:
         args = rdma_args(
@@ -355,7 +355,7 @@ def test_memory_that_is_not_given_is_never_touched(pair: Pair) -> None:
 
 
 def test_a_message_behind_an_operation_that_failed_does_not_come(pair: Pair) -> None:
-    """Its octets are not in place; what was sent beside it arrives."""
+    """Its bytes are not in place; what was sent beside it arrives."""
     region, cookie = pair.give(bytearray(8))
     region.free()
     pair.server.rdma_write(b"octets", cookie, pair.there, payload=b"filled")

@@ -23,16 +23,17 @@ import pytest
 
 import urds
 from tests.parity.planes import PEER, PEER_PORT, PORT, World, take
-from tests.planes import chosen, in_use
-from tests.sockets.conftest import NewSocket
-from tests.sockets.hosts import host
-from tests.sockets.interrupting import Interruption
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, InfoOpt
-from urds.dataplane.base import Mailbox, MailboxSettings, Release
-from urds.dataplane.native import PYTHON
-from urds.dataplane.reference.plane import Plane as ReferencePlane
+from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.interrupting import Interruption
+from tests.support.planes import chosen, in_use
+from tests.support.waiting import BUSY_S, ENDLESS_S
+from urds.rds.constants import SOL_RDS, InfoOpt
+from urds.rds.plane.choose import PYTHON
+from urds.rds.plane.contract import Mailbox, MailboxSettings, Release
+from urds.rds.plane.python.plane import Plane as ReferencePlane
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
 
 LATE_S = 5.0
 TARGET = (str(PEER), PEER_PORT)
@@ -218,6 +219,8 @@ def test_a_handler_inside_a_wait_never_waits_for_its_own_thread(
     inner.settimeout(0.05)
     refused: list[OSError] = []
     took_s: list[float] = []
+    waits = nested == "close" and in_use() != PYTHON  # as a wait of its own, too
+    linger = struct.pack("ii", 1, 1 if waits else round(ENDLESS_S))
 
     def handle(*_: object) -> None:
         start = time.monotonic()
@@ -225,7 +228,7 @@ def test_a_handler_inside_a_wait_never_waits_for_its_own_thread(
             if nested == "receive":
                 inner.recv(10)
             else:
-                inner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+                inner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 inner.close()
         except OSError as failure:
             refused.append(failure)
@@ -249,8 +252,7 @@ def test_a_handler_inside_a_wait_never_waits_for_its_own_thread(
         assert not refused
         new_socket(1, port).close()
     assert len(took_s) == 1
-    waits = nested == "close" and in_use() != PYTHON  # as a wait of its own, too
-    assert took_s[0] < (3 if waits else 0.5)
+    assert took_s[0] < BUSY_S
     other.sendto(b"on", outer.getsockname())
     assert outer.recv(10) == b"on"
 
@@ -365,7 +367,7 @@ def test_a_handler_makes_sockets_during_the_first_bind(step: int) -> None:
 STORM = """
 import gc, os, signal, socket, sys, threading, warnings
 import urds
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
 
 warnings.simplefilter("ignore")
 here, there, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -1,7 +1,7 @@
 """Rules of rds(7) that take more than one call, as Linux 6.1 was seen to keep them.
 
 The second host is in this process or in another one. Source of what is expected: the lab's
-scenarios 04, 07, 08, 09, 10 and 12 (linux v6.1); rds.md 3.4 to 3.8.
+scenarios 04, 07, 08, 09, 10 and 12 (linux v6.1); docs/reference/rds.md 3.4-3.8.
 """
 
 import errno
@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 
 import urds
-from tests.sockets.conftest import NewSocket
-from tests.sockets.hosts import host
-from tests.sockets.recording import DONTWAIT, poll_bits, readable
-from tests.sockets.remote import RemotePeer
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SOL_SOCKET, SockOpt
+from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.recording import DONTWAIT, poll_bits, readable
+from tests.rds.sockets.remote import RemotePeer
+from tests.support.waiting import BUSY_S
+from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt
+from urds.rds.runtime.inprocess import InProcess
 
 pytestmark = pytest.mark.carried("shm0")
 
 NEAR, FAR = host(1), host(2)
 NOBODY = (host(66), 4000)
 SO_SNDBUF, SO_RCVBUF, SO_SNDTIMEO = 7, 8, 21
-WAIT_S = 3.0
+WAIT_S = 20.0
 QUIET_S = 0.1
 NewFar = Callable[..., Any]
 
@@ -65,7 +66,7 @@ def refused(call: Callable[..., object], *arguments: object) -> int | None:
 
 
 def sends_until(code: int, sock: urds.Socket, target: tuple[str, int]) -> int:
-    """Send 1000 octets again and again until that errno; return how many were taken."""
+    """Send 1000 bytes again and again until that errno; return how many were taken."""
     deadline = time.monotonic() + WAIT_S
     taken = 0
     while time.monotonic() < deadline:
@@ -115,7 +116,7 @@ def test_a_wait_for_room_ends_with_its_time(new_socket: NewSocket) -> None:
     sends_until(errno.EAGAIN, sock, NOBODY)
     began = time.monotonic()
     assert refused(sock.sendto, b"x", NOBODY) == errno.ETIMEDOUT
-    assert 0.09 < time.monotonic() - began < 2
+    assert 0.09 < time.monotonic() - began < BUSY_S
 
 
 @pytest.mark.rule("rds7-queue-accounts", "rds7-queued-until-acked", "rds7-cancel-removes")

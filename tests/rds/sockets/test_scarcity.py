@@ -5,13 +5,15 @@ import errno
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
 
-ARRIVAL_S = 5.0
+ARRIVAL_S = 20.0
 
 
-@pytest.mark.parametrize(("sender", "receiver"), [(1, 2), (2, 1)], ids=["connects", "knocks"])
+@pytest.mark.parametrize(
+    ("sender", "receiver"), [(1, 2), (2, 1)], ids=["connects", "call_back_requests"]
+)
 def test_a_watch_that_is_refused_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, sender: int, receiver: int
 ) -> None:
@@ -46,7 +48,7 @@ def refuse_often(monkeypatch: pytest.MonkeyPatch, plane) -> None:
 def test_a_stream_that_is_not_watched_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Nobody would read it; another one is sought, and nothing counts as a fault of ours."""
+    """Nobody would read it; another one is tried for, and nothing counts as a fault of ours."""
     with backend_with(reconnect_max_delay_ms=20) as theirs, urds.Socket() as target:
         target.bind((host(2), 4000))
         target.settimeout(ARRIVAL_S)

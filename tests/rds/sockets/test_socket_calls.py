@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 import urds
-from tests.sockets.fake_backend import FakeBackend, FakeMailbox
-from tests.sockets.recording import DONTWAIT
-from urds.backend import process
-from urds.backend.base import ALL_GROUPS, Backend, CongestionNotice, Message
-from urds.constants import SOL_RDS, SOL_SOCKET, ExtensionType, SockOpt, Transport
-from urds.errors import Refusal, SettingError, os_error
-from urds.wire import exthdr
+from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
+from tests.rds.sockets.recording import DONTWAIT
+from urds.common.errors import ErrorReason, SettingError, os_error
+from urds.rds.constants import SOL_RDS, SOL_SOCKET, ExtensionType, SockOpt, Transport
+from urds.rds.runtime.backend import ALL_GROUPS, Backend, CongestionNotice, Message
+from urds.rds.runtime.process import process
+from urds.rds.wire import extensions as exthdr
 
 LOCAL = ("10.0.0.1", 4000)
 PEER = ("10.0.0.2", 5000)
@@ -89,13 +89,13 @@ def test_a_bound_socket_cannot_be_bound_again(sock: urds.Socket) -> None:
 def test_an_address_in_use_takes_the_chosen_transport_away(fake: FakeBackend) -> None:
     with urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, 2)
-        fake.refusal = os_error(Refusal.NOT_LOCAL)
+        fake.error = os_error(ErrorReason.NOT_LOCAL)
         assert refused(sock.bind, LOCAL) == errno.EADDRNOTAVAIL
         assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 2
-        fake.refusal = os_error(Refusal.ADDRESS_IN_USE)
+        fake.error = os_error(ErrorReason.ADDRESS_IN_USE)
         assert refused(sock.bind, LOCAL) == errno.EADDRINUSE
         assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == -1
-        fake.refusal = None
+        fake.error = None
         sock.bind(LOCAL)
         assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 2
     assert fake.transports == [Transport.TCP, Transport.TCP, None]
@@ -167,7 +167,7 @@ def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "octets", "code"),
+    ("kind", "data", "code"),
     [
         (1, bytes(56), errno.EINVAL),  # without local memory
         (1, struct.pack("=7Q", 0, 0, 0, 0, 1, 0, 0), errno.EFAULT),  # a list at address 0
@@ -178,9 +178,9 @@ def test_the_length_is_checked_before_the_control_messages(sock: urds.Socket) ->
     ],
 )
 def test_control_messages_of_rdma_are_judged_over_tcp_as_well(
-    sock: urds.Socket, kind: int, octets: bytes, code: int
+    sock: urds.Socket, kind: int, data: bytes, code: int
 ) -> None:
-    assert refused(sock.sendmsg, [b"x"], [(SOL_RDS, kind, octets)], 0, PEER) == code
+    assert refused(sock.sendmsg, [b"x"], [(SOL_RDS, kind, data)], 0, PEER) == code
 
 
 def test_send_many_counts_what_went_and_keeps_no_error(
@@ -193,7 +193,7 @@ def test_send_many_counts_what_went_and_keeps_no_error(
 
     def sendto(payload: bytes, _: object) -> int:
         if payload == b"full":
-            raise os_error(Refusal.QUEUE_FULL)
+            raise os_error(ErrorReason.QUEUE_FULL)
         return len(payload)
 
     monkeypatch.setitem(sock.__dict__, "sendto", sendto)
@@ -213,7 +213,7 @@ def test_recvmsg_tells_everything(sock: urds.Socket, box: FakeMailbox) -> None:
     assert all(type(kind) is int for _, kind, _ in control)
 
 
-@pytest.mark.rule("rds7-update-alone", "rds7-update-8-octets", "rds7-control-level")
+@pytest.mark.rule("rds7-update-alone", "rds7-update-8-bytes", "rds7-control-level")
 def test_a_notice_comes_alone_and_is_lost_without_room(sock: urds.Socket, box: FakeMailbox) -> None:
     box.queue.extend([CongestionNotice(1 << 8), CongestionNotice(1), message()])
     update = (SOL_RDS, 5, (1 << 8).to_bytes(8, "little"))
@@ -360,8 +360,8 @@ def test_options_set_before_bind_count(fake: FakeBackend) -> None:
 
 @pytest.mark.rule("rds7-cancel-address")
 def test_a_cancel_reaches_the_mailbox(sock: urds.Socket, box: FakeMailbox) -> None:
-    octets = struct.pack("=H2s4s8x", 2, (5000).to_bytes(2, "big"), bytes([10, 0, 0, 2]))
-    sock.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, octets)
+    data = struct.pack("=H2s4s8x", 2, (5000).to_bytes(2, "big"), bytes([10, 0, 0, 2]))
+    sock.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, data)
     sock.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, None, 0)
     assert sock.cancel() == 3
     assert sock.cancel(("fd00::1", 1)) == 3
@@ -383,8 +383,8 @@ def test_values_of_options_come_in_the_forms_of_the_socket_module(sock: urds.Soc
 
 
 def test_lists_come_from_the_backend(sock: urds.Socket) -> None:
-    octets = sock.getsockopt(SOL_RDS, urds.RDS_INFO_COUNTERS, 100)
-    assert octets == b"recv_queued".ljust(32, b"\0") + (7).to_bytes(8, "little")
+    data = sock.getsockopt(SOL_RDS, urds.RDS_INFO_COUNTERS, 100)
+    assert data == b"recv_queued".ljust(32, b"\0") + (7).to_bytes(8, "little")
     assert refused(sock.getsockopt, SOL_RDS, urds.RDS_INFO_COUNTERS) == errno.ENOSPC
     assert refused(sock.getsockopt, SOL_RDS, urds.RDS_INFO_IB_CONNECTIONS) == errno.ENOPROTOOPT
 

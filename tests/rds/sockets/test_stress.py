@@ -20,12 +20,13 @@ from struct import Struct
 import pytest
 
 from tests.parity.planes import Remote
-from tests.planes import PLANES, in_use
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.dataplane.base import Address, Agreement, Hold, Limits, Mailbox, MailboxSettings, Release
-from urds.settings import Settings
-from urds.transport.tcp import TcpStream
+from tests.rds.sockets.hosts import host
+from tests.support.planes import PLANES, in_use
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Limits, Mailbox, MailboxSettings, Release
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.settings import Settings
+from urds.rds.transports.tcp import TcpStream
 
 HERE, THERE = ip_address("127.0.85.1"), ip_address("127.0.85.2")
 NUMBER = Struct(">HI")  # sender, number
@@ -38,7 +39,7 @@ WAYS = ("blocking", "timed", "select", "poll", "epoll", "nonblocking")
 class Node:
     """A plane with its helper's thread and a path to the other node."""
 
-    def __init__(self, local: Address, peer: Address) -> None:
+    def __init__(self, local: IPAddress, peer: IPAddress) -> None:
         self.local, self.peer = local, peer
         self.plane = PLANES[in_use()](limits=Limits(), resolve=self._resolve)
         self._closed = False
@@ -46,7 +47,7 @@ class Node:
         self.thread = threading.Thread(target=self._help, daemon=True)
         self.thread.start()
 
-    def _resolve(self, mailbox: Mailbox, peer: Address) -> None:
+    def _resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         mailbox.route(peer, self.path)
 
     def _help(self) -> None:
@@ -164,14 +165,14 @@ def sender(
     target: tuple[str, int],
     tally: Tally,
     index: int,
-    chance: random.Random,
+    rng: random.Random,
     sparse: bool,
     stop: threading.Event,
 ) -> None:
     polls = way in ("select", "poll", "epoll")
     wait_ns = {"blocking": None, "timed": 3_000_000}.get(way, 0)
     while not stop.is_set():
-        payload = NUMBER.pack(index, tally.sent[index]) + bytes(chance.choice((0, 50, 2000, 9000)))
+        payload = NUMBER.pack(index, tally.sent[index]) + bytes(rng.choice((0, 50, 2000, 9000)))
         tally.sent[index] += 1
         while True:
             try:
@@ -187,7 +188,7 @@ def sender(
             else:
                 time.sleep(0.001)
         if sparse:
-            time.sleep(chance.choice((0, 0.0002, 0.003, 0.02)))
+            time.sleep(rng.choice((0, 0.0002, 0.003, 0.02)))
 
 
 class Run:
@@ -296,12 +297,12 @@ def test_streams_are_replaced_under_full_load() -> None:
     print(f"seed {seed} (URDS_SEED)")
     nodes = joined()
     run = Run(seed, nodes, sparse=False)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     replaced = 0
 
     def replace() -> None:
         nonlocal replaced
-        time.sleep(chance.random() * 0.02)
+        time.sleep(rng.random() * 0.02)
         with suppress(OSError):
             join(*nodes)
             replaced += 1
@@ -328,11 +329,11 @@ def test_nobody_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> N
     print(f"seed {seed} (URDS_SEED)")
     nodes = RdmaNode(1, device), RdmaNode(2, device)
     run = Run(seed, nodes, sparse=sparse, run_s=2.0)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     def break_one() -> None:
-        time.sleep(chance.random() * 0.08)
-        chance.choice(nodes).backend.break_connections()
+        time.sleep(rng.random() * 0.08)
+        rng.choice(nodes).backend.break_connections()
 
     try:
         run.go(during=break_one if breaks else lambda: None)
@@ -356,11 +357,11 @@ def test_an_idle_plane_costs_nothing() -> None:
         thread = threading.Thread(target=lambda: waiting.receive(wait_ns=None), daemon=True)
         thread.start()
         time.sleep(0.1)
-        passes = [node.plane.snapshot().counters["helper_passes"] for node in nodes]
+        passes = [node.plane.snapshot().counters["progress_thread_passes"] for node in nodes]
         before = time.process_time()
         time.sleep(0.3)
         used_s = time.process_time() - before
-        after = [node.plane.snapshot().counters["helper_passes"] for node in nodes]
+        after = [node.plane.snapshot().counters["progress_thread_passes"] for node in nodes]
         assert after == passes
         assert used_s < 0.03
         sending.sendto(b"x", (str(HERE), 1))

@@ -18,16 +18,16 @@ from typing import Final
 import pytest
 
 import urds
-from tests import planes
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.test_forks import code_of_child
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.backend.processes import Report, ask
-from urds.constants import SOL_RDS, SockOpt, Transport
-from urds.dataplane.native import NATIVE
-from urds.settings import Settings
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.test_forks import code_of_child
+from tests.support import planes
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.plane.choose import NATIVE
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.runtime.processes import Report, ask
+from urds.rds.settings import Settings
 
 NEAR, FAR = 1, 2
 TCP, IB = Transport.TCP, Transport.IB
@@ -336,7 +336,7 @@ def test_who_waits_wakes_when_the_node_closes(node: InProcess) -> None:
         sock.close()
 
 
-@pytest.mark.parametrize("part", ["turn", "take"])
+@pytest.mark.parametrize("part", ["progress", "take"])
 def test_a_fault_where_rdma_is_controlled_fails_both(node: InProcess, part: str) -> None:
     """Nobody knows what still holds then: it is loud, and nobody waits for ever."""
 

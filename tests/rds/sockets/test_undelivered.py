@@ -16,9 +16,9 @@ import pytest
 
 import urds
 from tests.health.sources import ROOT
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.sockets.test_logging import Handler, handled_by
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.sockets.test_logging import Handler, handled_by
 
 pytestmark = pytest.mark.carried("shm0")
 

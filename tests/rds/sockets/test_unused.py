@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.backend import process
-from urds.backend.base import Mailbox
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from urds.rds.runtime.backend import Mailbox
+from urds.rds.runtime.process import process
 
 WAIT_S = 10.0
 ROUNDS = int(os.environ.get("URDS_UNUSED_ROUNDS", "100"))
@@ -83,9 +83,9 @@ def test_it_stays_while_there_is_a_socket_and_for_a_while_after(
         here.bind((host(1), 0))
         thread.join(0.5)
         assert thread.is_alive()
-    closed_s = time.monotonic()
+        closing_s = time.monotonic()
     thread.join(WAIT_S)
-    assert time.monotonic() - closed_s >= 0.2
+    assert time.monotonic() - closing_s >= 0.2
 
 
 def test_no_bind_is_lost_to_its_end(own_process: Callable[..., None]) -> None:
@@ -149,7 +149,7 @@ def test_it_stays_until_what_a_closed_socket_sent_has_arrived(
 
 SINGLE = """
 import os, time, urds
-from tests.sockets.hosts import host
+from tests.rds.sockets.hosts import host
 
 with urds.Socket() as sock:
     sock.bind((host(1), 0))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 import urds
-from tests.sockets.conftest import NewSocket
-from tests.sockets.hosts import host
-from urds.constants import SOL_SOCKET
+from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.hosts import host
+from urds.rds.constants import SOL_SOCKET
 
 DAYS_S = 30 * 86400.0  # epoll counts milliseconds in an int: 24.8 days
 SO_RCVTIMEO, SO_SNDTIMEO = 20, 21

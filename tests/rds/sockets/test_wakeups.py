@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.sockets import wakeup_alone as alone
-from tests.sockets import wakeup_helping as helping
-from tests.sockets import wakeup_rooms as rooms
-from tests.sockets import wakeup_waiting as waiting
-from tests.sockets.wakeup_world import Breakage, Scenario, world
+from tests.rds.sockets import wakeup_alone as alone
+from tests.rds.sockets import wakeup_helping as helping
+from tests.rds.sockets import wakeup_rooms as rooms
+from tests.rds.sockets import wakeup_waiting as waiting
+from tests.rds.sockets.wakeup_world import Breakage, Scenario, world
 
 pytestmark = pytest.mark.reference
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import planes
+from tests.support import planes
 from tools import native
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WOKE, SLEPT_ON = 0, 3
 CHILD_S_MAX = 60
 # Of wakeup_compiled.py, which only a process with that module can import.
@@ -53,7 +53,7 @@ def play(name: str, *how: str) -> subprocess.CompletedProcess[str]:
     """Play one scenario in a process of its own."""
     places = [str(native.RULES), str(ROOT / "src"), str(ROOT)]
     return subprocess.run(
-        [sys.executable, "-m", "tests.sockets.wakeup_compiled", name, *how],
+        [sys.executable, "-m", "tests.rds.sockets.wakeup_compiled", name, *how],
         check=False,
         capture_output=True,
         text=True,

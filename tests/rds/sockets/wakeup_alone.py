@@ -7,14 +7,14 @@ those of the general way do not break this one too.
 import pytest
 
 from tests.parity.planes import Remote
-from tests.sockets.wakeup_waiting import sends_behind_a_write
-from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
-from urds.dataplane.base import Stream
-from urds.dataplane.reference import alone
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.dataplane.reference.waiting import Doing
+from tests.rds.sockets.wakeup_waiting import sends_behind_a_write
+from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from urds.rds.plane.contract import Stream
+from urds.rds.plane.python import alone
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.waiting import Doing
 
 
 def plain_path(scene: World, mailbox: Mailbox) -> Remote:
@@ -35,7 +35,7 @@ def a_message_during_a_lone_write_leaves(scene: World) -> bool:
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
-    def leave(path: StreamPath, stream: Stream, octets: bytes, taken: int, failure: object) -> None:
+    def leave(path: StreamPath, stream: Stream, data: bytes, taken: int, failure: object) -> None:
         with path.plane.lock:
             path.writing = False
 
@@ -140,7 +140,7 @@ def what_it_owes_is_acknowledged(scene: World) -> bool:
     remote = plain_path(scene, mailbox)
     scene.help()
     results = scene.receive_plain(mailbox)
-    scene.wait_for(lambda: scene.plane.helper.asleep)
+    scene.wait_for(lambda: scene.plane.progress_thread.asleep)
     remote.say(2, b"x", target_port=1, ack=1)
     scene.wait_for(lambda: bool(results))
     seen: list[int] = []

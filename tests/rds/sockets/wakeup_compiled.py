@@ -1,7 +1,7 @@
 """One sparse scenario per wake-up rule of the compiled plane; as a program it plays one.
 
-`python -m tests.sockets.wakeup_compiled RULE [broken]` returns 0 if everybody woke in time and 3 if
-somebody slept on. A scenario returns the same as true and false; the rules are those of
+`python -m tests.rds.sockets.wakeup_compiled RULE [broken]` returns 0 if everybody woke in time and
+3 if somebody slept on. A scenario returns the same as true and false; the rules are those of
 `native/crates/dataplane/src/rules.rs`, and the scenarios twins of those of the Python plane.
 """
 
@@ -17,8 +17,8 @@ from types import FrameType
 import urds_native
 
 from tests.parity.planes import Remote
-from tests.sockets.wakeup_compiled_world import LOCAL, PEER_ADDRESS, Interrupted, Scene, Stop
-from tests.sockets.wakeup_rooms import room_is_told_to_who_waits_there
+from tests.rds.sockets.wakeup_compiled_world import LOCAL, PEER_ADDRESS, Interrupted, Scene, Stop
+from tests.rds.sockets.wakeup_rooms import room_is_told_to_who_waits_there
 
 WOKE, SLEPT_ON = 0, 3
 HOLDS_S, BROKEN_S = 8.0, 0.6
@@ -187,7 +187,7 @@ def a_tail_wakes_the_helper(scene: Scene) -> bool:
     """Leave a tail to the helper when it has decided to sleep and does not yet."""
     mailbox = scene.mailbox(1)
     remote = scene.routed(mailbox)
-    stop = Stop(scene, "HelperSleeps")
+    stop = Stop(scene, "ProgressThreadSleeps")
     scene.help()
     stop.wait()
     tail = scene.leave_a_tail(mailbox)
@@ -201,9 +201,9 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: Scene) -> bool:
     remote = scene.attach()
     leads = scene.receive(first)
     descriptor = second.fileno()
-    before = urds_native.seen("HelperSleeps")[0]
+    before = urds_native.seen("ProgressThreadSleeps")[0]
     scene.help()  # with a leader there, it arms nothing
-    scene.wait_for(lambda: urds_native.seen("HelperSleeps")[0] > before)
+    scene.wait_for(lambda: urds_native.seen("ProgressThreadSleeps")[0] > before)
     remote.say(1, target_port=1)
     scene.wait_for(lambda: bool(leads))
     remote.say(2, target_port=2)
@@ -242,8 +242,8 @@ SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
     "close wakes everybody": (close_wakes_everybody, "ClosingTells"),
     "the writer looks again": (a_message_during_a_write_leaves, "WriterLooksAgain"),
     "asleep under the lock": (a_tail_wakes_the_helper, "AsleepUnderLock"),
-    "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeHelper"),
-    "a wait flushes tails": (a_tail_leaves_with_the_next_wait_of_its_sender, "WaitFlushesTails"),
+    "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeProgressThread"),
+    "a wait flushes tails": (a_tail_leaves_with_the_next_wait_of_its_sender, "WaitFlushesBatches"),
     "room is told where it is": (room_is_told_to_who_waits_there, "RoomTells"),
 }
 

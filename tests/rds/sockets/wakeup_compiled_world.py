@@ -16,10 +16,11 @@ from ipaddress import ip_address
 import urds_native
 
 from tests.parity.planes import Remote
-from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Release
-from urds.dataplane.compiled.mailbox import Mailbox
-from urds.dataplane.compiled.path import Path
-from urds.dataplane.compiled.plane import Plane
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Release
+from urds.rds.plane.native.mailbox import Mailbox
+from urds.rds.plane.native.path import Path
+from urds.rds.plane.native.plane import Plane
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)
@@ -59,9 +60,9 @@ class Scene:
         self.remotes: list[Remote] = []
         self.threads: list[threading.Thread] = []
         self.tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._paths: dict[Address, Path] = {}
+        self._paths: dict[IPAddress, Path] = {}
 
-    def _resolve(self, mailbox: Mailbox, peer: Address) -> None:
+    def _resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         loops = peer == LOCAL
         mailbox.route(peer, self.plane.loop(local=LOCAL, peer=LOCAL) if loops else self.path())
 
@@ -145,7 +146,7 @@ class Scene:
         for number in range(10_000):
             payload = b"tail %d" % number
             mailbox.sendto(payload, PEER_ADDRESS)
-            if self.plane.tails:
+            if self.plane.batches:
                 return payload
         raise AssertionError("every message left at once")
 

@@ -6,16 +6,16 @@ A scenario returns whether everybody woke in time. The function behind it breaks
 import pytest
 
 from tests.parity.planes import Remote
-from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
-from tests.unit.path_world import message
-from urds.constants import HeaderFlag
-from urds.dataplane.base import Release
-from urds.dataplane.reference import congestion
-from urds.dataplane.reference.helper import Helper
-from urds.dataplane.reference.path import PathCore
-from urds.dataplane.reference.plane import Plane
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.dataplane.reference.waiting import Waiters
+from tests.rds.plane.path_world import message
+from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Release
+from urds.rds.plane.python import congestion
+from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.progress_thread import ProgressThread
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.waiting import Waiters
 
 
 def payloads(remote: Remote) -> list[bytes]:
@@ -32,7 +32,7 @@ def a_tail_wakes_the_helper(scene: World) -> bool:
     remote = scene.attach()
     mailbox.sendto(b"route", PEER_ADDRESS)
     scene.wait_for(lambda: bool(remote.messages()))
-    helper = scene.plane.helper
+    helper = scene.plane.progress_thread
     # Long sleeps only: without a deadline the helper has decided that nothing is due.
     pause = scene.pause(helper, "_sleep", when=lambda timeout_ns: timeout_ns is None)
     scene.help()
@@ -43,20 +43,20 @@ def a_tail_wakes_the_helper(scene: World) -> bool:
 
 
 def asleep_is_published_late(patch: pytest.MonkeyPatch) -> None:
-    decide, sleep = Helper._decide, Helper._sleep
+    decide, sleep = ProgressThread._decide, ProgressThread._sleep
 
-    def decide_only(self: Helper, now_ns: int) -> int | None:
+    def decide_only(self: ProgressThread, now_ns: int) -> int | None:
         timeout_ns = decide(self, now_ns)
         self.asleep = False
         return timeout_ns
 
-    def publish_and_sleep(self: Helper, timeout_ns: int | None) -> bool:
+    def publish_and_sleep(self: ProgressThread, timeout_ns: int | None) -> bool:
         with self._plane.lock:
             self.asleep = timeout_ns is None
         return sleep(self, timeout_ns)
 
-    patch.setattr(Helper, "_decide", decide_only)
-    patch.setattr(Helper, "_sleep", publish_and_sleep)
+    patch.setattr(ProgressThread, "_decide", decide_only)
+    patch.setattr(ProgressThread, "_sleep", publish_and_sleep)
 
 
 def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
@@ -68,20 +68,22 @@ def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
     scene.wait_for(lambda: bool(remote.messages()))
     lingering.close()
     scene.help()
-    scene.wait_for(lambda: scene.plane.helper._armed and scene.plane.helper.resting)
+    scene.wait_for(
+        lambda: scene.plane.progress_thread._armed and scene.plane.progress_thread.resting
+    )
     tail = scene.leave_a_tail(mailbox)
     return scene.wait_for(lambda: tail in payloads(remote))
 
 
 def deaf_until_due(patch: pytest.MonkeyPatch) -> None:
-    decide = Helper._decide
+    decide = ProgressThread._decide
 
-    def decide_deaf(self: Helper, now_ns: int) -> int | None:
+    def decide_deaf(self: ProgressThread, now_ns: int) -> int | None:
         timeout_ns = decide(self, now_ns)
         self.asleep = timeout_ns is None
         return timeout_ns
 
-    patch.setattr(Helper, "_decide", decide_deaf)
+    patch.setattr(ProgressThread, "_decide", decide_deaf)
 
 
 def a_consumer_keeps_the_helper_from_reading(scene: World) -> bool:
@@ -95,7 +97,7 @@ def a_consumer_keeps_the_helper_from_reading(scene: World) -> bool:
         remote.say(number, target_port=1)
     for taken in range(1, 41):
         mailbox.recvfrom(64)
-        scene.plane.helper.run(scene.plane.clock_ns() + 500_000)
+        scene.plane.progress_thread.run(scene.plane.clock_ns() + 500_000)
         if len(mailbox.queue) > 40 - taken:
             return False
     return True
@@ -113,23 +115,23 @@ def without_a_consumer_the_helper_reads(scene: World) -> bool:
     remote = scene.attach()
     scene.help()
     mailbox.fileno()
-    scene.wait_for(lambda: scene.plane.helper._armed)
+    scene.wait_for(lambda: scene.plane.progress_thread._armed)
     remote.say(1, target_port=1)
     return scene.wait_for(lambda: bool(mailbox.queue))
 
 
 def never_armed(patch: pytest.MonkeyPatch) -> None:
-    def decide(self: Helper, now_ns: int) -> int | None:
+    def decide(self: ProgressThread, now_ns: int) -> int | None:
         self.asleep = True
 
-    patch.setattr(Helper, "_decide", decide)
+    patch.setattr(ProgressThread, "_decide", decide)
 
 
 def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
     """Let the helper sleep because a leader reads; then the leader goes, and a poller waits."""
     first, second = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
-    helper = scene.plane.helper
+    helper = scene.plane.progress_thread
     sleep, sleeps = helper._sleep, []
 
     def sleep_noted(timeout_ns: int | None) -> bool:
@@ -148,8 +150,8 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
 
 
 def nobody_tells_the_helper(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Helper, "leader_left", lambda self: None)
-    patch.setattr(Helper, "want", lambda self, *, now=False: None)
+    patch.setattr(ProgressThread, "leader_left", lambda self: None)
+    patch.setattr(ProgressThread, "want", lambda self, *, now=False: None)
 
 
 # -- tails, acknowledgements, reading
@@ -178,7 +180,7 @@ def a_tail_leaves_with_the_next_wait_of_its_sender(scene: World) -> bool:
 
 
 def tails_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Plane, "flush_tails", lambda self: None)
+    patch.setattr(Plane, "flush_batches", lambda self: None)
 
 
 def an_acknowledgement_waits_for_room(scene: World) -> bool:
@@ -206,8 +208,8 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
     def receive(self: PathCore, data: bytes, now_ns: int) -> object:
         reason = receive_data(self, data, now_ns)
         if self._out:
-            self.incoming.reset_owed()
-            self._owed_since_ns = None
+            self.incoming.reset_ack_pending()
+            self._ack_pending_since_ns = None
         return reason
 
     def frame_without(self: PathCore) -> None:
@@ -227,8 +229,8 @@ def a_full_mailbox_stops_nobody_else(scene: World) -> bool:
     scene.wait_for(lambda: bool(remote.messages()))
     receives = scene.receive(other)
     sends = scene.start(lambda: other.sendto(b"room", PEER_ADDRESS))
-    octets = [message(number, bytes(100_000), target_port=full.port) for number in range(1, 13)]
-    scene.start(lambda: remote.write(*octets, message(13, b"x", target_port=2, ack=1)))
+    data = [message(number, bytes(100_000), target_port=full.port) for number in range(1, 13)]
+    scene.start(lambda: remote.write(*data, message(13, b"x", target_port=2, ack=1)))
     return scene.wait_for(lambda: bool(receives) and bool(sends))
 
 
@@ -261,7 +263,7 @@ def what_a_sender_reads_is_told(scene: World) -> bool:
 def a_sender_tells_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamPath, "look_for_acknowledgements", StreamPath.read)
     patch.setattr(StreamPath, "flush", _silent(StreamPath.flush))
-    patch.setattr(Plane, "settle", lambda self: None)
+    patch.setattr(Plane, "finish_pass", lambda self: None)
 
 
 def _silent(flush: object) -> object:
@@ -276,20 +278,20 @@ def _silent(flush: object) -> object:
 
 
 def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
-    """Acknowledge the last octets of one path by TCP alone; another path waits for that."""
+    """Acknowledge the last bytes of one path by TCP alone; another path waits for that."""
     mailbox = scene.mailbox(1)
     remote = scene.attach(release=Release.STREAM_ACKNOWLEDGED)
     remote.say_map()
     scene.help()
     scene.wait_for(lambda: scene.path().core.incoming.frames == 1)  # type: ignore[attr-defined]  # of this plane alone
-    remote.stream.unacknowledged_octets = 1 << 30
+    remote.stream.unacknowledged_bytes = 1 << 30
     mailbox.sendto(b"first", PEER_ADDRESS)
     behind = scene.plane.path(local=LOCAL, peer=scene.path().peer, index=1, sequence_first=1)
     lane = scene.lane(behind)
     behind.hold_behind(scene.path())
     mailbox.route(behind.peer, behind)
     mailbox.sendto(b"second", PEER_ADDRESS)
-    remote.stream.unacknowledged_octets = 0
+    remote.stream.unacknowledged_bytes = 0
     return scene.wait_for(lambda: bool(lane.messages()))
 
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import pytest
 
 from tests.parity.planes import Remote
-from urds.constants import MSG_DONTWAIT
-from urds.dataplane.base import Mailbox, Plane
-from urds.dataplane.reference.accounts import Destination
+from urds.rds.constants import MSG_DONTWAIT
+from urds.rds.plane.contract import Mailbox, Plane
+from urds.rds.plane.python.accounts import Destination
 
 LOCAL, OTHER = ip_address("127.0.84.1"), ip_address("127.0.84.3")
 OTHER_ADDRESS, PEER_ADDRESS = (str(OTHER), 4000), ("127.0.84.2", 4000)

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from tests.parity.planes import Remote
-from tests.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.dataplane.reference.waiting import Doing, Waiter, Waiters, WaitingDesk
+from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
 
 # -- the writer looks again before it clears `writing`
 
@@ -101,7 +101,7 @@ def a_follower_takes_over(scene: World) -> bool:
 
 
 def no_successor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WaitingDesk, "name_leader", lambda self: None)
+    patch.setattr(WaitQueue, "name_leader", lambda self: None)
 
 
 def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
@@ -109,7 +109,7 @@ def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
     first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
     remote = scene.attach()
     leads = scene.receive(first)
-    pause = scene.pause(scene.plane.desk, "sleep", after=True)
+    pause = scene.pause(scene.plane.wait_queue, "sleep", after=True)
     scene.receive(second, wait_s=0.05)
     follows = scene.receive(third)
     pause.reached.wait(scene.bound_s)
@@ -122,18 +122,18 @@ def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
 
 
 def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
-    name_leader, stand_up = WaitingDesk.name_leader, WaitingDesk.stand_up
+    name_leader, stand_up = WaitQueue.name_leader, WaitQueue.stand_up
 
-    def leave(self: WaitingDesk, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
+    def leave(self: WaitQueue, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
         led = self.leader is waiter
-        patch.setattr(WaitingDesk, "name_leader", lambda self: None)
+        patch.setattr(WaitQueue, "name_leader", lambda self: None)
         unled = stand_up(self, waiter, waiters, used=used)
-        patch.setattr(WaitingDesk, "name_leader", name_leader)
+        patch.setattr(WaitQueue, "name_leader", name_leader)
         if led:
             self.name_leader()
         return unled
 
-    patch.setattr(WaitingDesk, "stand_up", leave)
+    patch.setattr(WaitQueue, "stand_up", leave)
 
 
 # -- the leader is kicked, and nobody else reads the kick
@@ -143,14 +143,14 @@ def a_leader_hears_of_a_local_message(scene: World) -> bool:
     """Let it sleep in epoll, and send from a thread of this process."""
     mailbox, sender = scene.mailbox(1), scene.mailbox(2)
     results = scene.receive(mailbox)
-    scene.wait_for(lambda: scene.plane.desk.leader is not None)
+    scene.wait_for(lambda: scene.plane.wait_queue.leader is not None)
     sender.sendto(b"x", (str(LOCAL), 1))
     return scene.wait_for(lambda: bool(results))
 
 
 def no_kick(patch: pytest.MonkeyPatch) -> None:
-    wake = WaitingDesk._wake
-    patch.setattr(WaitingDesk, "_wake", lambda self, gates, *, kick: wake(self, gates, kick=False))
+    wake = WaitQueue._wake
+    patch.setattr(WaitQueue, "_wake", lambda self, gates, *, kick: wake(self, gates, kick=False))
 
 
 def a_pump_leaves_the_kick_to_the_leader(scene: World) -> bool:
@@ -166,8 +166,8 @@ def a_pump_leaves_the_kick_to_the_leader(scene: World) -> bool:
 
 
 def everybody_reads_the_kick(patch: pytest.MonkeyPatch) -> None:
-    read_kick = WaitingDesk.read_kick
-    patch.setattr(WaitingDesk, "read_kick", lambda self, *, leading: read_kick(self, leading=True))
+    read_kick = WaitQueue.read_kick
+    patch.setattr(WaitQueue, "read_kick", lambda self, *, leading: read_kick(self, leading=True))
 
 
 # -- notified and unused is passed on
@@ -178,7 +178,7 @@ def an_interrupted_follower_passes_it_on(scene: World) -> bool:
     other, mailbox = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
     scene.receive(other)
-    sleep = scene.plane.desk.sleep
+    sleep = scene.plane.wait_queue.sleep
     interrupted: list[Waiter] = []
 
     def sleep_interrupted(waiter: Waiter, timeout_s: float | None) -> None:
@@ -187,16 +187,16 @@ def an_interrupted_follower_passes_it_on(scene: World) -> bool:
             interrupted.append(waiter)
             raise KeyboardInterrupt
 
-    scene.plane.desk.sleep = sleep_interrupted  # type: ignore[method-assign]  # watched on purpose
+    scene.plane.wait_queue.sleep = sleep_interrupted  # type: ignore[method-assign]  # watched on purpose
     both = [scene.receive(mailbox), scene.receive(mailbox)]
     remote.say(1, target_port=2)
     return scene.wait_for(lambda: bool(interrupted)) and scene.wait_for(lambda: any(both))
 
 
 def keep_it(patch: pytest.MonkeyPatch) -> None:
-    stand_up = WaitingDesk.stand_up
+    stand_up = WaitQueue.stand_up
     patch.setattr(
-        WaitingDesk,
+        WaitQueue,
         "stand_up",
         lambda self, waiter, waiters, *, used: stand_up(self, waiter, waiters, used=True),
     )
@@ -227,7 +227,7 @@ def an_interrupted_leader_passes_it_on(scene: World) -> bool:
 def the_reader_only_counts(patch: pytest.MonkeyPatch) -> None:
     tell = Waiters.tell
 
-    def tell_without_mark(self: Waiters, count: int, desk: WaitingDesk) -> None:
+    def tell_without_mark(self: Waiters, count: int, desk: WaitQueue) -> None:
         leader = desk.leader
         running = leader is not None and leader.doing is Doing.RUNNING
         tell(self, count, desk)
@@ -253,7 +253,7 @@ def a_look_counts_as_taking(patch: pytest.MonkeyPatch) -> None:
     tell = Waiters.tell
     told: list[int] = []
 
-    def tell_once(self: Waiters, count: int, desk: WaitingDesk) -> None:
+    def tell_once(self: Waiters, count: int, desk: WaitQueue) -> None:
         if not told:
             tell(self, count, desk)
         told.append(count)

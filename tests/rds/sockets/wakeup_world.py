@@ -15,10 +15,11 @@ from ipaddress import ip_address
 import pytest
 
 from tests.parity.planes import Remote
-from urds.dataplane.base import Address, Agreement, Hold, Limits, MailboxSettings, Path, Release
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.dataplane.reference.plane import Plane
-from urds.dataplane.reference.stream_path import StreamPath
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Path, Release
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.stream_path import StreamPath
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)
@@ -46,16 +47,16 @@ class World:
         self.remotes: list[Remote] = []
         self.threads: list[threading.Thread] = []
         self._pauses: list[Pause] = []
-        self._paths: dict[Address, StreamPath] = {}
+        self._paths: dict[IPAddress, StreamPath] = {}
         self._restore: list[Callable[[], None]] = []
 
-    def _resolve(self, mailbox: Mailbox, peer: Address) -> None:
+    def _resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         if peer == LOCAL:
             mailbox.route(peer, self.plane.loop(local=LOCAL, peer=LOCAL))
         else:
             mailbox.route(peer, self.path(peer))
 
-    def path(self, peer: Address = PEER) -> StreamPath:
+    def path(self, peer: IPAddress = PEER) -> StreamPath:
         path = self._paths.get(peer)
         if path is None:
             path = self.plane.path(local=LOCAL, peer=peer, index=0, sequence_first=1)
@@ -134,7 +135,7 @@ class World:
 
     def waiting(self) -> int:
         """Count those who sat down."""
-        desk = self.plane.desk
+        desk = self.plane.wait_queue
         with self.plane.lock:
             return len(desk.followers) + (desk.leader is not None)
 
@@ -189,7 +190,7 @@ class World:
         for remote in self.remotes:
             remote.close()
         self.plane.close(0)
-        desk = self.plane.desk
+        desk = self.plane.wait_queue
         for _ in range(500):
             if not any(thread.is_alive() for thread in self.threads):
                 break

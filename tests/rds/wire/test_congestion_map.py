@@ -1,25 +1,25 @@
-"""The congestion map as a set of ports and as octets."""
+"""The congestion map as a set of ports and as bytes."""
 
 import sys
 
 import pytest
 
-from urds.errors import WireError
-from urds.wire.congestion_map import CongestionMap
+from urds.common.errors import WireError
+from urds.rds.wire.congestion_map import CongestionMap
 
 
 @pytest.mark.rule("wire-congestion-bits")
 @pytest.mark.parametrize(
-    ("port", "offset", "octet"),
+    ("port", "offset", "byte"),
     [(0, 0, 0x01), (1, 0, 0x02), (7, 0, 0x80), (8, 1, 0x01), (5000, 625, 0x01), (5100, 637, 0x10),
      (65535, 8191, 0x80)],
 )  # fmt: skip
-def test_a_port_has_its_bit(port: int, offset: int, octet: int) -> None:
-    octets = CongestionMap([port]).emit()
-    assert len(octets) == 8192
-    assert octets[offset] == octet
-    assert octets.count(0) == 8191
-    assert list(CongestionMap.parse(octets)) == [port]
+def test_a_port_has_its_bit(port: int, offset: int, byte: int) -> None:
+    data = CongestionMap([port]).emit()
+    assert len(data) == 8192
+    assert data[offset] == byte
+    assert data.count(0) == 8191
+    assert list(CongestionMap.parse(data)) == [port]
 
 
 def test_set_and_clear_tell_what_is_news() -> None:
@@ -33,7 +33,7 @@ def test_set_and_clear_tell_what_is_news() -> None:
     assert not ports.test(4000)
 
 
-def test_clear_leaves_the_other_ports_of_the_octet() -> None:
+def test_clear_leaves_the_other_ports_of_the_byte() -> None:
     ports = CongestionMap([8, 9])
     ports.clear(8)
     assert list(ports) == [9]
@@ -45,7 +45,7 @@ def test_clear_leaves_the_other_ports_of_the_octet() -> None:
 def test_an_empty_map_takes_no_memory(empty: CongestionMap) -> None:
     assert not empty
     assert sys.getsizeof(empty) < 100
-    assert not empty.octets
+    assert not empty.data
     assert empty.emit() is CongestionMap().emit()
 
 
@@ -55,12 +55,12 @@ def test_a_map_that_became_empty_gives_its_memory_back() -> None:
     assert ports
     ports.clear(65535)
     assert not ports
-    assert not ports.octets
+    assert not ports.data
 
 
 @pytest.mark.parametrize("count", [0, 8191, 8193])
-def test_another_number_of_octets_is_refused(count: int) -> None:
-    with pytest.raises(WireError, match=f"{count} octets, not 8192"):
+def test_another_number_of_bytes_is_refused(count: int) -> None:
+    with pytest.raises(WireError, match=f"{count} bytes, not 8192"):
         CongestionMap.parse(bytes(count))
 
 
@@ -72,34 +72,34 @@ def test_what_is_no_port_is_refused(port: int) -> None:
             call(port)
 
 
-def test_a_map_does_not_share_the_octets_it_was_read_from() -> None:
-    octets = bytearray(8192)
-    octets[0] = 1
-    ports = CongestionMap.parse(octets)
-    octets[0] = 0
+def test_a_map_does_not_share_the_bytes_it_was_read_from() -> None:
+    data = bytearray(8192)
+    data[0] = 1
+    ports = CongestionMap.parse(data)
+    data[0] = 0
     assert list(ports) == [0]
 
 
 @pytest.mark.parametrize("before", [[], [1, 65535]])
 def test_a_bad_size_replaces_nothing(before: list[int]) -> None:
     ports = CongestionMap(before)
-    with pytest.raises(WireError, match="8191 octets, not 8192"):
+    with pytest.raises(WireError, match="8191 bytes, not 8192"):
         ports.replace(bytes(8191))
     assert list(ports) == before
 
 
-def test_whoever_keeps_the_octets_sees_every_change() -> None:
+def test_whoever_keeps_the_bytes_sees_every_change() -> None:
     """The path of a message tests its bit there."""
     ports = CongestionMap()
-    octets = ports.octets
+    data = ports.data
     assert ports.replace(CongestionMap([4000]).emit()) == 0
-    assert octets[500] == 1
+    assert data[500] == 1
     ports.set(4001)
-    assert octets[500] == 3
+    assert data[500] == 3
     assert ports.replace(bytes(8192)) == 1 << 4000 % 64 | 1 << 4001 % 64
-    assert not octets
+    assert not data
     ports.set(4001)
-    assert octets[500] == 2
+    assert data[500] == 2
 
 
 def test_changed_and_cleared() -> None:

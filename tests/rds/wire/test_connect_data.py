@@ -5,8 +5,8 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from urds.errors import WireError
-from urds.wire.connect_data import (
+from urds.common.errors import WireError
+from urds.rds.wire.private_data import (
     CONNECT_DATA_V4_BYTES,
     CONNECT_DATA_V6_BYTES,
     ConnectData,
@@ -22,26 +22,26 @@ V4 = ConnectData(
 )
 V6 = replace(V4, source=IPv6Address("fd00::1"), target=IPv6Address("fd00::2"))
 TAIL = "03 01 0003 05 000000 0102030405060708 090a0b0c 00000000"
-V4_OCTETS = bytes.fromhex("0a000001 0a000002" + TAIL)
-V6_OCTETS = bytes.fromhex(f"fd{'00' * 14}01 fd{'00' * 14}02" + TAIL)
+V4_BYTES = bytes.fromhex("0a000001 0a000002" + TAIL)
+V6_BYTES = bytes.fromhex(f"fd{'00' * 14}01 fd{'00' * 14}02" + TAIL)
 
 
 @pytest.mark.rule("wire-ib-connect-fields")
-@pytest.mark.parametrize(("record", "octets"), [(V4, V4_OCTETS), (V6, V6_OCTETS)])
-def test_the_layout(record: ConnectData, octets: bytes) -> None:
+@pytest.mark.parametrize(("record", "data"), [(V4, V4_BYTES), (V6, V6_BYTES)])
+def test_the_layout(record: ConnectData, data: bytes) -> None:
     ipv6 = record is V6
-    assert len(octets) == (CONNECT_DATA_V6_BYTES if ipv6 else CONNECT_DATA_V4_BYTES)
-    assert record.emit() == octets
-    assert ConnectData.parse(octets, ipv6=ipv6) == record
+    assert len(data) == (CONNECT_DATA_V6_BYTES if ipv6 else CONNECT_DATA_V4_BYTES)
+    assert record.emit() == data
+    assert ConnectData.parse(data, ipv6=ipv6) == record
 
 
 MARKED_TAIL = "03 01 0003 05 555201 0102030405060708 090a0b0c fedcba98"
 
 
-@pytest.mark.parametrize(("record", "octets"), [(V4, V4_OCTETS), (V6, V6_OCTETS)])
-def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, octets: bytes) -> None:
+@pytest.mark.parametrize(("record", "data"), [(V4, V4_BYTES), (V6, V6_BYTES)])
+def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, data: bytes) -> None:
     marked = replace(record, generation=0xFEDCBA98)
-    written = octets[: -len(bytes.fromhex(TAIL))] + bytes.fromhex(MARKED_TAIL)
+    written = data[: -len(bytes.fromhex(TAIL))] + bytes.fromhex(MARKED_TAIL)
     assert marked.emit() == written
     assert ConnectData.parse(written, ipv6=record is V6) == marked
 
@@ -58,8 +58,8 @@ def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, octets: byte
     ],
 )
 def test_what_counts_as_a_mark(sign: str, generation: str, found: int | None) -> None:
-    octets = V4_OCTETS[:13] + bytes.fromhex(sign) + V4_OCTETS[16:28] + bytes.fromhex(generation)
-    record = ConnectData.parse(octets, ipv6=False)
+    data = V4_BYTES[:13] + bytes.fromhex(sign) + V4_BYTES[16:28] + bytes.fromhex(generation)
+    record = ConnectData.parse(data, ipv6=False)
     assert replace(record, takes_long_frames=False) == replace(V4, generation=found)
 
 
@@ -73,7 +73,7 @@ def test_long_frames_come_with_version_2_of_the_mark(version: int, takes: bool) 
 
 
 def test_long_frames_without_a_generation_are_not_said() -> None:
-    assert replace(V4, takes_long_frames=True).emit() == V4_OCTETS
+    assert replace(V4, takes_long_frames=True).emit() == V4_BYTES
 
 
 @pytest.mark.parametrize("generation", [0, 1 << 32])
@@ -83,13 +83,13 @@ def test_a_generation_out_of_range_is_refused(generation: int) -> None:
 
 
 def test_padding_behind_the_record_is_passed_over() -> None:
-    assert ConnectData.parse(V4_OCTETS + bytes(164), ipv6=False) == V4
+    assert ConnectData.parse(V4_BYTES + bytes(164), ipv6=False) == V4
 
 
-@pytest.mark.parametrize(("octets", "ipv6"), [(V4_OCTETS[:-1], False), (V6_OCTETS[:-1], True)])
-def test_too_few_octets_are_refused(octets: bytes, ipv6: bool) -> None:
-    with pytest.raises(WireError, match=f"{len(octets)} octets, less than {len(octets) + 1}"):
-        ConnectData.parse(octets, ipv6=ipv6)
+@pytest.mark.parametrize(("data", "ipv6"), [(V4_BYTES[:-1], False), (V6_BYTES[:-1], True)])
+def test_too_few_bytes_are_refused(data: bytes, ipv6: bool) -> None:
+    with pytest.raises(WireError, match=f"{len(data)} bytes, less than {len(data) + 1}"):
+        ConnectData.parse(data, ipv6=ipv6)
 
 
 def test_two_families_are_refused() -> None:

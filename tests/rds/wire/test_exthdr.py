@@ -2,9 +2,9 @@
 
 import pytest
 
-from urds.constants import Capability, ExtensionType, RdmaBytesFlag
-from urds.errors import WireError
-from urds.wire.exthdr import (
+from urds.common.errors import WireError
+from urds.rds.constants import Capability, ExtensionType, RdmaBytesFlag
+from urds.rds.wire.extensions import (
     Extension,
     Handshake,
     Mark,
@@ -21,7 +21,7 @@ def entry(name: str, *values: int) -> Extension:
 
 
 def space(written: str) -> bytes:
-    """Return 16 octets that begin as `written` in hexadecimal."""
+    """Return 16 bytes that begin as `written` in hexadecimal."""
     return bytes.fromhex(written).ljust(16, b"\0")
 
 
@@ -44,22 +44,22 @@ PARSER_RULES: list[tuple[str, str, list[Extension]]] = [
         "0a 05 0004",
         [Extension(10), entry("NPATHS", 4)],
     ),
-    ("a type at the last octet without data", "0a" * 16, [Extension(10)] * 16),
+    ("a type at the last byte without data", "0a" * 16, [Extension(10)] * 16),
     (
         "data may end with the space",
         "0a" * 13 + "05 0003",
         [*[Extension(10)] * 13, entry("NPATHS", 3)],
     ),
     ("data past the end are not read", "0a" * 14 + "05 00", [Extension(10)] * 14),
-    ("a type at the last octet with data", "0a" * 15 + "05", [Extension(10)] * 15),
+    ("a type at the last byte with data", "0a" * 15 + "05", [Extension(10)] * 15),
     (
-        "eight octets of data past the end",
+        "eight bytes of data past the end",
         "03" + "01" * 8 + "03" + "01" * 6,
         [entry("RDMA_DEST", 0x01010101, 0x01010101)],
     ),
     ("a repeated type is read twice", "05 0001 05 0002", [entry("NPATHS", 1), entry("NPATHS", 2)]),
     (
-        "the dummy octet of SPORT_IDX is data, not the end",
+        "the dummy byte of SPORT_IDX is data, not the end",
         "08 00 05 0008",
         [entry("SPORT_IDX", 0), entry("NPATHS", 8)],
     ),
@@ -106,10 +106,10 @@ def test_the_parser_has_the_rules_of_linux(written: str, expected: list[Extensio
 )
 @pytest.mark.parametrize(("number", "record", "written"), EACH_TYPE)
 def test_each_type_has_its_layout(number: ExtensionType, record: Extension, written: str) -> None:
-    octets = space(written)
-    assert octets[0] == number
-    assert emit([record]) == octets
-    assert parse(octets) == (record,)
+    data = space(written)
+    assert data[0] == number
+    assert emit([record]) == data
+    assert parse(data) == (record,)
 
 
 def test_every_type_is_in_the_table() -> None:
@@ -117,8 +117,8 @@ def test_every_type_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 15, 17])
-def test_another_number_of_octets_is_refused(count: int) -> None:
-    with pytest.raises(WireError, match=f"{count} octets, not 16"):
+def test_another_number_of_bytes_is_refused(count: int) -> None:
+    with pytest.raises(WireError, match=f"{count} bytes, not 16"):
         parse(bytes(count))
 
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_left_out_and_a_shorter_one_follows() -> None:
 
 
 def test_a_full_space_has_no_terminator() -> None:
-    """Nine and seven octets fill the 16."""
+    """Nine and seven bytes fill the 16."""
     extensions = (
         entry("RDMA_DEST", 1, 2),
         entry("GEN_NUM", 3),
@@ -198,7 +198,7 @@ MARKED = Handshake(
         (MARKED, "05 0008 06 11223344 08 00 00 55 52 01 0003"),
     ],
 )
-def test_a_handshake_has_its_octets(handshake: Handshake, written: str) -> None:
+def test_a_handshake_has_its_bytes(handshake: Handshake, written: str) -> None:
     assert emit_handshake(handshake) == space(written)
     assert parse_handshake(space(written)) == handshake
 
@@ -225,8 +225,8 @@ def test_without_the_whole_sign_there_is_no_mark(written: str, why: str) -> None
 
 
 def test_a_later_version_and_unknown_capabilities_are_read() -> None:
-    octets = space("05 0001 00 00000000 00 00 00 55 52 02 8001")
-    assert parse_handshake(octets).mark == Mark(Capability(0x8001), version=2)
+    data = space("05 0001 00 00000000 00 00 00 55 52 02 8001")
+    assert parse_handshake(data).mark == Mark(Capability(0x8001), version=2)
 
 
 def test_a_generation_of_zero_is_none() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from urds.constants import HeaderFlag
-from urds.errors import WireError
-from urds.wire.checksum import header_checksum, header_intact, internet_checksum
-from urds.wire.header import HEADER, HEADER_BYTES, Header
+from urds.common.errors import WireError
+from urds.rds.constants import HeaderFlag
+from urds.rds.wire.checksum import header_checksum, header_intact, internet_checksum
+from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
 
 # The checksum of this header was verified by hand against RFC 1071: e0b6.
 PLAIN = bytes.fromhex(
@@ -18,7 +18,7 @@ RECORD = Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002)
 
 
 @pytest.mark.rule("wire-header-size")
-def test_the_layout_has_48_octets() -> None:
+def test_the_layout_has_48_bytes() -> None:
     assert HEADER.size == HEADER_BYTES == 48
 
 
@@ -36,8 +36,8 @@ def test_the_checksum_is_the_one_of_the_reference() -> None:
 
 @pytest.mark.rule("wire-header-fields", "wire-len", "wire-padding", "wire-exthdr-space")
 def test_each_field_stands_at_its_offset() -> None:
-    octets = bytes(range(1, 31)) + bytes(2) + bytes(range(33, 49))
-    assert Header.parse(octets) == Header(
+    data = bytes(range(1, 31)) + bytes(2) + bytes(range(33, 49))
+    assert Header.parse(data) == Header(
         sequence=0x0102030405060708,
         ack=0x090A0B0C0D0E0F10,
         payload_bytes=0x11121314,
@@ -69,11 +69,11 @@ def test_zero_is_not_checked() -> None:
 
 def test_a_sum_of_all_ones_is_sent_as_ffff_and_not_as_unchecked() -> None:
     """The words sum to 0xffff, so RFC 1071 would write 0, and nobody would look."""
-    octets = Header(sequence=0xFFFF).emit(checksum=True)
+    data = Header(sequence=0xFFFF).emit(checksum=True)
     assert internet_checksum(Header(sequence=0xFFFF).emit()) == 0
-    assert octets[30:32] == b"\xff\xff"
-    assert internet_checksum(octets) == 0  # what Linux verifies
-    assert header_intact(HEADER.unpack(octets))
+    assert data[30:32] == b"\xff\xff"
+    assert internet_checksum(data) == 0  # what Linux verifies
+    assert header_intact(HEADER.unpack(data))
 
 
 def test_a_header_of_zeros_has_the_checksum_ffff() -> None:
@@ -81,13 +81,13 @@ def test_a_header_of_zeros_has_the_checksum_ffff() -> None:
     assert internet_checksum(bytes(HEADER_BYTES)) == 0xFFFF
 
 
-def test_an_odd_octet_is_the_upper_half_of_a_word() -> None:
+def test_an_odd_byte_is_the_upper_half_of_a_word() -> None:
     assert internet_checksum(b"\x12") == internet_checksum(b"\x12\x00") == 0xEDFF
 
 
 @pytest.mark.parametrize("count", [0, 47, 49])
-def test_another_number_of_octets_is_refused(count: int) -> None:
-    with pytest.raises(WireError, match=f"header of {count} octets, not 48"):
+def test_another_number_of_bytes_is_refused(count: int) -> None:
+    with pytest.raises(WireError, match=f"header of {count} bytes, not 48"):
         Header.parse(bytes(count))
 
 
@@ -112,14 +112,14 @@ def test_a_value_wider_than_its_field_is_refused(field: str, value: int) -> None
 
 
 def test_an_extension_space_of_another_size_is_refused() -> None:
-    with pytest.raises(WireError, match="15 octets, not 16"):
+    with pytest.raises(WireError, match="15 bytes, not 16"):
         Header(extension=bytes(15)).emit()
 
 
 def test_a_flag_that_nobody_knows_stays() -> None:
-    octets = Header(flags=HeaderFlag(0xC0)).emit()
-    assert octets[24] == 0xC0
-    assert Header.parse(octets).flags == 0xC0
+    data = Header(flags=HeaderFlag(0xC0)).emit()
+    assert data[24] == 0xC0
+    assert Header.parse(data).flags == 0xC0
 
 
 def test_the_message_names_the_value_that_does_not_fit() -> None:

@@ -6,9 +6,9 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from urds.constants import ConnectionFlag, InfoOpt
-from urds.errors import WireError
-from urds.wire import info
+from urds.common.errors import WireError
+from urds.rds.constants import ConnectionFlag, InfoOpt
+from urds.rds.wire import info
 
 ONE, TWO = IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")
 COUNTER = info.Counter(name="conn_reset", value=3)
@@ -88,22 +88,22 @@ def test_every_list_that_linux_registers_has_its_element() -> None:
 
 @pytest.mark.parametrize("record", [form[0] for form in FORMS])
 @pytest.mark.parametrize("count", [0, 25, 39, 43, 100])
-def test_another_number_of_octets_is_refused(record: info.Record, count: int) -> None:
-    with pytest.raises(WireError, match=f"of {count} octets, not"):
+def test_another_number_of_bytes_is_refused(record: info.Record, count: int) -> None:
+    with pytest.raises(WireError, match=f"of {count} bytes, not"):
         type(record).parse(bytes(count))
 
 
 def test_a_tcp_socket_without_tos_is_read() -> None:
-    """Kernels before 5.0 have 40 octets."""
+    """Kernels before 5.0 have 40 bytes."""
     with_tos = replace(TCP_SOCKET, tos=4)
     assert info.TcpSocket.parse(with_tos.emit()[:-1]) == TCP_SOCKET
     assert info.TcpSocket.parse(with_tos.emit()) == with_tos
 
 
 def test_integers_are_of_the_host_and_ports_are_big_endian() -> None:
-    octets = MESSAGE.emit()
-    assert int.from_bytes(octets[8:12], sys.byteorder) == 7
-    assert octets[12:24] == ONE.packed + TWO.packed + bytes.fromhex("0fa01388")
+    data = MESSAGE.emit()
+    assert int.from_bytes(data[8:12], sys.byteorder) == 7
+    assert data[12:24] == ONE.packed + TWO.packed + bytes.fromhex("0fa01388")
 
 
 def test_an_ipv6_address_does_not_fit_the_ipv4_form() -> None:
@@ -128,7 +128,7 @@ def test_what_is_no_port_is_refused(port: int) -> None:
 
 def test_a_name_leaves_room_for_its_end() -> None:
     assert info.Counter.parse(replace(COUNTER, name="x" * 31).emit()).name == "x" * 31
-    with pytest.raises(WireError, match="32 octets, limit 31"):
+    with pytest.raises(WireError, match="32 bytes, limit 31"):
         replace(COUNTER, name="x" * 32).emit()
 
 
@@ -140,8 +140,8 @@ def test_a_value_wider_than_its_field_is_refused() -> None:
 def test_a_list_is_its_elements_in_the_form_of_the_option() -> None:
     records = [SOCKET, replace(SOCKET, inode=78)]
     for option in (InfoOpt.SOCKETS, InfoOpt.V6_SOCKETS):
-        octets = info.emit_list(option, records)
-        elements = info.split(octets, element_bytes=info.ELEMENT_BYTES[option])
+        data = info.emit_list(option, records)
+        elements = info.split(data, element_bytes=info.ELEMENT_BYTES[option])
         assert [info.SocketEntry.parse(element) for element in elements] == records
     assert info.emit_list(InfoOpt.SOCKETS, []) == b""
     assert info.split(b"", element_bytes=28) == []
@@ -149,5 +149,5 @@ def test_a_list_is_its_elements_in_the_form_of_the_option() -> None:
 
 @pytest.mark.parametrize("element_bytes", [0, -28, 27])
 def test_elements_fill_their_list(element_bytes: int) -> None:
-    with pytest.raises(WireError, match=f"56 octets in elements of {element_bytes}"):
+    with pytest.raises(WireError, match=f"56 bytes in elements of {element_bytes}"):
         info.split(bytes(56), element_bytes=element_bytes)

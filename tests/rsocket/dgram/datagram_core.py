@@ -1,22 +1,22 @@
-"""What tests of the datagram core share: a core, its peer's octets, and how they meet."""
+"""What tests of the datagram core share: a core, its peer's bytes, and how they meet."""
 
 from ipaddress import ip_address
 
-from urds.rsocket.dgram import (
-    Address,
+from urds.common.types import HostPort
+from urds.rsocket.core.datagram import (
     ByQueuePair,
     ByUdp,
-    Datagrams,
+    DatagramCore,
     DatagramSettings,
-    Device,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
-HERE: Address = ("127.0.0.1", 5000)
-THERE: Address = ("127.0.0.2", 6000)
+HERE: HostPort = ("127.0.0.1", 5000)
+THERE: HostPort = ("127.0.0.2", 6000)
 OPENING = b"opening1"
 PEER_OPENING = b"peer-one"
 S = 1_000_000_000
@@ -25,16 +25,18 @@ QKEY = 0x01234567
 
 def datagrams(
     *providers: str, mtu_bytes: int = 4096, settings: DatagramSettings | None = None
-) -> Datagrams:
+) -> DatagramCore:
     devices = [
-        Device(provider, 7000 + index, 0x100 + index, mtu_bytes)
+        LocalDevice(provider, 7000 + index, 0x100 + index, mtu_bytes)
         for index, provider in enumerate(providers or ("shm",))
     ]
-    return Datagrams(settings or DatagramSettings(), local=HERE, devices=devices, opening=OPENING)
+    return DatagramCore(
+        settings or DatagramSettings(), local=HERE, devices=devices, bind_id=OPENING
+    )
 
 
 def send(
-    core: Datagrams, payload: bytes, target: Address = THERE, now_ns: int = 10 * S
+    core: DatagramCore, payload: bytes, target: HostPort = THERE, now_ns: int = 10 * S
 ) -> ByUdp | ByQueuePair:
     if not core.knows(target):
         core.add_destination(target, HERE[0])
@@ -44,29 +46,29 @@ def send(
 def control(
     qpn: int = 0x55,
     *,
-    opening: bytes | None = PEER_OPENING,
-    ways: tuple[DatagramWay, ...] = (DatagramWay("shm", 9000),),
+    bind_id: bytes | None = PEER_OPENING,
+    device_ports: tuple[DatagramDevicePort, ...] = (DatagramDevicePort("shm", 9000),),
 ) -> bytes:
     header = UdpHeader(DatagramOp.CONTROL, qpn, ip_address(THERE[0])).emit()
-    return header if opening is None else header + DatagramWays(opening, ways).emit()
+    return header if bind_id is None else header + DatagramDevices(bind_id, device_ports).emit()
 
 
 def data(payload: bytes, qpn: int = 0x55) -> bytes:
     return UdpHeader(DatagramOp.DATA, qpn, ip_address(THERE[0])).emit() + payload
 
 
-def by_queue_pair(payload: bytes, source: Address = THERE) -> bytes:
+def by_queue_pair(payload: bytes, source: HostPort = THERE) -> bytes:
     return QpHeader(source[1], ip_address(source[0])).emit() + payload
 
 
-def learn(core: Datagrams, octets: bytes, now_ns: int = 10 * S) -> QueuePairWay:
+def learn(core: DatagramCore, data: bytes, now_ns: int = 10 * S) -> QueuePairAddress:
     """Give a control message and let the look-up that follows find somebody."""
-    core.receive_udp(octets, THERE, now_ns)
+    core.receive_udp(data, THERE, now_ns)
     asked = core.poll_event()
     assert isinstance(asked, LookUp)
-    way = QueuePairWay(asked.device, "vector", 0x99, QKEY)
-    core.handle_found(asked.token, way)
-    return way
+    qp_address = QueuePairAddress(asked.device, "vector", 0x99, QKEY)
+    core.handle_found(asked.token, qp_address)
+    return qp_address
 
 
 MALFORMED_UDP = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.datagram_core import (
+from tests.rsocket.dgram.datagram_core import (
     HERE,
     MALFORMED_UDP,
     OPENING,
@@ -21,18 +21,18 @@ from tests.unit.datagram_core import (
     learn,
     send,
 )
-from urds.rsocket.dgram import (
+from urds.rsocket.core.datagram import (
     ByQueuePair,
     ByUdp,
-    Datagrams,
+    CancelLookUp,
+    DatagramCore,
     DatagramSettings,
     DestinationState,
-    GiveUp,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
 
 @pytest.mark.rule("rsocket-dgram-lookup", "rsocket-dgram-udp-first")
@@ -40,7 +40,7 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
     core = datagrams()
     first = send(core, b"one")
     assert isinstance(first, ByUdp)
-    header, rest = UdpHeader.parse(first.octets)
+    header, rest = UdpHeader.parse(first.data)
     assert (header.op, header.qpn, bytes(rest)) == (DatagramOp.DATA, 0x100, b"one")
     assert first.target == THERE
 
@@ -50,13 +50,13 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
         "the port that the peer named, at its host"
     )
     assert isinstance(send(core, b"two"), ByUdp), "until somebody is found"
-    way = QueuePairWay(0, "vector", 0x99, QKEY)
-    core.handle_found(1, way)
+    qp_address = QueuePairAddress(0, "vector", 0x99, QKEY)
+    core.handle_found(1, qp_address)
 
     third = send(core, b"three")
     assert isinstance(third, ByQueuePair)
-    assert third.way is way
-    header_there, rest = QpHeader.parse(third.octets)
+    assert third.qp_address is qp_address
+    header_there, rest = QpHeader.parse(third.data)
     assert (str(header_there.address), header_there.port) == HERE
     assert bytes(rest) == b"three"
     assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 1)
@@ -68,10 +68,10 @@ def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
     answer = core.receive_udp(data(b"hello"), THERE, 0)
     assert core.receive() == (b"hello", THERE)
     assert isinstance(answer, ByUdp)
-    header, rest = UdpHeader.parse(answer.octets)
+    header, rest = UdpHeader.parse(answer.data)
     assert (answer.target, header.op, header.qpn) == (THERE, DatagramOp.CONTROL, 0x100)
-    assert DatagramWays.parse(rest) == DatagramWays(
-        OPENING, (DatagramWay("shm", 7000), DatagramWay("tcp", 7001))
+    assert DatagramDevices.parse(rest) == DatagramDevices(
+        OPENING, (DatagramDevicePort("shm", 7000), DatagramDevicePort("tcp", 7001))
     )
     assert not core.knows(THERE), "a stranger costs no entry"
 
@@ -128,13 +128,13 @@ def test_what_the_slot_or_the_path_does_not_take_is_refused(mtu_bytes: int, limi
     core = datagrams("shm", "udp", mtu_bytes=mtu_bytes)
     assert core.payload_bytes_max == limit
     assert isinstance(send(core, bytes(limit)), ByUdp)
-    with pytest.raises(OSError, match=f"datagram of {limit + 1} octets, limit {limit}") as caught:
+    with pytest.raises(OSError, match=f"datagram of {limit + 1} bytes, limit {limit}") as caught:
         core.send(bytes(limit + 1), THERE, 0)
     assert caught.value.errno == errno.EMSGSIZE
 
 
 def test_the_limit_of_ipv6_is_that_of_its_header() -> None:
-    core = Datagrams(DatagramSettings(), local=("::1", 5000), devices=[], opening=OPENING)
+    core = DatagramCore(DatagramSettings(), local=("::1", 5000), devices=[], bind_id=OPENING)
     assert core.payload_bytes_max == 2024
 
 
@@ -163,21 +163,21 @@ def test_a_connected_socket_hears_its_peer_alone() -> None:
     core.receive_queue_pair(by_queue_pair(b"stranger", ("127.0.0.2", 6001)))
     core.receive_udp(data(b"stranger"), ("127.0.0.3", 6000), 0)
     core.receive_queue_pair(by_queue_pair(b"friend"))
-    assert core.stats.dropped_stranger == 2
+    assert core.stats.dropped_not_from_peer == 2
     assert (core.receive(), core.receive()) == ((b"friend", THERE), None)
 
 
-@pytest.mark.parametrize("octets", MALFORMED_UDP)
-def test_malformed_octets_by_udp_are_dropped_and_counted(octets: bytes) -> None:
+@pytest.mark.parametrize("data", MALFORMED_UDP)
+def test_malformed_bytes_by_udp_are_dropped_and_counted(data: bytes) -> None:
     core = datagrams()
     send(core, b"x")
-    assert core.receive_udp(octets, THERE, 0) is None
+    assert core.receive_udp(data, THERE, 0) is None
     assert core.stats.dropped_malformed == 1
     assert (core.receive(), core.poll_event()) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"",
         by_queue_pair(b"")[:7],
@@ -186,9 +186,9 @@ def test_malformed_octets_by_udp_are_dropped_and_counted(octets: bytes) -> None:
         by_queue_pair(b"x", ("127.0.0.1", 0)),
     ],
 )
-def test_malformed_octets_by_queue_pair_are_dropped_and_counted(octets: bytes) -> None:
+def test_malformed_bytes_by_queue_pair_are_dropped_and_counted(data: bytes) -> None:
     core = datagrams()
-    core.receive_queue_pair(octets)
+    core.receive_queue_pair(data)
     assert core.stats.dropped_malformed == 1
     assert core.receive() is None
 
@@ -196,22 +196,22 @@ def test_malformed_octets_by_queue_pair_are_dropped_and_counted(octets: bytes) -
 @given(
     st.one_of(
         st.binary(max_size=100),
-        st.binary(max_size=40).map(lambda rest: control(opening=None) + rest),
+        st.binary(max_size=40).map(lambda rest: control(bind_id=None) + rest),
         st.binary(max_size=40).map(lambda rest: data(b"") + rest),
         st.tuples(st.just(control()), st.integers(0, 43), st.integers(0, 255)).map(
             lambda it: it[0][: it[1]] + bytes([it[2]]) + it[0][it[1] + 1 :]
         ),
     )
 )
-def test_whatever_comes_is_taken_or_counted(octets: bytes) -> None:
+def test_whatever_comes_is_taken_or_counted(raw: bytes) -> None:
     core = datagrams()
     send(core, b"x")
-    core.receive_udp(octets, THERE, 10 * S)
-    core.receive_queue_pair(octets)
+    core.receive_udp(raw, THERE, 10 * S)
+    core.receive_queue_pair(raw)
     stats, taken = core.stats, core.peek()
     counts = stats.received_by_udp + stats.controls_received + stats.dropped_malformed
     assert counts + stats.received_by_queue_pair == 2
-    assert taken is None or taken[0] in octets
+    assert taken is None or taken[0] in raw
 
 
 def test_a_control_message_of_who_was_not_sent_to_starts_nothing() -> None:
@@ -224,7 +224,7 @@ def test_a_control_message_of_who_was_not_sent_to_starts_nothing() -> None:
 def test_an_original_stays_with_udp() -> None:
     core = datagrams("shm", "tcp")
     send(core, b"x")
-    core.receive_udp(control(opening=None), THERE, 10 * S)
+    core.receive_udp(control(bind_id=None), THERE, 10 * S)
     assert core.stats.controls_received == 1
     assert core.poll_event() is None
     assert isinstance(send(core, b"y"), ByUdp)
@@ -233,14 +233,18 @@ def test_an_original_stays_with_udp() -> None:
 def test_only_devices_of_both_are_asked_in_our_order() -> None:
     core = datagrams("shm", "tcp", "udp")
     send(core, b"x")
-    ways = (DatagramWay("udp", 1), DatagramWay("roce", 2), DatagramWay("shm", 3))
-    core.receive_udp(control(ways=ways), THERE, 10 * S)
+    device_ports = (
+        DatagramDevicePort("udp", 1),
+        DatagramDevicePort("roce", 2),
+        DatagramDevicePort("shm", 3),
+    )
+    core.receive_udp(control(device_ports=device_ports), THERE, 10 * S)
     assert core.poll_event() == LookUp(1, 0, (THERE[0], 3), PEER_OPENING)
     core.handle_not_found(1, 10 * S)
     assert core.poll_event() == LookUp(2, 2, (THERE[0], 1), PEER_OPENING)
     core.handle_not_found(2, 10 * S)
     assert core.poll_event() is None
-    assert core.stats.look_ups_in_vain == 1
+    assert core.stats.look_ups_failed == 1
 
 
 def test_after_a_look_up_in_vain_the_next_one_waits_longer_each_time() -> None:
@@ -265,7 +269,7 @@ def test_a_peer_that_has_changed_is_looked_up_at_once() -> None:
     core = datagrams()
     send(core, b"x")
     for number in range(3):
-        core.receive_udp(control(opening=b"peer-%03d" % number), THERE, 10 * S)
+        core.receive_udp(control(bind_id=b"peer-%03d" % number), THERE, 10 * S)
         asked = core.poll_event()
         assert isinstance(asked, LookUp)
         core.handle_not_found(asked.token, 10 * S)
@@ -274,16 +278,16 @@ def test_a_peer_that_has_changed_is_looked_up_at_once() -> None:
 def test_a_peer_without_a_queue_pair_stays_with_udp() -> None:
     core = datagrams()
     send(core, b"x")
-    core.receive_udp(control(0, ways=()), THERE, 10 * S)
+    core.receive_udp(control(0, device_ports=()), THERE, 10 * S)
     assert core.poll_event() is None
     assert isinstance(send(core, b"y"), ByUdp)
 
 
 def test_without_a_device_all_goes_by_udp() -> None:
-    core = Datagrams(DatagramSettings(), local=HERE, devices=[], opening=OPENING)
+    core = DatagramCore(DatagramSettings(), local=HERE, devices=[], bind_id=OPENING)
     sent = send(core, b"x")
     assert isinstance(sent, ByUdp)
-    assert UdpHeader.parse(sent.octets)[0].qpn == 0
+    assert UdpHeader.parse(sent.data)[0].qpn == 0
     core.receive_udp(control(), THERE, 10 * S)
     assert core.poll_event() is None
 
@@ -297,29 +301,29 @@ def test_another_queue_pair_in_data_of_the_peer_costs_the_way() -> None:
     learn(core, control())
     assert isinstance(send(core, b"y"), ByQueuePair)
     core.receive_udp(data(b"I am new", qpn=0x56), THERE, 10 * S)
-    assert core.stats.ways_lost == 1
+    assert core.stats.queue_pairs_lost == 1
     assert isinstance(send(core, b"z"), ByUdp)
-    learn(core, control(0x56, opening=b"peer-two"))
+    learn(core, control(0x56, bind_id=b"peer-two"))
     assert isinstance(send(core, b"z"), ByQueuePair)
 
 
-@pytest.mark.parametrize("changed", [control(0x56), control(opening=b"peer-two")])
+@pytest.mark.parametrize("changed", [control(0x56), control(bind_id=b"peer-two")])
 def test_another_queue_pair_or_opening_in_a_control_message_looks_up_anew(changed: bytes) -> None:
     core = datagrams()
     send(core, b"x")
     learn(core, control())
     core.receive_udp(changed, THERE, 10 * S)
-    assert core.stats.ways_lost == 1
+    assert core.stats.queue_pairs_lost == 1
     asked = core.poll_event()
     assert isinstance(asked, LookUp)
-    assert asked.opening == DatagramWays.parse(changed[16:]).opening
+    assert asked.bind_id == DatagramDevices.parse(changed[16:]).bind_id
 
 
 def test_an_original_in_the_place_of_our_own_costs_the_way() -> None:
     core = datagrams()
     send(core, b"x")
     learn(core, control())
-    core.receive_udp(control(opening=None), THERE, 10 * S)
+    core.receive_udp(control(bind_id=None), THERE, 10 * S)
     assert core.state_of(THERE) is DestinationState.BY_UDP
 
 
@@ -337,14 +341,14 @@ def test_a_change_ends_the_look_up_of_what_was_before() -> None:
     core = datagrams()
     send(core, b"x")
     core.receive_udp(control(), THERE, 10 * S)
-    core.receive_udp(control(0x56, opening=b"peer-two"), THERE, 10 * S)
+    core.receive_udp(control(0x56, bind_id=b"peer-two"), THERE, 10 * S)
     events = [core.poll_event(), core.poll_event(), core.poll_event()]
     assert events == [
         LookUp(1, 0, (THERE[0], 9000), PEER_OPENING),
-        GiveUp(1),
+        CancelLookUp(1),
         LookUp(2, 0, (THERE[0], 9000), b"peer-two"),
     ]
-    core.handle_found(1, QueuePairWay(0, "old", 1, QKEY))
+    core.handle_found(1, QueuePairAddress(0, "old", 1, QKEY))
     assert core.state_of(THERE) is DestinationState.LOOKING_UP, "nobody wants that answer"
 
 
@@ -352,6 +356,8 @@ def test_who_only_sends_asks_by_udp_once_a_second() -> None:
     core = datagrams()
     send(core, b"x", now_ns=10 * S)
     learn(core, control())
-    ways = [type(send(core, b"y", now_ns=10 * S + part * S // 4)) is ByUdp for part in range(13)]
-    assert ways == [False] * 4 + [True] + [False] * 3 + [True] + [False] * 3 + [True]
+    device_ports = [
+        type(send(core, b"y", now_ns=10 * S + part * S // 4)) is ByUdp for part in range(13)
+    ]
+    assert device_ports == [False] * 4 + [True] + [False] * 3 + [True] + [False] * 3 + [True]
     assert core.stats.sent_by_udp_again == 3

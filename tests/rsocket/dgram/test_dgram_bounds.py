@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.unit.datagram_core import (
+from tests.rsocket.dgram.datagram_core import (
     OPENING,
     PEER_OPENING,
     QKEY,
@@ -16,20 +16,20 @@ from tests.unit.datagram_core import (
     learn,
     send,
 )
-from urds.errors import LocalProtocolError
-from urds.rsocket.dgram import (
+from urds.common.errors import LocalProtocolError
+from urds.rsocket.core.datagram import (
     ByQueuePair,
     ByUdp,
-    Datagrams,
+    CancelLookUp,
+    DatagramCore,
     DatagramSettings,
     DestinationState,
-    Device,
-    GiveUp,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort
 from urds.rsocket.wire.datagram_headers import DatagramOp, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay
 
 
 def test_the_least_recently_used_destination_goes() -> None:
@@ -50,8 +50,8 @@ def test_the_look_up_of_an_evicted_destination_is_given_up() -> None:
     core.receive_udp(control(), THERE, 10 * S)
     assert isinstance(core.poll_event(), LookUp)
     send(core, b"x", ("127.0.0.2", 1))
-    assert core.poll_event() == GiveUp(1)
-    core.handle_found(1, QueuePairWay(0, "v", 1, QKEY))
+    assert core.poll_event() == CancelLookUp(1)
+    core.handle_found(1, QueuePairAddress(0, "v", 1, QKEY))
     assert not core.knows(THERE)
 
 
@@ -76,7 +76,11 @@ def test_a_lost_device_leaves_its_peers_to_udp() -> None:
     learn(core, control())
     core.handle_device_lost(0)
     assert isinstance(send(core, b"y"), ByUdp)
-    core.receive_udp(control(ways=(DatagramWay("shm", 1), DatagramWay("tcp", 2))), THERE, 10 * S)
+    core.receive_udp(
+        control(device_ports=(DatagramDevicePort("shm", 1), DatagramDevicePort("tcp", 2))),
+        THERE,
+        10 * S,
+    )
     assert core.poll_event() == LookUp(2, 1, (THERE[0], 2), PEER_OPENING), "over what is left"
 
 
@@ -89,7 +93,7 @@ def test_what_a_lost_device_did_not_take_goes_by_udp() -> None:
     core.handle_device_lost(0)
     instead = core.send_instead(refused, 10 * S)
     assert isinstance(instead, ByUdp)
-    assert instead.octets.endswith(b"refused")
+    assert instead.data.endswith(b"refused")
     assert (core.stats.sent_by_udp, core.stats.sent_by_queue_pair) == (2, 0)
 
 
@@ -100,17 +104,17 @@ def test_a_device_lost_during_a_look_up_is_not_waited_for() -> None:
     core.handle_device_lost(0)
     assert [core.poll_event(), core.poll_event()] == [
         LookUp(1, 0, (THERE[0], 9000), PEER_OPENING),
-        GiveUp(1),
+        CancelLookUp(1),
     ]
     assert core.state_of(THERE) is DestinationState.BY_UDP
 
 
 def test_a_peer_with_a_scope_stays_with_udp() -> None:
-    core = Datagrams(
+    core = DatagramCore(
         DatagramSettings(),
         local=("::1", 5000),
-        devices=[Device("shm", 1, 2, 4096)],
-        opening=OPENING,
+        devices=[LocalDevice("shm", 1, 2, 4096)],
+        bind_id=OPENING,
     )
     target = ("fe80::1%lo", 6000)
     core.add_destination(target, "fe80::2%lo")

@@ -1,4 +1,4 @@
-"""Two stream cores and what lies between them: memory by address, posts in order, no chance.
+"""Two stream cores and what lies between them: memory by address, posts in order, no rng.
 
 `Host` is a source of memory that finds it again by address and key, as a device does. `Side` is a
 core with its posts under way: `post` takes what the core has to say, `deliver` lets the oldest
@@ -8,7 +8,7 @@ land at the peer, `complete` tells the core so. `Pair.run` does all of it until 
 import errno
 import itertools
 
-from urds.rsocket.stream import Memory, Post, PostKind, Stream, StreamSettings
+from urds.rsocket.core.stream import Memory, Post, PostKind, StreamCore, StreamSettings
 
 STEPS_MAX = 100_000
 
@@ -29,7 +29,7 @@ class Host:
 
     def allocate(self, byte_count: int) -> Memory:
         if self.held_bytes + byte_count > self.limit_bytes:
-            raise OSError(errno.ENOMEM, f"{byte_count} octets")
+            raise OSError(errno.ENOMEM, f"{byte_count} bytes")
         memory = Memory(memoryview(bytearray(byte_count)), self._address, next(self._keys))
         self._address += byte_count + 4096
         self.memories[memory.rkey] = memory
@@ -40,12 +40,12 @@ class Host:
         self.released.append(memory)
 
     def write(self, post: Post) -> None:
-        if not len(post.octets):
+        if not len(post.data):
             return
         memory = self.memories[post.rkey]
         start = post.address - memory.address
-        assert 0 <= start <= start + len(post.octets) <= memory.view.nbytes, post
-        memory.view[start : start + len(post.octets)] = post.octets
+        assert 0 <= start <= start + len(post.data) <= memory.view.nbytes, post
+        memory.view[start : start + len(post.data)] = post.data
 
 
 class Side:
@@ -53,7 +53,7 @@ class Side:
 
     def __init__(self, settings: StreamSettings, base: int) -> None:
         self.host = Host(base)
-        self.stream = Stream(settings, self.host)
+        self.stream = StreamCore(settings, self.host)
         self.posted: list[Post] = []  # not landed
         self.landed: list[Post] = []  # not completed
         self.log: list[Post] = []  # all that was ever posted
@@ -75,8 +75,8 @@ class Side:
             post = self.posted.pop(0)
             self.peer.host.write(post)
             self.landed.append(post)
-            if post.word is not None:
-                self.peer.stream.receive_data(post.word)
+            if post.imm_data is not None:
+                self.peer.stream.receive_data(post.imm_data)
 
     def complete(self, count: int | None = None) -> None:
         """Complete the oldest posts that landed, all of them without a count."""
@@ -84,8 +84,8 @@ class Side:
             self.landed.pop(0)
             self.stream.handle_sent()
 
-    def send(self, octets: bytes, *, may_borrow: bool = False) -> int:
-        return self.stream.send(memoryview(octets), may_borrow=may_borrow)
+    def send(self, data: bytes, *, may_zero_copy: bool = False) -> int:
+        return self.stream.send(memoryview(data), may_zero_copy=may_zero_copy)
 
     def read(self, byte_count: int = 1 << 24, *, peek: bool = False) -> bytes:
         wanted = min(byte_count, self.stream.readable_bytes)
@@ -113,8 +113,8 @@ class Pair:
         self.left = Side(left or StreamSettings(), 0x10_0000_0000)
         self.right = Side(right or StreamSettings(), 0x7F00_0000_0000)
         self.left.peer, self.right.peer = self.right, self.left
-        self.left.stream.adopt(self.right.stream.offer())
-        self.right.stream.adopt(self.left.stream.offer())
+        self.left.stream.adopt(self.right.stream.connect_data())
+        self.right.stream.adopt(self.left.stream.connect_data())
         if is_settled:
             self.run()
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from tests.unit.stream_pair import Pair, Side
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import PostKind, StreamSettings
-from urds.rsocket.wire.messages import Op, emit_word
+from tests.rsocket.stream.stream_pair import Pair, Side
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import PostKind, StreamSettings
+from urds.rsocket.wire.messages import Op, emit_imm_data
 
-ORIGINAL = StreamSettings(is_own=False)
+ORIGINAL = StreamSettings(is_urds=False)
 SMALL = StreamSettings(receive_queue=16, no_delay=True)
 
 
 def send_ones(side: Side, count: int) -> int:
-    """Send octets one by one, completing each, until one makes no write; return the writes."""
+    """Send bytes one by one, completing each, until one makes no write; return the writes."""
     for done in range(count):
         side.send(b"1")
         side.post()
@@ -32,7 +32,7 @@ def send_ones(side: Side, count: int) -> int:
 def test_a_sender_stops_at_the_limit_and_goes_on_after_half(
     sender: StreamSettings, receiver: StreamSettings
 ) -> None:
-    """384 messages of one octet without a reader; 191 read free nothing, 192 free 192."""
+    """384 messages of one byte without a reader; 191 read free nothing, 192 free 192."""
     pair = Pair(sender, receiver, is_settled=True)
     left, right = pair.left, pair.right
     assert send_ones(left, 500) == 384
@@ -40,11 +40,11 @@ def test_a_sender_stops_at_the_limit_and_goes_on_after_half(
     assert right.post() == []
     right.read(1)
     [update] = right.post()
-    assert (update.kind, update.octets) == (PostKind.CREDIT, b"")
-    assert update.word == emit_word(Op.CREDIT, 192 + 384)
+    assert (update.kind, update.data) == (PostKind.CREDIT, b"")
+    assert update.imm_data == emit_imm_data(Op.CREDIT, 192 + 384)
     right.deliver()
     right.complete()
-    if sender.is_own:  # the octet that found no credit has waited, and goes now
+    if sender.is_urds:  # the byte that found no credit has waited, and goes now
         left.post()
         left.deliver()
         left.complete()
@@ -53,7 +53,7 @@ def test_a_sender_stops_at_the_limit_and_goes_on_after_half(
         assert send_ones(left, 500) == 192
 
 
-def test_waiting_octets_go_as_one_message_when_a_credit_comes() -> None:
+def test_waiting_bytes_go_as_one_message_when_a_credit_comes() -> None:
     pair = Pair(StreamSettings(), SMALL, is_settled=True)
     left, right = pair.left, pair.right
     assert send_ones(left, 16) == 16
@@ -64,7 +64,7 @@ def test_waiting_octets_go_as_one_message_when_a_credit_comes() -> None:
     assert left.stream.stats.blocked_on_credit == 1
     right.read(8)
     pair.run()
-    assert [len(post.octets) for post in left.data_posts()][-1] == 100
+    assert [len(post.data) for post in left.data_posts()][-1] == 100
     assert right.read() == b"1" * 8 + b"2" * 100
 
 
@@ -77,7 +77,7 @@ def test_a_message_counts_as_read_when_all_of_it_is() -> None:
     pair.right.read(15)
     assert pair.right.post() == []
     pair.right.read(1)
-    assert [post.word for post in pair.right.post()] == [emit_word(Op.CREDIT, 8 + 16)]
+    assert [post.imm_data for post in pair.right.post()] == [emit_imm_data(Op.CREDIT, 8 + 16)]
 
 
 def test_a_message_without_a_credit_is_refused() -> None:
@@ -97,11 +97,12 @@ def wrapped(pair: Pair, sequence: int) -> None:
     Reaches into the cores: 65,536 real messages take longer than a unit test may.
     """
     for side in (pair.left, pair.right):
-        sending, window = side.stream._sending, side.stream._window
+        sending, receive_ring = side.stream._sending, side.stream._receive_ring
         sending._sequence = sequence
-        window._messages_read = window._messages_received = sequence
-        window._limit = sequence + window._queue
-        window._threshold = sequence + window._half
+        updates = receive_ring._updates
+        updates.messages_read = receive_ring._messages_received = sequence
+        updates.limit = sequence + updates._queue
+        updates.threshold = sequence + updates._half
 
 
 @pytest.mark.rule("rsocket-credit-more")
@@ -116,10 +117,10 @@ def test_sequences_wrap_at_65536(sender: StreamSettings, receiver: StreamSetting
         assert pair.left.send(b"%d" % (number % 10)) == 1
         pair.run()
         assert pair.right.read() == b"%d" % (number % 10)
-    updates = [post.word for post in pair.right.log if post.kind is PostKind.CREDIT]
-    limits = [word & 0x0FFF_FFFF for word in updates[1:]]
+    updates = [post.imm_data for post in pair.right.log if post.kind is PostKind.CREDIT]
+    limits = [imm_data & 0x0FFF_FFFF for imm_data in updates[1:]]
     reads = range(start + queue // 2, start + 600, queue // 2)
-    if receiver.is_own:
+    if receiver.is_urds:
         assert limits == [(read + queue) % 65536 for read in reads]
     else:
         assert limits == [read % 65536 + queue for read in reads] == [65812, 468, 660]
@@ -137,13 +138,13 @@ def test_a_limit_is_judged_around_the_wrap() -> None:
         pair.left.deliver()
         pair.left.complete()
     assert left._sending.credits == 0
-    left.receive_data(emit_word(Op.CREDIT, (65546 + 5) % 65536))
+    left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 5) % 65536))
     assert left._sending.credits == 5
     with pytest.raises(RemoteProtocolError, match="limit 14 at message 10 leaves 4 credits"):
-        left.receive_data(emit_word(Op.CREDIT, (65546 + 4) % 65536))
-    left.receive_data(emit_word(Op.CREDIT, (65546 + 16) % 65536))
+        left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 4) % 65536))
+    left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 16) % 65536))
     with pytest.raises(RemoteProtocolError, match="leaves 17 credits, not 16 to 16"):
-        left.receive_data(emit_word(Op.CREDIT, (65546 + 17) % 65536))
+        left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 17) % 65536))
 
 
 def test_the_largest_queue_uses_the_whole_circle() -> None:
@@ -153,22 +154,22 @@ def test_the_largest_queue_uses_the_whole_circle() -> None:
     assert left._sending.credits == 0xFFFE
     pair.left.send(b"x")
     pair.run()
-    left.receive_data(emit_word(Op.CREDIT, 0xFFFE))
+    left.receive_data(emit_imm_data(Op.CREDIT, 0xFFFE))
     assert left._sending.credits == 0xFFFD
-    left.receive_data(emit_word(Op.CREDIT, 0xFFFF))
+    left.receive_data(emit_imm_data(Op.CREDIT, 0xFFFF))
     assert left._sending.credits == 0xFFFE
 
 
 def test_bit_16_of_an_originals_limit_means_nothing() -> None:
     pair = Pair(StreamSettings(), ORIGINAL, is_settled=True)
-    pair.left.stream.receive_data(emit_word(Op.CREDIT, 0x1_0000 | 384))
+    pair.left.stream.receive_data(emit_imm_data(Op.CREDIT, 0x1_0000 | 384))
     assert pair.left.stream._sending.credits == 384
 
 
 def test_unknown_bits_of_our_own_update_are_refused() -> None:
     pair = Pair(is_settled=True)
     with pytest.raises(RemoteProtocolError, match="argument 0x10180"):
-        pair.left.stream.receive_data(emit_word(Op.CREDIT, 0x1_0000 | 384))
+        pair.left.stream.receive_data(emit_imm_data(Op.CREDIT, 0x1_0000 | 384))
 
 
 # -- slots
@@ -204,8 +205,8 @@ def test_data_leave_the_control_slots_alone() -> None:
     left_settings = StreamSettings(send_queue=20, chunk_max_bytes=1024)
     pair = Pair(left_settings, StreamSettings(is_receive_fixed=True), is_settled=True)
     left, right = pair.left, pair.right
-    assert left.send(bytes(1 << 16), may_borrow=True) == 16 * 1024
-    assert left.send(bytes(1 << 16), may_borrow=True) == 0
+    assert left.send(bytes(1 << 16), may_zero_copy=True) == 16 * 1024
+    assert left.send(bytes(1 << 16), may_zero_copy=True) == 0
     assert left.stream.stats.blocked_on_slots == 1
     right.send(bytes(6000))
     right.post()
@@ -214,20 +215,20 @@ def test_data_leave_the_control_slots_alone() -> None:
     assert [post.kind for post in left.post()] == [PostKind.CREDIT] + 16 * [PostKind.DATA]
     left.deliver()
     left.complete(2)
-    assert left.send(bytes(1 << 16), may_borrow=True) == 1024
+    assert left.send(bytes(1 << 16), may_zero_copy=True) == 1024
 
 
 @pytest.mark.rule("rsocket-control-reserve")
 @pytest.mark.parametrize("settings", [StreamSettings(), ORIGINAL], ids=["own", "original"])
 def test_two_full_directions_come_loose(settings: StreamSettings) -> None:
-    """Two senders and no reader; then both read, and every octet arrives."""
+    """Two senders and no reader; then both read, and every byte arrives."""
     pair = Pair(settings, settings, is_settled=True)
     sides = (pair.left, pair.right)
     sent = {side: bytearray() for side in sides}
     for _ in range(200):
         for side in sides:
-            octets = bytes([len(sent[side]) % 251]) * 3000
-            sent[side] += octets[: side.send(octets)]
+            data = bytes([len(sent[side]) % 251]) * 3000
+            sent[side] += data[: side.send(data)]
         pair.run()
     assert all(side.send(b"x") == 0 for side in sides)
     assert not any(side.post() for side in sides)
@@ -241,7 +242,7 @@ def test_two_full_directions_come_loose(settings: StreamSettings) -> None:
 
 @pytest.mark.rule("rsocket-credit-more", "rsocket-credit-check-sgl")
 def test_one_update_brings_credits_and_an_entry() -> None:
-    """Half of the credits is used up by the same octets that make an eighth free."""
+    """Half of the credits is used up by the same bytes that make an eighth free."""
     settings = StreamSettings(receive_queue=16, is_receive_fixed=True, receive_bytes=1 << 15)
     pair = Pair(StreamSettings(no_delay=True), settings, is_settled=True)
     for _ in range(8):
@@ -249,5 +250,5 @@ def test_one_update_brings_credits_and_an_entry() -> None:
         pair.run()
     pair.right.read()
     [update] = pair.right.post()
-    assert update.word == emit_word(Op.CREDIT, 8 + 16 | 1 << 28)
-    assert len(update.octets) == 16
+    assert update.imm_data == emit_imm_data(Op.CREDIT, 8 + 16 | 1 << 28)
+    assert len(update.data) == 16

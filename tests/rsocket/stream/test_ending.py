@@ -4,18 +4,18 @@ import errno
 
 import pytest
 
-from tests.unit.stream_pair import Pair, Side
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import PostKind, Shut, StreamSettings, StreamState
-from urds.rsocket.wire.messages import Control, Op, emit_word
+from tests.rsocket.stream.stream_pair import Pair, Side
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import PostKind, Shut, StreamSettings, StreamState
+from urds.rsocket.wire.messages import Control, Op, emit_imm_data
 
-ORIGINAL = StreamSettings(is_own=False)
-DISCONNECT = emit_word(Op.CONTROL, Control.DISCONNECT)
-SHUTDOWN = emit_word(Op.CONTROL, Control.SHUTDOWN)
+ORIGINAL = StreamSettings(is_urds=False)
+DISCONNECT = emit_imm_data(Op.CONTROL, Control.DISCONNECT)
+SHUTDOWN = emit_imm_data(Op.CONTROL, Control.SHUTDOWN)
 
 
 def controls(side: Side) -> list[int | None]:
-    return [post.word for post in side.log if post.kind is PostKind.CONTROL]
+    return [post.imm_data for post in side.log if post.kind is PostKind.CONTROL]
 
 
 def errno_of_send(side: Side) -> int | None:
@@ -56,22 +56,22 @@ def test_half_a_close_leaves_the_other_direction(settings: StreamSettings) -> No
 
 @pytest.mark.parametrize("how", [Shut.WR, Shut.RDWR])
 def test_everything_accepted_leaves_before_the_last_word(how: Shut) -> None:
-    """100,000 octets through 8 KiB: the peer reads all of them, then the end."""
+    """100,000 bytes through 8 KiB: the peer reads all of them, then the end."""
     pair = Pair(is_settled=True)
-    octets = bytes(range(250)) * 400
-    assert pair.left.send(octets) == 100_000
+    data = bytes(range(250)) * 400
+    assert pair.left.send(data) == 100_000
     pair.left.stream.shut_down(how)
     assert not pair.left.stream.is_drained
     got = bytearray()
     for _ in range(100):
         pair.run()
         got += pair.right.read()
-    assert got == octets
+    assert got == data
     assert pair.right.stream.is_ended and pair.left.stream.is_drained
 
 
 @pytest.mark.rule("rsocket-disconnect")
-def test_unread_octets_are_readable_after_a_disconnect() -> None:
+def test_unread_bytes_are_readable_after_a_disconnect() -> None:
     pair = Pair(is_settled=True)
     pair.left.send(b"unread")
     pair.left.stream.shut_down(Shut.RDWR)
@@ -176,7 +176,7 @@ def test_nothing_is_said_after_a_disconnect() -> None:
     pair.right.send(bytes(6000))
     pair.run()
     pair.left.stream.shut_down(Shut.RDWR)
-    assert pair.left.post()[-1].word == DISCONNECT
+    assert pair.left.post()[-1].imm_data == DISCONNECT
     pair.left.read()
     pair.left.stream.handle_timeout(0)
     pair.left.stream.handle_timeout(5)
@@ -184,19 +184,19 @@ def test_nothing_is_said_after_a_disconnect() -> None:
     assert pair.left.post() == []
 
 
-@pytest.mark.parametrize("word", [1, SHUTDOWN, DISCONNECT, emit_word(Op.CREDIT, 384)])
-def test_words_after_a_disconnect_are_refused(word: int) -> None:
+@pytest.mark.parametrize("imm_data", [1, SHUTDOWN, DISCONNECT, emit_imm_data(Op.CREDIT, 384)])
+def test_words_after_a_disconnect_are_refused(imm_data: int) -> None:
     pair = Pair(is_settled=True)
     pair.right.stream.receive_data(DISCONNECT)
     with pytest.raises(RemoteProtocolError, match="outside of the connection"):
-        pair.right.stream.receive_data(word)
+        pair.right.stream.receive_data(imm_data)
 
 
 def test_data_after_a_shutdown_are_refused_and_credits_are_not() -> None:
     pair = Pair(is_settled=True)
     pair.right.stream.receive_data(SHUTDOWN)
     pair.right.stream.receive_data(SHUTDOWN)
-    pair.right.stream.receive_data(emit_word(Op.CREDIT, 384))
+    pair.right.stream.receive_data(emit_imm_data(Op.CREDIT, 384))
     with pytest.raises(RemoteProtocolError, match="data after SHUTDOWN"):
         pair.right.stream.receive_data(1)
 
@@ -204,7 +204,7 @@ def test_data_after_a_shutdown_are_refused_and_credits_are_not() -> None:
 def test_the_word_of_a_keepalive_asks_for_nothing() -> None:
     """The original reserves it and sends none; who does so is left alone."""
     pair = Pair(is_settled=True)
-    pair.right.stream.receive_data(emit_word(Op.CONTROL, Control.KEEPALIVE))
+    pair.right.stream.receive_data(emit_imm_data(Op.CONTROL, Control.KEEPALIVE))
     assert pair.right.stream.can_read
     pair.left.send(bytes(5000))
     pair.run()
@@ -225,10 +225,10 @@ def test_a_peers_disconnect_drops_what_waits_and_lets_posts_complete() -> None:
     assert pair.left.post() == []
     assert (left.state, left.error) == (StreamState.OVER, 0)
     assert not left.is_drained and not left.wants_disconnect
-    assert left.unsent_octets == 8192
+    assert left.unsent_bytes == 8192
     pair.left.deliver()
     pair.left.complete()
-    assert left.unsent_octets == 0 and left.wants_disconnect
+    assert left.unsent_bytes == 0 and left.wants_disconnect
 
 
 def test_a_failed_request_breaks_the_stream() -> None:
@@ -236,11 +236,11 @@ def test_a_failed_request_breaks_the_stream() -> None:
     pair.right.send(b"unread")
     pair.run()
     left = pair.left.stream
-    pair.left.send(bytes(20_000), may_borrow=True)
+    pair.left.send(bytes(20_000), may_zero_copy=True)
     pair.left.post()
-    left.handle_failed("retries exceeded")
+    left.handle_disconnected("retries exceeded", errno.EIO)
     assert left.state is StreamState.FAILED and left.reason == "retries exceeded"
-    assert (left.borrowed_octets, left.unsent_octets) == (0, 0)
+    assert (left.zero_copy_bytes, left.unsent_bytes) == (0, 0)
     assert left.is_writable and left.is_readable
     assert errno_of_send(pair.left) == errno.ECONNRESET
     assert pair.left.read() == b"unread"
@@ -271,7 +271,7 @@ def test_a_failure_of_our_own_disconnect_is_none() -> None:
     pair = Pair(is_settled=True)
     pair.left.stream.shut_down(Shut.RDWR)
     pair.left.post()
-    pair.left.stream.handle_failed("flushed")
+    pair.left.stream.handle_disconnected("flushed", errno.EIO)
     assert (pair.left.stream.state, pair.left.stream.error) == (StreamState.OVER, 0)
     assert pair.left.stream.wants_disconnect
 
@@ -287,14 +287,14 @@ def test_the_end_before_the_connection() -> None:
 
 
 def test_closing_gives_all_memory_back() -> None:
-    """Also while posts are under way and octets unread: the queue pair is gone by then."""
+    """Also while posts are under way and bytes unread: the queue pair is gone by then."""
     pair = Pair(is_settled=True)
     for _ in range(5):
-        pair.left.send(bytes(50_000), may_borrow=True)
+        pair.left.send(bytes(50_000), may_zero_copy=True)
         pair.run()
         pair.right.read()
         pair.run()
-    pair.left.send(bytes(50_000), may_borrow=True)
+    pair.left.send(bytes(50_000), may_zero_copy=True)
     pair.left.send(b"waits")
     pair.run()
     pair.right.send(b"under way")
@@ -308,7 +308,7 @@ def test_closing_gives_all_memory_back() -> None:
         assert side.post() == []
         assert side.read() == b"" == side.stream.receive(10)
         assert side.stream.is_ended and side.stream.is_drained
-        assert side.stream.unsent_octets == 0
+        assert side.stream.unsent_bytes == 0
         assert side.stream.expect(side.host.allocate(100_000), 100_000) == 100_000
     pair.right.stream.receive_data(5)
     assert errno_of_send(pair.left) == errno.ECONNRESET
@@ -334,7 +334,7 @@ def test_a_sign_of_life_goes_out_every_interval_and_one_at_a_time() -> None:
     left.handle_timeout(1100)
     [post] = pair.left.post()
     assert post.kind is PostKind.KEEPALIVE
-    assert (post.octets, post.address, post.rkey, post.word) == (b"", 0, 0, None)
+    assert (post.data, post.address, post.rkey, post.imm_data) == (b"", 0, 0, None)
     assert left.poll_timeout() == 1200
     left.handle_timeout(1200)
     assert pair.left.post() == []  # the first is not acknowledged

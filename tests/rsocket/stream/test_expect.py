@@ -1,28 +1,28 @@
-"""Receives that octets fill in place: what is copied, what is not, and every way to end early."""
+"""Receives that bytes fill in place: what is copied, what is not, and every way to end early."""
 
 import random
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.stream_pair import Pair, Side
-from urds.errors import LocalProtocolError
-from urds.rsocket.stream import Memory, PostKind, Shut, StreamSettings
+from tests.rsocket.stream.stream_pair import Pair, Side
+from urds.common.errors import LocalProtocolError
+from urds.rsocket.core.stream import Memory, PostKind, Shut, StreamSettings
 from urds.rsocket.wire.connect_data import Sge
 
 KIB = 1024
-OCTETS = random.Random(0).randbytes(100_000)
-ORIGINAL = StreamSettings(is_own=False)
+BYTES = random.Random(0).randbytes(100_000)
+ORIGINAL = StreamSettings(is_urds=False)
 HOLDING = StreamSettings(held_wait_bytes=1 << 19)
 
 
-def send_all(pair: Pair, octets: bytes) -> None:
+def send_all(pair: Pair, data: bytes) -> None:
     """Send from left to right without reading."""
     taken = 0
-    while taken < len(octets):
-        count = pair.left.send(octets[taken:], may_borrow=pair.left.stream.settings.is_own)
+    while taken < len(data):
+        count = pair.left.send(data[taken:], may_zero_copy=pair.left.stream.settings.is_urds)
         pair.run()
-        assert count, f"stopped at {taken} of {len(octets)}"
+        assert count, f"stopped at {taken} of {len(data)}"
         taken += count
 
 
@@ -32,13 +32,13 @@ def expected(side: Side, byte_count: int) -> tuple[Memory, int]:
 
 
 def copy_ahead(side: Side, memory: Memory, offset: int, done: int = 0) -> int:
-    """Read what is there of the octets ahead into their place."""
+    """Read what is there of the bytes ahead into their place."""
     return done + side.stream.receive_into(memory.view[done:offset])
 
 
 @pytest.mark.rule("rsocket-problem-copies")
 @pytest.mark.parametrize("peer", [StreamSettings(), ORIGINAL], ids=["own", "original"])
-def test_octets_behind_what_is_published_arrive_in_place(peer: StreamSettings) -> None:
+def test_bytes_behind_what_is_published_arrive_in_place(peer: StreamSettings) -> None:
     """8 KiB are published: these are copied, all others are not."""
     pair = Pair(peer, is_settled=True)
     right = pair.right
@@ -46,14 +46,14 @@ def test_octets_behind_what_is_published_arrive_in_place(peer: StreamSettings) -
     assert (offset, right.stream.expected_left) == (8 * KIB, 100_000 - 8 * KIB)
     done, taken = 0, 0
     while right.stream.expected_left:
-        taken += pair.left.send(OCTETS[taken:], may_borrow=peer.is_own)
+        taken += pair.left.send(BYTES[taken:], may_zero_copy=peer.is_urds)
         pair.run()
         done = copy_ahead(right, memory, offset, done)
     assert done == offset
     assert right.stream.end_expect() == 100_000 - 8 * KIB
-    assert memory.view == OCTETS
+    assert memory.view == BYTES
     stats = right.stream.stats
-    assert (stats.octets_copied_out, stats.octets_direct) == (8 * KIB, 100_000 - 8 * KIB)
+    assert (stats.bytes_copied_out, stats.bytes_direct) == (8 * KIB, 100_000 - 8 * KIB)
     assert not right.stream.holds(memory)
     assert right.stream.readable_bytes == 0
 
@@ -62,24 +62,24 @@ def test_the_entry_tells_the_expected_memory() -> None:
     pair = Pair(is_settled=True)
     memory, offset = expected(pair.right, 100_000)
     [post] = pair.right.post()
-    entry = Sge.parse(post.octets, "little")
+    entry = Sge.parse(post.data, "little")
     assert entry == Sge(memory.address + offset, memory.rkey, 100_000 - offset)
 
 
 def test_what_is_there_already_comes_first() -> None:
-    """2,000 octets are buffered and 6,192 published: both are ahead."""
+    """2,000 bytes are buffered and 6,192 published: both are ahead."""
     pair = Pair(is_settled=True)
-    send_all(pair, OCTETS[:2000])
+    send_all(pair, BYTES[:2000])
     memory, offset = expected(pair.right, 50_000)
     assert offset == 8 * KIB
     pair.run()
-    assert pair.left.send(OCTETS[2000:60_000], may_borrow=True) == 48_000
+    assert pair.left.send(BYTES[2000:60_000], may_zero_copy=True) == 48_000
     pair.run()
     assert copy_ahead(pair.right, memory, 50_000) == offset  # never more than what is ahead
     assert pair.right.stream.receive_into(memory.view) == 0
     assert pair.right.stream.expected_left == 0
     assert pair.right.stream.end_expect() == 50_000 - offset
-    assert memory.view == OCTETS[:50_000]
+    assert memory.view == BYTES[:50_000]
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_the_next_message_goes_on_in_the_window() -> None:
     right = pair.right
     memory, offset = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:10_000])
+    send_all(pair, BYTES[:10_000])
     assert copy_ahead(right, memory, offset) == offset
     pair.run()
-    send_all(pair, OCTETS[10_000:54_000])
+    send_all(pair, BYTES[10_000:54_000])
     assert right.stream.expected_left == 0
     assert right.stream.readable_bytes == 4000
     assert right.read() == b"" == right.stream.receive(10)
     assert right.stream.end_expect() == 50_000 - offset
-    assert right.read() == OCTETS[50_000:54_000]
-    assert memory.view == OCTETS[:50_000]
+    assert right.read() == BYTES[50_000:54_000]
+    assert memory.view == BYTES[:50_000]
 
 
 def test_only_one_receive_is_expected_at_a_time() -> None:
@@ -130,7 +130,7 @@ def test_the_end_of_the_stream_in_the_middle() -> None:
     right = pair.right
     memory, offset = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:30_000])
+    send_all(pair, BYTES[:30_000])
     pair.left.stream.shut_down(Shut.RDWR)
     pair.run()
     assert not right.stream.is_ended
@@ -138,7 +138,7 @@ def test_the_end_of_the_stream_in_the_middle() -> None:
     assert right.stream.is_ended
     assert right.stream.expected_left == 20_000
     assert right.stream.end_expect() == 30_000 - offset
-    assert memory.view[:30_000] == OCTETS[:30_000]
+    assert memory.view[:30_000] == BYTES[:30_000]
     assert right.stream.is_ended
 
 
@@ -149,8 +149,8 @@ def test_an_early_end_before_anything_is_published_leaves_nothing() -> None:
     assert not pair.right.stream.holds(memory)
     pair.run()
     assert not pair.right.stream.holds(memory)
-    send_all(pair, OCTETS[: 8 * KIB])
-    assert pair.right.read() == OCTETS[: 8 * KIB]
+    send_all(pair, BYTES[: 8 * KIB])
+    assert pair.right.read() == BYTES[: 8 * KIB]
 
 
 def test_a_wait_that_ends_early_leaves_its_memory_in_the_window() -> None:
@@ -159,35 +159,35 @@ def test_a_wait_that_ends_early_leaves_its_memory_in_the_window() -> None:
     right = pair.right
     memory, offset = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:20_000])
+    send_all(pair, BYTES[:20_000])
     assert copy_ahead(right, memory, offset) == offset
     pair.run()
     assert right.stream.end_expect() == 20_000 - offset
     assert right.stream.holds(memory)
     assert right.stream.readable_bytes == 0
-    send_all(pair, OCTETS[20_000:54_000])
-    assert memory.view == OCTETS[:50_000]
+    send_all(pair, BYTES[20_000:54_000])
+    assert memory.view == BYTES[:50_000]
     assert right.stream.holds(memory)
-    assert right.read(30_000) == OCTETS[20_000:50_000]
+    assert right.read(30_000) == BYTES[20_000:50_000]
     assert not right.stream.holds(memory)
-    assert right.read() == OCTETS[50_000:54_000]
+    assert right.read() == BYTES[50_000:54_000]
 
 
-def test_a_wait_that_ends_before_the_octets_ahead_are_read() -> None:
+def test_a_wait_that_ends_before_the_bytes_ahead_are_read() -> None:
     """What arrived in place does not count as read: everything is left to be copied, in order."""
     pair = Pair(is_settled=True)
     right = pair.right
     memory, _ = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:20_000])
+    send_all(pair, BYTES[:20_000])
     assert right.stream.receive_into(memory.view[:100]) == 100
     assert right.stream.end_expect() == 0
     assert right.stream.readable_bytes == 19_900
-    assert right.read() == OCTETS[100:20_000]
-    assert right.stream.stats.octets_direct == 0
-    assert right.stream.holds(memory)  # 30,000 octets of it are published
-    send_all(pair, OCTETS[20_000:50_000])
-    assert right.read() == OCTETS[20_000:50_000]
+    assert right.read() == BYTES[100:20_000]
+    assert right.stream.stats.bytes_direct == 0
+    assert right.stream.holds(memory)  # 30,000 bytes of it are published
+    send_all(pair, BYTES[20_000:50_000])
+    assert right.read() == BYTES[20_000:50_000]
     assert not right.stream.holds(memory)
 
 
@@ -207,10 +207,10 @@ def test_an_expectation_may_follow_one_that_ended_early() -> None:
     second = Memory(room.view, room.address, room.rkey)
     assert right.stream.expect(second, 100_000) == 50_000
     pair.run()
-    send_all(pair, OCTETS)
+    send_all(pair, BYTES)
     assert right.stream.receive_into(second.view[:50_000]) == 50_000
     assert right.stream.end_expect() == 50_000
-    assert second.view == OCTETS
+    assert second.view == BYTES
 
 
 def test_a_write_over_two_expectations_with_one_key_is_taken() -> None:
@@ -222,51 +222,51 @@ def test_a_write_over_two_expectations_with_one_key_is_taken() -> None:
     assert right.stream.expect(first, 58_192) == 8 * KIB
     pair.run()
     right.stream.end_expect()
-    # Its first direct octet lies behind the first memory's last one.
+    # Its first direct byte lies behind the first memory's last one.
     second = Memory(whole.view, whole.address, whole.rkey)
     assert right.stream.expect(second, 108_192) == 58_192
     pair.run()
-    send_all(pair, OCTETS[: 8 * KIB])
-    assert pair.left.send(OCTETS[8 * KIB :], may_borrow=True) == 100_000 - 8 * KIB
+    send_all(pair, BYTES[: 8 * KIB])
+    assert pair.left.send(BYTES[8 * KIB :], may_zero_copy=True) == 100_000 - 8 * KIB
     [post] = pair.left.post()
-    assert len(post.octets) == 100_000 - 8 * KIB
+    assert len(post.data) == 100_000 - 8 * KIB
     pair.run()
     assert right.stream.readable_bytes == 58_192
     assert right.stream.expected_left == 8192
     head = bytearray(58_192)
     assert right.stream.receive_into(memoryview(head)) == 58_192
     assert right.stream.end_expect() == 100_000 - 58_192
-    assert bytes(head) + bytes(whole.view[58_192:100_000]) == OCTETS
+    assert bytes(head) + bytes(whole.view[58_192:100_000]) == BYTES
 
 
 # -- together with credits and growth
 
 
-def test_octets_in_place_give_their_credits_back() -> None:
+def test_bytes_in_place_give_their_credits_back() -> None:
     settings = StreamSettings(receive_queue=16, no_delay=True)
     pair = Pair(StreamSettings(no_delay=True), settings, is_settled=True)
     right = pair.right
     memory, offset = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:offset])
+    send_all(pair, BYTES[:offset])
     copy_ahead(right, memory, offset)
     for start in range(offset, 50_000, 1000):
-        send_all(pair, OCTETS[start : min(start + 1000, 50_000)])
+        send_all(pair, BYTES[start : min(start + 1000, 50_000)])
     assert right.stream.expected_left == 0
     assert right.stream.end_expect() == 50_000 - offset
-    assert memory.view == OCTETS[:50_000]
+    assert memory.view == BYTES[:50_000]
 
 
 def test_messages_in_place_are_not_read_before_those_ahead() -> None:
-    """Their credits come back when the octets ahead of them are read."""
+    """Their credits come back when the bytes ahead of them are read."""
     settings = StreamSettings(receive_queue=16, no_delay=True)
     pair = Pair(StreamSettings(no_delay=True), settings, is_settled=True)
     right = pair.right
     memory, offset = expected(right, 50_000)
     pair.run()
-    send_all(pair, OCTETS[:offset])
+    send_all(pair, BYTES[:offset])
     for number in range(7):
-        send_all(pair, OCTETS[offset + number : offset + number + 1])
+        send_all(pair, BYTES[offset + number : offset + number + 1])
     assert right.post() == []
     copy_ahead(right, memory, offset)
     assert PostKind.CREDIT in [post.kind for post in right.post()]
@@ -274,14 +274,14 @@ def test_messages_in_place_are_not_read_before_those_ahead() -> None:
 
 def wait_for_all(pair: Pair, byte_count: int, waits: int) -> None:
     """Let a peer that is always ahead send as much as these waits take, and more."""
-    right, octets = pair.right, bytes(byte_count * (waits + 1))
+    right, data = pair.right, bytes(byte_count * (waits + 1))
     taken = 0
     for _ in range(waits):
         memory, offset = expected(right, byte_count)
         done = 0
         while right.stream.expected_left or done < offset:
             pair.run()
-            taken += pair.left.send(octets[taken:], may_borrow=True)
+            taken += pair.left.send(data[taken:], may_zero_copy=True)
             pair.run()
             done = copy_ahead(right, memory, offset, done)
         assert done + right.stream.end_expect() == byte_count
@@ -290,13 +290,13 @@ def wait_for_all(pair: Pair, byte_count: int, waits: int) -> None:
 
 def test_short_waits_grow_the_window_until_it_covers_them() -> None:
     """A copy of 64 KiB costs less than a peer that has to wait for each place."""
-    pair = Pair(StreamSettings(), StreamSettings(window_max_bytes=1 << 17), is_settled=True)
+    pair = Pair(StreamSettings(), StreamSettings(ring_max_bytes=1 << 17), is_settled=True)
     wait_for_all(pair, 64 * KIB, 20)
     stats = pair.right.stream.stats
-    assert pair.right.stream._window._ring.byte_count == 128 * KIB
-    direct = stats.octets_direct
+    assert pair.right.stream._receive_ring._buffer.byte_count == 128 * KIB
+    direct = stats.bytes_direct
     wait_for_all(pair, 64 * KIB, 5)
-    assert stats.octets_direct == direct
+    assert stats.bytes_direct == direct
 
 
 def test_a_long_wait_holds_the_window_back() -> None:
@@ -304,9 +304,9 @@ def test_a_long_wait_holds_the_window_back() -> None:
     pair = Pair(StreamSettings(), HOLDING, is_settled=True)
     right = pair.right.stream
     wait_for_all(pair, 512 * KIB, 8)
-    assert right._window._ring.byte_count == 64 * KIB
-    assert right.stats.octets_copied_out <= 8 * 64 * KIB
-    assert right.stats.octets_copied_out + right.stats.octets_direct == 8 * 512 * KIB
+    assert right._receive_ring._buffer.byte_count == 64 * KIB
+    assert right.stats.bytes_copied_out <= 8 * 64 * KIB
+    assert right.stats.bytes_copied_out + right.stats.bytes_direct == 8 * 512 * KIB
 
 
 @pytest.mark.parametrize(
@@ -322,61 +322,61 @@ def test_an_eighth_of_a_long_wait_is_kept_in_the_window(byte_count: int, held: i
         pair.right.stream.receive_data(1 << 16)
         pair.right.stream.receive(1 << 16)
         pair.right.post()
-    unfilled = pair.right.stream._window._unfilled
-    sizes = [piece.byte_count for piece in unfilled if piece.area.memory is not memory]
+    unfilled = pair.right.stream._receive_ring._unfilled
+    sizes = [piece.byte_count for piece in unfilled if piece.buffer.memory is not memory]
     assert sizes == [held // 2] * 2
 
 
 def test_a_window_that_is_large_already_is_held_back_too() -> None:
     """It grew to 512 KiB for a reader who did not expect; its last pieces are copied still."""
-    pair = Pair(StreamSettings(), replace(HOLDING, window_max_bytes=1 << 19), is_settled=True)
+    pair = Pair(StreamSettings(), replace(HOLDING, ring_max_bytes=1 << 19), is_settled=True)
     right = pair.right.stream
-    taken, octets = 0, bytes(4 << 20)
-    while right._window._ring.byte_count < 1 << 19:
-        taken += pair.left.send(octets[taken:], may_borrow=True)
+    taken, data = 0, bytes(4 << 20)
+    while right._receive_ring._buffer.byte_count < 1 << 19:
+        taken += pair.left.send(data[taken:], may_zero_copy=True)
         pair.run()
         pair.right.read()
         pair.run()
     wait_for_all(pair, 512 * KIB, 2)
-    copied = right.stats.octets_copied_out
+    copied = right.stats.bytes_copied_out
     wait_for_all(pair, 512 * KIB, 4)
-    assert 0 < right.stats.octets_copied_out - copied <= 4 * 64 * KIB
+    assert 0 < right.stats.bytes_copied_out - copied <= 4 * 64 * KIB
 
 
 def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
-    """Once the long wait is over and an octet more was read."""
+    """Once the long wait is over and a byte more was read."""
     pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 20))
     pair.run()
     wait_for_all(pair, 1 << 20, 3)
-    window = pair.right.stream._window
+    receive_ring = pair.right.stream._receive_ring
     pair.right.read()
     pair.run()
-    assert window._unfilled_octets <= 128 * KIB
+    assert receive_ring._unfilled_bytes <= 128 * KIB
     assert pair.left.send(b"next") == 4
     pair.run()
     pair.right.read()
     pair.run()
-    assert window._unfilled_octets >= (1 << 20) - window._ring.step
+    assert receive_ring._unfilled_bytes >= (1 << 20) - receive_ring._buffer.step
 
 
 def test_a_window_that_was_held_back_goes_on_from_any_offset() -> None:
-    """Parts of 37,500 octets leave the ring where no step ends; it comes round all the same."""
+    """Parts of 37,500 bytes leave the ring where no step ends; it comes round all the same."""
     pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 19))
     pair.run()
     wait_for_all(pair, 600_000, 3)
     right = pair.right.stream
     right.receive(1 << 20)
     pair.run()
-    octets, got = OCTETS * 20, bytearray()
+    data, got = BYTES * 20, bytearray()
     taken = 0
-    while len(got) < len(octets):
-        taken += pair.left.send(octets[taken:], may_borrow=taken < len(octets) - 20_000)
+    while len(got) < len(data):
+        taken += pair.left.send(data[taken:], may_zero_copy=taken < len(data) - 20_000)
         pair.run()
         arrived = right.receive(1 << 20)
-        assert arrived or taken < len(octets)
+        assert arrived or taken < len(data)
         got += arrived
         pair.run()
-    assert got == octets
+    assert got == data
 
 
 def test_after_the_end_nothing_is_expected() -> None:

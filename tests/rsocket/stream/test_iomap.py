@@ -4,15 +4,15 @@ import errno
 
 import pytest
 
-from tests.unit.stream_pair import Pair, Side
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import Memory, PostKind, Shut, StreamSettings
+from tests.rsocket.stream.stream_pair import Pair, Side
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import Memory, PostKind, Shut, StreamSettings
 from urds.rsocket.wire.connect_data import ConnectData
-from urds.rsocket.wire.messages import IomapEntry, Op, emit_word
+from urds.rsocket.wire.messages import IomapEntry, Op, emit_imm_data
 
 KIB = 1024
 FOUR = StreamSettings(iomap_slots=4)
-FOUR_ORIGINAL = StreamSettings(iomap_slots=4, is_own=False)
+FOUR_ORIGINAL = StreamSettings(iomap_slots=4, is_urds=False)
 
 
 def mapped(pair: Pair, side: Side, byte_count: int, offset: int | None = None) -> Memory:
@@ -22,36 +22,39 @@ def mapped(pair: Pair, side: Side, byte_count: int, offset: int | None = None) -
     return memory
 
 
-def write(side: Side, octets: bytes, offset: int, *, may_borrow: bool = False) -> int:
-    return side.stream.write_mapped(memoryview(octets), offset, may_borrow=may_borrow)
+def write(side: Side, data: bytes, offset: int, *, may_zero_copy: bool = False) -> int:
+    return side.stream.write_mapped(memoryview(data), offset, may_zero_copy=may_zero_copy)
 
 
 @pytest.mark.rule("rsocket-iomap-table", "rsocket-iomap-index", "rsocket-iomap-entry")
 @pytest.mark.parametrize("order", ["little", "big"])
-@pytest.mark.parametrize("is_own", [True, False], ids=["own", "original"])
-def test_a_mapping_is_an_entry_in_the_peers_table(is_own: bool, order: str) -> None:
-    """Behind its entries, 24 octets for a slot, in its byte order."""
-    peer = StreamSettings(iomap_slots=4, is_own=is_own, byte_order=order)
+@pytest.mark.parametrize("is_urds", [True, False], ids=["own", "original"])
+def test_a_mapping_is_an_entry_in_the_peers_table(is_urds: bool, order: str) -> None:
+    """Behind its entries, 24 bytes for a slot, in its byte order."""
+    peer = StreamSettings(iomap_slots=4, is_urds=is_urds, byte_order=order)
     pair = Pair(FOUR, peer, is_settled=True)
     left = pair.left
     first, second = left.host.allocate(1000), left.host.allocate(10)
     left.stream.map_buffer(first, 5000)
     left.stream.map_buffer(second)
     posts = left.post()
-    table = ConnectData.parse(pair.right.stream.offer()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
     start = table.address + 16 * table.length
     assert [post.kind for post in posts] == [PostKind.IOMAP] * 2
-    assert [post.word for post in posts] == [emit_word(Op.IOMAP, 0), emit_word(Op.IOMAP, 1)]
+    assert [post.imm_data for post in posts] == [
+        emit_imm_data(Op.IOMAP, 0),
+        emit_imm_data(Op.IOMAP, 1),
+    ]
     assert [post.address - start for post in posts] == [0, 24]
     assert {post.rkey for post in posts} == {table.key}
-    assert [IomapEntry.parse(post.octets, order) for post in posts] == [
+    assert [IomapEntry.parse(post.data, order) for post in posts] == [
         IomapEntry(5000, first.address, first.rkey, 1000),
         IomapEntry(second.address, second.address, second.rkey, 10),
     ]
 
 
 @pytest.mark.rule("rsocket-iomap-direct", "rsocket-iomap-write")
-def test_octets_go_straight_into_the_peers_buffer() -> None:
+def test_bytes_go_straight_into_the_peers_buffer() -> None:
     """No word, no credit, no message: the peer's software sees nothing of it."""
     pair = Pair(FOUR, FOUR, is_settled=True)
     memory = mapped(pair, pair.right, 100, offset=7000)
@@ -62,12 +65,12 @@ def test_octets_go_straight_into_the_peers_buffer() -> None:
     assert not pair.left.stream.is_mapped(6999) and not pair.left.stream.is_mapped(7100)
     assert write(pair.left, b"direct", 7010) == 6
     [post] = pair.left.post()
-    assert (post.kind, post.word) == (PostKind.DIRECT, None)
+    assert (post.kind, post.imm_data) == (PostKind.DIRECT, None)
     assert (post.address, post.rkey) == (memory.address + 10, memory.rkey)
     pair.run()
     assert memory.view[10:16] == b"direct"
     assert pair.right.stream.stats.messages_received == before
-    assert pair.left.stream.stats.octets_mapped == 6
+    assert pair.left.stream.stats.bytes_mapped == 6
 
 
 @pytest.mark.rule("rsocket-iomap-write")
@@ -76,27 +79,27 @@ def test_a_write_goes_on_in_the_next_mapping() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     high = mapped(pair, pair.right, 100, offset=1100)
     low = mapped(pair, pair.right, 100, offset=1000)
-    octets = bytes(range(200))
-    assert write(pair.left, octets, 1050) == 150
-    assert [len(post.octets) for post in pair.left.post()] == [50, 100]
+    data = bytes(range(200))
+    assert write(pair.left, data, 1050) == 150
+    assert [len(post.data) for post in pair.left.post()] == [50, 100]
     pair.run()
-    assert bytes(low.view[50:]) + bytes(high.view) == octets[:150]
-    assert write(pair.left, octets, 1200) == 0
-    assert write(pair.left, octets, 999) == 0
+    assert bytes(low.view[50:]) + bytes(high.view) == data[:150]
+    assert write(pair.left, data, 1200) == 0
+    assert write(pair.left, data, 999) == 0
 
 
 def test_long_writes_are_lent() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     mapped(pair, pair.right, 1 << 20, offset=0)
-    octets = bytearray(600 * KIB)
+    data = bytearray(600 * KIB)
     stream = pair.left.stream
-    assert stream.write_mapped(memoryview(octets), 0, may_borrow=True) == 600 * KIB
+    assert stream.write_mapped(memoryview(data), 0, may_zero_copy=True) == 600 * KIB
     posts = pair.left.post()
-    assert [len(post.octets) for post in posts] == [256 * KIB, 256 * KIB, 88 * KIB]
-    assert all(post.is_borrowed and post.octets.obj is octets for post in posts)
-    assert (stream.borrowed_octets, stream.stats.octets_copied_in) == (600 * KIB, 0)
+    assert [len(post.data) for post in posts] == [256 * KIB, 256 * KIB, 88 * KIB]
+    assert all(post.is_zero_copy and post.data.obj is data for post in posts)
+    assert (stream.zero_copy_bytes, stream.stats.bytes_copied_in) == (600 * KIB, 0)
     pair.run()
-    assert stream.borrowed_octets == 0
+    assert stream.zero_copy_bytes == 0
 
 
 def test_copied_writes_are_bounded_like_sends() -> None:
@@ -123,7 +126,7 @@ def test_writes_take_no_more_slots_than_there_are() -> None:
 
 
 def test_writes_arrive_before_what_is_sent_later() -> None:
-    """The send is the peer's notice that the octets are there."""
+    """The send is the peer's notice that the bytes are there."""
     pair = Pair(FOUR, FOUR, is_settled=True)
     memory = mapped(pair, pair.right, 100, offset=0)
     for number in range(5):
@@ -138,7 +141,7 @@ def test_writes_arrive_before_what_is_sent_later() -> None:
 
 
 def test_a_mapping_is_known_before_what_is_sent_later() -> None:
-    """Its update waits for a credit, and so does the octet behind it, though it came first."""
+    """Its update waits for a credit, and so does the byte behind it, though it came first."""
     peer = StreamSettings(receive_queue=16, iomap_slots=4)
     pair = Pair(StreamSettings(no_delay=True), peer, is_settled=True)
     left, right = pair.left, pair.right
@@ -292,7 +295,7 @@ def test_mapping_and_unmapping_without_a_credit_piles_up_nothing() -> None:
 
 
 def test_an_original_never_hears_of_a_mapping_that_ended_before_it_was_told() -> None:
-    peer = StreamSettings(receive_queue=16, iomap_slots=2, is_own=False)
+    peer = StreamSettings(receive_queue=16, iomap_slots=2, is_urds=False)
     pair = Pair(StreamSettings(no_delay=True), peer, is_settled=True)
     for _ in range(16):
         pair.left.send(b"1")
@@ -308,17 +311,17 @@ def test_an_original_never_hears_of_a_mapping_that_ended_before_it_was_told() ->
 # -- credits
 
 
-@pytest.mark.parametrize("is_own", [True, False], ids=["by_own", "by_original"])
-def test_mappings_cost_no_credit_for_ever(is_own: bool) -> None:
+@pytest.mark.parametrize("is_urds", [True, False], ids=["by_own", "by_original"])
+def test_mappings_cost_no_credit_for_ever(is_urds: bool) -> None:
     """100 mappings over 16 receives; then all 16 credits are there."""
     peer = StreamSettings(receive_queue=16, iomap_slots=2)
-    pair = Pair(StreamSettings(is_own=is_own, no_delay=True), peer, is_settled=True)
+    pair = Pair(StreamSettings(is_urds=is_urds, no_delay=True), peer, is_settled=True)
     left = pair.left
     for _ in range(50):
         memory = mapped(pair, left, 10)
         left.stream.unmap(memory)
         pair.run()
-    assert left.stream.stats.iomap_sent == (100 if is_own else 50)
+    assert left.stream.stats.iomap_sent == (100 if is_urds else 50)
     for number in range(16 - left.stream._sending.credits, 16):
         assert left.send(b"1") == 1, number
         pair.run()
@@ -330,7 +333,7 @@ def test_mappings_cost_no_credit_for_ever(is_own: bool) -> None:
 
 def test_mappings_of_ours_cost_an_original_nothing() -> None:
     """It would never give the credit back; but there must be one, so that it has a receive."""
-    peer = StreamSettings(receive_queue=16, iomap_slots=2, is_own=False)
+    peer = StreamSettings(receive_queue=16, iomap_slots=2, is_urds=False)
     pair = Pair(StreamSettings(no_delay=True), peer, is_settled=True)
     left = pair.left
     for _ in range(50):
@@ -349,7 +352,7 @@ def test_mappings_of_ours_cost_an_original_nothing() -> None:
 
 def test_two_originals_leak_a_credit_with_each_mapping() -> None:
     """As the original does: what ours must not, shown by the same means."""
-    original = StreamSettings(receive_queue=16, iomap_slots=2, is_own=False)
+    original = StreamSettings(receive_queue=16, iomap_slots=2, is_urds=False)
     pair = Pair(original, original, is_settled=True)
     for _ in range(16):
         memory = mapped(pair, pair.left, 10)
@@ -363,7 +366,7 @@ def test_two_originals_leak_a_credit_with_each_mapping() -> None:
 
 def entry_of(pair: Pair, slot: int, entry: IomapEntry) -> None:
     """Write into the iomap of the right side as a hostile peer may."""
-    table = ConnectData.parse(pair.right.stream.offer()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
     start = table.length * 16 + slot * 24
     pair.right.host.memories[table.key].view[start : start + 24] = entry.emit("little")
 
@@ -371,27 +374,27 @@ def entry_of(pair: Pair, slot: int, entry: IomapEntry) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (IomapEntry(0, (1 << 64) - 9, 1, 10), "buffer of iomap slot 3: 10 octets"),
-        (IomapEntry((1 << 64) - 9, 0, 1, 10), "offset of iomap slot 3: 10 octets"),
+        (IomapEntry(0, (1 << 64) - 9, 1, 10), "buffer of iomap slot 3: 10 bytes"),
+        (IomapEntry((1 << 64) - 9, 0, 1, 10), "offset of iomap slot 3: 10 bytes"),
     ],
 )
 def test_entries_that_cannot_be_are_refused(entry: IomapEntry, message: str) -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     entry_of(pair, 3, entry)
     with pytest.raises(RemoteProtocolError, match=message):
-        pair.right.stream.receive_data(emit_word(Op.IOMAP, 3))
+        pair.right.stream.receive_data(emit_imm_data(Op.IOMAP, 3))
 
 
 def test_a_slot_beyond_the_table_is_refused() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     with pytest.raises(RemoteProtocolError, match="slot 4 of 4"):
-        pair.right.stream.receive_data(emit_word(Op.IOMAP, 4))
+        pair.right.stream.receive_data(emit_imm_data(Op.IOMAP, 4))
 
 
 def test_updates_without_a_credit_are_refused() -> None:
     """Their credits come back at once; 16 without a look at ours are what a peer may send."""
     pair = Pair(FOUR, StreamSettings(receive_queue=16, iomap_slots=4), is_settled=True)
     for _ in range(16):
-        pair.right.stream.receive_data(emit_word(Op.IOMAP, 0))
+        pair.right.stream.receive_data(emit_imm_data(Op.IOMAP, 0))
     with pytest.raises(RemoteProtocolError, match="message 16 without a credit"):
-        pair.right.stream.receive_data(emit_word(Op.IOMAP, 0))
+        pair.right.stream.receive_data(emit_imm_data(Op.IOMAP, 0))

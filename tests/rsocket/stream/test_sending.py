@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.unit.stream_pair import Pair
-from urds.rsocket.stream import PostKind, Shut, StreamSettings
+from tests.rsocket.stream.stream_pair import Pair
+from urds.rsocket.core.stream import PostKind, Shut, StreamSettings
 
 WIDE = StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20)
 KIB = 1024
 
 
 def data_lengths(pair: Pair) -> list[int]:
-    return [len(post.octets) for post in pair.left.data_posts()]
+    return [len(post.data) for post in pair.left.data_posts()]
 
 
 # -- gathering
@@ -20,8 +20,8 @@ def data_lengths(pair: Pair) -> list[int]:
 def test_small_sends_gather_while_a_write_is_under_way() -> None:
     """The first goes at once, three more as one write when it completes."""
     pair = Pair(is_settled=True)
-    for octets in (b"a", b"bb", b"ccc", b"dddd"):
-        assert pair.left.send(octets) == len(octets)
+    for data in (b"a", b"bb", b"ccc", b"dddd"):
+        assert pair.left.send(data) == len(data)
         pair.left.post()
     assert data_lengths(pair) == [1]
     pair.left.deliver()
@@ -56,11 +56,11 @@ def test_what_gathers_to_16_kib_waits_no_longer() -> None:
     assert data_lengths(pair) == [1023]
     pair.left.send(bytes(16))
     pair.left.post()
-    assert pair.left.stream._sending.pending_octets == 16384 - sum(data_lengths(pair)[1:])
+    assert pair.left.stream._sending.pending_bytes == 16384 - sum(data_lengths(pair)[1:])
     assert len(data_lengths(pair)) > 1
 
 
-def test_gathered_octets_are_copied_once_and_stay_in_order() -> None:
+def test_gathered_bytes_are_copied_once_and_stay_in_order() -> None:
     """Blocks of 4, 8, 16 KiB; a long send gets one of its own."""
     pair = Pair(WIDE, WIDE, is_settled=True)
     lengths = [1, 3000, 2000, 1, 40_000, 5, 6000, 9000, 30_000, 2]
@@ -69,7 +69,7 @@ def test_gathered_octets_are_copied_once_and_stay_in_order() -> None:
     for length in lengths:
         assert pair.left.send(sent[position : position + length]) == length
         position += length
-    assert pair.left.stream.stats.octets_copied_in == len(sent)
+    assert pair.left.stream.stats.bytes_copied_in == len(sent)
     pair.run()
     assert pair.right.read() == sent
 
@@ -78,7 +78,7 @@ def test_the_callers_buffer_is_his_own_after_a_copied_send() -> None:
     pair = Pair(is_settled=True)
     buffer = bytearray(b"first")
     for _ in range(2):
-        pair.left.stream.send(memoryview(buffer), may_borrow=False)
+        pair.left.stream.send(memoryview(buffer), may_zero_copy=False)
         buffer[:] = b"other"
     pair.run()
     assert pair.right.read() == b"firstother"
@@ -93,8 +93,8 @@ def test_a_chunk_is_no_longer_than_it_may_be() -> None:
 
 
 @pytest.mark.rule("rsocket-send-needs-both")
-def test_octets_do_not_overtake_those_that_wait_for_space() -> None:
-    """Space has come and nothing is under way, but the older octets have not been posted yet."""
+def test_bytes_do_not_overtake_those_that_wait_for_space() -> None:
+    """Space has come and nothing is under way, but the older bytes have not been posted yet."""
     settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
     pair = Pair(StreamSettings(), settings, is_settled=True)
     pair.left.send(b"a" * 600)
@@ -111,7 +111,7 @@ def test_octets_do_not_overtake_those_that_wait_for_space() -> None:
 
 
 @pytest.mark.rule("rsocket-send-steps")
-def test_copied_octets_are_bounded_until_they_complete() -> None:
+def test_copied_bytes_are_bounded_until_they_complete() -> None:
     settings = StreamSettings(send_bytes=10_000)
     pair = Pair(settings, WIDE, is_settled=True)
     assert pair.left.send(bytes(7000)) == 7000
@@ -119,21 +119,19 @@ def test_copied_octets_are_bounded_until_they_complete() -> None:
     assert pair.left.send(bytes(7000)) == 3000
     assert not pair.left.stream.is_writable
     assert pair.left.send(b"x") == 0
-    assert pair.left.stream.unsent_octets == 10_000
+    assert pair.left.stream.unsent_bytes == 10_000
     pair.left.post()
     pair.left.deliver()
     assert pair.left.send(b"x") == 0
     pair.left.complete(1)
     assert pair.left.stream.is_writable
     pair.run()
-    assert pair.left.stream.unsent_octets == 0
+    assert pair.left.stream.unsent_bytes == 0
     assert len(pair.right.read()) == 10_000
 
 
 @pytest.mark.parametrize(("left_over", "is_writable"), [(2047, False), (2048, True)])
-def test_a_stream_is_writable_from_2048_octets_of_room_on(
-    left_over: int, is_writable: bool
-) -> None:
+def test_a_stream_is_writable_from_2048_bytes_of_room_on(left_over: int, is_writable: bool) -> None:
     pair = Pair(StreamSettings(send_bytes=10_000), is_settled=True)
     pair.left.send(bytes(10_000 - left_over))
     assert pair.left.stream.is_writable is is_writable
@@ -155,85 +153,85 @@ def test_an_empty_send_is_no_message() -> None:
 def test_a_long_send_is_lent() -> None:
     """The post shows the caller's own memory; nothing is copied, and it is told when it is free."""
     pair = Pair(WIDE, WIDE, is_settled=True)
-    octets = bytearray(b"z" * 50_000)
+    data = bytearray(b"z" * 50_000)
     stream = pair.left.stream
-    assert stream.send(memoryview(octets), may_borrow=True) == 50_000
+    assert stream.send(memoryview(data), may_zero_copy=True) == 50_000
     [post] = pair.left.post()
-    assert post.is_borrowed and isinstance(post.octets, memoryview) and post.octets.obj is octets
-    assert (stream.borrowed_octets, stream.stats.octets_copied_in) == (50_000, 0)
+    assert post.is_zero_copy and isinstance(post.data, memoryview) and post.data.obj is data
+    assert (stream.zero_copy_bytes, stream.stats.bytes_copied_in) == (50_000, 0)
     pair.left.deliver()
-    assert stream.borrowed_octets == 50_000
+    assert stream.zero_copy_bytes == 50_000
     pair.left.complete()
-    assert stream.borrowed_octets == 0
+    assert stream.zero_copy_bytes == 0
 
 
 def test_a_send_below_16_kib_is_copied() -> None:
     pair = Pair(WIDE, WIDE, is_settled=True)
-    pair.left.send(bytes(16 * KIB - 1), may_borrow=True)
+    pair.left.send(bytes(16 * KIB - 1), may_zero_copy=True)
     [post] = pair.left.post()
-    assert not post.is_borrowed
-    assert pair.left.stream.stats.octets_copied_in == 16 * KIB - 1
+    assert not post.is_zero_copy
+    assert pair.left.stream.stats.bytes_copied_in == 16 * KIB - 1
 
 
 @pytest.mark.rule("rsocket-send-needs-both")
-def test_octets_are_lent_only_as_far_as_the_peer_has_space() -> None:
+def test_bytes_are_lent_only_as_far_as_the_peer_has_space() -> None:
     """8 KiB of window; then a lent send is refused, and the stream not writable until more is."""
     pair = Pair(is_settled=True)
-    octets = bytes(100_000)
+    data = bytes(100_000)
     left = pair.left.stream
-    assert pair.left.send(octets, may_borrow=True) == 8 * KIB
+    assert pair.left.send(data, may_zero_copy=True) == 8 * KIB
     assert left.is_writable
-    assert pair.left.send(octets, may_borrow=True) == 0
+    assert pair.left.send(data, may_zero_copy=True) == 0
     assert not left.is_writable
-    assert left.stats.octets_copied_in == 0
+    assert left.stats.bytes_copied_in == 0
     pair.run()
     assert not left.is_writable
     pair.right.read(2048)
     pair.run()
     assert left.is_writable
-    assert pair.left.send(octets, may_borrow=True) == 2048
+    assert pair.left.send(data, may_zero_copy=True) == 2048
 
 
 def test_a_small_send_after_a_refused_one_makes_the_stream_writable() -> None:
     """Readiness speaks of a send like the last one."""
     pair = Pair(is_settled=True)
-    assert pair.left.send(bytes(100_000), may_borrow=True) == 8 * KIB
-    assert pair.left.send(bytes(100_000), may_borrow=True) == 0
+    assert pair.left.send(bytes(100_000), may_zero_copy=True) == 8 * KIB
+    assert pair.left.send(bytes(100_000), may_zero_copy=True) == 0
     assert pair.left.send(b"small") == 5
     assert pair.left.stream.is_writable
 
 
 def test_nothing_is_lent_before_what_is_pending() -> None:
-    """Octets that gather are pushed out first, so that order stays."""
+    """Bytes that gather are pushed out first, so that order stays."""
     pair = Pair(WIDE, WIDE, is_settled=True)
     pair.left.send(b"first")
     pair.left.send(b"second")
     lent = bytes(20_000)
-    assert pair.left.send(lent, may_borrow=True) == 20_000
+    assert pair.left.send(lent, may_zero_copy=True) == 20_000
     pair.run()
     assert data_lengths(pair) == [5, 6, 20_000]
     assert pair.right.read() == b"firstsecond" + lent
 
 
-def test_nothing_is_lent_while_pending_octets_cannot_go() -> None:
+def test_nothing_is_lent_while_pending_bytes_cannot_go() -> None:
     settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
     pair = Pair(StreamSettings(), settings, is_settled=True)
     pair.left.send(bytes(1000))
-    assert pair.left.send(bytes(20_000), may_borrow=True) == 0
+    assert pair.left.send(bytes(20_000), may_zero_copy=True) == 0
     pair.run()
     pair.right.read()
     pair.run()
     assert pair.right.stream.readable_bytes == 488
-    assert pair.left.send(bytes(20_000), may_borrow=True) == 24
+    assert pair.left.send(bytes(20_000), may_zero_copy=True) == 24
 
 
-def test_waiting_octets_may_need_all_the_space_that_comes() -> None:
+def test_waiting_bytes_may_need_all_the_space_that_comes() -> None:
     """Then a refused lender is not told to try again."""
     settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
     pair = Pair(StreamSettings(), settings, is_settled=True)
     pair.left.send(bytes(1024))
     pair.run()
-    assert pair.left.send(bytes(20_000), may_borrow=True) == 0
+    assert pair.left.send(bytes(20_000), may_zero_copy=True) == 0
     pair.right.read()
     pair.right.post()
     pair.right.deliver()
@@ -264,8 +262,8 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
     left.read()
     left.stream.map_buffer(mapped, 7)
     left.send(bytes(300))
-    left.stream.write_mapped(memoryview(bytes(200)), 0, may_borrow=False)
-    left.send(bytes(20_000), may_borrow=True)
+    left.stream.write_mapped(memoryview(bytes(200)), 0, may_zero_copy=False)
+    left.send(bytes(20_000), may_zero_copy=True)
     left.stream.shut_down(Shut.WR)
     kinds = [post.kind for post in left.post()]
     assert kinds == [
@@ -280,12 +278,12 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
     sending = left.stream._sending
     assert (sending.data_slots, sending.control_slots) == (380 - 4, 4 - 3)
     lent = 8 * KIB - 300
-    assert (sending.buffered_octets, sending.borrowed_octets) == (500, lent)
+    assert (sending.buffered_bytes, sending.zero_copy_bytes) == (500, lent)
     left.deliver()
     seen = []
     for _ in kinds:
         left.complete(1)
-        seen.append((sending.data_slots, sending.control_slots, left.stream.unsent_octets))
+        seen.append((sending.data_slots, sending.control_slots, left.stream.unsent_bytes))
     assert seen == [
         (376, 2, 500 + lent),
         (377, 2, 500 + lent),

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from urds.rsocket.link import Readiness
-from urds.rsocket.watching import Watchers
+from urds.rsocket.link.stream_link import Readiness
+from urds.rsocket.waiting import Watchers
 
 NOTHING = Readiness(False, False, False, False)
 READABLE = NOTHING._replace(readable=True)
@@ -38,14 +38,14 @@ class FakeAdapter:
     def notify(self) -> None:
         self.notify_count += 1
 
-    def attend(self) -> None:
+    def add_external_waiter(self) -> None:
         self.attending_count += 1
 
-    def unattend(self) -> None:
+    def remove_external_waiter(self) -> None:
         self.attending_count -= 1
 
 
-class FakeOpening(SimpleNamespace):
+class FakeContext(SimpleNamespace):
     """A device, by identity."""
 
     __hash__ = object.__hash__
@@ -60,9 +60,9 @@ class FakeOpening(SimpleNamespace):
 class FakeSocket:
     """Counts how often it is asked."""
 
-    def __init__(self, opening: FakeOpening | None = None, number: int = 1 << 20) -> None:
+    def __init__(self, context: FakeContext | None = None, number: int = 1 << 20) -> None:
         self.watchers = Watchers()
-        self.openings = () if opening is None else (opening,)
+        self.contexts = () if context is None else (context,)
         self.closed = False
         self.asked_count = 0
         self.while_asked: Callable[[], object] = lambda: None

@@ -7,24 +7,24 @@ from collections import deque
 
 import pytest
 
-from tests.unit.rsocket_fakes import (
+from tests.rsocket.unit.rsocket_fakes import (
     BOTH,
     HUNG_UP,
     NOTHING,
     READABLE,
     WRITABLE,
-    FakeOpening,
+    FakeContext,
     FakeSocket,
 )
-from urds.rsocket.aio_transport import READ_BYTES, WRITE_HIGH_BYTES, StreamTransport
-from urds.rsocket.aio_waiting import door, until
+from urds.rsocket.aio.transport import READ_BYTES, WRITE_HIGH_BYTES, StreamTransport
+from urds.rsocket.aio.waiting import loop_calls, until
 
 
 class FakeStream(FakeSocket):
-    """Takes `room` octets; gives what is in `incoming`, b"" being the end."""
+    """Takes `room` bytes; gives what is in `incoming`, b"" being the end."""
 
     def __init__(self) -> None:
-        super().__init__(FakeOpening())
+        super().__init__(FakeContext())
         self.room = 1 << 30
         self.sent = bytearray()
         self.incoming: deque[bytes] = deque()
@@ -51,10 +51,10 @@ class FakeStream(FakeSocket):
         self.calls.append("recv")
         if not self.incoming:
             raise BlockingIOError
-        octets = self.incoming.popleft()
+        data = self.incoming.popleft()
         if not self.incoming:
             self._state = self._state._replace(readable=False)
-        return octets
+        return data
 
     def come(self, *pieces: bytes) -> None:
         self.incoming.extend(pieces)
@@ -99,7 +99,7 @@ async def turns(count: int = 6) -> None:
 def begin() -> tuple[StreamTransport, FakeStream, Protocol]:
     stream, protocol = FakeStream(), Protocol()
     stream.become(WRITABLE)
-    return StreamTransport(stream, protocol, door()), stream, protocol
+    return StreamTransport(stream, protocol, loop_calls()), stream, protocol
 
 
 def run(main) -> None:
@@ -141,31 +141,31 @@ class TestUntil:
 
     def test_other_threads_wake_it_and_devices_are_attended(self) -> None:
         async def main() -> None:
-            opening = FakeOpening()
-            socket = FakeSocket(opening)
+            context = FakeContext()
+            socket = FakeSocket(context)
             waiting = asyncio.create_task(until(socket, lambda: socket.readiness().readable))
             await turns()
-            assert opening.adapter.attending_count == 1
+            assert context.adapter.attending_count == 1
             thread = threading.Thread(target=lambda: socket.become(READABLE))
             thread.start()
             await waiting
             thread.join()
-            assert opening.adapter.attending_count == 0
+            assert context.adapter.attending_count == 0
             assert not socket.watchers
 
         asyncio.run(asyncio.wait_for(main(), 20), debug=True)  # finds calls from other threads
 
     def test_a_cancelled_wait_leaves_nothing_behind(self) -> None:
         async def main() -> None:
-            opening = FakeOpening()
-            socket = FakeSocket(opening)
+            context = FakeContext()
+            socket = FakeSocket(context)
             waiting = asyncio.create_task(until(socket, lambda: False))
             await turns()
             waiting.cancel()
             await turns()
             assert waiting.cancelled()
             assert not socket.watchers
-            assert opening.adapter.attending_count == 0
+            assert context.adapter.attending_count == 0
             socket.become(READABLE)
             await turns()
 
@@ -173,22 +173,22 @@ class TestUntil:
 
     def test_what_it_does_not_wait_for_wakes_nobody(self) -> None:
         async def main() -> None:
-            socket, way_in = FakeSocket(), door()
+            socket, loop_queue = FakeSocket(), loop_calls()
             waiting = asyncio.create_task(until(socket, lambda: socket.readiness().readable))
             await turns()
             socket.become(WRITABLE)
-            assert not way_in._due
+            assert not loop_queue._due
             socket.become(READABLE)
-            assert len(way_in._due) == 1
+            assert len(loop_queue._due) == 1
             await waiting
 
         run(main)
 
     def test_many_changes_are_one_call(self) -> None:
         async def main() -> None:
-            way_in, called = door(), []
+            loop_queue, called = loop_calls(), []
             for number in range(100):
-                way_in.call_soon(lambda number=number: called.append(number))
+                loop_queue.call_soon(lambda number=number: called.append(number))
             await turns(1)
             assert called == list(range(100))
 
@@ -196,7 +196,7 @@ class TestUntil:
 
     def test_a_closed_loop_is_told_nothing(self) -> None:
         async def main() -> None:
-            made.append(door())
+            made.append(loop_calls())
 
         made: list = []
         run(main)
@@ -263,7 +263,7 @@ class TestTransport:
 
         run(main)
 
-    def test_without_room_octets_wait_and_the_protocol_pauses(self) -> None:
+    def test_without_room_bytes_wait_and_the_protocol_pauses(self) -> None:
         async def main() -> None:
             transport, stream, protocol = begin()
             stream.room = 10
@@ -301,7 +301,7 @@ class TestTransport:
 
         run(main)
 
-    def test_a_pause_leaves_octets_where_they_are(self) -> None:
+    def test_a_pause_leaves_bytes_where_they_are(self) -> None:
         async def main() -> None:
             transport, stream, protocol = begin()
             transport.pause_reading()
@@ -360,7 +360,7 @@ class TestTransport:
             assert stream.closed
             assert protocol.told == ["lost None"]
             assert not stream.watchers
-            assert stream.openings[0].adapter.attending_count == 0
+            assert stream.contexts[0].adapter.attending_count == 0
 
         run(main)
 

@@ -5,7 +5,7 @@ from socket import AF_INET, AF_INET6
 
 import pytest
 
-from urds.rsocket import socket_names
+from urds.rsocket import addresses
 
 LOOPBACK = socket.if_indextoname(1) if hasattr(socket, "if_indextoname") else "lo"
 
@@ -24,7 +24,7 @@ LOOPBACK = socket.if_indextoname(1) if hasattr(socket, "if_indextoname") else "l
     ],
 )
 def test_a_name_becomes_an_address(given, family: int, address) -> None:
-    assert socket_names.parse(given, family, "bind") == address
+    assert addresses.parse(given, family, "bind") == address
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_name_becomes_an_address(given, family: int, address) -> None:
 )
 def test_what_is_no_name(given, family: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="bind"):
-        socket_names.parse(given, family, "bind")
+        addresses.parse(given, family, "bind")
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_what_is_no_name(given, family: int, error: type[Exception]) -> None:
     ],
 )
 def test_an_address_is_shown_as_a_name(address, family: int, name) -> None:
-    assert socket_names.shown(address, family) == name
+    assert addresses.shown(address, family) == name
 
 
 def test_a_connect_to_any_address_goes_to_this_host() -> None:
-    assert socket_names.reachable(("0.0.0.0", 9)) == ("127.0.0.1", 9)
-    assert socket_names.reachable(("::", 9)) == ("::1", 9)
-    assert socket_names.reachable(("10.0.0.1", 9)) == ("10.0.0.1", 9)
+    assert addresses.reachable(("0.0.0.0", 9)) == ("127.0.0.1", 9)
+    assert addresses.reachable(("::", 9)) == ("::1", 9)
+    assert addresses.reachable(("10.0.0.1", 9)) == ("10.0.0.1", 9)

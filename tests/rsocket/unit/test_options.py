@@ -9,10 +9,10 @@ import pytest
 
 from urds.rsocket import options
 from urds.rsocket.constants import SOL_RDMA, RdmaOpt
-from urds.rsocket.options import Life, Options, TcpState
-from urds.rsocket.settings import Settings
+from urds.rsocket.options import RsocketOptions, SocketInfo, TcpState
+from urds.rsocket.settings import RsocketSettings
 
-IDLE = Life(TcpState.CLOSE, None)
+IDLE = SocketInfo(TcpState.CLOSE, None)
 
 
 def change(
@@ -20,23 +20,23 @@ def change(
     option: int,
     value: int | bytes,
     *,
-    before: Options | None = None,
+    before: RsocketOptions | None = None,
     late: bool = False,
-) -> Options:
-    """Set one option, given as an integer or as octets, on a new socket."""
-    octets = value if isinstance(value, bytes) else struct.pack("=i", value)
+) -> RsocketOptions:
+    """Set one option, given as an integer or as bytes, on a new socket."""
+    data = value if isinstance(value, bytes) else struct.pack("=i", value)
     return options.set_option(
-        before or options.defaults(Settings()),
+        before or options.defaults(RsocketSettings()),
         level=level,
         option=option,
-        octets=octets,
+        data=data,
         has_begun=late,
     )
 
 
-def read(level: int, option: int, found: Options, life: Life = IDLE) -> int:
-    octets = options.get_option(found, life, level=level, option=option, buffer_bytes=4)
-    number: int = struct.unpack("=i", octets)[0]
+def read(level: int, option: int, found: RsocketOptions, info: SocketInfo = IDLE) -> int:
+    data = options.get_option(found, info, level=level, option=option, buffer_bytes=4)
+    number: int = struct.unpack("=i", data)[0]
     return number
 
 
@@ -57,7 +57,7 @@ SWITCHES = [
 
 @pytest.mark.parametrize(("level", "option"), SWITCHES)
 def test_a_switch_is_off_then_on_then_off(level: int, option: int) -> None:
-    assert read(level, option, options.defaults(Settings())) == 0
+    assert read(level, option, options.defaults(RsocketSettings())) == 0
     on = change(level, option, 5)
     assert read(level, option, on) == 1
     assert read(level, option, change(level, option, 0, before=on)) == 0
@@ -102,7 +102,7 @@ OUT_OF_RANGE = [
     (IPPROTO_TCP, socket.TCP_KEEPIDLE, 0),
     (IPPROTO_TCP, socket.TCP_KEEPIDLE, -5),
     (SOL_RDMA, RdmaOpt.ROUTE, bytes(options.ROUTE_BYTES_MAX + 1)),
-    (SOL_SOCKET, socket.SO_LINGER, 1),  # four octets, a struct linger has eight
+    (SOL_SOCKET, socket.SO_LINGER, 1),  # four bytes, a struct linger has eight
     (SOL_SOCKET, socket.SO_KEEPALIVE, b"\1\0\0"),
 ]
 
@@ -134,7 +134,7 @@ def test_an_unknown_option_is_enotsup_and_named(level: int, option: int) -> None
     assert error.errno == errno.ENOTSUP
     assert f"{level:#x} option {option}" in str(error)
     with pytest.raises(OSError) as caught:
-        read(level, option, options.defaults(Settings()))
+        read(level, option, options.defaults(RsocketSettings()))
     assert caught.value.errno == errno.ENOTSUP
 
 
@@ -154,22 +154,22 @@ def test_what_can_only_be_read_cannot_be_set(level: int, option: int) -> None:
     "option", [socket.TCP_MAXSEG, socket.TCP_CONGESTION, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL]
 )
 def test_what_means_nothing_is_accepted(option: int) -> None:
-    assert change(IPPROTO_TCP, option, 7) == options.defaults(Settings())
+    assert change(IPPROTO_TCP, option, 7) == options.defaults(RsocketSettings())
 
 
 def test_the_segment_is_the_devices_or_the_originals_guess() -> None:
-    new = options.defaults(Settings())
+    new = options.defaults(RsocketSettings())
     assert read(IPPROTO_TCP, socket.TCP_MAXSEG, new) == 2048
-    assert read(IPPROTO_TCP, socket.TCP_MAXSEG, new, Life(TcpState.ESTABLISHED, 4096)) == 4096
+    assert read(IPPROTO_TCP, socket.TCP_MAXSEG, new, SocketInfo(TcpState.ESTABLISHED, 4096)) == 4096
 
 
 def test_linger_is_off_until_it_is_set() -> None:
-    new = options.defaults(Settings())
+    new = options.defaults(RsocketSettings())
     assert new.linger_s is None
     on = change(SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 3), before=new)
     assert on.linger_s == 3
-    octets = options.get_option(on, IDLE, level=SOL_SOCKET, option=socket.SO_LINGER, buffer_bytes=8)
-    assert struct.unpack("=ii", octets) == (1, 3)
+    data = options.get_option(on, IDLE, level=SOL_SOCKET, option=socket.SO_LINGER, buffer_bytes=8)
+    assert struct.unpack("=ii", data) == (1, 3)
     off = change(SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 0, 3), before=on)
     assert off.linger_s is None
 
@@ -177,16 +177,16 @@ def test_linger_is_off_until_it_is_set() -> None:
 def test_info_tells_the_state_and_the_queue() -> None:
     """Offsets of struct tcp_info, linux v6.12: the state at 0, the congestion window at 80."""
     found = change(SOL_RDMA, RdmaOpt.SQSIZE, 77)
-    octets = options.get_option(
+    data = options.get_option(
         found,
-        Life(TcpState.ESTABLISHED, 4096),
+        SocketInfo(TcpState.ESTABLISHED, 4096),
         level=IPPROTO_TCP,
         option=socket.TCP_INFO,
         buffer_bytes=256,
     )
-    assert octets[0] == 1
-    assert struct.unpack_from("=I", octets, 80) == (77,)
-    assert len(octets) == 104
+    assert data[0] == 1
+    assert struct.unpack_from("=I", data, 80) == (77,)
+    assert len(data) == 104
 
 
 def test_a_route_is_kept_and_given_back() -> None:
@@ -198,7 +198,7 @@ def test_a_route_is_kept_and_given_back() -> None:
 
 
 def test_a_stream_is_made_of_what_was_set() -> None:
-    chosen = options.defaults(Settings(sqsize_default=100, iomap_size=300))
+    chosen = options.defaults(RsocketSettings(sqsize_default=100, iomap_size=300))
     for level, option, value in (
         (SOL_RDMA, RdmaOpt.RQSIZE, 50),
         (SOL_RDMA, RdmaOpt.INLINE, 32),
@@ -216,11 +216,11 @@ def test_a_stream_is_made_of_what_was_set() -> None:
 
 
 def test_a_new_stream_tunes_its_window_and_sends_no_signs_of_life() -> None:
-    made = options.stream_settings(options.defaults(Settings()))
+    made = options.stream_settings(options.defaults(RsocketSettings()))
     assert not made.is_receive_fixed
     assert made.keepalive_ns is None
 
 
 def test_a_window_from_a_file_is_fixed() -> None:
-    made = options.stream_settings(options.defaults(Settings(mem_default=1 << 16)))
+    made = options.stream_settings(options.defaults(RsocketSettings(mem_default=1 << 16)))
     assert (made.receive_bytes, made.is_receive_fixed) == (1 << 16, True)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from urds.rsocket import socket_waiting
-from urds.rsocket.socket_waiting import Patience
+from urds.rsocket import waiting
+from urds.rsocket.waiting import CallTimeout
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
         self.now_s = 100.0
         self.reads = 0
         self.waits_s: list[float | None] = []
-        monkeypatch.setattr(socket_waiting.time, "monotonic", self.monotonic)
+        monkeypatch.setattr(waiting.time, "monotonic", self.monotonic)
 
     def monotonic(self) -> float:
         self.reads += 1
@@ -35,38 +35,38 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_no_patience_looks_once(clock: Clock) -> None:
-    Patience(0).until(clock.wait, lambda: True)
+    CallTimeout(0).until(clock.wait, lambda: True)
     with pytest.raises(BlockingIOError) as caught:
-        Patience(0).until(clock.wait, lambda: False)
+        CallTimeout(0).until(clock.wait, lambda: False)
     assert caught.value.errno == errno.EAGAIN
     assert clock.waits_s == [0, 0]
     assert clock.reads == 0
 
 
 def test_endless_patience_reads_no_clock(clock: Clock) -> None:
-    patience = Patience(None)
-    assert patience.is_endless
-    patience.until(clock.wait, lambda: True)
+    call_timeout = CallTimeout(None)
+    assert call_timeout.is_infinite
+    call_timeout.until(clock.wait, lambda: True)
     assert clock.waits_s == [None]
     assert clock.reads == 0
 
 
 def test_waits_share_one_patience(clock: Clock) -> None:
-    patience = Patience(1.0)
+    call_timeout = CallTimeout(1.0)
     for left_s in (1.0, 0.6, 0.2, 0.0):
-        patience.until(clock.wait, lambda: True)
+        call_timeout.until(clock.wait, lambda: True)
         assert clock.waits_s[-1] == pytest.approx(left_s)
     with pytest.raises(TimeoutError, match="timed out"):
-        patience.until(clock.wait, lambda: False)
+        call_timeout.until(clock.wait, lambda: False)
 
 
 def test_the_time_begins_with_the_first_wait(clock: Clock) -> None:
-    patience = Patience(1.0)
+    call_timeout = CallTimeout(1.0)
     clock.now_s += 50
-    patience.until(clock.wait, lambda: True)
+    call_timeout.until(clock.wait, lambda: True)
     assert clock.waits_s == [1.0]
 
 
 @pytest.mark.parametrize(("wait_s", "shorter_s"), [(None, 0.5), (0.0, 0.0), (0.1, 0.1), (9.0, 0.5)])
 def test_a_short_wait_is_no_longer_than_the_whole(wait_s: float | None, shorter_s: float) -> None:
-    assert Patience(wait_s).shorter(0.5) == shorter_s
+    assert CallTimeout(wait_s).shorter(0.5) == shorter_s

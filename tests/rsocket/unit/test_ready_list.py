@@ -6,18 +6,18 @@ import select
 
 import pytest
 
-from tests.unit.rsocket_fakes import (
+from tests.rsocket.unit.rsocket_fakes import (
     BOTH,
     FAILED,
     HUNG_UP,
     NOTHING,
     READABLE,
     WRITABLE,
-    FakeOpening,
+    FakeContext,
     FakeSocket,
 )
 from urds.rsocket.ready_list import Member, ReadyList
-from urds.rsocket.watching import Bell, Watchers, revents
+from urds.rsocket.waiting import Doorbell, Watchers, revents
 
 IN, OUT, HUP, ERR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP, select.EPOLLERR
 
@@ -25,10 +25,10 @@ IN, OUT, HUP, ERR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP, select.EPO
 class World:
     def __init__(self) -> None:
         self.list = ReadyList(lambda: None, lambda member: None)
-        self.opening = FakeOpening()
+        self.context = FakeContext()
 
     def add(self, number: int, events: int = IN) -> FakeSocket:
-        socket = FakeSocket(self.opening, number)
+        socket = FakeSocket(self.context, number)
         self.list.add(Member(socket, number, events, None))
         return socket
 
@@ -107,7 +107,7 @@ def test_a_limit_is_not_filled_by_those_who_are_not_ready(world: World) -> None:
 
 def test_it_is_told_by_its_data(world: World) -> None:
     label = object()
-    socket = FakeSocket(world.opening, 5)
+    socket = FakeSocket(world.context, 5)
     world.list.add(Member(socket, None, IN, None))
     socket.become(READABLE)
     assert world.list.take(1) == [(5, IN)]
@@ -199,12 +199,12 @@ def test_the_list_holds_who_is_ready(world: World) -> None:
 def test_devices_are_counted(world: World) -> None:
     first, second = world.add(1), FakeSocket()
     world.list.add(Member(second, 2, IN, None))
-    assert (dict(world.list.devices), world.list.idle_count) == ({world.opening: 1}, 1)
-    other = FakeOpening()
-    second.openings = (other, world.opening)
+    assert (dict(world.list.devices), world.list.idle_count) == ({world.context: 1}, 1)
+    other = FakeContext()
+    second.contexts = (other, world.context)
     second.become(READABLE)
     world.list.take(10)
-    assert (dict(world.list.devices), world.list.idle_count) == ({world.opening: 2, other: 1}, 0)
+    assert (dict(world.list.devices), world.list.idle_count) == ({world.context: 2, other: 1}, 0)
     for socket in (first, second):
         world.list.remove(world.list.find(socket))
     assert (dict(world.list.devices), world.list.idle_count) == ({}, 0)
@@ -240,16 +240,16 @@ def test_a_watcher_may_leave_while_it_is_told() -> None:
 
 
 def test_a_bell_that_is_closed_is_silent() -> None:
-    bell = Bell()
-    number = bell.fileno()
+    doorbell = Doorbell()
+    number = doorbell.fileno()
     assert not select.select([number], [], [], 0)[0]
-    bell.ring()
-    bell.ring()
+    doorbell.ring()
+    doorbell.ring()
     assert select.select([number], [], [], 0)[0]
-    bell.quiet()
+    doorbell.quiet()
     assert not select.select([number], [], [], 0)[0]
-    bell.close()
-    bell.ring()
-    bell.close()
+    doorbell.close()
+    doorbell.ring()
+    doorbell.close()
     with pytest.raises(OSError):
         os.fstat(number)

@@ -4,25 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from urds.errors import SettingError
+from urds.common.errors import SettingError
 from urds.rsocket import settings
-from urds.rsocket.settings import RANGES, Settings
+from urds.rsocket.settings import RANGES, RsocketSettings
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin as a process does that has made no rsocket yet."""
-    monkeypatch.setattr(settings, "_process", settings._Process())  # whose state is a process's
+    # The state is that of a process.
+    monkeypatch.setattr(settings, "_process", settings._ProcessSettings())
     monkeypatch.delenv(settings.DIRECTORY_VARIABLE, raising=False)
 
 
 def test_an_absent_directory_gives_the_defaults(tmp_path: Path) -> None:
-    assert Settings.load(tmp_path / "nowhere") == Settings()
+    assert RsocketSettings.load(tmp_path / "nowhere") == RsocketSettings()
 
 
 @pytest.mark.rule("rsocket-defaults")
 def test_defaults_are_those_of_the_reference() -> None:
-    found = Settings()
+    found = RsocketSettings()
     assert (found.sqsize_default, found.rqsize_default, found.inline_default) == (384, 384, 64)
     assert (found.mem_default, found.wmem_default, found.iomap_size) == (None, 1 << 17, 0)
     assert (found.polling_time, found.wake_up_interval) == (10, 500)
@@ -31,20 +32,20 @@ def test_defaults_are_those_of_the_reference() -> None:
 def test_each_file_sets_its_field(tmp_path: Path) -> None:
     for number, name in enumerate(RANGES):
         (tmp_path / name).write_text(f" {4096 + number}\n")
-    found = Settings.load(tmp_path)
+    found = RsocketSettings.load(tmp_path)
     assert [getattr(found, name) for name in RANGES] == [4096 + n for n in range(len(RANGES))]
 
 
 def test_other_files_are_not_looked_at(tmp_path: Path) -> None:
     (tmp_path / "preload_config").write_text("* inet stream tcp\n")
-    assert Settings.load(tmp_path) == Settings()
+    assert RsocketSettings.load(tmp_path) == RsocketSettings()
 
 
 @pytest.mark.parametrize("name", RANGES)
 @pytest.mark.parametrize("side", [0, 1])
 def test_the_ends_of_a_range_belong_to_it(tmp_path: Path, name: str, side: int) -> None:
     (tmp_path / name).write_text(str(RANGES[name][side]))
-    Settings.load(tmp_path)
+    RsocketSettings.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", RANGES)
@@ -56,7 +57,7 @@ def test_a_value_out_of_range_names_file_value_and_range(
     value = (low - 1, high + 1)[side]
     (tmp_path / name).write_text(str(value))
     with pytest.raises(SettingError) as caught:
-        Settings.load(tmp_path)
+        RsocketSettings.load(tmp_path)
     for part in (str(tmp_path / name), str(value), str(low), str(high)):
         assert part in str(caught.value)
 
@@ -65,18 +66,18 @@ def test_a_value_out_of_range_names_file_value_and_range(
 def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "sqsize_default").write_text(text)
     with pytest.raises(SettingError, match="sqsize_default"):
-        Settings.load(tmp_path)
+        RsocketSettings.load(tmp_path)
 
 
 def test_a_directory_in_a_files_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "sqsize_default").mkdir()
     with pytest.raises(SettingError, match="sqsize_default"):
-        Settings.load(tmp_path)
+        RsocketSettings.load(tmp_path)
 
 
 def test_a_small_send_buffer_becomes_one_page(tmp_path: Path) -> None:
-    """Source: rsocket.md section 1."""
-    assert [Settings(wmem_default=size).wmem_default for size in (1, 2047, 2048)] == [
+    """Source: docs/reference/rsocket.md 1."""
+    assert [RsocketSettings(wmem_default=size).wmem_default for size in (1, 2047, 2048)] == [
         4096,
         4096,
         2048,
@@ -119,4 +120,4 @@ def test_a_bad_directory_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_value_from_python_is_judged_too() -> None:
     with pytest.raises(SettingError, match="polling_time = -1"):
-        Settings(polling_time=-1)
+        RsocketSettings(polling_time=-1)

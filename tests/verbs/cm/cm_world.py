@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.messages import Message, MessageKind, Offer
+from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmSettings
 
 TCP, UDP = 0x0106, 0x0111
@@ -47,8 +47,8 @@ class World:
         self.loss, self.duplicate, self.reorder = loss, duplicate, reorder
         self.now_ns = 0
         self.left, self.right = Side("left", seed, settings), Side("right", seed, settings)
-        self.sent: Counter[MessageKind] = Counter()
-        self.drop: Callable[[str, Message], bool] = lambda _source, _message: False
+        self.sent: Counter[CmMessageKind] = Counter()
+        self.drop: Callable[[str, CmMessage], bool] = lambda _source, _message: False
         self._flying: list[tuple[int, int, str, str, bytes]] = []
         self._count = 0
 
@@ -69,9 +69,9 @@ class World:
         timeout_ns: int | None = None,
     ) -> CmConnection:
         """Ask from the left side."""
-        request = Message(
-            kind=MessageKind.REQ,
-            opening=bytes(8),
+        request = CmMessage(
+            kind=CmMessageKind.REQ,
+            context_guid=bytes(8),
             source=_mapped(1),
             source_port=9,
             target=_mapped(2),
@@ -91,9 +91,9 @@ class World:
         self.settle(self.left)
         return connection
 
-    def send(self, source: Side, octets: bytes) -> None:
+    def send(self, source: Side, data: bytes) -> None:
         """Put one message on the wire."""
-        message = Message.parse(octets)
+        message = CmMessage.parse(data)
         self.sent[message.kind] += 1
         if self.drop(source.name, message) or self.random.random() < self.loss:
             return
@@ -101,7 +101,7 @@ class World:
             late = self.random.randrange(400) if self.random.random() < self.reorder else 1
             self._count += 1
             arrival = (self.now_ns + DELAY_NS * late, self._count, source.name)
-            heappush(self._flying, (*arrival, self.other(source).name, octets))
+            heappush(self._flying, (*arrival, self.other(source).name, data))
 
     def settle(self, side: Side) -> None:
         """Let the owner answer, and carry what the manager says."""
@@ -127,8 +127,8 @@ class World:
             ((due, side.name) for due, side in times if due is not None), default=(1 << 62, "")
         )
         if self._flying and self._flying[0][0] <= min(timer[0], until_ns):
-            self.now_ns, _, source, target, octets = heappop(self._flying)
-            sides[target].core.receive_data(octets, source=source, now_ns=self.now_ns)
+            self.now_ns, _, source, target, data = heappop(self._flying)
+            sides[target].core.receive_data(data, source=source, now_ns=self.now_ns)
             self.settle(sides[target])
         elif timer[0] <= until_ns:
             self.now_ns = max(self.now_ns, timer[0])

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from tests.unit.cm_world import LIVENESS_NS, PORT, TCP, UDP, World
+from tests.verbs.cm.cm_world import LIVENESS_NS, PORT, TCP, UDP, World
 from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.messages import Message, MessageKind, Offer, Reason
+from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer, RejectReason
 from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
 
 SECOND = 1_000_000_000
@@ -56,7 +56,7 @@ def test_both_may_say_goodbye_at_once() -> None:
 
 def test_private_data_has_a_limit() -> None:
     world = World()
-    with pytest.raises(OSError, match="private data of 197 octets, limit 196") as caught:
+    with pytest.raises(OSError, match="private data of 197 bytes, limit 196") as caught:
         world.connect(private_data=bytes(197))
     assert caught.value.errno == errno.ENOMEM
     world.listen()
@@ -70,7 +70,7 @@ def test_a_rejection_carries_private_data_and_is_repeated_for_duplicates() -> No
     world.listen()
     world.right.accepts = False
     world.drop = lambda _source, message: (
-        message.kind is MessageKind.REJ and world.sent[MessageKind.REJ] == 1
+        message.kind is CmMessageKind.REJ and world.sent[CmMessageKind.REJ] == 1
     )
     world.connect()
     world.run(10_000_000)
@@ -88,7 +88,7 @@ def test_nobody_listens() -> None:
     world.connect()
     world.run(SECOND)
     assert world.left.kinds() == [CmEventKind.REFUSED]
-    assert world.right.core.stats.refused_no_listener == 1
+    assert world.right.core.stats.rejected_no_listener == 1
 
 
 def test_a_full_backlog_refuses() -> None:
@@ -99,7 +99,7 @@ def test_a_full_backlog_refuses() -> None:
         world.connect(qpn=100 + qpn)
     world.run(SECOND)
     assert world.left.kinds() == [CmEventKind.REFUSED] * 3
-    assert world.right.core.stats.refused_backlog == 3
+    assert world.right.core.stats.rejected_backlog == 3
 
 
 def test_pending_requests_of_all_listeners_are_bounded() -> None:
@@ -109,7 +109,7 @@ def test_pending_requests_of_all_listeners_are_bounded() -> None:
     for qpn in range(5):
         world.connect(qpn=100 + qpn)
     world.run(SECOND)
-    assert world.right.core.stats.refused_pending == 2
+    assert world.right.core.stats.rejected_pending == 2
 
 
 def test_connections_are_bounded() -> None:
@@ -120,16 +120,16 @@ def test_connections_are_bounded() -> None:
     with pytest.raises(OSError, match="as many as there may be"):
         world.connect()
     world.run(SECOND)
-    stranger = Message(
-        kind=MessageKind.REQ,
-        opening=b"stranger",
+    stranger = CmMessage(
+        kind=CmMessageKind.REQ,
+        context_guid=b"stranger",
         local_id=5,
         space=TCP,
         target=bytes(10) + b"\xff\xff\x0a\x00\x00\x02",
         target_port=PORT,
     )
     world.right.core.receive_data(stranger.emit(), source="left", now_ns=world.now_ns)
-    assert world.right.core.stats.refused_connections == 1
+    assert world.right.core.stats.rejected_connections == 1
 
 
 def test_an_absent_peer_is_given_up_after_bounded_tries() -> None:
@@ -137,7 +137,7 @@ def test_an_absent_peer_is_given_up_after_bounded_tries() -> None:
     world.connect()
     world.run(60 * SECOND)
     assert world.left.kinds() == [CmEventKind.UNREACHABLE]
-    assert world.sent[MessageKind.REQ] == CmSettings().tries_max
+    assert world.sent[CmMessageKind.REQ] == CmSettings().tries_max
     assert world.left.core.poll_timeout() is None
 
 
@@ -158,7 +158,7 @@ def test_a_slow_owner_keeps_the_requester_waiting() -> None:
     world.connect()
     world.run(25 * SECOND)
     assert world.left.kinds() == []
-    assert world.sent[MessageKind.MRA] > 3
+    assert world.sent[CmMessageKind.MRA] > 3
     world.right.core.accept(
         world.right.connections[0], offer=Offer(qpn=200), private_data=b"", now_ns=world.now_ns
     )
@@ -181,7 +181,7 @@ def test_an_owner_that_never_answers_costs_nothing_for_ever() -> None:
 def test_data_replaces_a_lost_rtu() -> None:
     world = World()
     world.listen()
-    world.drop = lambda _source, message: message.kind is MessageKind.RTU
+    world.drop = lambda _source, message: message.kind is CmMessageKind.RTU
     world.connect()
     world.run(10_000_000)
     assert world.right.kinds() == [REQUEST]
@@ -195,7 +195,7 @@ def test_a_repeated_reply_gets_another_rtu() -> None:
     world = World()
     world.listen()
     world.drop = lambda _source, message: (
-        message.kind is MessageKind.RTU and world.sent[MessageKind.RTU] == 1
+        message.kind is CmMessageKind.RTU and world.sent[CmMessageKind.RTU] == 1
     )
     world.connect()
     world.run(SECOND)
@@ -236,8 +236,8 @@ def test_a_late_duplicate_of_a_request_makes_no_second_connection() -> None:
     world.listen()
     requests: list[bytes] = []
 
-    def note(_source: str, message: Message) -> bool:
-        if message.kind is MessageKind.REQ:
+    def note(_source: str, message: CmMessage) -> bool:
+        if message.kind is CmMessageKind.REQ:
             requests.append(message.emit())
         return False
 
@@ -269,7 +269,7 @@ def test_a_queue_pair_that_connects_anew_replaces_its_stale_connection() -> None
     world.drop = lambda _source, _message: True
     world.left.core.forget(world.left.events[0].connection, now_ns=world.now_ns)
     world.settle(world.left)
-    world.drop = lambda _source, message: message.kind is MessageKind.DREQ
+    world.drop = lambda _source, message: message.kind is CmMessageKind.DREQ
     world.connect(qpn=100)
     world.run(100_000_000)
     assert world.right.kinds() == [
@@ -363,7 +363,7 @@ def test_a_look_up_survives_a_lost_answer() -> None:
     world = World()
     world.listen(space=UDP)
     world.drop = lambda _source, message: (
-        message.kind is MessageKind.SIDR_REP and world.sent[MessageKind.SIDR_REP] == 1
+        message.kind is CmMessageKind.SIDR_REP and world.sent[CmMessageKind.SIDR_REP] == 1
     )
     world.connect(space=UDP)
     world.run(SECOND)
@@ -393,22 +393,22 @@ def test_closing_tells_every_peer_once() -> None:
     world.settle(world.right)
     world.run(SECOND)
     assert world.left.kinds() == [ESTABLISHED, CmEventKind.DISCONNECTED]
-    assert world.sent[MessageKind.DREQ] == 1
+    assert world.sent[CmMessageKind.DREQ] == 1
 
 
 def test_strangers_cannot_speak_of_a_connection() -> None:
     """Right numbers from another route, or of another opening, change nothing."""
     world = connected()
     connection = world.left.events[0].connection
-    goodbye = Message(
-        kind=MessageKind.DREQ,
-        opening=connection.opening,
+    goodbye = CmMessage(
+        kind=CmMessageKind.DREQ,
+        context_guid=connection.context_guid,
         local_id=connection.remote_id,
         remote_id=connection.local_id,
     )
-    forged = Message(
-        kind=MessageKind.DREQ,
-        opening=b"somebody",
+    forged = CmMessage(
+        kind=CmMessageKind.DREQ,
+        context_guid=b"somebody",
         local_id=connection.remote_id,
         remote_id=connection.local_id,
     )
@@ -420,18 +420,18 @@ def test_strangers_cannot_speak_of_a_connection() -> None:
     assert connection.state is CmState.OVER
 
 
-@pytest.mark.parametrize("kind", list(MessageKind))
-def test_messages_out_of_place_are_dropped_and_answered_by_no_more_octets(
-    kind: MessageKind,
+@pytest.mark.parametrize("kind", list(CmMessageKind))
+def test_messages_out_of_place_are_dropped_and_answered_by_no_more_bytes(
+    kind: CmMessageKind,
 ) -> None:
     core = CmCore(random=Random(1))
-    octets = Message(kind=kind, opening=b"stranger", local_id=3, remote_id=4).emit()
-    core.receive_data(octets, source="anywhere", now_ns=0)
+    data = CmMessage(kind=kind, context_guid=b"stranger", local_id=3, remote_id=4).emit()
+    core.receive_data(data, source="anywhere", now_ns=0)
     answers = []
     while (outgoing := core.poll_transmit()) is not None:
         answers.append(outgoing[1])
     assert len(answers) <= 1
-    assert sum(map(len, answers)) <= len(octets)
+    assert sum(map(len, answers)) <= len(data)
     assert core.poll_event() is None
     assert core.poll_timeout() is None
 
@@ -439,11 +439,11 @@ def test_messages_out_of_place_are_dropped_and_answered_by_no_more_octets(
 def test_rejection_of_an_established_connection_breaks_it() -> None:
     world = connected()
     connection = world.left.events[0].connection
-    unknown = Message(
-        kind=MessageKind.REJ,
-        opening=connection.opening,
+    unknown = CmMessage(
+        kind=CmMessageKind.REJ,
+        context_guid=connection.context_guid,
         remote_id=connection.local_id,
-        reason=Reason.INVALID_COMM_ID,
+        reason=RejectReason.INVALID_COMM_ID,
     )
     world.left.core.receive_data(unknown.emit(), source="right", now_ns=world.now_ns)
     world.settle(world.left)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.cm.messages import (
     CM_QKEY,
     CM_QPN,
@@ -12,10 +12,10 @@ from urds.verbs.cm.messages import (
     PRIVATE_DATA_BYTES_MAX,
     QPN_MAX,
     READS_MAX,
-    Message,
-    MessageKind,
+    CmMessage,
+    CmMessageKind,
     Offer,
-    Reason,
+    RejectReason,
 )
 
 OPENING = b"opening!"
@@ -23,8 +23,8 @@ OFFER = Offer(
     qpn=0x1234, sequence_start=0xABCDEF, mtu_bytes=4096, responder_resources=3,
     initiator_depth=4, retry_count=7, rnr_retry_count=6, acceptance=2, qkey=0x1111_1111,
 )  # fmt: skip
-REQUEST = Message(
-    kind=MessageKind.REQ, opening=OPENING, local_id=7, space=0x0106, source=bytes(range(16)),
+REQUEST = CmMessage(
+    kind=CmMessageKind.REQ, context_guid=OPENING, local_id=7, space=0x0106, source=bytes(range(16)),
     source_port=9, target=bytes(range(16, 32)), target_port=4791, offer=OFFER,
     private_data=b"private",
 )  # fmt: skip
@@ -45,46 +45,46 @@ offers = st.builds(
 
 
 def test_the_numbers_are_infinibands() -> None:
-    """Source: verbs-and-roce.md 14.1, 14.2."""
-    assert (MessageKind.REQ, MessageKind.REP, MessageKind.SIDR_REP) == (0x10, 0x13, 0x18)
-    assert (Reason.INVALID_SERVICE, Reason.CONSUMER) == (8, 28)
+    """Source: docs/reference/verbs-and-roce.md 14.1, 14.2."""
+    assert (CmMessageKind.REQ, CmMessageKind.REP, CmMessageKind.SIDR_REP) == (0x10, 0x13, 0x18)
+    assert (RejectReason.INVALID_SERVICE, RejectReason.CONSUMER) == (8, 28)
     assert (CM_QPN, CM_QKEY) == (1, 0x8001_0000)
 
 
-@pytest.mark.parametrize("kind", list(MessageKind))
-def test_each_kind_comes_back(kind: MessageKind) -> None:
-    message = Message(kind=kind, opening=OPENING, local_id=1, remote_id=2, private_data=b"x")
-    assert Message.parse(message.emit()) == message
+@pytest.mark.parametrize("kind", list(CmMessageKind))
+def test_each_kind_comes_back(kind: CmMessageKind) -> None:
+    message = CmMessage(kind=kind, context_guid=OPENING, local_id=1, remote_id=2, private_data=b"x")
+    assert CmMessage.parse(message.emit()) == message
 
 
 @given(offers, st.binary(max_size=PRIVATE_DATA_BYTES_MAX))
 def test_a_request_and_a_reply_come_back(offer: Offer, private_data: bytes) -> None:
-    for kind in (MessageKind.REQ, MessageKind.REP):
-        message = Message(kind=kind, opening=OPENING, offer=offer, private_data=private_data)
-        assert Message.parse(message.emit()) == message
+    for kind in (CmMessageKind.REQ, CmMessageKind.REP):
+        message = CmMessage(kind=kind, context_guid=OPENING, offer=offer, private_data=private_data)
+        assert CmMessage.parse(message.emit()) == message
 
 
 def test_the_longest_message_is_a_request() -> None:
-    longest = Message(
-        kind=MessageKind.REQ, opening=OPENING, private_data=bytes(PRIVATE_DATA_BYTES_MAX)
+    longest = CmMessage(
+        kind=CmMessageKind.REQ, context_guid=OPENING, private_data=bytes(PRIVATE_DATA_BYTES_MAX)
     )
     assert len(longest.emit()) == MESSAGE_BYTES_MAX
 
 
 def test_private_data_over_the_limit_is_refused() -> None:
-    message = Message(kind=MessageKind.RTU, opening=OPENING, private_data=bytes(197))
-    with pytest.raises(WireError, match="197 octets, limit 196"):
+    message = CmMessage(kind=CmMessageKind.RTU, context_guid=OPENING, private_data=bytes(197))
+    with pytest.raises(WireError, match="197 bytes, limit 196"):
         message.emit()
-    octets = Message(kind=MessageKind.RTU, opening=OPENING, private_data=bytes(196)).emit()
-    longer = octets[:6] + (197).to_bytes(2, "big") + octets[8:] + b"\0"
-    with pytest.raises(WireError, match="197 octets, limit 196"):
-        Message.parse(longer)
+    data = CmMessage(kind=CmMessageKind.RTU, context_guid=OPENING, private_data=bytes(196)).emit()
+    longer = data[:6] + (197).to_bytes(2, "big") + data[8:] + b"\0"
+    with pytest.raises(WireError, match="197 bytes, limit 196"):
+        CmMessage.parse(longer)
 
 
 @pytest.mark.parametrize("length", range(len(REQUEST.emit())))
 def test_a_cut_request_is_refused(length: int) -> None:
     with pytest.raises(WireError):
-        Message.parse(REQUEST.emit()[:length])
+        CmMessage.parse(REQUEST.emit()[:length])
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_a_cut_request_is_refused(length: int) -> None:
     ],
 )
 def test_an_impossible_offer_is_refused(changes: dict[str, int], words: str) -> None:
-    octets = Message(kind=MessageKind.REP, opening=OPENING, offer=Offer(**changes)).emit()
+    data = CmMessage(kind=CmMessageKind.REP, context_guid=OPENING, offer=Offer(**changes)).emit()
     with pytest.raises(WireError, match=words):
-        Message.parse(octets)
+        CmMessage.parse(data)
 
 
 @pytest.mark.parametrize(
@@ -109,27 +109,27 @@ def test_an_impossible_offer_is_refused(changes: dict[str, int], words: str) -> 
     [(0, 0x55, "begins with"), (3, 2, "begins with"), (4, 0x19, "unknown kind 0x19")],
 )
 def test_a_strange_header_is_refused(place: int, value: int, words: str) -> None:
-    octets = bytearray(REQUEST.emit())
-    octets[place] = value
+    data = bytearray(REQUEST.emit())
+    data[place] = value
     with pytest.raises(WireError, match=words):
-        Message.parse(bytes(octets))
+        CmMessage.parse(bytes(data))
 
 
 def test_an_unknown_reason_is_refused() -> None:
-    octets = bytearray(Message(kind=MessageKind.REJ, opening=OPENING).emit())
-    octets[24:26] = b"\x7f\xff"
+    data = bytearray(CmMessage(kind=CmMessageKind.REJ, context_guid=OPENING).emit())
+    data[24:26] = b"\x7f\xff"
     with pytest.raises(WireError, match="reason 32767 is unknown"):
-        Message.parse(bytes(octets))
+        CmMessage.parse(bytes(data))
 
 
-@given(st.binary(max_size=2 * MESSAGE_BYTES_MAX), st.sampled_from(list(MessageKind)))
-def test_any_octets_are_a_message_or_refused(octets: bytes, kind: MessageKind) -> None:
+@given(st.binary(max_size=2 * MESSAGE_BYTES_MAX), st.sampled_from(list(CmMessageKind)))
+def test_any_bytes_are_a_message_or_refused(data: bytes, kind: CmMessageKind) -> None:
     """Also behind a header that is in order, so that the bodies are reached."""
-    header = Message(kind=kind, opening=OPENING).emit()[:24]
-    bodied = header[:6] + len(octets).to_bytes(2, "big") + header[8:] + octets
-    for candidate in (octets, bodied, header + octets):
+    header = CmMessage(kind=kind, context_guid=OPENING).emit()[:24]
+    bodied = header[:6] + len(data).to_bytes(2, "big") + header[8:] + data
+    for candidate in (data, bodied, header + data):
         try:
-            message = Message.parse(candidate)
+            message = CmMessage.parse(candidate)
         except WireError:
             continue
-        assert Message.parse(message.emit()) == message
+        assert CmMessage.parse(message.emit()) == message

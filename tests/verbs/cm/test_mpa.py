@@ -1,18 +1,18 @@
-"""MPA: frames as octets, and both sides of a set-up without a socket."""
+"""MPA: frames as bytes, and both sides of a set-up without a socket."""
 
 from typing import Any
 
 import pytest
 
-from urds.errors import LocalProtocolError, WireError
+from urds.common.errors import LocalProtocolError, WireError
 from urds.verbs.cm.mpa import (
     READS_MAX,
-    FirstFrame,
     MpaConnection,
     MpaError,
     MpaEstablished,
     MpaEvent,
     MpaFailed,
+    MpaFirstFrame,
     MpaFlag,
     MpaFrame,
     MpaRejected,
@@ -33,10 +33,10 @@ def pair(**theirs: Any) -> tuple[MpaConnection, MpaConnection]:
     return initiator, responder
 
 
-def octets_of(connection: MpaConnection) -> bytes:
+def bytes_of(connection: MpaConnection) -> bytes:
     found = b""
-    while (octets := connection.poll_transmit()) is not None:
-        found += octets
+    while (data := connection.poll_transmit()) is not None:
+        found += data
     return found
 
 
@@ -54,7 +54,7 @@ def test_a_request_of_revision_2_is_read() -> None:
         ird=8,
         ord=4,
         peer_to_peer=True,
-        first_frames=FirstFrame.WRITE,
+        first_frames=MpaFirstFrame.WRITE,
         private_data=b"hi",
     )
     assert frame.emit() == ENHANCED_REQUEST
@@ -72,7 +72,7 @@ def test_a_frame_is_waited_for(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"G",
         b"MPA ID Res Frame" + bytes(4),
@@ -80,14 +80,14 @@ def test_a_frame_is_waited_for(count: int) -> None:
         b"MPA ID Req Frame" + bytes.fromhex("1002 0003 000000"),
     ],
 )
-def test_what_is_no_frame_is_refused_at_once(octets: bytes) -> None:
+def test_what_is_no_frame_is_refused_at_once(data: bytes) -> None:
     with pytest.raises(WireError):
-        MpaFrame.parse(octets)
+        MpaFrame.parse(data)
 
 
 def test_private_data_have_a_limit() -> None:
     MpaFrame(revision=1, private_data=bytes(512)).emit()
-    with pytest.raises(WireError, match="513 octets, limit 512"):
+    with pytest.raises(WireError, match="513 bytes, limit 512"):
         MpaFrame(revision=1, private_data=bytes(513)).emit()
     with pytest.raises(WireError, match="limit 512"):
         MpaFrame(flags=MpaFlag.ENHANCED, private_data=bytes(509)).emit()
@@ -95,16 +95,21 @@ def test_private_data_have_a_limit() -> None:
 
 def test_two_own_nodes_agree() -> None:
     initiator, responder = pair(ird=8, ord=20, private_data=b"hello")
-    responder.receive_data(octets_of(initiator))
+    responder.receive_data(bytes_of(initiator))
     request = event_of(responder, MpaRequested)
-    assert (request.private_data, request.ird, request.ord, request.own) == (b"hello", 8, 20, True)
+    assert (request.private_data, request.ird, request.ord, request.urds_peer) == (
+        b"hello",
+        8,
+        20,
+        True,
+    )
     responder.accept(MpaTerms(ird=4, ord=16, private_data=b"there"))
     accepted = event_of(responder, MpaEstablished)
-    initiator.receive_data(octets_of(responder) + b"first octets")
+    initiator.receive_data(bytes_of(responder) + b"first octets")
     established = event_of(initiator, MpaEstablished)
-    assert (accepted.ird, accepted.ord, accepted.own, accepted.crc) == (4, 8, True, False)
-    assert (established.ird, established.ord, established.own) == (8, 4, True)
-    assert established.first_frame == FirstFrame.NONE
+    assert (accepted.ird, accepted.ord, accepted.urds_peer, accepted.crc) == (4, 8, True, False)
+    assert (established.ird, established.ord, established.urds_peer) == (8, 4, True)
+    assert established.first_frame == MpaFirstFrame.NONE
     assert established.private_data == b"there" and initiator.remainder == b"first octets"
 
 
@@ -112,10 +117,10 @@ def test_two_own_nodes_agree() -> None:
 @pytest.mark.parametrize("theirs", [False, True])
 def test_either_wish_for_a_checksum_binds_both(mine: bool, theirs: bool) -> None:
     initiator, responder = pair(crc=theirs)
-    responder.receive_data(octets_of(initiator))
+    responder.receive_data(bytes_of(initiator))
     event_of(responder, MpaRequested)
     responder.accept(MpaTerms(crc=mine))
-    initiator.receive_data(octets_of(responder))
+    initiator.receive_data(bytes_of(responder))
     assert event_of(responder, MpaEstablished).crc is (mine or theirs)
     assert event_of(initiator, MpaEstablished).crc is (mine or theirs)
 
@@ -123,18 +128,18 @@ def test_either_wish_for_a_checksum_binds_both(mine: bool, theirs: bool) -> None
 def test_an_echo_of_our_flags_is_no_node_of_ours() -> None:
     """Linux siw answers with the request's own flag word."""
     initiator = MpaConnection(MpaTerms(), deadline_ns=100)
-    request = octets_of(initiator)
+    request = bytes_of(initiator)
     initiator.receive_data(request.replace(b" Req ", b" Rep "))
     established = event_of(initiator, MpaEstablished)
-    assert not established.own
-    assert established.first_frame == FirstFrame.WRITE
+    assert not established.urds_peer
+    assert established.first_frame == MpaFirstFrame.WRITE
 
 
 def test_a_plain_peer_of_revision_1_is_taken() -> None:
     initiator = MpaConnection(MpaTerms(ird=3, ord=5), deadline_ns=100)
     initiator.receive_data(PLAIN_REPLY)
     established = event_of(initiator, MpaEstablished)
-    assert (established.own, established.revision) == (False, 1)
+    assert (established.urds_peer, established.revision) == (False, 1)
     assert (established.ird, established.ord) == (3, 5)
 
 
@@ -142,10 +147,10 @@ def test_a_plain_request_of_revision_1_gets_a_reply_without_counts() -> None:
     responder = MpaConnection(None, deadline_ns=100)
     responder.receive_data(PLAIN_REPLY.replace(b" Rep ", b" Req "))
     request = event_of(responder, MpaRequested)
-    assert (request.ird, request.ord, request.own) == (READS_MAX, READS_MAX, False)
+    assert (request.ird, request.ord, request.urds_peer) == (READS_MAX, READS_MAX, False)
     responder.accept(MpaTerms(private_data=b"x"))
-    assert octets_of(responder) == b"MPA ID Rep Frame" + bytes.fromhex("0001 0001") + b"x"
-    assert event_of(responder, MpaEstablished).own is False
+    assert bytes_of(responder) == b"MPA ID Rep Frame" + bytes.fromhex("0001 0001") + b"x"
+    assert event_of(responder, MpaEstablished).urds_peer is False
 
 
 def test_a_plain_initiator_that_offers_a_first_frame_is_asked_for_it() -> None:
@@ -155,16 +160,16 @@ def test_a_plain_initiator_that_offers_a_first_frame_is_asked_for_it() -> None:
     responder.accept(MpaTerms(ird=2, ord=2))
     # CRC taken over, peer to peer, IRD 2, write chosen, ORD 2.
     wanted = b"MPA ID Rep Frame" + bytes.fromhex("5002 0004 8002 8002")
-    assert octets_of(responder) == wanted
-    assert event_of(responder, MpaEstablished).first_frame == FirstFrame.WRITE
+    assert bytes_of(responder) == wanted
+    assert event_of(responder, MpaEstablished).first_frame == MpaFirstFrame.WRITE
 
 
 def test_a_refusal_carries_its_words() -> None:
     initiator, responder = pair()
-    responder.receive_data(octets_of(initiator))
+    responder.receive_data(bytes_of(initiator))
     event_of(responder, MpaRequested)
     responder.reject(b"not today")
-    initiator.receive_data(octets_of(responder))
+    initiator.receive_data(bytes_of(responder))
     assert event_of(initiator, MpaRejected).private_data == b"not today"
     assert responder.poll_event() is None
 
@@ -173,14 +178,14 @@ def test_a_peer_that_wants_markers_is_refused() -> None:
     responder = MpaConnection(None, deadline_ns=100)
     responder.receive_data(b"MPA ID Req Frame" + bytes.fromhex("8001 0000"))
     assert "markers" in event_of(responder, MpaFailed).reason
-    assert octets_of(responder) == b"MPA ID Rep Frame" + bytes.fromhex("2001 0000")
+    assert bytes_of(responder) == b"MPA ID Rep Frame" + bytes.fromhex("2001 0000")
     initiator = MpaConnection(MpaTerms(), deadline_ns=100)
     initiator.receive_data(b"MPA ID Rep Frame" + bytes.fromhex("8001 0000"))
     assert "markers" in event_of(initiator, MpaFailed).reason
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"GET / HTTP/1.1\r\n",
         PLAIN_REPLY,  # a reply to a responder
@@ -189,9 +194,9 @@ def test_a_peer_that_wants_markers_is_refused() -> None:
         b"MPA ID Req Frame" + bytes.fromhex("0001 0000") + b"too early",
     ],
 )
-def test_a_stranger_fails(octets: bytes) -> None:
+def test_a_stranger_fails(data: bytes) -> None:
     responder = MpaConnection(None, deadline_ns=100)
-    responder.receive_data(octets)
+    responder.receive_data(data)
     assert event_of(responder, MpaFailed).error == MpaError.INVALID_FRAME
     assert responder.poll_event() is None
 
@@ -217,7 +222,7 @@ def test_our_own_application_may_think() -> None:
     event_of(responder, MpaEstablished)
 
 
-def test_octets_before_the_answer_fail() -> None:
+def test_bytes_before_the_answer_fail() -> None:
     responder = MpaConnection(None, deadline_ns=100)
     responder.receive_data(ENHANCED_REQUEST)
     event_of(responder, MpaRequested)
@@ -242,7 +247,7 @@ def test_a_first_frame_that_was_not_offered_fails() -> None:
 def test_peer_to_peer_without_a_first_frame_asks_for_none() -> None:
     initiator = MpaConnection(MpaTerms(), deadline_ns=100)
     initiator.receive_data(b"MPA ID Rep Frame" + bytes.fromhex("1002 0004 8001 0001"))
-    assert event_of(initiator, MpaEstablished).first_frame == FirstFrame.NONE
+    assert event_of(initiator, MpaEstablished).first_frame == MpaFirstFrame.NONE
 
 
 def test_one_request_is_answered_once() -> None:

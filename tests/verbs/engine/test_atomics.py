@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sim.verbs_pair import Pair, Side
-from tests.unit.verbs_sides import ONLY, answers, events, make_answering, make_asking, sent
-from urds.verbs.engine.atomics import add_in_fields, value_after
+from tests.support.examples import examples
+from tests.verbs.engine.verbs_sides import ONLY, answers, events, make_answering, make_asking, sent
 from urds.verbs.engine.numbers import (
     AccessFlag,
     AsyncEventType,
@@ -15,12 +15,13 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
+from urds.verbs.engine.responder import add_in_fields, value_after
 from urds.verbs.engine.work import SendWR
 
 MASKED_SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
 MASKED_ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
 ALL = (1 << 64) - 1
-BYTES = 0x8080_8080_8080_8080  # the highest bit of each octet: eight counters side by side
+BYTES = 0x8080_8080_8080_8080  # the highest bit of each byte: eight counters side by side
 values = st.one_of(st.integers(0, ALL), st.sampled_from([0, 1, ALL, 1 << 63, BYTES]))
 
 
@@ -38,7 +39,7 @@ def after(before: int, kind: PacketKind = PacketKind.MASKED_SWAP, **operands: in
     return value_after(Packet(kind, 0xB, **operands), before)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(values, values, values)
 def test_fields_are_added_as_the_definition_says(value: int, addend: int, boundary: int) -> None:
     assert add_in_fields(value, addend, boundary=boundary) == bit_by_bit(value, addend, boundary)
@@ -47,7 +48,7 @@ def test_fields_are_added_as_the_definition_says(value: int, addend: int, bounda
 @pytest.mark.parametrize(
     ("value", "addend", "boundary", "total"),
     [
-        (0xFF, 1, 0x80, 0x00),  # nothing leaves the lowest octet
+        (0xFF, 1, 0x80, 0x00),  # nothing leaves the lowest byte
         (0xFF, 1, 0, 0x100),
         (0x01FF, 0x0101, BYTES, 0x0200),
         (ALL, ALL, ALL, 0),  # 64 fields of one bit: exclusive or
@@ -64,7 +65,7 @@ def test_examples_of_additions(value: int, addend: int, boundary: int, total: in
 @pytest.mark.parametrize(
     ("before", "operands", "expected"),
     [
-        # Only the lower half is compared, and only the lowest octet replaced.
+        # Only the lower half is compared, and only the lowest byte replaced.
         (0xAAAA_5555, {"compare_add": 0x1111_5555, "compare_mask": 0xFFFF,
                        "swap": 0x7777_7777, "swap_mask": 0xFF}, 0xAAAA_5577),
         (0xAAAA_5555, {"compare_add": 0xAAAA_5554, "compare_mask": 0xFFFF,
@@ -81,7 +82,7 @@ def test_examples_of_swaps(before: int, operands: dict[str, int], expected: int)
     assert after(before, **operands) == expected
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(values, values, values, values, values)
 def test_a_swap_touches_only_what_its_mask_names(
     before: int, compare: int, swap: int, compare_mask: int, swap_mask: int
@@ -105,8 +106,8 @@ def test_plain_operations_have_masks_that_make_no_difference(
 # -- the responder
 
 
-def add_octets(side: Side, psn: int, at: int = 0) -> Packet:
-    """Ask for 1 more in the lowest of eight counters of an octet."""
+def add_bytes(side: Side, psn: int, at: int = 0) -> Packet:
+    """Ask for 1 more in the lowest of eight counters of a byte."""
     return Packet(
         PacketKind.MASKED_ADD, 0xB, psn, ONLY,
         address=side.address + at, rkey=side.region.rkey, compare_add=1, boundary=BYTES,
@@ -120,7 +121,7 @@ def test_a_masked_operation_is_answered_with_what_was_before() -> None:
         PacketKind.MASKED_SWAP, 0xB, 101, ONLY, address=side.address, rkey=side.region.rkey,
         compare_add=0x0100, compare_mask=0xFF00, swap=ALL, swap_mask=0xFF << 56,
     )  # fmt: skip
-    found = answers(side, add_octets(side, 100), swap)
+    found = answers(side, add_bytes(side, 100), swap)
     assert [packet.kind for packet in found[:2]] == [PacketKind.ATOMIC_RESPONSE] * 2
     assert [packet.compare_add for packet in found[:2]] == [0x01FF, 0x0100]
     assert side.memory[:8] == b"\x00\x01" + bytes(5) + b"\xff"
@@ -129,8 +130,8 @@ def test_a_masked_operation_is_answered_with_what_was_before() -> None:
 def test_a_repeated_masked_operation_is_answered_from_memory() -> None:
     side = make_answering()
     side.memory[0] = 0xFF
-    answers(side, add_octets(side, 100))
-    again = answers(side, add_octets(side, 100))[0]
+    answers(side, add_bytes(side, 100))
+    again = answers(side, add_bytes(side, 100))[0]
     assert (again.kind, again.compare_add) == (PacketKind.ATOMIC_RESPONSE, 0xFF)
     assert side.memory[:2] == b"\0\0"
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES
-from tests.unit.verbs_sides import (
+from tests.verbs.engine.verbs_sides import (
     FIRST,
     LAST,
     LOSSLESS,

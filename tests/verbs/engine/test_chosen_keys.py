@@ -14,11 +14,11 @@ LOCAL, READ = AccessFlag.LOCAL_WRITE, AccessFlag.REMOTE_READ
 
 
 def table_of(*, drawn: bool, regions_max: int = 8) -> KeyTable:
-    return KeyTable(chance=Random(3) if drawn else None, regions_max=regions_max)
+    return KeyTable(rng=Random(3) if drawn else None, regions_max=regions_max)
 
 
-def register(table: KeyTable, key: int | None = None, octets: bytes = b"12345678") -> Region:
-    return table.register(DOMAIN, memoryview(bytearray(octets)), 0, LOCAL | READ, key=key)
+def register(table: KeyTable, key: int | None = None, data: bytes = b"12345678") -> Region:
+    return table.register(DOMAIN, memoryview(bytearray(data)), 0, LOCAL | READ, key=key)
 
 
 both = pytest.mark.parametrize("drawn", [False, True], ids=["counted", "drawn"])
@@ -68,7 +68,7 @@ def test_a_chosen_key_that_went_may_be_chosen_again(drawn: bool) -> None:
 def test_a_key_that_no_region_may_have_is_refused(key: int) -> None:
     """Below: index 0, hence key 0 among others. Above: those of memory windows."""
     table = table_of(drawn=False)
-    with pytest.raises(OSError, match="none that a region may have") as refused:
+    with pytest.raises(OSError, match="not one that a region may have") as refused:
         register(table, key)
     assert refused.value.errno == errno.EINVAL
     assert table.region_count == 0
@@ -120,12 +120,12 @@ def test_a_freed_index_that_was_chosen_is_not_handed_out_again() -> None:
 @both
 def test_mixed_keys_never_meet(drawn: bool) -> None:
     """Registering and forgetting in any order: no key is that of two regions, the limit holds."""
-    chance, table, living = Random(11), table_of(drawn=drawn, regions_max=12), list[Region]()
+    rng, table, living = Random(11), table_of(drawn=drawn, regions_max=12), list[Region]()
     for _ in range(400):
-        if living and chance.random() < 0.45:
-            table.deregister(living.pop(chance.randrange(len(living))))
+        if living and rng.random() < 0.45:
+            table.deregister(living.pop(rng.randrange(len(living))))
             continue
-        key = chance.choice([None, chance.randrange(1 << 8, 20 << 8)])
+        key = rng.choice([None, rng.randrange(1 << 8, 20 << 8)])
         try:
             living.append(register(table, key))
         except OSError as refused:

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES, Side
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.datagrams import OWN_QKEY_BIT, emit_grh, parse_grh
 from urds.verbs.engine.numbers import (
     GRH_BYTES,
@@ -70,20 +70,20 @@ def test_a_datagram_names_its_way_and_completes_when_it_is_sent() -> None:
     assert side.qp.outstanding_requests == 0
 
 
-def test_a_datagram_may_bring_its_own_octets() -> None:
-    side, octets = make(), bytearray(b"datagram")
-    wr = SendWR(1, octets=memoryview(octets), ah=TARGET, remote_qpn=0xE, remote_qkey=QKEY)
+def test_a_datagram_may_bring_its_own_bytes() -> None:
+    side, data = make(), bytearray(b"datagram")
+    wr = SendWR(1, data=memoryview(data), ah=TARGET, remote_qpn=0xE, remote_qkey=QKEY)
     request = side.qp.post_send(wr, 0)
-    assert request is not None and request.detach() == len(octets)
-    octets[:] = bytes(len(octets))
+    assert request is not None and request.detach() == len(data)
+    data[:] = bytes(len(data))
     assert [bytes(packet.payload) for packet in sent(side)] == [b"datagram"]
     assert statuses(side.sent()) == [(1, OK)]
 
 
-def test_own_octets_of_a_datagram_fit_its_link() -> None:
+def test_own_bytes_of_a_datagram_fit_its_link() -> None:
     side = make()
     with pytest.raises(OSError, match=f"limit {MTU_BYTES}"):
-        side.qp.post_send(SendWR(1, octets=bytes(MTU_BYTES + 1), ah=TARGET), 0)
+        side.qp.post_send(SendWR(1, data=bytes(MTU_BYTES + 1), ah=TARGET), 0)
 
 
 def test_the_own_qkey_may_be_asked_for() -> None:
@@ -145,7 +145,7 @@ def test_a_receive_that_is_too_small_fails_and_the_queue_pair_goes_on() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"length": MTU_BYTES + 1}, "65 octets, limit 64"),
+        ({"length": MTU_BYTES + 1}, "65 bytes, limit 64"),
         ({"ah": None}, "address handle"),
         ({"opcode": WROpcode.RDMA_WRITE}, "RDMA_WRITE on a datagram"),
     ],
@@ -196,8 +196,8 @@ def test_sqd_stops_sending() -> None:
     assert len(sent(side)) == 1
 
 
-def test_octets_that_are_no_grh_are_refused() -> None:
-    with pytest.raises(WireError, match="39 octets"):
+def test_bytes_that_are_no_grh_are_refused() -> None:
+    with pytest.raises(WireError, match="39 bytes"):
         parse_grh(bytes(39))
     with pytest.raises(WireError, match="version 4"):
         parse_grh(b"\x40" + emit_grh(ORIGIN, bytes(16), 0)[1:])

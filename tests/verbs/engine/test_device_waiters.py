@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from urds.verbs.providers.waiters import Waiter, Waiters
+from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters
 
 WAIT_S = 10.0
 
@@ -13,7 +13,7 @@ class Sleepers:
 
     def __init__(self, count: int) -> None:
         self.lock = threading.RLock()
-        self.waiters = Waiters()
+        self.waiters = DeviceWaiters()
         self.ready: set[int] = set()
         self.woken: list[int] = []
         self.threads = [threading.Thread(target=self._sleep, args=(one,)) for one in range(count)]
@@ -23,7 +23,7 @@ class Sleepers:
 
     def _sleep(self, number: int) -> None:
         with self.lock:
-            waiter = Waiter(lambda: number in self.ready)
+            waiter = DeviceWaiter(lambda: number in self.ready)
             self.waiters.append(waiter)
             waiter.sleep(self.lock, WAIT_S)
             self.woken.append(number)
@@ -61,13 +61,13 @@ def test_only_who_is_ready_wakes_up() -> None:
 def test_one_takes_over_and_the_others_sleep_on() -> None:
     sleepers = Sleepers(3)
     with sleepers.lock:
-        sleepers.waiters.hand_on()
-        sleepers.waiters.hand_on()  # one is awake already
+        sleepers.waiters.wake_successor()
+        sleepers.waiters.wake_successor()  # one is awake already
         assert sum(waiter.is_asleep for waiter in sleepers.waiters) == 2
     sleepers.finish()
 
 
 def test_who_is_ready_and_awake_is_told_of() -> None:
-    waiters = Waiters([Waiter(lambda: True), Waiter(lambda: False)])
+    waiters = DeviceWaiters([DeviceWaiter(lambda: True), DeviceWaiter(lambda: False)])
     assert waiters.wake_ready() is True
-    assert Waiters([Waiter(lambda: False)]).wake_ready() is False
+    assert DeviceWaiters([DeviceWaiter(lambda: False)]).wake_ready() is False

@@ -4,13 +4,20 @@ from typing import Any
 
 import pytest
 
+from urds.common.types import BytesLike
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.providers.tcp import payloads
-from urds.verbs.providers.tcp.checksum import crc32c, crc32c_in_python
 from urds.verbs.providers.tcp.decoder import Decoder, Farewell, Taken, Terminated
-from urds.verbs.providers.tcp.encoder import Encoder, Octets
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import Opcode, StreamBroken, TerminateCode, parse_frame
+from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.fpdu import (
+    Opcode,
+    StreamBroken,
+    TerminateCode,
+    crc32c,
+    crc32c_in_python,
+    parse_fpdu,
+)
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 
@@ -19,30 +26,30 @@ class Side:
     """Both directions of one end of a stream."""
 
     def __init__(
-        self, *, own: bool = True, crc: bool = False, owed_max: int = 4, step: int = 65_504
+        self, *, urds_peer: bool = True, crc: bool = False, inbound_max: int = 4, step: int = 65_504
     ) -> None:
-        self.exchange = Exchange(owed_max=owed_max)
-        self.encoder = Encoder(self.exchange, own=own, crc=crc, payload_bytes_max=step)
-        self.decoder = Decoder(self.exchange, target_qpn=77, own=own, crc=crc)
+        self.reads = OutstandingReads(inbound_max=inbound_max)
+        self.encoder = Encoder(self.reads, urds_peer=urds_peer, crc=crc, payload_bytes_max=step)
+        self.decoder = Decoder(self.reads, target_qpn=77, urds_peer=urds_peer, crc=crc)
 
     def emit(self, *packets: Packet) -> bytes:
-        out: list[Octets] = []
+        out: list[BytesLike] = []
         for packet in packets:
             assert self.encoder.emit(packet, out) is None
         return b"".join(out)
 
-    def take_all(self, octets: bytes) -> list[Taken]:
-        view, found = memoryview(octets), []
+    def take_all(self, data: bytes) -> list[Taken]:
+        view, found = memoryview(data), []
         while view:
             item, taken_bytes = self.decoder.take(view)
-            assert taken_bytes, f"{len(view)} octets are left"
+            assert taken_bytes, f"{len(view)} bytes are left"
             view = view[taken_bytes:]
             if item is not None:
                 found.append(item)
         return found
 
-    def take(self, octets: bytes) -> Any:
-        (item,) = self.take_all(octets)
+    def take(self, data: bytes) -> Any:
+        (item,) = self.take_all(data)
         return item
 
 
@@ -55,10 +62,10 @@ def hexadecimal(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-# -- octets as the RFCs have them: length, control, header, payload, pad, CRC
+# -- bytes as the RFCs have them: length, control, header, payload, pad, CRC
 
 SEND_HELLO = hexadecimal("0017 4143 00000000 00000000 00000001 00000000") + b"hello" + bytes(3 + 4)
-WRITE_OCTETS = hexadecimal("0011 c140 00001234 0000000000abcdef") + b"xyz" + bytes(1 + 4)
+WRITE_BYTES = hexadecimal("0011 c140 00001234 0000000000abcdef") + b"xyz" + bytes(1 + 4)
 READ = hexadecimal(
     "002e 4141 00000000 00000001 00000001 00000000"
     "00000100 0000000000000000 00000008 00004321 0000000000001000"
@@ -66,20 +73,20 @@ READ = hexadecimal(
 
 
 def test_crc32c_has_the_known_values() -> None:
-    """Source: RFC 3720 appendix B.4, as octets on the wire."""
-    for octets, wanted in (
+    """Source: RFC 3720 appendix B.4, as bytes on the wire."""
+    for data, wanted in (
         (bytes(32), "aa36918a"),
         (b"\xff" * 32, "43aba862"),
         (bytes(range(32)), "4e79dd46"),
         (bytes(range(31, -1, -1)), "5cdb3f11"),
     ):
-        assert crc32c_in_python(octets).to_bytes(4, "little").hex() == wanted
-        assert crc32c(octets[7:], crc32c(octets[:7], 0)).to_bytes(4, "little").hex() == wanted
+        assert crc32c_in_python(data).to_bytes(4, "little").hex() == wanted
+        assert crc32c(data[7:], crc32c(data[:7], 0)).to_bytes(4, "little").hex() == wanted
 
 
 def test_a_send_is_an_untagged_segment() -> None:
-    assert Side(own=False).emit(send(0, 1, b"hello")) == SEND_HELLO
-    packet = Side(own=False).take(SEND_HELLO)
+    assert Side(urds_peer=False).emit(send(0, 1, b"hello")) == SEND_HELLO
+    packet = Side(urds_peer=False).take(SEND_HELLO)
     assert packet == Packet(
         PacketKind.SEND, 77, psn=0, msn=1, flags=ONLY, payload=memoryview(b"hello")
     )
@@ -87,35 +94,35 @@ def test_a_send_is_an_untagged_segment() -> None:
 
 def test_a_write_is_a_tagged_segment() -> None:
     write = Packet(PacketKind.WRITE, 5, flags=ONLY, rkey=0x1234, address=0xABCDEF, payload=b"xyz")
-    assert Side(own=False).emit(write) == WRITE_OCTETS
-    packet = Side(own=False).take(WRITE_OCTETS)
+    assert Side(urds_peer=False).emit(write) == WRITE_BYTES
+    packet = Side(urds_peer=False).take(WRITE_BYTES)
     assert (packet.rkey, packet.address, packet.offset) == (0x1234, 0xABCDEF, 0)
     assert (packet.flags, bytes(packet.payload)) == (ONLY, b"xyz")
 
 
 def test_a_read_names_where_its_answer_goes() -> None:
-    near, far = Side(own=False), Side(own=False)
+    near, far = Side(urds_peer=False), Side(urds_peer=False)
     request = Packet(PacketKind.READ_REQUEST, 5, flags=ONLY, rkey=0x4321, address=0x1000, length=8)
     assert near.emit(request) == READ
     taken = far.take(READ)
     assert (taken.kind, taken.psn, taken.rkey) == (PacketKind.READ_REQUEST, 0, 0x4321)
     assert (taken.address, taken.length) == (0x1000, 8)
     answer = Packet(PacketKind.READ_RESPONSE, 5, psn=0, flags=ONLY, payload=b"12345678")
-    octets = far.emit(answer)
-    assert octets == hexadecimal("0016 c142 00000100 0000000000000000") + b"12345678" + bytes(4)
-    taken = near.take(octets)
+    data = far.emit(answer)
+    assert data == hexadecimal("0016 c142 00000100 0000000000000000") + b"12345678" + bytes(4)
+    taken = near.take(data)
     assert (taken.kind, taken.psn, taken.flags) == (PacketKind.READ_RESPONSE, 0, ONLY)
     assert bytes(taken.payload) == b"12345678"
-    assert not near.exchange.asked and not far.exchange.owed
+    assert not near.reads.outbound and not far.reads.inbound
 
 
 def test_a_checksum_covers_length_to_pad() -> None:
-    octets = Side(own=False, crc=True).emit(send(0, 1, b"hello"))
-    assert octets[:-4] == SEND_HELLO[:-4]
-    assert octets[-4:] == crc32c_in_python(SEND_HELLO[:-4]).to_bytes(4, "little")
-    Side(own=False, crc=True).take(octets)
+    data = Side(urds_peer=False, crc=True).emit(send(0, 1, b"hello"))
+    assert data[:-4] == SEND_HELLO[:-4]
+    assert data[-4:] == crc32c_in_python(SEND_HELLO[:-4]).to_bytes(4, "little")
+    Side(urds_peer=False, crc=True).take(data)
     with pytest.raises(StreamBroken) as broken:
-        Side(own=False, crc=True).take(octets.replace(b"hello", b"jello"))
+        Side(urds_peer=False, crc=True).take(data.replace(b"hello", b"jello"))
     assert broken.value.code == TerminateCode.MPA_CRC
 
 
@@ -132,14 +139,14 @@ def test_a_checksum_covers_length_to_pad() -> None:
 )
 def test_each_kind_of_send_has_its_opcode(flags: PacketFlag, opcode: int) -> None:
     immediate = 0xFACE if flags & (PacketFlag.INVALIDATE | PacketFlag.IMMEDIATE) else 0
-    octets = Side().emit(send(0, 1, b"x", flags=ONLY | flags, immediate=immediate))
-    assert octets[3] & 15 == opcode
-    packet = Side().take(octets)
+    data = Side().emit(send(0, 1, b"x", flags=ONLY | flags, immediate=immediate))
+    assert data[3] & 15 == opcode
+    packet = Side().take(data)
     assert (packet.flags, packet.immediate) == (ONLY | flags, immediate)
 
 
 def test_a_message_in_segments_keeps_its_number_and_offsets() -> None:
-    near, far = Side(own=False, step=4), Side(own=False)
+    near, far = Side(urds_peer=False, step=4), Side(urds_peer=False)
     taken = far.take_all(near.emit(send(0, 1, b"abcdefghij"), send(1, 2, b"k")))
     assert [(bytes(p.payload), p.psn, p.msn, p.offset) for p in taken if isinstance(p, Packet)] == [
         (b"abcd", 0, 1, 0),
@@ -160,24 +167,24 @@ def test_immediate_data_and_its_write_are_one_packet() -> None:
         PacketKind.WRITE, 77, msn=1, rkey=9, address=100, immediate=0xABCD, payload=b"data",
         flags=ONLY | PacketFlag.IMMEDIATE | PacketFlag.SOLICITED | PacketFlag.ACK_REQUEST,
     )  # fmt: skip
-    octets = Side().emit(write, send(1, 2))
-    assert [octets[3] & 15, octets[27] & 15] == [0, 9]
-    first, second = Side().take_all(octets)
+    data = Side().emit(write, send(1, 2))
+    assert [data[3] & 15, data[27] & 15] == [0, 9]
+    first, second = Side().take_all(data)
     assert first == write
     assert isinstance(second, Packet) and (second.psn, second.msn) == (1, 2)
     for count in range(24 + 32):
-        assert Side().decoder.take(memoryview(octets[:count])) == (None, 0)
+        assert Side().decoder.take(memoryview(data[:count])) == (None, 0)
 
 
 def test_immediate_data_alone_is_a_write_of_nothing() -> None:
     write = Packet(
         PacketKind.WRITE, 77, msn=1, immediate=7, flags=ONLY | PacketFlag.IMMEDIATE, rkey=0
     )
-    octets = Side().emit(write)
-    assert octets == hexadecimal("001a 4148 00000000 00000000 00000001 00000000") + bytes(
+    data = Side().emit(write)
+    assert data == hexadecimal("001a 4148 00000000 00000000 00000001 00000000") + bytes(
         7
     ) + b"\7" + bytes(4)
-    assert Side().take(octets) == write
+    assert Side().take(data) == write
 
 
 @pytest.mark.parametrize(
@@ -202,14 +209,14 @@ def test_an_atomic_request_and_its_answer(
 ) -> None:
     near, far = Side(), Side()
     request = Packet(kind, 77, flags=ONLY, rkey=9, address=0x40, compare_add=5, **operands)
-    octets = near.emit(request)
-    assert octets[:20] == hexadecimal("0046 414a 00000000 00000001 00000001 00000000")
-    assert octets[20:-4] == hexadecimal(wanted.format(id="00000000"))
-    assert far.take(octets) == request
+    data = near.emit(request)
+    assert data[:20] == hexadecimal("0046 414a 00000000 00000001 00000001 00000000")
+    assert data[20:-4] == hexadecimal(wanted.format(id="00000000"))
+    assert far.take(data) == request
     answer = Packet(PacketKind.ATOMIC_RESPONSE, 77, flags=ONLY, compare_add=1 << 63)
-    octets = far.emit(answer)
-    assert octets[:20] == hexadecimal("001e 414b 00000000 00000003 00000001 00000000")
-    assert near.take(octets) == answer
+    data = far.emit(answer)
+    assert data[:20] == hexadecimal("001e 414b 00000000 00000003 00000001 00000000")
+    assert near.take(data) == answer
 
 
 def test_answers_travel_between_own_nodes() -> None:
@@ -227,7 +234,7 @@ def test_going_back_is_said() -> None:
         (1, 2, PacketKind.SEND),
         (2, 0, PacketKind.READ_REQUEST),
     ]
-    assert len(near.exchange.asked) == 1 and len(far.exchange.owed) == 1
+    assert len(near.reads.outbound) == 1 and len(far.reads.inbound) == 1
 
 
 def test_going_back_into_a_write_keeps_its_place() -> None:
@@ -242,7 +249,7 @@ def test_going_back_into_a_write_keeps_its_place() -> None:
 
 
 def test_a_farewell_and_a_terminate_are_told_apart() -> None:
-    out: list[Octets] = []
+    out: list[BytesLike] = []
     side = Side()
     side.encoder.emit_farewell(out)
     side.encoder.emit_terminate(TerminateCode.UNTAGGED_NO_BUFFER, SEND_HELLO[:20], out)
@@ -254,21 +261,21 @@ def test_a_farewell_and_a_terminate_are_told_apart() -> None:
     assert terminate[20:-4] == hexadecimal("1202 c000") + SEND_HELLO[:20]
 
 
-def test_an_fpdu_without_octets_says_nothing() -> None:
-    assert Side(own=False).take_all(bytes(8)) == []
+def test_an_fpdu_without_bytes_says_nothing() -> None:
+    assert Side(urds_peer=False).take_all(bytes(8)) == []
 
 
 # -- towards a peer that is not ours
 
 
 def test_a_plain_peer_gets_nothing_private() -> None:
-    side = Side(own=False)
-    out: list[Octets] = []
+    side = Side(urds_peer=False)
+    out: list[BytesLike] = []
     assert side.encoder.emit(Packet(PacketKind.ACK, 5, syndrome=Syndrome.ACK), out) is None
     side.encoder.emit_farewell(out)
     assert out == []
-    octets = side.emit(send(0, 1, b"x", flags=ONLY | PacketFlag.ACK_REQUEST))
-    assert octets[2] == 0x41
+    data = side.emit(send(0, 1, b"x", flags=ONLY | PacketFlag.ACK_REQUEST))
+    assert data[2] == 0x41
 
 
 @pytest.mark.parametrize(
@@ -283,9 +290,9 @@ def test_a_plain_peer_gets_nothing_private() -> None:
     ],
 )
 def test_what_a_plain_peer_cannot_do_comes_back_refused(packet: Packet) -> None:
-    out: list[Octets] = []
-    refusal = Side(own=False).encoder.emit(packet, out)
-    assert refusal is not None and refusal.syndrome == Syndrome.NAK_INVALID_REQUEST
+    out: list[BytesLike] = []
+    nak = Side(urds_peer=False).encoder.emit(packet, out)
+    assert nak is not None and nak.syndrome == Syndrome.NAK_INVALID_REQUEST
     assert out == []
 
 
@@ -299,27 +306,27 @@ def test_what_a_plain_peer_cannot_do_comes_back_refused(packet: Packet) -> None:
     ],
 )
 def test_a_refusal_becomes_a_terminate(syndrome: int, code: TerminateCode) -> None:
-    octets = Side(own=False).emit(Packet(PacketKind.ACK, 5, syndrome=syndrome))
-    assert Side(own=False).take(octets) == Terminated(code)
+    data = Side(urds_peer=False).emit(Packet(PacketKind.ACK, 5, syndrome=syndrome))
+    assert Side(urds_peer=False).take(data) == Terminated(code)
 
 
 def test_requests_are_confirmed_once_tcp_has_them() -> None:
-    side = Side(own=False)
+    side = Side(urds_peer=False)
     first = len(side.emit(send(0, 1, b"one")))
     side.emit(send(1, 2, b"two"))
     assert side.encoder.confirm(first - 1) is None
-    for sent, psn in ((first, 0), (side.encoder.octets_emitted, 1)):
+    for sent, psn in ((first, 0), (side.encoder.bytes_emitted, 1)):
         packet = side.encoder.confirm(sent)
         assert packet is not None
         assert (packet.psn, packet.syndrome) == (psn, Syndrome.ACK)
-    assert side.encoder.confirm(side.encoder.octets_emitted) is None
+    assert side.encoder.confirm(side.encoder.bytes_emitted) is None
 
 
 def test_what_follows_a_read_is_confirmed_after_it() -> None:
-    side = Side(own=False)
+    side = Side(urds_peer=False)
     side.emit(send(0, 1), Packet(PacketKind.READ_REQUEST, 5, psn=1, flags=ONLY, length=0))
     side.emit(send(2, 2))
-    total = side.encoder.octets_emitted
+    total = side.encoder.bytes_emitted
     packet = side.encoder.confirm(total)
     assert packet is not None and packet.psn == 0
     assert side.encoder.confirm(total) is None
@@ -332,7 +339,7 @@ def test_what_follows_a_read_is_confirmed_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("octets", "code"),
+    ("data", "code"),
     [
         ("0001 4143 000000 00000000", TerminateCode.MPA_LENGTH),
         ("0011 4143" + "00" * 24, TerminateCode.MPA_LENGTH),
@@ -353,9 +360,9 @@ def test_what_follows_a_read_is_confirmed_after_it() -> None:
         ("000e c142" + "00" * 24, TerminateCode.TAGGED_INVALID_STAG),
     ],
 )
-def test_each_fault_has_its_code(octets: str, code: TerminateCode) -> None:
+def test_each_fault_has_its_code(data: str, code: TerminateCode) -> None:
     with pytest.raises(StreamBroken) as broken:
-        Side().take_all(hexadecimal(octets))
+        Side().take_all(hexadecimal(data))
     assert broken.value.code == code, broken.value
 
 
@@ -368,14 +375,14 @@ def test_a_terminate_quotes_the_segment_at_fault() -> None:
 @pytest.mark.parametrize("opcode", range(8, 16))
 def test_private_and_extended_opcodes_need_a_node_of_ours(opcode: int) -> None:
     queue = (0, 0, 1, 3, 0, 0, 4, 4)[opcode - 8]
-    octets = hexadecimal(f"0012 414{opcode:x} 00000000 0000000{queue} 00000001") + bytes(12)
+    data = hexadecimal(f"0012 414{opcode:x} 00000000 0000000{queue} 00000001") + bytes(12)
     with pytest.raises(StreamBroken) as broken:
-        Side(own=False).take_all(octets)
+        Side(urds_peer=False).take_all(data)
     assert broken.value.code == TerminateCode.REMOTE_OPCODE
 
 
 def test_reads_of_the_peer_are_bounded() -> None:
-    near, far = Side(), Side(owed_max=2)
+    near, far = Side(), Side(inbound_max=2)
     reads = [Packet(PacketKind.READ_REQUEST, 77, psn=psn, flags=ONLY, length=1) for psn in range(3)]
     far.take_all(near.emit(*reads[:2]))
     with pytest.raises(StreamBroken) as broken:
@@ -405,7 +412,7 @@ def test_messages_do_not_mix() -> None:
     side = Side()
     side.take_all(half)
     with pytest.raises(StreamBroken) as broken:
-        side.take_all(WRITE_OCTETS)
+        side.take_all(WRITE_BYTES)
     assert broken.value.code == TerminateCode.REMOTE_OPCODE
     side = Side()
     side.take_all(half)
@@ -415,7 +422,7 @@ def test_messages_do_not_mix() -> None:
 
 def test_a_truncated_frame_is_waited_for() -> None:
     for count in range(len(READ)):
-        assert parse_frame(memoryview(READ[:count]), crc=False) is None
+        assert parse_fpdu(memoryview(READ[:count]), crc=False) is None
 
 
 @pytest.mark.parametrize(
@@ -435,8 +442,8 @@ def test_the_mark_of_a_write_makes_no_write_of_an_answer() -> None:
     """An answer nobody asked for is refused, whatever bits it has and whatever follows."""
     side, flags = Side(), ONLY | PacketFlag.IMMEDIATE
     packet = Packet(PacketKind.WRITE, 77, flags=flags, msn=1, rkey=9, payload=b"octets")
-    octets = bytearray(Side().emit(packet))
-    octets[3] = octets[3] & 0xF0 | Opcode.READ_RESPONSE
+    data = bytearray(Side().emit(packet))
+    data[3] = data[3] & 0xF0 | Opcode.READ_RESPONSE
     with pytest.raises(StreamBroken) as caught:
-        side.take_all(bytes(octets))
+        side.take_all(bytes(data))
     assert caught.value.code == TerminateCode.TAGGED_INVALID_STAG

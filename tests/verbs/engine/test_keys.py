@@ -1,4 +1,4 @@
-"""Keys of the verbs engine: who gets which octets, and who does not."""
+"""Keys of the verbs engine: who gets which bytes, and who does not."""
 
 import errno
 from random import Random
@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from urds.verbs.engine.keys import (
     AccessError,
     KeyTable,
+    MemoryWindow,
     Region,
-    Window,
     next_variant,
 )
 from urds.verbs.engine.numbers import AccessFlag, WCStatus
@@ -26,13 +27,13 @@ QPN = 17
 
 
 def registered(
-    access: AccessFlag = ALL, octets: int = 64, address: int = BASE
+    access: AccessFlag = ALL, byte_count: int = 64, address: int = BASE
 ) -> tuple[KeyTable, Region, bytearray]:
-    table, memory = KeyTable(), bytearray(octets)
+    table, memory = KeyTable(), bytearray(byte_count)
     return table, table.register(OURS, memoryview(memory), address, access), memory
 
 
-def bound(*, kind: int = 1, access: AccessFlag = WRITE) -> tuple[KeyTable, Region, Window]:
+def bound(*, kind: int = 1, access: AccessFlag = WRITE) -> tuple[KeyTable, Region, MemoryWindow]:
     table, region, _ = registered()
     window = table.new_window(OURS, kind=kind)
     table.bind(window, region, BASE + 16, 8, access, qpn=QPN)
@@ -66,15 +67,15 @@ def test_a_slice_is_the_memory_itself() -> None:
 )
 def test_what_is_not_inside_is_refused(address: int, length: int) -> None:
     table, region, _ = registered()
-    with pytest.raises(AccessError, match="outside 64 octets at 0x1000") as local:
+    with pytest.raises(AccessError, match="outside 64 bytes at 0x1000") as local:
         table.local(region.lkey, address, length, pd=OURS, write=False)
     assert local.value.status is WCStatus.LOC_PROT_ERR
-    with pytest.raises(AccessError, match="outside 64 octets at 0x1000") as remote:
+    with pytest.raises(AccessError, match="outside 64 bytes at 0x1000") as remote:
         table.remote(region.rkey, address, length, pd=OURS, access=READ, qpn=QPN)
     assert remote.value.syndrome is Syndrome.NAK_REMOTE_ACCESS
 
 
-def test_the_last_octet_of_the_address_space_can_be_registered() -> None:
+def test_the_last_byte_of_the_address_space_can_be_registered() -> None:
     top = (1 << 64) - 64
     table, region, _ = registered(address=top)
     assert table.local(region.lkey, top + 63, 1, pd=OURS, write=True).nbytes == 1
@@ -83,7 +84,7 @@ def test_the_last_octet_of_the_address_space_can_be_registered() -> None:
     assert refused.value.errno == errno.EINVAL
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(offset=st.integers(-80, 80), length=st.integers(0, 160))
 def test_a_slice_never_leaves_its_region(offset: int, length: int) -> None:
     """The region is the middle of a larger buffer: what is beside it stays zero."""
@@ -125,7 +126,7 @@ def test_another_domain_is_refused() -> None:
         table.remote(region.rkey, BASE, 8, pd=THEIRS, access=READ, qpn=QPN)
 
 
-def test_no_octets_need_no_key() -> None:
+def test_no_bytes_need_no_key() -> None:
     """And nothing can be written there."""
     table = KeyTable()
     table.local(0, 0, 0, pd=OURS, write=True)[:] = b""
@@ -226,7 +227,7 @@ def test_a_window_shows_its_part_with_its_rights() -> None:
     view[:] = b"windowed"
     assert region.view[16:24] == b"windowed"
     for address in (BASE + 15, BASE + 17):
-        with pytest.raises(AccessError, match="outside 8 octets at 0x1010"):
+        with pytest.raises(AccessError, match="outside 8 bytes at 0x1010"):
             table.remote(window.rkey, address, 8, pd=OURS, access=WRITE, qpn=1)
     with pytest.raises(AccessError, match="without the right"):
         table.remote(window.rkey, BASE + 16, 8, pd=OURS, access=READ, qpn=1)
@@ -349,10 +350,10 @@ def test_a_freed_window_cannot_be_bound_and_its_limit_holds() -> None:
 
 
 def test_drawn_keys_are_no_sequence_and_stale_ones_fail() -> None:
-    keys = KeyTable(chance=Random(5), regions_max=64, windows_max=64)
+    keys = KeyTable(rng=Random(5), regions_max=64, windows_max=64)
     domain = object()
-    octets = memoryview(bytearray(8))
-    regions = [keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE) for _ in range(64)]
+    data = memoryview(bytearray(8))
+    regions = [keys.register(domain, data, 0, AccessFlag.LOCAL_WRITE) for _ in range(64)]
     windows = [keys.new_window(domain) for _ in range(64)]
     drawn = [each.lkey for each in regions] + [each.rkey for each in windows]
     assert len(set(drawn)) == 128 and 0 not in drawn
@@ -360,10 +361,10 @@ def test_drawn_keys_are_no_sequence_and_stale_ones_fail() -> None:
     assert all(each.lkey >> 31 == 0 for each in regions)
     assert all(each.rkey >> 31 == 1 for each in windows)
     with pytest.raises(OSError, match="all 64 keys are in use"):
-        keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE)
+        keys.register(domain, data, 0, AccessFlag.LOCAL_WRITE)
     for region in regions:
         stale = region.lkey
         keys.deregister(region)
-        keys.register(domain, octets, 0, AccessFlag.LOCAL_WRITE)
+        keys.register(domain, data, 0, AccessFlag.LOCAL_WRITE)
         with pytest.raises(AccessError):
             keys.local(stale, 0, 8, pd=domain, write=True)

@@ -1,33 +1,33 @@
-"""Octets that a send work request brings itself, and how their owner gets them back."""
+"""Bytes that a send work request brings itself, and how their owner gets them back."""
 
 import errno
 
 import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES, Pair
-from tests.unit.verbs_sides import LOSSLESS, answer, done, make_asking, sent
+from tests.verbs.engine.verbs_sides import LOSSLESS, answer, done, make_asking, sent
 from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.packets import Syndrome
 from urds.verbs.engine.queue_pair import QPCap
-from urds.verbs.engine.requests import Request
+from urds.verbs.engine.requests import SendRequest
 from urds.verbs.engine.work import SendWR
-from urds.verbs.providers.tcp.out_queue import OutQueue
+from urds.verbs.providers.tcp.stream import OutQueue
 
 TEXT = bytes(range(250)) * 2  # several packets
-OWN = bytes, lambda octets: memoryview(bytearray(octets))
+OWN = bytes, lambda data: memoryview(bytearray(data))
 
 
-def post(side, wr: SendWR) -> Request:
+def post(side, wr: SendWR) -> SendRequest:
     request = side.qp.post_send(wr, 0)
     assert request is not None
     return request
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_a_send_carries_its_own_octets(own) -> None:
+def test_a_send_carries_its_own_bytes(own) -> None:
     pair = Pair()
     pair.b.receive(7, 0, 1000)
-    post(pair.a, SendWR(1, WROpcode.SEND, octets=own(TEXT)))
+    post(pair.a, SendWR(1, WROpcode.SEND, data=own(TEXT)))
     pair.run()
     (received,) = pair.b.received()
     assert (received.wr_id, received.byte_len) == (7, len(TEXT))
@@ -35,10 +35,10 @@ def test_a_send_carries_its_own_octets(own) -> None:
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_a_write_carries_its_own_octets_and_its_word(own) -> None:
+def test_a_write_carries_its_own_bytes_and_its_word(own) -> None:
     pair = Pair(lossless=True)
     pair.b.receive(7)
-    wr = SendWR(1, WROpcode.RDMA_WRITE_WITH_IMM, octets=own(TEXT), imm_data=0xCAFE)
+    wr = SendWR(1, WROpcode.RDMA_WRITE_WITH_IMM, data=own(TEXT), imm_data=0xCAFE)
     wr.set_wr_rdma(pair.b.region.rkey, pair.b.address + 16)
     post(pair.a, wr)
     pair.run()
@@ -47,33 +47,33 @@ def test_a_write_carries_its_own_octets_and_its_word(own) -> None:
     assert pair.b.memory[16 : 16 + len(TEXT)] == TEXT and not any(pair.b.memory[:16])
 
 
-def test_octets_replace_the_pieces() -> None:
+def test_bytes_replace_the_pieces() -> None:
     side = make_asking()
-    post(side, SendWR(1, WROpcode.SEND, [side.sge(0, 100)], octets=b"own"))
+    post(side, SendWR(1, WROpcode.SEND, [side.sge(0, 100)], data=b"own"))
     assert [bytes(packet.payload) for packet in sent(side)] == [b"own"]
 
 
-def test_no_octets_are_none_at_all() -> None:
+def test_no_bytes_are_none_at_all() -> None:
     side = make_asking()
-    post(side, SendWR(1, WROpcode.SEND, [side.sge(0, 100)], octets=b""))
+    post(side, SendWR(1, WROpcode.SEND, [side.sge(0, 100)], data=b""))
     assert [len(packet.payload) for packet in sent(side)] == [0]
 
 
-def test_inline_octets_are_copied_by_the_post() -> None:
-    side, octets = make_asking(), bytearray(b"first")
-    request = post(side, SendWR(1, send_flags=SendFlag.INLINE, octets=memoryview(octets)))
-    octets[:] = b"other"
+def test_inline_bytes_are_copied_by_the_post() -> None:
+    side, data = make_asking(), bytearray(b"first")
+    request = post(side, SendWR(1, send_flags=SendFlag.INLINE, data=memoryview(data)))
+    data[:] = b"other"
     assert [bytes(packet.payload) for packet in sent(side)] == [b"first"] and not request.detach()
 
 
-def test_inline_octets_have_the_limit_of_inline_data() -> None:
+def test_inline_bytes_have_the_limit_of_inline_data() -> None:
     side = make_asking(cap=QPCap(max_inline_data=4))
     with pytest.raises(OSError, match="max_inline_data"):
-        side.qp.post_send(SendWR(1, send_flags=SendFlag.INLINE, octets=b"12345"), 0)
+        side.qp.post_send(SendWR(1, send_flags=SendFlag.INLINE, data=b"12345"), 0)
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         memoryview(bytes(8)).cast("Q"),
         memoryview(bytes(8)).cast("b"),
@@ -83,10 +83,10 @@ def test_inline_octets_have_the_limit_of_inline_data() -> None:
         "text",
     ],
 )
-def test_what_is_no_row_of_octets_is_refused(octets) -> None:
+def test_what_is_no_row_of_bytes_is_refused(data) -> None:
     side = make_asking()
-    with pytest.raises(OSError, match="octets of") as caught:
-        side.qp.post_send(SendWR(1, octets=octets), 0)
+    with pytest.raises(OSError, match="bytes of") as caught:
+        side.qp.post_send(SendWR(1, data=data), 0)
     assert caught.value.errno == errno.EINVAL and not side.qp.outstanding_requests
 
 
@@ -100,10 +100,10 @@ def test_what_is_no_row_of_octets_is_refused(octets) -> None:
         WROpcode.BIND_MW,
     ],
 )
-def test_who_sends_no_octets_brings_none(opcode: WROpcode) -> None:
+def test_who_sends_no_bytes_brings_none(opcode: WROpcode) -> None:
     side = make_asking()
-    with pytest.raises(OSError, match="octets of its own") as caught:
-        side.qp.post_send(SendWR(1, opcode, [side.sge(0, 8)], octets=bytes(8)), 0)
+    with pytest.raises(OSError, match="data of its own") as caught:
+        side.qp.post_send(SendWR(1, opcode, [side.sge(0, 8)], data=bytes(8)), 0)
     assert caught.value.errno == errno.EINVAL
 
 
@@ -112,11 +112,11 @@ def test_who_sends_no_octets_brings_none(opcode: WROpcode) -> None:
 
 def test_after_a_detach_the_memory_may_change() -> None:
     """What was sent may be asked for again, and what was not is still to be sent."""
-    side, octets = make_asking(), bytearray(TEXT)
-    request = post(side, SendWR(1, octets=memoryview(octets)))
+    side, data = make_asking(), bytearray(TEXT)
+    request = post(side, SendWR(1, data=memoryview(data)))
     assert bytes(side.qp.poll_transmit(0).payload) == TEXT[:MTU_BYTES]
     assert request.detach() == len(TEXT)
-    octets[:] = bytes(len(TEXT))
+    data[:] = bytes(len(TEXT))
     assert b"".join(packet.payload for packet in sent(side)) == TEXT[MTU_BYTES:]
     answer(side, 100, Syndrome.NAK_SEQUENCE, 10**9)
     assert b"".join(packet.payload for packet in sent(side, 10**9)) == TEXT
@@ -124,24 +124,24 @@ def test_after_a_detach_the_memory_may_change() -> None:
 
 
 def test_a_detached_view_can_be_resized_by_its_owner() -> None:
-    side, octets = make_asking(), bytearray(TEXT)
-    with memoryview(octets) as view:
-        request = post(side, SendWR(1, octets=view))
+    side, data = make_asking(), bytearray(TEXT)
+    with memoryview(data) as view:
+        request = post(side, SendWR(1, data=view))
         sent(side)
         request.detach()
-    octets.clear()  # BufferError while anybody has a view
+    data.clear()  # BufferError while anybody has a view
 
 
 def test_what_the_provider_has_placed_needs_no_copy() -> None:
     side, peer = make_asking(link=LOSSLESS), make_asking()
     placed: list[bytes] = []
 
-    def place(_qp, _rkey, _address, octets: memoryview) -> bool:
-        placed.append(bytes(octets))
+    def place(_qp, _rkey, _address, data: memoryview) -> bool:
+        placed.append(bytes(data))
         return True
 
     side.qp.place_remote = place
-    wr = SendWR(1, WROpcode.RDMA_WRITE_WITH_IMM, octets=memoryview(TEXT))
+    wr = SendWR(1, WROpcode.RDMA_WRITE_WITH_IMM, data=memoryview(TEXT))
     wr.set_wr_rdma(peer.region.rkey, peer.address)
     request = post(side, wr)
     sent(side)
@@ -149,12 +149,12 @@ def test_what_the_provider_has_placed_needs_no_copy() -> None:
 
 
 def test_bytes_need_no_copy() -> None:
-    assert post(make_asking(), SendWR(1, octets=TEXT)).detach() == 0
+    assert post(make_asking(), SendWR(1, data=TEXT)).detach() == 0
 
 
 def test_what_is_answered_needs_no_copy() -> None:
     side = make_asking()
-    request = post(side, SendWR(1, octets=memoryview(b"short")))
+    request = post(side, SendWR(1, data=memoryview(b"short")))
     sent(side)
     answer(side, 100)
     assert done(side) == [(1, WCStatus.SUCCESS)] and request.detach() == 0
@@ -163,10 +163,10 @@ def test_what_is_answered_needs_no_copy() -> None:
 def test_a_detach_reaches_who_keeps_views() -> None:
     side, calls = make_asking(), []
     side.qp.on_detach = lambda: calls.append(1)
-    request = post(side, SendWR(1, octets=memoryview(TEXT)))
+    request = post(side, SendWR(1, data=memoryview(TEXT)))
     request.detach()
     request.detach()
-    post(side, SendWR(2, octets=TEXT)).detach()
+    post(side, SendWR(2, data=TEXT)).detach()
     assert calls == [1]
 
 

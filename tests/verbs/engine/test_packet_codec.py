@@ -1,15 +1,15 @@
-"""Octets of packets: what goes out comes back, and what is no packet is refused."""
+"""Bytes of packets: what goes out comes back, and what is no packet is refused."""
 
 import pytest
 
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.packet_codec import HEADER_BYTES, emit_packet, parse_packet
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 
 
-def octets_of(packet: Packet, *, checksum: bool = False) -> bytes:
+def bytes_of(packet: Packet, *, checksum: bool = False) -> bytes:
     return b"".join(emit_packet(packet, checksum=checksum))
 
 
@@ -34,7 +34,7 @@ PACKETS = [
 @pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: packet.kind.name)
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_packet_comes_back_as_it_was(packet: Packet, checksum: bool) -> None:
-    parsed = parse_packet(octets_of(packet, checksum=checksum), checksum=checksum)
+    parsed = parse_packet(bytes_of(packet, checksum=checksum), checksum=checksum)
     assert parsed == packet
 
 
@@ -45,32 +45,32 @@ def test_the_layout_of_masked_operations() -> None:
     )
     add = Packet(PacketKind.MASKED_ADD, 7, 9, ONLY, **fields, boundary=0x80)
     begin = "00000007 00000009 0000000000000040 00000009 0000000000000005"
-    assert octets_of(swap) == bytes.fromhex(
+    assert bytes_of(swap) == bytes.fromhex(
         "01 05 03 00" + begin + "0000000000000006 00000000000000f0 0000000000000003"
     )
-    assert octets_of(add) == bytes.fromhex("01 06 03 00" + begin + "0000000000000080")
+    assert bytes_of(add) == bytes.fromhex("01 06 03 00" + begin + "0000000000000080")
 
 
 def test_no_payload_is_copied() -> None:
     memory = memoryview(bytearray(b"0123456789"))
     parts = emit_packet(Packet(PacketKind.SEND, 1, payload=memory[2:5]))
     assert isinstance(parts[1], memoryview) and parts[1].obj is memory.obj
-    octets = b"".join(parts)
-    payload = parse_packet(octets).payload
-    assert isinstance(payload, memoryview) and payload.obj is octets
+    data = b"".join(parts)
+    payload = parse_packet(data).payload
+    assert isinstance(payload, memoryview) and payload.obj is data
 
 
 @pytest.mark.parametrize("packet", PACKETS, ids=lambda packet: packet.kind.name)
 def test_a_packet_cut_inside_its_fields_is_refused(packet: Packet) -> None:
-    octets = octets_of(packet)
-    fields_bytes = len(octets) - len(packet.payload)
+    data = bytes_of(packet)
+    fields_bytes = len(data) - len(packet.payload)
     for length in range(fields_bytes):
         with pytest.raises(WireError):
-            parse_packet(octets[:length])
+            parse_packet(data[:length])
 
 
 @pytest.mark.parametrize(
-    ("octets", "reason"),
+    ("data", "reason"),
     [
         (b"\x02\x00" + bytes(30), "version 2"),
         (b"\x01\x63" + bytes(30), "kind 99"),
@@ -79,19 +79,19 @@ def test_a_packet_cut_inside_its_fields_is_refused(packet: Packet) -> None:
         (b"\x01\x00\x00\x01" + bytes(30), "SEND with 1 ranges"),
         (b"\x01\x0a\x00\x09" + bytes(100), "ACK with 9 ranges"),
         (b"\x01\x0a\x00\x01" + bytes(13) + b"\x01\x00\x00\x00" + bytes(4), "beyond 24 bits"),
-        (b"\x01\x0a\x00\x00" + bytes(14), "1 octets after"),
+        (b"\x01\x0a\x00\x00" + bytes(14), "1 bytes after"),
         (b"\x01\x00\x40\x00" + bytes(30), "PLACED packet of kind SEND"),
     ],
 )
-def test_octets_that_are_no_packet_are_refused(octets: bytes, reason: str) -> None:
+def test_bytes_that_are_no_packet_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        parse_packet(octets)
+        parse_packet(data)
 
 
 def test_a_wrong_checksum_is_refused() -> None:
-    octets = bytearray(octets_of(PACKETS[0], checksum=True))
-    octets[HEADER_BYTES + 9] ^= 1
+    data = bytearray(bytes_of(PACKETS[0], checksum=True))
+    data[HEADER_BYTES + 9] ^= 1
     with pytest.raises(WireError, match="checksum"):
-        parse_packet(octets, checksum=True)
+        parse_packet(data, checksum=True)
     with pytest.raises(WireError, match="checksum"):
         parse_packet(b"abc", checksum=True)

@@ -1,4 +1,4 @@
-"""Scatter/gather: octets of a message from and into the pieces of a work request."""
+"""Scatter/gather: bytes of a message from and into the pieces of a work request."""
 
 import pytest
 
@@ -19,29 +19,29 @@ def make() -> tuple[Side, list[SGE]]:
 @pytest.mark.parametrize(
     ("offset", "length"), [(0, 25), (0, 10), (9, 2), (10, 5), (14, 3), (25, 0)]
 )
-def test_octets_are_gathered_from_anywhere(offset: int, length: int) -> None:
+def test_bytes_are_gathered_from_anywhere(offset: int, length: int) -> None:
     side, sg = make()
     whole = bytes([*range(10), *range(20, 25), *range(90, 100)])
     found = gather(side.keys, side.pd, sg, offset, length)
     assert total_bytes(sg) == 25 and bytes(found) == whole[offset : offset + length]
 
 
-def test_octets_of_one_piece_are_not_copied() -> None:
+def test_bytes_of_one_piece_are_not_copied() -> None:
     side, sg = make()
     found = gather(side.keys, side.pd, sg, 10, 5)
     assert isinstance(found, memoryview) and found.obj is side.memory
 
 
-def test_octets_are_scattered_over_the_pieces() -> None:
+def test_bytes_are_scattered_over_the_pieces() -> None:
     side, sg = make()
     scatter(side.keys, side.pd, sg, 8, b"abcdefghij")
     assert side.memory[8:10] == b"ab" and side.memory[20:25] == b"cdefg"
     assert side.memory[90:93] == b"hij" and side.memory[93] == 93
 
 
-def test_octets_beyond_the_pieces_are_a_length_error() -> None:
+def test_bytes_beyond_the_pieces_are_a_length_error() -> None:
     side, sg = make()
-    with pytest.raises(AccessError, match="2 octets more") as raised:
+    with pytest.raises(AccessError, match="2 bytes more") as raised:
         scatter(side.keys, side.pd, sg, 20, b"1234567")
     assert raised.value.status is WCStatus.LOC_LEN_ERR
 

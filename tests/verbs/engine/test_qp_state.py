@@ -11,7 +11,7 @@ from urds.verbs.engine.numbers import QPType
 from urds.verbs.engine.qp_state import TRANSITIONS, check_modify, step
 
 RC, UD = QPType.RC, QPType.UD
-# Source: verbs-and-roce.md section 10.
+# Source: docs/reference/verbs-and-roce.md 10.
 REQUIRED = [
     (RC, State.RESET, State.INIT, Mask.PKEY_INDEX | Mask.PORT | Mask.ACCESS_FLAGS),
     (

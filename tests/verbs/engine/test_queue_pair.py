@@ -157,8 +157,8 @@ BAD = [
     (SendWR(sg=[SGE(0, 300, 1)], send_flags=SendFlag.INLINE), "max_inline_data"),
     (SendWR(opcode=WROpcode.RDMA_READ, send_flags=SendFlag.INLINE), "inline"),
     (SendWR(sg=[SGE(0, 9, 77)], send_flags=SendFlag.INLINE), "inline data: local key 0x4d"),
-    (SendWR(opcode=WROpcode.ATOMIC_FETCH_AND_ADD, sg=[SGE(0, 4, 1)]), "room of 4 octets"),
-    (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=[SGE(0, 9, 1)]), "room of 9 octets"),
+    (SendWR(opcode=WROpcode.ATOMIC_FETCH_AND_ADD, sg=[SGE(0, 4, 1)]), "room of 4 bytes"),
+    (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=[SGE(0, 9, 1)]), "room of 9 bytes"),
     (SendWR(opcode=WROpcode.ATOMIC_FETCH_AND_ADD, sg=CELL, compare_add=-1), "compare_add -0x1"),
     (SendWR(opcode=WROpcode.ATOMIC_CMP_AND_SWP, sg=CELL, swap=1 << 64), "swap 0x1.* 64 bits"),
     (SendWR(opcode=WROpcode.MASKED_ATOMIC_CMP_AND_SWP, sg=CELL, swap_mask=-1), "swap_mask"),
@@ -400,7 +400,7 @@ def test_a_solicited_send_wakes_who_asked_for_solicited_ones() -> None:
 
 
 def test_held_receives_stay_counted_until_they_are_released() -> None:
-    """dat.md case S18: finished by the transport, not yet delivered."""
+    """Case S18 of docs/reference/dat.md 23.3: finished by the transport, not yet delivered."""
     pair = Pair(b={"srq": SharedReceiveQueue(8, 4)})
     for wr_id in range(3):
         pair.b.receive(wr_id)

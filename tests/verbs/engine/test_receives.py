@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from urds.verbs.engine.receives import ReceiveQueue, ReceiveTracker, SharedReceiveQueue
 from urds.verbs.engine.work import SGE, RecvWR
 
@@ -100,7 +101,7 @@ def test_what_is_taken_is_told() -> None:
     assert taken == [0]
 
 
-# -- the tracker. Source of the numbers: dat.md section 13.2
+# -- the tracker. Source of the numbers: docs/reference/dat.md 13.2
 
 
 def test_arrival_allocation_of_the_worked_example() -> None:
@@ -193,7 +194,7 @@ def test_a_narrow_number_means_the_nearest_message(last: int, msn32: int, meant:
     assert one.unwrap(msn32) == meant
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(order=st.permutations(range(1, 25)), whole=st.lists(st.booleans(), min_size=24))
 def test_the_span_is_never_below_the_count(order: list[int], whole: list[bool]) -> None:
     """Messages begin in any order; those that are whole complete when they are the next."""

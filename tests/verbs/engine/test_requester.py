@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sim.verbs_pair import MS
-from tests.unit.verbs_sides import LOSSLESS, answer, done, make_asking, psns, sent
+from tests.verbs.engine.verbs_sides import LOSSLESS, answer, done, make_asking, psns, sent
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import (
     AccessFlag,
@@ -70,7 +70,7 @@ def test_only_what_takes_a_receive_has_a_number() -> None:
     assert packets[3].flags & PacketFlag.INVALIDATE and packets[3].immediate == 77
 
 
-def test_inline_octets_are_those_of_the_post() -> None:
+def test_inline_bytes_are_those_of_the_post() -> None:
     side = make_asking()
     side.memory[:3] = b"old"
     side.send(1, 0, 3, send_flags=SendFlag.INLINE | SendFlag.SIGNALED)
@@ -243,8 +243,8 @@ def test_a_link_without_loss_gives_a_read_one_psn() -> None:
     side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 200 % 4096)
     side.send(2)
     assert psns(side) == [100, 101]
-    octets = bytes(range(256))[:512]
-    side.remote(3, WROpcode.RDMA_READ, peer, length=len(octets))
+    data = bytes(range(256))[:512]
+    side.remote(3, WROpcode.RDMA_READ, peer, length=len(data))
     answer(side, 100, kind=PacketKind.READ_RESPONSE, payload=b"x" * 60, flags=PacketFlag.FIRST)
     assert done(side) == [] and side.qp.state is QPState.RTS
 
@@ -353,8 +353,8 @@ def test_the_provider_may_place_a_write_itself() -> None:
     side, peer = make_asking(link=LOSSLESS), make_asking()
     placed: list[tuple[int, int, bytes]] = []
 
-    def place(_qp, rkey: int, address: int, octets: memoryview) -> bool:
-        placed.append((rkey, address, bytes(octets)))
+    def place(_qp, rkey: int, address: int, data: memoryview) -> bool:
+        placed.append((rkey, address, bytes(data)))
         return True
 
     side.qp.place_remote = place
@@ -363,13 +363,13 @@ def test_the_provider_may_place_a_write_itself() -> None:
     (packet,) = sent(side)
     assert packet.flags & PacketFlag.PLACED and packet.length == 200 and not len(packet.payload)
     assert packet.immediate == 5 and packet.msn == 1
-    ((rkey, address, octets),) = placed
+    ((rkey, address, data),) = placed
     assert (address, rkey) == (peer.address + 4, peer.region.rkey)
-    assert octets == b"z" * 200
+    assert data == b"z" * 200
 
 
 def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
-    """The octets of the earlier one would land later, over those of the later one."""
+    """The bytes of the earlier one would land later, over those of the later one."""
     side, peer = make_asking(link=LOSSLESS), make_asking()
     willing = [False, True, True]
     side.qp.place_remote = lambda *_: willing.pop(0)

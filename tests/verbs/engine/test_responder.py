@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sim.verbs_pair import Side
-from tests.unit.verbs_sides import (
+from tests.verbs.engine.verbs_sides import (
     ASK,
     FIRST,
     LAST,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.verbs_pair import MS, US, Pair
-from tests.unit.verbs_sides import LOSSLESS, LOSSY, answer, done, make_asking, psns, sent
+from tests.verbs.engine.verbs_sides import LOSSLESS, LOSSY, answer, done, make_asking, psns, sent
 from urds.verbs.engine.numbers import (
     RNR_TIMER_NS,
     QPState,
@@ -17,7 +17,7 @@ from urds.verbs.engine.packets import PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
 
 PERIOD_NS = 4096 << 14
-STREAM = replace(LOSSLESS, repeats=False)
+STREAM = replace(LOSSLESS, retries=False)
 FLUSHED = WCStatus.WR_FLUSH_ERR
 OK = WCStatus.SUCCESS
 
@@ -141,7 +141,7 @@ def test_a_late_timer_is_no_silence_of_the_peer() -> None:
 # -- without loss: what is sent to a queue pair that is not there is lost all the same
 
 
-@pytest.mark.parametrize("link", [LOSSLESS, STREAM], ids=["repeats", "stream"])
+@pytest.mark.parametrize("link", [LOSSLESS, STREAM], ids=["retries", "stream"])
 @pytest.mark.parametrize("retries", [0, 7])
 def test_without_loss_silence_ends_after_all_retries(link: LinkTraits, retries: int) -> None:
     side = make_asking(link=link, attr={"retry_cnt": retries})
@@ -151,7 +151,7 @@ def test_without_loss_silence_ends_after_all_retries(link: LinkTraits, retries: 
     for number in range(1, retries + 1):
         assert side.qp.poll_timeout() == number * PERIOD_NS
         side.qp.handle_timeout(number * PERIOD_NS)
-        assert psns(side, number * PERIOD_NS) == ([100, 101, 102] if link.repeats else [])
+        assert psns(side, number * PERIOD_NS) == ([100, 101, 102] if link.retries else [])
         assert done(side) == []
     side.qp.handle_timeout((retries + 1) * PERIOD_NS)
     assert done(side) == [(1, WCStatus.RETRY_EXC_ERR), (2, FLUSHED)]

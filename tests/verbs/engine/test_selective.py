@@ -1,13 +1,13 @@
 """Selective acceptance: packets ahead of others, receive buffers out of order, the counts.
 
-The cases S3 to S19 and W1 to W9 of dat.md section 23 are played here with packets, without the
-endpoints that count them for an application.
+The cases S3 to S19 and W1 to W9 of docs/reference/dat.md 23 are played here with packets, without
+the endpoints that count them for an application.
 """
 
 import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES, Side
-from tests.unit.verbs_sides import (
+from tests.verbs.engine.verbs_sides import (
     FIRST,
     LAST,
     LOSSY,
@@ -23,7 +23,7 @@ from urds.verbs.engine.numbers import Acceptance, AsyncEventType, QPAttrMask, QP
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.selective import AHEAD_MAX
+from urds.verbs.engine.responder import AHEAD_MAX
 
 OK, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 SLOT_BYTES = 128
@@ -75,13 +75,13 @@ def done(side: Side) -> list[int]:
     found = []
     for wc in side.received():
         assert (wc.status, wc.byte_len) == (OK, MTU_BYTES + 8)
-        octets = side.memory[wc.wr_id * SLOT_BYTES :][: MTU_BYTES + 8]
-        assert len(set(octets)) == 1
-        found.append(octets[0])
+        data = side.memory[wc.wr_id * SLOT_BYTES :][: MTU_BYTES + 8]
+        assert len(set(data)) == 1
+        found.append(data[0])
     return found
 
 
-# -- dat.md 23.3
+# -- docs/reference/dat.md 23.3
 
 
 def test_s3_a_first_fragment_takes_a_buffer() -> None:
@@ -123,7 +123,7 @@ def test_s7_to_s10_completions_come_in_message_order() -> None:
 
 
 def test_the_evolution_of_the_worked_example() -> None:
-    """dat.md section 13.2, the table, step by step."""
+    """docs/reference/dat.md 13.2, the table, step by step."""
     side = make()
     complete_to(side, 18)
     steps = [
@@ -192,7 +192,7 @@ def test_s23_after_reset_messages_are_counted_anew() -> None:
     assert side.qp.recv_query() == (1, 1)
 
 
-# -- dat.md 23.6
+# -- docs/reference/dat.md 23.6
 
 
 def hold(side: Side, count: int) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
 from urds.verbs.engine.numbers import AccessFlag
-from urds.verbs.providers.shm.grants import LOANS_MAX, Borrowings, LendingKeys
+from urds.verbs.providers.shm.mappings import MAPPINGS_MAX, MappableKeys, PeerMappings
 from urds.verbs.providers.shm.memory import (
     CONTROL_BYTES,
     MAPPABLE_BYTES_MIN,
@@ -17,7 +17,7 @@ from urds.verbs.providers.shm.memory import (
     map_sealed,
     sealed_file,
 )
-from urds.verbs.providers.shm.messages import Borrow, Decline, Lend
+from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter
 
 WRITE = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
@@ -38,9 +38,9 @@ class World:
         self.cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
         data = memoryview(bytearray(64))
         self.reader = RingReader(self.cells, data, payload_bytes_max=64)
-        self.borrowings = Borrowings(RingWriter(self.cells, data))
+        self.peer_mappings = PeerMappings(RingWriter(self.cells, data))
         self.allocations = Allocations()
-        self.keys = LendingKeys(
+        self.keys = MappableKeys(
             self.allocations,
             lambda: [self.reader],
             on_overdue=self.overdue.append,
@@ -51,15 +51,15 @@ class World:
     def pass_time(self) -> None:
         self.now_ns += 100_000_000
 
-    def lend(self, rkey: int, qpn: int = QPN) -> Lend | Decline:
+    def map_remote(self, rkey: int, qpn: int = QPN) -> MapReply | MapReject:
         """Carry one question to the owner and its answer back."""
-        question = self.borrowings.place(qpn, rkey, ADDRESS, b"x")
-        assert question == Borrow(qpn, rkey)
-        answer = self.keys.lend(Borrow(qpn, rkey), pd=self.pd)
-        if isinstance(answer, Decline):
-            self.borrowings.decline(answer)
+        question = self.peer_mappings.place(qpn, rkey, ADDRESS, b"x")
+        assert question == MapRequest(qpn, rkey)
+        answer = self.keys.map_remote(MapRequest(qpn, rkey), pd=self.pd)
+        if isinstance(answer, MapReject):
+            self.peer_mappings.reject(answer)
             return answer
-        self.borrowings.take(*answer)
+        self.peer_mappings.take(*answer)
         return answer[0]
 
 
@@ -164,26 +164,26 @@ def test_who_borrowed_writes_into_the_owners_memory() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
-    assert isinstance(world.lend(region.rkey), Lend)
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS + 5, b"hello") is True
+    assert isinstance(world.map_remote(region.rkey), MapReply)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS + 5, b"hello") is True
     assert bytes(view[:12]) == b"\0\0\0\0\0hello\0\0"
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS + BYTES - 3, b"end") is True
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS + BYTES - 3, b"end") is True
     assert bytes(view[-3:]) == b"end"
     assert world.cells[Cell.PLACING] == 0
-    assert (world.borrowings.placed, len(world.borrowings)) == (2, 1)
+    assert (world.peer_mappings.placed, len(world.peer_mappings)) == (2, 1)
 
 
 def test_a_loan_ends_with_its_region_though_the_chosen_key_comes_back() -> None:
     world, key = World(), 0x1234_5678
     old, new = (world.allocations.allocate(BYTES) for _ in range(2))
     region = world.keys.register(world.pd, old, ADDRESS, WRITE, key=key)
-    assert region.rkey == key and isinstance(world.lend(key), Lend)
+    assert region.rkey == key and isinstance(world.map_remote(key), MapReply)
     world.keys.deregister(region)
     world.keys.register(world.pd, new, ADDRESS, WRITE, key=key)
-    assert world.borrowings.place(QPN, key, ADDRESS, b"late") is False
+    assert world.peer_mappings.place(QPN, key, ADDRESS, b"late") is False
     assert not any(old) and not any(new)
-    world.lend(key)
-    assert world.borrowings.place(QPN, key, ADDRESS, b"anew") is True
+    world.map_remote(key)
+    assert world.peer_mappings.place(QPN, key, ADDRESS, b"anew") is True
     assert bytes(new[:4]) == b"anew"
 
 
@@ -192,15 +192,15 @@ def test_what_is_out_of_range_is_not_placed(offset: int) -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
-    world.lend(region.rkey)
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS + offset, b"abc") is False
+    world.map_remote(region.rkey)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS + offset, b"abc") is False
     assert not any(view)
 
 
 def test_the_question_is_asked_once() -> None:
     world = World()
-    assert world.borrowings.place(QPN, 256, ADDRESS, b"x") == Borrow(QPN, 256)
-    assert world.borrowings.place(QPN, 256, ADDRESS, b"x") is False
+    assert world.peer_mappings.place(QPN, 256, ADDRESS, b"x") == MapRequest(QPN, 256)
+    assert world.peer_mappings.place(QPN, 256, ADDRESS, b"x") is False
 
 
 def test_a_region_that_is_not_one_whole_allocation_is_not_lent() -> None:
@@ -213,17 +213,17 @@ def test_a_region_that_is_not_one_whole_allocation_is_not_lent() -> None:
         (view, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ),
     ):
         region = world.keys.register(world.pd, part, ADDRESS, access)
-        assert isinstance(world.lend(region.rkey), Decline)
-        assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"x") is False
+        assert isinstance(world.map_remote(region.rkey), MapReject)
+        assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"x") is False
 
 
 def test_a_key_of_another_domain_or_of_nobody_is_not_lent() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(object(), view, ADDRESS, WRITE)
-    assert isinstance(world.lend(region.rkey), Decline)
-    assert isinstance(world.lend(region.rkey + 1), Decline)
-    assert world.keys.loans_declined == 2
+    assert isinstance(world.map_remote(region.rkey), MapReject)
+    assert isinstance(world.map_remote(region.rkey + 1), MapReject)
+    assert world.keys.mappings_rejected == 2
 
 
 def test_the_loan_ends_with_the_region() -> None:
@@ -231,12 +231,12 @@ def test_the_loan_ends_with_the_region() -> None:
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
     rkey = region.rkey
-    world.lend(rkey)
+    world.map_remote(rkey)
     world.keys.deregister(region)
-    assert world.borrowings.place(QPN, rkey, ADDRESS, b"late") is False
+    assert world.peer_mappings.place(QPN, rkey, ADDRESS, b"late") is False
     assert not any(view)
-    assert isinstance(world.lend(rkey), Decline)
-    assert (world.keys.revocations, world.borrowings.ended) == (1, 1)
+    assert isinstance(world.map_remote(rkey), MapReject)
+    assert (world.keys.revocations, world.peer_mappings.ended) == (1, 1)
 
 
 def test_the_loan_ends_with_the_key() -> None:
@@ -244,23 +244,23 @@ def test_the_loan_ends_with_the_key() -> None:
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
     old = region.rkey
-    world.lend(old)
+    world.map_remote(old)
     world.keys.reregister(region, access=WRITE | AccessFlag.REMOTE_READ)
-    assert world.borrowings.place(QPN, old, ADDRESS, b"late") is False
-    assert isinstance(world.lend(old), Decline)
-    assert isinstance(world.lend(region.rkey), Lend)
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"new") is True
+    assert world.peer_mappings.place(QPN, old, ADDRESS, b"late") is False
+    assert isinstance(world.map_remote(old), MapReject)
+    assert isinstance(world.map_remote(region.rkey), MapReply)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"new") is True
 
 
 def test_the_loan_ends_with_the_queue_pair() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
-    world.lend(region.rkey)
-    world.keys.end_loans(QPN + 1)
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"fine") is True
-    world.keys.end_loans(QPN)
-    assert world.borrowings.place(QPN, region.rkey, ADDRESS, b"late") is False
+    world.map_remote(region.rkey)
+    world.keys.revoke_mappings(QPN + 1)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"fine") is True
+    world.keys.revoke_mappings(QPN)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"late") is False
     assert bytes(view[:4]) == b"fine"
 
 
@@ -268,7 +268,7 @@ def test_the_end_of_a_loan_waits_for_a_copy_that_runs() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
-    world.lend(region.rkey)
+    world.map_remote(region.rkey)
     world.cells[Cell.PLACING] = 1
     steps: list[int] = []
 
@@ -286,7 +286,7 @@ def test_who_copies_for_ever_is_given_up() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
-    world.lend(region.rkey)
+    world.map_remote(region.rkey)
     world.cells[Cell.PLACING] = 1
     world.keys.deregister(region)
     assert world.overdue == [world.reader]
@@ -303,12 +303,12 @@ def test_a_region_that_nobody_borrowed_ends_without_a_wait() -> None:
 
 def test_answers_that_nobody_asked_for_are_refused() -> None:
     world = World()
-    world.borrowings.place(QPN, 256, ADDRESS, b"x")
-    world.borrowings.decline(Decline(QPN, 256))
+    world.peer_mappings.place(QPN, 256, ADDRESS, b"x")
+    world.peer_mappings.reject(MapReject(QPN, 256))
     with pytest.raises(RemoteProtocolError):
-        world.borrowings.decline(Decline(QPN, 256))
+        world.peer_mappings.reject(MapReject(QPN, 256))
     with pytest.raises(RemoteProtocolError):
-        world.borrowings.take(Lend(QPN, 256, ADDRESS, BYTES, 1), -1)
+        world.peer_mappings.take(MapReply(QPN, 256, ADDRESS, BYTES, 1), -1)
 
 
 @pytest.mark.parametrize(
@@ -316,28 +316,28 @@ def test_answers_that_nobody_asked_for_are_refused() -> None:
 )
 def test_a_loan_that_lies_about_its_memory_is_refused(address: int, region_bytes: int) -> None:
     world = World()
-    world.borrowings.place(QPN, 256, ADDRESS, b"x")
+    world.peer_mappings.place(QPN, 256, ADDRESS, b"x")
     descriptor = sealed_file("test", CONTROL_BYTES + BYTES)
     try:
         with pytest.raises(RemoteProtocolError):
-            world.borrowings.take(Lend(QPN, 256, address, region_bytes, 1), descriptor)
+            world.peer_mappings.take(MapReply(QPN, 256, address, region_bytes, 1), descriptor)
     finally:
         os.close(descriptor)
 
 
 def test_an_answer_for_a_queue_pair_that_went_is_dropped() -> None:
     world = World()
-    world.borrowings.place(QPN, 256, ADDRESS, b"x")
-    world.borrowings.forget(QPN)
-    world.borrowings.take(Lend(QPN, 256, ADDRESS, BYTES, 1), -1)
-    world.borrowings.decline(Decline(QPN, 256))
-    assert len(world.borrowings) == 0
+    world.peer_mappings.place(QPN, 256, ADDRESS, b"x")
+    world.peer_mappings.forget(QPN)
+    world.peer_mappings.take(MapReply(QPN, 256, ADDRESS, BYTES, 1), -1)
+    world.peer_mappings.reject(MapReject(QPN, 256))
+    assert len(world.peer_mappings) == 0
 
 
 def test_declined_keys_make_room_for_new_questions() -> None:
     world = World()
-    for rkey in range(LOANS_MAX):
-        assert world.borrowings.place(QPN, rkey, ADDRESS, b"x")
-    assert world.borrowings.place(QPN, LOANS_MAX, ADDRESS, b"x") is False
-    world.borrowings.decline(Decline(QPN, 0))
-    assert world.borrowings.place(QPN, LOANS_MAX, ADDRESS, b"x")
+    for rkey in range(MAPPINGS_MAX):
+        assert world.peer_mappings.place(QPN, rkey, ADDRESS, b"x")
+    assert world.peer_mappings.place(QPN, MAPPINGS_MAX, ADDRESS, b"x") is False
+    world.peer_mappings.reject(MapReject(QPN, 0))
+    assert world.peer_mappings.place(QPN, MAPPINGS_MAX, ADDRESS, b"x")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
 from urds.verbs.providers.shm.ring import (
     RING_CELLS_BYTES,
     Cell,
-    Fence,
-    Frame,
+    MemoryFence,
+    RingFrame,
     RingReader,
     RingWriter,
     padded,
@@ -40,29 +40,29 @@ def test_frames_come_out_as_they_went_in() -> None:
     world = ring()
     world.writer.write(1, b"abc", memoryview(b"def"))
     world.writer.write(7, b"")
-    assert world.reader.take() == Frame(1, b"abcdef")
-    assert world.reader.take() == Frame(7, b"")
+    assert world.reader.take() == RingFrame(1, b"abcdef")
+    assert world.reader.take() == RingFrame(7, b"")
     assert world.reader.take() is None
 
 
 def test_frames_cross_the_end_of_the_ring_unharmed() -> None:
     """Runs for many rounds with random sizes and a reader that lags behind at random."""
     world = ring()
-    chance = random.Random(3)
+    rng = random.Random(3)
     sent: list[bytes] = []
     got: list[bytes] = []
     for number in range(2000):
-        octets = chance.randbytes(chance.randrange(100))
-        while not world.writer.has_room(len(octets)):
+        data = rng.randbytes(rng.randrange(100))
+        while not world.writer.has_room(len(data)):
             if (frame := world.reader.take()) is not None:
-                got.append(frame.octets)
-            if frame is None or chance.random() < 0.7:
+                got.append(frame.data)
+            if frame is None or rng.random() < 0.7:
                 world.reader.release()
-        half = chance.randrange(len(octets) + 1)
-        world.writer.write(number % 5, octets[:half], octets[half:])
-        sent.append(octets)
+        half = rng.randrange(len(data) + 1)
+        world.writer.write(number % 5, data[:half], data[half:])
+        sent.append(data)
     while (frame := world.reader.take()) is not None:
-        got.append(frame.octets)
+        got.append(frame.data)
     assert got == sent
 
 
@@ -85,14 +85,14 @@ def test_a_frame_as_large_as_the_ring_fits() -> None:
     assert world.writer.has_room(len(whole))
     assert not world.writer.has_room(len(whole) + 1)
     world.writer.write(0, whole)
-    assert world.reader.take() == Frame(0, whole)
+    assert world.reader.take() == RingFrame(0, whole)
 
 
 def test_only_a_sleeper_is_rung_for_and_once() -> None:
     world = ring()
     assert not world.writer.write(0, b"awake")
     assert world.reader.take() is not None
-    assert world.reader.fall_asleep()
+    assert world.reader.arm_doorbell()
     assert world.writer.write(0, b"wake up")
     assert not world.writer.write(0, b"rung for already")
 
@@ -102,7 +102,7 @@ def test_who_falls_asleep_looks_again() -> None:
     world = ring()
     assert world.reader.take() is None
     world.writer.write(0, b"just now")
-    assert not world.reader.fall_asleep()
+    assert not world.reader.arm_doorbell()
     assert world.cells[Cell.SLEEPING] == 0
 
 
@@ -110,8 +110,8 @@ def test_what_was_taken_in_is_no_reason_to_stay_awake() -> None:
     world = ring()
     world.writer.write(0, b"x")
     assert world.reader.take() is not None
-    assert world.reader.fall_asleep()
-    world.reader.awake()
+    assert world.reader.arm_doorbell()
+    world.reader.disarm_doorbell()
     assert not world.writer.write(0, b"y")
 
 
@@ -201,26 +201,24 @@ def test_a_frame_that_was_taken_does_not_change_any_more() -> None:
     world.writer.write(0, b"honest")
     frame = world.reader.take()
     world.data[:] = b"\xff" * CAPACITY
-    assert frame == Frame(0, b"honest")
+    assert frame == RingFrame(0, b"honest")
 
 
 def test_noise_in_the_ring_never_does_more_than_end_it() -> None:
-    """Cells and octets change at random between any two calls."""
-    chance = random.Random(11)
+    """Cells and bytes change at random between any two calls."""
+    rng = random.Random(11)
     refused = 0
     for _ in range(300):
         world = ring()
         try:
             for _ in range(20):
                 if world.writer.has_room(24):
-                    world.writer.write(0, chance.randbytes(chance.randrange(24)))
-                if chance.random() < 0.3:
-                    cell = chance.choice((Cell.WRITTEN, Cell.READ))
-                    world.cells[cell] = chance.choice(
-                        (chance.getrandbits(64), chance.randrange(64) * 8)
-                    )
-                if chance.random() < 0.3:
-                    world.data[chance.randrange(CAPACITY)] = chance.randrange(256)
+                    world.writer.write(0, rng.randbytes(rng.randrange(24)))
+                if rng.random() < 0.3:
+                    cell = rng.choice((Cell.WRITTEN, Cell.READ))
+                    world.cells[cell] = rng.choice((rng.getrandbits(64), rng.randrange(64) * 8))
+                if rng.random() < 0.3:
+                    world.data[rng.randrange(CAPACITY)] = rng.randrange(256)
                 world.reader.take()
                 world.reader.release()
         except RemoteProtocolError:
@@ -238,6 +236,6 @@ def test_placing_is_seen_by_the_reader() -> None:
 
 
 def test_a_fence_can_be_used_again_and_again() -> None:
-    fence = Fence()
+    fence = MemoryFence()
     for _ in range(3):
         fence()

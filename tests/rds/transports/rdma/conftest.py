@@ -1,4 +1,4 @@
-"""A siege for each device, made when a test first asks for it; strangers leave after each test."""
+"""A siege for each device, made at its first use; unknown peers leave after each test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rdma.hostile_peer import DEVICES, Siege
+from tests.rds.transports.rdma.hostile_peer import DEVICES, Siege
 
 
 @pytest.fixture(scope="package", params=DEVICES)
@@ -18,7 +18,7 @@ def _standing_siege(request: pytest.FixtureRequest) -> Iterator[Siege]:
 
 @pytest.fixture
 def siege(_standing_siege: Siege) -> Iterator[Siege]:
-    """Give the siege; after the test the victim keeps nothing of strangers, others are well."""
+    """Give the siege; after the test the victim keeps nothing of unknown peers, others are well."""
     yield _standing_siege
     _standing_siege.dismiss()
     _standing_siege.others_are_well(1)

@@ -1,8 +1,8 @@
 """Peers of RDS over RDMA that say anything, to a node of another process, beside a neighbour.
 
-A `Stranger` is a queue pair on an adapter of the test's own, at an address of its own, with no core
-behind it: the test makes its private data, its frames, and where its reads and writes go. A `Siege`
-is the victim, the neighbour that talks with it all the time, and the strangers.
+A `UnknownPeer` is a queue pair on an adapter of the test's own, at an address of its own, with no
+core behind it: the test makes its private data, its frames, and where its reads and writes go. A
+`Siege` is the victim, the neighbour that talks with it all the time, and the unknown peers.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any
 
-from tests.rdma.victim import CANARY, GUARD_BYTES, INBOX_PORT, WAIT_S, NodeProcess
-from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.transport.rdma.attempts import port_of
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.frames import FRAGMENT_BYTES, MessageHeader
+from tests.rds.transports.rdma.victim import CANARY, GUARD_BYTES, INBOX_PORT, WAIT_S, NodeProcess
+from tests.support.places import take_subnet
+from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
+from urds.rds.transports.rdma.attempts import port_of
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader
+from urds.rds.wire.header import HEADER_BYTES, Header
+from urds.rds.wire.private_data import ConnectData
 from urds.verbs.device import find_device
 from urds.verbs.engine.numbers import AccessFlag, QPState, SendFlag, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SGE, WC, RecvWR, SendWR
 from urds.verbs.providers.base import (
-    Connection,
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     Listener,
     PortSpace,
+    VerbsConnection,
+    VerbsConnectionEvent,
 )
-from urds.wire.connect_data import ConnectData
-from urds.wire.header import HEADER_BYTES, Header
 
 # `udp0` is no device that RDS uses unless somebody asks: it is besieged by hand.
 DEVICES = os.environ.get("URDS_RDMA_DEVICES_BESIEGED", "shm0 tcp0").split()
@@ -43,13 +45,14 @@ FRAME_BYTES_MAX = HEADER_BYTES + FRAGMENT_BYTES
 REPEATED = int(HeaderFlag.RETRANSMITTED)
 ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
-_SUBNETS = itertools.count(os.getpid() % 4096)
+_KEPT: list[socket.socket] = []  # the locks of subnets, for as long as this process lives
 
 
 def subnet() -> Callable[[int], str]:
-    """Return the addresses of hosts 1 to 254 of a subnet that nobody else in this run uses."""
-    number = next(_SUBNETS) % 4096
-    return lambda host: f"127.{16 + number // 256}.{number % 256}.{host}"
+    """Return the addresses of hosts 1 to 254 of a subnet that no other test process uses."""
+    prefix, lock = take_subnet(16, 16)
+    _KEPT.append(lock)
+    return lambda host: f"{prefix}.{host}"
 
 
 def wait_until(is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
@@ -94,20 +97,20 @@ def acknowledgement(sequence: int, credit: int = 0) -> bytes:
     return MessageHeader().emit(acknowledgement=sequence, credit=credit)
 
 
-def congestion_map(octets: bytes = bytes(CONGESTION_MAP_BYTES)) -> list[bytes]:
+def congestion_map(data: bytes = bytes(CONGESTION_MAP_BYTES)) -> list[bytes]:
     """Return the frames of a congestion map."""
-    return message(octets, sequence=0, source_port=0, target_port=0, flags=CONG_BITMAP)
+    return message(data, sequence=0, source_port=0, target_port=0, flags=CONG_BITMAP)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one request of a stranger ended."""
+    """How one request of an unknown peer ended."""
 
     number: int
     status: WCStatus
 
 
-class Stranger:
+class UnknownPeer:
     """One queue pair whose every word a test makes; as a link is for its device."""
 
     def __init__(self, device: RdmaDevice, address: str, victim: str, receives: int) -> None:
@@ -122,7 +125,7 @@ class Stranger:
         self.receives = receives  # that are posted, and posted again; 0: it never reads
         self.answers_with = b""  # to requests of the victim, once it listens
         self._numbers = itertools.count(1 << 32)
-        self._connection: Connection | None = None
+        self._connection: VerbsConnection | None = None
         self._listener: Listener | None = None
         self._memory = bytearray(RECEIVES * FRAME_BYTES_MAX + SCRATCH_BYTES)
         self.scratch = memoryview(self._memory)[RECEIVES * FRAME_BYTES_MAX :]
@@ -179,12 +182,12 @@ class Stranger:
                 on_event=self._handle_request,
             )
 
-    def _handle_request(self, event: ConnectionEvent) -> None:
+    def _handle_request(self, event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.REQUEST:
             event.connection.on_event = self._handle_event
             self.device.adapter.call_soon(lambda: self._accept(event.connection))
 
-    def _accept(self, connection: Connection) -> None:
+    def _accept(self, connection: VerbsConnection) -> None:
         if self._connection is not None:
             self._connection.close()
             self.device.forget(self.qp)
@@ -192,7 +195,7 @@ class Stranger:
         self._connection = connection
         connection.accept(self.qp, ConnectParameters(private_data=self.answers_with))
 
-    def _handle_event(self, event: ConnectionEvent) -> None:
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.connection is not self._connection:
             return
         if event.kind is ConnectionEventKind.ESTABLISHED:
@@ -214,14 +217,14 @@ class Stranger:
     # -- what it says
 
     def send(self, *frames: bytes) -> list[int]:
-        """Send frames of whatever octets; return the numbers of the requests."""
-        return [self.post(WROpcode.SEND, octets=octets) for octets in frames]
+        """Send frames of whatever bytes; return the numbers of the requests."""
+        return [self.post(WROpcode.SEND, data=data) for data in frames]
 
     def post(
         self,
         opcode: WROpcode,
         *,
-        octets: bytes = b"",
+        data: bytes = b"",
         cookie: int = 0,
         offset: int = 0,
         length: int = 0,
@@ -229,14 +232,14 @@ class Stranger:
     ) -> int:
         """Post one request; `offset` counts from where a cookie says that its region begins.
 
-        `length` octets of a read or atomic go to the front of `scratch`.
+        `length` bytes of a read or atomic go to the front of `scratch`.
         """
         number = next(self._numbers)
         wr = SendWR(number, opcode, send_flags=SendFlag.SIGNALED, **more)
         if length:
             wr.sg = [SGE(RECEIVES * FRAME_BYTES_MAX, length, self._region.lkey)]
         else:
-            wr.octets = octets
+            wr.data = data
         wr.set_wr_rdma(cookie & 0xFFFFFFFF, (cookie >> 32) + offset & (1 << 64) - 1)
         adapter = self.device.adapter
         with adapter.lock:
@@ -244,7 +247,7 @@ class Stranger:
                 self.ended.append(Ended(number, WCStatus.WR_FLUSH_ERR))
                 return number
             self.qp.post_send(wr, adapter.now_ns())
-            adapter.kick(self.qp)
+            adapter.progress_qp(self.qp)
         return number
 
     def status_of(self, number: int) -> WCStatus | None:
@@ -295,7 +298,7 @@ class Stranger:
 
 
 class Siege:
-    """A victim and its neighbour in processes of their own, and strangers."""
+    """A victim and its neighbour in processes of their own, and unknown peers."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.name = name
@@ -304,11 +307,11 @@ class Siege:
         self.victim = NodeProcess(name, self._address(1), **settings)
         self.neighbour = NodeProcess(name, self._address(2), **settings)
         self.device = RdmaDevice(find_device(name).open_adapter())
-        self._strangers: list[Stranger] = []
+        self._unknown_peers: list[UnknownPeer] = []
         self._before: dict[str, int] = {}
         self.others_are_well()
 
-    # -- strangers
+    # -- unknown peers
 
     def address(self) -> str:
         """Return an address that nobody had."""
@@ -317,39 +320,39 @@ class Siege:
             self._address, self._hosts = subnet(), itertools.count(10)
         return self._address(number)
 
-    def stranger(self, address: str | None = None, *, receives: int = RECEIVES) -> Stranger:
+    def unknown_peer(self, address: str | None = None, *, receives: int = RECEIVES) -> UnknownPeer:
         """Return one at an address of its own, without a connection."""
-        made = Stranger(self.device, address or self.address(), self.victim.address, receives)
-        self._strangers.append(made)
+        made = UnknownPeer(self.device, address or self.address(), self.victim.address, receives)
+        self._unknown_peers.append(made)
         return made
 
     def connected(
         self, address: str | None = None, *, receives: int = RECEIVES, **changes: Any
-    ) -> Stranger:
-        """Return a stranger whose connection stands."""
-        stranger = self.stranger(address, receives=receives)
-        stranger.connect(stranger.data(**changes).emit())
-        self.until(lambda: stranger.is_up or stranger.is_over)
-        assert stranger.is_up, (stranger.ends, stranger.rejection)
-        return stranger
+    ) -> UnknownPeer:
+        """Return an unknown peer thatse connection stands."""
+        unknown_peer = self.unknown_peer(address, receives=receives)
+        unknown_peer.connect(unknown_peer.data(**changes).emit())
+        self.until(lambda: unknown_peer.is_up or unknown_peer.is_over)
+        assert unknown_peer.is_up, (unknown_peer.ends, unknown_peer.rejection)
+        return unknown_peer
 
-    def returned(self, address: str, **changes: Any) -> Stranger:
-        """Return a stranger who has connected once more, as often as it took."""
+    def returned(self, address: str, **changes: Any) -> UnknownPeer:
+        """Return an unknown peer that has connected once more, as often as it took."""
         for _ in range(2000):
-            stranger = self.stranger(address)
-            stranger.connect(stranger.data(**changes).emit())
-            self.until(lambda one=stranger: one.is_up or one.is_over)  # type: ignore[misc]  # bound
-            if stranger.is_up:
-                return stranger
-            stranger.vanish()
+            unknown_peer = self.unknown_peer(address)
+            unknown_peer.connect(unknown_peer.data(**changes).emit())
+            self.until(lambda one=unknown_peer: one.is_up or one.is_over)  # type: ignore[misc]  # bound
+            if unknown_peer.is_up:
+                return unknown_peer
+            unknown_peer.vanish()
             time.sleep(0.002)
         raise AssertionError(f"{address} is not let in any more")
 
     def dismiss(self) -> None:
-        """Have all strangers vanish, and see that the victim keeps nothing of them."""
-        for stranger in self._strangers:
-            stranger.vanish()
-        self._strangers.clear()
+        """Have all unknown peers vanish, and see that the victim keeps nothing of them."""
+        for unknown_peer in self._unknown_peers:
+            unknown_peer.vanish()
+        self._unknown_peers.clear()
         self.victim.ask("take_back")
         self.until(lambda: self.victim.ask("kept")["links"] <= 1)
         assert not self.victim.ask("counters")["control_faults"], "see what the process wrote"
@@ -358,9 +361,9 @@ class Siege:
 
     until = staticmethod(wait_until)
 
-    def until_cut(self, stranger: Stranger, reason: str = "") -> None:
+    def until_cut(self, unknown_peer: UnknownPeer, reason: str = "") -> None:
         """Wait until the victim has cut a connection, and see that it said why."""
-        self.until(lambda: stranger.is_over)
+        self.until(lambda: unknown_peer.is_over)
         if reason:
             lines: list[str] = []
             self.until(lambda: bool(lines.extend(self.victim.ask("logged")) or _has(lines, reason)))
@@ -383,16 +386,16 @@ class Siege:
         )
         return took_ns
 
-    def untouched(self, number: int, octets: bytes) -> None:
-        """Check a region's octets, and the canaries before and behind it."""
-        memory = bytes.fromhex(self.victim.ask("octets", number=number))
+    def untouched(self, number: int, data: bytes) -> None:
+        """Check a region's bytes, and the canaries before and behind it."""
+        memory = bytes.fromhex(self.victim.ask("content", number=number))
         guard = CANARY * GUARD_BYTES
-        assert memory == guard + octets + guard
+        assert memory == guard + data + guard
 
     def close(self) -> None:
         """End everything."""
-        for stranger in self._strangers:
-            stranger.vanish()
+        for unknown_peer in self._unknown_peers:
+            unknown_peer.vanish()
         self.device.close()
         self.victim.close()
         self.neighbour.close()

@@ -1,4 +1,4 @@
-"""Nodes that are to be killed: `python -m tests.rdma.killed_peer`.
+"""Nodes that are to be killed: `python -m tests.rds.transports.rdma.killed_peer`.
 
 Reads lines `device address survivor life log`. Each forks a process that is a node at the address,
 prints its number, and then sends and receives until somebody kills it. What it received stands in
@@ -18,10 +18,10 @@ import traceback
 from typing import Final
 
 import urds
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SockOpt, Transport
-from urds.settings import Settings
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
 
 PORT: Final = 4000
 CELLS_BYTES: Final = 64
@@ -47,7 +47,7 @@ def socket_at(address: str) -> urds.Socket:
 
 
 def payload_of(life: int, number: int) -> bytes:
-    """Return a message's octets, which both sides know."""
+    """Return a message's bytes, which both sides know."""
     size = _SIZES[number * 7 % len(_SIZES)]
     head = b"%d %d " % (life, number)
     return head + random.Random(number).randbytes(max(0, size - len(head)))
@@ -65,11 +65,11 @@ def send(
 ) -> urds.PendingOperation | None:
     """Send a message, two of four with an operation; a silent operation is one of 16."""
     payload = payload_of(life, number)
-    octets = number.to_bytes(8, sys.byteorder)
+    data = number.to_bytes(8, sys.byteorder)
     match number % 4 if cookie else 0:
         case 1:
             return sock.rdma_write(
-                octets, cookie, target, offset=WRITTEN, payload=payload, flags=flags
+                data, cookie, target, offset=WRITTEN, payload=payload, flags=flags
             )
         case 2:
             return sock.fetch_add(cookie, 1, target, offset=COUNTED, payload=payload, flags=flags)

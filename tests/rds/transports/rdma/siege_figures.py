@@ -1,7 +1,7 @@
-"""What a siege costs, by hand: `PYTHONPATH=src python -m tests.rdma.siege_figures shm0`.
+"""What a siege costs: `PYTHONPATH=src python -m tests.rds.transports.rdma.siege_figures shm0`.
 
 Prints the neighbour's round trips alone and during each flood, with their ratio, and the victim's
-memory and descriptors for what strangers make it keep. SECURITY.md has the figures.
+memory and descriptors for what unknown peers make it keep. SECURITY.md has the figures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
-from tests.rdma.hostile_peer import RECEIVES, Siege, Stranger, message, wait_until
-from tests.rdma.test_hostile_load import flood
-from tests.siege import during
+from tests.rds.transports.rdma.hostile_peer import RECEIVES, Siege, UnknownPeer, message, wait_until
+from tests.rds.transports.rdma.test_hostile_load import flood
+from tests.support.siege import during
 
 
 @contextmanager
@@ -30,14 +30,14 @@ def acting(act: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def keep_sending(
-    stranger: Stranger, frames: Callable[[int], bytes]
+    unknown_peer: UnknownPeer, frames: Callable[[int], bytes]
 ) -> Callable[[threading.Event], None]:
     """Return what sends frames until the end."""
 
     def act(ended: threading.Event) -> None:
         numbers = count(1)
-        while not ended.is_set() and not stranger.is_over:
-            flood(stranger, [frames(next(numbers)) for _ in range(400)], window=1)
+        while not ended.is_set() and not unknown_peer.is_over:
+            flood(unknown_peer, [frames(next(numbers)) for _ in range(400)], window=1)
 
     return act
 
@@ -49,12 +49,12 @@ def keep_connecting(siege: Siege) -> Callable[[threading.Event], None]:
         for turn in count():
             if ended.is_set():
                 return
-            crowd = [siege.stranger(receives=0) for _ in range(16)]
-            for stranger in crowd:
-                stranger.connect(stranger.data(major=2 + turn % 2).emit())
+            crowd = [siege.unknown_peer(receives=0) for _ in range(16)]
+            for unknown_peer in crowd:
+                unknown_peer.connect(unknown_peer.data(major=2 + turn % 2).emit())
             wait_until(lambda crowd=crowd: all(one.is_up or one.is_over for one in crowd))
-            for stranger in crowd:
-                stranger.vanish()
+            for unknown_peer in crowd:
+                unknown_peer.vanish()
 
     return act
 
@@ -64,10 +64,10 @@ def keep_breaking(siege: Siege) -> Callable[[threading.Event], None]:
 
     def act(ended: threading.Event) -> None:
         while not ended.is_set():
-            stranger = siege.connected()
-            stranger.send(b"")
-            siege.until_cut(stranger)
-            stranger.vanish()
+            unknown_peer = siege.connected()
+            unknown_peer.send(b"")
+            siege.until_cut(unknown_peer)
+            unknown_peer.vanish()
 
     return act
 
@@ -76,9 +76,9 @@ def attacks(siege: Siege) -> dict[str, Callable[[], Callable[[threading.Event], 
     """Return what makes each attack."""
 
     def messages(target_port: int, receives: int) -> Callable[[threading.Event], None]:
-        stranger = siege.connected(receives=receives)
+        unknown_peer = siege.connected(receives=receives)
         return keep_sending(
-            stranger, lambda number: message(b"", sequence=number, target_port=target_port)[0]
+            unknown_peer, lambda number: message(b"", sequence=number, target_port=target_port)[0]
         )
 
     return {
@@ -86,7 +86,7 @@ def attacks(siege: Siege) -> dict[str, Callable[[], Callable[[threading.Event], 
         "pings, answers not taken": lambda: messages(0, 0),
         "pings, answers taken": lambda: messages(0, RECEIVES),
         "connects": lambda: keep_connecting(siege),
-        "breaches": lambda: keep_breaking(siege),
+        "protocol_errors": lambda: keep_breaking(siege),
     }
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, SockOpt, Transport
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.runtime.inprocess import InProcess
 
 ARRIVAL_S = 10.0
 SEND_BYTES_MAX = 100_000
@@ -33,11 +33,11 @@ def pair(backend: InProcess) -> Iterator[tuple[urds.Socket, urds.Socket]]:
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES_MAX)
         sender.sendto(b"first", receiver.getsockname())
         assert receiver.recv(10) == b"first"
-        settle(sender)
+        finish_pass(sender)
         yield sender, receiver
 
 
-def settle(sock: urds.Socket) -> bool:
+def finish_pass(sock: urds.Socket) -> bool:
     """Wait until everything sent is acknowledged; return whether it was."""
     deadline_s = time.monotonic() + ARRIVAL_S
     while sock.mailbox.send_queued_bytes and time.monotonic() < deadline_s:  # type: ignore[attr-defined]  # the reference plane's
@@ -52,7 +52,7 @@ def test_the_last_messages_of_a_burst_are_acknowledged_unasked(
     asked = backend.counters()["recv_ack_required"]
     for _ in range(3):
         sender.sendto(b"asks for nothing", receiver.getsockname())
-    assert settle(sender)
+    assert finish_pass(sender)
     assert backend.counters()["recv_ack_required"] == asked
 
 

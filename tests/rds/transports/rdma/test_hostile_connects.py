@@ -12,100 +12,100 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.rdma.hostile_peer import (
+from tests.rds.transports.rdma.hostile_peer import (
     REPEATED,
     Siege,
-    Stranger,
+    UnknownPeer,
     congestion_map,
     message,
     wait_until,
 )
-from tests.rdma.victim import INBOX_PORT
-from urds.transport.rdma.peer import REJECTION
+from tests.rds.transports.rdma.victim import INBOX_PORT
+from urds.rds.transports.rdma.peer import REJECTION
+from urds.rds.wire.private_data import CONNECT_DATA_V4_BYTES, ConnectData, accepted_version
 from urds.verbs.providers.base import ConnectionEventKind
-from urds.wire.connect_data import CONNECT_DATA_V4_BYTES, ConnectData, accepted_version
 
 MIB = 1 << 20
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
 REFUSALS = ("rdma_refused_address", "rdma_refused_version")
 
 
-def answers(strangers: list[Stranger]) -> list[bool]:
-    """Wait for the answers to what strangers asked; return who was let in."""
-    wait_until(lambda: all(one.is_up or one.is_over for one in strangers))
-    for one in strangers:
+def answers(unknown_peers: list[UnknownPeer]) -> list[bool]:
+    """Wait for the answers to what unknown peers asked; return who was let in."""
+    wait_until(lambda: all(one.is_up or one.is_over for one in unknown_peers))
+    for one in unknown_peers:
         if not one.is_up:
             assert one.ends == [ConnectionEventKind.REJECTED]
             assert one.rejection[: len(REJECTION)] == REJECTION
-    return [one.is_up for one in strangers]
+    return [one.is_up for one in unknown_peers]
 
 
 # -- private data
 
 
 def test_private_data_of_every_length_and_content(siege: Siege) -> None:
-    """Too few octets, or zeros, are no offer, which Linux takes for 4.0; the rest is judged."""
-    chance = random.Random(5)
+    """Too few bytes, or zeros, are no offer, which Linux takes for 4.0; the rest is judged."""
+    rng = random.Random(5)
     lengths = [*range(CONNECT_DATA_V4_BYTES + 2), 56, 100, 150]
-    strangers = [siege.stranger() for _ in lengths]
+    unknown_peers = [siege.unknown_peer() for _ in lengths]
     before = siege.victim.ask("counters")
-    for stranger, length in zip(strangers, lengths, strict=True):
-        stranger.connect(chance.randbytes(length))
-    let_in = answers(strangers)
-    # A device may pad what is short, with zeros: then random octets name other addresses.
+    for unknown_peer, length in zip(unknown_peers, lengths, strict=True):
+        unknown_peer.connect(rng.randbytes(length))
+    let_in = answers(unknown_peers)
+    # A device may pad what is short, with zeros: then random bytes name other addresses.
     refused = let_in.count(False)
     assert all(not one for one, length in zip(let_in, lengths, strict=True) if length >= 32)
     assert let_in[0], "no private data at all"
     after = siege.victim.ask("counters")
     assert sum(after[name] - before[name] for name in REFUSALS) == refused
-    for stranger in strangers:
-        if stranger.is_up:
-            stranger.send(*congestion_map(), *message(b"well"))
+    for unknown_peer in unknown_peers:
+        if unknown_peer.is_up:
+            unknown_peer.send(*congestion_map(), *message(b"well"))
     got = siege.victim.ask("collect", count=let_in.count(True))
     assert got == [b"well".hex()] * let_in.count(True)
 
 
 def test_flipped_bits_in_private_data(siege: Siege) -> None:
     """Whoever is let in by them is who the connection says he is; the others are refused."""
-    chance = random.Random(6)
-    asked: list[tuple[Stranger, bool]] = []
+    rng = random.Random(6)
+    asked: list[tuple[UnknownPeer, bool]] = []
     for _ in range(60):
-        stranger = siege.stranger()
-        octets = bytearray(stranger.data(generation=77).emit())
-        for _ in range(chance.choice((1, 1, 3))):
-            octets[chance.randrange(len(octets))] ^= 1 << chance.randrange(8)
-        read = ConnectData.parse(bytes(octets), ipv6=False)
-        named = str(read.source) == stranger.address and str(read.target) == stranger.victim
-        stranger.connect(bytes(octets))
-        asked.append((stranger, named and accepted_version(read) is not None))
-    assert answers([stranger for stranger, _ in asked]) == [due for _, due in asked]
+        unknown_peer = siege.unknown_peer()
+        data = bytearray(unknown_peer.data(generation=77).emit())
+        for _ in range(rng.choice((1, 1, 3))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        read = ConnectData.parse(bytes(data), ipv6=False)
+        named = str(read.source) == unknown_peer.address and str(read.target) == unknown_peer.victim
+        unknown_peer.connect(bytes(data))
+        asked.append((unknown_peer, named and accepted_version(read) is not None))
+    assert answers([unknown_peer for unknown_peer, _ in asked]) == [due for _, due in asked]
 
 
 @pytest.mark.parametrize("which", ["source", "target"])
 def test_addresses_in_private_data_are_those_of_the_connection(siege: Siege, which: str) -> None:
     others = [siege.neighbour.address, siege.address(), "0.0.0.0", "255.255.255.255"]
-    strangers = [siege.stranger() for _ in others]
+    unknown_peers = [siege.unknown_peer() for _ in others]
     with siege.counted(rdma_refused_address=len(others)):
-        for stranger, other in zip(strangers, others, strict=True):
-            stranger.connect(stranger.data(**{which: ip_address(other)}).emit())
-        assert not any(answers(strangers))
+        for unknown_peer, other in zip(unknown_peers, others, strict=True):
+            unknown_peer.connect(unknown_peer.data(**{which: ip_address(other)}).emit())
+        assert not any(answers(unknown_peers))
 
 
 def test_versions_are_answered_as_linux_answers_them(siege: Siege) -> None:
     versions = [(3, 1), (3, 0), (3, 2), (2, 1), (1, 0), (0, 0), (4, 0), (4, 1), (5, 0), (255, 255)]
-    strangers = [siege.stranger() for _ in versions]
+    unknown_peers = [siege.unknown_peer() for _ in versions]
     taken = [(3, 1), (0, 0), (4, 0), (4, 1)]  # 0 is no version
     with siege.counted(rdma_refused_version=len(versions) - len(taken)):
-        for stranger, (major, minor) in zip(strangers, versions, strict=True):
-            stranger.connect(stranger.data(major=major, minor=minor).emit())
-        assert answers(strangers) == [version in taken for version in versions]
+        for unknown_peer, (major, minor) in zip(unknown_peers, versions, strict=True):
+            unknown_peer.connect(unknown_peer.data(major=major, minor=minor).emit())
+        assert answers(unknown_peers) == [version in taken for version in versions]
 
 
 @pytest.mark.parametrize("acknowledged", [1, U64])
-def test_private_data_acknowledge_nothing_that_a_stranger_was_not_sent(
+def test_private_data_acknowledge_nothing_that_a_unknown_peer_was_not_sent(
     siege: Siege, acknowledged: int
 ) -> None:
-    """A number beyond all of ours is about another life; the message is sent all the same."""
+    """A number beyond all of ours is about another generation; the message is sent all the same."""
     address = siege.address()
     assert siege.victim.ask("send", target=address, payload="abcd") == 1
     first = siege.returned(address, ack_sequence=acknowledged, generation=5)
@@ -118,9 +118,9 @@ def test_private_data_acknowledge_nothing_that_a_stranger_was_not_sent(
     siege.others_are_well(1)
 
 
-def messages(stranger: Stranger) -> list[bytes]:
+def messages(unknown_peer: UnknownPeer) -> list[bytes]:
     """Return the payloads of messages of one frame that came."""
-    frames = zip(stranger.headers(), list(stranger.frames), strict=False)
+    frames = zip(unknown_peer.headers(), list(unknown_peer.frames), strict=False)
     return [frame[48:] for header, frame in frames if header.target_port == INBOX_PORT]
 
 
@@ -131,7 +131,7 @@ def test_who_can_connect_from_an_address_is_that_host(siege: Siege) -> None:
     """As over TCP. Its own connection ends, and nothing it sends is lost or comes twice."""
     siege.victim.ask("logged")
     for generation in (None, 1, U32):
-        impostor = siege.stranger(siege.neighbour.address)
+        impostor = siege.unknown_peer(siege.neighbour.address)
         for _ in range(3):
             impostor.connect(impostor.data(generation=generation).emit())
             wait_until(lambda one=impostor: one.is_up or one.is_over)
@@ -139,14 +139,14 @@ def test_who_can_connect_from_an_address_is_that_host(siege: Siege) -> None:
                 impostor.send(*congestion_map(), *message(b"impostor", flags=REPEATED))
                 break
             impostor.vanish()
-            impostor = siege.stranger(siege.neighbour.address)
+            impostor = siege.unknown_peer(siege.neighbour.address)
         siege.others_are_well()
         impostor.vanish()
         siege.victim.ask("collect", count=0)
     siege.others_are_well()
 
 
-def test_the_same_stranger_from_two_processes(siege: Siege) -> None:
+def test_the_same_unknown_peer_from_two_processes(siege: Siege) -> None:
     """Two adapters at one address: the later one's connection is the one that counts."""
     address = siege.address()
     first = siege.connected(address, generation=1)
@@ -156,7 +156,7 @@ def test_the_same_stranger_from_two_processes(siege: Siege) -> None:
         siege.until_cut(first)
     second.send(*congestion_map(), *message(b"second"))
     assert siege.victim.ask("collect", count=1) == [b"second".hex()]
-    third = siege.stranger(address)
+    third = siege.unknown_peer(address)
     with siege.counted(rdma_peer_restarts=1):
         third.connect(third.data(generation=2).emit())
         wait_until(lambda: third.is_up)
@@ -170,11 +170,11 @@ def test_a_flood_of_connects(siege: Siege) -> None:
     """Requests at once, half of whom vanish: those beyond a backlog are refused, none stays."""
     before = siege.victim.rss_bytes, siege.victim.descriptor_count
     for turn in range(2):
-        crowd = [siege.stranger(receives=1) for _ in range(60)]
-        for stranger in crowd:
-            stranger.connect(stranger.data().emit())
-        for stranger in crowd[turn % 2 :: 2]:
-            stranger.vanish()
+        crowd = [siege.unknown_peer(receives=1) for _ in range(60)]
+        for unknown_peer in crowd:
+            unknown_peer.connect(unknown_peer.data().emit())
+        for unknown_peer in crowd[turn % 2 :: 2]:
+            unknown_peer.vanish()
         siege.others_are_well(3)
         rest = [one for one in crowd if one._connection is not None]
         wait_until(lambda rest=rest: all(one.is_up or one.is_over for one in rest))
@@ -187,32 +187,32 @@ def test_a_flood_of_connects(siege: Siege) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.0002, 0.001, 0.004, 0.02])
-def test_a_stranger_that_vanishes_while_it_connects(siege: Siege, wait_s: float) -> None:
+def test_a_unknown_peer_that_vanishes_while_it_connects(siege: Siege, wait_s: float) -> None:
     for _ in range(5):
-        stranger = siege.stranger()
-        stranger.connect(stranger.data().emit())
+        unknown_peer = siege.unknown_peer()
+        unknown_peer.connect(unknown_peer.data().emit())
         time.sleep(wait_s)
-        stranger.vanish()
+        unknown_peer.vanish()
     siege.connected()
 
 
-def test_a_stranger_that_does_not_wait_for_its_refusal(siege: Siege) -> None:
+def test_a_unknown_peer_that_does_not_wait_for_its_refusal(siege: Siege) -> None:
     """The request is gone when it is to be answered: that is no fault of the node."""
     for _ in range(60):
-        stranger = siege.stranger(receives=0)
-        stranger.connect(stranger.data(major=2).emit())
-        stranger.device.adapter.wait(lambda: False, 200_000)
-        stranger.vanish()
+        unknown_peer = siege.unknown_peer(receives=0)
+        unknown_peer.connect(unknown_peer.data(major=2).emit())
+        unknown_peer.device.adapter.wait(lambda: False, 200_000)
+        unknown_peer.vanish()
     siege.connected()
 
 
-def test_a_breach_is_followed_by_a_rest(siege: Siege) -> None:
+def test_a_protocol_error_is_followed_by_a_rest(siege: Siege) -> None:
     """Who broke the protocol is not let in again at once, and the wait is bounded."""
     address = siege.address()
-    stranger = siege.connected(address)
-    stranger.send(b"")
-    siege.until_cut(stranger)
-    again = siege.stranger(address)
+    unknown_peer = siege.connected(address)
+    unknown_peer.send(b"")
+    siege.until_cut(unknown_peer)
+    again = siege.unknown_peer(address)
     again.connect(again.data().emit())
     assert answers([again]) == [False]
     siege.others_are_well(1)
@@ -233,9 +233,9 @@ ANSWERS: dict[str, tuple[dict[str, int], str]] = {
 @pytest.mark.parametrize("case", ANSWERS)
 def test_an_answer_in_disorder_is_refused_and_not_hammered(siege: Siege, case: str) -> None:
     changes, counter = ANSWERS[case]
-    stranger = siege.stranger()
-    good = stranger.data()
-    stranger.listen(
+    unknown_peer = siege.unknown_peer()
+    good = unknown_peer.data()
+    unknown_peer.listen(
         replace(
             good,
             **{
@@ -245,29 +245,31 @@ def test_an_answer_in_disorder_is_refused_and_not_hammered(siege: Siege, case: s
         ).emit()
     )
     before = siege.victim.ask("counters")
-    assert siege.victim.ask("send", target=stranger.address, payload="abcd") == 1
+    assert siege.victim.ask("send", target=unknown_peer.address, payload="abcd") == 1
     wait_until(lambda: siege.victim.ask("counters")[counter] > before[counter])
     time.sleep(0.3)
     assert siege.victim.ask("counters")[counter] - before[counter] < 30
-    assert not messages(stranger)
-    stranger.answers_with = good.emit()
-    wait_until(lambda: messages(stranger) == [b"\xab\xcd"])
+    assert not messages(unknown_peer)
+    unknown_peer.answers_with = good.emit()
+    wait_until(lambda: messages(unknown_peer) == [b"\xab\xcd"])
 
 
 def test_an_answer_that_breaks_the_protocol_at_once(siege: Siege) -> None:
-    stranger = siege.stranger()
-    stranger.listen(stranger.data().emit())
+    unknown_peer = siege.unknown_peer()
+    unknown_peer.listen(unknown_peer.data().emit())
     before = siege.victim.ask("counters")
-    assert siege.victim.ask("send", target=stranger.address, payload="abcd") == 1
+    assert siege.victim.ask("send", target=unknown_peer.address, payload="abcd") == 1
     ends = 0
     deadline_s = time.monotonic() + 0.5
     while time.monotonic() < deadline_s:
-        if stranger.is_up and len(stranger.ends) == ends:
-            stranger.send(b"")
-            wait_until(lambda seen=ends: len(stranger.ends) > seen)
-            ends = len(stranger.ends)
-            stranger.answer = None
+        if unknown_peer.is_up and len(unknown_peer.ends) == ends:
+            unknown_peer.send(b"")
+            wait_until(lambda seen=ends: len(unknown_peer.ends) > seen)
+            ends = len(unknown_peer.ends)
+            unknown_peer.answer = None
         time.sleep(0.001)
-    breaches = siege.victim.ask("counters")["rdma_breaches"] - before["rdma_breaches"]
-    assert 0 < breaches < 20
+    protocol_errors = (
+        siege.victim.ask("counters")["rdma_protocol_errors"] - before["rdma_protocol_errors"]
+    )
+    assert 0 < protocol_errors < 20
     siege.others_are_well(1)

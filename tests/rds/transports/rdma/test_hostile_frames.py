@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.rdma.hostile_peer import (
+from tests.rds.transports.rdma.hostile_peer import (
     CONG_BITMAP,
     FRAME_BYTES_MAX,
     REPEATED,
     Siege,
-    Stranger,
+    UnknownPeer,
     acknowledgement,
     congestion_map,
     message,
     wait_until,
 )
-from tests.rdma.victim import INBOX_PORT
-from urds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES
+from tests.rds.transports.rdma.victim import INBOX_PORT
+from urds.rds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES
+from urds.rds.wire.private_data import ConnectData
 from urds.verbs.engine.numbers import WROpcode
-from urds.wire.connect_data import ConnectData
 
 MIB = 1 << 20
 LARGE = bytes(range(256)) * 48  # three fragments
@@ -41,95 +41,95 @@ def contradicting(**changes: int) -> list[bytes]:
     return [message(LARGE)[0], message(LARGE, **changes)[1]]
 
 
-# Frames, the reason that is logged, the counters beside `rdma_breaches`.
-BREACHES: dict[str, tuple[list[bytes], str, tuple[str, ...]]] = {
+# Frames, the reason that is logged, the counters beside `rdma_protocol_errors`.
+PROTOCOL_ERRORS: dict[str, tuple[list[bytes], str, tuple[str, ...]]] = {
     **{
-        f"{count} octets": ([bytes(count)], f"frame of {count} octets", ())
+        f"{count} bytes": ([bytes(count)], f"frame of {count} bytes", ())
         for count in (0, 47)
     },
     **{
         f"bit {at}": ([damaged(message(b"x")[0], at)], "checksum", ("recv_drop_bad_checksum",))
         for at in (0, 19, 40)
     },
-    "4 GiB": ([*message(b"x", length=(1 << 32) - 1)], "octets, limit", ("recv_drop_too_long",)),
+    "4 GiB": ([*message(b"x", length=(1 << 32) - 1)], "bytes, limit", ("recv_drop_too_long",)),
     "1 MiB and 1": (
-        [*message(b"x", length=MAX_MESSAGE_BYTES + 1)], "octets, limit", ("recv_drop_too_long",),
+        [*message(b"x", length=MAX_MESSAGE_BYTES + 1)], "bytes, limit", ("recv_drop_too_long",),
     ),
     "other number": (contradicting(sequence=2), "within message", ()),
     "other length": (contradicting(length=len(LARGE) + 1), "within message", ()),
     "other source": (contradicting(source_port=8), "within message", ()),
     "other target": (contradicting(target_port=1), "within message", ()),
     "a map within": ([message(LARGE)[0], *congestion_map()], "within message", ()),
-    "short fragment": ([message(LARGE)[0][:-1]], "octets, due 4096", ()),
-    "short last": ([*message(LARGE)[:2], message(LARGE)[2][:-1]], "octets, due 4096", ()),
-    "too little": ([*message(b"12345", length=6)], "fragment of 5 octets, due 6", ()),
-    "too much": ([*message(b"1234567", length=6)], "fragment of 7 octets, due 6", ()),
-    "empty fragment": ([*message(b"", length=6)], "fragment of 0 octets, due 6", ()),
+    "short fragment": ([message(LARGE)[0][:-1]], "bytes, due 4096", ()),
+    "short last": ([*message(LARGE)[:2], message(LARGE)[2][:-1]], "bytes, due 4096", ()),
+    "too little": ([*message(b"12345", length=6)], "fragment of 5 bytes, due 6", ()),
+    "too much": ([*message(b"1234567", length=6)], "fragment of 7 bytes, due 6", ()),
+    "empty fragment": ([*message(b"", length=6)], "fragment of 0 bytes, due 6", ()),
     "ack of the future": (
         [acknowledgement(1 << 63)], "BAD_ACKNOWLEDGEMENT", ("recv_drop_bad_ack",),
     ),
     "ack beyond all": (
         message(b"x", acknowledgement=(1 << 64) - 1), "BAD_ACKNOWLEDGEMENT", ("recv_drop_bad_ack",),
     ),
-    "octets behind an ack": ([acknowledgement(0) + b"x"], "behind an acknowledgement", ()),
+    "bytes behind an ack": ([acknowledgement(0) + b"x"], "behind an acknowledgement", ()),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BREACHES)
-def test_a_breach_ends_its_connection_with_its_reason(siege: Siege, case: str) -> None:
-    frames, reason, counters = BREACHES[case]
+@pytest.mark.parametrize("case", PROTOCOL_ERRORS)
+def test_a_protocol_error_ends_its_connection_with_its_reason(siege: Siege, case: str) -> None:
+    frames, reason, counters = PROTOCOL_ERRORS[case]
     siege.victim.ask("logged")
-    with siege.counted(rdma_breaches=1, **dict.fromkeys(counters, 1)):
-        stranger = siege.connected()
-        stranger.send(*congestion_map(), *message(b"before"), *frames, *message(b"after"))
-        siege.until_cut(stranger, reason)
+    with siege.counted(rdma_protocol_errors=1, **dict.fromkeys(counters, 1)):
+        unknown_peer = siege.connected()
+        unknown_peer.send(*congestion_map(), *message(b"before"), *frames, *message(b"after"))
+        siege.until_cut(unknown_peer, reason)
     assert siege.victim.ask("collect", count=1) == [b"before".hex()]
 
 
 def test_a_frame_beyond_the_receive_ends_its_connection(siege: Siege) -> None:
-    stranger = siege.connected()
-    stranger.send(message(b"x")[0].ljust(FRAME_BYTES_MAX + 1, b"x"))
-    siege.until_cut(stranger)
+    unknown_peer = siege.connected()
+    unknown_peer.send(message(b"x")[0].ljust(FRAME_BYTES_MAX + 1, b"x"))
+    siege.until_cut(unknown_peer)
     assert not siege.victim.ask("collect", count=0)
 
 
-@pytest.mark.parametrize("octets", [b"", b"x" * len(message(b"old")[0])])
-def test_an_announced_write_is_no_frame(siege: Siege, octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"x" * len(message(b"old")[0])])
+def test_an_announced_write_is_no_frame(siege: Siege, data: bytes) -> None:
     """A write that takes a receive brings no header: the buffer holds an older frame."""
-    number, cookie = siege.victim.ask("region", octets=100)
+    number, cookie = siege.victim.ask("region", byte_count=100)
     siege.victim.ask("logged")
-    with siege.counted(rdma_breaches=1):
-        stranger = siege.connected()
-        stranger.send(*message(b"old"))
+    with siege.counted(rdma_protocol_errors=1):
+        unknown_peer = siege.connected()
+        unknown_peer.send(*message(b"old"))
         assert siege.victim.ask("collect", count=1) == [b"old".hex()]
         for _ in range(256):  # until the receive comes that held the old frame
-            stranger.post(WROpcode.RDMA_WRITE_WITH_IMM, octets=octets, cookie=cookie)
-        siege.until_cut(stranger, "no frame")
+            unknown_peer.post(WROpcode.RDMA_WRITE_WITH_IMM, data=data, cookie=cookie)
+        siege.until_cut(unknown_peer, "no frame")
     assert not siege.victim.ask("collect", count=0)
-    siege.untouched(number, octets + b"\xa5" * (100 - len(octets)))
+    siege.untouched(number, data + b"\xa5" * (100 - len(data)))
     siege.victim.ask("free", number=number)
 
 
 @pytest.mark.parametrize("sizes", [(0,), (1,), (8191, 8193), (MAX_MESSAGE_BYTES,)])
 def test_maps_of_other_sizes_are_passed_over(siege: Siege, sizes: tuple[int, ...]) -> None:
     marked = b"\xff"
-    with siege.counted(recv_drop_bad_map=len(sizes), rdma_breaches=0):
-        stranger = siege.connected()
+    with siege.counted(recv_drop_bad_map=len(sizes), rdma_protocol_errors=0):
+        unknown_peer = siege.connected()
         for size in sizes:
-            stranger.send(*congestion_map(marked * size))
+            unknown_peer.send(*congestion_map(marked * size))
         if 0 in sizes:  # and neither ports nor length: an acknowledgement
-            stranger.send(*message(b"", source_port=1, target_port=0, flags=CONG_BITMAP))
-        stranger.send(*message(b"after"))
+            unknown_peer.send(*message(b"", source_port=1, target_port=0, flags=CONG_BITMAP))
+        unknown_peer.send(*message(b"after"))
         assert siege.victim.ask("collect", count=1) == [b"after".hex()]
-    assert siege.victim.ask("send", target=stranger.address, payload="00") == 1
-    siege.until(lambda: any(one.target_port == INBOX_PORT for one in stranger.headers()))
+    assert siege.victim.ask("send", target=unknown_peer.address, payload="00") == 1
+    siege.until(lambda: any(one.target_port == INBOX_PORT for one in unknown_peer.headers()))
 
 
 def test_a_map_that_marks_everything_stops_only_what_goes_there(siege: Siege) -> None:
-    stranger = siege.connected()
-    stranger.send(*congestion_map(b"\xff" * CONGESTION_MAP_BYTES), *message(b"after"))
+    unknown_peer = siege.connected()
+    unknown_peer.send(*congestion_map(b"\xff" * CONGESTION_MAP_BYTES), *message(b"after"))
     siege.victim.ask("collect", count=1)
-    assert siege.victim.ask("send", target=stranger.address, payload="00") == 0
+    assert siege.victim.ask("send", target=unknown_peer.address, payload="00") == 0
     siege.others_are_well()
 
 
@@ -144,10 +144,10 @@ def test_a_connection_ends_at_any_frame(siege: Siege, orderly: bool) -> None:
     for count in range(len(frames)):
         address = siege.address()
         delivered = [b"whole".hex()] if count > 2 else []
-        stranger = siege.connected(address)
+        unknown_peer = siege.connected(address)
         # What comes before the control thread has taken the connection goes with its end: below.
         siege.until(lambda host=address: siege.victim.ask("paths")[f"{host}/0"]["up"])  # type: ignore[misc]  # bound
-        say(stranger, frames[:count], orderly=orderly)
+        say(unknown_peer, frames[:count], orderly=orderly)
         assert siege.victim.ask("collect", count=len(delivered)) == delivered, count
         again = siege.returned(address)
         again.send(*message(LARGE, sequence=2, flags=REPEATED))
@@ -171,11 +171,11 @@ def test_an_end_right_behind_a_frame_loses_none(siege: Siege, orderly: bool) -> 
         assert siege.victim.ask("collect", count=2) == due
 
 
-def say(stranger: Stranger, frames: list[bytes], *, orderly: bool) -> None:
+def say(unknown_peer: UnknownPeer, frames: list[bytes], *, orderly: bool) -> None:
     """Send frames, and leave when they have arrived."""
-    for number in stranger.send(*frames):
-        wait_until(lambda number=number: stranger.status_of(number) is not None)
-    (stranger.disconnect if orderly else stranger.vanish)()
+    for number in unknown_peer.send(*frames):
+        wait_until(lambda number=number: unknown_peer.status_of(number) is not None)
+    (unknown_peer.disconnect if orderly else unknown_peer.vanish)()
 
 
 # -- odd headers
@@ -183,7 +183,7 @@ def say(stranger: Stranger, frames: list[bytes], *, orderly: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """One message of a stranger, of one frame."""
+    """One message of an unknown peer, of one frame."""
 
     sequence: int
     source_port: int
@@ -224,7 +224,7 @@ odd_frames = st.builds(
 
 
 def delivered_by_linux(frames: list[Odd]) -> list[bytes]:
-    """Return what a kernel puts into the socket's queue. Source: rds.md 1.6, 4.2 (linux v6.12)."""
+    """Return what a kernel queues for the socket. Source: docs/reference/rds.md 1.6, 4.2."""
     expected, payloads = 0, []
     for frame in frames:
         if frame.is_ack_only or frame.flags == CONG_BITMAP:
@@ -244,11 +244,11 @@ def test_odd_headers_are_delivered_as_linux_delivers_them(siege: Siege) -> None:
     @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(odd_frames, max_size=30))
     def examples(frames: list[Odd]) -> None:
-        stranger = siege.connected()
+        unknown_peer = siege.connected()
         due = [*delivered_by_linux(frames), b"the last"]
-        stranger.send(*(octets for frame in frames for octets in frame.emit()), *last)
+        unknown_peer.send(*(data for frame in frames for data in frame.emit()), *last)
         got = siege.victim.ask("collect", count=len(due))
         assert [bytes.fromhex(one) for one in got] == due
-        stranger.vanish()
+        unknown_peer.vanish()
 
     examples()

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rdma.hostile_peer import (
+from tests.rds.transports.rdma.hostile_peer import (
     ACK_REQUIRED,
     DEVICES,
     REPEATED,
     Siege,
-    Stranger,
+    UnknownPeer,
     acknowledgement,
     congestion_map,
     message,
     wait_until,
 )
-from tests.rdma.victim import INBOX_PORT
-from urds.wire.header import Header
+from tests.rds.transports.rdma.victim import INBOX_PORT
+from urds.rds.wire.header import Header
 
 MIB = 1 << 20
 LARGE = bytes(range(256)) * 4096  # 1 MiB, 256 fragments
@@ -27,20 +27,22 @@ PEERS_MAX = 12  # where few are allowed
 RECEIVES = 256  # of the victim, that a peer can fill before it is read
 
 
-def flood(stranger: Stranger, frames: list[bytes], *, window: int = 512) -> int:
+def flood(unknown_peer: UnknownPeer, frames: list[bytes], *, window: int = 512) -> int:
     """Send frames, no more than `window` under way; return how many arrived while it stood."""
     numbers: list[int] = []
-    for octets in frames:
-        numbers += stranger.send(octets)
+    for data in frames:
+        numbers += unknown_peer.send(data)
         if len(numbers) > window:
             number = numbers[-window]
-            stranger.device.adapter.wait(
-                lambda number=number: stranger.status_of(number) is not None or stranger.is_over,
+            unknown_peer.device.adapter.wait(
+                lambda number=number: (
+                    unknown_peer.status_of(number) is not None or unknown_peer.is_over
+                ),
                 1_000_000_000,
             )
-            if stranger.is_over or stranger.status_of(number) is None:
+            if unknown_peer.is_over or unknown_peer.status_of(number) is None:
                 break
-    return len(stranger.ended)
+    return len(unknown_peer.ended)
 
 
 # -- pings
@@ -48,24 +50,24 @@ def flood(stranger: Stranger, frames: list[bytes], *, window: int = 512) -> int:
 
 def test_a_flood_of_pings_whose_answers_nobody_takes(siege: Siege) -> None:
     """As many pongs wait as messages may; the neighbour's messages go through all the while."""
-    stranger = siege.connected(receives=0)
+    unknown_peer = siege.connected(receives=0)
     before = siege.victim.rss_bytes
     pings = [message(b"", sequence=1 + number, target_port=0)[0] for number in range(1500)]
-    flood(stranger, pings)
+    flood(unknown_peer, pings)
     siege.others_are_well()
     assert siege.victim.rss_bytes - before < 16 * MIB
-    assert not stranger.is_over
+    assert not unknown_peer.is_over
     with siege.counted(recv_queued=0):  # what a vanished peer pinged is nobody's
-        stranger.vanish()
+        unknown_peer.vanish()
 
 
 def test_pings_are_answered_by_as_many_pongs(siege: Siege) -> None:
-    stranger = siege.connected()
+    unknown_peer = siege.connected()
     pings = [message(b"", sequence=1 + number, target_port=0)[0] for number in range(200)]
     with siege.counted(recv_ping=200, send_pong=200):
-        stranger.send(*pings)
-        wait_until(lambda: sum(not one.source_port for one in stranger.headers()) > 200)
-    pongs = [one for one in stranger.headers() if one.target_port == 7]
+        unknown_peer.send(*pings)
+        wait_until(lambda: sum(not one.source_port for one in unknown_peer.headers()) > 200)
+    pongs = [one for one in unknown_peer.headers() if one.target_port == 7]
     assert [one.source_port for one in pongs] == [0] * 200
 
 
@@ -74,14 +76,14 @@ def test_pings_are_answered_by_as_many_pongs(siege: Siege) -> None:
 
 def test_who_never_posts_a_receive_stops_only_his_own(siege: Siege) -> None:
     """His messages wait up to the socket's buffer; once he takes them each comes once."""
-    stranger = siege.connected(receives=0)
+    unknown_peer = siege.connected(receives=0)
     payload = (b"\x5a" * 4000).hex()
-    sent = siege.victim.ask("send", target=stranger.address, payload=payload, count=1000)
+    sent = siege.victim.ask("send", target=unknown_peer.address, payload=payload, count=1000)
     assert 0 < sent < 1000
     siege.others_are_well()
-    assert not stranger.frames
-    stranger.vanish()
-    again = siege.returned(stranger.address)
+    assert not unknown_peer.frames
+    unknown_peer.vanish()
+    again = siege.returned(unknown_peer.address)
     wait_until(lambda: len(data_of(again)) >= sent)
     assert [one.payload_bytes for one in data_of(again)] == [4000] * sent
     assert len({one.sequence for one in data_of(again)}) == sent
@@ -89,25 +91,25 @@ def test_who_never_posts_a_receive_stops_only_his_own(siege: Siege) -> None:
 
 def test_acknowledgements_that_never_come(siege: Siege) -> None:
     """Messages are kept up to the buffer's bound, and repeated with their old numbers."""
-    stranger = siege.connected()
+    unknown_peer = siege.connected()
     payload = (b"\x5a" * 4000).hex()
-    sent = siege.victim.ask("send", target=stranger.address, payload=payload, count=1000)
-    wait_until(lambda: len(data_of(stranger)) == sent)
-    assert siege.victim.ask("send", target=stranger.address, payload=payload) == 0
+    sent = siege.victim.ask("send", target=unknown_peer.address, payload=payload, count=1000)
+    wait_until(lambda: len(data_of(unknown_peer)) == sent)
+    assert siege.victim.ask("send", target=unknown_peer.address, payload=payload) == 0
     siege.others_are_well()
-    numbers = [one.sequence for one in data_of(stranger)]
-    stranger.vanish()
-    again = siege.returned(stranger.address)
+    numbers = [one.sequence for one in data_of(unknown_peer)]
+    unknown_peer.vanish()
+    again = siege.returned(unknown_peer.address)
     wait_until(lambda: len(data_of(again)) == sent)
     assert [one.sequence for one in data_of(again)] == numbers
     assert all(one.flags & REPEATED for one in data_of(again))
     again.send(acknowledgement(numbers[-1]))
-    wait_until(lambda: siege.victim.ask("send", target=stranger.address, payload="00") == 1)
+    wait_until(lambda: siege.victim.ask("send", target=unknown_peer.address, payload="00") == 1)
 
 
-def data_of(stranger: Stranger) -> list[Header]:
+def data_of(unknown_peer: UnknownPeer) -> list[Header]:
     """Return the headers of what came for a socket."""
-    return [one for one in stranger.headers() if one.target_port == INBOX_PORT]
+    return [one for one in unknown_peer.headers() if one.target_port == INBOX_PORT]
 
 
 # -- who says half, and who says too much
@@ -118,12 +120,12 @@ def test_half_a_message_costs_its_length_and_no_more(siege: Siege) -> None:
     siege.others_are_well()
     before = siege.victim.rss_bytes
     crowd = [siege.connected() for _ in range(8)]
-    for stranger in crowd:
-        stranger.send(*congestion_map(), *message(LARGE[:4096], length=len(LARGE)))
+    for unknown_peer in crowd:
+        unknown_peer.send(*congestion_map(), *message(LARGE[:4096], length=len(LARGE)))
     siege.others_are_well(1)
     assert siege.victim.rss_bytes - before < 8 * MIB, "memory for what was only announced"
-    for stranger in crowd:
-        flood(stranger, message(LARGE)[1:-1])
+    for unknown_peer in crowd:
+        flood(unknown_peer, message(LARGE)[1:-1])
     siege.others_are_well(1)
     # A ring of receives has 1 MiB as well, which is touched once.
     assert siege.victim.rss_bytes - before < 8 * 2.5 * MIB
@@ -135,7 +137,7 @@ def test_half_a_message_costs_its_length_and_no_more(siege: Siege) -> None:
 
 def test_messages_for_a_full_mailbox_wait_at_their_sender(siege: Siege) -> None:
     """A peer that passes over our map fills the mailbox up to its hard bound, then he waits."""
-    stranger = siege.connected()
+    unknown_peer = siege.connected()
     payload = b"\xc3" * 4096 * 8
     frames = [
         frame
@@ -143,33 +145,33 @@ def test_messages_for_a_full_mailbox_wait_at_their_sender(siege: Siege) -> None:
         for frame in message(payload, sequence=sequence, flags=ACK_REQUIRED)
     ]
     with siege.counted(recv_paused=1):
-        arrived = flood(stranger, frames)
-    assert arrived < len(frames) and not stranger.is_over
+        arrived = flood(unknown_peer, frames)
+    assert arrived < len(frames) and not unknown_peer.is_over
     siege.others_are_well()
     bound = (17 * MIB + RECEIVES * 4096) // len(payload)
     assert arrived // 8 < bound
     assert siege.victim.ask("discard") > arrived // 8
-    assert siege.victim.ask("paths")[f"{stranger.address}/0"]["up"]
+    assert siege.victim.ask("paths")[f"{unknown_peer.address}/0"]["up"]
 
 
 def test_messages_to_ports_that_nobody_has(siege: Siege) -> None:
-    stranger = siege.connected()
+    unknown_peer = siege.connected()
     frames = [
         message(b"scan", sequence=1 + port, target_port=10_000 + port)[0] for port in range(3000)
     ]
     before = siege.victim.rss_bytes
     with siege.counted(recv_drop_no_sock=3000):
-        flood(stranger, frames)
+        flood(unknown_peer, frames)
         siege.others_are_well()
     assert siege.victim.rss_bytes - before < 4 * MIB
     assert not siege.victim.ask("logged")
 
 
 def test_credits_without_flow_control_are_passed_over(siege: Siege) -> None:
-    stranger = siege.connected(credits=(1 << 32) - 1)
+    unknown_peer = siege.connected(credits=(1 << 32) - 1)
     for _ in range(300):
-        stranger.send(acknowledgement(0, credit=255))
-    stranger.send(*message(b"well"))
+        unknown_peer.send(acknowledgement(0, credit=255))
+    unknown_peer.send(*message(b"well"))
     assert siege.victim.ask("collect", count=1) == [b"well".hex()]
 
 
@@ -188,10 +190,10 @@ def sparing(request: pytest.FixtureRequest) -> Iterator[Siege]:
 def test_peers_are_as_many_as_may_be(sparing: Siege) -> None:
     """The rest is refused, also one host's at other types of service; idle ones give way."""
     siege, address = sparing, sparing.address()
-    crowd = [siege.stranger(address if number % 2 else None) for number in range(2 * PEERS_MAX)]
+    crowd = [siege.unknown_peer(address if number % 2 else None) for number in range(2 * PEERS_MAX)]
     with siege.counted(rdma_refused_peers=PEERS_MAX + 1):  # the neighbour is one of them
-        for number, stranger in enumerate(crowd):
-            stranger.connect(stranger.data(tos=number, credits=64).emit())
+        for number, unknown_peer in enumerate(crowd):
+            unknown_peer.connect(unknown_peer.data(tos=number, credits=64).emit())
         wait_until(lambda: all(one.is_up or one.is_over for one in crowd))
         assert sum(one.is_up for one in crowd) == PEERS_MAX - 1
     siege.others_are_well()
@@ -206,7 +208,7 @@ def test_credits_beyond_belief_and_none_at_all(sparing: Siege) -> None:
     siege = sparing
     generous = siege.returned(siege.address(), credits=(1 << 32) - 1)
     siege.victim.ask("logged")
-    with siege.counted(rdma_breaches=1):
+    with siege.counted(rdma_protocol_errors=1):
         generous.send(acknowledgement(0, credit=255))
         siege.until_cut(generous, "credits above 65535")
     # One credit: the last is kept for a frame that grants, so not even the map comes.
@@ -220,7 +222,7 @@ def test_credits_beyond_belief_and_none_at_all(sparing: Siege) -> None:
         miser.send(acknowledgement(0, credit=5))
     wait_until(lambda: len(data_of(miser)) == 10)
     # And one who sends more than it was granted: what finds no receive waits at its sender.
-    stranger = siege.returned(siege.address(), credits=64)
+    unknown_peer = siege.returned(siege.address(), credits=64)
     frames = [message(b"over", sequence=1 + number)[0] for number in range(2000)]
-    flood(stranger, frames)
+    flood(unknown_peer, frames)
     assert len(siege.victim.ask("collect", count=2000)) == 2000

@@ -1,6 +1,6 @@
 """A node's process is killed at any point, under traffic with operations in both directions.
 
-Its address is taken by a new life. Nothing comes twice to one life, nor to two; what was given up
+Its address is taken by a restart. Nothing comes twice to one life, nor to two; what was given up
 is counted, all else arrives; every operation ends with one status; nothing is left of the dead.
 `URDS_KILL_SEEDS=20` kills more often, by hand.
 """
@@ -24,8 +24,8 @@ import pytest
 
 import urds
 from tests.health.sources import ROOT
-from tests.rdma.hostile_peer import subnet, wait_until
-from tests.rdma.killed_peer import (
+from tests.rds.transports.rdma.hostile_peer import subnet, wait_until
+from tests.rds.transports.rdma.killed_peer import (
     CELLS_BYTES,
     COUNTED,
     HELLO,
@@ -36,10 +36,10 @@ from tests.rdma.killed_peer import (
     send,
     socket_at,
 )
-from urds.backend import process
-from urds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.dataplane.reference.mailbox import Mailbox
-from urds.transport.rdma.sending import Outgoing
+from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
+from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.runtime.process import process
+from urds.rds.transports.rdma.sending import Outgoing
 
 SEEDS = range(int(os.environ.get("URDS_KILL_SEEDS", "1")))  # more of them by hand
 DEVICES = ("shm0", "tcp0")
@@ -52,7 +52,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rdma.killed_peer"],
+            [sys.executable, "-m", "tests.rds.transports.rdma.killed_peer"],
             env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -106,7 +106,7 @@ class Records:
             return give_up(outgoing, chosen)
 
         def note_acknowledged(outgoing: Outgoing, sequence: int) -> bool:
-            before = [one for one in (*outgoing.unacked, *outgoing.repeats) if one.owner]
+            before = [one for one in (*outgoing.unacked, *outgoing.retransmits) if one.owner]
             is_well = acknowledge(outgoing, sequence)
             self.acknowledged += [bytes(one.payload) for one in before if one.owner is None]
             return is_well
@@ -166,7 +166,7 @@ class Survivor:
             self.got.setdefault(life, []).append(number)
             if number % 4 == 1:
                 written = int.from_bytes(self.cells[WRITTEN : WRITTEN + 8], sys.byteorder)
-                assert life != self.life or written >= number, "a message before its octets"
+                assert life != self.life or written >= number, "a message before its bytes"
 
     def run(self, wait_s: float) -> None:
         """Send and receive for a while."""
@@ -222,7 +222,7 @@ def test_a_node_is_killed_and_begins_anew(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chance = random.Random(seed * 2 + is_lower)
+    rng = random.Random(seed * 2 + is_lower)
     records = Records(monkeypatch)
     with surviving(device, is_lower=is_lower) as here:
         logs = [tmp_path / f"{life}" for life in range(LIVES)]
@@ -231,12 +231,12 @@ def test_a_node_is_killed_and_begins_anew(
             number = peers.start(device, here.peer[0], here.sock.getsockname()[0], life, log)
             wait_until(lambda life=life: here.take() or here.life == life)
             acknowledged_before = len(records.acknowledged)  # by lives that are over
-            here.run(chance.choice(PAUSES_S))
+            here.run(rng.choice(PAUSES_S))
             wait_until(lambda life=life: here.turn() or bool(here.got.get(life)))
             if life == LIVES - 1:
                 break
             peers.kill(number)
-            here.run(chance.choice(PAUSES_S))
+            here.run(rng.choice(PAUSES_S))
             kept.append(here.kept())
         wait_until(lambda: here.take() or not here.holds())
         due = set(numbers(records.acknowledged[acknowledged_before:]))

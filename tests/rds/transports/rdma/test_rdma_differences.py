@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 
 import urds
-from tests import planes
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_core_world import Side, atomic, frames, transfer
-from tests.unit.rdma_world import HIGH, LOW, SECOND
-from urds.backend.inprocess import InProcess
-from urds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
-from urds.dataplane.native import NATIVE
-from urds.settings import Settings
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.events import (
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
+from tests.rds.transports.rdma_core.rdma_core_world import Side, atomic, frames, transfer
+from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
+from tests.support import planes
+from urds.rds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
+from urds.rds.plane.choose import NATIVE
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.settings import Settings
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Attach,
@@ -30,9 +30,9 @@ from urds.transport.rdma.events import (
     Reject,
     RestartPeer,
 )
-from urds.transport.rdma.regions import RegionTable
-from urds.transport.rdma.work import Outcome
-from urds.wire.connect_data import ConnectData
+from urds.rds.transports.rdma.regions import RegionTable
+from urds.rds.transports.rdma.work import Outcome
+from urds.rds.wire.private_data import ConnectData
 
 ARRIVAL_S = 10.0
 LONG = bytes(10_000)
@@ -163,8 +163,8 @@ def test_difference_rdma_frames() -> None:
 
 def test_difference_connect_addresses() -> None:
     bench = Bench()
-    octets = ConnectData(source=LOW, target=LOW).emit()
-    bench.core.handle_request(REQUEST, HIGH, octets, NOW)
+    data = ConnectData(source=LOW, target=LOW).emit()
+    bench.core.handle_request(REQUEST, HIGH, data, NOW)
     refused = Refused(HIGH, Reason.WRONG_ADDRESS)
     assert bench.actions() == [Reject(REQUEST, INCOMPATIBLE), refused]
 
@@ -181,7 +181,7 @@ def test_difference_rdma_duel() -> None:
 
 
 def test_difference_rdma_long_frames() -> None:
-    for fields, octets in (
+    for fields, data in (
         ({}, 4096),
         ({"generation": 4}, 4096),
         ({"generation": 4, "takes_long_frames": True}, 65_536),
@@ -191,7 +191,7 @@ def test_difference_rdma_long_frames() -> None:
         side = Side()
         side.begin(long_frames=attach.long_frames)
         side.send(bytes(100_000))
-        assert len(side.take()[0].payload) == octets
+        assert len(side.take()[0].payload) == data
 
 
 def test_difference_cookie_page() -> None:
@@ -217,7 +217,7 @@ def test_difference_rdma_rest() -> None:
     bench = Bench()
     bench.join(generation=4)
     for number in (1, 2):
-        bench.core.handle_breach(TO_HIGH, number, NOW, wrong_key=True)
+        bench.core.handle_protocol_error(TO_HIGH, number, NOW, wrong_key=True)
     rejected = [Reject(REQUEST, INCOMPATIBLE)]
     assert bench.request(generation=4)[-1:] == rejected
     assert bench.request(tos=3, generation=4) == rejected
@@ -233,7 +233,7 @@ def test_difference_rdma_mark() -> None:
     assert bench.request(generation=5)[-1] == Accept(TO_HIGH, REQUEST)
     assert bench.establish(REQUEST) == [
         RestartPeer(TO_HIGH),
-        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_own=True),
+        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_urds_peer=True),
     ]
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.constants import SOL_RDS, Cmsg, RdmaStatus, SockOpt, Transport
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from urds.rds.constants import SOL_RDS, Cmsg, RdmaStatus, SockOpt, Transport
 
 ARRIVAL_S = 10.0
 ROUNDS = 50
@@ -47,16 +47,16 @@ def ask(pair: Pair, region: urds.MemoryRegion, payload: bytes = b"please fill") 
 
 
 @pytest.mark.rule("wire-rdma-message", "wire-rdma-trailing", "wire-rdma-coherent")
-def test_the_octets_are_there_when_the_closing_message_is(pair: Pair) -> None:
+def test_the_bytes_are_there_when_the_closing_message_is(pair: Pair) -> None:
     client, server = pair
     memory = bytearray(20_000)
     for number in range(ROUNDS):
-        octets = bytes([number + 1]) * len(memory)
+        data = bytes([number + 1]) * len(memory)
         with client.get_mr(memory) as region:
             cookie = ask(pair, region)
-            done = server.rdma_write(octets, cookie, client.getsockname(), payload=b"filled")
+            done = server.rdma_write(data, cookie, client.getsockname(), payload=b"filled")
             assert client.recv(100) == b"filled"
-            assert memory == octets
+            assert memory == data
         assert done.wait(ARRIVAL_S) is RdmaStatus.SUCCESS
 
 
@@ -68,9 +68,9 @@ def test_a_cookie_travels_beside_the_payload_and_is_all_that_the_peer_needs(pair
         client.send_region(b"", region, server.getsockname())
         payload, control, _, _ = server.recvmsg(100, 100)
         assert payload == b""
-        [(level, kind, octets)] = control
+        [(level, kind, data)] = control
         assert (level, kind) == (SOL_RDS, Cmsg.RDMA_DEST)
-        cookie = int.from_bytes(octets, "little")
+        cookie = int.from_bytes(data, "little")
         got = bytearray(len(memory))
         server.rdma_read(got, cookie, client.getsockname()).wait(ARRIVAL_S)
         assert got == memory

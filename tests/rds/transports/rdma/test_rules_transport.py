@@ -10,12 +10,12 @@ from ipaddress import ip_address
 import pytest
 
 import urds
-from tests.sockets.conftest import backend_with
-from tests.sockets.hosts import host
-from urds.backend.inprocess import InProcess
-from urds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
-from urds.dataplane.base import Carrier
-from urds.transport.rdma.attempts import port_of
+from tests.rds.sockets.conftest import backend_with
+from tests.rds.sockets.hosts import host
+from urds.rds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
+from urds.rds.plane.contract import Carrier
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.transports.rdma.attempts import port_of
 
 ARRIVAL_S = 10.0
 SILENCE_S = 0.3

@@ -1,7 +1,8 @@
 """A node of RDS over RDMA in a process of its own, for those who mean harm and their neighbours.
 
-`python -m tests.rdma.victim DEVICE ADDRESS SETTINGS` obeys one JSON request `[name, arguments]` per
-line of its input and answers each by a line. Octets travel as hexadecimal text. `NodeProcess` is
+`python -m tests.rds.transports.rdma.victim DEVICE ADDRESS SETTINGS` obeys one JSON request `[name,
+arguments]` per
+line of its input and answers each by a line. Bytes travel as hexadecimal text. `NodeProcess` is
 the other side of it.
 """
 
@@ -21,14 +22,14 @@ from typing import Any
 
 import urds
 from tests.health.sources import ROOT
-from tests.lines import Lines
-from tests.siege import round_trips
-from urds.backend import process
-from urds.backend.inprocess import InProcess
-from urds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
-from urds.settings import Settings
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.node import RdmaNode
+from tests.support.lines import Lines
+from tests.support.siege import round_trips
+from urds.rds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.process import process
+from urds.rds.settings import Settings
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.node import RdmaNode
 
 INBOX_PORT = 4000  # messages wait there until they are collected
 ECHO_PORT = 4001  # what comes there goes back
@@ -155,14 +156,14 @@ class Node:
 
     def region(
         self,
-        octets: int,
+        byte_count: int,
         *,
         writable: bool = True,
         use_once: bool = False,
         peer: str | None = None,
     ) -> list[int]:
         """Make a region amid canaries, for one peer or for all; return its number and cookie."""
-        memory = bytearray(CANARY * (2 * GUARD_BYTES + octets))
+        memory = bytearray(CANARY * (2 * GUARD_BYTES + byte_count))
         view = memoryview(memory)[GUARD_BYTES:-GUARD_BYTES]
         address = None if peer is None else (peer, 0)
         region = self._inbox.get_mr(view, address, writable=writable, use_once=use_once)
@@ -170,7 +171,7 @@ class Node:
         self._regions.append(region)
         return [len(self._regions) - 1, region.cookie]
 
-    def octets(self, number: int) -> str:
+    def content(self, number: int) -> str:
         """Return a region's memory with what stands before it and behind it."""
         return self._memories[number].hex()
 
@@ -204,8 +205,9 @@ class NodeProcess:
 
     def __init__(self, device: str, address: str, **settings: Any) -> None:
         self.address = address
+        command = [sys.executable, "-m", "tests.rds.transports.rdma.victim", device, address]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rdma.victim", device, address, json.dumps(settings)],
+            [*command, json.dumps(settings)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
             stdin=subprocess.PIPE,

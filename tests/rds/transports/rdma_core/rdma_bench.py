@@ -4,14 +4,14 @@ from ipaddress import ip_network
 from itertools import count
 from random import Random
 
-from tests.unit.rdma_world import HIGH, LOW, SECOND
-from urds.proto.paths import Address
-from urds.proto.settings import EndpointSettings
-from urds.transport.rdma.endpoint import RdmaEndpoint
-from urds.transport.rdma.events import Action, Connect, PeerKey
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.stats import RdmaStats
-from urds.wire.connect_data import ConnectData
+from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
+from urds.common.types import IPAddress
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.transports.rdma.events import Action, Connect, PeerKey
+from urds.rds.transports.rdma.local_address import RdmaEndpoint
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.stats import RdmaStats
+from urds.rds.wire.private_data import ConnectData
 
 INCOMPATIBLE = b"\x01\x00\x00\x00"  # what a rejection says
 OURS = 7  # our generation
@@ -25,7 +25,7 @@ class Bench:
 
     def __init__(
         self,
-        local: Address = LOW,
+        local: IPAddress = LOW,
         *,
         allowed: str = "10.0.0.0/8",
         peers_max: int = 4096,
@@ -36,7 +36,7 @@ class Bench:
         self.stats = RdmaStats()
         self.core = RdmaEndpoint(
             local=local,
-            settings=EndpointSettings(allowed=(ip_network(allowed),), peers_max=peers_max),
+            settings=LocalAddressSettings(allowed=(ip_network(allowed),), peers_max=peers_max),
             peer_settings=PeerSettings(generation=OURS, **settings),
             random=Random(1),
             stats=self.stats,
@@ -50,24 +50,24 @@ class Bench:
             found.append(action)
         return found
 
-    def data(self, peer: Address = HIGH, **fields: object) -> bytes:
+    def data(self, peer: IPAddress = HIGH, **fields: object) -> bytes:
         """Return private data of a peer; without a generation it is Linux."""
         return ConnectData(source=peer, target=self.core.local, **fields).emit()
 
-    def want(self, peer: Address = HIGH, tos: int = 0, now_ns: int = NOW) -> list[Action]:
+    def want(self, peer: IPAddress = HIGH, tos: int = 0, now_ns: int = NOW) -> list[Action]:
         self.core.handle_wanted(self.core.key_for(peer, tos, now_ns), now_ns)
         return self.actions()
 
     def request(
-        self, number: int = REQUEST, *, peer: Address = HIGH, now_ns: int = NOW, **fields: object
+        self, number: int = REQUEST, *, peer: IPAddress = HIGH, now_ns: int = NOW, **fields: object
     ) -> list[Action]:
         self.core.handle_request(number, peer, self.data(peer, **fields), now_ns)
         return self.actions()
 
     def establish(
-        self, number: int, octets: bytes = b"", now_ns: int = NOW, key: PeerKey = TO_HIGH
+        self, number: int, data: bytes = b"", now_ns: int = NOW, key: PeerKey = TO_HIGH
     ) -> list[Action]:
-        self.core.handle_established(key, number, octets, now_ns)
+        self.core.handle_established(key, number, data, now_ns)
         return self.actions()
 
     def join(self, **fields: object) -> list[Action]:

@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.dataplane.reference.counters import Counters
-from urds.transport.rdma.core import ConnectionCore, CoreLimits
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.work import Frame, Outcome, Piece, Work
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
+from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.python.counters import Counters
+from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000
 FRAGMENT = 4096
@@ -63,10 +63,10 @@ class Side:
         self.got.append((source_port, target_port, payload, extension))
         self.events.append(payload)
 
-    def take_map(self, octets: bytes) -> None:
-        self.maps.append(octets)
+    def take_map(self, data: bytes) -> None:
+        self.maps.append(data)
 
-    def map_octets(self) -> bytes:
+    def map_bytes(self) -> bytes:
         return self.map
 
     def may_answer_ping(self, port: int) -> bool:
@@ -134,13 +134,13 @@ class Side:
                 break
             self.core.handle_completed(posted[0].wr_id, Outcome.DONE)
             if isinstance(posted[0], Frame):
-                seen.append(read(posted[0].octets))
+                seen.append(read(posted[0].data))
         return seen
 
     def receive(self, *frames: bytes) -> str | None:
-        """Hand frames to the core; return the first breach."""
-        for octets in frames:
-            reason = self.core.handle_frame(memoryview(octets))
+        """Hand frames to the core; return the first protocol error."""
+        for data in frames:
+            reason = self.core.handle_frame(memoryview(data))
             if reason is not None:
                 return reason
         return None
@@ -152,8 +152,8 @@ class Side:
         return [operation.status for _, operation in self.ended]
 
 
-def read(octets: bytes) -> Seen:
-    return Seen(Header.parse(octets[:HEADER_BYTES]), octets[HEADER_BYTES:])
+def read(data: bytes) -> Seen:
+    return Seen(Header.parse(data[:HEADER_BYTES]), data[HEADER_BYTES:])
 
 
 def frames(
@@ -183,8 +183,8 @@ def ack_only(acknowledgement: int, credit: int = 0) -> bytes:
     return Header(ack=acknowledgement, credit=credit).emit(checksum=True)
 
 
-def map_frames(octets: bytes, **fields: object) -> list[bytes]:
-    return frames(0, octets, flags=CONG_BITMAP, source_port=0, target_port=0, **fields)
+def map_frames(data: bytes, **fields: object) -> list[bytes]:
+    return frames(0, data, flags=CONG_BITMAP, source_port=0, target_port=0, **fields)
 
 
 def sequences(seen: Iterable[Seen]) -> list[int]:
@@ -240,7 +240,7 @@ class Pair:
                 break
             side.core.handle_completed(posted[0].wr_id, Outcome.DONE)
             if isinstance(posted[0], Frame):
-                self.wires[1 - index].append(posted[0].octets)
+                self.wires[1 - index].append(posted[0].data)
             count = None if count is None else count - 1
 
     def arrive(self, index: int, count: int | None = None) -> None:

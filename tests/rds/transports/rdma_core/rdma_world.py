@@ -2,7 +2,7 @@
 
 Every message takes a random time, so those of different attempts overtake each other; a device's
 reports of one node stay in order, and come late too. Frames do not exist here, but numbers do: each
-side counts what it sent and what it got, so that an acknowledgement of another life is met.
+side counts what it sent and what it got, so that an acknowledgement of another generation is met.
 """
 
 from collections import defaultdict
@@ -13,10 +13,9 @@ from ipaddress import IPv4Address
 from itertools import count
 from random import Random
 
-from urds.proto.paths import Address
-from urds.proto.settings import EndpointSettings
-from urds.transport.rdma.endpoint import RdmaEndpoint
-from urds.transport.rdma.events import (
+from urds.common.types import IPAddress
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Action,
@@ -28,9 +27,10 @@ from urds.transport.rdma.events import (
     Reject,
     RestartPeer,
 )
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.stats import RdmaStats
-from urds.wire.connect_data import ConnectData
+from urds.rds.transports.rdma.local_address import RdmaEndpoint
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.stats import RdmaStats
+from urds.rds.wire.private_data import ConnectData
 
 US = 1_000
 MS = 1_000 * US
@@ -61,7 +61,7 @@ class Numbers:
     sent: int = 0
     received: int = 0
     life: int | None = None  # of the peer, when it was attached last
-    is_restarted: bool = False  # we were told of a new life since
+    is_restarted: bool = False  # we were told of a restart since
 
 
 class World:
@@ -70,7 +70,7 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.now_ns = SECOND
         self.random = Random(seed)
-        self.nodes: dict[Address, Node] = {}
+        self.nodes: dict[IPAddress, Node] = {}
         self.numbers = count(1)
         self.lost = 0  # so many of the next messages get lost
         self._due: list[tuple[int, int, Callable[[], None]]] = []
@@ -113,7 +113,7 @@ class Node:
     def __init__(
         self,
         world: World,
-        local: Address,
+        local: IPAddress,
         *,
         generation: int,
         is_linux: bool = False,
@@ -134,7 +134,7 @@ class Node:
         self.stats = RdmaStats()
         self.endpoint = RdmaEndpoint(
             local=local,
-            settings=EndpointSettings(),
+            settings=LocalAddressSettings(),
             peer_settings=PeerSettings(generation=generation, **settings),
             random=Random(world.random.random()),
             stats=self.stats,
@@ -146,7 +146,7 @@ class Node:
         due_ns = self.endpoint.poll_timeout() if self.is_alive else None
         return float("inf") if due_ns is None else due_ns
 
-    def want(self, peer: Address, tos: int = 0) -> PeerKey:
+    def want(self, peer: IPAddress, tos: int = 0) -> PeerKey:
         key = self.endpoint.key_for(peer, tos, self.world.now_ns)
         self.endpoint.handle_wanted(key, self.world.now_ns)
         self.act()
@@ -168,11 +168,11 @@ class Node:
             self._close(end, silent=silent)
             self._report(lambda: self.endpoint.handle_ended(key, end.number, self.world.now_ns))
 
-    def breach(self, key: PeerKey) -> None:
+    def protocol_error(self, key: PeerKey) -> None:
         """Find that the peer broke the protocol."""
         end = self.attached.get(key)
         if end is not None:
-            self.endpoint.handle_breach(key, end.number, self.world.now_ns)
+            self.endpoint.handle_protocol_error(key, end.number, self.world.now_ns)
             self.act()
 
     # -- the shell
@@ -192,10 +192,10 @@ class Node:
                 end = self._ends[number]
                 end.key = key
                 self._answer(end, self._offer(key))
-            case Reject(number, octets):
+            case Reject(number, data):
                 end = self._ends.pop(number)
                 end.is_open = False
-                self._refuse(end.twin, Failure.REJECTED, octets)
+                self._refuse(end.twin, Failure.REJECTED, data)
             case Attach():
                 self._attach(action)
             case Detach(key, number):
@@ -206,7 +206,7 @@ class Node:
                 assert key not in self.attached
                 self._close(self._ends[number])
             case RestartPeer(key):
-                assert key not in self.attached, "a new life begins without a connection"
+                assert key not in self.attached, "a restart begins without a connection"
                 self.numbers[key].received = 0
                 self.numbers[key].is_restarted = True
 
@@ -230,7 +230,7 @@ class Node:
         assert key not in self.attached, "two connections of one peer"
         assert end.twin is not None
         if not (self.is_linux or end.twin.node.is_linux):  # else nobody can tell lives apart
-            assert action.acknowledged <= numbers.sent, "acknowledges what another life sent"
+            assert action.acknowledged <= numbers.sent, "acknowledges what another generation sent"
             life = end.twin.node.generation
             is_new = numbers.life not in (None, life)
             assert numbers.is_restarted == is_new, f"life {numbers.life}, then {life}"
@@ -256,7 +256,7 @@ class Node:
 
     # -- the connection manager
 
-    def _ask(self, end: End, key: PeerKey, octets: bytes) -> None:
+    def _ask(self, end: End, key: PeerKey, data: bytes) -> None:
         world = self.world
 
         def arrive() -> None:
@@ -270,7 +270,7 @@ class Node:
             theirs = End(other, next(world.numbers), twin=end)
             end.twin = theirs
             other._ends[theirs.number] = theirs
-            shown = self._shown(octets, other)
+            shown = self._shown(data, other)
             other._report(
                 lambda: other.endpoint.handle_request(
                     theirs.number, self.local, shown, world.now_ns
@@ -282,25 +282,25 @@ class Node:
 
         world.carry(arrive, self, or_else=fail)
 
-    def _shown(self, octets: bytes, other: "Node") -> bytes:
+    def _shown(self, raw: bytes, other: "Node") -> bytes:
         if self.is_linux or other.is_linux:
-            data = ConnectData.parse(octets, ipv6=self.local.version == 6)
+            data = ConnectData.parse(raw, ipv6=self.local.version == 6)
             return replace(data, generation=None).emit()
-        return octets
+        return raw
 
-    def _refuse(self, end: End | None, failure: Failure, octets: bytes) -> None:
+    def _refuse(self, end: End | None, failure: Failure, data: bytes) -> None:
         """Have an attempt fail at its end, unless it is over."""
         if end is None or end.key is None:
             return
         key, node = end.key, end.node
         node._report(
-            lambda: node.endpoint.handle_failed(key, end.number, failure, octets, self.world.now_ns)
+            lambda: node.endpoint.handle_failed(key, end.number, failure, data, self.world.now_ns)
         )
 
-    def _answer(self, end: End, octets: bytes) -> None:
+    def _answer(self, end: End, data: bytes) -> None:
         twin = end.twin
         assert twin is not None and twin.key is not None
-        key, other, shown = twin.key, twin.node, self._shown(octets, twin.node)
+        key, other, shown = twin.key, twin.node, self._shown(data, twin.node)
 
         def lose() -> None:
             self._refuse(twin, Failure.UNREACHABLE, b"")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.rdma_core_world import (
+from tests.rds.transports.rdma_core.rdma_core_world import (
     ACK_REQUIRED,
     Pair,
     Side,
@@ -10,9 +10,9 @@ from tests.unit.rdma_core_world import (
     frames,
     transfer,
 )
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.credits import ADVERTISED_MAX, CREDITS_MAX, Credits
-from urds.transport.rdma.work import Frame, Outcome, Piece
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.credits import ADVERTISED_MAX, CREDITS_MAX, Credits
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece
 
 ON = CoreLimits(flow_control=True)
 
@@ -102,7 +102,7 @@ def test_the_last_credit_goes_for_a_frame_that_grants() -> None:
     assert side.take() == []  # there is none at all
 
 
-def test_a_header_grants_no_more_than_its_octet_holds() -> None:
+def test_a_header_grants_no_more_than_its_byte_holds() -> None:
     side = controlled(posted=1000)
     side.core.handle_posted(300)
     assert [seen.header.credit for seen in side.take()] == [ADVERTISED_MAX, 45]
@@ -116,7 +116,7 @@ def test_any_frame_brings_credits_and_they_add_up() -> None:
     assert side.rdma.ib_rx_credit_updates == 2
 
 
-def test_credits_beyond_belief_are_a_breach() -> None:
+def test_credits_beyond_belief_are_a_protocol_error() -> None:
     side = controlled(granted=CREDITS_MAX - 300)
     assert side.receive(ack_only(0, credit=200)) is None
     assert side.receive(ack_only(0, credit=200)) is not None

@@ -1,12 +1,12 @@
-"""Requests that meet something over RDMA: an attempt, a connection, another life."""
+"""Requests that meet something over RDMA: an attempt, a connection, another generation."""
 
 from ipaddress import IPv4Address
 
 import pytest
 
-from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_world import HIGH, LOW, MS, SECOND
-from urds.transport.rdma.events import (
+from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
+from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, MS, SECOND
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Attach,
@@ -18,7 +18,7 @@ from urds.transport.rdma.events import (
     Reject,
     RestartPeer,
 )
-from urds.wire.connect_data import ConnectData
+from urds.rds.wire.private_data import ConnectData
 
 # -- duels
 
@@ -42,7 +42,7 @@ def test_a_request_meets_our_attempt(local: IPv4Address, generation: int | None)
 
 
 def test_the_lower_node_does_not_insist_for_ever() -> None:
-    """Its attempt may have gone to a life of the peer that is over."""
+    """Its attempt may have gone to a generation of the peer that is over."""
     bench = Bench()
     bench.want()
     assert bench.request(generation=4, now_ns=NOW + SECOND - 1) == [Reject(REQUEST, INCOMPATIBLE)]
@@ -107,16 +107,16 @@ def test_a_request_of_an_own_node_takes_the_place_of_a_connection() -> None:
 
 
 def test_another_generation_is_a_new_life() -> None:
-    """What it acknowledges is of another life too; we acknowledge nothing while in doubt."""
+    """What it acknowledges is of another generation too; we acknowledge nothing while in doubt."""
     bench = Bench()
     bench.join(generation=4)
     found = bench.request(generation=5, ack_sequence=9)
     assert found == [Detach(TO_HIGH, 1), Accept(TO_HIGH, REQUEST)]
-    octets = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
-    assert ConnectData.parse(octets, ipv6=False).ack_sequence == 0
+    data = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
+    assert ConnectData.parse(data, ipv6=False).ack_sequence == 0
     assert bench.establish(REQUEST) == [
         RestartPeer(TO_HIGH),
-        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_own=True),
+        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_urds_peer=True),
     ]
     assert bench.stats.peer_restarts == 1
 
@@ -128,7 +128,7 @@ def test_an_answer_tells_a_new_life_as_well() -> None:
     (connect,) = bench.wait(SECOND)
     assert bench.establish(connect.number, bench.data(generation=5, ack_sequence=9)) == [
         RestartPeer(TO_HIGH),
-        Attach(TO_HIGH, connect.number, acknowledged=0, credits=0, is_own=True),
+        Attach(TO_HIGH, connect.number, acknowledged=0, credits=0, is_urds_peer=True),
     ]
 
 
@@ -150,7 +150,7 @@ def test_linux_again_is_no_new_life() -> None:
     bench.end(1)
     (connect,) = bench.wait(SECOND)
     found = bench.establish(connect.number, bench.data(ack_sequence=9))
-    assert found == [Attach(TO_HIGH, connect.number, acknowledged=9, credits=0, is_own=False)]
+    assert found == [Attach(TO_HIGH, connect.number, acknowledged=9, credits=0, is_urds_peer=False)]
 
 
 def test_a_request_that_came_to_nothing_is_no_new_life_but_leaves_doubt() -> None:
@@ -161,9 +161,9 @@ def test_a_request_that_came_to_nothing_is_no_new_life_but_leaves_doubt() -> Non
     bench.core.handle_failed(TO_HIGH, REQUEST, Failure.ERROR, b"", NOW)
     assert bench.actions()[0] == Abandon(TO_HIGH, REQUEST)
     (connect,) = bench.wait(SECOND)
-    octets = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
-    assert ConnectData.parse(octets, ipv6=False).ack_sequence == 0
+    data = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
+    assert ConnectData.parse(data, ipv6=False).ack_sequence == 0
     found = bench.establish(connect.number, bench.data(generation=4, ack_sequence=9))
-    assert found == [Attach(TO_HIGH, connect.number, acknowledged=9, credits=0, is_own=True)]
-    octets = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
-    assert ConnectData.parse(octets, ipv6=False).ack_sequence == 77
+    assert found == [Attach(TO_HIGH, connect.number, acknowledged=9, credits=0, is_urds_peer=True)]
+    data = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
+    assert ConnectData.parse(data, ipv6=False).ack_sequence == 77

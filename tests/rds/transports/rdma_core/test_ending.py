@@ -4,9 +4,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from tests.unit.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_world import HIGH, SECOND
-from urds.transport.rdma.events import (
+from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
+from tests.rds.transports.rdma_core.rdma_world import HIGH, SECOND
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Action,
@@ -18,21 +18,21 @@ from urds.transport.rdma.events import (
     PeerKey,
     Reject,
 )
-from urds.transport.rdma.state import State
+from urds.rds.transports.rdma.state import PeerState
 
 
 def test_reports_about_what_has_ended_are_ignored() -> None:
     bench = Bench()
     bench.want()
-    core, stranger = bench.core, PeerKey(IPv4Address("10.0.0.9"), 0)
+    core, unknown_peer = bench.core, PeerKey(IPv4Address("10.0.0.9"), 0)
     for is_up in (False, True):
-        for key, number in [(TO_HIGH, 99), (stranger, 1)]:
+        for key, number in [(TO_HIGH, 99), (unknown_peer, 1)]:
             core.handle_established(key, number, b"", NOW)
             core.handle_failed(key, number, Failure.REFUSED, b"", NOW)
             core.handle_ended(key, number, NOW)
-            core.handle_breach(key, number, NOW)
-        core.handle_fault(stranger, NOW)
-        core.handle_wanted(stranger, NOW)
+            core.handle_protocol_error(key, number, NOW)
+        core.handle_fault(unknown_peer, NOW)
+        core.handle_wanted(unknown_peer, NOW)
         if is_up:
             core.handle_established(TO_HIGH, 1, b"", NOW)
             core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
@@ -90,7 +90,7 @@ def test_giving_up_drops_what_waits_until_the_next_message(times: int) -> None:
         bench.core.handle_wanted(bench.core.key_for(HIGH, 0, now_ns), now_ns)
         found = fail_all(bench, now_ns, span_ns=9 * SECOND)
         assert found == [GiveUp(TO_HIGH, 2 * SECOND)]
-        assert bench.core.poll_timeout() is None, "nothing is sought any more"
+        assert bench.core.poll_timeout() is None, "nothing is tried for any more"
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
@@ -128,36 +128,36 @@ def test_a_connection_in_time_is_not_given_up() -> None:
     assert bench.wait(10 * SECOND) == []
 
 
-def test_a_breach_ends_the_connection_and_lets_both_sides_rest() -> None:
+def test_a_protocol_error_ends_the_connection_and_lets_both_sides_rest() -> None:
     bench = Bench()
     bench.join(generation=4)
-    bench.core.handle_breach(TO_HIGH, 1, NOW)
+    bench.core.handle_protocol_error(TO_HIGH, 1, NOW)
     assert bench.actions() == [Detach(TO_HIGH, 1)]
-    rest_until_ns = bench.core.poll_timeout()
-    assert rest_until_ns is not None and NOW < rest_until_ns <= NOW + SECOND
-    found = bench.request(generation=4, now_ns=rest_until_ns - 1)
+    quarantined_until_ns = bench.core.poll_timeout()
+    assert quarantined_until_ns is not None and NOW < quarantined_until_ns <= NOW + SECOND
+    found = bench.request(generation=4, now_ns=quarantined_until_ns - 1)
     assert found == [Reject(REQUEST, INCOMPATIBLE)]
-    assert bench.request(1001, generation=4, now_ns=rest_until_ns) == [Accept(TO_HIGH, 1001)]
-    assert (bench.stats.breaches, bench.stats.refused_resting) == (1, 1)
+    assert bench.request(1001, generation=4, now_ns=quarantined_until_ns) == [Accept(TO_HIGH, 1001)]
+    assert (bench.stats.protocol_errors, bench.stats.refused_quarantined) == (1, 1)
 
 
-def test_a_breach_lets_the_host_rest_whatever_the_type_of_service() -> None:
+def test_a_protocol_error_lets_the_host_rest_whatever_the_type_of_service() -> None:
     bench = Bench()
     bench.join(generation=4)
     assert bench.request(1001, tos=3, generation=4) == [Accept(PeerKey(HIGH, 3), 1001)]
     bench.establish(1001, key=PeerKey(HIGH, 3))
-    bench.core.handle_breach(TO_HIGH, 1, NOW, wrong_key=True)
+    bench.core.handle_protocol_error(TO_HIGH, 1, NOW, wrong_key=True)
     assert bench.actions() == [Detach(TO_HIGH, 1)], "the other connection stays"
-    assert (bench.stats.breaches, bench.stats.wrong_keys) == (1, 1)
-    rest_until_ns = bench.core.poll_timeout()
-    assert rest_until_ns is not None
+    assert (bench.stats.protocol_errors, bench.stats.wrong_keys) == (1, 1)
+    quarantined_until_ns = bench.core.poll_timeout()
+    assert quarantined_until_ns is not None
     for tos in (0, 3, 4):
-        found = bench.request(1002 + tos, tos=tos, generation=4, now_ns=rest_until_ns - 1)
+        found = bench.request(1002 + tos, tos=tos, generation=4, now_ns=quarantined_until_ns - 1)
         assert found == [Reject(1002 + tos, INCOMPATIBLE)]
     assert bench.core.find(PeerKey(HIGH, 4)) is None, "nothing is kept of who is not let in"
     other = IPv4Address("10.0.0.77")
     assert bench.request(1100, peer=other, generation=4) == [Accept(PeerKey(other, 0), 1100)]
-    assert bench.stats.refused_resting == 3
+    assert bench.stats.refused_quarantined == 3
 
 
 def test_our_own_attempts_wait_for_a_rest_that_began_after_they_were_planned() -> None:
@@ -170,37 +170,37 @@ def test_our_own_attempts_wait_for_a_rest_that_began_after_they_were_planned() -
     planned_ns = bench.core.poll_timeout()
     assert planned_ns is not None and planned_ns < NOW + SECOND // 100
     bench.actions()
-    bench.core.handle_breach(TO_HIGH, 1, NOW)
+    bench.core.handle_protocol_error(TO_HIGH, 1, NOW)
     bench.actions()
-    rests = bench.core._rests  # when they may go on; the draw is by chance
-    rest_until_ns = rests.until_ns(HIGH)
-    assert rest_until_ns > NOW + SECOND // 100
-    assert bench.wait(rest_until_ns - 1 - NOW) == []
+    quarantine = bench.core._quarantine  # when they may go on; the draw is at random
+    quarantined_until_ns = quarantine.until_ns(HIGH)
+    assert quarantined_until_ns > NOW + SECOND // 100
+    assert bench.wait(quarantined_until_ns - 1 - NOW) == []
     assert {action.key for action in bench.wait(SECOND) if isinstance(action, Connect)} == {
         TO_HIGH,
         to_three,
     }
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_after_a_fault_of_ours_everything_starts_over(state: State) -> None:
+@pytest.mark.parametrize("state", list(PeerState))
+def test_after_a_fault_of_ours_everything_starts_over(state: PeerState) -> None:
     bench = Bench()
-    if state is State.ACCEPTING:
+    if state is PeerState.ACCEPTING:
         bench.request(generation=4)
-    elif state is not State.DOWN:
+    elif state is not PeerState.DOWN:
         bench.want()
-    if state is State.WAITING:
+    if state is PeerState.WAITING:
         bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
         bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
-    elif state is State.UP:
+    elif state is PeerState.UP:
         bench.establish(1, bench.data())
     key = bench.core.key_for(HIGH, 0, NOW)
     bench.actions()
     bench.core.handle_fault(key, NOW)
     kinds = [type(action) for action in bench.actions()]
-    ends = {State.CONNECTING: [Abandon], State.ACCEPTING: [Abandon], State.UP: [Detach]}
+    ends = {PeerState.CONNECTING: [Abandon], PeerState.ACCEPTING: [Abandon], PeerState.UP: [Detach]}
     assert kinds == ends.get(state, [])
-    is_sought = state in (State.WAITING, State.CONNECTING, State.UP)
+    is_sought = state in (PeerState.WAITING, PeerState.CONNECTING, PeerState.UP)
     assert [type(action) for action in bench.wait(SECOND)] == [Connect] * is_sought
 
 

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from urds.dataplane.base import Address, RdmaRow
-from urds.dataplane.operations import RdmaTransfer
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.device import RdmaDevice
-from urds.transport.rdma.events import PeerKey
-from urds.transport.rdma.link import Link, receives_at_first
-from urds.transport.rdma.path import RdmaPath
-from urds.transport.rdma.work import Frame, Outcome, Piece, Work
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import RdmaRow
+from urds.rds.plane.operations import RdmaTransfer
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.device import RdmaDevice
+from urds.rds.transports.rdma.events import PeerKey
+from urds.rds.transports.rdma.link import Link, receives_at_first
+from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.providers.base import ConnectionEvent, ConnectionEventKind
+from urds.verbs.providers.base import ConnectionEventKind, VerbsConnectionEvent
 from urds.verbs.providers.sim import SimNetwork
 
 HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -43,8 +44,8 @@ class FakeCore:
     def poll_work(self) -> Work | None:
         return self.to_say.popleft() if self.to_say else None
 
-    def handle_frame(self, octets: memoryview) -> None:
-        self.heard.append(bytes(octets))
+    def handle_frame(self, data: memoryview) -> None:
+        self.heard.append(bytes(data))
 
     def handle_posted(self, count: int) -> None:
         self.posted += count
@@ -56,22 +57,22 @@ class FakeCore:
 class FakePath:
     """What a link asks of a path."""
 
-    def __init__(self, local: Address, peer: Address, *, tos: int) -> None:
+    def __init__(self, local: IPAddress, peer: IPAddress, *, tos: int) -> None:
         self.local = local
         self.key = PeerKey(peer, tos)
         self.plane = SimpleNamespace(lock=Lock())
         self.core = FakeCore()
         self.rdma_counters = RdmaCounters()
         self.is_paused = False
-        self.breaches: list[str] = []
+        self.protocol_errors: list[str] = []
         self.wrong_keys = 0
 
-    def settle(self) -> None:
+    def finish_pass(self) -> None:
         """Nobody waits."""
 
-    def handle_breach(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
+    def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         assert not link.is_over, "the end of a connection must not outrun its reason"
-        self.breaches.append(reason)
+        self.protocol_errors.append(reason)
         self.wrong_keys += wrong_key
 
 
@@ -92,11 +93,11 @@ class Pair:
             link.on_event = self.note
         self.devices[1].listen((str(THERE), PORT), self.answer)
 
-    def note(self, link: Link, event: ConnectionEvent) -> None:
+    def note(self, link: Link, event: VerbsConnectionEvent) -> None:
         link.is_established |= event.kind is ConnectionEventKind.ESTABLISHED
         link.is_over |= event.kind is not ConnectionEventKind.ESTABLISHED
 
-    def answer(self, event: ConnectionEvent) -> None:
+    def answer(self, event: VerbsConnectionEvent) -> None:
         self.links[1].accept(event.connection, b"")
 
     def connect(self, *, long_frames: bool = False) -> None:
@@ -110,7 +111,7 @@ class Pair:
         """Have the first send frames, and time go on for a while."""
         said = self.paths[0].core.to_say
         said.extend(Frame(number, payload) for number, payload in enumerate(payloads))
-        self.links[0].settle()
+        self.links[0].finish_pass()
         self.network.run(for_ns=100_000_000)
 
 
@@ -159,7 +160,7 @@ def test_a_resume_between_two_looks_loses_no_credit(pair: Pair) -> None:
 def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("urds.transport.rdma.link._ACCESSES_MAX", 0)
+    monkeypatch.setattr("urds.rds.transports.rdma.link._ACCESSES_MAX", 0)
     pair = Pair()
     pair.connect()
     path = pair.paths[0]
@@ -168,10 +169,10 @@ def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
     path.core.to_say.append(Piece(1, read, 0, 0))
     pair.links[0].pump()
     pair.say(b"behind it")
-    assert len(path.breaches) == 1
-    assert "RDMA_READ" in path.breaches[0]
+    assert len(path.protocol_errors) == 1
+    assert "RDMA_READ" in path.protocol_errors[0]
     assert not pair.paths[1].core.heard
-    assert not pair.paths[1].breaches
+    assert not pair.paths[1].protocol_errors
 
 
 @pytest.mark.parametrize("is_write", [False, True], ids=["read", "write"])
@@ -181,10 +182,10 @@ def test_a_wrong_key_is_told_before_the_connection_ends(pair: Pair, is_write: bo
     guess = RdmaTransfer(key=1 << 8, remote_address=0, is_write=is_write, pieces=(memory,))
     path.core.to_say.append(Piece(1, guess, 0, 0))
     pair.say(b"behind it")
-    assert pair.paths[1].breaches == ["no region has this key and these octets"]
+    assert pair.paths[1].protocol_errors == ["no region has this key and these bytes"]
     assert pair.paths[1].wrong_keys == 1
     assert all(link.is_over for link in pair.links)
-    assert (path.breaches, path.wrong_keys) == ([], 0)
+    assert (path.protocol_errors, path.wrong_keys) == ([], 0)
     assert path.core.ended[0] == (1, Outcome.REMOTE_ACCESS)
 
 
@@ -205,12 +206,12 @@ def test_a_fault_of_ours_costs_the_connection_alone(
         monkeypatch.setattr(device, "confine", confine)
     monkeypatch.setattr(pair.paths[1].core, "handle_frame", None)
     pair.say(b"1", b"2")
-    assert pair.paths[1].breaches == ["a fault of urds"]
+    assert pair.paths[1].protocol_errors == ["a fault of urds"]
     assert len(faults) == 1, "no frame is looked at behind it"
-    monkeypatch.setattr(pair.paths[0], "settle", None)
-    pair.links[0].settle_soon()
+    monkeypatch.setattr(pair.paths[0], "finish_pass", None)
+    pair.links[0].finish_soon()
     pair.network.run(for_ns=100_000_000)
-    assert pair.paths[0].breaches == ["a fault of urds"]
+    assert pair.paths[0].protocol_errors == ["a fault of urds"]
 
 
 def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
@@ -225,7 +226,7 @@ def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
 
 
 def test_each_receive_has_room_for_a_long_frame_where_they_are_agreed_on() -> None:
-    """More frames than receives, so that each is filled twice; a long frame is 65,584 octets."""
+    """More frames than receives, so that each is filled twice; a long frame is 65,584 bytes."""
     pair = Pair(ring=200)
     pair.connect(long_frames=True)
     sent = [bytes([number]) * 65_584 for number in range(150)]
@@ -261,7 +262,7 @@ def test_a_send_that_a_signal_ends_costs_the_connection(
     with pytest.raises(KeyboardInterrupt):
         RdmaPath.push(path)  # type: ignore[arg-type]  # what it asks of itself
     pair.network.run(for_ns=100_000_000)
-    assert pair.paths[0].breaches == ["a signal interrupted a send"]
+    assert pair.paths[0].protocol_errors == ["a signal interrupted a send"]
 
 
 def test_a_connection_tells_rds_info_its_queue_pair_and_both_gids(pair: Pair) -> None:
@@ -310,6 +311,6 @@ def test_a_frame_is_posted_with_its_flags(
         QueuePair, "post_send", lambda _qp, wr, _now_ns: posted.append(wr.send_flags)
     )
     pair.paths[0].core.to_say.append(Frame(1, b"said", fence=fence, solicited=solicited))
-    pair.links[0].settle()
+    pair.links[0].finish_pass()
     assert [bool(flags & SendFlag.FENCE) for flags in posted] == [fence]
     assert [bool(flags & SendFlag.SOLICITED) for flags in posted] == [solicited]

@@ -6,11 +6,18 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from tests.unit.rdma_bench import INCOMPATIBLE, NOW, OURS, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_world import HIGH, LOW, SECOND
+from tests.rds.transports.rdma_core.rdma_bench import (
+    INCOMPATIBLE,
+    NOW,
+    OURS,
+    REQUEST,
+    TO_HIGH,
+    Bench,
+)
+from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
 from tests.vectors import load
-from urds.errors import LocalProtocolError
-from urds.transport.rdma.events import (
+from urds.common.errors import LocalProtocolError
+from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
     Attach,
@@ -24,8 +31,8 @@ from urds.transport.rdma.events import (
     Refused,
     Reject,
 )
-from urds.transport.rdma.state import TRANSITIONS, Input, State, next_state
-from urds.wire.connect_data import ConnectData
+from urds.rds.transports.rdma.state import TRANSITIONS, PeerInput, PeerState, next_state
+from urds.rds.wire.private_data import ConnectData
 
 # -- a first connection
 
@@ -33,8 +40,8 @@ from urds.wire.connect_data import ConnectData
 def test_the_first_message_connects_at_once_and_offers_3_1() -> None:
     bench = Bench()
     assert bench.want() == [Connect(TO_HIGH, 1)]
-    octets = bench.core.offer(TO_HIGH, acknowledged=0, credits=9)
-    assert ConnectData.parse(octets, ipv6=False) == ConnectData(
+    data = bench.core.offer(TO_HIGH, acknowledged=0, credits=9)
+    assert ConnectData.parse(data, ipv6=False) == ConnectData(
         source=LOW, target=HIGH, major=3, minor=1, minor_mask=3, credits=9, generation=OURS,
         takes_long_frames=True,
     )  # fmt: skip
@@ -44,14 +51,18 @@ def test_the_first_message_connects_at_once_and_offers_3_1() -> None:
 
 @pytest.mark.parametrize("generation", [None, 4])
 def test_a_reply_attaches(generation: int | None) -> None:
-    """The first acknowledgement of all is about an earlier life of ours."""
+    """The first acknowledgement of all is about an earlier generation of ours."""
     bench = Bench()
     assert bench.join(ack_sequence=55, credits=12, generation=generation) == [
         PeerKnown(TO_HIGH, generation is not None, (3, 1)),
-        Attach(TO_HIGH, 1, acknowledged=0, credits=12, is_own=generation is not None),
+        Attach(TO_HIGH, 1, acknowledged=0, credits=12, is_urds_peer=generation is not None),
     ]
     (peer,) = bench.core.peers
-    assert (peer.state, peer.version, peer.is_own) == (State.UP, (3, 1), generation is not None)
+    assert (peer.state, peer.version, peer.is_urds_peer) == (
+        PeerState.UP,
+        (3, 1),
+        generation is not None,
+    )
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["we ask", "the peer asks"])
@@ -88,10 +99,12 @@ def test_the_same_life_acknowledges_when_it_comes_back() -> None:
     assert bench.end(1)[0] == Detach(TO_HIGH, 1)
     (connect,) = bench.wait(SECOND)
     assert isinstance(connect, Connect)
-    octets = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
-    assert ConnectData.parse(octets, ipv6=False).ack_sequence == 77
+    data = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)
+    assert ConnectData.parse(data, ipv6=False).ack_sequence == 77
     attach = bench.establish(connect.number, bench.data(ack_sequence=55, generation=4))
-    assert attach == [Attach(TO_HIGH, connect.number, acknowledged=55, credits=0, is_own=True)]
+    assert attach == [
+        Attach(TO_HIGH, connect.number, acknowledged=55, credits=0, is_urds_peer=True)
+    ]
 
 
 def test_a_request_of_linux_is_answered_as_linux_answers() -> None:
@@ -105,7 +118,7 @@ def test_a_request_of_linux_is_answered_as_linux_answers() -> None:
     assert bench.core.offer(key, acknowledged=0, credits=0) == vectors["reply"][:32]
     assert bench.establish(REQUEST, key=key) == [
         PeerKnown(key, False, (3, 1)),
-        Attach(key, REQUEST, acknowledged=0, credits=0, is_own=False),
+        Attach(key, REQUEST, acknowledged=0, credits=0, is_urds_peer=False),
     ]
 
 
@@ -113,9 +126,9 @@ def test_our_request_differs_from_linux_in_the_mark_alone() -> None:
     vectors = load("linux_6_1_rdma_connect")
     bench = Bench(IPv4Address("10.78.0.10"))
     (connect,) = bench.want(IPv4Address("10.78.0.20"))
-    octets = bench.core.offer(connect.key, acknowledged=0, credits=0)
+    data = bench.core.offer(connect.key, acknowledged=0, credits=0)
     linux = vectors["request"][36:68]
-    assert octets == linux[:13] + b"UR\x02" + linux[16:28] + bytes([0, 0, 0, OURS])
+    assert data == linux[:13] + b"UR\x02" + linux[16:28] + bytes([0, 0, 0, OURS])
 
 
 @pytest.mark.rule("wire-ib-major", "wire-ib-minor-mask", "wire-ib-connect-data")
@@ -129,45 +142,45 @@ def test_the_version_of_the_answer(
     bench = Bench()
     fields = {"major": major, "minor": minor, "minor_mask": minor_mask, "tos": 3}
     assert bench.request(**fields) == [Accept(PeerKey(HIGH, 3), REQUEST)]
-    octets = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
-    assert ConnectData.parse(octets, ipv6=False) == ConnectData(
+    data = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
+    assert ConnectData.parse(data, ipv6=False) == ConnectData(
         source=LOW, target=HIGH, major=answer[0], minor=answer[1], tos=3
     )
 
 
-@pytest.mark.parametrize("octets", [b"", bytes(31), bytes(56)], ids=len)
-def test_a_request_without_private_data_speaks_4_0(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", bytes(31), bytes(56)], ids=len)
+def test_a_request_without_private_data_speaks_4_0(data: bytes) -> None:
     bench = Bench()
-    bench.core.handle_request(REQUEST, HIGH, octets, NOW)
+    bench.core.handle_request(REQUEST, HIGH, data, NOW)
     assert bench.actions() == [Accept(TO_HIGH, REQUEST)]
     assert bench.establish(REQUEST) == [
         PeerKnown(TO_HIGH, False, (4, 0)),
-        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_own=False),
+        Attach(TO_HIGH, REQUEST, acknowledged=0, credits=0, is_urds_peer=False),
     ]
 
 
 @pytest.mark.parametrize(
-    ("octets", "reason"),
+    ("data", "reason"),
     [
         (ConnectData(source=HIGH, target=LOW, major=3, minor=0).emit(), Reason.VERSION),
         (ConnectData(source=HIGH, target=LOW, major=2).emit(), Reason.VERSION),
         (ConnectData(source=LOW, target=HIGH).emit(), Reason.WRONG_ADDRESS),
     ],
 )
-def test_a_reply_that_will_not_do_is_dropped_and_backed_off(octets: bytes, reason: Reason) -> None:
+def test_a_reply_that_will_not_do_is_dropped_and_backed_off(data: bytes, reason: Reason) -> None:
     bench = Bench()
     bench.want()
-    assert bench.establish(1, octets) == [Abandon(TO_HIGH, 1), Refused(HIGH, reason)]
+    assert bench.establish(1, data) == [Abandon(TO_HIGH, 1), Refused(HIGH, reason)]
     assert [type(action) for action in bench.wait(SECOND)] == [Connect]
 
 
 @pytest.mark.parametrize(
-    "octets", [b"", ConnectData(source=HIGH, target=LOW, major=0).emit()], ids=["none", "0.1"]
+    "data", [b"", ConnectData(source=HIGH, target=LOW, major=0).emit()], ids=["none", "0.1"]
 )
-def test_a_reply_that_names_no_version_has_the_one_we_offered(octets: bytes) -> None:
+def test_a_reply_that_names_no_version_has_the_one_we_offered(data: bytes) -> None:
     bench = Bench()
     bench.want()
-    assert bench.establish(1, octets)[0] == PeerKnown(TO_HIGH, False, (3, 1))
+    assert bench.establish(1, data)[0] == PeerKnown(TO_HIGH, False, (3, 1))
 
 
 def test_ipv6() -> None:
@@ -175,8 +188,8 @@ def test_ipv6() -> None:
     bench = Bench(low, allowed="fd00::/64")
     bench.core.handle_request(REQUEST, high, bench.data(high, generation=4), NOW)
     assert bench.actions() == [Accept(PeerKey(high, 0), REQUEST)]
-    octets = bench.core.offer(PeerKey(high, 0), acknowledged=3, credits=0)
-    assert octets == low.packed + high.packed + bytes.fromhex(
+    data = bench.core.offer(PeerKey(high, 0), acknowledged=3, credits=0)
+    assert data == low.packed + high.packed + bytes.fromhex(
         "03 01 0003 00 555202 0000000000000003 00000000 00000007"
     )
 
@@ -193,12 +206,12 @@ def test_a_scope_does_not_make_an_address_another_one() -> None:
 
 
 def test_a_peer_that_is_not_allowed() -> None:
-    bench, stranger = Bench(), IPv4Address("192.0.2.1")
+    bench, unknown_peer = Bench(), IPv4Address("192.0.2.1")
     with pytest.raises(PermissionError, match="URDS_ALLOW"):
-        bench.core.key_for(stranger, 0, NOW)
-    assert bench.request(peer=stranger) == [
+        bench.core.key_for(unknown_peer, 0, NOW)
+    assert bench.request(peer=unknown_peer) == [
         Reject(REQUEST, INCOMPATIBLE),
-        Refused(stranger, Reason.NOT_ALLOWED),
+        Refused(unknown_peer, Reason.NOT_ALLOWED),
     ]
     assert bench.core.peers == ()
 
@@ -215,8 +228,8 @@ def test_a_request_that_will_not_do_is_rejected(
     source: IPv4Address, target: IPv4Address, major: int, reason: Reason
 ) -> None:
     bench = Bench()
-    octets = ConnectData(source=source, target=target, major=major).emit()
-    bench.core.handle_request(REQUEST, HIGH, octets, NOW)
+    data = ConnectData(source=source, target=target, major=major).emit()
+    bench.core.handle_request(REQUEST, HIGH, data, NOW)
     assert bench.actions() == [Reject(REQUEST, INCOMPATIBLE), Refused(HIGH, reason)]
     assert bench.core.peers == ()
 
@@ -264,8 +277,8 @@ def test_each_type_of_service_has_its_connection() -> None:
     bench = Bench()
     assert bench.want(tos=3) == [Connect(PeerKey(HIGH, 3), 1)]
     assert bench.want(tos=0) == [Connect(PeerKey(HIGH, 0), 2)]
-    octets = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
-    assert ConnectData.parse(octets, ipv6=False).tos == 3
+    data = bench.core.offer(PeerKey(HIGH, 3), acknowledged=0, credits=0)
+    assert ConnectData.parse(data, ipv6=False).tos == 3
     assert bench.request(tos=4, generation=4) == [Accept(PeerKey(HIGH, 4), REQUEST)]
 
 
@@ -273,8 +286,8 @@ def test_a_connection_to_ourselves_has_two_ends() -> None:
     bench = Bench()
     active, passive = PeerKey(LOW, 0), PeerKey(LOW, 0, passive=True)
     assert bench.want(LOW) == [Connect(active, 1)]
-    octets = bench.core.offer(active, acknowledged=0, credits=0)
-    bench.core.handle_request(REQUEST, LOW, octets, NOW)
+    data = bench.core.offer(active, acknowledged=0, credits=0)
+    bench.core.handle_request(REQUEST, LOW, data, NOW)
     assert bench.actions() == [Accept(passive, REQUEST)]
     answer = bench.core.offer(passive, acknowledged=0, credits=0)
     assert bench.establish(1, answer, key=active)[-1] == Attach(
@@ -299,9 +312,9 @@ def test_the_passive_end_has_the_other_one_connect() -> None:
 
 
 def test_what_is_not_in_the_table_cannot_happen() -> None:
-    for state in State:
-        for event in Input:
+    for state in PeerState:
+        for event in PeerInput:
             if (state, event) not in TRANSITIONS:
                 with pytest.raises(LocalProtocolError, match=f"{event.name} in state {state.name}"):
                     next_state(state, event)
-    assert (State.UP, Input.CONNECT) not in TRANSITIONS
+    assert (PeerState.UP, PeerInput.CONNECT) not in TRANSITIONS

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.rdma_core_world import Side, ack_only
-from tests.unit.test_rdma_operations import complete
-from urds.constants import RdmaStatus
-from urds.dataplane.operations import RdmaTransfer
+from tests.rds.transports.rdma_core.rdma_core_world import Side, ack_only
+from tests.rds.transports.rdma_core.test_operations import complete
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.operations import RdmaTransfer
 
 
 def _acknowledge(side: Side) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.rdma_core_world import (
+from tests.rds.transports.rdma_core.rdma_core_world import (
     ACK_REQUIRED,
     REPEATED,
     Account,
@@ -16,11 +16,11 @@ from tests.unit.rdma_core_world import (
     sequences,
     transfer,
 )
-from urds.constants import RdmaStatus
-from urds.dataplane.operations import Operation
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.work import Frame, Outcome, Piece, Work
-from urds.wire.exthdr import Extension, emit, parse
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane.operations import Operation
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
+from urds.rds.wire.extensions import Extension, emit, parse
 
 LONG = bytes(10_000)
 SUCCESS, DROPPED, CANCELED = RdmaStatus.SUCCESS, RdmaStatus.DROPPED, RdmaStatus.CANCELED
@@ -48,7 +48,7 @@ def test_the_transfer_goes_first_then_the_atomic_then_the_message(side: Side) ->
     assert isinstance(second, Piece)
     assert second.operation is add
     assert isinstance(third, Frame)
-    assert read(third.octets).payload == b"done"
+    assert read(third.data).payload == b"done"
 
 
 def test_pieces_follow_each_other_in_the_peers_memory(side: Side) -> None:
@@ -127,7 +127,7 @@ def test_only_the_one_that_is_reported_failed(side: Side) -> None:
     assert side.statuses() == [SUCCESS, RdmaStatus.REMOTE_ERROR]
 
 
-def test_octets_and_atomics_are_counted(side: Side) -> None:
+def test_bytes_and_atomics_are_counted(side: Side) -> None:
     side.send(b"a", operations=[transfer(10, 20)])
     side.send(b"b", operations=[transfer(5, is_write=False), atomic(is_compare=True)])
     side.send(b"c", operations=[atomic()])
@@ -233,7 +233,7 @@ def test_a_message_whose_operations_succeeded_is_repeated_alone(
     side.reconnect(acknowledged=1)
     again = side.post()
     assert pieces(again) == []
-    seen = [read(work.octets) for work in again if isinstance(work, Frame)]
+    seen = [read(work.data) for work in again if isinstance(work, Frame)]
     assert b"".join(one.payload for one in seen) == LONG
     assert sequences(seen) == [2, 2, 2]
     assert parse(seen[0].header.extension) == (Extension(2, (0x1300,)),)
@@ -295,7 +295,7 @@ def test_a_silent_message_sends_no_frame_and_gets_no_number(side: Side) -> None:
     assert side.core.message_count() == 2
     complete(side, posted)
     assert side.core.message_count() == 1
-    assert read(posted[2].octets).header.sequence == 1
+    assert read(posted[2].data).header.sequence == 1
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_no_map_comes_between_an_operation_and_its_message(side: Side) -> None:
     rest = side.post()
     assert isinstance(begun[0], Piece)
     assert isinstance(rest[0], Piece)
-    seen = [read(work.octets) for work in rest[1:] if isinstance(work, Frame)]
+    seen = [read(work.data) for work in rest[1:] if isinstance(work, Frame)]
     assert [one.header.payload_bytes for one in seen] == [1, 8192, 8192]
 
 
@@ -449,7 +449,7 @@ def test_an_acknowledgement_does_not_wait_for_a_long_operation(side: Side) -> No
     assert side.receive(*frames(1, b"a", flags=ACK_REQUIRED), *map_frames(bytes(8192))) is None
     (ack,) = side.post(1)
     assert isinstance(ack, Frame)
-    assert ack.octets == ack_only(1)
+    assert ack.data == ack_only(1)
     assert isinstance(side.post(1)[0], Piece)
 
 

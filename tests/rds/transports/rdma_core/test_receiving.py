@@ -1,8 +1,8 @@
-"""What a core takes: fragments, repeats, maps, pings, and what it answers breaches with."""
+"""What a core takes: fragments, repeats, maps, pings, and what it answers protocol errors with."""
 
 import pytest
 
-from tests.unit.rdma_core_world import (
+from tests.rds.transports.rdma_core.rdma_core_world import (
     ACK_REQUIRED,
     CONG_BITMAP,
     FRAGMENT,
@@ -17,12 +17,12 @@ from tests.unit.rdma_core_world import (
     map_frames,
     sequences,
 )
-from urds.constants import HeaderFlag
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.frames import LONG_FRAGMENT_BYTES
-from urds.transport.rdma.work import Frame, Outcome
-from urds.wire.exthdr import Extension, emit
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import HeaderFlag
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.frames import LONG_FRAGMENT_BYTES
+from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.wire.extensions import Extension, emit
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 LONG = bytes(range(256)) * 40
 
@@ -66,19 +66,19 @@ def test_long_frames_where_both_sides_take_them() -> None:
 
 
 @pytest.mark.parametrize("long_frames", [True, False])
-def test_fragments_of_the_other_size_are_a_breach(long_frames: bool) -> None:
+def test_fragments_of_the_other_size_are_a_protocol_error(long_frames: bool) -> None:
     side = Side()
     side.begin(long_frames=long_frames)
     other = FRAGMENT if long_frames else LONG_FRAGMENT_BYTES
     reason = side.receive(frames(1, LONG * 13, fragment_bytes=other)[0])
     due = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT
-    assert reason == f"fragment of {other} octets, due {due}"
+    assert reason == f"fragment of {other} bytes, due {due}"
 
 
 def test_the_payload_is_copied(side: Side) -> None:
-    octets = bytearray(frames(1, b"hello")[0])
-    assert side.core.handle_frame(memoryview(octets)) is None
-    octets[HEADER_BYTES:] = b"XXXXX"
+    data = bytearray(frames(1, b"hello")[0])
+    assert side.core.handle_frame(memoryview(data)) is None
+    data[HEADER_BYTES:] = b"XXXXX"
     assert side.payloads() == [b"hello"]
 
 
@@ -106,16 +106,18 @@ def test_an_ack_may_come_between_fragments(side: Side) -> None:
     ],
     ids=["number", "length", "source", "target", "message", "map"],
 )
-def test_a_frame_of_something_else_between_fragments_is_a_breach(side: Side, other: bytes) -> None:
+def test_a_frame_of_something_else_between_fragments_is_a_protocol_error(
+    side: Side, other: bytes
+) -> None:
     assert side.receive(frames(1, LONG)[0]) is None
     assert side.receive(other) is not None
     assert side.got == []
 
 
-@pytest.mark.parametrize("octets", [4095, 4097, 0])
-def test_a_fragment_has_exactly_the_length_that_is_due(side: Side, octets: int) -> None:
+@pytest.mark.parametrize("byte_count", [4095, 4097, 0])
+def test_a_fragment_has_exactly_the_length_that_is_due(side: Side, byte_count: int) -> None:
     header = frames(1, LONG)[0][:HEADER_BYTES]
-    assert side.receive(header + bytes(octets)) is not None
+    assert side.receive(header + bytes(byte_count)) is not None
 
 
 def test_the_last_fragment_too(side: Side) -> None:
@@ -125,9 +127,9 @@ def test_the_last_fragment_too(side: Side) -> None:
     assert side.got == []
 
 
-@pytest.mark.parametrize("octets", [0, 1, 47])
-def test_a_frame_without_a_header_is_a_breach(side: Side, octets: int) -> None:
-    assert side.receive(bytes(octets)) is not None
+@pytest.mark.parametrize("byte_count", [0, 1, 47])
+def test_a_frame_without_a_header_is_a_protocol_error(side: Side, byte_count: int) -> None:
+    assert side.receive(bytes(byte_count)) is not None
 
 
 def test_the_length_is_judged_before_memory_is_taken() -> None:
@@ -140,12 +142,12 @@ def test_the_length_is_judged_before_memory_is_taken() -> None:
 
 
 @pytest.mark.rule("wire-checksum")
-def test_a_wrong_checksum_is_a_breach_and_none_passes(side: Side) -> None:
-    octets = bytearray(frames(1, b"a")[0])
-    octets[30:32] = b"\0\0"
-    assert side.receive(bytes(octets)) is None
-    octets[30:32] = b"\x12\x34"
-    assert side.receive(bytes(octets)) is not None
+def test_a_wrong_checksum_is_a_protocol_error_and_none_passes(side: Side) -> None:
+    data = bytearray(frames(1, b"a")[0])
+    data[30:32] = b"\0\0"
+    assert side.receive(bytes(data)) is None
+    data[30:32] = b"\x12\x34"
+    assert side.receive(bytes(data)) is not None
     assert side.counters.recv_drop_bad_checksum == 1
     assert side.payloads() == [b"a"]
 
@@ -208,17 +210,17 @@ def test_a_new_life_of_the_peer_counts_afresh(side: Side) -> None:
 
 @pytest.mark.rule("wire-congestion-format")
 def test_a_map_is_taken_whole_and_has_no_number(side: Side) -> None:
-    octets = bytes(4096) + b"\x01" * 4096
-    assert side.receive(*frames(5, b"a"), *map_frames(octets), *map_frames(octets)) is None
-    assert side.maps == [octets, octets]
+    data = bytes(4096) + b"\x01" * 4096
+    assert side.receive(*frames(5, b"a"), *map_frames(data), *map_frames(data)) is None
+    assert side.maps == [data, data]
     assert side.core.acknowledge_sequence == 5
 
 
-@pytest.mark.parametrize("octets", [0, 8191, 8193])
-def test_a_map_of_another_length_is_counted_and_ignored(side: Side, octets: int) -> None:
-    header = Header(flags=CONG_BITMAP, payload_bytes=octets, source_port=1).emit(checksum=True)
-    payload = bytes(octets)
-    starts = range(0, max(1, octets), FRAGMENT)
+@pytest.mark.parametrize("byte_count", [0, 8191, 8193])
+def test_a_map_of_another_length_is_counted_and_ignored(side: Side, byte_count: int) -> None:
+    header = Header(flags=CONG_BITMAP, payload_bytes=byte_count, source_port=1).emit(checksum=True)
+    payload = bytes(byte_count)
+    starts = range(0, max(1, byte_count), FRAGMENT)
     assert side.receive(*(header + payload[at : at + FRAGMENT] for at in starts)) is None
     assert side.maps == []
     assert side.counters.recv_drop_bad_map == 1
@@ -281,8 +283,8 @@ def test_a_key_is_told_before_its_message_lies_in_the_inbox(side: Side) -> None:
 
 
 def test_a_key_of_a_dropped_repeat_is_not_told_again(side: Side) -> None:
-    octets = frames(1, b"done", extension=emit([Extension(2, (0x1300,))]), flags=REPEATED)
-    assert side.receive(*octets, *octets) is None
+    data = frames(1, b"done", extension=emit([Extension(2, (0x1300,))]), flags=REPEATED)
+    assert side.receive(*data, *data) is None
     assert side.keys == [0x1300]
 
 
@@ -307,7 +309,7 @@ def test_what_asks_is_acknowledged_by_a_frame_of_its_own(side: Side) -> None:
     assert side.receive(*frames(4, b"a", flags=ACK_REQUIRED)) is None
     (work,) = side.post()
     assert isinstance(work, Frame)
-    assert work.octets == ack_only(4)
+    assert work.data == ack_only(4)
     assert work.solicited
     assert side.counters.recv_ack_required == 1
     assert side.rdma.ib_ack_sent == 1
@@ -386,7 +388,7 @@ def test_an_ack_alone_is_never_answered(side: Side, flags: HeaderFlag) -> None:
     assert side.got == []
 
 
-def test_octets_behind_an_ack_alone_are_a_breach(side: Side) -> None:
+def test_bytes_behind_an_ack_alone_are_a_protocol_error(side: Side) -> None:
     assert side.receive(ack_only(0) + b"x") is not None
 
 

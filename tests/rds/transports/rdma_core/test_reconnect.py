@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.rdma_bench import NOW, REQUEST, TO_HIGH, Bench
-from tests.unit.rdma_world import MS, SECOND
-from urds.transport.rdma.events import Connect, Failure
+from tests.rds.transports.rdma_core.rdma_bench import NOW, REQUEST, TO_HIGH, Bench
+from tests.rds.transports.rdma_core.rdma_world import MS, SECOND
+from urds.rds.transports.rdma.events import Connect, Failure
 
 
 def failing_attempts(bench: Bench, now_ns: int, *, span_ns: int) -> Iterator[int]:
@@ -62,7 +62,7 @@ def test_delays_begin_anew_after_a_connection_that_carried_a_message(*, useful: 
         bench.core.handle_ended(TO_HIGH, number, now_ns, useful=useful)
         while not (asked := [one for one in bench.actions() if isinstance(one, Connect)]):
             due_ns = bench.core.poll_timeout()
-            assert due_ns is not None, "a lost connection is sought"
+            assert due_ns is not None, "a lost connection is tried for"
             now_ns = due_ns
             bench.core.handle_timeout(now_ns)
         number = asked[0].number
@@ -115,8 +115,8 @@ def test_connections_that_end_at_once_are_not_hammered(is_wanted: bool) -> None:
         for action in bench.actions():
             if isinstance(action, Connect):
                 count += 1
-                octets = bench.data(generation=4)
-                bench.core.handle_established(TO_HIGH, action.number, octets, now_ns)
+                data = bench.data(generation=4)
+                bench.core.handle_established(TO_HIGH, action.number, data, now_ns)
                 bench.core.handle_ended(TO_HIGH, action.number, now_ns)
                 if is_wanted:
                     bench.core.handle_wanted(TO_HIGH, now_ns)
@@ -136,7 +136,7 @@ def test_a_connection_that_lasted_is_sought_at_once() -> None:
     assert len(bench.end(connect.number, NOW + 2 * SECOND - 1)) == 1, "that one did not last"
 
 
-def test_breaches_are_not_hammered() -> None:
+def test_protocol_errors_are_not_hammered() -> None:
     """Whoever connects: on average, half a second passes between them."""
     bench = Bench()
     count, now_ns = 0, NOW
@@ -148,6 +148,6 @@ def test_breaches_are_not_hammered() -> None:
         if peer.number == number:
             count += 1
             bench.establish(number, now_ns=now_ns)
-            bench.core.handle_breach(TO_HIGH, number, now_ns)
+            bench.core.handle_protocol_error(TO_HIGH, number, now_ns)
             bench.actions()
     assert 20 < count < 80, "in 20 s"

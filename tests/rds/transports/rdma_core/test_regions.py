@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from urds.constants import RDMA_PAGE_BYTES
-from urds.dataplane.base import Address
-from urds.transport.rdma import regions
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.regions import RegionDevice, RegionTable
+from urds.common.types import IPAddress
+from urds.rds.constants import RDMA_PAGE_BYTES
+from urds.rds.transports.rdma import regions
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.regions import RegionDevice, RegionTable
 from urds.verbs.engine.keys import AccessError, KeyTable, NestedDomain, Region
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.base import Adapter
 
 READ, WRITE, ATOMIC = AccessFlag.REMOTE_READ, AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC
 OWNER, OTHER = "owner", "other"
-PEER, STRANGER = ip_address("10.0.0.2"), ip_address("10.0.0.3")
+PEER, UNKNOWN_PEER = ip_address("10.0.0.2"), ip_address("10.0.0.3")
 
 
 class FakeAdapter:
@@ -39,21 +39,21 @@ class FakeDevice:
         self.fake = FakeAdapter()
         self.adapter = cast("Adapter", self.fake)
         self.domain = object()
-        self.domains: dict[Address, NestedDomain] = {}
+        self.domains: dict[IPAddress, NestedDomain] = {}
 
-    def domain_of(self, peer: Address) -> NestedDomain:
+    def domain_of(self, peer: IPAddress) -> NestedDomain:
         return self.domains.setdefault(peer, NestedDomain(self.domain))
 
     def memory(
-        self, cookie: int, octets: int, access: AccessFlag = READ, peer: Address = PEER
+        self, cookie: int, byte_count: int, access: AccessFlag = READ, peer: IPAddress = PEER
     ) -> memoryview:
         """Return what a peer that was given the cookie reaches at the region's beginning."""
         domain = self.domain_of(peer)
         return self.fake.keys.remote(
-            cookie & 0xFFFFFFFF, cookie >> 32, octets, pd=domain, access=access, qpn=7
+            cookie & 0xFFFFFFFF, cookie >> 32, byte_count, pd=domain, access=access, qpn=7
         )
 
-    def refuses(self, cookie: int, access: AccessFlag = READ, peer: Address = PEER) -> bool:
+    def refuses(self, cookie: int, access: AccessFlag = READ, peer: IPAddress = PEER) -> bool:
         """Tell whether a peer gets nothing by a cookie."""
         try:
             self.memory(cookie, 1, access, peer)
@@ -72,7 +72,7 @@ class World:
         self.table = RegionTable(
             lambda: cast("list[RegionDevice]", self.devices),
             self.later.append,
-            chance=Random(seed),
+            rng=Random(seed),
             counters=self.counters,
         )
 
@@ -83,7 +83,7 @@ class World:
         return self.table.register(owner, view, **given)
 
     def refusals(self, cookie: int, access: AccessFlag = READ) -> list[bool]:
-        """Tell what each device says to a peer that asks for the first octet."""
+        """Tell what each device says to a peer that asks for the first byte."""
         return [device.refuses(cookie, access) for device in self.devices]
 
     def counts(self) -> list[int]:
@@ -119,7 +119,7 @@ def test_a_cookie_has_the_place_in_the_page_above_the_key(world: World, address:
     assert cookie & 0xFFFFFFFF != 0
 
 
-def test_the_page_of_a_cookie_is_drawn_by_chance(world: World) -> None:
+def test_the_page_of_a_cookie_is_random(world: World) -> None:
     """20 bits beside the key's 31; peers add what is above the key, 32 bits, to an address."""
     memory = memoryview(bytearray(1 << 20))
     pages = [world.register(memory, address=7) >> 44 for _ in range(2000)]
@@ -131,8 +131,8 @@ def test_a_region_at_the_last_page_is_reached_to_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on beyond 32 bits: addresses have 64."""
-    chance = world.table._chance
-    monkeypatch.setattr(chance, "randrange", lambda first, end=0: end - 1 if end else first - 1)
+    rng = world.table._rng
+    monkeypatch.setattr(rng, "randrange", lambda first, end=0: end - 1 if end else first - 1)
     cookie = world.register(memoryview(bytearray(1 << 20)), address=4095)
     assert cookie >> 32 == (1 << 32) - 1
     assert len(world.devices[0].memory(cookie, 1 << 20)) == 1 << 20
@@ -142,18 +142,18 @@ def test_a_region_for_one_destination_is_refused_to_all_others(world: World) -> 
     cookie, for_all = world.register(b"12345678", writable=False, peer=PEER), world.register()
     for device in world.devices:
         assert bytes(device.memory(cookie, 8, peer=PEER)) == b"12345678"
-        assert device.refuses(cookie, peer=STRANGER)
+        assert device.refuses(cookie, peer=UNKNOWN_PEER)
         assert not device.refuses(for_all, peer=PEER)
-        assert not device.refuses(for_all, peer=STRANGER)
+        assert not device.refuses(for_all, peer=UNKNOWN_PEER)
 
 
 def test_memory_beyond_a_region_is_out_of_reach(world: World) -> None:
     cookie = world.register(bytearray(64), address=100)
     key, offset = cookie & 0xFFFFFFFF, cookie >> 32
     keys, domain = world.devices[0].fake.keys, world.devices[0].domain
-    for at, octets in ((offset - 1, 1), (offset, 65), (offset + 64, 1), (0, 1)):
+    for at, data in ((offset - 1, 1), (offset, 65), (offset + 64, 1), (0, 1)):
         with pytest.raises(AccessError):
-            keys.remote(key, at, octets, pd=domain, access=READ, qpn=7)
+            keys.remote(key, at, data, pd=domain, access=READ, qpn=7)
 
 
 def test_a_region_for_reading_refuses_the_rest(world: World) -> None:
@@ -278,7 +278,7 @@ def test_the_regions_of_a_process_are_bounded(
     world.register()
 
 
-def test_keys_are_drawn_by_chance() -> None:
+def test_keys_are_random() -> None:
     """Two tables give different keys, and keys do not follow each other."""
 
     def new_keys() -> list[int]:
@@ -320,7 +320,7 @@ def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
 def test_regions_are_counted_as_small_ones_or_large_ones(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a region begins in its first page decides too: the pages count, not the octets."""
+    """Where a region begins in its first page decides too: the pages count, not the bytes."""
     page = RDMA_PAGE_BYTES
     world.register(bytes(2 * page), writable=False)
     large = world.register(bytes(2 * page), writable=False, address=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.rdma_core_world import (
+from tests.rds.transports.rdma_core.rdma_core_world import (
     ACK_REQUIRED,
     CONG_BITMAP,
     FRAGMENT,
@@ -17,11 +17,11 @@ from tests.unit.rdma_core_world import (
     map_frames,
     sequences,
 )
-from urds.transport.rdma.core import CoreLimits
-from urds.transport.rdma.work import Frame, Outcome
-from urds.wire.header import HEADER_BYTES
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.wire.header import HEADER_BYTES
 
-LONG = bytes(range(256)) * 40  # 10240 octets: three fragments
+LONG = bytes(range(256)) * 40  # 10240 bytes: three fragments
 
 
 def test_nothing_is_posted_without_a_connection() -> None:
@@ -72,22 +72,22 @@ def test_a_message_is_cut_into_fragments_with_the_whole_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("octets", "count"), [(0, 1), (1, 1), (FRAGMENT, 1), (FRAGMENT + 1, 2), (1 << 20, 256)]
+    ("byte_count", "count"), [(0, 1), (1, 1), (FRAGMENT, 1), (FRAGMENT + 1, 2), (1 << 20, 256)]
 )
-def test_how_many_frames_a_message_takes(octets: int, count: int) -> None:
+def test_how_many_frames_a_message_takes(byte_count: int, count: int) -> None:
     side = Side()
     side.begin()
-    side.send(bytes(octets))
+    side.send(bytes(byte_count))
     seen = side.take()
     assert len(seen) == count
-    assert sum(len(one.payload) for one in seen) == octets
+    assert sum(len(one.payload) for one in seen) == byte_count
 
 
-@pytest.mark.parametrize(("octets", "count"), [(0, 1), (65_536, 1), (65_537, 2), (1 << 20, 16)])
-def test_long_frames_where_both_sides_take_them(octets: int, count: int) -> None:
+@pytest.mark.parametrize(("byte_count", "count"), [(0, 1), (65_536, 1), (65_537, 2), (1 << 20, 16)])
+def test_long_frames_where_both_sides_take_them(byte_count: int, count: int) -> None:
     side = Side()
     side.begin(long_frames=True)
-    payload = bytes(range(256)) * (octets // 256) + bytes(octets % 256)
+    payload = bytes(range(256)) * (byte_count // 256) + bytes(byte_count % 256)
     side.send(payload)
     seen = side.take()
     assert [len(one.payload) for one in seen[:-1]] == [65_536] * (count - 1)
@@ -176,7 +176,7 @@ def test_any_frame_acknowledges() -> None:
 
 
 @pytest.mark.parametrize("ack", [2, 1 << 63])
-def test_an_acknowledgement_of_what_was_never_sent_is_a_breach(ack: int) -> None:
+def test_an_acknowledgement_of_what_was_never_sent_is_a_protocol_error(ack: int) -> None:
     side = Side()
     side.begin()
     side.send(b"a", b"unsent")
@@ -188,7 +188,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_a_breach(ack: int) -> None
     assert side.account.send_queued_bytes == 7
 
 
-def test_an_acknowledgement_of_a_message_that_is_being_sent_is_a_breach() -> None:
+def test_an_acknowledgement_of_a_message_that_is_being_sent_is_a_protocol_error() -> None:
     side = Side()
     side.begin()
     side.send(LONG)
@@ -276,7 +276,7 @@ def test_the_first_message_asks_and_then_every_ninth() -> None:
     assert side.counters.send_ack_required == 4
 
 
-def test_a_message_beyond_the_budget_of_octets_asks() -> None:
+def test_a_message_beyond_the_budget_of_bytes_asks() -> None:
     side = Side(CoreLimits(unacked_bytes_max=100))
     side.begin()
     side.send(b"first", bytes(60), bytes(60), bytes(10))
@@ -441,4 +441,4 @@ def test_no_frame_is_longer_than_a_receive() -> None:
     side = Side()
     side.begin()
     side.send(LONG)
-    assert max(len(work.octets) for work in side.post()) == HEADER_BYTES + FRAGMENT
+    assert max(len(work.data) for work in side.post()) == HEADER_BYTES + FRAGMENT

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests import places, planes
-from tests.tcp.conftest import Lab
-from urds.dataplane.native import NATIVE
+from tests.rds.transports.tcp.conftest import Lab
+from tests.support import places, planes
+from urds.rds.plane.choose import NATIVE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if planes.in_use() != NATIVE:
         skip = pytest.mark.skip(reason="lanes are of the compiled plane: URDS_IMPL=native")
         for item in items:
-            if "lanes" in item.path.parts:
+            if "shm" in item.path.parts:
                 item.add_marker(skip)
 
 

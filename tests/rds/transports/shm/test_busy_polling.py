@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import urds
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import Node, wait_until
-from urds.constants import SOL_SOCKET
-from urds.dataplane.base import MailboxSettings
-from urds.options import SO_BUSY_POLL
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.constants import SOL_SOCKET
+from urds.rds.options import SO_BUSY_POLL
+from urds.rds.plane.contract import MailboxSettings
 
 FOR_EVER_NS = 60_000_000_000
 WAIT_NS = 10_000_000_000

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import Node, wait_until
-from urds.constants import RDS_TCP_PORT
-from urds.dataplane.rows import Carrier
-from urds.driver import lanes
-from urds.settings import Settings
-from urds.transport import lane
-from urds.wire.header import HEADER_BYTES
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.constants import RDS_TCP_PORT
+from urds.rds.plane.rows import Carrier
+from urds.rds.runtime import shm_connect
+from urds.rds.settings import Settings
+from urds.rds.transports import shm as lane
+from urds.rds.wire.header import HEADER_BYTES
 
 RING_BYTES: Final = 1 << 16
 CONTROL_BYTES: Final = 4096
@@ -41,9 +41,11 @@ class Hostile:
         assert line is not None
         self.line = line
         line.settimeout(CUT_S)
-        octets = int(str(changes.get("memory_bytes", MEMORY_BYTES)))
-        self.file = lane.make_memory(octets) if changes.get("sealed", True) else unsealed(octets)
-        self.memory = mmap.mmap(self.file, octets)
+        byte_count = int(str(changes.get("memory_bytes", MEMORY_BYTES)))
+        self.file = (
+            lane.make_memory(byte_count) if changes.get("sealed", True) else unsealed(byte_count)
+        )
+        self.memory = mmap.mmap(self.file, byte_count)
         self.greeting = lane.Greeting(
             ip_address(lab.address(host)),
             ip_address(str(changes.get("peer", node.address))),
@@ -56,10 +58,10 @@ class Hostile:
         lane.send_greeting(self.line, self.greeting, self.file)
         return self.hear(len(lane.ANSWER))
 
-    def hear(self, octets: int = 64) -> bytes:
+    def hear(self, byte_count: int = 64) -> bytes:
         """Return what comes over the line."""
         with suppress(ConnectionResetError):
-            return self.line.recv(octets)
+            return self.line.recv(byte_count)
         return b""
 
     def write(self, at: int, position: int) -> None:
@@ -89,10 +91,10 @@ class Hostile:
         os.close(self.file)
 
 
-def unsealed(octets: int) -> int:
+def unsealed(byte_count: int) -> int:
     """Return memory that can be cut short."""
     memory = os.memfd_create("hostile", os.MFD_CLOEXEC)
-    os.truncate(memory, octets)
+    os.truncate(memory, byte_count)
     return memory
 
 
@@ -128,11 +130,11 @@ def test_wrong_memory_is_refused(lab: Lab, node: Node, changes: dict[str, object
     hostile.close()
 
 
-@pytest.mark.parametrize("octets", [b"", b"urdslane", b"GET / HTTP/1.0\r\n\r\n"])
-def test_who_does_not_greet_is_dismissed(lab: Lab, node: Node, octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"urdslane", b"GET / HTTP/1.0\r\n\r\n"])
+def test_who_does_not_greet_is_dismissed(lab: Lab, node: Node, data: bytes) -> None:
     hostile = Hostile(lab, 1, node)
-    if octets:
-        hostile.line.send(octets)
+    if data:
+        hostile.line.send(data)
     assert hostile.hear() == b""
     hostile.close()
 
@@ -157,7 +159,7 @@ def test_a_wrong_position_of_who_reads_ends_the_lane(lab: Lab, node: Node, posit
     hostile.close()
 
 
-def test_octets_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
+def test_bytes_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
     hostile.memory[CONTROL_BYTES : CONTROL_BYTES + RING_BYTES] = b"\xff" * RING_BYTES
     assert hostile.greet() == lane.ANSWER
@@ -168,20 +170,20 @@ def test_octets_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     hostile = Hostile(lab, 1, node)
     assert hostile.greet() == lane.ANSWER
     until_s = time.monotonic() + 0.5
     while time.monotonic() < until_s:
-        if chance.random() < 0.5:
-            place = chance.choice([0, DIRECTION]) + chance.choice([0, 128, 256, 384, 512])
-            hostile.write(place, chance.choice([0, 1, 48, RING_BYTES, chance.getrandbits(64)]))
+        if rng.random() < 0.5:
+            place = rng.choice([0, DIRECTION]) + rng.choice([0, 128, 256, 384, 512])
+            hostile.write(place, rng.choice([0, 1, 48, RING_BYTES, rng.getrandbits(64)]))
         else:
-            at = chance.randrange(CONTROL_BYTES, MEMORY_BYTES - 4096)
-            hostile.memory[at : at + 4096] = chance.randbytes(4096)
+            at = rng.randrange(CONTROL_BYTES, MEMORY_BYTES - 4096)
+            hostile.memory[at : at + 4096] = rng.randbytes(4096)
         hostile.ring()
         with suppress(OSError):
-            node.mailbox.sendto(b"x" * chance.randrange(5000), 0x40, (lab.address(1), 4000))
+            node.mailbox.sendto(b"x" * rng.randrange(5000), 0x40, (lab.address(1), 4000))
     hostile.close()
 
 
@@ -195,15 +197,15 @@ def test_a_flood_of_bells_is_only_that(lab: Lab, node: Node) -> None:
     hostile.close()
 
 
-def test_who_is_shunned_takes_bounded_memory() -> None:
-    """A user may have any number of addresses of 127/8, and breach from each."""
+def test_who_is_blocked_until_ns_takes_bounded_memory() -> None:
+    """A user may have any number of addresses of 127/8, and break the protocol from each."""
     driver: Any = SimpleNamespace(settings=Settings())
-    ours: Any = lanes.Lanes(driver, None)
-    own, peers = ip_address("127.0.0.1"), range(lanes._LANES_MAX + 100)
+    ours: Any = shm_connect.ShmStreams(driver, None)
+    own, peers = ip_address("127.0.0.1"), range(shm_connect._SHM_STREAMS_MAX + 100)
     for number in peers:
-        ours._known[own, number] = SimpleNamespace(breached=True)
+        ours._known[own, number] = SimpleNamespace(has_protocol_error=True)
         assert not ours._may(own, number)
-    assert len(ours._shunned) == lanes._LANES_MAX
+    assert len(ours._blocked_until_ns) == shm_connect._SHM_STREAMS_MAX
     assert not ours._may(own, peers[-1]), "the last one is remembered"
 
 
@@ -223,12 +225,12 @@ def test_a_flood_at_the_listener_gets_a_turn_and_a_rest(
     driver: Any = SimpleNamespace(
         settings=Settings(), serve=lambda *what: served.append(what), guard=None
     )
-    ours: Any = lanes.Lanes(driver, None)
+    ours: Any = shm_connect.ShmStreams(driver, None)
     own = ip_address("127.0.0.1")
     host, listener = SimpleNamespace(address=own), SimpleNamespace(fileno=lambda: 99)
     ours._listeners[own] = listener
     ours._accept(host, listener)
-    assert len(taken) == (lanes._ACCEPTS_PER_TURN if refused is None else 1)
+    assert len(taken) == (shm_connect._ACCEPTS_PER_PASS if refused is None else 1)
     assert not served
     ours.handle_timeout(ours.next_ns())
     assert len(served) == 1 and ours.next_ns() is None

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import Node, wait_until
-from urds.dataplane.rows import Carrier
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.plane.rows import Carrier
 
 LONG_BYTES = 1 << 20
 
@@ -98,16 +98,14 @@ def test_a_python_plane_gets_tcp(lab: Lab, host: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_killed_sender_loses_nothing_that_it_handed_over(lab: Lab, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     node = lab.node(2)
-    host = chance.choice([1, 3])
+    host = rng.choice([1, 3])
     numbers: list[int] = []
     for _ in range(2):
         sender = lab.process(host)
-        sender.start(
-            "send", target=node.address, count=20_000, payload_bytes=chance.choice([8, 900])
-        )
-        goal = chance.randrange(1, 3000)
+        sender.start("send", target=node.address, count=20_000, payload_bytes=rng.choice([8, 900]))
+        goal = rng.randrange(1, 3000)
         taken: list[bytes] = []
         wait_until(
             lambda taken=taken, goal=goal: bool(taken.extend(node.take())) or len(taken) > goal
@@ -122,21 +120,21 @@ def test_a_killed_sender_loses_nothing_that_it_handed_over(lab: Lab, seed: int) 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_killed_receiver_is_told_from_its_next_life(lab: Lab, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     node = lab.node(2)
-    host = chance.choice([1, 3])
+    host = rng.choice([1, 3])
     receiver = lab.process(host)
-    first = chance.randrange(1, 400)
+    first = rng.randrange(1, 400)
     for number in range(first):
         node.send(b"%d" % number, receiver.address)
     taken, _ = receiver.ask("collect", count=first, wait_s=20.0)
     assert taken == [str(number) for number in range(first)]
     wait_until(lambda: not node.queued(receiver.address))
     stop(receiver.pid)
-    handed = chance.randrange(1, 200)
+    handed = rng.randrange(1, 200)
     for number in range(first, first + handed):
         node.send(b"%d" % number, receiver.address)
-    time.sleep(chance.random() * 0.05)
+    time.sleep(rng.random() * 0.05)
     receiver.kill()
     again = lab.process(host)
     for number in range(first + handed, first + handed + 50):

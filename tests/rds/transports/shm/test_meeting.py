@@ -14,11 +14,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from urds.transport import lane
+from urds.rds.transports import shm as lane
 
 ME, PEER = ip_address("127.7.1.1"), ip_address("127.7.1.2")
 PORT = 20_000 + os.getpid() % 40_000  # names are of the whole host
-STRANGER = 12_345  # a user that has nothing
+UNKNOWN_PEER = 12_345  # a user that has nothing
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -32,14 +32,14 @@ def listening(address: IPv4Address | IPv6Address = PEER) -> Iterator[socket.sock
 
 
 @contextmanager
-def as_stranger(act: Callable[[], socket.socket]) -> Iterator[None]:
+def as_unknown_peer(act: Callable[[], socket.socket]) -> Iterator[None]:
     """Have a process of another user do something, and stay there until the end."""
     ready, ready_end = os.pipe()
     over, over_end = os.pipe()
     child = os.fork()
     if not child:
         with suppress(BaseException):
-            os.setresuid(STRANGER, STRANGER, STRANGER)
+            os.setresuid(UNKNOWN_PEER, UNKNOWN_PEER, UNKNOWN_PEER)
             kept = act()
             os.write(ready_end, b"x")
             os.close(over_end)
@@ -95,26 +95,26 @@ def test_a_greeting_comes_with_its_memory(text: str) -> None:
 
 
 def _wrong(change: str) -> tuple[bytes, int]:
-    octets = lane._GREETING.pack(*(b"urdslane", 1, 0, 4096, 4, ME.packed, 0, PEER.packed, 0))
+    data = lane._GREETING.pack(*(b"urdslane", 1, 0, 4096, 4, ME.packed, 0, PEER.packed, 0))
     at = {"magic": 0, "version": 9, "family": 16}
     if change in at:
-        octets = octets[: at[change]] + b"\xff" + octets[at[change] + 1 :]
+        data = data[: at[change]] + b"\xff" + data[at[change] + 1 :]
     foreign = ip_address("192.0.2.77").packed
-    changed = {"cut": octets[:-1], "empty": b"\0", "address": octets.replace(ME.packed, foreign, 1)}
-    return changed.get(change, octets), {"none": 0, "two": 2, "many": 9}.get(change, 1)
+    changed = {"cut": data[:-1], "empty": b"\0", "address": data.replace(ME.packed, foreign, 1)}
+    return changed.get(change, data), {"none": 0, "two": 2, "many": 9}.get(change, 1)
 
 
 @pytest.mark.parametrize(
     "change", ["magic", "version", "family", "cut", "empty", "address", "none", "two", "many"]
 )
 def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> None:
-    octets, count = _wrong(change)
+    data, count = _wrong(change)
     near, far = socket.socketpair()
     memory = lane.make_memory(8192)
     before = len(os.listdir("/proc/self/fd"))
     with near, far:
         rights = array("i", [memory] * count)
-        near.sendmsg([octets], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else [])
+        near.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else [])
         with pytest.raises((ValueError, OSError)):
             lane.receive_greeting(far)
         assert len(os.listdir("/proc/self/fd")) == before
@@ -125,13 +125,13 @@ def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> No
 def test_another_user_is_not_accepted() -> None:
     name = lane._name(PEER, PORT)
 
-    def knock() -> socket.socket:
+    def call_back_request() -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
         line.connect(name)
         return line
 
     with listening() as listener:
-        with as_stranger(knock):
+        with as_unknown_peer(call_back_request):
             assert lane.accept(listener) is None
         line = lane.connect(PEER, PORT)
         assert line is not None
@@ -142,7 +142,7 @@ _IN_A_CONTAINER = """
 import socket, sys
 sys.path[:0] = sys.argv[3:]
 from ipaddress import ip_address
-from urds.transport import lane
+from urds.rds.transports import shm as lane
 line = lane.connect(ip_address(sys.argv[1]), int(sys.argv[2]))
 print(line is None)
 line = socket.socket(socket.AF_UNIX)
@@ -193,7 +193,7 @@ def test_who_takes_our_name_is_not_believed() -> None:
         listener.listen()
         return listener
 
-    with as_stranger(squat):
+    with as_unknown_peer(squat):
         assert lane.connect(PEER, PORT) is None
         assert lane.listen(PEER, PORT) is None
 

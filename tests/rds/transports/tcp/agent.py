@@ -1,7 +1,7 @@
 """A node in a process of its own, which obeys one JSON request per line of its standard input.
 
-`python -m tests.tcp.agent ADDRESS SETTINGS`; each request `[name, arguments]` is answered by one
-line. Payloads travel as text.
+`python -m tests.rds.transports.tcp.agent ADDRESS SETTINGS`; each request `[name, arguments]` is
+answered by one line. Payloads travel as text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from tests.siege import round_trips
-from tests.tcp.nodes import PORT, Node
-from urds.constants import MSG_DONTWAIT
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.siege import round_trips
+from urds.rds.constants import MSG_DONTWAIT
 
 ECHO_PORT = 4001  # what comes there goes back
 ASKER_PORT = 4002  # of who talks to an echo

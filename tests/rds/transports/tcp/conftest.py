@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests import carriers, places
-from tests.carriers import carrier  # noqa: F401 - pytest's
-from tests.tcp.kernel_peer import KernelPeer
-from tests.tcp.nodes import Node
-from tests.tcp.processes import NodeProcess
-from tests.tcp.relay import HIGHER_PORT, LOWER_PORT, Relay
-from urds.constants import RDS_TCP_PORT
+from tests.rds.transports.tcp.kernel_peer import KernelPeer
+from tests.rds.transports.tcp.nodes import Node
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.relay import HIGHER_PORT, LOWER_PORT, Relay
+from tests.support import carriers, places
+from tests.support.carriers import carrier  # noqa: F401 - pytest's
+from urds.rds.constants import RDS_TCP_PORT
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

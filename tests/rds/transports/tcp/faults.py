@@ -56,9 +56,9 @@ def reset(stream: socket.socket) -> None:
 
 
 def unacknowledged(stream: socket.socket) -> int:
-    """Return the octets written that the other end's TCP has not acknowledged."""
-    octets: int = struct.unpack("i", fcntl.ioctl(stream, _SIOCOUTQ, bytes(4)))[0]
-    return octets
+    """Return the bytes written that the other end's TCP has not acknowledged."""
+    byte_count: int = struct.unpack("i", fcntl.ioctl(stream, _SIOCOUTQ, bytes(4)))[0]
+    return byte_count
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from urds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 NO_EXTENSION = bytes(16)
 
@@ -29,28 +29,28 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Octets in, whole frames out; also keeps the octets as they came."""
+    """Bytes in, whole frames out; also keeps the bytes as they came."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     @property
-    def partial_octets(self) -> int:
+    def partial_bytes(self) -> int:
         """Return how much of an incomplete frame is here."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take octets, return the frames that they complete."""
-        octets = self._rest + data
+        """Take bytes, return the frames that they complete."""
+        raw = self._rest + data
         frames, offset = [], 0
-        while len(octets) - offset >= HEADER_BYTES:
-            header = Header.parse(octets[offset : offset + HEADER_BYTES], verify=False)
+        while len(raw) - offset >= HEADER_BYTES:
+            header = Header.parse(raw[offset : offset + HEADER_BYTES], verify=False)
             end = offset + HEADER_BYTES + header.payload_bytes
-            if end > len(octets):
+            if end > len(raw):
                 break
-            frames.append(Frame(header, octets[offset + HEADER_BYTES : end]))
+            frames.append(Frame(header, raw[offset + HEADER_BYTES : end]))
             offset = end
-        self._rest = octets[offset:]
+        self._rest = raw[offset:]
         return frames
 
 
@@ -80,6 +80,6 @@ def emit_frame(
 
 def emit_map(*ports: int) -> bytes:
     """Write a congestion map frame that marks `ports`."""
-    octets = CongestionMap(set(ports)).emit()
-    assert len(octets) == CONGESTION_MAP_BYTES
-    return emit_frame(octets, flags=HeaderFlag.CONG_BITMAP)
+    data = CongestionMap(set(ports)).emit()
+    assert len(data) == CONGESTION_MAP_BYTES
+    return emit_frame(data, flags=HeaderFlag.CONG_BITMAP)

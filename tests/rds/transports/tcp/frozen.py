@@ -1,6 +1,7 @@
 """A server with one socket, clients that it answers, and clients that ask, read nothing, and die.
 
-`python -m tests.tcp.frozen [--dead 1000] [--wait 31] [--rounds 2000]` prints the round trips per
+`python -m tests.rds.transports.tcp.frozen [--dead 1000] [--wait 31] [--rounds 2000]` prints the
+round trips per
 second of the honest clients before, beside and after them. Each part is a process of its own.
 """
 
@@ -19,11 +20,11 @@ from ipaddress import ip_address
 from typing import IO, Final
 
 import urds
-from tests import planes
 from tests.health.sources import ROOT
-from tests.tcp.faults import reset
-from tests.tcp.frames import emit_frame, emit_map
-from urds.constants import MSG_DONTWAIT, RDS_TCP_PORT
+from tests.rds.transports.tcp.faults import reset
+from tests.rds.transports.tcp.frames import emit_frame, emit_map
+from tests.support import planes
+from urds.rds.constants import MSG_DONTWAIT, RDS_TCP_PORT
 
 SERVER: Final = ("127.102.9.1", 700)  # above the frozen: who is below connects
 HONEST: Final = "127.102.10.1"
@@ -146,7 +147,7 @@ def ask() -> None:
 
 
 def question(count: int) -> bytes:
-    """Return the octets of so many questions, after a map."""
+    """Return the bytes of so many questions, after a map."""
     frames = (
         emit_frame(bytes(ANSWER_BYTES), sequence=number, source_port=7, target_port=SERVER[1])
         for number in range(1, count + 1)
@@ -175,11 +176,11 @@ def freeze(count: int) -> None:
 
 def die(count: int, questions: int) -> None:
     """Ask from many addresses, one after the other, and be gone, each with answers queued."""
-    octets = question(questions)
+    data = question(questions)
     for host in _hosts(FROZEN, count):
         with suppress(OSError):
             connection = connected(host)
-            connection.sendall(octets)
+            connection.sendall(data)
             time.sleep(0.002)
             reset(connection)
     print("dead", flush=True)
@@ -193,7 +194,7 @@ class Part:
 
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tcp.frozen", *map(str, arguments)],
+            [sys.executable, "-m", "tests.rds.transports.tcp.frozen", *map(str, arguments)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **planes.chosen()},
             stdin=subprocess.PIPE,

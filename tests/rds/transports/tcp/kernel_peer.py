@@ -3,9 +3,9 @@
 One thread, one `select`: nothing happens outside `step`. What is modelled, for kernels up to 6.19
 (`Release.V6`) and from 7.0 on (`Release.V7`):
 
-- the lower address connects, the higher one knocks and drops the knock at once;
+- the lower address connects, the higher one requests a call-back and drops the call once;
 - the map comes first, then repeats with 0x04 in old order, then what is new;
-- a message is delivered when TCP acknowledged its last octet, and never sent again then;
+- a message is delivered when TCP acknowledged its last byte, and never sent again then;
 - a repeat below the expected number is dropped, every other number is taken;
 - probe and pong carry NPATHS, from 7.0 on GEN_NUM and SPORT_IDX too, and 7.0 probes on every
   connection, behind the repeats; a new GEN_NUM of the peer resets all numbers and drops what is
@@ -15,7 +15,8 @@ One thread, one `select`: nothing happens outside `step`. What is modelled, for 
   acknowledged what was sent;
 - what was received and not read dies with a connection.
 
-Source: rds.md sections 1.6 to 1.9 and 2 (linux v6.12, v7.0); linux-peer-notes.md (observed).
+Source: docs/reference/rds.md 1.6-1.9, 2 (linux v6.12, v7.0);
+docs/reference/linux-peer-notes.md 1-4.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from ipaddress import ip_address
 
-from tests.places import Inside, family_of
-from tests.tcp.faults import make_deaf, reset, unacknowledged
-from tests.tcp.frames import NO_EXTENSION, Frame, FrameReader, emit_frame, emit_map
-from urds.constants import RDS_TCP_PORT
-from urds.wire.exthdr import Handshake, emit_handshake, parse_handshake
+from tests.rds.transports.tcp.faults import make_deaf, reset, unacknowledged
+from tests.rds.transports.tcp.frames import NO_EXTENSION, Frame, FrameReader, emit_frame, emit_map
+from tests.support.places import Inside, family_of
+from urds.rds.constants import RDS_TCP_PORT
+from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
 REPEATED = 0x04
 _LANES_MAX = 8
@@ -76,8 +77,8 @@ class Lane:
     connection: socket.socket | None = None
     reader: FrameReader = field(default_factory=FrameReader)
     out: bytearray = field(default_factory=bytearray)
-    made_octets: int = 0
-    written_octets: int = 0
+    made_bytes: int = 0
+    written_bytes: int = 0
     connect_at_s: float | None = None
 
     def number(self, message: Message) -> None:
@@ -91,13 +92,13 @@ class Lane:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection, self.connect_at_s = connection, None
         self.reader, self.out = FrameReader(), bytearray(emit_map())
-        self.made_octets, self.written_octets = len(self.out), 0
+        self.made_bytes, self.written_bytes = len(self.out), 0
 
     def fill(self) -> None:
-        """Turn queued messages into octets."""
+        """Turn queued messages into bytes."""
         while self.queue and len(self.out) < 1 << 16:
             message = self.queue.popleft()
-            octets = emit_frame(
+            data = emit_frame(
                 message.payload,
                 sequence=message.sequence,
                 source_port=message.source_port,
@@ -105,14 +106,14 @@ class Lane:
                 flags=message.flags,
                 extension=message.extension,
             )
-            self.out += octets
-            self.made_octets += len(octets)
-            self.in_flight.append((self.made_octets, message))
+            self.out += data
+            self.made_bytes += len(data)
+            self.in_flight.append((self.made_bytes, message))
 
     def free(self) -> None:
         """Forget what TCP acknowledged: for a kernel that is delivered."""
         assert self.connection is not None
-        acknowledged = self.written_octets - unacknowledged(self.connection)
+        acknowledged = self.written_bytes - unacknowledged(self.connection)
         while self.in_flight and self.in_flight[0][0] <= acknowledged:
             self.in_flight.popleft()
 
@@ -153,7 +154,7 @@ class KernelPeer:
             )
         self.listener.setblocking(False)
         self.handshake: bytes | None = None  # to say in place of a kernel's
-        self.reading = True  # false: octets stay in TCP's buffer, and die with the connection
+        self.reading = True  # false: bytes stay in TCP's buffer, and die with the connection
         self.connects = self.accepts = self.refusals = 0
         self._boot()
 
@@ -173,7 +174,7 @@ class KernelPeer:
     # -- what a test does
 
     def send(self, payload: bytes, *, source_port: int, target_port: int) -> None:
-        """Queue a message on lane 0; a higher kernel without a connection knocks."""
+        """Queue a message on lane 0; a higher kernel without a connection requests a call-back."""
         lane = self.lanes[0]
         if self.probes and (not self.npaths or self._probes_again()):
             self._probe()
@@ -182,15 +183,15 @@ class KernelPeer:
             self.seek()
 
     def seek(self) -> None:
-        """Connect if lower, knock if higher."""
+        """Connect if lower, request a call-back if higher."""
         if self.lower:
             lane = self.lanes[0]
             if lane.connection is None and lane.connect_at_s is None:
                 lane.connect_at_s = time.monotonic()
         else:
-            self.knock()
+            self.call_back_request()
 
-    def knock(self) -> None:
+    def call_back_request(self) -> None:
         """Open a connection that carries nothing and drop it once it stands."""
         with suppress(OSError):
             self._connect_socket().close()
@@ -240,7 +241,7 @@ class KernelPeer:
     def break_connection(self, index: int = 0) -> None:
         """Reset the lane's connection, as `ss -K` does on the kernel's host.
 
-        A kernel takes octets as they arrive, so what TCP has is read first, unless `reading` is
+        A kernel takes bytes as they arrive, so what TCP has is read first, unless `reading` is
         off, and nothing is acknowledged after that.
         """
         lane = self.lanes[index]
@@ -253,12 +254,12 @@ class KernelPeer:
             lane.end()
             self._lost(lane)
 
-    def cut(self, octets: int) -> None:
+    def cut(self, byte_count: int) -> None:
         """Write so much of what is to be sent on lane 0, then reset the connection."""
         lane = self.lanes[0]
         assert lane.connection is not None
         lane.fill()
-        lane.written_octets += lane.connection.send(lane.out[:octets])
+        lane.written_bytes += lane.connection.send(lane.out[:byte_count])
         self.break_connection()
 
     def forget_connection(self) -> None:
@@ -337,7 +338,7 @@ class KernelPeer:
             except OSError:
                 return
             self.accepts += 1
-            if self.lower:  # a knock
+            if self.lower:  # a call-back request
                 reset(connection)
                 self.seek()
                 continue
@@ -378,7 +379,7 @@ class KernelPeer:
         if self.lower:
             lane.connect_at_s = time.monotonic()
 
-    # -- octets
+    # -- bytes
 
     def _write(self, lane: Lane) -> None:
         assert lane.connection is not None
@@ -393,7 +394,7 @@ class KernelPeer:
                 self._lost(lane)
             return
         del lane.out[:count]
-        lane.written_octets += count
+        lane.written_bytes += count
 
     def _read(self, lane: Lane) -> None:
         while lane.connection is not None:

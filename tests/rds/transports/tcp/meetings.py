@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.tcp.faults import make_deaf, make_hearing
-from tests.tcp.kernel_peer import KernelPeer
-from tests.tcp.nodes import PORT, Node, wait_until
-from urds.proto.events import PeerKind
+from tests.rds.transports.tcp.faults import make_deaf, make_hearing
+from tests.rds.transports.tcp.kernel_peer import KernelPeer
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from urds.rds.control.events import PeerKind
 
 KERNEL_PORT = 5000
 

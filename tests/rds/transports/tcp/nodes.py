@@ -12,24 +12,24 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from tests import carriers
-from urds.backend.inprocess import InProcess
-from urds.constants import MSG_DONTWAIT
-from urds.dataplane.base import MailboxRow, MailboxSettings, MessageRow, PathRow
-from urds.dataplane.native import NATIVE
-from urds.dataplane.reference.plane import Plane
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.driver.driver import Driver
-from urds.driver.hosts import PeerPaths
-from urds.proto.connection import Connection
-from urds.settings import Settings
-from urds.transport.rdma.events import PeerKey
-from urds.transport.rdma.path import RdmaPath
-from urds.transport.tcp import TcpStream
+from tests.support import carriers
+from urds.rds.constants import MSG_DONTWAIT
+from urds.rds.control.connection import Connection
+from urds.rds.plane.choose import NATIVE
+from urds.rds.plane.contract import MailboxRow, MailboxSettings, MessageRow, PathRow
+from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.runtime.control_thread import Driver
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.local_addresses import PeerPaths
+from urds.rds.settings import Settings
+from urds.rds.transports.rdma.events import PeerKey
+from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.tcp import TcpStream
 
 PORT = 4000  # of a node's mailbox
 ROOMY_BYTES = 8 << 20
-_NEVER_SO_MANY = 1 << 30  # octets here before a stream is readable; the kernel caps it
+_NEVER_SO_MANY = 1 << 30  # bytes here before a stream is readable; the kernel caps it
 _A_PASS_S = 0.1
 
 

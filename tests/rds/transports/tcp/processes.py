@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import carriers, planes
+from tests.support import carriers, planes
 
 ANSWER_S = 90.0
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[4]
 
 
 class NodeProcess:
-    """A process that runs `tests.tcp.agent`; `prefix` is put in front of its command."""
+    """A process that runs `tests.rds.transports.tcp.agent`, with `prefix` before its command."""
 
     def __init__(
         self,
@@ -31,7 +31,8 @@ class NodeProcess:
     ) -> None:
         self.address = address
         places = {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "PATH": os.environ["PATH"]}
-        command = [*prefix, sys.executable, "-m", "tests.tcp.agent", address, json.dumps(settings)]
+        command = [*prefix, sys.executable, "-m", "tests.rds.transports.tcp.agent"]
+        command += [address, json.dumps(settings)]
         self._process = subprocess.Popen(
             command,
             cwd=_ROOT,

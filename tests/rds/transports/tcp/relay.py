@@ -15,10 +15,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from tests.places import Inside, family_of
-from tests.tcp.faults import reset
-from tests.tcp.frames import Frame, FrameReader
-from urds.constants import RDS_TCP_PORT
+from tests.rds.transports.tcp.faults import reset
+from tests.rds.transports.tcp.frames import Frame, FrameReader
+from tests.support.places import Inside, family_of
+from urds.rds.constants import RDS_TCP_PORT
 
 LOWER_PORT, HIGHER_PORT = RDS_TCP_PORT, RDS_TCP_PORT + 1
 _TURN_S = 0.05
@@ -34,9 +34,9 @@ class Way(Enum):
 Tamper = Callable[[Way, Frame, bytes], bytes]
 
 
-def pass_on(way: Way, frame: Frame, octets: bytes) -> bytes:
+def pass_on(way: Way, frame: Frame, data: bytes) -> bytes:
     """Leave a frame as it is."""
-    return octets
+    return data
 
 
 @dataclass(slots=True)
@@ -146,8 +146,8 @@ class Relay:
                 raise ConnectionResetError
             for frame in link.readers[way].feed(data):
                 self.frames.append((way, frame))
-                octets = frame.header.emit() + frame.payload
-                link.ends[back].sendall(self.tamper(way, frame, octets))
+                raw = frame.header.emit() + frame.payload
+                link.ends[back].sendall(self.tamper(way, frame, raw))
         except OSError:
             self._links.remove(link)
             with suppress(OSError):

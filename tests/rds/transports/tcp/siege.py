@@ -1,6 +1,7 @@
 """Attacks on a node over TCP, each in a process of its own beside an honest pair of processes.
 
-`python -m tests.tcp.siege NAME TARGET HOW_MANY` attacks until its input ends, as fast as one
+`python -m tests.rds.transports.tcp.siege NAME TARGET HOW_MANY` attacks until its input ends, as
+fast as one
 process can, unless the name of the attack says a rate. A `Siege` is the victim, its neighbour, and
 whoever attacks.
 """
@@ -22,12 +23,12 @@ from random import Random
 from typing import Any, Final
 
 from tests.health.sources import ROOT
-from tests.tcp.faults import reset
-from tests.tcp.frames import emit_frame, emit_map
-from tests.tcp.nodes import PORT
-from tests.tcp.processes import NodeProcess
-from urds.constants import MAX_MESSAGE_BYTES, PROBE_PORT, RDS_TCP_PORT, Capability, HeaderFlag
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
+from tests.rds.transports.tcp.faults import reset
+from tests.rds.transports.tcp.frames import emit_frame, emit_map
+from tests.rds.transports.tcp.nodes import PORT
+from tests.rds.transports.tcp.processes import NodeProcess
+from urds.rds.constants import MAX_MESSAGE_BYTES, PROBE_PORT, RDS_TCP_PORT, Capability, HeaderFlag
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 UNBOUND_PORT: Final = 9
 _FLOOD_FRAMES: Final = 500  # in one write
@@ -63,23 +64,23 @@ def connect(source: str, target: str) -> socket.socket:
 
 
 def keep_sending(make: Callable[[], bytes], source: str, target: str) -> None:
-    """Send the same octets again and again on one connection; what comes back is read.
+    """Send the same bytes again and again on one connection; what comes back is read.
 
     A connection that is cut is made anew.
     """
-    octets = make()
+    data = make()
     while not is_over():
         with suppress(OSError):
             connection = connect(source, target)
             try:
-                _send_until_cut(connection, octets)
+                _send_until_cut(connection, data)
             finally:
                 reset(connection)
 
 
-def _send_until_cut(connection: socket.socket, octets: bytes) -> None:
+def _send_until_cut(connection: socket.socket, data: bytes) -> None:
     connection.setblocking(False)
-    view, offset = memoryview(octets), 0
+    view, offset = memoryview(data), 0
     while not is_over():
         readable, writable, _ = select.select([connection], [connection], [], 0.05)
         if readable and not connection.recv(1 << 18):
@@ -87,7 +88,7 @@ def _send_until_cut(connection: socket.socket, octets: bytes) -> None:
         if writable:
             with suppress(BlockingIOError):
                 offset += connection.send(view[offset : offset + (1 << 18)])
-            offset %= len(octets)
+            offset %= len(data)
 
 
 def small_frames(target_port: int, payload: bytes = b"") -> bytes:
@@ -107,16 +108,16 @@ def probe_frames() -> bytes:
 
 def random_headers() -> bytes:
     """Return headers with random fields, the same in each run; none announces a payload."""
-    chance = Random(17)
-    draw = chance.getrandbits
+    rng = Random(17)
+    draw = rng.getrandbits
     return b"".join(
         emit_frame(
             sequence=draw(64),
             ack=draw(64),
             source_port=draw(16),
             target_port=draw(16),
-            flags=draw(8) & ~HeaderFlag.CONG_BITMAP,  # a map of no octets ends the connection
-            extension=chance.randbytes(16),
+            flags=draw(8) & ~HeaderFlag.CONG_BITMAP,  # a map of no bytes ends the connection
+            extension=rng.randbytes(16),
         )
         for _ in range(_FLOOD_FRAMES)
     )
@@ -128,13 +129,13 @@ def burn() -> None:
         sum(range(100_000))
 
 
-def break_rules(octets: bytes, sources: list[str], target: str, per_s: float) -> None:
+def break_rules(data: bytes, sources: list[str], target: str, per_s: float) -> None:
     """Connect, break the protocol, and come again, from many addresses."""
     for source in _paced(cycle(sources), per_s):
         with suppress(OSError):
             connection = connect(source, target)
             with suppress(OSError):
-                connection.sendall(octets)
+                connection.sendall(data)
                 select.select([connection], [], [], 1.0)
             reset(connection)
 
@@ -153,7 +154,7 @@ def _paced(items: Iterator[str], per_s: float) -> Iterator[str]:
 
 
 def crowd(sources: list[str], target: str, *, greeting: bytes, per_s: float, each_max: int) -> None:
-    """Open connections from all addresses in turn and hold them; one octet a second on each.
+    """Open connections from all addresses in turn and hold them; one byte a second on each.
 
     With a greeting they say it once and rest. What the victim closes is opened anew, until each
     address has opened `each_max`.
@@ -220,7 +221,7 @@ def _drip(open_now: dict[int, socket.socket]) -> None:
 
 
 def tell_lives(source: str, target: str) -> None:
-    """Say on one connection, again and again, to be an own node that has begun a new life."""
+    """Say on one connection, again and again, to be an own node that has restarted."""
     mark = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
     lives = (
         emit_handshake(Handshake(npaths=1, generation=generation, mark=mark))
@@ -318,7 +319,7 @@ class Siege:
 @contextmanager
 def under_way(name: str, target: str, how_many: int) -> Iterator[None]:
     """Have a process attack a node meanwhile."""
-    command = [sys.executable, "-m", "tests.tcp.siege", name, target, str(how_many)]
+    command = [sys.executable, "-m", "tests.rds.transports.tcp.siege", name, target, str(how_many)]
     environ = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE

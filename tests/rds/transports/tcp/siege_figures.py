@@ -1,7 +1,8 @@
 """Measure what attacks over TCP cost the victim's other peers: `make attacks`.
 
 Prints, for each plane, the round trips of a neighbour alone and during each attack of
-`tests.tcp.siege`: medians over interleaved rounds, with the ratio to `burn`, a process that keeps
+`tests.rds.transports.tcp.siege`: medians over interleaved rounds, with the ratio to `burn`, a
+process that keeps
 a processor busy and does not touch the victim. Victim, neighbour and attacker are processes of
 their own. By name it also measures the full sizes of what `test_hostile_floods` tries in small.
 SECURITY.md has the figures.
@@ -18,8 +19,8 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from tests.siege import MIB, Figures, measured
-from tests.tcp.siege import ATTACKS, UNBOUND_PORT, Siege, connect, small_frames
+from tests.rds.transports.tcp.siege import ATTACKS, UNBOUND_PORT, Siege, connect, small_frames
+from tests.support.siege import MIB, Figures, measured
 
 NET = "127.8.77"
 ALONE, BURN = "alone", "burn"
@@ -98,7 +99,7 @@ def _siege(**settings: Any) -> Siege:
 
 
 def many_connections() -> None:
-    """Print what ten thousand connections with an octet a second each cost, and how they end."""
+    """Print what ten thousand connections with a byte a second each cost, and how they end."""
     siege = _siege()
     victim = siege.victim
     before = victim.rss_bytes, victim.descriptor_count
@@ -117,7 +118,7 @@ def many_connections() -> None:
     counters = victim.ask("counters")
     print(
         f"{counters['accepts']} of {CONNECTIONS} connections accepted, "
-        f"{counters['refused_strangers']} refused, {counters['strangers_silent']} closed after "
+        f"{counters['refused_pending']} refused, {counters['pending_silent']} closed after "
         f"{SILENCE_S:.0f} s; descriptors {descriptors:+} at most, {left:+} at last; "
         f"memory {(victim.rss_bytes - before[0]) / MIB:+.1f} MiB; an honest connection took "
         f"{sorted(waited_s)[len(waited_s) // 2] * 1e3:.1f} ms, {max(waited_s) * 1e3:.0f} at most",
@@ -130,13 +131,13 @@ def many_messages() -> None:
     """Print what a million messages to a port that nobody has cost."""
     siege = _siege()
     victim = siege.victim
-    octets = small_frames(UNBOUND_PORT)
-    in_one = octets.count(b"\0\7\0\x09")
-    with connect(f"{NET}.5", victim.address) as stranger:
+    data = small_frames(UNBOUND_PORT)
+    in_one = data.count(b"\0\7\0\x09")
+    with connect(f"{NET}.5", victim.address) as unknown_peer:
         time.sleep(1.5)  # the handshake is over
         before = victim.rss_bytes, victim.cpu_s
         for _ in range(MESSAGES // in_one):
-            stranger.sendall(octets)
+            unknown_peer.sendall(data)
         while victim.ask("counters")["recv_drop_no_sock"] < MESSAGES:
             time.sleep(0.01)
         cpu_s = victim.cpu_s - before[1]

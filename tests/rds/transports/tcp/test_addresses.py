@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests import carriers, places
-from tests.places import LINK, Namespace
-from tests.tcp.conftest import Lab
-from tests.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.support import carriers, places
+from tests.support.places import LINK, Namespace
 
 pytestmark = pytest.mark.carried("tcp0")
 

@@ -6,19 +6,19 @@ from contextlib import suppress
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import make_deaf, silent_host
-from tests.tcp.meetings import KERNEL_PORT, arrived, meet
-from tests.tcp.nodes import Node, wait_until
-from urds.constants import RDS_TCP_PORT
-from urds.driver import streams
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import make_deaf, silent_host
+from tests.rds.transports.tcp.meetings import KERNEL_PORT, arrived, meet
+from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.constants import RDS_TCP_PORT
+from urds.rds.runtime import connect as streams
 
 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have dead streams found within a second instead of four."""
     monkeypatch.setattr(streams, "_LOOK_NS", 100_000_000)
-    monkeypatch.setattr(streams, "_REPEATS_MAX", 2)
+    monkeypatch.setattr(streams, "_RETRANSMITS_MAX", 2)
     monkeypatch.setattr(streams, "_CONNECT_NS", 500_000_000)
 
 
@@ -43,7 +43,7 @@ def test_messages_behind_a_dead_stream_take_another(lab: Lab, order: str) -> Non
 
 
 def test_without_looking_a_dead_stream_stands(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_REPEATS_MAX", 100)
+    monkeypatch.setattr(streams, "_RETRANSMITS_MAX", 100)
     one, other = lab.own_pair("lower")
     send_over_a_dead_stream(one, other)
     with pytest.raises(AssertionError):

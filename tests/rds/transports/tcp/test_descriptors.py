@@ -8,12 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import wait_until
-from tests.tcp.processes import NodeProcess
-from tests.tcp.test_hostile_floods import peers, talk
-from urds.driver.streams import Streams
-from urds.transport.tcp import TcpStream
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import wait_until
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.test_hostile_floods import peers, talk
+from urds.rds.runtime.connect import Streams
+from urds.rds.transports.tcp import TcpStream
 
 pytestmark = pytest.mark.loopback_only("the peers have a hundred addresses of 127/8")
 
@@ -71,5 +71,5 @@ def _held(node: NodeProcess) -> int:
 
 def _refused(node: NodeProcess) -> int:
     counters = node.ask("counters")
-    refused: int = counters["refused_descriptors"] + counters["refused_strangers"]
+    refused: int = counters["refused_descriptors"] + counters["refused_pending"]
     return refused + int(counters["evicted_connected"])

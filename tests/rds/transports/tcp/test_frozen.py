@@ -1,12 +1,13 @@
 """A client that asks and reads nothing, and is killed, is nothing to the others: on one socket.
 
-The sizes are small enough for every run; `python -m tests.tcp.frozen` measures rates, and with
+The sizes are small enough for every run; `python -m tests.rds.transports.tcp.frozen` measures
+rates, and with
 `--dead 1000` what is left after a thousand deaths. An answer that is missing ends a client there.
 """
 
 import pytest
 
-from tests.tcp.frozen import run
+from tests.rds.transports.tcp.frozen import run
 
 ROUNDS = 20
 SPINNING = 0.8  # of a core, with nothing to do

@@ -1,7 +1,7 @@
 """Floods: connections, messages, peers. Memory and descriptors stay bounded, others go on.
 
-The sizes are small enough for every run; `python -m tests.tcp.siege_figures` has the full ones, and
-measures what honest processes feel. Here nothing asserts a speed.
+The sizes are small enough for every run; `python -m tests.rds.transports.tcp.siege_figures` has
+the full ones, and measures what honest processes feel. Here nothing asserts a speed.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import reset
-from tests.tcp.frames import Frame, FrameReader, emit_frame, emit_map
-from tests.tcp.nodes import PORT, wait_until
-from tests.tcp.processes import NodeProcess
-from tests.tcp.siege import UNBOUND_PORT, begin_connect, small_frames, under_way
-from urds.constants import Capability, HeaderFlag
-from urds.dataplane.base import Limits
-from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
-from urds.wire.header import HEADER_BYTES
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import reset
+from tests.rds.transports.tcp.frames import Frame, FrameReader, emit_frame, emit_map
+from tests.rds.transports.tcp.nodes import PORT, wait_until
+from tests.rds.transports.tcp.processes import NodeProcess
+from tests.rds.transports.tcp.siege import UNBOUND_PORT, begin_connect, small_frames, under_way
+from urds.rds.constants import Capability, HeaderFlag
+from urds.rds.plane.contract import Limits
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake, parse_handshake
+from urds.rds.wire.header import HEADER_BYTES
 
 pytestmark = pytest.mark.loopback_only("the attackers have hundreds of addresses of 127/8")
 
 NODE = 250  # above all others, so that they connect to it
 HONEST = 1
-STRANGER = 67
+UNKNOWN_PEER = 67
 MIB = 1 << 20
 BUFFER_BYTES = 106_496  # a socket's by default
 IDLE_PEER_BYTES_MAX = 16 << 10
 HONEST_WAIT_S = 15.0
-STRANGER_WAIT_S = 30.0  # `EndpointSettings.stranger_wait_ns`
+PENDING_WAIT_S = 30.0  # `LocalAddressSettings.pending_wait_ns`
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def talk(neighbour: NodeProcess, node: NodeProcess, count: int) -> None:
 # -- lengths
 
 
-def test_thousands_of_breaches_leave_no_memory(lab: Lab) -> None:
+def test_thousands_of_protocol_errors_leave_no_memory(lab: Lab) -> None:
     """Each counts once; nothing of them waits for the peer's next connection."""
-    breach = emit_map() + emit_frame(payload_bytes=(1 << 32) - 1, target_port=PORT)
+    protocol_error = emit_map() + emit_frame(payload_bytes=(1 << 32) - 1, target_port=PORT)
     with besieged(lab) as (node, neighbour):
         before = 0
         for turn in range(2500):
@@ -68,7 +68,7 @@ def test_thousands_of_breaches_leave_no_memory(lab: Lab) -> None:
                 before = node.rss_bytes
             connection = lab.connect(2 + turn % 20 * 2, node.address)
             with suppress(ConnectionError):
-                connection.sendall(breach)
+                connection.sendall(protocol_error)
                 select.select([connection], [], [], 2.0)
             reset(connection)
             if turn % 500 == 0:
@@ -79,9 +79,9 @@ def test_thousands_of_breaches_leave_no_memory(lab: Lab) -> None:
 
 
 def test_an_empty_message_with_any_flags_is_delivered_as_linux_does(lab: Lab) -> None:
-    """All but a map, whose length is wrong. Source: rds.md 1.6 (linux v6.12 net/rds/recv.c)."""
+    """All but a map, whose length is wrong. Source: docs/reference/rds.md 1.6 (linux v6.12)."""
     node = lab.node(NODE)
-    connection = lab.connect(STRANGER, node.address)
+    connection = lab.connect(UNKNOWN_PEER, node.address)
     flags = [value for value in range(256) if value != HeaderFlag.CONG_BITMAP]
     connection.sendall(emit_map())
     for number, value in enumerate(flags):
@@ -98,7 +98,7 @@ def test_an_empty_message_with_any_flags_is_delivered_as_linux_does(lab: Lab) ->
 
 def own_node(lab: Lab, node_address: str) -> socket.socket:
     """Connect as a node of ours that has introduced itself and was answered."""
-    connection = lab.connect(STRANGER, node_address)
+    connection = lab.connect(UNKNOWN_PEER, node_address)
     mark = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
     extension = emit_handshake(Handshake(npaths=1, generation=77, mark=mark))
     connection.sendall(emit_map() + emit_frame(source_port=1, extension=extension))
@@ -125,18 +125,18 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize(("reason", "octets"), LIES.items(), ids=LIES)
-def test_a_node_of_ours_that_lies_is_cut_off(lab: Lab, reason: str, octets: bytes) -> None:
+@pytest.mark.parametrize(("reason", "data"), LIES.items(), ids=LIES)
+def test_a_node_of_ours_that_lies_is_cut_off(lab: Lab, reason: str, data: bytes) -> None:
     with besieged(lab) as (node, _):
         connection = own_node(lab, node.address)
-        connection.sendall(octets)
+        connection.sendall(data)
         wait_until(lambda: node.ask("counters")[reason] == 1)
         assert node.ask("collect", count=1, wait_s=0.0)[0] == []
         connection.close()
 
 
-def test_any_octets_leave_a_node_process_well(lab: Lab) -> None:
-    """Whole frames, halves and noise, of strangers and of nodes of ours; nobody else notices."""
+def test_any_bytes_leave_a_node_process_well(lab: Lab) -> None:
+    """Whole frames, halves and noise, of unknown peers and of nodes of ours; no other notices."""
     header = st.builds(
         emit_frame,
         st.binary(max_size=30),
@@ -156,7 +156,7 @@ def test_any_octets_leave_a_node_process_well(lab: Lab) -> None:
             if introduced:
                 connection = own_node(lab, node.address)
             else:
-                connection = lab.connect(STRANGER, node.address)
+                connection = lab.connect(UNKNOWN_PEER, node.address)
                 connection.sendall(emit_map())
             with suppress(ConnectionError):
                 connection.sendall(b"".join(pieces))
@@ -175,7 +175,7 @@ def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
         before, descriptors = node.rss_bytes, node.descriptor_count
         began_s = time.monotonic()
         with under_way("slow-loris", node.address, 1500):
-            wait_until(lambda: node.ask("counters")["refused_strangers"] > 200, wait_s=60.0)
+            wait_until(lambda: node.ask("counters")["refused_pending"] > 200, wait_s=60.0)
             for host in range(245, 250):
                 connection = begin_connect(lab.address(host), node.address)
                 connection.settimeout(HONEST_WAIT_S)
@@ -188,14 +188,14 @@ def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
             talk(neighbour, node, 100)
             # Now, not later: once they are gone, those who still wait are let in like anybody.
             counters = node.ask("counters")
-        turns = 1 + (time.monotonic() - began_s) // STRANGER_WAIT_S
-        assert counters["knocks"] == 0, "strangers are not called back"
+        turns = 1 + (time.monotonic() - began_s) // PENDING_WAIT_S
+        assert counters["call_back_requests"] == 0, "unknown peers are not called back"
         assert counters["accepts"] <= 1 + 32 * turns + 5, "for most of them nothing is made"
 
 
-def test_from_half_of_the_strangers_on_they_wait_for_their_first_header(lab: Lab) -> None:
+def test_from_half_of_the_unknown_peers_on_they_wait_for_their_first_header(lab: Lab) -> None:
     """In the lobby nothing is made for them. Who speaks is let in, who does not has to go."""
-    bounds = {"strangers_max": 4, "stranger_wait_s": 4.0}
+    bounds = {"pending_max": 4, "pending_wait_s": 4.0}
     with besieged(lab, **bounds) as (node, _), ExitStack() as ending:
         made = [lab.connect(host, node.address) for host in range(10, 14)]
         for connection in made:
@@ -204,8 +204,8 @@ def test_from_half_of_the_strangers_on_they_wait_for_their_first_header(lab: Lab
         made[-1].sendall(emit_map()[:HEADER_BYTES])
         assert made[-1].recv(1)
         assert node.ask("counters")["accepts"] == 1 + 3
-        wait_until(lambda: node.ask("counters")["strangers_silent"] == 4, wait_s=60.0)
-        late = lab.connect(STRANGER, node.address)
+        wait_until(lambda: node.ask("counters")["pending_silent"] == 4, wait_s=60.0)
+        late = lab.connect(UNKNOWN_PEER, node.address)
         ending.callback(reset, late)
         assert late.recv(1), "they are gone, so the next one is let in at once"
 
@@ -231,7 +231,7 @@ def test_who_passes_over_congestion_fills_no_memory(lab: Lab) -> None:
 
 def test_a_scan_of_ports_is_counted_and_not_logged(lab: Lab) -> None:
     with besieged(lab) as (node, neighbour):
-        connection = lab.connect(STRANGER, node.address)
+        connection = lab.connect(UNKNOWN_PEER, node.address)
         connection.sendall(emit_map())
         frames = [
             emit_frame(b"?", sequence=number, source_port=7, target_port=10_000 + number % 50_000)
@@ -251,7 +251,7 @@ def test_a_scan_of_ports_is_counted_and_not_logged(lab: Lab) -> None:
 def test_a_sweep_of_source_ports_costs_no_memory(lab: Lab) -> None:
     """Neither while the peer is there nor after it: paths outlive streams."""
     with besieged(lab) as (node, neighbour):
-        connection = lab.connect(STRANGER, node.address)
+        connection = lab.connect(UNKNOWN_PEER, node.address)
         connection.sendall(emit_map())
         wait_until(lambda: node.ask("counters")["accepts"] == 2)
         talk(neighbour, node, 200)

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.siege import ATTACKS, under_way
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.siege import ATTACKS, under_way
 
 pytestmark = pytest.mark.loopback_only("the attackers have hundreds of addresses of 127/8")
 
@@ -38,6 +38,6 @@ def test_lives_are_told_a_few_times(lab: Lab) -> None:
     node.ask("log_from", level="INFO")
     with under_way("lives", node.address, 1):
         time.sleep(ATTACK_S)
-        lines = [line for line in node.ask("logged") if "new life" in line]
+        lines = [line for line in node.ask("logged") if "restart" in line]
         restarts = node.ask("counters")["peer_restarts"]
     assert 0 < len(lines) <= LINES_MAX < restarts

@@ -11,12 +11,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import deaf, reset
-from tests.tcp.frames import emit_frame, emit_map
-from tests.tcp.kernel_peer import REPEATED, Release
-from tests.tcp.nodes import PORT, Node, wait_until
-from urds.wire.exthdr import Handshake, emit_handshake
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import deaf, reset
+from tests.rds.transports.tcp.frames import emit_frame, emit_map
+from tests.rds.transports.tcp.kernel_peer import REPEATED, Release
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from urds.rds.wire.extensions import Handshake, emit_handshake
 
 NODE = 250  # above all others, so that they connect to it
 OTHER = 41  # who takes the only place

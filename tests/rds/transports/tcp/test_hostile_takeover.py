@@ -15,12 +15,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import reset
-from tests.tcp.frames import emit_frame, emit_map
-from tests.tcp.nodes import wait_until
-from urds.constants import Capability
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import reset
+from tests.rds.transports.tcp.frames import emit_frame, emit_map
+from tests.rds.transports.tcp.nodes import wait_until
+from urds.rds.constants import Capability
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 VICTIM, PEER = 250, 7  # the higher one accepts
 COUNT = 200
@@ -28,7 +28,7 @@ WAIT_S = 10.0
 
 
 def steal(lab: Lab, victim: str, generation: int, wait_s: float = 0.3) -> bytes:
-    """Connect as the peer, claim another life; return what the victim says, b"" if it hangs up."""
+    """Connect as the peer, claim another generation; return what it says, b"" if it hangs up."""
     mark = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
     extension = emit_handshake(Handshake(npaths=1, generation=generation, mark=mark))
     got = b""
@@ -37,10 +37,10 @@ def steal(lab: Lab, victim: str, generation: int, wait_s: float = 0.3) -> bytes:
         connection = lab.connect(PEER, victim)
         connection.sendall(emit_map() + emit_frame(source_port=1, extension=extension))
         while select.select([connection], [], [], wait_s)[0]:
-            octets = connection.recv(1 << 16)
-            if not octets:
+            data = connection.recv(1 << 16)
+            if not data:
                 break
-            got += octets
+            got += data
     if connection is not None:
         reset(connection)
     return got

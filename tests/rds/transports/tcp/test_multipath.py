@@ -12,22 +12,23 @@ from typing import Any
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.nodes import PORT, Node, wait_until
-from tests.tcp.relay import Way
-from urds.dataplane.base import Address, PathRow
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.driver.actions import Actions
-from urds.driver.hosts import PeerPaths
-from urds.proto.connection import Connection
-from urds.proto.paths import path_of_port
-from urds.transport import tcp
-from urds.transport.fault import reset_in_place
-from urds.transport.tcp import TcpSettings
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.relay import Way
+from urds.common.types import IPAddress
+from urds.rds.control.connection import Connection
+from urds.rds.control.paths import path_of_port
+from urds.rds.plane.contract import PathRow
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.runtime.actions import Actions
+from urds.rds.runtime.local_addresses import PeerPaths
+from urds.rds.transports import tcp
+from urds.rds.transports.fault import reset_in_place
+from urds.rds.transports.tcp import TcpSettings
 
 ORDERS = ["lower", "higher"]
 PATHS = [2, 4, 8]
-# Ports of which the hash covers all eight paths. Source: rds.md 1.8 (linux v6.12).
+# Ports of which the hash covers all eight paths. Source: docs/reference/rds.md 1.8 (linux v6.12).
 PORTS = range(4000, 4064)
 
 
@@ -200,7 +201,7 @@ def test_what_is_sent_while_routes_change_is_not_overtaken(
     route = Actions._route
     with ExitStack() as path_0_stands_still:
 
-        def route_late(self: Actions, peer: Address, paths: PeerPaths, npaths: int) -> None:
+        def route_late(self: Actions, peer: IPAddress, paths: PeerPaths, npaths: int) -> None:
             if self is one.driver.actions:
                 path_0_stands_still.enter_context(other.blind(one.address))
                 send_from_all([moving], other.address, range(1))
@@ -221,7 +222,7 @@ def test_what_is_sent_while_routes_change_is_not_overtaken(
 @pytest.mark.parametrize("npaths", PATHS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_resets_of_single_paths_cost_nothing(lab: Lab, order: str, npaths: int) -> None:
-    chance = Random(f"{order} {npaths}")
+    rng = Random(f"{order} {npaths}")
     one, other = lab.own_pair(order, npaths=npaths)
     fan_out(one, other, npaths)
     mailboxes = [one.mailbox, *(one.bind(port) for port in PORTS[1:])]
@@ -229,8 +230,8 @@ def test_resets_of_single_paths_cost_nothing(lab: Lab, order: str, npaths: int) 
     for start in range(0, 300, 10):
         send_from_all(mailboxes, other.address, range(start, start + 10))
         collector.look()
-        node, peer = chance.choice(((one, other), (other, one)))
-        reset_when_up(node, peer, chance.choice(rows_of(node, peer)).index)
+        node, peer = rng.choice(((one, other), (other, one)))
+        reset_when_up(node, peer, rng.choice(rows_of(node, peer)).index)
     wait_until(lambda: collector.look() == 300 * len(PORTS), wait_s=20.0)
     assert all(numbers == list(range(300)) for numbers in collector.by_port.values())
     wait_until(lambda: is_spread(one, other, npaths) and is_spread(other, one, npaths))

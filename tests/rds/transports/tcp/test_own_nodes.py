@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests import carriers
-from tests.tcp.conftest import Lab
-from tests.tcp.frames import Frame
-from tests.tcp.kernel_peer import KernelPeer, Release
-from tests.tcp.meetings import KERNEL_PORT, numbered, taken
-from tests.tcp.nodes import PORT, Node, wait_until
-from tests.tcp.relay import Relay, Way
-from urds.dataplane.reference.incoming import Incoming
-from urds.driver import driver
-from urds.proto.events import PeerKind, ReleaseRule
-from urds.proto.peer import PeerFacts
-from urds.wire.header import Header
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.frames import Frame
+from tests.rds.transports.tcp.kernel_peer import KernelPeer, Release
+from tests.rds.transports.tcp.meetings import KERNEL_PORT, numbered, taken
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.relay import Relay, Way
+from tests.support import carriers
+from urds.rds.control.events import PeerKind, ReleaseRule
+from urds.rds.control.peer import PeerFacts
+from urds.rds.plane.python.incoming import Incoming
+from urds.rds.runtime import control_thread as driver
+from urds.rds.wire.header import Header
 
 ORDERS = ["lower", "higher"]
 SENT = numbered("sent", 10)
@@ -72,7 +72,7 @@ def send(node: Node, peer: Node, payloads: list[bytes]) -> None:
 # -- what counts as delivered
 
 
-def break_with_unread_octets(lab: Lab, order: str) -> list[bytes]:
+def break_with_unread_bytes(lab: Lab, order: str) -> list[bytes]:
     """Reset the receiver's connection with ten messages in its TCP, acknowledged by it."""
     sender, receiver = lab.own_pair(order)
     meet(sender, receiver)
@@ -88,7 +88,7 @@ def break_with_unread_octets(lab: Lab, order: str) -> list[bytes]:
 @pytest.mark.rule("wire-own-reliability", "rds7-reliable-in-order")
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_tcp_acknowledged_and_nobody_read_goes_again(lab: Lab, order: str) -> None:
-    assert break_with_unread_octets(lab, order) == SENT
+    assert break_with_unread_bytes(lab, order) == SENT
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -97,7 +97,7 @@ def test_trusting_tcps_acknowledgement_loses_messages(
 ) -> None:
     rule = property(lambda self: ReleaseRule.STREAM_ACKNOWLEDGED)
     monkeypatch.setattr(PeerFacts, "release", rule)
-    assert break_with_unread_octets(lab, order) == []
+    assert break_with_unread_bytes(lab, order) == []
 
 
 @pytest.mark.carried("shm0")
@@ -120,7 +120,7 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
 @pytest.mark.carried("shm0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> None:
-    """Both send and both reset; messages of up to 200,000 octets are cut in their middle."""
+    """Both send and both reset; messages of up to 200,000 bytes are cut in their middle."""
     buffers = {"buffer_bytes": 1 << 20, **SOON}
     one, other = lab.process(1 if order == "lower" else 3, **buffers), lab.process(2, **buffers)
     count = 1_000 if carriers.is_rdma() else 8_000
@@ -208,11 +208,11 @@ def test_a_flipped_bit_ends_the_connection_and_costs_no_message(lab: Lab, bit: i
     meet(lower, higher)
     flipped: list[Frame] = []
 
-    def flip(way: Way, frame: Frame, octets: bytes) -> bytes:
+    def flip(way: Way, frame: Frame, data: bytes) -> bytes:
         if way is Way.DOWN or frame.payload != SENT[4] or flipped:
-            return octets
+            return data
         flipped.append(frame)
-        spoiled = bytearray(octets)
+        spoiled = bytearray(data)
         spoiled[bit // 8] ^= 0x80 >> bit % 8
         return bytes(spoiled)
 
@@ -227,9 +227,9 @@ def spoil_once(relay: Relay, way: Way, change: Callable[[int], int], *, field: s
     """Have the relay change one field of the next message with a payload; the checksum fits."""
     spoiled: list[Frame] = []
 
-    def tamper(one: Way, frame: Frame, octets: bytes) -> bytes:
+    def tamper(one: Way, frame: Frame, data: bytes) -> bytes:
         if one is not way or not frame.payload or frame.is_map or spoiled:
-            return octets
+            return data
         spoiled.append(frame)
         header = frame.header
         fields = {name: getattr(header, name) for name in Header.__dataclass_fields__}
@@ -248,7 +248,7 @@ def spoil_once(relay: Relay, way: Way, change: Callable[[int], int], *, field: s
 def test_the_survivor_of_a_restart_learns_what_went_down(
     lab: Lab, caplog: pytest.LogCaptureFixture, order: str
 ) -> None:
-    """What the old life was handed is given up, what was only queued reaches the new one."""
+    """What the old generation was handed is given up, what was only queued reaches the new one."""
     caplog.set_level(logging.INFO, logger="urds")
     survivor, other = lab.own_pair(order)
     meet(survivor, other)
@@ -265,8 +265,8 @@ def test_the_survivor_of_a_restart_learns_what_went_down(
     wait_until(
         lambda: f"{other.address} restarted: 10 messages sent to it may be lost" in caplog.text
     )
-    other.send(b"from the new life", survivor.address)
-    assert collect(survivor, 1) == [b"from the new life"]
+    other.send(b"from the restart", survivor.address)
+    assert collect(survivor, 1) == [b"from the restart"]
     wait_until(lambda: is_settled(survivor, other))
     assert collect(other, 1, wait_s=0.05) == []
 
@@ -274,7 +274,7 @@ def test_the_survivor_of_a_restart_learns_what_went_down(
 @pytest.mark.carried("shm0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> None:
-    """Kill a receiver again and again; each new life gets what is sent to it, once."""
+    """Kill a receiver again and again; each restart gets what is sent to it, once."""
     sender = lab.node(1 if order == "lower" else 3)
     for life in range(3):
         receiver = lab.process(2)
@@ -292,7 +292,7 @@ def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> No
 def restart_with_the_clock_set_back(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> list[bytes]:
-    """Return what comes of a new life that numbers below the old one, and repeats at once.
+    """Return what comes of a restart that numbers below the old one, and repeats at once.
 
     Its first connection is reset with all it said unread.
     """
@@ -331,7 +331,7 @@ def test_a_life_that_maps_do_not_tell_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """Its repeats are taken for those of the life before, whose numbers were higher."""
-    monkeypatch.setattr(Incoming, "_note_life", lambda *_: None)
+    monkeypatch.setattr(Incoming, "_note_generation", lambda *_: None)
     assert restart_with_the_clock_set_back(lab, monkeypatch, order) == []
 
 

@@ -6,9 +6,9 @@ scenario does harm, or it would prove nothing.
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.kernel_peer import KernelPeer, Release
-from tests.tcp.meetings import (
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.kernel_peer import KernelPeer, Release
+from tests.rds.transports.tcp.meetings import (
     arrived,
     make_stale,
     meet,
@@ -19,14 +19,14 @@ from tests.tcp.meetings import (
     silently_forgotten,
     taken,
 )
-from tests.tcp.nodes import Node, wait_until
-from urds.dataplane.base import Release as ReleaseRule
-from urds.dataplane.reference import stream_reading
-from urds.dataplane.reference.path import PathCore
-from urds.proto.events import Hold
-from urds.proto.seeking import Seeker
-from urds.proto.state import PathLife
-from urds.proto.streams import Streams
+from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.control.events import Hold
+from urds.rds.control.reconnect import Reconnector
+from urds.rds.control.state import PathRecord
+from urds.rds.control.streams import Streams
+from urds.rds.plane.contract import Release as ReleaseRule
+from urds.rds.plane.python import stream_reading
+from urds.rds.plane.python.path import PathCore
 
 KERNELS = [pytest.param({"release": release}, id=release.name) for release in Release]
 
@@ -49,9 +49,9 @@ def send_while_the_kernel_thinks_the_old_connection_is_up(
 def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch both guards of rule 1 off: the hold, and that no frame means nothing is freed."""
 
-    def free_at_once(self: PathCore, octets: int) -> None:
+    def free_at_once(self: PathCore, byte_count: int) -> None:
         if self.outgoing.release is ReleaseRule.STREAM_ACKNOWLEDGED:
-            self.outgoing.handle_stream_acknowledged(octets)
+            self.outgoing.handle_stream_acknowledged(byte_count)
 
     monkeypatch.setattr(Streams, "_hold_of", lambda self, path: Hold.NOTHING)
     monkeypatch.setattr(PathCore, "handle_stream_acknowledged", free_at_once)
@@ -113,7 +113,7 @@ def test_a_back_off_that_ends_with_tcps_handshake_floods(
 ) -> None:
     attach = Streams._attach
 
-    def attach_and_reset(self: Streams, path: PathLife, *arguments: int, own: bool) -> None:
+    def attach_and_reset(self: Streams, path: PathRecord, *arguments: int, own: bool) -> None:
         path.backoff.reset()
         attach(self, path, *arguments, own=own)
 
@@ -122,11 +122,11 @@ def test_a_back_off_that_ends_with_tcps_handshake_floods(
     assert attempts_in_a_second(node, peer) > 150
 
 
-# -- rule 10: a knock while our connection seems up
+# -- rule 10: a call-back request while our connection seems up
 
 
 def send_after_a_silent_death(node: Node, peer: KernelPeer) -> list[bytes]:
-    """Let the kernel's end die unseen, then have the kernel send and knock."""
+    """Let the kernel's end die unseen, then have the kernel send and request a call-back."""
     meet(node, peer)
     silently_forgotten(node, peer)
     send_to_node(peer, numbered("sent", 5))
@@ -134,14 +134,16 @@ def send_after_a_silent_death(node: Node, peer: KernelPeer) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_knock_uncovers_a_dead_connection(lab: Lab, kernel: dict[str, Release]) -> None:
+def test_a_call_back_request_uncovers_a_dead_connection(
+    lab: Lab, kernel: dict[str, Release]
+) -> None:
     node, peer = lab.pair("lower", kernel=kernel)
     assert send_after_a_silent_death(node, peer) == numbered("sent", 5)
-    assert node.counters["pokes"] > 0
+    assert node.counters["dead_stream_probes"] > 0
 
 
 def test_without_a_poke_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seeker, "_poke", lambda self, path: None)
+    monkeypatch.setattr(Reconnector, "_probe_dead_stream", lambda self, path: None)
     node, peer = lab.pair("lower")
     assert send_after_a_silent_death(node, peer) == []
 
@@ -150,8 +152,8 @@ def test_a_poke_does_not_disturb_a_live_connection(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     meet(node, peer)
     stream = node.stream(peer.address)
-    peer.knock()
-    wait_until(lambda: node.counters["pokes"] > 0)
+    peer.call_back_request()
+    wait_until(lambda: node.counters["dead_stream_probes"] > 0)
     send_to_kernel(node, peer, numbered("sent", 5))
     assert arrived(peer, 5) == numbered("sent", 5)
     assert node.stream(peer.address) is stream

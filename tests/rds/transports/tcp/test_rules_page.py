@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "protocol" / "rds-tcp.md"
+PAGE = FOLDER.parents[3] / "docs" / "protocol" / "rds-tcp.md"
 
 
 def rows() -> list[tuple[int, list[str]]]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import make_deaf, make_hearing, reset, unacknowledged
-from tests.tcp.frames import Frame, emit_frame, emit_map
-from tests.tcp.kernel_peer import REPEATED, KernelPeer
-from tests.tcp.meetings import (
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import make_deaf, make_hearing, reset, unacknowledged
+from tests.rds.transports.tcp.frames import Frame, emit_frame, emit_map
+from tests.rds.transports.tcp.kernel_peer import REPEATED, KernelPeer
+from tests.rds.transports.tcp.meetings import (
     KERNEL_PORT,
     arrived,
     meet,
@@ -28,15 +28,15 @@ from tests.tcp.meetings import (
     settle,
     taken,
 )
-from tests.tcp.nodes import PORT, Node, wait_until
-from urds.dataplane.base import Buffer, DownReason
-from urds.dataplane.reference import outgoing as outgoing_module
-from urds.dataplane.reference.incoming import Incoming
-from urds.dataplane.reference.outgoing import Outgoing
-from urds.dataplane.reference.path import PathCore
-from urds.dataplane.reference.stream_path import StreamPath
-from urds.driver import streams
-from urds.transport import tcp
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from urds.rds.plane.contract import Buffer, DownReason
+from urds.rds.plane.python import outgoing as outgoing_module
+from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.runtime import connect as streams
+from urds.rds.transports import tcp
 
 ORDERS = ["lower", "higher"]
 SENT = numbered("sent", 10)
@@ -111,7 +111,7 @@ def test_giving_up_at_a_send_error_loses_messages(
 
 
 def end_unread(path: StreamPath) -> None:
-    """Do what is wrong: give the connection up with octets in it."""
+    """Do what is wrong: give the connection up with bytes in it."""
     with path.plane.lock:
         if path.stream is not None:
             path.end(DownReason.ERROR, 0)
@@ -266,17 +266,15 @@ def test_new_messages_in_front_make_a_kernel_drop_the_repeats(
 _frame = Outgoing.frame
 
 
-def frame_new_first(
-    self: Outgoing, out: list[Buffer], octets_max: int, acknowledgement: int
-) -> int:
+def frame_new_first(self: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
     """Do what is wrong: repeats wait until something new has left before them."""
-    if not self.repeats:
-        return _frame(self, out, octets_max, acknowledgement)
-    repeats, self.repeats = self.repeats, deque()
-    made = _frame(self, out, octets_max, acknowledgement)
-    self.repeats = repeats
+    if not self.retransmits:
+        return _frame(self, out, bytes_max, acknowledgement)
+    repeats, self.retransmits = self.retransmits, deque()
+    made = _frame(self, out, bytes_max, acknowledgement)
+    self.retransmits = repeats
     if made:
-        made += _frame(self, out, octets_max, acknowledgement)
+        made += _frame(self, out, bytes_max, acknowledgement)
     return made
 
 
@@ -399,6 +397,6 @@ def test_a_cut_message_begins_again_with_its_header(lab: Lab, order: str) -> Non
 def test_the_rest_of_a_cut_message_spoils_the_next_connection(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(PathCore, "detach", keeping(PathCore.detach, ("_out", "_out_octets")))
+    monkeypatch.setattr(PathCore, "detach", keeping(PathCore.detach, ("_out", "_out_bytes")))
     node, peer = lab.pair(order, tcp_sndbuf=8192)
     assert cut_a_message_of_ours(node, peer) != [1 << 20]

@@ -1,4 +1,4 @@
-"""Rules 5, 6, 8 and 9 of docs/protocol/rds-tcp.md: a node or a kernel begins a new life.
+"""Rules 5, 6, 8 and 9 of docs/protocol/rds-tcp.md: a node or a kernel restarts.
 
 Each rule is shown twice: as built nothing is lost or doubled; with the rule switched off the same
 scenario does harm, or it would prove nothing.
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import make_deaf
-from tests.tcp.kernel_peer import REPEATED, KernelPeer, Release
-from tests.tcp.meetings import (
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import make_deaf
+from tests.rds.transports.tcp.kernel_peer import REPEATED, KernelPeer, Release
+from tests.rds.transports.tcp.meetings import (
     arrived,
     lose_first_transmission,
     meet,
@@ -24,15 +24,15 @@ from tests.tcp.meetings import (
     settle,
     taken,
 )
-from tests.tcp.nodes import Node
-from urds.dataplane.base import DownReason
-from urds.dataplane.reference.incoming import Incoming
-from urds.driver import driver
-from urds.proto import connection
-from urds.proto.connection import Connection
-from urds.proto.events import RestartPeer
-from urds.proto.peer import emit_ours
-from urds.proto.settings import ConnectionSettings
+from tests.rds.transports.tcp.nodes import Node
+from urds.rds.control import connection
+from urds.rds.control.connection import Connection
+from urds.rds.control.events import RestartPeer
+from urds.rds.control.peer import emit_ours
+from urds.rds.control.settings import ConnectionSettings
+from urds.rds.plane.contract import DownReason
+from urds.rds.plane.python.incoming import Incoming
+from urds.rds.runtime import control_thread as driver
 
 ORDERS = ["lower", "higher"]
 KERNELS = [pytest.param(release, id=release.name) for release in Release]
@@ -123,7 +123,7 @@ def test_a_new_generation_makes_a_kernel_drop_messages(
 
 
 def reboot_and_send(lab: Lab, order: str, **kernel: Any) -> list[bytes]:
-    """Sign a: the new life's messages come plainly, with numbers below the expected one."""
+    """Sign a: the restart's messages come plainly, with numbers below the expected one."""
     node, peer = lab.pair(order, kernel=kernel)
     meet(node, peer)
     send_to_node(peer, numbered("earlier", 20))
@@ -134,7 +134,7 @@ def reboot_and_send(lab: Lab, order: str, **kernel: Any) -> list[bytes]:
 
 
 def reboot_and_repeat(lab: Lab, order: str, **kernel: Any) -> list[bytes]:
-    """Signs b and c: the first messages of the new life come as repeats."""
+    """Signs b and c: the first messages of the restart come as repeats."""
     node, peer = lab.pair(order, kernel=kernel)
     meet(node, peer)
     send_to_node(peer, numbered("earlier", 20))
@@ -176,7 +176,7 @@ def test_an_unrecognised_reboot_loses_messages(
     release: Release,
     probes: bool,
 ) -> None:
-    monkeypatch.setattr(Incoming, "_is_new_life", lambda self, fields: False)
+    monkeypatch.setattr(Incoming, "_is_restart", lambda self, fields: False)
     assert scenario(lab, "lower", release=release, probes=probes) == []
 
 
@@ -209,7 +209,7 @@ def reboot_with_our_messages_in_flight(lab: Lab, order: str, release: Release) -
     peer.run_until(lambda: node.row(peer.address).unacknowledged_messages == len(SENT))
     numbers = [message.sequence for message in node.handed_over(peer.address)]
     peer.reboot()
-    send_to_node(peer, [b"from the new life"])
+    send_to_node(peer, [b"from the restart"])
     reconnect_deaf(node, peer)
     peer.run_until(lambda: node.counters["peer_restarted"] > 0)
     peer.run_for(0.05)  # whoever drops messages for it has done so by now
@@ -247,7 +247,8 @@ def test_treating_a_kernel_as_an_own_node_loses_messages(
 # -- all rules together
 
 # Up to 6.19 a kernel with several lanes attaches connections in order of arrival, and after a reset
-# the numbers of two lanes are mixed: nothing that a peer could mend. Source: rds.md 2.8.
+# the numbers of two lanes are mixed: nothing that a peer could mend.
+# Source: docs/reference/rds.md 2.8.
 LANES = [
     pytest.param(Release.V6, 1, id="V6"),
     pytest.param(Release.V7, 1, id="V7"),
@@ -262,7 +263,7 @@ def test_many_resets_in_traffic_both_ways(
     lab: Lab, order: str, release: Release, npaths: int
 ) -> None:
     """Reset a connection forty times, at moments that the seed chooses."""
-    chance = Random(f"{order} {release} {npaths}")
+    rng = Random(f"{order} {release} {npaths}")
     node, peer = lab.pair(order, kernel={"release": release, "npaths": npaths}, npaths=npaths)
     meet(node, peer)
     to_kernel, to_node = numbered("to kernel", 400), numbered("to node", 400)
@@ -271,10 +272,10 @@ def test_many_resets_in_traffic_both_ways(
         peer.run_until(lambda: peer.up)
         send_to_kernel(node, peer, to_kernel[start : start + 10])
         send_to_node(peer, to_node[start : start + 10])
-        for _ in range(chance.randrange(6)):
-            peer.step(chance.choice((0.0, 0.001)))
+        for _ in range(rng.randrange(6)):
+            peer.step(rng.choice((0.0, 0.001)))
             got += node.take()
-        peer.break_connection(chance.choice([lane.index for lane in peer.lanes if lane.connection]))
+        peer.break_connection(rng.choice([lane.index for lane in peer.lanes if lane.connection]))
     got += taken(node, peer, len(to_node) - len(got))
     assert got == to_node
     assert arrived(peer, len(to_kernel)) == to_kernel

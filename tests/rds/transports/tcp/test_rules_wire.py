@@ -10,10 +10,10 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.frames import NO_EXTENSION
-from tests.tcp.kernel_peer import KernelPeer
-from tests.tcp.meetings import (
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.frames import NO_EXTENSION
+from tests.rds.transports.tcp.kernel_peer import KernelPeer
+from tests.rds.transports.tcp.meetings import (
     KERNEL_PORT,
     arrived,
     meet,
@@ -21,15 +21,15 @@ from tests.tcp.meetings import (
     send_to_kernel,
     settle,
 )
-from tests.tcp.nodes import PORT, Node, wait_until
-from tests.tcp.relay import Relay, Way
-from tests.tcp.test_multipath import PORTS, fan_out, rows_of
-from urds.constants import MSG_DONTWAIT, RDS_TCP_PORT
-from urds.dataplane.base import MailboxSettings
-from urds.proto.events import PeerKind
-from urds.proto.paths import path_of_port
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.exthdr import parse_handshake
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.relay import Relay, Way
+from tests.rds.transports.tcp.test_multipath import PORTS, fan_out, rows_of
+from urds.rds.constants import MSG_DONTWAIT, RDS_TCP_PORT
+from urds.rds.control.events import PeerKind
+from urds.rds.control.paths import path_of_port
+from urds.rds.plane.contract import MailboxSettings
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.extensions import parse_handshake
 
 ORDERS = ["lower", "higher"]
 
@@ -66,7 +66,9 @@ def test_all_sockets_of_two_nodes_share_one_connection(lab: Lab, order: str) -> 
     for mailbox in mailboxes:
         assert take(node, mailbox, 1) == [(b"back", (peer.address, 6000))]
     begun = (peer.accepts, peer.connects)
-    assert begun == ((1, 0) if order == "lower" else (1, 1)), "one connection, or knock and call"
+    assert begun == ((1, 0) if order == "lower" else (1, 1)), (
+        "one connection, or call-back request and call"
+    )
 
 
 @pytest.mark.rule("wire-addresses-and-ports")
@@ -279,7 +281,7 @@ def test_probe_and_pong_tell_the_generation_to_a_known_own_node(lab: Lab) -> Non
     probe, pong = (1, 0), (0, 1)
     lower.send(b"hello", higher.address)
     wait_until(lambda: tells_both(relay, pong, lower, higher))
-    assert not tells(relay, Way.UP, probe, lower), "the first probe goes to a stranger"
+    assert not tells(relay, Way.UP, probe, lower), "the first probe goes to an unknown peer"
     wait_until(lambda: lower.connection(higher.address).facts.kind is PeerKind.URDS)
     wait_until(lambda: higher.connection(lower.address).facts.kind is PeerKind.URDS)
     relay.cut_all()

@@ -1,15 +1,15 @@
-"""What a node puts on the wire towards a kernel, octet for octet beside what kernels send."""
+"""What a node puts on the wire towards a kernel, byte for byte beside what kernels send."""
 
 import socket
 from contextlib import suppress
 
 import pytest
 
-from tests.tcp.conftest import Lab
-from tests.tcp.faults import make_deaf, make_hearing
-from tests.tcp.frames import Frame, FrameReader, emit_map
-from tests.tcp.kernel_peer import KernelPeer, Release
-from tests.tcp.meetings import (
+from tests.rds.transports.tcp.conftest import Lab
+from tests.rds.transports.tcp.faults import make_deaf, make_hearing
+from tests.rds.transports.tcp.frames import Frame, FrameReader, emit_map
+from tests.rds.transports.tcp.kernel_peer import KernelPeer, Release
+from tests.rds.transports.tcp.meetings import (
     KERNEL_PORT,
     arrived,
     meet,
@@ -19,11 +19,11 @@ from tests.tcp.meetings import (
     settle,
     taken,
 )
-from tests.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from tests.vectors import load
-from urds.constants import Capability, HeaderFlag
-from urds.dataplane.base import MailboxSettings
-from urds.wire.exthdr import Handshake, Mark, emit_handshake, parse_handshake
+from urds.rds.constants import Capability, HeaderFlag
+from urds.rds.plane.contract import MailboxSettings
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake, parse_handshake
 
 ORDERS = ["lower", "higher"]
 LINUX = load("linux_6_1_tcp")
@@ -32,19 +32,19 @@ LIST = slice(32, 42)  # the extension list; behind it stands the mark
 MARK = slice(42, 48)
 
 
-def octets_of(frame: Frame) -> bytes:
+def bytes_of(frame: Frame) -> bytes:
     """Return the frame as it was on the wire."""
     return frame.header.emit() + frame.payload
 
 
-def without_number(octets: bytes) -> bytes:
+def without_number(data: bytes) -> bytes:
     """Leave the sequence number out: ours come from the clock, a kernel's begin at 1."""
-    return octets[8:]
+    return data[8:]
 
 
-def without_extension(octets: bytes) -> bytes:
+def without_extension(data: bytes) -> bytes:
     """Zero the extension space, where a map tells our life: no kernel reads it there."""
-    return octets[: EXTENSION.start] + bytes(16) + octets[EXTENSION.stop :]
+    return data[: EXTENSION.start] + bytes(16) + data[EXTENSION.stop :]
 
 
 def frames_between(peer: KernelPeer, source_port: int, target_port: int) -> list[Frame]:
@@ -86,11 +86,11 @@ def test_the_first_words_are_those_of_linux(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
     send_to_kernel(node, peer, [b"hello from A"])
     settle(node, peer)
-    assert without_extension(octets_of(peer.frames[0])) == LINUX["empty_map"]
+    assert without_extension(bytes_of(peer.frames[0])) == LINUX["empty_map"]
     (data,) = frames_between(peer, PORT, KERNEL_PORT)
-    assert without_number(octets_of(data)) == without_number(LINUX["data"])
+    assert without_number(bytes_of(data)) == without_number(LINUX["data"])
     (probe,) = frames_between(peer, 1, 0)
-    assert without_number(octets_of(probe))[:24] == without_number(LINUX["probe_ping"])[:24]
+    assert without_number(bytes_of(probe))[:24] == without_number(LINUX["probe_ping"])[:24]
 
 
 # -- headers
@@ -138,7 +138,7 @@ def test_a_congestion_map_is_the_one_of_linux(lab: Lab) -> None:
 
 def last_map(peer: KernelPeer) -> bytes:
     """Return the newest map frame of the node."""
-    return [octets_of(frame) for frame in peer.frames if frame.is_map][-1]
+    return [bytes_of(frame) for frame in peer.frames if frame.is_map][-1]
 
 
 @pytest.mark.rule("wire-ping", "wire-pong")
@@ -149,7 +149,7 @@ def test_a_ping_is_answered_as_linux_does(lab: Lab, order: str) -> None:
     peer.send(b"", source_port=4000, target_port=0)
     peer.run_until(lambda: bool(frames_between(peer, 0, 4000)))
     (pong,) = frames_between(peer, 0, 4000)
-    assert without_number(octets_of(pong)) == without_number(LINUX["pong"])
+    assert without_number(bytes_of(pong)) == without_number(LINUX["pong"])
 
 
 # -- the handshake
@@ -166,9 +166,9 @@ def test_probe_and_pong_carry_list_and_mark(lab: Lab, release: Release, npaths: 
     peer.run_until(lambda: bool(frames_between(peer, 0, 1)))
     frames = frames_between(peer, 1, 0) + frames_between(peer, 0, 1)
     listed = b"\5" + npaths.to_bytes(2, "big")
-    for octets in map(octets_of, frames):
-        assert octets[LIST] in (listed.ljust(10, b"\0"), (listed + b"\x08\0").ljust(10, b"\0"))
-        assert octets[MARK][:4] == b"\0UR\1"
+    for data in map(bytes_of, frames):
+        assert data[LIST] in (listed.ljust(10, b"\0"), (listed + b"\x08\0").ljust(10, b"\0"))
+        assert data[MARK][:4] == b"\0UR\1"
     handshakes = [parse_handshake(frame.header.extension) for frame in frames]
     assert not any(handshake.generation for handshake in handshakes)
     assert not handshakes[0].sport_index, "it is not known yet who the peer is"
@@ -225,12 +225,14 @@ def test_connections_have_the_options_of_linux(lab: Lab, order: str) -> None:
 
 @pytest.mark.rule("wire-connect-on-send")
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_higher_node_knocks_and_a_lower_one_calls_back(lab: Lab, order: str) -> None:
+def test_a_higher_node_call_back_requests_and_a_lower_one_calls_back(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
     if order == "higher":
         send_to_kernel(node, peer, [b"wakes the kernel"])
         peer.run_until(lambda: peer.up)
-        assert (peer.accepts, peer.connects) == (1, 1), "one knock, then the kernel connected"
+        assert (peer.accepts, peer.connects) == (1, 1), (
+            "one call-back request, then the kernel connected"
+        )
     else:
         send_to_node(peer, [b"wakes the node"])
         peer.run_until(lambda: peer.up)

@@ -1,0 +1,209 @@
+"""Help, versions, wrong words and completion: the same commands with and without the extra."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import EXTRAS, RUN_S_MAX, command, environment, urds
+from urds.cli.main import ABOUT, GROUPS
+from urds.cli.parser import build
+
+COMMANDS = [
+    " ".join(filter(None, (group.name, one.name))) for group in GROUPS for one in group.entries
+]
+PLACES = ["", *(group.name for group in GROUPS if group.name), *COMMANDS]
+SNAPSHOTS = Path(__file__).parent / "help"
+BOTH = pytest.mark.parametrize("extra", EXTRAS)
+OPTION = re.compile(r"^ +(--?[a-zA-Z][\w-]*(?:, --?[a-zA-Z][\w-]*)*)")
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def options(text: str) -> list[str]:
+    """Return the flags that a help text lists, in order."""
+    return [found[1] for line in text.splitlines() if (found := OPTION.match(line))]
+
+
+def help_on_a_terminal(*words: str) -> str:
+    """Return what `--help` prints to a terminal, with the extra."""
+    ours, its = os.openpty()
+    env = {key: value for key, value in environment().items() if key != "NO_COLOR"}
+    with subprocess.Popen(
+        command("with", *words, "--help"), stdout=its, env={**env, "TERM": "xterm"}
+    ) as child:
+        os.close(its)
+        printed = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                printed += piece
+        except OSError:  # EIO: the child has closed its side
+            pass
+        assert child.wait(RUN_S_MAX) == 0
+    os.close(ours)
+    return printed.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_help_is_the_one_on_record(place: str) -> None:
+    """Write it anew: `URDS_WRITE_HELP=1 make test`, or this file alone with pytest."""
+    done = urds(*place.split(), "--help", changes={"COLUMNS": "80"})
+    assert (done.code, done.err) == (0, "")
+    snapshot = SNAPSHOTS / f"{place.replace(' ', '-') or 'urds'}.txt"
+    if os.environ.get("URDS_WRITE_HELP"):
+        snapshot.write_text(done.out, encoding="utf-8")
+    assert done.out == snapshot.read_text(encoding="utf-8")
+
+
+def test_each_snapshot_belongs_to_a_command() -> None:
+    names = {f"{place.replace(' ', '-') or 'urds'}.txt" for place in PLACES}
+    assert {path.name for path in SNAPSHOTS.iterdir()} == names
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_options_are_the_same_with_and_without_the_extra(place: str) -> None:
+    """A terminal gets the same flags, words and examples in colours."""
+    words = place.split()
+    plain = urds(*words, "--help", changes={"COLUMNS": "100"})
+    piped = urds(*words, "--help", extra="with", changes={"COLUMNS": "100"})
+    more = "\n\nColours and completion: pip install 'urds[cli]'"
+    assert piped.out == plain.out.replace(more, "")
+    coloured = help_on_a_terminal(*words)
+    assert ESCAPE.search(coloured)
+    assert options(ESCAPE.sub("", coloured)) == options(plain.out)
+    assert ESCAPE.sub("", coloured).split() == piped.out.split()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_examples_of_the_command(name: str) -> None:
+    out = urds(*name.split(), "--help").out
+    assert len(re.findall(rf"^ +urds {name}\b", out, re.MULTILINE)) >= 2
+    assert "--json" in options(out)
+
+
+def test_every_line_of_help_fits_80_columns() -> None:
+    long = {
+        path.name: line
+        for path in SNAPSHOTS.iterdir()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if len(line) > 80 and "urds " not in line  # an example is one line, to be copied
+    }
+    assert long == {}
+
+
+@BOTH
+@pytest.mark.parametrize("place", ["", "dat", "rsocket"])
+def test_without_a_command_the_help_is_printed(extra: str, place: str) -> None:
+    """With exit code 0, as cargo does."""
+    done = urds(*place.split(), extra=extra)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == urds(*place.split(), "--help", extra=extra).out
+
+
+def test_only_the_module_of_the_command_is_loaded() -> None:
+    program = (
+        "import sys; sys.argv[1:] = ['info', '--pid', '0']; from urds.cli import main;"
+        " main.main(); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [*command("without")[:2], "-c", program], check=True, capture_output=True, text=True,
+        env=environment(), timeout=RUN_S_MAX,
+    )  # fmt: skip
+    modules = set(done.stdout.split())
+    assert "urds.cli.rds.info" in modules
+    assert not modules & {"urds.cli.rds.ping", "urds.verbs", "urds.dat", "rich", "argcomplete"}
+
+
+def test_all_commands_can_be_built_at_once() -> None:
+    """Names are unique, and each module has its command."""
+    parser = build(ABOUT, GROUPS)
+    assert parser.parse_args(["ping", "10.0.0.2"]).target == "10.0.0.2"
+    assert parser.parse_args(["rsocket", "rcopy", "a", "--serve"]).is_server is True
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", [("--version",), ("info", "--version")])
+def test_the_version_is_one_line(extra: str, arguments: tuple[str, ...]) -> None:
+    done = urds(*arguments, extra=extra)
+    assert done.code == 0
+    plane = r"\((python plane: [^()]+|native plane)\)"
+    assert re.fullmatch(rf"urds \S+.* {plane}, Python 3\.\d+\.\d+\S*, Linux \S+\n", done.out)
+
+
+@BOTH
+def test_the_version_tells_the_plane(extra: str) -> None:
+    out = urds("--version", extra=extra, changes={"URDS_IMPL": "python"}).out
+    assert "(python plane: URDS_IMPL=python)" in out
+    done = urds("--version", extra=extra, changes={"URDS_IMPL": "rusty"})
+    assert (done.code, done.err) == (0, "")
+    assert "(no plane: URDS_IMPL = 'rusty'" in done.out
+
+
+@pytest.mark.parametrize("plane", ["rusty", "native"])
+@pytest.mark.parametrize("arguments", [("demo",), ("ping", "-c", "1", "127.9.9.9")])
+def test_a_plane_that_is_not_here_is_one_line(arguments: tuple[str, ...], plane: str) -> None:
+    """Without the extra no installed module is seen."""
+    done = urds(*arguments, changes={"URDS_IMPL": plane})
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"urds {arguments[0]}: URDS_IMPL")
+    assert done.err.count("\n") == 1
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("nothing",),
+            "urds: error: no command 'nothing'; there are demo, ping, info, st",
+        ),
+        (("pong",), "urds: error: no command 'pong'; did you mean 'ping'?"),
+        (("rsocket", "rcoppy"), "urds rsocket: error: no command 'rcoppy'; did you mean 'rcopy'?"),
+        (("demo", "--nothing"), "urds demo: error: unrecognized arguments: --nothing"),
+        (("demo", "--hosts", "many"), "urds demo: error: argument --hosts: invalid int value"),
+        (("ping",), "urds ping: error: the following arguments are required: HOST"),
+        (("ping", "-i", "x", "::1"), "error: argument -i/--interval: interval 'x': a number with"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(extra: str, arguments: tuple[str, ...], words: str) -> None:
+    done = urds(*arguments, extra=extra)
+    assert (done.code, done.out) == (2, "")
+    usage, error = done.err.splitlines()
+    assert usage.startswith("usage: urds")
+    assert words in error
+
+
+@BOTH
+def test_a_bad_setting_is_wrong_usage(extra: str) -> None:
+    done = urds("ping", "-c", "1", "127.0.0.9", extra=extra, changes={"URDS_NPATHS": "3"})
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "urds ping: npaths = '3', in variable URDS_NPATHS: must be one of 1, 2, 4, 8\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("urds p", ["ping "]),
+        ("urds rsocket r", ["rstream", "riostream", "rcopy"]),
+        ("urds stress --rdma-use-f", ["--rdma-use-fence "]),
+        ("urds dat load --j", ["--json "]),
+    ],
+)
+def test_a_shell_completes_words(line: str, words: list[str], tmp_path: Path) -> None:
+    """As the line that `register-python-argcomplete` prints asks for them."""
+    found = tmp_path / "words"
+    asked = {
+        "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+        "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(found),
+    }  # fmt: skip
+    done = urds(extra="with", changes=asked)
+    assert done.code == 0, done.err
+    assert sorted(found.read_text().split("\n")) == sorted(words)
+
+
+def test_without_the_extra_the_help_says_how_to_get_more() -> None:
+    assert "pip install 'urds[cli]'" in urds("--help").out
+    assert "pip install 'urds[cli]'" not in urds("--help", extra="with").out

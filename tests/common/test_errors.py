@@ -1,0 +1,69 @@
+"""The errno table and the exceptions made from it."""
+
+import errno
+
+import pytest
+
+from urds.common.errors import (
+    ERRNO_OF,
+    ErrorReason,
+    LocalProtocolError,
+    RemoteProtocolError,
+    WireError,
+    os_error,
+)
+
+
+@pytest.mark.parametrize("reason", ErrorReason)
+def test_each_refusal_makes_an_os_error_with_its_errno(reason: ErrorReason) -> None:
+    problem = os_error(reason)
+    assert isinstance(problem, OSError)
+    assert problem.errno == ERRNO_OF[reason]
+    assert reason.name.lower().replace("_", " ") in str(problem).lower()
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "subclass"),
+    [
+        (ErrorReason.NOT_BOUND, errno.ENOTCONN, OSError),
+        (ErrorReason.DESTINATION_ANY, errno.EDESTADDRREQ, OSError),
+        (ErrorReason.TOO_LONG, errno.EMSGSIZE, OSError),
+        (ErrorReason.QUEUE_FULL, errno.EAGAIN, BlockingIOError),
+        (ErrorReason.NOTHING_TO_RECEIVE, errno.EAGAIN, BlockingIOError),
+        (ErrorReason.PEER_CONGESTED, errno.ENOBUFS, OSError),
+        (ErrorReason.TIMED_OUT, errno.ETIMEDOUT, TimeoutError),
+        (ErrorReason.FLAGS_NOT_SUPPORTED, errno.EOPNOTSUPP, OSError),
+        (ErrorReason.RESERVED_PORT, errno.EINVAL, OSError),
+        (ErrorReason.ADDRESS_IN_USE, errno.EADDRINUSE, OSError),
+        (ErrorReason.NOT_LOCAL, errno.EADDRNOTAVAIL, OSError),
+        (ErrorReason.NO_SUCH_OPTION, errno.ENOPROTOOPT, OSError),
+        (ErrorReason.OPTION_FAULT, errno.EFAULT, OSError),
+        (ErrorReason.NO_SPACE, errno.ENOSPC, OSError),
+        (ErrorReason.CLOSED, errno.EBADF, OSError),
+        (ErrorReason.PEER_UNREACHABLE, errno.EHOSTUNREACH, OSError),
+        (ErrorReason.PEER_NOT_ALLOWED, errno.EACCES, PermissionError),
+    ],
+)
+def test_errno_and_subclass_are_those_of_linux(
+    reason: ErrorReason, code: int, subclass: type[OSError]
+) -> None:
+    problem = os_error(reason)
+    assert problem.errno == code
+    assert type(problem) is subclass
+
+
+def test_the_message_has_the_reason_and_the_detail() -> None:
+    problem = os_error(ErrorReason.TOO_LONG, "9 bytes, limit 8")
+    assert problem.strerror == "Message too long: 9 bytes, limit 8"
+
+
+def test_without_detail_no_colon_is_left() -> None:
+    assert os_error(ErrorReason.NOT_BOUND).strerror == (
+        "Transport endpoint is not connected (not bound)"
+    )
+
+
+def test_byte_problems_are_value_errors_and_protocol_problems_are_not() -> None:
+    assert issubclass(WireError, ValueError)
+    assert not issubclass(RemoteProtocolError, ValueError | OSError)
+    assert not issubclass(LocalProtocolError, ValueError | OSError)
