@@ -8,17 +8,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TIMED  := $(BIN)/python tools/timed.py
 # In CI, whose machine is shared, a failed test is tried once more, and both outcomes are shown.
-PYTEST := $(BIN)/python -m pytest $(if $(CI),--reruns 1 --reruns-delay 3 --rerun-show-tracebacks)
+RERUN  := $(if $(CI),--reruns 1 --reruns-delay 3 --rerun-show-tracebacks)
+PYTEST := $(BIN)/python -m pytest $(RERUN)
+# Its data plane is the compiled one where that is built: make test ARGS="--plane python".
+SUITE   = $(PYTHON) -m tools.suite --at $(VENV) --pytest="$(RERUN)" $(ARGS)
 REPORT := .reports
-# The data plane of the targets that take one; `make test` runs both.
+# The data plane of the other targets that take one.
 PLANE  ?= python
 # `make interop KERNEL=7 SHORT=1`: another kernel, and the tests marked `short` alone.
 KERNEL ?= 6.1
 INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim interop namespaces bench attacks interop-bench bench-page faults fuzz soak lint \
-        types docs native lock clean python \
+.PHONY: help demo quick check test test-beyond test-all sim interop namespaces bench bench-compare attacks \
+        interop-bench bench-page faults fuzz soak lint types docs native news lock clean python \
         environment lint-environment
 
 help:  ## List the commands
@@ -31,14 +34,20 @@ demo: python  ## Run hosts on 127.0.0.x that lose their connections and no messa
 	else echo "Running with the standard library alone."; PYTHONPATH=src $(PYTHON) -m urds demo; \
 	fi
 
-check: environment  ## Run unit, vector, property, health tests and a short simulation (1 min)
-	@URDS_IMPL=$(PLANE) $(TIMED) --name check --budget-s 60 -- $(PYTEST) -n 2 -q \
-	    -m "not slow and not interop" --short-sim 10 --junitxml=$(REPORT)/check.xml \
-	    $(wildcard tests/unit tests/vectors tests/property tests/health tests/sim)
+quick: environment  ## Run a smoke of each system (15 s)
+	@$(TIMED) --name quick --budget-s 15 -- $(SUITE) quick
 
-test: environment  ## Run every test that needs neither root nor a virtual machine (30 min)
-	@$(TIMED) --name test --budget-s 1800 -- \
-	    tools/suite.sh "$(PYTEST) -q -m" $(REPORT) $(PYTHON)
+check: environment  ## Run unit, vector, property, health tests and a short simulation (1 min)
+	@$(TIMED) --name check --budget-s 60 -- $(SUITE) check
+
+test: environment  ## Run every test that needs neither root nor a virtual machine (10 min)
+	@$(TIMED) --name test --budget-s 600 -- $(SUITE) test
+
+test-beyond: environment  ## Run what `test` leaves out: the other plane, more seeds and examples (20 min)
+	@$(TIMED) --name test-beyond --budget-s 1200 -- $(SUITE) beyond
+
+test-all: environment  ## Run both, the one after the other (30 min)
+	@$(TIMED) --name test-all --budget-s 1800 -- $(SUITE) test beyond
 
 sim: environment  ## Run the simulations alone, all seeds
 	@$(TIMED) --name sim --budget-s 600 -- $(PYTEST) -n 2 -q --junitxml=$(REPORT)/sim.xml tests/sim
@@ -51,10 +60,10 @@ interop: environment  ## Talk with Linux KERNEL=6.1, 6.12 or 7 in a virtual mach
 	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/$(INTEROP).xml; fi
 
 namespaces: environment  ## Run suites between two network namespaces, IPv4 and IPv6; needs root (6 min)
-	@reason=$$($(BIN)/python -m tests.places); \
+	@reason=$$($(BIN)/python -m tests.support.places); \
 	if [ -n "$$reason" ] && [ -z "$$CI" ]; then echo "make namespaces: $$reason"; exit 0; fi; \
 	URDS_IMPL=$(PLANE) URDS_PLACES=netns4,netns6 $(TIMED) --name namespaces --budget-s 600 -- \
-	    $(PYTEST) -n 2 -q --junitxml=$(REPORT)/namespaces.xml tests/namespaces tests/tcp tests/faults/test_runs.py \
+	    $(PYTEST) -n 2 -q --junitxml=$(REPORT)/namespaces.xml tests/namespaces tests/rds/transports/tcp tests/faults/test_runs.py \
 	    tests/rsocket/test_socket_processes.py tests/verbs/test_conformance_processes.py
 	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/namespaces.xml; fi
 
@@ -70,14 +79,18 @@ interop-bench: python  ## Measure against the kernel's RDS in one virtual machin
 
 attacks: environment  ## Measure what attackers cost a node's other peers, on both planes (6 min)
 	@$(PYTHON) -m tools.native build --optional
-	@$(BIN)/python -m tests.tcp.siege_figures $(ARGS)
+	@$(BIN)/python -m tests.rds.transports.tcp.siege_figures $(ARGS)
 
-bench-page: python  ## Write figures and plots of docs/benchmarks.md anew from the last runs
+bench-compare: python  ## Compare processor time per message with commit BASE=...; ARGS="--only native" (15 min)
+	@if [ -z "$(BASE)" ]; then echo "make bench-compare BASE=commit; ARGS=--help tells more"; exit 2; fi
+	@$(PYTHON) benches/compare.py $(BASE) $(ARGS)
+
+bench-page: python  ## Keep the last runs in docs/data, write figures and plots of docs/benchmarks.md
 	@$(PYTHON) tools/environment.py --at $(VENV)-bench build bench
 	@$(VENV)-bench/bin/python benches/page.py \
 	    $$(ls $(REPORT)/bench.json $(REPORT)/interop-bench.json 2>/dev/null)
 
-fuzz: python  ## Feed parsers and machines octets; ARGS="--jobs 2" (5 min for each target)
+fuzz: python  ## Feed parsers and machines bytes; ARGS="--jobs 2" (5 min for each target)
 	@$(PYTHON) tools/environment.py --at $(VENV)-fuzz build fuzz
 	@$(VENV)-fuzz/bin/python fuzz/run.py $(ARGS)
 
@@ -87,9 +100,10 @@ faults: environment  ## Break connections between processes in every way; ARGS="
 soak: environment  ## Run a mix of processes; watch messages, memory, descriptors (1 h)
 	@URDS_IMPL=$(PLANE) $(BIN)/python -m tests.soak $(ARGS)
 
-lint: lint-environment  ## Check style and format, of Rust too where cargo is
+lint: lint-environment  ## Check style, format and imports, of Rust too where cargo is
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(PYTHON) -m tools.native lint --optional
 
 types: lint-environment  ## Check types, strictly
@@ -102,11 +116,17 @@ docs: environment  ## Write docs/conformance.md and docs/interop.md anew from th
 native: python  ## Build the compiled data plane into .venv; needs Rust 1.88 or newer (2 min)
 	@$(PYTHON) -m tools.native build
 
+news: python  ## Show the release notes that the files of changes/ make
+	@$(PYTHON) tools/environment.py --at $(VENV)-news build news
+	@$(VENV)-news/bin/towncrier build --draft --version "$$($(PYTHON) -c \
+	    'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')"
+
 lock: python  ## Renew requirements/*.txt, with hashes, from pyproject.toml
 	@$(PYTHON) tools/lock.py
 
 clean:  ## Remove environments, reports and caches
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(REPORT) .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(REPORT) .mypy_cache .ruff_cache \
+	    .bench-compare \
 	    .pytest_cache .hypothesis native/target
 
 python:

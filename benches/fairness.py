@@ -1,8 +1,8 @@
-"""Who gets how much: peers of one socket, and threads of one process that need the interpreter.
+"""The shares of the peers of one socket, and of threads that compete for the interpreter.
 
-Shares are the messages of each of 32 peers that send in turn, whenever they may, to one socket.
-Beside a thread that computes, a pure Python loop in the process of the receiver or of the sender,
-rates and round trips stand beside those without it, in rounds that are interleaved.
+Shares are the messages of each of 32 peers that send to one socket one after the other, whenever
+they may. Rates and round trips are measured with and without a thread that computes, a pure Python
+loop in the process of the receiver or of the sender, in rounds that are interleaved.
 """
 
 import errno
@@ -33,7 +33,7 @@ _FLOOD_WARM_UP = 200  # messages of each peer
 _FLOOD_MESSAGES = 200_000  # of all of them, in one round
 _ROUND_TRIPS = 300
 _CALIBRATION_MESSAGES = 30_000
-_TARGET_S = 0.6  # long beside the 5 ms after which a thread is asked to give way
+_TARGET_S = 0.6  # long beside the 5 ms after which a thread is asked to yield
 _END_WAIT_S = 2.0
 _PLACEMENT = "on any vCPU, as the scheduler puts them; nobody spins"
 # Receiver and sender.
@@ -50,7 +50,7 @@ _BROKEN = ("cut", "a process")
 
 
 class BrokenOffError(Exception):
-    """A process did not answer; the text is what the table says."""
+    """A process did not answer; the text is for the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Task:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    """Have a thread compute that gives up the interpreter only when it is asked."""
+    """Have a thread compute that gives up the interpreter only on request."""
     ended: list[bool] = []
 
     def compute() -> None:
@@ -113,7 +113,7 @@ class _Side:
 
 def _run(role: Callable[..., None], pipe: Connection, *arguments: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its sides
-    with suppress(EOFError, BrokenPipeError):  # the parent is done with us
+    with suppress(EOFError, BrokenPipeError):  # the parent has closed the pipe
         role(pipe, *arguments)
 
 
@@ -279,7 +279,7 @@ class _Flood(Urds):
 
 
 def _be_flood(pipe: Connection, address: tuple[str, int]) -> None:
-    """Have each socket send in turn, whenever it may, until the parent ends us."""
+    """Have each socket send, one after the other, until the parent ends the process."""
     sockets, payload = _Flood(_SMALL_BYTES).bind_peers(), written_payload(_SMALL_BYTES)
     for one in sockets:
         one.setblocking(False)

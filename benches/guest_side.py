@@ -1,7 +1,7 @@
-"""One side of RDS traffic inside the guest: the same loops over the kernel's socket and over ours.
+"""One side of RDS traffic inside the guest: the same loops over the kernel's sockets and `urds`.
 
-The guest gets this file with the other benchmarks and `urds`. `interop.py`, on the host, tells each
-process through the lab's agent what to do.
+The guest gets this file with the other benchmarks and `urds`. `interop.py`, on the host, commands
+each process through the lab's agent.
 """
 
 import ctypes
@@ -34,18 +34,18 @@ class Side:
         self._peer.aim(target)
 
     def note(self) -> str:
-        """Return what a reader of the table must know."""
+        """Return the note for readers of the table."""
         return self._peer.note()
 
-    def knock(self) -> None:
+    def call_back_request(self) -> None:
         """Send one message, for the connection."""
         self._peer.put(1)
 
     def listen(self) -> bool:
-        """Tell whether that message came; take it, and what comes twice.
+        """Tell whether that message came; take it, and its duplicates.
 
         A kernel up to 6.12 may lose or double what is sent while a connection of several paths
-        starts: that is not what is measured here.
+        starts: that is not measured here.
         """
         opened = self._peer.socket
         opened.settimeout(_FIRST_WAIT_S)

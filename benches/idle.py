@@ -1,6 +1,6 @@
-"""A process that holds what is idle and looks how much memory it takes.
+"""A process that holds idle objects and measures how much memory they take.
 
-It does one named thing after the other, as the parent asks, and answers each with a number.
+It does one named thing after the other, on the parent's orders, and answers each with a number.
 """
 
 import ctypes
@@ -20,20 +20,20 @@ from peers.rds import PORT
 
 COUNT = 1000
 WARM_UP = 8  # of them come first, bring in code and tables, and are not counted
-_HOSTS_PER_OCTET = 250
-# Third octets. The lower address dials: a thousand that call back at once would be strangers, and
-# of those an address admits 64.
+_HOSTS_PER_BYTE = 250
+# Third bytes. The lower address connects: a thousand call-back requests at once would be pending
+# connections, and of those an address admits 64.
 _HOLDER_ROW, _HOSTS_ROW = 63, 64
 _HOLDER_HOST = 10
 _SETTLE_S = 0.2  # for acknowledgements on their way, and the buffers that hold them
-# For idle lanes, which give their rings back at the third of their looks, a second apart.
+# For idle shm streams, which free their rings at the third of their checks, a second apart.
 _REST_S = 4.0
 _END_WAIT_S = 2.0
 _DESCRIPTORS = 8 * COUNT
 
 
 class LateError(Exception):
-    """A process did not answer; the text is what the table says."""
+    """A process did not answer; the text is for the table."""
 
 
 class Side:
@@ -70,7 +70,7 @@ class Side:
 
     def __exit__(self, *_: object) -> None:
         self._pipe.close()
-        self._process.join(_END_WAIT_S)  # at the end of its pipe it leaves by itself
+        self._process.join(_END_WAIT_S)  # at the end of its pipe it ends by itself
         self._process.kill()
         self._process.join(_END_WAIT_S)
 
@@ -83,7 +83,7 @@ class _Holder:
         self._sockets: list[Any] = []
         self._marked_bytes = 0
         prefix = ours(0).network().rpartition(".")[0]
-        places = (divmod(index, _HOSTS_PER_OCTET) for index in range(COUNT + WARM_UP))
+        places = (divmod(index, _HOSTS_PER_BYTE) for index in range(COUNT + WARM_UP))
         hosts = (f"{prefix}.{_HOSTS_ROW + octet}.{host + 1}" for octet, host in places)
         self._hosts = [(host, PORT) for host in hosts]
         self._own_host = f"{prefix}.{_HOLDER_ROW}.{_HOLDER_HOST}"
@@ -108,7 +108,7 @@ class _Holder:
         time.sleep(_REST_S)
 
     def lanes(self, start: int, stop: int) -> float:
-        """Return how many lanes this process has."""
+        """Return how many shm streams this process has."""
         return Path("/proc/self/maps").read_text(encoding="utf-8").count("urds-lane")
 
     def host(self, start: int, stop: int) -> None:
@@ -144,7 +144,7 @@ class _Holder:
 
 
 def _serve(pipe: Connection, ours: type[Urds]) -> None:
-    """Do what is asked, until the parent's end of the pipe is closed."""
+    """Follow orders until the parent's end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its sides
     current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= current < _DESCRIPTORS:
@@ -177,7 +177,7 @@ def _serve(pipe: Connection, ours: type[Urds]) -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the resident set, after what is garbage or unused has been given back."""
+    """Return the resident set, after garbage and unused memory have been returned."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:

@@ -1,9 +1,9 @@
 """Measure Python over the kernel's RDS and over urds, in one virtual machine, side by side.
 
-The guest is the one of tests/interop: two network namespaces with a link between them, a process
-in each. The same loops run over both; what makes the socket is the only difference. The processor
-is emulated unless URDS_LAB_ACCEL says otherwise, so figures mean nothing outside of this run, and
-ratios are what it is for. KERNEL chooses the kernel: 6.1, 6.12 or 7. Needs root.
+The guest is the one of tests/interop: two network namespaces with a link between them, a process in
+each. The same loops run over both; only the call that makes the socket differs. The processor is
+emulated unless URDS_LAB_ACCEL says otherwise, so figures mean nothing outside of this run, and only
+their ratios count. KERNEL chooses the kernel: 6.1, 6.12 or 7. Needs root.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from works import NATIVE, Goal, Work
 from tests.interop.lab.guest import Lab, missing_requirement
 from tests.interop.lab.image import chosen_series, ensure_image
 from tests.interop.lab.remote import Remote, RemoteFailure, RemoteHang
-from urds.dataplane.native import VERSION
+from urds.rds.plane.choose import VERSION
 
 _ROOT = Path(__file__).resolve().parent.parent
-_FOLDER = "/tmp/urds"  # in the guest, where it lies in memory
+_FOLDER = "/tmp/urds"  # in the guest, where it is in memory
 _WORKS = (
     Work(Kind.ONE_WAY, 64),
     Work(Kind.ONE_WAY, 1 << 10),
@@ -96,7 +96,7 @@ _INTERRUPTED, _NO_LAB = 130, 3
 
 
 class GuestPair:
-    """A process in each namespace of the guest; a context manager that leaves none behind."""
+    """A process in each namespace of the guest; a context manager that ends both."""
 
     def __init__(self, lab: Lab, work: Work, maker: str, *, limit_s: float) -> None:
         self._kind, self._limit_s = work.kind, limit_s
@@ -125,7 +125,7 @@ class GuestPair:
     def _connect(self) -> None:
         """Have messages pass, before any is counted. Raises PairError if none does."""
         for _ in range(_KNOCKS_MAX):
-            self._sender("side.knock()")
+            self._sender("side.call-back request()")
             if self._receiver("side.listen()"):
                 return
         raise PairError(f"none of {_KNOCKS_MAX} messages came")
@@ -206,7 +206,7 @@ def main() -> int:
 
 
 def _prepare(lab: Lab) -> tuple[dict[str, str], str]:
-    """Bring code and namespaces into the guest; return what figures depend on, and the plane."""
+    """Bring code and namespaces into the guest; return the facts for the page, and the plane."""
     with lab.open_guest() as remote:
         remote(_UNPACK, archive=_archive(), folder=_FOLDER, timeout_s=_OPEN_WAIT_S)
         for command in _SET_UP:
@@ -227,9 +227,9 @@ def _prepare(lab: Lab) -> tuple[dict[str, str], str]:
 
 
 def _archive() -> bytes:
-    """Return our source, the compiled plane if it is used here, and these benchmarks, packed.
+    """Return the source, the compiled plane if it is used here, and these benchmarks, packed.
 
-    The guest has the same CPython as `make bench` asks for; with another one it says that it
+    The guest has the same CPython as `make bench` asks for; with another one it reports that it
     runs on the Python plane.
     """
     packed = io.BytesIO()

@@ -1,6 +1,6 @@
-"""Rounds: who is measured when, for how many messages, and what becomes of who fails.
+"""Rounds: which peer is measured when, for how many messages, and how a failed peer is reported.
 
-Rounds are interleaved: what the machine does beside hits all peers alike. Each round begins with
+Rounds are interleaved: other load on the machine hits all peers alike. Each round begins with
 another peer.
 """
 
@@ -26,11 +26,11 @@ _MESSAGES_MIN = 8
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things may take."""
+    """Limits of time."""
 
     rounds: int
     target_s: float  # of one measurement
-    limit_s: float  # when a peer is cut
+    limit_s: float  # when a peer is ended
 
 
 class Measured(Protocol):
@@ -60,7 +60,7 @@ class Row:
     note: str = ""
 
     def fail(self, reason: str) -> None:
-        """Take the figures out of the table and say why."""
+        """Remove the figures from the table and give the reason."""
         self.problem, self.failed = reason, True
 
     def figures(self, work: Work) -> list[float]:
@@ -77,7 +77,7 @@ class Row:
 def measure(work: Work, rows: Mapping[str, Row], openers: Mapping[str, Opener], pace: Pace) -> None:
     """Open all that has an opener, find how many messages fill the target time, go round and round.
 
-    Results and failures are put down in `rows`.
+    Results and failures go into `rows`.
     """
     with ExitStack() as stack:
         pairs: dict[str, Measured] = {}

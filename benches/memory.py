@@ -1,4 +1,4 @@
-"""Memory of what is idle: a peer, a hosted address, a socket.
+"""Memory of idle objects: a peer, a hosted address, a socket.
 
 Each figure is the growth of the resident set of a process (`/proc/self/statm`, after a garbage
 collection and malloc_trim) while a thousand of them are made, divided by their number. A peer is
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from idle import COUNT, WARM_UP, LateError, Side
 from peers.memory import UrdsOverMemory
 from peers.ours import Urds
-from results import OCTETS, Line, Table, Verdict
+from results import BYTES, Line, Table, Verdict
 
 KIND = "memory"
 _ALL = (WARM_UP, WARM_UP + COUNT)
@@ -26,7 +26,7 @@ _REMARKS = (
 @dataclass(frozen=True, slots=True)
 class _Item:
     label: str
-    goal: int | None  # octets
+    goal: int | None  # bytes
 
 
 _ITEMS = {
@@ -47,18 +47,18 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
     no_lanes = UrdsOverMemory.missing() or ""
     for _ in range(0 if missing else rounds):
         try:
-            round_octets = _measure_peers(limit_s) | _measure_sockets(limit_s)
+            round_bytes = _measure_peers(limit_s) | _measure_sockets(limit_s)
             if not no_lanes:
-                round_octets |= _measure_lanes(limit_s)
+                round_bytes |= _measure_lanes(limit_s)
         except LateError as error:
             late = str(error)
             break
-        for name, octets in round_octets.items():
-            found[name].append(octets)
+        for name, data in round_bytes.items():
+            found[name].append(data)
     table = Table(
         kind=KIND,
-        title=f"memory of what is idle, octets each, {COUNT:,} of them",
-        unit=OCTETS,
+        title=f"memory of what is idle, bytes each, {COUNT:,} of them",
+        unit=BYTES,
         payload_bytes=0,
         rounds=len(found["socket"]),
         placement="on any vCPU; nobody spins",
@@ -72,9 +72,9 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
     return table, bool(late)
 
 
-def _line(name: str, octets: list[float], problem: str) -> Line:
+def _line(name: str, data: list[float], problem: str) -> Line:
     item = _ITEMS[name]
-    median = statistics.median(octets) if octets and not problem else None
+    median = statistics.median(data) if data and not problem else None
     reached = None if median is None or item.goal is None else median <= item.goal
     verdicts = (Verdict(None, item.goal, at_most=True, reached=reached),) if item.goal else ()
     if median is None:
@@ -83,10 +83,10 @@ def _line(name: str, octets: list[float], problem: str) -> Line:
         name,
         item.label,
         median=median,
-        lowest=min(octets),
-        highest=max(octets),
+        lowest=min(data),
+        highest=max(data),
         verdicts=verdicts,
-        rounds=tuple({"octets": round(one)} for one in octets),
+        rounds=tuple({"bytes": round(one)} for one in data),
     )
 
 
@@ -110,7 +110,7 @@ def _measure_peers(limit_s: float) -> dict[str, float]:
 
 
 def _measure_lanes(limit_s: float) -> dict[str, float]:
-    """Do the same over shared memory, and leave the peers idle until they rest."""
+    """Do the same over shared memory, and leave the peers idle until they free their rings."""
     hosting = Side(limit_s=limit_s, ours=UrdsOverMemory)
     visiting = Side(limit_s=limit_s, ours=UrdsOverMemory)
     with hosting, visiting:
@@ -119,7 +119,7 @@ def _measure_lanes(limit_s: float) -> dict[str, float]:
         _exchange(visiting, hosting, 0, WARM_UP)
         hosting.ask("mark")
         visiting.ask("mark")
-        # Some at a time: who finds nobody free to answer takes TCP.
+        # Some at a time: a peer that finds no thread free to answer uses TCP.
         for start in range(*_ALL, _LANES_AT_ONCE):
             _exchange(visiting, hosting, start, min(start + _LANES_AT_ONCE, _ALL[1]))
         if (lanes := int(visiting.ask("lanes"))) < _ALL[1]:

@@ -22,12 +22,12 @@ _TURN_PATIENCE = 3
 
 
 class PairError(Exception):
-    """A peer did not finish: the text is what the table says of it."""
+    """A peer did not finish: the text is for the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one measurement gave; times are 0 where the kind of work has none."""
+    """The result of one measurement; times are 0 where the kind of work has none."""
 
     messages: int
     elapsed_ns: int  # of the messages counted
@@ -57,7 +57,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one side says of an order: its own times, those of each round trip if it asked."""
+    """One side's answer to an order: its own times, those of each round trip on request."""
 
     elapsed_ns: int
     cpu_ns: int
@@ -76,7 +76,7 @@ class Pair:
         limit_s: float,
     ) -> None:
         self._work = work
-        # The first turn over a thousand peers makes a thousand connections.
+        # The first pass over a thousand peers makes a thousand connections.
         self._limit_s = limit_s * (_TURN_PATIENCE if work.kind.one_takes_turns else 1)
         self._turn_messages = BY_NAME[peer_name].turn_messages(work.kind)
         self._sides: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
@@ -147,7 +147,7 @@ class Pair:
         return sample_of(self._work.kind, order, answers)
 
     def close(self) -> None:
-        """End all sides: at the end of its pipe one leaves by itself, else it is killed."""
+        """End all sides: at the end of its pipe one ends by itself, else it is killed."""
         for _, connection in self._sides:
             connection.close()
         deadline = time.monotonic() + _END_WAIT_S
@@ -169,7 +169,7 @@ class Pair:
 
 
 def sample_of(kind: Kind, order: Order, answers: list[Answer]) -> Sample:
-    """Return what the answers say of the receiver's order; the receiver's comes first.
+    """Return the receiver's result of an order; its answer comes first.
 
     One way, a stream is no faster than its slower side: a receiver that begins late finds messages
     that wait for it, and is done with them before the sender could have sent them.

@@ -1,6 +1,6 @@
 """Draw the tables of a report as SVG: bars with the lowest and the highest round as whiskers.
 
-The same report gives the same octets: no date, no random identifiers. Text stays text, which keeps
+The same report gives the same bytes: no date, no random identifiers. Text stays text, which keeps
 the files small and leaves the font to the reader.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.base import Kind
-from results import MESSAGES_PER_S, NS, OCTETS, Line, Table
+from results import BYTES, MESSAGES_PER_S, NS, Line, Table
 
 _SVG = {"svg.hashsalt": "urds", "svg.fonttype": "none"}
 _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
@@ -21,7 +21,7 @@ _FILES = {
     "round_trips": (Kind.ROUND_TRIP, Kind.MEMORY_ROUND_TRIP, Kind.LOOP_ROUND_TRIP),
     "peers": (Kind.PEERS_RUNS, Kind.PEERS_ASKED),
 }
-_UNITS = {MESSAGES_PER_S: ("messages/s", 1.0), NS: ("us", 1000.0), OCTETS: ("octets", 1.0)}
+_UNITS = {MESSAGES_PER_S: ("messages/s", 1.0), NS: ("us", 1000.0), BYTES: ("bytes", 1.0)}
 
 
 def draw(tables: Iterable[Table], directory: Path) -> list[Path]:

@@ -1,7 +1,7 @@
-"""The results as records: what a run writes to JSON, and what tables, page and plots are made of.
+"""The results as records: a run writes them to JSON, and tables, page and plots are made of them.
 
-They know neither peers nor how something was measured, so that a report of another machine, another
-plane or another program reads like one of this.
+They know neither peers nor methods of measuring, so that a report of another machine, another plane
+or another program reads like one of this.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-MESSAGES_PER_S, NS, OCTETS = "messages/s", "ns", "octets"  # units of a table
+MESSAGES_PER_S, NS, BYTES = "messages/s", "ns", "bytes"  # units of a table
 
 
 class ReportError(Exception):
@@ -59,14 +59,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One work and all who did it."""
+    """One work and the results of all peers."""
 
     kind: str
     title: str
     unit: str
     payload_bytes: int
     rounds: int
-    placement: str  # and who spins
+    placement: str  # and which side spins
     subject: str  # the label of the row that ratios are of; empty without ratios
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Measure urds and its peers side by side: two processes each, interleaved rounds, medians.
 
-docs/benchmarks.md says how it is done and what the tables mean.
+docs/benchmarks.md explains the method and the tables.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=_rounds, help="measurements of each row (5; --quick: 3)")
     parser.add_argument("--only", type=_names, default=(), metavar="A,B", help=f"of {names}")
-    parser.add_argument("--sizes", type=_sizes, metavar="A,B", help="octets one way: 64,65536")
+    parser.add_argument("--sizes", type=_sizes, metavar="A,B", help="bytes one way: 64,65536")
     parser.add_argument("--quick", action="store_true", help="short measurements, two minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds here too")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw SVG here; needs matplotlib")
@@ -119,12 +119,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     sizes = text.split(",")
     for one in sizes:
         if not one.isdigit() or not 1 <= int(one) <= 1 << 20:
-            raise argparse.ArgumentTypeError(f"{one!r} is not in 1 to {1 << 20} octets")
+            raise argparse.ArgumentTypeError(f"{one!r} is not in 1 to {1 << 20} bytes")
     return tuple(map(int, sizes))
 
 
 def _chosen(only: tuple[str, ...]) -> tuple[set[str], set[str]]:
-    """Return kinds and peers; of the one that `only` does not speak of, all."""
+    """Return kinds and peers; all of the one that `only` does not name."""
     kinds = set(only) & set(_kind_names())
     return kinds or set(_kind_names()), set(only) & BY_NAME.keys() or set(BY_NAME)
 

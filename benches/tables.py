@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from results import MESSAGES_PER_S, OCTETS, Line, Table
+from results import BYTES, MESSAGES_PER_S, Line, Table
 
 _LABEL_MIN = 20
 _Cell = Callable[[Line], str]
@@ -36,7 +36,7 @@ def render(table: Table) -> str:
 
 def _columns(table: Table) -> list[tuple[str, int, _Cell]]:
     """Return the name, the width and the cells of each column of figures."""
-    if table.unit == OCTETS:
+    if table.unit == BYTES:
         return [(name, 12, _cell(name, 1, 0)) for name in ("median", "lowest", "highest")]
     processor = ("CPU us", 11, _cell("cpu_ns", 1000, 2))
     if table.unit == MESSAGES_PER_S:
@@ -55,7 +55,7 @@ def _columns(table: Table) -> list[tuple[str, int, _Cell]]:
 
 
 def _cell(field: str, scale: int, digits: int) -> _Cell:
-    """Return what shows one figure, or a dash where there is none."""
+    """Return the text of one figure, or a dash where there is none."""
 
     def text(line: Line) -> str:
         value: float | None = getattr(line, field)

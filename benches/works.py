@@ -1,7 +1,7 @@
-"""What is measured, and the goals that it must reach.
+"""The works that are measured, and their goals.
 
 Source of the goals: the project's own; docs/benchmarks.md has them all. A goal belongs to one data
-plane or to both: the Python plane is not held to what only compiled code can do.
+plane or to both: the Python plane does not have the goals that only compiled code can reach.
 """
 
 import os
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """Return what the table is called."""
+        """Return the title of the table."""
         size = size_name(self.payload_bytes)
         if self.placement is not Placement.FREE:
             size += f", {self.placement.value}"
@@ -94,7 +94,7 @@ class Goal:
 
 
 def size_name(payload_bytes: int) -> str:
-    """Return a size as people say it: 64 B, 64 KiB, 1 MiB."""
+    """Return a size in words: 64 B, 64 KiB, 1 MiB."""
     for unit_bytes, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if payload_bytes >= unit_bytes and payload_bytes % unit_bytes == 0:
             return f"{payload_bytes // unit_bytes} {unit}"
@@ -182,7 +182,7 @@ def processors(placement: Placement) -> tuple[frozenset[int], frozenset[int]] | 
 
 
 def placement_text(placement: Placement, *, some_spin: bool = False) -> str:
-    """Return what a table says of where its processes ran, and of who spun."""
+    """Return a table's note on where its processes ran, and which of them spun."""
     cpus = processors(placement)
     match placement:
         case Placement.FREE:

@@ -1,7 +1,7 @@
-"""A chat room with asyncio: one socket for the room, one for each guest, no connections to keep.
+"""A chat room with asyncio: one socket for the room, one for each client, no connections to keep.
 
-The room repeats what a guest says to all others. Each guest hears everybody's lines in the order in
-which they were said, because the room sends them in that order. The same code runs under trio.
+The room sends each client's lines to all others. Each client receives the lines of all in the order
+in which the room got them, for it sends them in that order. The code also runs under trio.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def keep_room(room: urds.aio.Socket) -> None:
     async for line, sender in room:
         guests.add(sender[:2])
         if not line:
-            continue  # an empty message says: I have come
+            continue  # an empty message announces a client
         for guest in guests:
             await room.send_to(line, guest)
 

@@ -26,9 +26,9 @@ def receive_slowly(sock: urds.Socket) -> None:
 def wait_for_room(sock: urds.Socket) -> bool:
     """Wait for a congestion update; tell whether it is about the group of the slow port."""
     _, control, _, _ = sock.recvmsg(0, 64)
-    for level, kind, octets in control:
+    for level, kind, data in control:
         if (level, kind) == (urds.SOL_RDS, urds.RDS_CMSG_CONG_UPDATE):
-            groups = int.from_bytes(octets, "little")  # the host's order; little on most
+            groups = int.from_bytes(data, "little")  # the host's order; little on most
             return bool(groups & urds.RDS_CONG_MONITOR_MASK(SLOW[1]))
     return False
 

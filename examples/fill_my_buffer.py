@@ -1,8 +1,8 @@
 """A client that asks a server to fill its buffer: the pattern of rds-rdma(7), in two processes.
 
 The client makes a region of its buffer and sends the cookie along with its request. The server
-writes straight into the region, and its answer arrives after the octets: whoever has the answer has
-the data. No hardware is needed; between processes of one host the octets go through shared memory.
+writes straight into the region, and its answer arrives after the bytes: a client that has the
+answer has the data. No hardware is needed; on one host the bytes go through shared memory.
 """
 
 import multiprocessing
@@ -43,11 +43,11 @@ def ask() -> None:
         started_s = time.perf_counter()
         for number in range(CHUNKS):
             letter = b"%c" % (65 + number % 26)
-            # Good for one use: the server's answer frees it.
+            # For one use: the server's answer frees it.
             region = sock.get_mr(buffer, use_once=True)
             sock.send_region(b"please fill with " + letter, region)
             answer = sock.recv(100)
-            assert buffer == letter * CHUNK_BYTES, "the octets are there before the answer"
+            assert buffer == letter * CHUNK_BYTES, "the bytes are there before the answer"
         elapsed_s = time.perf_counter() - started_s
     print("last answer:", answer.decode())
     print(f"{CHUNKS} times 1 MiB, {CHUNKS / elapsed_s:.0f} MiB/s, none of it copied by the client")

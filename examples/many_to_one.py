@@ -1,8 +1,8 @@
-"""Many senders, one receiver: one socket and one queue, whoever sends.
+"""Many senders, one receiver: one socket and one queue for all senders.
 
-With TCP the receiver would hold a connection per sender and poll them all. Here the messages of
-all senders wait in one queue, each sender's in its order. When the queue is over its buffer, the
-receiver's host tells all senders, and their sends wait: nobody is disconnected, nothing dropped.
+With TCP the receiver would hold a connection per sender and poll them all. Here the messages of all
+senders wait in one queue, each sender's in its order. When the queue is over its buffer, the
+receiver's host tells all senders, and their sends wait: no one is disconnected, nothing dropped.
 """
 
 import multiprocessing

@@ -1,19 +1,18 @@
 """What an endpoint's receive buffers do when messages overtake each other: `recv_query` live.
 
 Two endpoints on a simulated network; the receiving one takes its buffers from a shared queue. Of
-the messages 19 to 23, each of two packets, the network delivers what the script says, in its order.
-The table is printed for both ways to take buffers: when a message's first octet arrives, and for
-all messages below it as well.
+the messages 19 to 23, each of two packets, the network delivers those of the script, in its order.
+The table is printed for both ways to take buffers: when a message's first byte arrives, and for all
+messages below it as well.
 """
 
 from urds import dat
 from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.packets import PacketKind
-from urds.verbs.providers.sim import SimNetwork
-from urds.verbs.providers.sim_link import Hold
+from urds.verbs.providers.sim import PacketHold, SimNetwork
 
 QUAL = 4000
-OCTETS = 8192  # two packets of the simulated network
+BYTES = 8192  # two packets of the simulated network
 COMPLETED = 18
 # Which packets arrive (message, first or second half), and what that is.
 STEPS = (
@@ -32,10 +31,10 @@ STEPS = (
 def endpoint(ia: dat.InterfaceAdapter, *, shared: int = 0) -> tuple[dat.Endpoint, dat.LocalMemory]:
     """Make an endpoint and its memory; with `shared`, so many buffers of a shared queue."""
     pz = ia.create_pz()
-    memory = pz.register(bytearray(32 * OCTETS))
+    memory = pz.register(bytearray(32 * BYTES))
     srq = pz.create_srq(shared) if shared else None
     for number in range(shared if srq else 0):
-        srq.post_recv([memory.triplet(number * OCTETS, OCTETS)], cookie=number)
+        srq.post_recv([memory.triplet(number * BYTES, BYTES)], cookie=number)
     ep = pz.create_ep(
         ia.create_evd(64, dat.DAT_EVD_DTO_FLAG),
         ia.create_evd(64, dat.DAT_EVD_DTO_FLAG),
@@ -64,7 +63,7 @@ def complete(sender: dat.Endpoint, memory: dat.LocalMemory, receiver: dat.Endpoi
         sender.request_evd.wait(5).raise_for_status()
 
 
-def deliver(network: SimNetwork, hold: Hold, packets: tuple[tuple[int, int], ...]) -> None:
+def deliver(network: SimNetwork, hold: PacketHold, packets: tuple[tuple[int, int], ...]) -> None:
     """Let the named packets arrive, in this order, and no other."""
     for message, half in packets:
         hold.release(lambda one, m=message, h=half: (one.msn, one.offset > 0) == (m, h == 1))
@@ -83,7 +82,7 @@ def show(acceptance: Acceptance) -> None:
         complete(sender, memory, receiver)
         hold = network.hold(lambda packet, *_: packet.kind is PacketKind.SEND)
         for _ in range(5):
-            sender.post_send([memory.triplet(0, OCTETS)])
+            sender.post_send([memory.triplet(0, BYTES)])
         print(f"{acceptance.name.replace('_', ' ').lower():<46} nbufs  span  available")
         for packets, text in STEPS:
             deliver(network, hold, packets)

@@ -1,4 +1,4 @@
-"""A server that echoes and a client that asks: two processes, two hosts, one socket each.
+"""A server that echoes and a client that sends: two processes, two hosts, one socket each.
 
 The server needs no listen and no accept: one bound socket serves any number of clients, and the
 reply goes to where the request came from.
@@ -24,7 +24,7 @@ def serve() -> None:
                 sock.sendto(request.upper(), urds.MSG_DONTWAIT, client)
             except OSError as refused:
                 # A client that reads nothing has no room left: it loses its answer, and the others
-                # go on. A send that waits would wait for it, and the server with it.
+                # go on. A send that waits would wait for that client, and the server with it.
                 if refused.errno not in (errno.EAGAIN, errno.ENOBUFS):
                     raise
 

@@ -1,7 +1,7 @@
 """A stream and a write into the peer's memory, over rsockets: what a TCP program does, and more.
 
 Both ends are in this process; between two processes of a host, or two hosts, nothing changes. The
-octets go through shared memory where both ends are on one host, else as iWARP over TCP.
+bytes go through shared memory where both ends are on one host, else as iWARP over TCP.
 """
 
 import threading
@@ -10,7 +10,7 @@ from urds import rsocket
 
 
 def serve(listener: rsocket.Socket) -> None:
-    """Answer one client until it has nothing more to say."""
+    """Answer one client until it ends its stream."""
     connection, _ = listener.accept()
     with connection:
         # A mapped buffer: the peer writes into it without a message, a receive or a copy of ours.
@@ -23,21 +23,21 @@ def serve(listener: rsocket.Socket) -> None:
 
 
 def main() -> None:
-    """Send, write into the peer's memory, and let both come back."""
+    """Send, write into the peer's memory, and read both back."""
     with rsocket.Socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = threading.Thread(target=serve, args=(listener,))
         server.start()
         with rsocket.Socket() as client:
-            # Room for what the peer maps to us; it is part of the connect.
+            # Room for the peer's mapped buffers; it is part of the connect.
             client.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_IOMAPSIZE, 1)
             client.connect(listener.getsockname())
             client.sendall(b"hello")
             print("echo:", client.recv(64).decode())
             written = client.write_mapped(b"direct", 0)
             client.sendall(b"look")
-            print(f"written: {written} octets, seen there:", client.recv(64).decode())
+            print(f"written: {written} bytes, seen there:", client.recv(64).decode())
         server.join(10)
 
 

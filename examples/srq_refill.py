@@ -1,10 +1,10 @@
-"""Keep a shared receive queue filled by what `recv_query` says.
+"""Keep a shared receive queue filled by the counts of `recv_query`.
 
 A sender streams messages over a simulated network that reorders them, so messages take buffers
-ahead of those before them. Twice a consumer looks every 400 microseconds. The first gives back
-the buffers that it has taken: those who are ahead hold them all in the end, the message that is
-next gets none, and nothing moves any more. The second asks how many buffers the endpoint has yet
-to take for what it holds (span - nbufs) and keeps so many available, and some more.
+ahead of those before them. In two runs a consumer looks every 400 microseconds. The first returns
+the buffers that it has taken: the messages ahead hold all of them in the end, the message that is
+next gets none, and nothing moves any more. The second asks how many buffers the endpoint has yet to
+take for what it holds (span - nbufs) and keeps so many available, and some more.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from urds import dat
 from urds.verbs.providers.sim import SimNetwork
 
 QUAL = 4000
-OCTETS = 512  # two packets of this network
+BYTES = 512  # two packets of this network
 POOL = 250  # buffers that the consumer has
 MARGIN = 24  # of them available beyond what is missing
 MESSAGES = 400
@@ -26,7 +26,7 @@ class Consumer:
 
     def __init__(self, ia: dat.InterfaceAdapter, *, by_counts: bool) -> None:
         pz = ia.create_pz()
-        self.memory = pz.register(bytearray(POOL * OCTETS))
+        self.memory = pz.register(bytearray(POOL * BYTES))
         self.srq = pz.create_srq(POOL)
         self.ep = pz.create_ep(
             ia.create_evd(POOL, dat.DAT_EVD_DTO_FLAG),
@@ -44,7 +44,7 @@ class Consumer:
         """Post buffers that are free; fewer if there are no more."""
         for _ in range(min(count, len(self.free))):
             number = self.free.pop()
-            self.srq.post_recv([self.memory.triplet(number * OCTETS, OCTETS)], cookie=number)
+            self.srq.post_recv([self.memory.triplet(number * BYTES, BYTES)], cookie=number)
 
     def look(self) -> None:
         """Take what has completed, then see to it that there are buffers."""
@@ -63,7 +63,7 @@ class Consumer:
 def connect(ia: dat.InterfaceAdapter, consumer: Consumer) -> tuple[dat.Endpoint, dat.LocalMemory]:
     """Make the sender and connect it."""
     pz = ia.create_pz()
-    memory = pz.register(bytearray(OCTETS))
+    memory = pz.register(bytearray(BYTES))
     sender = pz.create_ep(
         None,
         ia.create_evd(IN_FLIGHT, dat.DAT_EVD_DTO_FLAG),
@@ -98,7 +98,7 @@ def stream(network: SimNetwork, consumer: Consumer, ia: dat.InterfaceAdapter) ->
 
 def show(*, by_counts: bool) -> None:
     """Print what the counts were at every fourth look, and how it ended."""
-    network = SimNetwork(3, mtu_bytes=OCTETS // 2, reorder=0.2, jitter_ns=40_000, loss=0.01)
+    network = SimNetwork(3, mtu_bytes=BYTES // 2, reorder=0.2, jitter_ns=40_000, loss=0.01)
     names = [f"{side} {by_counts}" for side in ("left", "right")]
     for name in names:
         dat.register(name, lambda name=name: network.adapter(name))

@@ -1,7 +1,7 @@
 """A connection is reset again and again, and no message is lost, doubled or reordered.
 
-The receiver is a process of its own, so there is real TCP between the two. The resets are made on
-purpose with a call that is there for tests; a broken switch or an impatient firewall does the same.
+The receiver is a process of its own, so there is real TCP between the two. A call that exists for
+tests makes the resets on purpose; a broken switch or a strict firewall causes the same.
 """
 
 import multiprocessing
@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 import urds
-from urds import backend
-from urds.backend.inprocess import InProcess
+from urds.rds.runtime import process as backend
+from urds.rds.runtime.inprocess import InProcess
 
 SENDER = ("127.0.0.31", 4000)
 RECEIVER = ("127.0.0.32", 4001)

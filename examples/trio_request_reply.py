@@ -1,7 +1,7 @@
 """Requests and replies with trio, between two processes, with a time limit for each request.
 
 The server answers slowly now and then. The client gives such a request up and drops its reply by
-number when it comes after all: a cancelled receive took nothing, and what was sent does arrive.
+number when it arrives late: a cancelled receive took nothing, and what was sent does arrive.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """Send a message and write into a peer's memory with verbs, on two simulated devices.
 
-The same program runs over `Context("udp0")` and its relatives: only the two contexts differ.
-By hand each queue pair is led to RTS; programs between hosts let the connection manager do that.
+The same program runs over `Context("udp0")` and its relatives: only the two contexts differ. It
+moves each queue pair to RTS itself; between hosts the connection manager does that.
 """
 
 from urds.verbs import (
@@ -35,7 +35,7 @@ class Side:
         self.qp = QP(self.pd, QPInitAttr(scq=self.cq, rcq=self.cq))
 
     def connect(self, peer: "Side") -> None:
-        """Lead the queue pair to RTS towards the peer's."""
+        """Move the queue pair to RTS towards the peer's."""
         route = GlobalRoute(dgid=peer.context.query_gid())
         udp_port = peer.context.query_port().udp_port  # not 0 where openings share a GID
         attributes = QPAttr(
@@ -65,7 +65,7 @@ def main() -> None:
         left.qp.post_send(SendWR(wr_id=2, sg=[left.mr.sge(0, 12)]))
         [received] = right.cq.wait_for()
         assert received.status is WCStatus.SUCCESS
-        print(f"received {received.byte_len} octets: {right.mr.read(received.byte_len).decode()}")
+        print(f"received {received.byte_len} bytes: {right.mr.read(received.byte_len).decode()}")
 
         write = SendWR(wr_id=3, opcode=WROpcode.RDMA_WRITE, sg=[left.mr.sge(0, 5)])
         write.set_wr_rdma(right.mr.rkey, right.mr.buf + 32)

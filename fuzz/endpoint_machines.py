@@ -1,9 +1,9 @@
-"""The control endpoint of RDS over TCP, with peers that do anything and reports that come late.
+"""The control core of RDS over TCP, with peers that do anything and reports that come late.
 
-The shell here keeps the contract of `proto.events`: a stream is named in one `Attach` or `Refuse`,
-`Connect` and `Knock` are answered once, reports of the plane may be about streams that are gone.
-Whatever the peers do, they are never more than allowed, silent streams and parked ones neither, and
-the endpoint and its shell agree on which stream is whose.
+The shell here keeps the contract of `control.events`: a stream is named in one `Attach` or
+`Refuse`, `Connect` and `RequestCallBack` are answered once, reports of the plane may be about
+streams that are gone. Whatever the peers do, their number stays within its limit, silent and parked
+streams too, and the core and its shell agree on the path of each stream.
 """
 
 import random
@@ -13,12 +13,12 @@ from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 
 from fuzz.script import Script, actions, step
-from urds.constants import PATHS_MAX, Capability
-from urds.proto import events
-from urds.proto.endpoint import Endpoint
-from urds.proto.settings import ConnectionSettings, EndpointSettings
-from urds.proto.state import State
-from urds.wire.exthdr import Handshake, Mark, emit_handshake
+from urds.rds.constants import PATHS_MAX, Capability
+from urds.rds.control import events
+from urds.rds.control.local_address import LocalAddress
+from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.state import PathState
+from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 STEPS_MAX = 300
 PEERS_MAX = 4
@@ -39,7 +39,7 @@ _Place = tuple[object, int]  # a peer and the index of one of its paths
 
 
 class Shell:
-    """An endpoint, and what its driver and plane have to do for it."""
+    """A local address, and the work of its driver and plane for it."""
 
     def __init__(self, choices: int) -> None:
         self.now_ns = 0
@@ -48,17 +48,15 @@ class Shell:
         self._attached: dict[_Place, int] = {}
         self._attachments: Counter[_Place] = Counter()
         self._connects: list[_Place] = []  # not answered
-        self._knocks: list[object] = []
-        self.strangers_max = STRANGERS_WIDE if choices & 16 else STRANGERS_MAX
-        self.strangers_per_address_max = (
-            STRANGERS_WIDE if choices & 16 else STRANGERS_PER_ADDRESS_MAX
-        )
-        self.endpoint = Endpoint(
+        self._call_back_requests: list[object] = []
+        self.pending_max = STRANGERS_WIDE if choices & 16 else STRANGERS_MAX
+        self.pending_per_address_max = STRANGERS_WIDE if choices & 16 else STRANGERS_PER_ADDRESS_MAX
+        self.endpoint = LocalAddress(
             local=LOCAL,
-            settings=EndpointSettings(
+            settings=LocalAddressSettings(
                 peers_max=PEERS_MAX,
-                strangers_max=self.strangers_max,
-                strangers_per_address_max=self.strangers_per_address_max,
+                pending_max=self.pending_max,
+                pending_per_address_max=self.pending_per_address_max,
             ),
             connection_settings=ConnectionSettings(
                 generation=GENERATION,
@@ -79,7 +77,7 @@ class Shell:
         self.endpoint.handle_accepted(self._streams, peer, source_port, self.now_ns)
 
     def answer(self, choice: int, kind: int) -> None:
-        """Answer a connect or a knock that is under way."""
+        """Answer a connect or a call-back request that is under way."""
         if self._connects and not kind & 1:
             peer, index = self._connects.pop(choice % len(self._connects))
             connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # an address it is
@@ -91,18 +89,18 @@ class Shell:
                 self._streams += 1
                 self._unplaced[self._streams] = peer
                 connection.handle_connected(index, self._streams, self.now_ns)
-        elif self._knocks:
-            peer = self._knocks.pop(choice % len(self._knocks))
+        elif self._call_back_requests:
+            peer = self._call_back_requests.pop(choice % len(self._call_back_requests))
             connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # as above
             if connection is not None and kind & 2:
                 connection.handle_connect_failed(0, _REFUSED, self.now_ns)
             elif connection is not None:
-                connection.handle_knocked(self.now_ns)
+                connection.handle_call_back_requested(self.now_ns)
 
     # -- what the plane reports
 
-    def report(self, kind: int, choice: int, octets: bytes) -> None:
-        """Report of a stream, or of one that is gone."""
+    def report(self, kind: int, choice: int, data: bytes) -> None:
+        """Report on a stream, or on one that is gone."""
         place = self._place(choice, is_late=bool(kind & 16))
         connection = self.endpoint.find(place[0])  # type: ignore[arg-type]  # as above
         if connection is None:
@@ -114,29 +112,29 @@ class Shell:
             case 4 | 5 if kind & 16 or place not in self._attached:
                 pass
             case 4 | 5:
-                # The plane ended it by itself; the endpoint must not name it again.
+                # the plane ended it by itself; the core must not name it again
                 del self._attached[place]
                 connection.handle_down(
-                    index, attachment, choice & 1, self.now_ns, breach=kind & 1 > 0
+                    index, attachment, choice & 1, self.now_ns, protocol_error=kind & 1 > 0
                 )
             case 6:
                 connection.handle_peer_restarted(0, self.now_ns)
             case 7:
                 self._fault(place[0])
             case _:
-                self._control(connection, index, attachment, kind, octets)
+                self._control(connection, index, attachment, kind, data)
 
     def _control(
-        self, connection: object, index: int, attachment: int, kind: int, octets: bytes
+        self, connection: object, index: int, attachment: int, kind: int, data: bytes
     ) -> None:
         pair = ((1, 0), (0, 1), (1, 0), (2000, 0))[kind & 3]
         connection.handle_control(  # type: ignore[attr-defined]  # a Connection
             index,
             attachment,
-            acknowledgement=octets[0] if octets else 0,
+            acknowledgement=data[0] if data else 0,
             source_port=pair[0],
             target_port=pair[1],
-            extension=octets[:16].ljust(16, b"\0"),
+            extension=data[:16].ljust(16, b"\0"),
             now_ns=self.now_ns,
         )
 
@@ -147,7 +145,7 @@ class Shell:
         return attached[choice % len(attached)]
 
     def _fault(self, peer: object) -> None:
-        """Have a mistake of ours start the connections to a peer over."""
+        """Have a fault of this node start the connections to a peer over."""
         connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # as above
         assert connection is not None
         for stream in [one for one, of in self._unplaced.items() if of == peer]:
@@ -168,10 +166,10 @@ class Shell:
         due_ns = self.endpoint.poll_timeout()
         assert due_ns is None or due_ns > self.now_ns, "a timer would fire again at once"
 
-    # -- what the endpoint decides
+    # -- decisions of the core
 
     def carry_out(self) -> None:
-        """Take all actions; judge each."""
+        """Take all actions; check each."""
         decided: Iterator[events.Action] = actions(
             self.endpoint.poll_event, actions_max=_ACTIONS_MAX
         )
@@ -184,9 +182,9 @@ class Shell:
             case events.Connect(peer, index):
                 assert int(peer) > int(LOCAL), "only the lower side connects"
                 self._connects.append((peer, index))
-            case events.Knock(peer):
-                assert int(peer) < int(LOCAL), "only the higher side knocks"
-                self._knocks.append(peer)
+            case events.RequestCallBack(peer):
+                assert int(peer) < int(LOCAL), "only the higher side requests a call-back"
+                self._call_back_requests.append(peer)
             case events.Attach(peer, index, stream):
                 assert self._unplaced.pop(stream) == peer, "a stream of another peer"
                 self._attached[peer, index] = stream
@@ -213,7 +211,7 @@ class Shell:
         """Check what is kept, and that both sides know the same streams."""
         connections = self.endpoint.connections
         assert len(connections) <= PEERS_MAX
-        # No public look at paths, streams that wait, silent ones, timers.
+        # No public access to paths, waiting streams, silent ones, timers.
         attached = {
             (connection.peer, path.index): path.stream
             for connection in connections
@@ -223,26 +221,26 @@ class Shell:
         assert attached == self._attached
         waiting = [stream for one in connections for stream in one._parked]
         for one in connections:
-            up = {path.index for path in one._paths if path.state is State.UP}
+            up = {path.index for path in one._paths if path.state is PathState.UP}
             assert set(one._seconds) <= up, "a stream waits for an answer on a path without one"
             waiting += [stream for stream, _, _ in one._seconds.values()]
         assert sorted(waiting) == sorted(self._unplaced), "a stream that nothing has"
         assert all(len(one._parked) < PATHS_MAX for one in connections)
-        strangers = self.endpoint._strangers
-        assert len(strangers._peers) <= self.strangers_max
-        assert max(strangers._per_address.values(), default=0) <= self.strangers_per_address_max
-        assert set(strangers._peers) <= set(attached.values()) | set(waiting)
+        pending = self.endpoint._pending
+        assert len(pending._peers) <= self.pending_max
+        assert max(pending._per_address.values(), default=0) <= self.pending_per_address_max
+        assert set(pending._peers) <= set(attached.values()) | set(waiting)
         paths = sum(connection.npaths for connection in connections)
-        assert len(self.endpoint._timers._live) <= paths * _TIMERS_PER_PATH + self.strangers_max
+        assert len(self.endpoint._timers._live) <= paths * _TIMERS_PER_PATH + self.pending_max
         for connection in connections:
             for path in connection._paths:
-                is_here = path.state in (State.ATTACHED, State.UP)
+                is_here = path.state in (PathState.ATTACHED, PathState.UP)
                 assert is_here == (path.stream is not None)
 
 
-def rds_endpoint(octets: bytes) -> None:
-    """Let a script be the peers, the plane, the programs and the time of an endpoint."""
-    script = Script(octets)
+def rds_endpoint(data: bytes) -> None:
+    """Let a script be the peers, the plane, the programs and the time of a local address."""
+    script = Script(data)
     shell = Shell(script.number())
     for _ in range(STEPS_MAX):
         if not script:
@@ -308,6 +306,6 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\1" + b"".join(bytes([0, host, 0x80, host]) for host in range(16)) + _LATER * 2,
         b"\x13" + _ACCEPT * 12 + _LATER + _says(_OWN) + _FRAME * 8,
         b"\2" + _CONNECTED + _says(_OWN_STRANGE) + bytes([3 + 0x38, 0, 0]) + _LATER + _FRAME,
-        b"\1" + _ACCEPT + _FRAME + _LATER + step(5 + 0x40, 0, octets=bytes(range(16))) + _LATER,
+        b"\1" + _ACCEPT + _FRAME + _LATER + step(5 + 0x40, 0, data=bytes(range(16))) + _LATER,
     )
 }

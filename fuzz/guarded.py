@@ -1,8 +1,8 @@
 """A queue pair of the engine whose memory is fenced: what the machines of `verbs_machines` share.
 
-Regions lie inside longer memory, with guards before, between and behind. One region is for
-everybody, one has no remote rights, one belongs to another protection domain: whatever a peer
-says, only the first may change or be read, and guards never.
+Regions lie inside longer memory, with guards before, between and behind. One region is for every
+peer, one has no remote rights, one belongs to another protection domain: whatever a peer sends,
+only the first may change or be read, and guards never.
 """
 
 import time
@@ -24,8 +24,7 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.packets import Packet, PacketKind
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.responder import ANSWERS_MAX
-from urds.verbs.engine.selective import AHEAD_MAX
+from urds.verbs.engine.responder import AHEAD_MAX, ANSWERS_MAX
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 
 QPN, PEER_QPN, FIRST_PSN, QKEY = 9, 8, 100, 0x1234
@@ -36,7 +35,7 @@ GUARD = bytes([0xA5]) * 256
 SECRET = bytes.fromhex("5a c3 96 0f 81 7e 2d b4 69 f0 1b e2 a7 3c d8 45")
 RECEIVES, RECEIVE_BYTES, READS = 16, 96, 16
 PACKET_S_MAX = 0.5  # of this thread's own time, under instrumentation as well
-_ANSWERS_MAX = 20_000  # that one packet can cause: 256 repeated reads of a whole region, and more
+_ANSWERS_MAX = 20_000  # that one packet can cause: 256 retried reads of a whole region, and more
 _ALL = (
     AccessFlag.LOCAL_WRITE
     | AccessFlag.REMOTE_READ
@@ -135,7 +134,7 @@ class Guarded:
             attr.qp_state = state
             self.qp.modify(attr, _MASKS[qp_type, state], self.now_ns)
 
-    # -- what the owner of the queue pair does
+    # -- the owner of the queue pair
 
     def post_receive(self) -> None:
         """Post a receive while there is room."""
@@ -168,10 +167,10 @@ class Guarded:
         self._posted += 1
         return self._posted
 
-    # -- what the peer and time do
+    # -- the peer and time
 
     def receive(self, packet: Packet) -> None:
-        """Take a packet in; what must hold then is checked."""
+        """Receive a packet; the invariants are checked then."""
         began_s = time.thread_time()
         self.qp.receive_packet(packet, self.now_ns, AddressVector(bytes(16), 7))
         spent_s = time.thread_time() - began_s
@@ -187,7 +186,7 @@ class Guarded:
         return expected - 32 + packet.psn % 512 & PSN_MASK
 
     def answers(self) -> Iterator[Packet]:
-        """Give what the queue pair has to say now, one packet at a time."""
+        """Yield what the queue pair sends now, one packet at a time."""
         count = 0
         while (packet := self.qp.poll_transmit(self.now_ns)) is not None:
             assert SECRET not in bytes(packet.payload), f"a read reached too far: {packet}"
@@ -196,7 +195,7 @@ class Guarded:
             assert count < _ANSWERS_MAX, "no end of answers"
 
     def say_all(self) -> None:
-        """Let the queue pair say everything, to nobody."""
+        """Let the queue pair send everything, to no peer."""
         for _ in self.answers():
             pass
 
@@ -215,14 +214,14 @@ class Guarded:
         while self.qp.poll_event() is not None:
             pass
 
-    # -- what must hold
+    # -- invariants
 
     def check(self) -> None:
         """Check queues and counts; the bounds are those that the engine's modules state."""
         count, span = self.qp.recv_query()
         assert 0 <= count <= span or (count, span) == (0, 0)
         assert len(self.cq) <= self.cq.capacity
-        qp, responder = self.qp, self.qp._responder  # no public look at what they keep
+        qp, responder = self.qp, self.qp._responder  # no public access to their contents
         assert len(qp._incoming._taken) <= AHEAD_MAX + RECEIVES + 1
         assert len(qp._events) <= 64
         assert len(qp._requester._flight) <= WINDOW_PACKETS
@@ -232,7 +231,7 @@ class Guarded:
             assert responder._reads_open <= ANSWERS_MAX + AHEAD_MAX
 
     def check_end(self) -> None:
-        """Check that nothing was written outside the region that is everybody's, nor kept."""
+        """Check that nothing was written outside the region for every peer, nor kept."""
         responder = self.qp._responder
         if responder is not None:
             assert all(psn > responder._expected for psn in responder._ahead._packets)

@@ -1,7 +1,7 @@
 """The corpus as it is kept: one text file per target, one input per line, in hexadecimal.
 
-What the fuzzer collects while it runs lies in `fuzz/working/TARGET`, a file per input, and belongs
-to one machine. `run.py --keep` minimises that: of what reaches the same code the shortest stays.
+Inputs that the fuzzer collects are in `fuzz/working/TARGET`, a file per input, and belong to one
+machine. `run.py --keep` minimises them: of inputs that reach the same code the shortest stays.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).resolve().parent
 CORPUS = FOLDER / "corpus"
 WORKING = FOLDER / "working"
 FINDINGS = FOLDER / "findings"
-KEPT_OCTETS_MAX = 65_536  # of one target, in all: the shortest inputs come first
+KEPT_BYTES_MAX = 65_536  # of one target, in all: the shortest inputs come first
 
 
 def kept(name: str) -> list[bytes]:
@@ -24,14 +24,14 @@ def kept(name: str) -> list[bytes]:
 def keep(name: str, inputs: list[bytes]) -> int:
     """Keep inputs for a target in place of those before; return how many there was room for."""
     chosen: list[bytes] = []
-    left = KEPT_OCTETS_MAX
-    for octets in sorted(set(inputs), key=lambda one: (len(one), one)):
-        left -= len(octets)
+    left = KEPT_BYTES_MAX
+    for data in sorted(set(inputs), key=lambda one: (len(one), one)):
+        left -= len(data)
         if left < 0:
             break
-        chosen.append(octets)
+        chosen.append(data)
     CORPUS.mkdir(exist_ok=True)
-    lines = "".join(f"{octets.hex()}\n" for octets in chosen)
+    lines = "".join(f"{data.hex()}\n" for data in chosen)
     (CORPUS / f"{name}.hex").write_text(lines, encoding="ascii")
     return len(chosen)
 
@@ -42,6 +42,6 @@ def prepare(name: str, seeds: tuple[bytes, ...]) -> Path:
     for place in (folder, FINDINGS):
         place.mkdir(parents=True, exist_ok=True)
     for kind, inputs in (("seed", seeds), ("kept", kept(name))):
-        for index, octets in enumerate(inputs):
-            (folder / f"{kind}{index}").write_bytes(octets)
+        for index, data in enumerate(inputs):
+            (folder / f"{kind}{index}").write_bytes(data)
     return folder

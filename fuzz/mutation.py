@@ -1,38 +1,38 @@
-"""Random changes of octets, for runs without atheris: no coverage guides them, the seed decides."""
+"""Random changes of bytes, for runs without atheris: no coverage guides them, the seed decides."""
 
 import random
 from collections.abc import Sequence
 
-OCTETS_MAX = 4096
+BYTES_MAX = 4096
 _CHANGES_MAX = 8
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF)
 
 
-def mutate(octets: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
-    """Return octets with one to eight changes: bits, octets, numbers, pieces moved or repeated."""
-    found = bytearray(octets)
-    for _ in range(chance.choice((1, 1, 2, 3, _CHANGES_MAX))):
-        _change(found, others, chance)
-    return bytes(found[:OCTETS_MAX])
+def mutate(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    """Return bytes with one to eight changes: bits, bytes, numbers, pieces moved or copied."""
+    found = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 3, _CHANGES_MAX))):
+        _change(found, others, rng)
+    return bytes(found[:BYTES_MAX])
 
 
-def _change(octets: bytearray, others: Sequence[bytes], chance: random.Random) -> None:
-    start = chance.randrange(len(octets) + 1)
-    end = min(len(octets), start + chance.choice((1, 2, 4, 8, chance.randrange(1, 128))))
-    kind = chance.randrange(7)
-    if kind == 0 and start < len(octets):
-        octets[start] ^= 1 << chance.randrange(8)
-    elif kind == 1 and start < len(octets):
-        octets[start] = chance.choice((*_NUMBERS, chance.randrange(256)))
+def _change(data: bytearray, others: Sequence[bytes], rng: random.Random) -> None:
+    start = rng.randrange(len(data) + 1)
+    end = min(len(data), start + rng.choice((1, 2, 4, 8, rng.randrange(1, 128))))
+    kind = rng.randrange(7)
+    if kind == 0 and start < len(data):
+        data[start] ^= 1 << rng.randrange(8)
+    elif kind == 1 and start < len(data):
+        data[start] = rng.choice((*_NUMBERS, rng.randrange(256)))
     elif kind == 2:
-        octets[start:end] = chance.randbytes(end - start)
+        data[start:end] = rng.randbytes(end - start)
     elif kind == 3:
-        del octets[start:end]
+        del data[start:end]
     elif kind == 4:
-        octets[start:start] = octets[start:end] * chance.choice((1, 1, 3, 20))
+        data[start:start] = data[start:end] * rng.choice((1, 1, 3, 20))
     elif kind == 5:
-        octets[start:end] = (chance.choice(_NUMBERS),) * (end - start)
+        data[start:end] = (rng.choice(_NUMBERS),) * (end - start)
     else:
-        other = chance.choice(others)
-        place = chance.randrange(len(other) + 1)
-        octets[start:start] = other[place : place + chance.randrange(1, 256)]
+        other = rng.choice(others)
+        place = rng.randrange(len(other) + 1)
+        data[start:start] = other[place : place + rng.randrange(1, 256)]

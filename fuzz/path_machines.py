@@ -1,22 +1,22 @@
-"""A path of RDS over TCP whose peer says anything, with an application and a control plane on top.
+"""A path of RDS over TCP whose peer sends anything, with an application and a control plane on top.
 
-Whatever comes, the path goes on or names a breach. It keeps no more than its limits allow, owes
-each socket what its messages weigh, and what it writes are whole frames in order: numbers that
-rise, repeats that were sent before, nothing between header and payload.
+Whatever comes, the path goes on or names a protocol error. It keeps no more than its limits allow,
+charges each socket what its messages weigh, and what it writes are whole frames in order: numbers
+that rise, retransmits of what was sent before, nothing between header and payload.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from fuzz.script import Script, step
-from urds.constants import CONGESTION_MAP_BYTES, Capability, ExtensionType, HeaderFlag
-from urds.dataplane.base import Buffer, DownReason, Hold, Limits, Release
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.outgoing import Fence
-from urds.dataplane.reference.path import PathCore
-from urds.wire import exthdr
-from urds.wire.header import HEADER_BYTES, Header
+from urds.rds.constants import CONGESTION_MAP_BYTES, Capability, ExtensionType, HeaderFlag
+from urds.rds.plane.contract import Buffer, DownReason, Hold, Limits, Release
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.outgoing import Fence
+from urds.rds.plane.python.path import PathCore
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire.header import HEADER_BYTES, Header
 
 STEPS_MAX = 400
 FRAME_BYTES_MAX = 20_000
@@ -24,7 +24,7 @@ MESSAGES_MAX = 40
 PORTS = (2, 3, 4)  # of which ours are the first two
 SEQUENCE_FIRST = 1000
 GENERATION = 77
-_WIRE_BYTES_MAX = 1 << 18  # that the peer has said and we have not read
+_WIRE_BYTES_MAX = 1 << 18  # that the peer has sent and the path has not read
 _PORTIONS_MAX = 32
 _HANDSHAKES_OF_STREAM = 4
 _PARTIAL_BYTES_MAX = HEADER_BYTES + 8192  # of a message that is not collected apart
@@ -35,7 +35,7 @@ _MARK = exthdr.Mark(Capability(0))
 
 
 class Account:
-    """What a socket is to the path."""
+    """A socket as the path sees it."""
 
     def __init__(self) -> None:
         self.send_queued_bytes = 0
@@ -45,29 +45,29 @@ class Account:
 class Judge:
     """Reads what the path writes to one stream after the other, as the peer would.
 
-    What was framed when a stream ended is repeated, whether the peer saw it or not, and what was
-    cancelled then leaves a hole.
+    What was framed when a stream ended is retransmitted, whether the peer saw it or not, and what
+    was cancelled then leaves a hole.
     """
 
     def __init__(self) -> None:
         self._new_last = SEQUENCE_FIRST - 1  # of all streams
         self._last = 0  # of this stream
-        self._octets = bytearray()
+        self._bytes = bytearray()
 
     def begin_stream(self) -> None:
-        """Forget half a frame: it died with its stream."""
-        self._octets.clear()
+        """Forget half a frame: it was lost with its stream."""
+        self._bytes.clear()
         self._last = 0
 
-    def take(self, octets: bytes) -> None:
-        """Read octets; judge each frame that is whole."""
-        self._octets += octets
-        while len(self._octets) >= HEADER_BYTES:
-            header = Header.parse(bytes(self._octets[:HEADER_BYTES]))  # a checksum must fit
+    def take(self, data: bytes) -> None:
+        """Read bytes; check each whole frame."""
+        self._bytes += data
+        while len(self._bytes) >= HEADER_BYTES:
+            header = Header.parse(bytes(self._bytes[:HEADER_BYTES]))  # a checksum must fit
             end = HEADER_BYTES + header.payload_bytes
-            if len(self._octets) < end:
+            if len(self._bytes) < end:
                 return
-            del self._octets[:end]
+            del self._bytes[:end]
             self._judge(header)
 
     def _judge(self, header: Header) -> None:
@@ -102,7 +102,7 @@ class Besieged:
         self.accounts = [Account(), Account()]
         self.judge = Judge()
         self.now_ns = 0
-        self.wire = bytearray()  # said by the peer, not read yet
+        self.wire = bytearray()  # sent by the peer, not read yet
         self.core = PathCore(
             self.limits,
             Counters(),
@@ -110,7 +110,7 @@ class Besieged:
             generation=GENERATION if choices & 2 else None,
             inboxes=self.inboxes,
             source_of=lambda port: ("127.0.0.2", port),
-            map_octets=lambda: bytes(CONGESTION_MAP_BYTES),
+            map_bytes=lambda: bytes(CONGESTION_MAP_BYTES),
         )
         self._other_fence = Fence()  # of another path
         self._agreed = False
@@ -126,18 +126,18 @@ class Besieged:
             self.core.attach(hold)
 
     def detach(self) -> None:
-        """End it; what was said on it and not read is lost."""
+        """End it; bytes on it that were not read are lost."""
         if self.core.attached:
             self.core.detach()
         self.wire.clear()
 
-    def say(self, octets: bytes) -> None:
-        """Let the peer say something, to be read later."""
-        if self.core.attached and len(self.wire) + len(octets) <= _WIRE_BYTES_MAX:
-            self.wire += octets
+    def say(self, data: bytes) -> None:
+        """Let the peer send something, to be read later."""
+        if self.core.attached and len(self.wire) + len(data) <= _WIRE_BYTES_MAX:
+            self.wire += data
 
     def read(self, portion: int) -> None:
-        """Read what the peer said, some portions of a size; a breach ends the stream."""
+        """Read the peer's bytes, in portions of a size; a protocol error ends the stream."""
         for _ in range(_PORTIONS_MAX):
             if not self.wire or not self.core.attached:
                 return
@@ -162,16 +162,16 @@ class Besieged:
         earned = self.limits.control_events_max + self.now_ns // self.limits.control_interval_ns
         assert self._controls <= earned + self._streams * _HANDSHAKES_OF_STREAM, "over the budget"
         incoming.restarted = False
-        assert incoming.octets_wanted() > 0
+        assert incoming.bytes_wanted() > 0
 
-    def write(self, octets_max: int) -> None:
-        """Have the stream take some of what the path has to say."""
+    def write(self, bytes_max: int) -> None:
+        """Have the stream take some of the path's bytes."""
         due = self.core.wants_to_write()
         buffers = self.core.poll_transmit()
         assert due or not buffers, "nobody would have written this"
-        # What a kernel asks to have acknowledged is due, and no octets: it is due only once.
+        # What a kernel asks to have acknowledged is due, and no bytes: it is due only once.
         assert buffers or not self.core.wants_to_write(), "a writer would spin"
-        taken = _join(buffers)[:octets_max]
+        taken = _join(buffers)[:bytes_max]
         if taken:
             self.judge.take(taken)
             self.core.transmitted(len(taken))
@@ -197,7 +197,7 @@ class Besieged:
                     self.accounts[amount & 1], None if amount & 2 else PORTS[amount % 3]
                 )
             case 1:
-                core.handle_stream_acknowledged(core.octets_written * amount // 255)
+                core.handle_stream_acknowledged(core.bytes_written * amount // 255)
             case 2:
                 self.now_ns += amount * _MS // 16
                 core.handle_timeout(self.now_ns)
@@ -252,23 +252,23 @@ class Besieged:
         self._agreed = True
         self.core.agree(release=release, checksum=checksum)
 
-    # -- what must hold
+    # -- invariants
 
     def check(self) -> None:
-        """Check what the path keeps, and what it owes."""
+        """Check what the path keeps, and what it charges."""
         outgoing, incoming = self.core.outgoing, self.core.incoming
         weights: Counter[int] = Counter()
         for message in outgoing.unsent:
             if not isinstance(message, Fence) and message[0] is not None:
                 weights[id(message[0])] += len(message[3])
-        for sent in (*outgoing.repeats, *outgoing.unacked):
+        for sent in (*outgoing.retransmits, *outgoing.unacked):
             weights[id(sent[2])] += len(sent[5]) if sent[2] is not None else 0
         for account in self.accounts:
             assert account.send_queued_bytes == weights[id(account)], "the account is wrong"
-        numbers = [sent[0] for sent in (*outgoing.unacked, *outgoing.repeats)]
+        numbers = [sent[0] for sent in (*outgoing.unacked, *outgoing.retransmits)]
         assert numbers == sorted(set(numbers)), "what is kept is out of order"
         assert outgoing.message_count() <= MESSAGES_MAX
-        assert len(incoming._carry) <= _PARTIAL_BYTES_MAX  # no public look at half a message
+        assert len(incoming._carry) <= _PARTIAL_BYTES_MAX  # no public access to half a message
         assert sum(map(len, incoming._body)) <= FRAME_BYTES_MAX
         for inbox in self.inboxes.values():
             queued = sum(len(item[0]) for item in inbox.queue)
@@ -282,9 +282,9 @@ class Besieged:
         assert not any(account.send_queued_bytes for account in self.accounts)
 
 
-def rds_path(octets: bytes) -> None:
+def rds_path(data: bytes) -> None:
     """Let a script be the peer, the stream, the application and the control plane of a path."""
-    script = Script(octets)
+    script = Script(data)
     side = Besieged(script.number())
     side.attach(Hold.NOTHING)
     for _ in range(STEPS_MAX):
@@ -371,6 +371,6 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\2" + b"".join(_conversation(agree=5)),
         b"\3" + b"".join(_conversation(agree=0)),
         b"\1" + b"".join(_conversation(agree=1)) + bytes([5, 4, 5, 5, 7 + 0x78, 1, 4, 200]),
-        b"\0" + step(0, 0, octets=_PING * 6) + bytes([3, 3, 6 + 0x28, 0]) + _PING,
+        b"\0" + step(0, 0, data=_PING * 6) + bytes([3, 3, 6 + 0x28, 0]) + _PING,
     )
 }

@@ -1,10 +1,10 @@
 """Two nodes of RDS over TCP, real cores on both sides, and a script that is everything between.
 
-The script decides when octets move and in which portions, when streams break and how much of them
-arrives, when control threads look, how much time passes, and when a node starts anew. A model
-judges: no message is delivered twice to one life of its receiver, or before an earlier one of its
-flow; and once the disturbance ends, each message whose sender and receiver lived on has arrived.
-What the receiver's TCP acknowledged is read before its stream's end is, as sockets have it.
+The script decides when bytes move and in which portions, when streams break and how much of them
+arrives, when control threads look, how much time passes, and when a node restarts. A model checks:
+no message is delivered twice to one generation of its receiver, or before an earlier one of its
+flow; and once the disturbance ends, each message whose sender and receiver did not restart has
+arrived. The acknowledged bytes are read before the stream's end is, as sockets have it.
 """
 
 import random
@@ -16,16 +16,16 @@ from ipaddress import IPv4Address
 from struct import Struct
 
 from fuzz.script import Script
-from urds.constants import CONGESTION_MAP_BYTES
-from urds.dataplane import base
-from urds.dataplane.base import Buffer, Limits
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.inbox import Inbox
-from urds.dataplane.reference.incoming import ControlMessage
-from urds.dataplane.reference.path import PathCore
-from urds.proto import events
-from urds.proto.connection import Connection
-from urds.proto.settings import ConnectionSettings
+from urds.rds.constants import CONGESTION_MAP_BYTES
+from urds.rds.control import events
+from urds.rds.control.connection import Connection
+from urds.rds.control.settings import ConnectionSettings
+from urds.rds.plane import contract as base
+from urds.rds.plane.contract import Buffer, Limits
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.incoming import ControlMessage
+from urds.rds.plane.python.path import PathCore
 
 STEPS_MAX = 300
 MESSAGES_MAX = 24  # of one node at a time
@@ -34,13 +34,13 @@ ADDRESSES = (IPv4Address("127.0.0.2"), IPv4Address("127.0.0.3"))
 _SIZES = (0, 10, 100, 9000, 40_000)
 _HEAL_ROUNDS_MAX = 600
 _ACTIONS_MAX = 200
-_SEQUENCE_SPAN = 1 << 20  # between the first numbers of two lives
+_SEQUENCE_SPAN = 1 << 20  # between the first numbers of two generations
 _LIVES_MAX = STEPS_MAX
-_NUMBER = Struct("!IHHI")  # life, source port, target port, number in the flow
+_NUMBER = Struct("!IHHI")  # generation, source port, target port, number in the flow
 _REFUSED = 111
 _MS = 1_000_000
 
-_Flow = tuple[int, int, int]  # life of the sender, source port, target port
+_Flow = tuple[int, int, int]  # generation of the sender, source port, target port
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Way:
     """One direction of a stream."""
 
     wire: bytearray = field(default_factory=bytearray)  # written, not acknowledged
-    lost_octets: int = 0  # the same, when the stream ended: TCP still says so
+    lost_bytes: int = 0  # the same, when the stream ended: TCP still reports them
     arrived: bytearray = field(default_factory=bytearray)  # acknowledged, not read
 
 
@@ -63,24 +63,24 @@ class Stream:
         """End it: what has not arrived is lost."""
         self.is_over = True
         for way in self.ways:
-            way.lost_octets += len(way.wire)
+            way.lost_bytes += len(way.wire)
             way.wire.clear()
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What a socket is to a path."""
+    """A socket as a path sees it."""
 
     send_queued_bytes: int = 0
     given_up: int = 0
 
 
 class Books:
-    """What was sent, what came, and whether that is right."""
+    """The messages sent and received, and the checks of them."""
 
     def __init__(self) -> None:
         self.lives = 0
-        self._sent: dict[_Flow, list[int | None]] = {}  # life of the receiver at that time
+        self._sent: dict[_Flow, list[int | None]] = {}  # generation of the receiver at that time
         self._came: dict[_Flow, set[int]] = {}
         self._last: dict[tuple[int, _Flow], int] = {}
 
@@ -91,13 +91,13 @@ class Books:
         return _NUMBER.pack(*flow, len(sent) - 1)
 
     def cancel(self, life: int) -> None:
-        """Excuse what a node sent so far, if it does not come."""
+        """Allow the messages that a node sent so far to be lost."""
         for flow, sent in self._sent.items():
             if flow[0] == life:
                 sent[:] = [None] * len(sent)
 
     def check(self, payload: bytes, receiver: int, target_port: int) -> None:
-        """Judge a message that came."""
+        """Check a message that came."""
         *named, number = _NUMBER.unpack_from(payload)
         flow = (named[0], named[1], named[2])
         assert flow[2] == target_port and payload[_NUMBER.size :] == _filling(payload)
@@ -107,7 +107,7 @@ class Books:
         self._came.setdefault(flow, set()).add(number)
 
     def judge_end(self, lives: tuple[int, int]) -> None:
-        """Judge what did not come: all that went from a life to a life that are both here."""
+        """Check what did not come: all messages between two generations that both still run."""
         for flow, sent in self._sent.items():
             if flow[0] in lives:
                 came = self._came.get(flow, set())
@@ -117,7 +117,7 @@ class Books:
 
 
 class Node:
-    """One life of one side: its cores, under a shell that the script drives."""
+    """One generation of one side: its cores, under a shell that the script drives."""
 
     def __init__(self, side: int, books: Books, choices: int) -> None:
         books.lives += 1
@@ -133,7 +133,7 @@ class Node:
             generation=self.life,
             inboxes=self.inboxes,
             source_of=lambda port: (str(ADDRESSES[1 - side]), port),
-            map_octets=lambda: bytes(CONGESTION_MAP_BYTES),
+            map_bytes=lambda: bytes(CONGESTION_MAP_BYTES),
         )
         self.connection = Connection(
             local=ADDRESSES[side],
@@ -143,7 +143,7 @@ class Node:
         )
         self.stream: Stream | None = None
         self.attachment = 0
-        self.attempts = 0  # connects or knocks that are not answered
+        self.attempts = 0  # connects or call-back requests that are not answered
         self.offered: dict[int, Stream] = {}
         self.reports: deque[Callable[[], None]] = deque()
         self._is_first_frame_told = False
@@ -182,30 +182,30 @@ class Node:
             self._is_wanted = True
             self.reports.append(lambda: self.connection.handle_wanted(0, self.now_ns))
 
-    def write(self, octets_max: int) -> None:
-        """Have the stream take some octets."""
+    def write(self, bytes_max: int) -> None:
+        """Have the stream take some bytes."""
         stream = self.stream
         if stream is not None and not stream.is_over:
-            taken = _join(self.core.poll_transmit())[:octets_max]
+            taken = _join(self.core.poll_transmit())[:bytes_max]
             if taken:
                 self.core.transmitted(len(taken))
                 stream.ways[1 - self.side].wire += taken
 
-    def arrive(self, octets_max: int) -> None:
-        """Have our TCP take and acknowledge some of what is on the wire to us."""
+    def arrive(self, bytes_max: int) -> None:
+        """Have this side's TCP take and acknowledge some of the bytes on the wire to it."""
         if self.stream is not None:
             way = self.stream.ways[self.side]
-            way.arrived += way.wire[:octets_max]
-            del way.wire[:octets_max]
+            way.arrived += way.wire[:bytes_max]
+            del way.wire[:bytes_max]
 
-    def read(self, octets_max: int) -> None:
+    def read(self, bytes_max: int) -> None:
         """Read once; the end of the stream comes behind all that arrived."""
         stream = self.stream
         if stream is None:
             return
         arrived = stream.ways[self.side].arrived
-        data = bytes(arrived[:octets_max])
-        del arrived[:octets_max]
+        data = bytes(arrived[:bytes_max])
+        del arrived[:bytes_max]
         if data:
             assert self.core.receive_data(data, self.now_ns) is None, "no peer breaks rules here"
             self._settle()
@@ -249,8 +249,8 @@ class Node:
         """Free what the peer's TCP acknowledged."""
         if self.stream is not None:
             way = self.stream.ways[1 - self.side]
-            unacknowledged = len(way.wire) + way.lost_octets
-            self.core.handle_stream_acknowledged(self.core.octets_written - unacknowledged)
+            unacknowledged = len(way.wire) + way.lost_bytes
+            self.core.handle_stream_acknowledged(self.core.bytes_written - unacknowledged)
 
     def _release_stream(self) -> None:
         stream, self.stream = self.stream, None
@@ -271,7 +271,7 @@ class Node:
     # -- the control thread
 
     def turn(self) -> None:
-        """Hand over what was reported, then carry out what is decided."""
+        """Pass reports on, then do the actions that follow."""
         while self.reports:
             self.reports.popleft()()
         self.connection.handle_timeout(self.now_ns)
@@ -286,7 +286,7 @@ class Node:
     def _do(self, action: events.Action) -> None:
         core = self.core
         match action:
-            case events.Connect() | events.Knock():
+            case events.Connect() | events.RequestCallBack():
                 self.attempts += 1
             case events.Attach(_, _, number, hold):
                 self.detach()
@@ -314,12 +314,12 @@ class Node:
                 core.restart_peer()
             case events.RememberHandshake(_, generation):
                 core.incoming.remember_generation(generation)
-            case events.Poke():
+            case events.ProbeDeadStream():
                 core.map_due = core.attached
 
 
 class World:
-    """Both nodes and what is between them."""
+    """Both nodes and the network between them."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
@@ -330,7 +330,7 @@ class World:
 
     @property
     def lives(self) -> tuple[int, int]:
-        """Return who lives on both sides."""
+        """Return the generations that run on both sides."""
         return self.nodes[0].life, self.nodes[1].life
 
     def connect(self, side: int, *, is_refused: bool) -> None:
@@ -348,16 +348,16 @@ class World:
         other.reports.append(
             lambda: other.connection.handle_accepted(number, 8 * number, self.now_ns)
         )
-        if side:  # a knock carries nothing; the other side refuses it and connects
-            node.connection.handle_knocked(self.now_ns)
+        if side:  # a call-back request carries nothing; the other side refuses it and connects
+            node.connection.handle_call_back_requested(self.now_ns)
         else:
             node.offered[number] = stream
             node.connection.handle_connected(0, number, self.now_ns)
 
-    def break_streams(self, octets_max: int) -> None:
-        """Break what connects them; at most so many octets each way still arrive."""
+    def break_streams(self, bytes_max: int) -> None:
+        """Break the connections between them; at most so many bytes each way still arrive."""
         for node in self.nodes:
-            node.arrive(octets_max)
+            node.arrive(bytes_max)
         for stream in {node.stream for node in self.nodes if node.stream is not None}:
             stream.end()
 
@@ -399,9 +399,9 @@ class World:
         self.books.judge_end(self.lives)
 
 
-def rds_pair(octets: bytes) -> None:
+def rds_pair(data: bytes) -> None:
     """Let a script be the applications, the network, the threads and the time of two nodes."""
-    script = Script(octets)
+    script = Script(data)
     world = World(script.number())
     for _ in range(STEPS_MAX):
         if not script:
@@ -439,7 +439,7 @@ def rds_pair(octets: bytes) -> None:
 
 
 def _portion(amount: int) -> int:
-    """Return how many octets: few exactly, many roughly."""
+    """Return how many bytes: few exactly, many roughly."""
     return amount if amount < 128 else (amount - 127) ** 2 * 8
 
 

@@ -1,7 +1,7 @@
 """Parsers of what programs and configuration files give: each refuses as its docstring promises.
 
-No stranger reaches these, but a program passes on what it was given itself, and a process that ends
-with a traceback of ours over a slip in a file is of no use to anybody.
+No unknown peer reaches these, but a program passes on what it was given itself, and a process that
+ends with a traceback over a slip in a file does not show where the slip is.
 """
 
 import os
@@ -11,22 +11,22 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 
 from fuzz.script import Script, step
-from urds import addresses, cmsg, options
-from urds.constants import SOL_RDS, Cmsg
-from urds.errors import SettingError
+from urds.common.errors import SettingError
+from urds.rds import addresses, cmsg, options
+from urds.rds.constants import SOL_RDS, Cmsg
+from urds.rds.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings, names
+from urds.rsocket import addresses as rsocket_addresses
 from urds.rsocket import options as rsocket_options
 from urds.rsocket import settings as rsocket_settings
-from urds.rsocket import socket_names
-from urds.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings, names
 
 STEPS_MAX = 100
 _CMSG_HEADER_BYTES = 16
-_LIFE = rsocket_options.Life(rsocket_options.TcpState.ESTABLISHED, 4096)
+_LIFE = rsocket_options.SocketInfo(rsocket_options.TcpState.ESTABLISHED, 4096)
 
 
-def control_messages(octets: bytes) -> None:
+def control_messages(raw: bytes) -> None:
     """Read the ancillary data of a sendmsg; lay some into a buffer of any size."""
-    script = Script(octets)
+    script = Script(raw)
     given: list[tuple[int, int, bytes]] = []
     buffer_bytes = script.number()
     while script and len(given) < STEPS_MAX:
@@ -40,9 +40,9 @@ def control_messages(octets: bytes) -> None:
     assert bool(flags) == (laid != given)
 
 
-def socket_options(octets: bytes) -> None:
+def socket_options(data: bytes) -> None:
     """Set options of an RDS socket, one after the other; each that can be got is got."""
-    script, settings = Script(octets), _settings()
+    script, settings = Script(data), _settings()
     chosen = options.defaults(settings)
     rows = [(level, option) for level, row in options.OPTIONS.items() for option in row]
     while script:
@@ -50,7 +50,7 @@ def socket_options(octets: bytes) -> None:
         value = script.piece()
         with suppress(OSError):
             chosen = options.set_option(
-                chosen, level=level, option=option, octets=value, settings=settings
+                chosen, level=level, option=option, data=value, settings=settings
             )
         with suppress(OSError):
             got = options.get_option(
@@ -63,17 +63,17 @@ def socket_options(octets: bytes) -> None:
     assert 0 < chosen.send_bytes_max < 1 << 31 and 0 < chosen.receive_bytes_max < 1 << 31
 
 
-def rsocket_socket_options(octets: bytes) -> None:
+def rsocket_socket_options(data: bytes) -> None:
     """Set options of an rsocket, one after the other; make a connection's settings of them."""
-    script = Script(octets)
-    chosen = rsocket_options.defaults(rsocket_settings.Settings())
+    script = Script(data)
+    chosen = rsocket_options.defaults(rsocket_settings.RsocketSettings())
     rows = [(level, option) for level, row in rsocket_options.OPTIONS.items() for option in row]
     while script:
         level, option = rows[script.number() % len(rows)]
         flags, value = script.number(), script.piece()
         with suppress(OSError):
             chosen = rsocket_options.set_option(
-                chosen, level=level, option=option, octets=value, has_begun=bool(flags & 1)
+                chosen, level=level, option=option, data=value, has_begun=bool(flags & 1)
             )
         with suppress(OSError):
             got = rsocket_options.get_option(
@@ -83,23 +83,23 @@ def rsocket_socket_options(octets: bytes) -> None:
     rsocket_options.stream_settings(chosen)
 
 
-def socket_address(octets: bytes) -> None:
-    """Read an address that a program gave: octets of C, or a host as text, which is not asked for.
+def socket_address(data: bytes) -> None:
+    """Read an address that a program gave: bytes of C, or a host as text, which is not asked for.
 
     As with `socket.socket`, ValueError is for a host with a null character, or that is no text.
     """
-    script = Script(octets)
+    script = Script(data)
     choice, port, scope = script.number(), script.number(3), script.number(4)
     call = tuple(addresses.Call)[choice % len(addresses.Call)]
     text = script.rest().decode("utf-8", "surrogateescape")
     with _without_resolver():
-        for given in ((text, port), (text, port, 0, scope), octets):
+        for given in ((text, port), (text, port, 0, scope), data):
             with suppress(OSError, OverflowError):
                 _reads(text, partial(addresses.parse, given, call))
         for family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError, OverflowError, TypeError):
                 given = (text, port) if family == socket.AF_INET else (text, port, 0, scope)
-                _reads(text, partial(socket_names.parse, given, family, "bind"))
+                _reads(text, partial(rsocket_addresses.parse, given, family, "bind"))
 
 
 @contextmanager
@@ -126,9 +126,9 @@ def _reads(text: str, parse: Callable[[], tuple[object, int]]) -> None:
         assert 0 <= port < 1 << 16
 
 
-def settings_sources(octets: bytes) -> None:
+def settings_sources(data: bytes) -> None:
     """Read tunables from a file and from the environment; a bad one is named."""
-    script = Script(octets)
+    script = Script(data)
     known = names()
     environ = {}
     for _ in range(script.number() % 4):
@@ -180,11 +180,11 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         _control((Cmsg.ATOMIC_CSWP, bytes(72)), (Cmsg.RDMA_MAP, bytes(32))),
     ),
     "socket_options": tuple(
-        b"".join(step(row, octets=value) + b"\xff" for row in range(28))
+        b"".join(step(row, data=value) + b"\xff" for row in range(28))
         for value in (bytes([1, 0, 0, 0]), bytes(8), b"\1" + bytes(15), b"\xff" * 16, _SOCKADDR6)
     ),
     "rsocket_socket_options": tuple(
-        b"".join(step(row, 0xFE, octets=value) for row in range(24))
+        b"".join(step(row, 0xFE, data=value) for row in range(24))
         for value in (bytes([1, 0, 0, 0]), bytes(8), bytes([0, 1, 0, 0]), b"\xff" * 8)
     ),
     "socket_address": (
@@ -197,8 +197,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     ),
     "settings_sources": (
         b"\0" + _TOML,
-        b"\2" + step(0, octets=b"0x10") + step(27, octets=b"10.0.0.0/8, any") + _TOML,
-        b"\3" + step(5, octets=b"1") + step(2, octets=b"1e3") + step(9, octets=b"on"),
+        b"\2" + step(0, data=b"0x10") + step(27, data=b"10.0.0.0/8, any") + _TOML,
+        b"\3" + step(5, data=b"1") + step(2, data=b"1e3") + step(9, data=b"on"),
         b"\0rds_tcp_sndbuf = 4096\nrdma_devices = [\"tcp0\"]\nnode = '/run/urds'\n",
     ),
 }

@@ -1,8 +1,8 @@
-"""Who connects over RDMA, with peers that ask for anything, and a device that reports anything.
+"""Connecting over RDMA, with peers that ask for anything, and a device that reports anything.
 
-The shell here keeps the contract of `transport.rdma.events`: a connection that `Connect` or
-`Accept` names is ended once, a request is answered once, and peers are never more than allowed.
-Parsers of what peers and programs say are here as well.
+The shell here keeps the contract of `transports.rdma.events`: a connection that `Connect` or
+`Accept` names is ended once, a request is answered once, and peers stay within their limit. Parsers
+of what peers and programs send are here as well.
 """
 
 import random
@@ -11,18 +11,18 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from fuzz.script import Script, actions, step
-from urds.cmsg import destination_cookie, destination_extension
-from urds.constants import SockOpt
-from urds.proto.settings import EndpointSettings
-from urds.rdma_requests import read_free, read_region
-from urds.transport.rdma import events
-from urds.transport.rdma.endpoint import RdmaEndpoint
-from urds.transport.rdma.events import Failure, PeerKey, Reason
-from urds.transport.rdma.peer import REJECTION, read_offer
-from urds.transport.rdma.settings import PeerSettings
-from urds.transport.rdma.state import State
-from urds.transport.rdma.stats import RdmaStats
-from urds.wire.connect_data import ConnectData, accepted_version
+from urds.rds.cmsg import destination_cookie, destination_extension
+from urds.rds.constants import SockOpt
+from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.rdma_requests import read_free, read_region
+from urds.rds.transports.rdma import events
+from urds.rds.transports.rdma.events import Failure, PeerKey, Reason
+from urds.rds.transports.rdma.local_address import RdmaEndpoint
+from urds.rds.transports.rdma.peer import REJECTION, read_offer
+from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.state import PeerState
+from urds.rds.transports.rdma.stats import RdmaStats
+from urds.rds.wire.private_data import ConnectData, accepted_version
 
 STEPS_MAX = 300
 PEERS_MAX = 4
@@ -35,7 +35,7 @@ _ACTIONS_MAX = 200  # that one step can cause
 
 
 class Shell:
-    """An endpoint, and what its shell has to do for it."""
+    """A local address, and the work of its shell for it."""
 
     def __init__(self, choices: int) -> None:
         self.now_ns = 0
@@ -45,7 +45,7 @@ class Shell:
         self._attached: dict[PeerKey, int] = {}
         self.endpoint = RdmaEndpoint(
             local=LOCAL,
-            settings=EndpointSettings(allowed=(), peers_max=PEERS_MAX),
+            settings=LocalAddressSettings(allowed=(), peers_max=PEERS_MAX),
             peer_settings=PeerSettings(
                 generation=GENERATION, reconnect_give_up_ns=50 * _MS if choices & 1 else 0
             ),
@@ -59,14 +59,14 @@ class Shell:
         self._number += 1
         return self._number
 
-    # -- what is reported
+    # -- reports
 
-    def request(self, choice: int, octets: bytes) -> None:
+    def request(self, choice: int, data: bytes) -> None:
         """Let a peer ask, with any private data."""
         number = self._next_number()
         self._requests[number] = None
         peer = ALIEN if choice % 16 == 15 else OTHERS[choice % len(OTHERS)]
-        self.endpoint.handle_request(number, peer, octets, self.now_ns)
+        self.endpoint.handle_request(number, peer, data, self.now_ns)
 
     def wanted(self, choice: int, tos: int) -> None:
         """Let a program send."""
@@ -74,8 +74,8 @@ class Shell:
             key = self.endpoint.key_for(OTHERS[choice % len(OTHERS)], tos, self.now_ns)
             self.endpoint.handle_wanted(key, self.now_ns)
 
-    def report(self, kind: int, place: int, octets: bytes) -> None:
-        """Report of a connection under way, up, or long gone."""
+    def report(self, kind: int, place: int, data: bytes) -> None:
+        """Report on a connection under way, up, or long gone."""
         numbers = sorted(self._links)
         if not numbers or kind & 8:  # one that never was, or that has ended
             key, number = PeerKey(OTHERS[place % len(OTHERS)], 0), place
@@ -85,13 +85,13 @@ class Shell:
         now_ns, endpoint = self.now_ns, self.endpoint
         match kind & 7:
             case 0 | 1 | 2:
-                endpoint.handle_established(key, number, octets, now_ns)
+                endpoint.handle_established(key, number, data, now_ns)
             case 3 | 4:
-                endpoint.handle_failed(key, number, Failure(1 + place % 4), octets, now_ns)
+                endpoint.handle_failed(key, number, Failure(1 + place % 4), data, now_ns)
             case 5:
                 endpoint.handle_ended(key, number, now_ns)
             case 6:
-                endpoint.handle_breach(key, number, now_ns)
+                endpoint.handle_protocol_error(key, number, now_ns)
             case _:
                 endpoint.handle_fault(key, now_ns)
 
@@ -100,10 +100,10 @@ class Shell:
         self.now_ns += amount * amount * _MS
         self.endpoint.handle_timeout(self.now_ns)
 
-    # -- what the endpoint decides
+    # -- decisions of the core
 
     def carry_out(self) -> None:
-        """Take all actions; judge each."""
+        """Take all actions; check each."""
         decided: Iterator[events.Action] = actions(
             self.endpoint.poll_event, actions_max=_ACTIONS_MAX
         )
@@ -118,9 +118,9 @@ class Shell:
             case events.Accept(key, number):
                 del self._requests[number]
                 self._begin(key, number)
-            case events.Reject(number, octets):
+            case events.Reject(number, data):
                 del self._requests[number]
-                assert octets == REJECTION
+                assert data == REJECTION
             case events.Attach(key, number, acknowledged, credits, _):
                 assert self._links[number] == key and key not in self._attached
                 assert 0 <= acknowledged < 1 << 64 and 0 <= credits < 1 << 32
@@ -137,26 +137,26 @@ class Shell:
         self._links[number] = key
         if self.endpoint.find(key) is None:
             return  # forgotten by a later action, which is still to come
-        octets = self.endpoint.offer(key, acknowledged=5, credits=3)
-        data = ConnectData.parse(octets, ipv6=False)
+        raw = self.endpoint.offer(key, acknowledged=5, credits=3)
+        data = ConnectData.parse(raw, ipv6=False)
         assert (data.source, data.target, data.tos) == (LOCAL, key.peer, key.tos)
         assert data.generation in (GENERATION, None)
 
     def check(self) -> None:
-        """Check what is kept, and that each connection is somebody's."""
+        """Check what is kept, and that each connection has a peer."""
         peers = self.endpoint.peers
         assert len(peers) <= PEERS_MAX
         assert not self._requests, "a request without an answer"
-        up = {peer.key: peer.number for peer in peers if peer.state is State.UP}
+        up = {peer.key: peer.number for peer in peers if peer.state is PeerState.UP}
         assert up == self._attached
         assert set(self._links) == {peer.number for peer in peers if peer.number is not None}
         due_ns = self.endpoint.poll_timeout()
         assert due_ns is None or due_ns > self.now_ns or self.endpoint.timed_key is None
 
 
-def rdma_endpoint(octets: bytes) -> None:
-    """Let a script be the peers, the device, the programs and the time of an endpoint."""
-    script = Script(octets)
+def rdma_endpoint(data: bytes) -> None:
+    """Let a script be the peers, the device, the programs and the time of a local address."""
+    script = Script(data)
     shell = Shell(script.number())
     for _ in range(STEPS_MAX):
         if not script:
@@ -165,8 +165,8 @@ def rdma_endpoint(octets: bytes) -> None:
         if action & 3 == 0:
             shell.request(choice, script.piece())
         elif action & 3 == 1:
-            octets_said = _offer(choice, script.number()) if action & 4 else script.piece()
-            shell.report(action >> 3, choice, octets_said)
+            bytes_said = _offer(choice, script.number()) if action & 4 else script.piece()
+            shell.report(action >> 3, choice, bytes_said)
         elif action & 3 == 2:
             shell.wanted(choice, action >> 6)
         elif action & 4:
@@ -190,11 +190,11 @@ def _offer(choice: int, kind: int) -> bytes:
     ).emit()
 
 
-def rdma_offer(octets: bytes) -> None:
-    """Read private data of a request as an endpoint does, of both families."""
-    v6 = bool(octets[:1] > b"\x7f")
+def rdma_offer(data: bytes) -> None:
+    """Read private data of a request as a local address does, of both families."""
+    v6 = bool(data[:1] > b"\x7f")
     local, peer = (ip_address("fd00::1"), ip_address("fd00::2")) if v6 else (LOCAL, OTHERS[0])
-    offer, reason = read_offer(octets[1:], local=local, peer=peer)
+    offer, reason = read_offer(data[1:], local=local, peer=peer)
     assert reason in (None, Reason.WRONG_ADDRESS)
     if offer is not None and reason is None:
         assert (offer.source, offer.target) == (peer, local)
@@ -202,20 +202,20 @@ def rdma_offer(octets: bytes) -> None:
     accepted_version(offer)
 
 
-def rdma_cookie(octets: bytes) -> None:
+def rdma_cookie(data: bytes) -> None:
     """Read the cookie that a peer's message brings; it comes out again."""
-    cookie = destination_cookie(octets[:16].ljust(16, b"\0"))
+    cookie = destination_cookie(data[:16].ljust(16, b"\0"))
     if cookie is not None:
         assert destination_cookie(destination_extension(cookie)) == cookie
 
 
-def rdma_options(octets: bytes) -> None:
+def rdma_options(data: bytes) -> None:
     """Read the values of the options about regions, which a program wrote."""
     for option in (SockOpt.GET_MR, SockOpt.GET_MR_FOR_DEST):
         with suppress(OSError):
-            assert read_region(option, octets).region_bytes >= 0
+            assert read_region(option, data).region_bytes >= 0
     with suppress(OSError):
-        assert 0 <= read_free(octets) < 1 << 64
+        assert 0 <= read_free(data) < 1 << 64
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -232,7 +232,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\0" + _ASK + _UP + _WANT + _LATER + _UP + _END + _LATER,
         b"\3" + _WANT * 3 + _UP + _ASK * 2 + _LATER + _END + _ASK,
         b"\2" + b"".join(bytes([7, host, tos << 4]) for host in range(7) for tos in range(3)),
-        b"\1" + step(0, 2, octets=_offer(2, 0)) + _UP + step(0, 2, octets=b"") + _LATER * 9,
+        b"\1" + step(0, 2, data=_offer(2, 0)) + _UP + step(0, 2, data=b"") + _LATER * 9,
     ),
     "rdma_offer": (
         b"\0" + ConnectData(source=OTHERS[0], target=LOCAL, generation=5).emit(),

@@ -1,24 +1,25 @@
-"""A connection's core of RDS over RDMA whose peer says anything, with an application on top.
+"""A connection's core of RDS over RDMA whose peer sends anything, with an application on top.
 
-Whatever comes, the core goes on or names a breach. It keeps no more than its limits allow, posts no
-more than its ring holds, owes each socket what its messages weigh, and ends each operation once.
+Whatever comes, the core goes on or names a protocol error. It keeps no more than its limits allow,
+posts no more than its ring holds, charges each socket what its messages weigh, and ends each
+operation once.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable
 
 from fuzz.script import Script, step
-from urds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
-from urds.dataplane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.dataplane.reference.counters import Counters
-from urds.dataplane.reference.outgoing import Owner
-from urds.transport.rdma.core import ConnectionCore, CoreLimits
-from urds.transport.rdma.counters import RdmaCounters
-from urds.transport.rdma.credits import CREDITS_MAX
-from urds.transport.rdma.frames import FRAGMENT_BYTES, MessageHeader
-from urds.transport.rdma.work import Frame, Outcome
-from urds.wire import exthdr
-from urds.wire.header import HEADER, HEADER_BYTES, Header
+from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
+from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.outgoing import Owner
+from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
+from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.credits import CREDITS_MAX
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader
+from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
 
 STEPS_MAX = 400
 MESSAGE_BYTES_MAX = 9000
@@ -27,7 +28,7 @@ SEND_RING = 8
 POSTED = 16  # receives of ours
 PORTS = 3
 _WORKS_MAX = 200  # that one step can cause: each takes a place of the ring
-_CHECKSUM_END = 48 - 16  # the checksum stands in the two octets before the extension
+_CHECKSUM_END = 48 - 16  # the checksum stands in the two bytes before the extension
 _SIZES = (0, 1, 100, 4096, 5000, 9000)
 
 
@@ -72,11 +73,11 @@ class Besieged:
         assert 0 < target_port < 1 << 16 and 0 <= source_port < 1 << 16
         assert len(extension) in (0, 16)
 
-    def take_map(self, octets: bytes) -> None:
+    def take_map(self, data: bytes) -> None:
         """Check a map."""
-        assert len(octets) == CONGESTION_MAP_BYTES
+        assert len(data) == CONGESTION_MAP_BYTES
 
-    def map_octets(self) -> bytes:
+    def map_bytes(self) -> bytes:
         """Return our map."""
         return bytes(CONGESTION_MAP_BYTES)
 
@@ -108,15 +109,15 @@ class Besieged:
         self._posted.clear()
         self.core.detach()
 
-    def take(self, octets: bytes) -> None:
-        """Let a frame come; a breach ends the connection, as the shell does."""
+    def take(self, data: bytes) -> None:
+        """Let a frame come; a protocol error ends the connection, as the shell does."""
         was_attached = self.core.is_attached
-        reason = self.core.handle_frame(memoryview(octets))
+        reason = self.core.handle_frame(memoryview(data))
         if reason is not None:
-            assert was_attached and reason, "a breach has a reason"
+            assert was_attached and reason, "a protocol error has a reason"
             self.detach()
-        elif was_attached and len(octets) >= HEADER_BYTES:
-            self._allowed += HEADER.unpack_from(octets)[6]
+        elif was_attached and len(data) >= HEADER_BYTES:
+            self._allowed += HEADER.unpack_from(data)[6]
             self.core.handle_posted(1)
 
     def complete(self, place: int, outcome: Outcome) -> None:
@@ -164,10 +165,10 @@ class Besieged:
             case 5:
                 self.detach()
 
-    # -- what must hold
+    # -- invariants
 
     def post(self) -> None:
-        """Take all work; judge each piece of it."""
+        """Take all work; check each piece of it."""
         core = self.core
         for _ in range(_WORKS_MAX):
             due = core.wants_work()
@@ -180,15 +181,15 @@ class Besieged:
             self._posted.append(work.wr_id)
             if isinstance(work, Frame):
                 self._allowed -= 1
-                assert len(work.octets) <= HEADER_BYTES + FRAGMENT_BYTES
-                assert Header.parse(work.octets[:HEADER_BYTES]).payload_bytes <= MESSAGE_BYTES_MAX
+                assert len(work.data) <= HEADER_BYTES + FRAGMENT_BYTES
+                assert Header.parse(work.data[:HEADER_BYTES]).payload_bytes <= MESSAGE_BYTES_MAX
         else:
             raise AssertionError("no end of work")
         self.check()
 
     def check(self) -> None:
-        """Check what the core keeps, and what it owes."""
-        core, outgoing = self.core, self.core._outgoing  # no public look at its queues
+        """Check what the core keeps, and what it charges."""
+        core, outgoing = self.core, self.core._outgoing  # no public access to its queues
         assert len(core._posted) <= SEND_RING
         assert core.message_count() <= MESSAGES_MAX + 1
         assert sum(map(len, core._incoming._pieces)) <= MESSAGE_BYTES_MAX
@@ -213,18 +214,18 @@ class Besieged:
 
 
 def _operations() -> tuple[Operation, ...]:
-    octets = memoryview(bytearray(64))
-    pieces = (octets[:32], octets[32:])
+    data = memoryview(bytearray(64))
+    pieces = (data[:32], data[32:])
     return (
         RdmaTransfer(key=5, remote_address=0, is_write=True, pieces=pieces, silent=True),
         RdmaTransfer(key=6, remote_address=8, is_write=False, pieces=pieces[:1], fence=True),
-        AtomicOperation(key=7, remote_address=0, is_compare=False, operand=1, result=octets[:8]),
+        AtomicOperation(key=7, remote_address=0, is_compare=False, operand=1, result=data[:8]),
     )
 
 
-def rdma_core(octets: bytes) -> None:
+def rdma_core(data: bytes) -> None:
     """Let a script be the peer, the device and the application of a core."""
-    script = Script(octets)
+    script = Script(data)
     side = Besieged(script.number())
     side.attach(0, 20)
     outcomes = tuple(Outcome)
@@ -270,7 +271,7 @@ def _frame(kind: int, amount: int, sequence: int, next_number: int) -> bytes:
 
 
 def _odd_frame(kind: int, amount: int) -> bytes:
-    """Return a fragment of a map, or a message that says that a key was used."""
+    """Return a fragment of a map, or a message that reports a used key."""
     if kind & 1:
         size = CONGESTION_MAP_BYTES - (kind >> 4)
         header = MessageHeader(payload_bytes=size, flags=HeaderFlag.CONG_BITMAP)
@@ -289,7 +290,7 @@ _DONE = bytes([3, 3, 3, 3, 0x0B, 0, 0x1B, 0])
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "rdma_core": (
         b"\0"
-        + step(0, 0, octets=_MESSAGE.emit(acknowledgement=0, credit=0, payload=b"hello"))
+        + step(0, 0, data=_MESSAGE.emit(acknowledgement=0, credit=0, payload=b"hello"))
         + _WORK
         + _DONE
         + bytes([2 + 0x20, 4, 1, 2 + 0x20, 8, 1])  # two fragments of a message
@@ -300,7 +301,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _WORK * 4
         + bytes([2, 3, 0]) * 6
         + _DONE
-        + step(1, 0, octets=_MESSAGE.emit(acknowledgement=9, credit=200, payload=b"hello"))
+        + step(1, 0, data=_MESSAGE.emit(acknowledgement=9, credit=200, payload=b"hello"))
         + bytes([5, 2, 5 + 0x28, 0, 5 + 0x18, 0, 6, 0])
         + _WORK,
         b"\2" + bytes([2 + 8, 0, 1]) * 50,  # pings

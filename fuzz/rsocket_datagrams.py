@@ -1,7 +1,7 @@
-"""The core of a datagram socket of rsockets, with strangers, peers and devices that do anything.
+"""The core of a datagram socket of rsockets, with known and unknown peers, and any devices.
 
-Only a program's own sending costs memory; a look-up is asked for where we sent to, at a device
-that is there, and is known until it ends or is given up; a datagram comes out as it went in.
+Only a program's own sending costs memory; a look-up is asked for where a datagram was sent to, at a
+device that is there, and is known until it ends or is given up; a datagram comes out as it went in.
 """
 
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from contextlib import suppress
 from ipaddress import IPv4Address
 
 from fuzz.script import Script, step
-from urds.rsocket.dgram import (
+from urds.rsocket.core.datagram import (
     ByQueuePair,
-    Datagrams,
+    CancelLookUp,
+    DatagramCore,
     DatagramSettings,
     DestinationState,
-    Device,
-    GiveUp,
+    LocalDevice,
     LookUp,
-    QueuePairWay,
+    QueuePairAddress,
 )
-from urds.rsocket.dgram.core import _SOURCES_MAX
+from urds.rsocket.core.datagram.core import _SOURCES_MAX
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
 
 STEPS_MAX = 400
 DESTINATIONS_MAX = 4
@@ -40,10 +40,10 @@ class Besieged:
     def __init__(self, choices: int) -> None:
         self.now_ns = 0
         devices = [
-            Device(provider, 7000 + index, 0x100 + index, 1024 << index)
+            LocalDevice(provider, 7000 + index, 0x100 + index, 1024 << index)
             for index, provider in enumerate(_PROVIDERS[: choices & 3])
         ]
-        self.core = Datagrams(
+        self.core = DatagramCore(
             DatagramSettings(
                 receive_slots=RECEIVE_SLOTS,
                 destinations_max=DESTINATIONS_MAX,
@@ -51,7 +51,7 @@ class Besieged:
             ),
             local=HERE,
             devices=devices,
-            opening=b"opening!",
+            bind_id=b"opening!",
         )
         if choices & 4:
             self.core.peer = THERE[0]
@@ -59,25 +59,25 @@ class Besieged:
         self._look_ups: dict[int, LookUp] = {}
 
     def send(self, choice: int, amount: int) -> None:
-        """Send something to somebody."""
+        """Send something to one of the peers."""
         target, payload = THERE[choice % len(THERE)], bytes(amount * 8)
         if not self.core.knows(target):
             self.core.add_destination(target, HERE[0])
         with suppress(OSError):  # too long
             sent = self.core.send(payload, target, self.now_ns)
-            assert sent.octets.endswith(payload) and sent.target == target
+            assert sent.data.endswith(payload) and sent.target == target
             if isinstance(sent, ByQueuePair):
-                assert sent.way.device in self._devices
+                assert sent.qp_address.device in self._devices
                 if choice & 128:
                     self.core.send_instead(sent, self.now_ns)
 
-    def take_udp(self, choice: int, octets: bytes) -> None:
+    def take_udp(self, choice: int, data: bytes) -> None:
         """Let a datagram come over UDP."""
-        answer = self.core.receive_udp(octets, THERE[choice % len(THERE)], self.now_ns)
+        answer = self.core.receive_udp(data, THERE[choice % len(THERE)], self.now_ns)
         if answer is not None:
-            header, rest = UdpHeader.parse(answer.octets)
+            header, rest = UdpHeader.parse(answer.data)
             assert header.op is DatagramOp.CONTROL and not answer.is_data
-            DatagramWays.parse(rest)
+            DatagramDevices.parse(rest)
 
     def answer(self, choice: int) -> None:
         """End a look-up, or one that there never was."""
@@ -85,7 +85,7 @@ class Besieged:
         token = tokens[choice % len(tokens)] if tokens and choice & 64 else choice
         asked = self._look_ups.pop(token, None)
         if choice & 32 and asked is not None and asked.device in self._devices:
-            self.core.handle_found(token, QueuePairWay(asked.device, "vector", choice, 1))
+            self.core.handle_found(token, QueuePairAddress(asked.device, "vector", choice, 1))
         else:
             self.core.handle_not_found(token, self.now_ns)
 
@@ -106,7 +106,7 @@ class Besieged:
         """Take events; check what is kept."""
         core = self.core
         while (event := core.poll_event()) is not None:
-            if isinstance(event, GiveUp):
+            if isinstance(event, CancelLookUp):
                 self._look_ups.pop(event.token, None)
                 continue
             assert event.token not in self._look_ups and event.device in self._devices
@@ -119,13 +119,13 @@ class Besieged:
         assert len(core._received) <= RECEIVE_SLOTS and len(core._sources) <= _SOURCES_MAX
         for destination in core._destinations:
             is_found = destination.state is DestinationState.BY_QUEUE_PAIR
-            assert is_found == (destination.way is not None)
+            assert is_found == (destination.qp_address is not None)
             assert bool(destination.token) == (destination.state is DestinationState.LOOKING_UP)
 
 
-def rsocket_datagrams(octets: bytes) -> None:
-    """Let a script be peers, strangers, devices, program and time of a datagram socket."""
-    script = Script(octets)
+def rsocket_datagrams(data: bytes) -> None:
+    """Let a script be peers, unknown ones, devices, program and time of a datagram socket."""
+    script = Script(data)
     side = Besieged(script.number())
     for _ in range(STEPS_MAX):
         if not script:
@@ -153,20 +153,20 @@ def rsocket_datagrams(octets: bytes) -> None:
 
 
 def _control(kind: int, choice: int) -> bytes:
-    """Return a message of a peer that is nearly in order: its number and ways, or data."""
+    """Return a message of a peer that is nearly in order: its number and paths, or data."""
     host = IPv4Address(THERE[choice % len(THERE)][0])
     if kind & 128:
         return UdpHeader(DatagramOp.DATA, 0x55 + (kind & 1), host).emit() + bytes(kind)
     header = UdpHeader(DatagramOp.CONTROL, 0x55 + (kind & 1), host).emit()
     if kind & 2:
         return header
-    ways = tuple(DatagramWay(name, 9000) for name in _PROVIDERS[: kind >> 2 & 3])
-    return header + DatagramWays(bytes([kind >> 4]) * 8, ways).emit()
+    device_ports = tuple(DatagramDevicePort(name, 9000) for name in _PROVIDERS[: kind >> 2 & 3])
+    return header + DatagramDevices(bytes([kind >> 4]) * 8, device_ports).emit()
 
 
-def _by_queue_pair(choice: int, octet_count: int) -> bytes:
+def _by_queue_pair(choice: int, byte_count: int) -> bytes:
     host, port = THERE[choice % len(THERE)]
-    return QpHeader(port + choice, IPv4Address(host)).emit() + bytes(octet_count * 10)
+    return QpHeader(port + choice, IPv4Address(host)).emit() + bytes(byte_count * 10)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {"rsocket_datagrams": rsocket_datagrams}
@@ -184,6 +184,6 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + bytes([6, 1, 6, 0])
         + _SEND,
         b"\7" + bytes([3, 0, 9, 3, 1, 250, 7, 0]) + bytes([1, 0, 0x8F]) * 12 + bytes([7, 9]),
-        b"\1" + step(0, 0, octets=_control(0x0C, 0)) + step(2, 0, octets=_by_queue_pair(1, 3)),
+        b"\1" + step(0, 0, data=_control(0x0C, 0)) + step(2, 0, data=_by_queue_pair(1, 3)),
     )
 }

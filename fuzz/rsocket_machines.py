@@ -1,4 +1,4 @@
-"""A stream core whose peer writes anything into its memory and says any word.
+"""A stream core whose peer writes anything into its memory and sends any immediate data.
 
 The application on top of it does what applications do. Whatever happens, the core ends with a
 reason or goes on: it keeps no more than its settings allow, posts no more than the queue pair
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fuzz.script import Script, step
-from urds.errors import RemoteProtocolError
-from urds.rsocket.stream import (
+from urds.common.errors import RemoteProtocolError
+from urds.rsocket.core.stream import (
     CONTROL_SLOTS,
     Memory,
     PostKind,
     Shut,
-    Stream,
+    StreamCore,
     StreamSettings,
     StreamState,
 )
 from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
-from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_word
+from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_imm_data
 
 STEPS_MAX = 400
 WINDOW_BYTES_MAX = 1 << 13
@@ -45,12 +45,12 @@ class Limited:
         self._next_address = 0x10000
 
     @property
-    def octet_count(self) -> int:
+    def byte_count(self) -> int:
         """Return how much is held."""
         return sum(memory.view.nbytes for memory in self.live)
 
     def allocate(self, byte_count: int) -> Memory:
-        """Return that many octets; a core that asks for too many has no bound."""
+        """Return that many bytes; a core that asks for too many has no bound."""
         memory = Memory(memoryview(bytearray(byte_count)), self._next_address, len(self.live))
         self._next_address += byte_count
         self.live.append(memory)
@@ -67,28 +67,28 @@ class Besieged:
     def __init__(self, choices: int, private_data: bytes) -> None:
         """Connect, or raise RemoteProtocolError; then the core must still be as new."""
         self.source = Limited()
-        self.stream = Stream(
+        self.stream = StreamCore(
             StreamSettings(
                 send_queue=SEND_QUEUE,
                 receive_queue=RECEIVE_QUEUE,
                 receive_bytes=2048,
                 is_receive_fixed=bool(choices & 1),
-                window_first_bytes=1024,
-                window_max_bytes=WINDOW_BYTES_MAX,
+                ring_first_bytes=1024,
+                ring_max_bytes=WINDOW_BYTES_MAX,
                 send_bytes=SEND_BYTES,
                 chunk_max_bytes=CHUNK_BYTES_MAX,
                 iomap_slots=IOMAP_SLOTS,
                 table_entries=4,
                 byte_order="big" if choices & 2 else "little",
-                is_own=not choices & 4,
+                is_urds=not choices & 4,
                 no_delay=bool(choices & 8),
                 keepalive_ns=100 if choices & 16 else None,
             ),
             self.source,
         )
-        self.offer = ConnectData.parse(self.stream.offer())
-        # The original has a limit of its own, which is larger than all that may wait here.
-        self._chunk_max = CHUNK_BYTES_MAX if self.stream.settings.is_own else SEND_BYTES
+        self.connect_data = ConnectData.parse(self.stream.connect_data())
+        # librdmacm has a limit of its own, which is larger than all that may wait here.
+        self._chunk_max = CHUNK_BYTES_MAX if self.stream.settings.is_urds else SEND_BYTES
         self._now_ns = 0
         self._kinds: list[PostKind] = []
         self._buffers: list[Memory] = []
@@ -102,23 +102,23 @@ class Besieged:
 
     # -- the peer
 
-    def write(self, place: int, octets: bytes) -> None:
+    def write(self, place: int, data: bytes) -> None:
         """Write where the peer may: into any memory that is registered."""
         views = [memory.view for memory in self.source.live]
         total = sum(view.nbytes for view in views)
         place %= max(total, 1)
         for view in views:
             if place < view.nbytes:
-                part = octets[: view.nbytes - place]
+                part = data[: view.nbytes - place]
                 view[place : place + len(part)] = part
                 return
             place -= view.nbytes
 
-    def say(self, word: int) -> None:
-        """Let a word arrive. A refusal cuts the connection, as the shell does."""
+    def say(self, imm_data: int) -> None:
+        """Let immediate data arrive. An error ends the connection, as the shell does."""
         reason = None
         try:
-            self.stream.receive_data(word)
+            self.stream.receive_data(imm_data)
         except RemoteProtocolError as error:
             reason = str(error)
         if reason is not None:
@@ -131,15 +131,15 @@ class Besieged:
     # -- this side
 
     def post(self) -> None:
-        """Take all posts; judge each."""
+        """Take all posts; check each."""
         for _ in range(_POSTS_MAX):
             post = self.stream.poll_transmit()
             if post is None:
                 break
             self._kinds.append(post.kind)
-            assert len(post.octets) <= self._chunk_max, f"a chunk of {len(post.octets)}"
-            assert 0 <= post.address <= post.address + len(post.octets) <= _ADDRESS_END
-            assert post.word is None or 0 <= post.word < 1 << 32
+            assert len(post.data) <= self._chunk_max, f"a chunk of {len(post.data)}"
+            assert 0 <= post.address <= post.address + len(post.data) <= _ADDRESS_END
+            assert post.imm_data is None or 0 <= post.imm_data < 1 << 32
         else:
             raise AssertionError("no end of posts")
         self.check()
@@ -163,8 +163,8 @@ class Besieged:
 
     def _send(self, amount: int) -> None:
         if self.stream.can_write:
-            octets = memoryview(bytes(amount * 80))
-            assert self.stream.send(octets, may_borrow=bool(amount & 1)) <= len(octets)
+            data = memoryview(bytes(amount * 80))
+            assert self.stream.send(data, may_zero_copy=bool(amount & 1)) <= len(data)
 
     def _receive(self, amount: int) -> None:
         view = memoryview(bytearray(amount * 20))
@@ -173,8 +173,8 @@ class Besieged:
 
     def _peek(self, amount: int) -> None:
         readable = self.stream.readable_bytes
-        octets = self.stream.receive(amount * 20, peek=True)
-        assert len(octets) <= readable == self.stream.readable_bytes
+        data = self.stream.receive(amount * 20, peek=True)
+        assert len(data) <= readable == self.stream.readable_bytes
 
     def _buffer(self) -> Memory | None:
         if len(self._buffers) >= BUFFERS_MAX:
@@ -203,9 +203,9 @@ class Besieged:
 
     def _write_mapped(self, amount: int) -> None:
         if self.stream.can_write:
-            octets = memoryview(bytes(amount * 80))
-            taken = self.stream.write_mapped(octets, amount, may_borrow=bool(amount & 1))
-            assert taken <= len(octets)
+            data = memoryview(bytes(amount * 80))
+            taken = self.stream.write_mapped(data, amount, may_zero_copy=bool(amount & 1))
+            assert taken <= len(data)
 
     def _shut_down(self, amount: int) -> None:
         self.stream.shut_down(Shut(amount % len(Shut)))
@@ -215,23 +215,23 @@ class Besieged:
         if self.stream.poll_timeout() is not None:
             self.stream.handle_timeout(self._now_ns)
 
-    # -- what must hold
+    # -- invariants
 
     def check(self) -> None:
         """Check that nothing grows beyond what the settings allow."""
         control = sum(kind in _CONTROL for kind in self._kinds)
         assert control <= CONTROL_SLOTS, f"{control} control messages"
         assert len(self._kinds) - control <= SEND_QUEUE - CONTROL_SLOTS
-        # The first region, a window that is left and the one after it, the application's.
+        # The first region, a receive ring that is left and the one after it, the application's.
         limit = 3 * WINDOW_BYTES_MAX + len(self._buffers) * APPLICATION_BYTES
-        assert self.source.octet_count <= limit, f"{self.source.octet_count} octets"
+        assert self.source.byte_count <= limit, f"{self.source.byte_count} bytes"
         stream = self.stream
-        assert 0 <= stream.readable_bytes <= self.source.octet_count
-        assert stream.unsent_octets - stream.borrowed_octets <= SEND_BYTES
-        # No public look at what it keeps of the peer's.
-        assert len(stream._target.spaces) <= self.offer.target_sgl.length
-        assert len(stream._window._message_ends) <= RECEIVE_QUEUE
-        assert len(stream._window._stretches) <= RECEIVE_QUEUE
+        assert 0 <= stream.readable_bytes <= self.source.byte_count
+        assert stream.unsent_bytes - stream.zero_copy_bytes <= SEND_BYTES
+        # No public access to its state of the peer.
+        assert len(stream._remote_sgl.spaces) <= self.connect_data.target_sgl.length
+        assert len(stream._receive_ring._message_ends) <= RECEIVE_QUEUE
+        assert len(stream._receive_ring._unread) <= RECEIVE_QUEUE
         assert len(stream._iomap._remote) <= IOMAP_SLOTS
 
     def close(self) -> None:
@@ -241,9 +241,9 @@ class Besieged:
         assert {id(each) for each in self.source.live} == {id(each) for each in self._buffers}
 
 
-def rsocket_stream(octets: bytes) -> None:
+def rsocket_stream(data: bytes) -> None:
     """Let a script be the peer and the application of a stream; it begins with private data."""
-    script = Script(octets)
+    script = Script(data)
     choices, private_data = script.number(), script.piece()
     try:
         side = Besieged(choices, private_data)
@@ -267,11 +267,11 @@ def rsocket_stream(octets: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {"rsocket_stream": rsocket_stream}
 
 
-def private_data(*, is_own: bool = True, is_big: bool = False) -> bytes:
-    """Return what an honest peer says."""
+def private_data(*, is_urds: bool = True, is_big: bool = False) -> bytes:
+    """Return what an honest peer sends."""
     return ConnectData(
         flags=ConnectFlag.IOMAP
-        | (ConnectFlag.OWN if is_own else 0)
+        | (ConnectFlag.URDS if is_urds else 0)
         | (ConnectFlag.BIG_ENDIAN if is_big else 0),
         credits=20,
         iomap_slots=1,
@@ -281,18 +281,18 @@ def private_data(*, is_own: bool = True, is_big: bool = False) -> bytes:
 
 
 def _word(op: Op, argument: int) -> bytes:
-    return bytes([1, 0]) + emit_word(op, argument).to_bytes(4, "big")
+    return bytes([1, 0]) + emit_imm_data(op, argument).to_bytes(4, "big")
 
 
 def _entry(index: int, *, length: int = 700) -> bytes:
-    return step(0, index * 16, octets=Sge(1 << 42, 0x102, length).emit("little"))
+    return step(0, index * 16, data=Sge(1 << 42, 0x102, length).emit("little"))
 
 
 _CALLS = b"".join(bytes([action << 2 | 2, 200]) for action in range(10))
 _DONE = bytes([3, 0]) * 6
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "rsocket_stream": (
-        step(0, octets=private_data())
+        step(0, data=private_data())
         + _CALLS
         + _word(Op.DATA, 512)
         + _entry(1)
@@ -301,7 +301,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _CALLS
         + _word(Op.CONTROL, Control.SHUTDOWN)
         + _CALLS,
-        step(0x18, octets=private_data(is_own=False))
+        step(0x18, data=private_data(is_urds=False))
         + _word(Op.DATA, 1000)
         + _CALLS
         + _entry(1, length=40)
@@ -309,10 +309,10 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _entry(2, length=40)
         + _word(Op.CREDIT, 40)
         + _DONE
-        + step(0, 64, octets=IomapEntry(100, 1 << 43, 0x103, 900).emit("little"))
+        + step(0, 64, data=IomapEntry(100, 1 << 43, 0x103, 900).emit("little"))
         + _word(Op.IOMAP, 0)
         + _CALLS
         + _word(Op.CONTROL, Control.DISCONNECT),
-        step(0x06, octets=private_data(is_big=True)) + _CALLS + _word(Op.DATA, 1) * 17,
+        step(0x06, data=private_data(is_big=True)) + _CALLS + _word(Op.DATA, 1) * 17,
     ),
 }

@@ -1,46 +1,46 @@
-"""Parsers of rsockets: private data, words, entries of tables, headers of datagrams."""
+"""Parsers of rsockets: private data, immediate data, entries of tables, headers of datagrams."""
 
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
 from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
+from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
 from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.datagram_ways import DatagramWay, DatagramWays
-from urds.rsocket.wire.messages import IomapEntry, emit_word, parse_word
+from urds.rsocket.wire.messages import IomapEntry, emit_imm_data, parse_imm_data
 
 
-def rsocket_connect_data(octets: bytes) -> None:
-    """Read private data; all but the reserved octets must come out again."""
-    emitted = ConnectData.parse(octets).emit()
-    assert emitted == octets[:4] + bytes(3) + octets[7 : len(emitted)]
+def rsocket_connect_data(data: bytes) -> None:
+    """Read private data; all but the reserved bytes must come out again."""
+    emitted = ConnectData.parse(data).emit()
+    assert emitted == data[:4] + bytes(3) + data[7 : len(emitted)]
 
 
-def rsocket_word(octets: bytes) -> None:
-    """Read a word and the entry that may come with it, in both byte orders."""
-    word = int.from_bytes(octets[:4], "big")
-    assert emit_word(*parse_word(word)) == word
-    entry = octets[4:]
+def rsocket_word(data: bytes) -> None:
+    """Read immediate data and the entry that may come with it, in both byte orders."""
+    imm_data = int.from_bytes(data[:4], "big")
+    assert emit_imm_data(*parse_imm_data(imm_data)) == imm_data
+    entry = data[4:]
     kind = Sge if len(entry) == SGE_BYTES else IomapEntry
     assert kind.parse(entry, "little").emit("little") == entry
     assert kind.parse(entry, "big").emit("big") == entry
 
 
-def rsocket_udp_header(octets: bytes) -> None:
-    """Read the header of a datagram over UDP; all but the reserved octet must come out again."""
-    header, payload = UdpHeader.parse(octets)
-    assert header.emit() + payload == octets[:7] + b"\0" + octets[8:]
+def rsocket_udp_header(data: bytes) -> None:
+    """Read the header of a datagram over UDP; all but the reserved byte must come out again."""
+    header, payload = UdpHeader.parse(data)
+    assert header.emit() + payload == data[:7] + b"\0" + data[8:]
 
 
-def rsocket_qp_header(octets: bytes) -> None:
-    """Read the header of a datagram over a queue pair; the same octets must come out again."""
-    header, payload = QpHeader.parse(octets)
-    assert header.emit() + payload == octets
+def rsocket_qp_header(data: bytes) -> None:
+    """Read the header of a datagram over a queue pair; the same bytes must come out again."""
+    header, payload = QpHeader.parse(data)
+    assert header.emit() + payload == data
 
 
-def rsocket_ways(octets: bytes) -> None:
+def rsocket_ways(data: bytes) -> None:
     """Read where a peer's datagram socket can be looked up; all but padding must come out again."""
-    record = DatagramWays.parse(octets)
-    assert DatagramWays.parse(record.emit()) == record
+    record = DatagramDevices.parse(data)
+    assert DatagramDevices.parse(record.emit()) == record
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -75,7 +75,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         QpHeader(7174, _V6, 5).emit() + b"payload",
     ),
     "rsocket_ways": (
-        DatagramWays(b"opening!", (DatagramWay("shm", 7174), DatagramWay("tcp", 7175))).emit(),
-        DatagramWays(bytes(8)).emit(),
+        DatagramDevices(
+            b"opening!", (DatagramDevicePort("shm", 7174), DatagramDevicePort("tcp", 7175))
+        ).emit(),
+        DatagramDevices(bytes(8)).emit(),
     ),
 }

@@ -4,8 +4,8 @@
     .venv-fuzz/bin/python fuzz/run.py --seconds 3600 --jobs 2 header
     .venv-fuzz/bin/python fuzz/run.py --keep
 
-A finding ends its target with a report; the octets that caused it lie in `fuzz/findings/`. New
-octets that reached new code are collected in `fuzz/working/TARGET/`; `--keep` minimises them into
+A finding ends its target with a report; the bytes that caused it lie in `fuzz/findings/`. New
+bytes that reached new code are collected in `fuzz/working/TARGET/`; `--keep` minimises them into
 `fuzz/corpus/`, which is what `make test` runs. With `--plain` no atheris is needed: seeds and
 corpus are changed at random, for Pythons that it does not support.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300
-OCTETS_MAX = 16384
+BYTES_MAX = 16384
 RUN_S_MAX = 10  # one input that takes longer is a finding
 _EXECUTIONS = re.compile(r"(?:stat::number_of_executed_units: |^executions: )(\d+)")
 
@@ -77,7 +77,7 @@ def main() -> int:
     return bool(any(found))
 
 
-# -- the process that leads
+# -- the parent process
 
 
 def _start(name: str, options: argparse.Namespace) -> Outcome:
@@ -86,7 +86,7 @@ def _start(name: str, options: argparse.Namespace) -> Outcome:
 
 
 def _merge(name: str, options: argparse.Namespace) -> Outcome:
-    """Keep of what was collected for a target the least that reaches the same code."""
+    """Keep the fewest collected inputs of a target that reach the same code."""
     from fuzz import keeping
 
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def _merge(name: str, options: argparse.Namespace) -> Outcome:
 
 
 def _child(name: str, work: str, *arguments: str) -> Outcome:
-    """Run one target in a process of its own; pass on what it says."""
+    """Run one target in a process of its own; pass its output on."""
     command = [sys.executable, __file__, "--one", work, *arguments]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     executions = 0
@@ -119,7 +119,7 @@ def _child(name: str, work: str, *arguments: str) -> Outcome:
 def _run(name: str, seconds: int) -> int:
     from fuzz import keeping
 
-    limits = [f"-max_total_time={seconds}", f"-max_len={OCTETS_MAX}", f"-timeout={RUN_S_MAX}"]
+    limits = [f"-max_total_time={seconds}", f"-max_len={BYTES_MAX}", f"-timeout={RUN_S_MAX}"]
     artifacts = f"-artifact_prefix={keeping.FINDINGS}/{name}-"
     return _fuzz(name, [*limits, "-print_final_stats=1", artifacts, str(keeping.WORKING / name)])
 
@@ -128,7 +128,7 @@ def _merge_one(name: str, folder: str) -> int:
     """Have libFuzzer put into a folder what is worth keeping; it starts `--one inner` for that."""
     from fuzz import keeping
 
-    return _fuzz(name, ["-merge=1", f"-max_len={OCTETS_MAX}", folder, str(keeping.WORKING / name)])
+    return _fuzz(name, ["-merge=1", f"-max_len={BYTES_MAX}", folder, str(keeping.WORKING / name)])
 
 
 def _fuzz(name: str, arguments: list[str]) -> int:
@@ -138,19 +138,19 @@ def _fuzz(name: str, arguments: list[str]) -> int:
     with atheris.instrument_imports(include=["urds"]):
         from fuzz import keeping
         from fuzz.targets import SEEDS, TARGETS
-        from urds.errors import WireError
+        from urds.common.errors import WireError
     target = TARGETS[name]
     keeping.prepare(name, SEEDS[name])
 
-    def try_octets(octets: bytes) -> None:
+    def try_bytes(data: bytes) -> None:
         try:
-            target(octets)
+            target(data)
         except WireError:
             return
 
     # By these words libFuzzer starts the process again, where it wants one of its own.
     itself = f"{sys.executable} {__file__} --one inner {name}"
-    atheris.Setup([itself, *arguments], try_octets)
+    atheris.Setup([itself, *arguments], try_bytes)
     atheris.Fuzz()
     return 0
 
@@ -160,24 +160,24 @@ def _run_plain(name: str, seconds: int) -> int:
     from fuzz import keeping
     from fuzz.mutation import mutate
     from fuzz.targets import SEEDS, TARGETS
-    from urds.errors import WireError
+    from urds.common.errors import WireError
 
     folder = keeping.prepare(name, SEEDS[name])
     seeds = [path.read_bytes() for path in sorted(folder.iterdir())]
-    chance = random.Random()  # another search each time
+    rng = random.Random()  # another search each time
     end_s, runs, slow = time.monotonic() + seconds, 0, 0
     while (began_s := time.monotonic()) < end_s:
-        octets = mutate(chance.choice(seeds), seeds, chance)
+        data = mutate(rng.choice(seeds), seeds, rng)
         try:
-            TARGETS[name](octets)
+            TARGETS[name](data)
         except WireError:
             pass
         finally:
             is_slow = time.monotonic() - began_s > RUN_S_MAX
             slow += is_slow
             if is_slow or sys.exc_info()[0] is not None:
-                place = keeping.FINDINGS / f"{name}-{sha256(octets).hexdigest()[:16]}"
-                place.write_bytes(octets)
+                place = keeping.FINDINGS / f"{name}-{sha256(data).hexdigest()[:16]}"
+                place.write_bytes(data)
                 print(f"{name}: {place.name}, {time.monotonic() - began_s:.1f} s", flush=True)
         runs += 1
     print(f"executions: {runs}", file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
-"""What is fuzzed: every parser of octets from strangers, with what must hold for any octets.
+"""The targets of fuzzing: every parser of bytes from peers, with its invariants for any bytes.
 
-A target takes octets and returns, or raises `WireError`. Anything else it raises is a finding.
+A target takes bytes and returns, or raises `WireError`. Anything else it raises is a finding.
 It runs without atheris too: `tests/health/test_fuzz.py` gives each target some hundred inputs.
 The parsers of RDS are here, those of the verbs and of uDAPL in `verbs_parsers`, those of rsockets
 in `rsocket_parsers`, those of programs, files and tools in `program_parsers` and `tool_parsers`.
 
-The machines behind them take octets step by step: a path of RDS over TCP in `path_machines`, two
-that talk in `path_pair`, who connects in `endpoint_machines`; queue pairs in `verbs_machines`, what
+The machines behind them take bytes step by step: a path of RDS over TCP in `path_machines`, two
+that talk in `path_pair`, connecting in `endpoint_machines`; queue pairs in `verbs_machines`, what
 leads to them in `verbs_links`; streams of rsockets in `rsocket_machines`, datagram sockets in
 `rsocket_datagrams`; connections of RDS over RDMA in `rdma_machines`, what leads to those in
 `rdma_connects`.
@@ -29,37 +29,37 @@ from fuzz import (
     verbs_machines,
     verbs_parsers,
 )
-from urds.wire import exthdr
-from urds.wire.congestion_map import CongestionMap
-from urds.wire.connect_data import ConnectData, accepted_version
-from urds.wire.header import Header
+from urds.rds.wire import extensions as exthdr
+from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.header import Header
+from urds.rds.wire.private_data import ConnectData, accepted_version
 
 
-def header(octets: bytes) -> None:
+def header(data: bytes) -> None:
     """Read a header; what was read must come out as the same record again."""
-    record = Header.parse(octets, verify=False)
+    record = Header.parse(data, verify=False)
     assert Header.parse(record.emit(), verify=False) == record
 
 
-def header_checked(octets: bytes) -> None:
+def header_checked(data: bytes) -> None:
     """Read a header as between our own nodes, checksum included."""
-    Header.parse(octets)
+    Header.parse(data)
 
 
-def extensions(octets: bytes) -> None:
+def extensions(data: bytes) -> None:
     """Read extension headers and the handshake in them; neither refuses what Linux takes."""
-    exthdr.parse(octets[:16].ljust(16, b"\0"))
-    exthdr.parse_handshake(octets[:16].ljust(16, b"\0"))
+    exthdr.parse(data[:16].ljust(16, b"\0"))
+    exthdr.parse_handshake(data[:16].ljust(16, b"\0"))
 
 
-def congestion_map(octets: bytes) -> None:
-    """Read a map; it must come out as the same octets again."""
-    assert CongestionMap.parse(octets).emit() == octets
+def congestion_map(data: bytes) -> None:
+    """Read a map; it must come out as the same bytes again."""
+    assert CongestionMap.parse(data).emit() == data
 
 
-def connect_data(octets: bytes) -> None:
-    """Read the private data of an RDMA connect in both forms and judge its version."""
-    accepted_version(ConnectData.parse(octets[1:], ipv6=bool(octets[:1] > b"\x7f")))
+def connect_data(data: bytes) -> None:
+    """Read the private data of an RDMA connect in both forms and check its version."""
+    accepted_version(ConnectData.parse(data[1:], ipv6=bool(data[:1] > b"\x7f")))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -71,7 +71,7 @@ TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS | rsocket_datagram
 TARGETS |= rdma_machines.TARGETS | rdma_connects.TARGETS
 TARGETS |= path_machines.TARGETS | path_pair.TARGETS | endpoint_machines.TARGETS
 TARGETS |= program_parsers.TARGETS | tool_parsers.TARGETS
-# Where the search starts: octets of the right length are a long way from none at all.
+# Where the search starts: bytes of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
     "header_checked": (Header(sequence=1, payload_bytes=5).emit(checksum=True),),

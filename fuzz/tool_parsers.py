@@ -1,7 +1,7 @@
-"""Parsers of the command line's tools: what `urds info`, `stress` and the rsocket tools are told.
+"""Parsers of the command line's tools: the input of `urds info`, `stress` and the rsocket tools.
 
-Others than our own tools may be at the other end: rds-info's lists are the kernel's as well, the
-peer of a stress run may be rds-stress, and whoever reaches a server's port may say anything.
+The other end may be another program: rds-info's lists are the kernel's as well, the peer of a
+stress run may be rds-stress, and any client that reaches a server's port may send anything.
 """
 
 import tempfile
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.script import Script, step
-from urds.backend import processes
-from urds.cli import rsocket_rcopy_server, rsocket_udpong
-from urds.cli.rsocket_rcopy_wire import NAME_BYTES_MAX, Reply, Request
-from urds.cli.stress_pairs import Pair, StressError
-from urds.cli.stress_wire import Parameters, RdmaPart
-from urds.constants import ConnectionFlag
-from urds.dataplane.base import Snapshot
-from urds.wire import info
+from urds.cli.rds.stress.wire import Pair, Parameters, RdmaPart, StressError
+from urds.cli.rsocket import rcopy_server as rsocket_rcopy_server
+from urds.cli.rsocket import udpong as rsocket_udpong
+from urds.cli.rsocket.rcopy_wire import NAME_BYTES_MAX, Reply, Request
+from urds.rds.constants import ConnectionFlag
+from urds.rds.plane.contract import Snapshot
+from urds.rds.runtime import processes
+from urds.rds.wire import info
 
 STEPS_MAX = 300
 DEPTH = 4
@@ -40,31 +40,31 @@ _RECORDS: tuple[type[info.Record], ...] = (
 )  # fmt: skip
 
 
-def info_record(octets: bytes) -> None:
+def info_record(data: bytes) -> None:
     """Read a record of any list of RDS_INFO_*; all but odd letters must come out again."""
-    kind = _RECORDS[octets[0] % len(_RECORDS)] if octets else info.Counter
-    record = kind.parse(octets[1:])
-    is_long = len(octets) - 1 == max(_SIZES[_RECORDS.index(kind)])
+    kind = _RECORDS[data[0] % len(_RECORDS)] if data else info.Counter
+    record = kind.parse(data[1:])
+    is_long = len(data) - 1 == max(_SIZES[_RECORDS.index(kind)])
     again = kind.parse(record.emit(ipv6=is_long))
     assert kind.parse(again.emit(ipv6=is_long)) == again
 
 
-def process_report(octets: bytes) -> None:
+def process_report(data: bytes) -> None:
     """Read the report of a process, which only the same user can write."""
     with suppress(ValueError):
-        processes.parse(octets)
+        processes.parse(data)
 
 
-def stress_options(octets: bytes) -> None:
+def stress_options(data: bytes) -> None:
     """Read the options of an active side; they must come out again, and cost no memory."""
-    record = Parameters.parse(octets)
+    record = Parameters.parse(data)
     assert Parameters.parse(record.emit()) == record
     assert record.tasks * record.buffer_bytes <= 4 << 30
 
 
-def stress_messages(octets: bytes) -> None:
-    """Let a peer say anything to a task; what is not exactly due ends the run with a reason."""
-    script = Script(octets)
+def stress_messages(data: bytes) -> None:
+    """Let a peer send anything to a task; bytes that are not due end the run with a reason."""
+    script = Script(data)
     parameters = Parameters(
         depth=DEPTH, request_bytes=100, ack_bytes=80, verify=bool(script.number() & 1)
     )
@@ -92,7 +92,7 @@ def stress_messages(octets: bytes) -> None:
 
 
 def _sent(pair: Pair, *, is_ack: bool) -> bytes:
-    """Send the next message of a pair, and note it in its books."""
+    """Send the next message of a pair, and note it in its state."""
     payload = b"".join(pair.ack() if is_ack else pair.request())
     if is_ack:
         pair.acked()
@@ -101,26 +101,26 @@ def _sent(pair: Pair, *, is_ack: bool) -> bytes:
     return payload
 
 
-def rcopy_request(octets: bytes) -> None:
+def rcopy_request(data: bytes) -> None:
     """Read what a client of rcopy wants; a file never lies outside of the folder that is served."""
-    stream = _Octets(octets)
+    stream = _BytesLike(data)
     with suppress(ConnectionError):
         request = Request.receive(stream)  # type: ignore[arg-type]  # it reads, and no more
         assert 0 < len(request.name.encode()) <= NAME_BYTES_MAX
-        again = Request.receive(_Octets(request.emit()))  # type: ignore[arg-type]  # as above
+        again = Request.receive(_BytesLike(request.emit()))  # type: ignore[arg-type]  # as above
         assert again == request
         root = _served()
         with suppress(OSError):
             found = rsocket_rcopy_server.placed(request.name, root)
             assert found.parent.resolve().is_relative_to(root) and found.name not in ("", "..")
-    if len(octets) == len(Reply(0).emit()):
+    if len(data) == len(Reply(0).emit()):
         with suppress(OSError):
-            assert Reply.parse(octets).errno < 1 << 16
+            assert Reply.parse(data).errno < 1 << 16
 
 
-def udpong_server(octets: bytes) -> None:
-    """Let clients, also too many of them, say anything to the server of udpong."""
-    script, sent = Script(octets), _Sent()
+def udpong_server(data: bytes) -> None:
+    """Let clients, also too many of them, send anything to the server of udpong."""
+    script, sent = Script(data), _Sent()
     datagrams: Any = sent  # of the server's socket it has what is needed
     known: dict[Any, Any] = {}
     for _ in range(STEPS_MAX):
@@ -134,11 +134,11 @@ def udpong_server(octets: bytes) -> None:
     assert len(known) <= CLIENTS
 
 
-class _Octets:
-    """A stream that ends after some octets; short reads are what streams do."""
+class _BytesLike:
+    """A stream that ends after some bytes; short reads are what streams do."""
 
-    def __init__(self, octets: bytes) -> None:
-        self._left = memoryview(octets)
+    def __init__(self, data: bytes) -> None:
+        self._left = memoryview(data)
 
     def recv_into(self, place: memoryview) -> int:
         taken = self._left[: min(len(place), 7)]
@@ -216,8 +216,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         Parameters(rdma_bytes=4096, rdma_use_get_mr=True, rdma_mode=1).emit(),
     ),
     "stress_messages": (
-        b"\1" + bytes([0, 2, 1, 2, 0, 0, 2, 2, 1]) * 3 + step(3, octets=bytes(100)),
-        b"\0" + bytes([2, 2, 2, 2, 1, 1]) + step(3, octets=bytes.fromhex(
+        b"\1" + bytes([0, 2, 1, 2, 0, 0, 2, 2, 1]) * 3 + step(3, data=bytes(100)),
+        b"\0" + bytes([2, 2, 2, 2, 1, 1]) + step(3, data=bytes.fromhex(
             "00000004 7f000002 7f000001 0fa20fa1 000001".replace(" ", "")
         ) + bytes(81)),
     ),
@@ -226,9 +226,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         _request("up/new"), _request("../new"), Reply(2).emit(),
     ),
     "udpong_server": (
-        step(0, octets=bytes(8)) + step(0, octets=bytes.fromhex("0100010000000005"))
-        + step(0, octets=bytes.fromhex("0200010000000000") + bytes(56))
-        + step(0, octets=bytes.fromhex("0300010000000001"))
-        + step(0, octets=bytes.fromhex("0400010000000005")) + step(1, octets=bytes(64)),
+        step(0, data=bytes(8)) + step(0, data=bytes.fromhex("0100010000000005"))
+        + step(0, data=bytes.fromhex("0200010000000000") + bytes(56))
+        + step(0, data=bytes.fromhex("0300010000000001"))
+        + step(0, data=bytes.fromhex("0400010000000005")) + step(1, data=bytes(64)),
     ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""What stands between octets and queue pairs: streams of `tcp`, and the connection manager.
+"""The layers between bytes and queue pairs: streams of `tcp`, and the connection manager.
 
-Each input is a script: choices of this side, then octets or messages of the peer, and time.
+Each input is a script: choices of this side, then bytes or messages of the peer, and time.
 """
 
 import random
@@ -10,15 +10,16 @@ from contextlib import suppress
 from fuzz.guarded import FIRST_PSN, QPN, READS, Guarded
 from fuzz.script import Script, split, step
 from fuzz.verbs_packets import AT, KEY, ONLY, requests
-from urds.errors import RemoteProtocolError
+from urds.common.errors import RemoteProtocolError
+from urds.common.types import BytesLike
 from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.messages import Message, MessageKind, Offer
+from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
 from urds.verbs.engine.packets import ATOMICS, Packet, PacketKind
 from urds.verbs.providers.tcp.decoder import Decoder, Taken
-from urds.verbs.providers.tcp.encoder import Encoder, Octets
-from urds.verbs.providers.tcp.exchange import Exchange
-from urds.verbs.providers.tcp.frames import FPDU_BYTES_MAX
+from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX
+from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 STEPS_MAX = 400
 _OUT_BYTES_MAX = 1 << 20
@@ -26,13 +27,13 @@ _ROUTES = ("left", "right", "far")
 _S = 1_000_000_000
 
 
-def stream(octets: bytes) -> None:
+def stream(data: bytes) -> None:
     """Read FPDUs in any portions, act on them, and answer; portions change nothing.
 
-    The first octet says whether both are nodes of our own and check CRCs; then a piece with the
-    places where the octets are cut, then the octets.
+    The first byte decides whether both are own nodes and check CRCs; then a piece with the places
+    where the bytes are cut, then the bytes.
     """
-    script = Script(octets)
+    script = Script(data)
     choices, places = script.number(), script.piece()
     whole = script.rest()
     taken = [_Stream(choices).take_all(portions) for portions in ([whole], split(whole, places))]
@@ -46,13 +47,13 @@ class _Stream:
     """One end: decoder, queue pair, encoder. It ends with the first broken rule."""
 
     def __init__(self, choices: int) -> None:
-        self._exchange = Exchange(owed_max=READS)
+        self._reads = OutstandingReads(inbound_max=READS)
         self._decoder = Decoder(
-            self._exchange, target_qpn=QPN, own=bool(choices & 1), crc=bool(choices & 2),
+            self._reads, target_qpn=QPN, urds_peer=bool(choices & 1), crc=bool(choices & 2),
             psn=FIRST_PSN,
         )  # fmt: skip
         self._encoder = Encoder(
-            self._exchange, own=bool(choices & 1), crc=bool(choices & 2), payload_bytes_max=64,
+            self._reads, urds_peer=bool(choices & 1), crc=bool(choices & 2), payload_bytes_max=64,
             psn=FIRST_PSN,
         )  # fmt: skip
         self.side = Guarded(lossless=True, shared=bool(choices & 8))
@@ -83,23 +84,23 @@ class _Stream:
         return found
 
     def _answer(self) -> None:
-        out: list[Octets] = []
+        out: list[BytesLike] = []
         for packet in self.side.answers():
-            refusal = self._encoder.emit(packet, out)
-            if refusal is not None:
-                self.side.receive(refusal)
+            reject_reason = self._encoder.emit(packet, out)
+            if reject_reason is not None:
+                self.side.receive(reject_reason)
             assert sum(map(len, out)) < _OUT_BYTES_MAX
         self.side.take_completions()
 
     def _check(self) -> None:
-        exchange = self._exchange
-        assert len(exchange.owed) + len(exchange.atomics_owed) <= READS
-        assert len(exchange.asked) + len(exchange.atomics_asked) <= READS
+        reads = self._reads
+        assert len(reads.inbound) + len(reads.inbound_atomics) <= READS
+        assert len(reads.outbound) + len(reads.outbound_atomics) <= READS
 
 
-def connections(octets: bytes) -> None:
+def connections(data: bytes) -> None:
     """Give the connection manager messages of three routes; what it keeps stays bounded."""
-    script = Script(octets)
+    script = Script(data)
     settings = CmSettings(pending_max=8, connections_max=16, past_max=16)
     core = CmCore(random=random.Random(0), settings=settings)
     listener = core.listen(local=("10.0.0.1", 7), space=0x106, backlog=4)
@@ -131,19 +132,19 @@ def connections(octets: bytes) -> None:
 
 
 def _ask(core: CmCore, now_ns: int) -> None:
-    request = Message(kind=MessageKind.REQ, opening=core.opening, offer=Offer(qpn=3))
+    request = CmMessage(kind=CmMessageKind.REQ, context_guid=core.context_guid, offer=Offer(qpn=3))
     core.connect(
         route="left", space=0x106, local=("10.0.0.1", 9), peer=("10.0.0.2", 9), request=request,
         now_ns=now_ns,
     )  # fmt: skip
 
 
-def _addressed(core: CmCore, octets: bytes, bits: int) -> bytes:
+def _addressed(core: CmCore, data: bytes, bits: int) -> bytes:
     """Name a connection that there is in a message, if the step asks for it: ids are random."""
     known = tuple(core._connections)
-    if not bits & 64 or not known or len(octets) < 16:
-        return octets
-    return octets[:12] + known[octets[15] % len(known)].to_bytes(4, "big") + octets[16:]
+    if not bits & 64 or not known or len(data) < 16:
+        return data
+    return data[:12] + known[data[15] % len(known)].to_bytes(4, "big") + data[16:]
 
 
 def _take_events(core: CmCore, bits: int, now_ns: int) -> None:
@@ -162,13 +163,17 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
-def _said(own: bool) -> bytes:
-    """Return what one end of a stream says: the requests of `requests` as FPDUs."""
+def _said(urds_peer: bool) -> bytes:
+    """Return the bytes of one end of a stream: the requests of `requests` as FPDUs."""
     encoder = Encoder(
-        Exchange(owed_max=READS), own=own, crc=False, payload_bytes_max=64, psn=FIRST_PSN
+        OutstandingReads(inbound_max=READS),
+        urds_peer=urds_peer,
+        crc=False,
+        payload_bytes_max=64,
+        psn=FIRST_PSN,
     )
-    out: list[Octets] = []
-    spoken = [each for each in requests() if own or each.kind not in ATOMICS]
+    out: list[BytesLike] = []
+    spoken = [each for each in requests() if urds_peer or each.kind not in ATOMICS]
     for index, packet in enumerate(spoken):
         packet.psn = FIRST_PSN + index
         encoder.emit(packet, out)
@@ -178,9 +183,13 @@ def _said(own: bool) -> bytes:
 def _asked(count: int) -> bytes:
     """Return reads that one end of a stream asks for at once."""
     encoder = Encoder(
-        Exchange(owed_max=READS), own=True, crc=False, payload_bytes_max=64, psn=FIRST_PSN
+        OutstandingReads(inbound_max=READS),
+        urds_peer=True,
+        crc=False,
+        payload_bytes_max=64,
+        psn=FIRST_PSN,
     )
-    out: list[Octets] = []
+    out: list[BytesLike] = []
     for psn in range(FIRST_PSN, FIRST_PSN + count):
         encoder.emit(
             Packet(PacketKind.READ_REQUEST, QPN, psn, ONLY, address=AT, rkey=KEY, length=8), out
@@ -189,17 +198,17 @@ def _asked(count: int) -> bytes:
 
 
 def _flood(count: int) -> bytes:
-    """Return requests of as many strangers, whom nobody answers."""
-    return b"".join(step(8, 0, octets=_greetings(local_id)[0]) for local_id in range(1, count + 1))
+    """Return requests of as many unknown peers, which are not answered."""
+    return b"".join(step(8, 0, data=_greetings(local_id)[0]) for local_id in range(1, count + 1))
 
 
 def _greetings(local_id: int = 5) -> tuple[bytes, ...]:
     offer = Offer(qpn=16 + local_id, mtu_bytes=1024, responder_resources=4)
-    kinds = (MessageKind.REQ, MessageKind.RTU, MessageKind.DREQ, MessageKind.ALIVE)
+    kinds = (CmMessageKind.REQ, CmMessageKind.RTU, CmMessageKind.DREQ, CmMessageKind.ALIVE)
     return tuple(
-        Message(
+        CmMessage(
             kind=kind,
-            opening=b"stranger",
+            context_guid=b"stranger",
             local_id=local_id,
             space=0x106,
             target_port=7,
@@ -211,13 +220,13 @@ def _greetings(local_id: int = 5) -> tuple[bytes, ...]:
 
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "stream": (
-        step(0x41, octets=b"\x20\x40\x90") + _said(own=True),
-        step(0x80, octets=b"") + _said(own=False)[:200],
-        step(0x01, octets=b"\x80") + _asked(READS + 4),
+        step(0x41, data=b"\x20\x40\x90") + _said(urds_peer=True),
+        step(0x80, data=b"") + _said(urds_peer=False)[:200],
+        step(0x01, data=b"\x80") + _asked(READS + 4),
     ),
     "connections": (
         _flood(6),
-        b"".join(step(16 | 8 | 64, 1, octets=each) for each in _greetings()),
-        b"".join(step(4 | 32 | 64, 40, octets=each) for each in _greetings()[1:]),
+        b"".join(step(16 | 8 | 64, 1, data=each) for each in _greetings()),
+        b"".join(step(4 | 32 | 64, 40, data=each) for each in _greetings()[1:]),
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from fuzz.verbs_packets import (
     trespassers,
 )
 from fuzz.verbs_parsers import PACKETS
-from urds.errors import WireError
+from urds.common.errors import WireError
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import Acceptance, QPType
 from urds.verbs.engine.packet_codec import parse_packet
@@ -31,13 +31,13 @@ _PSN_MASK = (1 << 24) - 1
 _MSN_MASK = (1 << 32) - 1
 
 
-def queue_pair(octets: bytes) -> None:
+def queue_pair(data: bytes) -> None:
     """Give a connected queue pair packets: requests and answers, in any order and number.
 
-    Bits of each step say what else happens, how often the packet comes, and whether its number
-    is brought close to the one that is expected, which chance alone would seldom hit.
+    Bits of each step choose what else happens, how often the packet comes, and whether its number
+    is brought close to the expected one, which a random number would seldom hit.
     """
-    script = Script(octets)
+    script = Script(data)
     choices = script.number()
     side = Guarded(
         lossless=bool(choices & 1),
@@ -60,12 +60,12 @@ def queue_pair(octets: bytes) -> None:
 
 def _queue_pair_step(script: Script, side: Guarded) -> None:
     bits, extra = script.number(), script.number()
-    repeats = 1 + (extra >> 5) ** 3 if bits & 1 else 1
+    retries = 1 + (extra >> 5) ** 3 if bits & 1 else 1
     with suppress(WireError):
         packet = parse_packet(script.piece())
         if bits & 2:
             packet.psn = side.near_psn(packet)
-        for _ in range(repeats):
+        for _ in range(retries):
             side.receive(packet)
             packet.psn = packet.psn + (extra & 3) & _PSN_MASK
             packet.msn = packet.msn + (extra >> 2 & 1) & _MSN_MASK
@@ -81,9 +81,9 @@ def _queue_pair_step(script: Script, side: Guarded) -> None:
         side.take_completions()
 
 
-def datagrams(octets: bytes) -> None:
+def datagrams(data: bytes) -> None:
     """Give a datagram queue pair packets; what it receives begins with a sender's address."""
-    script = Script(octets)
+    script = Script(data)
     side = Guarded(qp_type=QPType.UD, shared=bool(script.number() & 1))
     for _ in range(STEPS_MAX):
         if not script:
@@ -101,7 +101,7 @@ def datagrams(octets: bytes) -> None:
             side.take_completions()
     side.check_end()
     with suppress(WireError):
-        parse_grh(octets)
+        parse_grh(data)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -110,7 +110,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def _answers() -> tuple[tuple[int, Packet], ...]:
-    """Return what is posted, and what the peer says to it."""
+    """Return what is posted, and the peer's packets to it."""
     ranges = ((102, 104), (1, 0))
     return (
         (READ, Packet(PacketKind.READ_RESPONSE, QPN, flags=ONLY, payload=b"r" * 40)),

@@ -14,7 +14,7 @@ def steps(packets: tuple[Packet, ...], *, bits: int, extra: int = 0) -> bytes:
     found = b""
     for index, packet in enumerate(packets):
         packet.psn = FIRST_PSN + index
-        found += step(bits, extra, octets=b"".join(emit_packet(packet)))
+        found += step(bits, extra, data=b"".join(emit_packet(packet)))
     return found
 
 
@@ -34,9 +34,9 @@ def requests() -> tuple[Packet, ...]:
 def trespassers() -> tuple[Packet, ...]:
     """Return requests for memory that is registered, but not for this peer."""
     return tuple(
-        Packet(kind, QPN, flags=ONLY, address=at, rkey=key, length=length, payload=octets)
+        Packet(kind, QPN, flags=ONLY, address=at, rkey=key, length=length, payload=data)
         for key, at in ((KEY * 2, AT + REGION_BYTES), (KEY * 3, AT + 2 * REGION_BYTES))
-        for kind, length, octets in (
+        for kind, length, data in (
             (PacketKind.WRITE, 0, b"x" * 64),
             (PacketKind.READ_REQUEST, 64, b""),
             (PacketKind.ATOMIC_ADD, 0, b""),
@@ -49,7 +49,7 @@ def ahead() -> bytes:
     write = Packet(PacketKind.WRITE, QPN, 33, ONLY, address=AT, rkey=KEY, payload=b"x" * 64)
     read = Packet(PacketKind.READ_REQUEST, QPN, 32, ONLY, address=AT, rkey=KEY, length=1024)
     return b"".join(
-        step(bits, extra, octets=b"".join(emit_packet(packet)))
+        step(bits, extra, data=b"".join(emit_packet(packet)))
         for bits, extra, packet in ((3, 0xC1, write), (2, 0, read))
     )
 
@@ -59,4 +59,4 @@ def answered(extra: int, answer: Packet) -> bytes:
     return step(4 | 16, extra) + steps((answer,), bits=64)
 
 
-READ, SWAP, WRITE = 11, 12, 8  # what `Guarded.post_request` makes of them: 40 octets
+READ, SWAP, WRITE = 11, 12, 8  # what `Guarded.post_request` makes of them: 40 bytes

@@ -1,14 +1,14 @@
-"""Parsers of the verbs and of uDAPL: each is given octets as a peer, or a file, may hold them."""
+"""Parsers of the verbs and of uDAPL: each is given bytes as a peer, or a file, may hold them."""
 
 import re
 from collections.abc import Callable
 from contextlib import suppress
 
 from fuzz.script import Script, split, step
+from urds.common.errors import RemoteProtocolError
 from urds.dat.conf import ConfEntry, ConfError, parse_conf
 from urds.dat.registry import parse_params
-from urds.errors import RemoteProtocolError
-from urds.verbs.cm.messages import Message, MessageKind, Offer
+from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.mpa import (
     PRIVATE_BYTES_MAX,
     MpaConnection,
@@ -22,10 +22,10 @@ from urds.verbs.engine.packet_codec import emit_packet, parse_packet
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.providers.shm.messages import (
     MAGIC,
-    Borrow,
-    Decline,
     Hello,
-    Lend,
+    MapReject,
+    MapReply,
+    MapRequest,
     Welcome,
     emit_message,
     parse_message,
@@ -41,45 +41,45 @@ _RING_STEPS_MAX = 400
 _CELL_STEPS = tuple(range(0xF0, 0xFA))  # steps of `ring` that overwrite a cell
 
 
-def packet(octets: bytes) -> None:
-    """Read a packet of the engine; it must come out as the same octets again, sealed or not."""
-    record = parse_packet(octets)
+def packet(data: bytes) -> None:
+    """Read a packet of the engine; it must come out as the same bytes again, sealed or not."""
+    record = parse_packet(data)
     assert max(record.target_qpn, record.psn) <= PSN_MASK
-    assert b"".join(emit_packet(record)) == octets
+    assert b"".join(emit_packet(record)) == data
     sealed = b"".join(emit_packet(record, checksum=True))
     assert parse_packet(sealed, checksum=True) == record
 
 
-def packet_sealed(octets: bytes) -> None:
+def packet_sealed(data: bytes) -> None:
     """Read a packet that ends with a checksum, as UDP brings it."""
-    assert b"".join(emit_packet(parse_packet(octets, checksum=True), checksum=True)) == octets
+    assert b"".join(emit_packet(parse_packet(data, checksum=True), checksum=True)) == data
 
 
-def cm_message(octets: bytes) -> None:
+def cm_message(data: bytes) -> None:
     """Read a message of the connection manager; it must come out as the same record again."""
-    record = Message.parse(octets)
-    assert Message.parse(record.emit()) == record
+    record = CmMessage.parse(data)
+    assert CmMessage.parse(record.emit()) == record
 
 
-def mpa_frame(octets: bytes) -> None:
+def mpa_frame(data: bytes) -> None:
     """Read a set-up frame; it must come out as the same record again."""
-    found = MpaFrame.parse(octets)
+    found = MpaFrame.parse(data)
     if found is not None:
         frame, end = found
-        assert end <= min(len(octets), _MPA_HEADER_BYTES + PRIVATE_BYTES_MAX)
+        assert end <= min(len(data), _MPA_HEADER_BYTES + PRIVATE_BYTES_MAX)
         assert MpaFrame.parse(frame.emit()) == (frame, end)
 
 
-def mpa_setup(octets: bytes) -> None:
-    """Set a connection up with a peer who says anything, in any portions; it ends or waits."""
-    script = Script(octets)
+def mpa_setup(data: bytes) -> None:
+    """Set a connection up with a peer that sends anything, in any portions; it ends or waits."""
+    script = Script(data)
     choices, places = script.number(), script.piece()
-    terms = MpaTerms(ird=4, ord=4, private_data=b"terms", own=bool(choices & 1))
+    terms = MpaTerms(ird=4, ord=4, private_data=b"terms", urds_peer=bool(choices & 1))
     side = MpaConnection(terms if choices & 2 else None, deadline_ns=1)
     ends = 0
     for portion in split(script.rest(), places):
         side.receive_data(portion)
-        assert not side._ended or not side._octets or len(side._octets) <= 2
+        assert not side._ended or not side._bytes or len(side._bytes) <= 2
         while (event := side.poll_event()) is not None:
             if isinstance(event, MpaRequested) and choices & 4:
                 side.accept(terms)
@@ -93,9 +93,9 @@ def mpa_setup(octets: bytes) -> None:
     assert side.poll_timeout() is None
 
 
-def payload(octets: bytes) -> None:
+def payload(data: bytes) -> None:
     """Read what RDMAP puts behind a header, as each of its kinds."""
-    view = memoryview(octets)
+    view = memoryview(data)
     for parse in (
         payloads.parse_read_request,
         payloads.parse_atomic_request,
@@ -109,18 +109,18 @@ def payload(octets: bytes) -> None:
     payloads.parse_terminate(view)
 
 
-def shm_message(octets: bytes) -> None:
-    """Read a message of shared memory's socket; it must come out as the same octets again."""
-    assert emit_message(parse_message(octets[1:], octets[0] if octets else 0)) == octets[1:]
+def shm_message(data: bytes) -> None:
+    """Read a message of shared memory's socket; it must come out as the same bytes again."""
+    assert emit_message(parse_message(data[1:], data[0] if data else 0)) == data[1:]
 
 
-def ring(octets: bytes) -> None:
+def ring(raw: bytes) -> None:
     """Use both ends of a ring whose memory the peer changes at any time, cells and data.
 
-    The first 512 octets are the data; then steps. What either end does stays in the memory that
+    The first 512 bytes are the data; then steps. What either end does stays in the memory that
     is the ring's, and what is read obeys the limit.
     """
-    script = Script(octets)
+    script = Script(raw)
     memory = bytearray(_GUARD + script.take(_RING_BYTES).ljust(_RING_BYTES, b"\0") + _GUARD)
     data = memoryview(memory)[len(_GUARD) : len(_GUARD) + _RING_BYTES]
     cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
@@ -143,11 +143,11 @@ def _ring_step(
         cells[cell] = script.number(8 if action >= _CELL_STEPS[len(Cell)] else 2)
     elif action & 3 == 0:
         frame = reader.take()
-        assert frame is None or len(frame.octets) <= _FRAME_BYTES_MAX
+        assert frame is None or len(frame.data) <= _FRAME_BYTES_MAX
         assert 0 <= reader._taken - reader._read <= _RING_BYTES  # its account of the shared cells
     elif action & 3 == 1:
         reader.release()
-        reader.fall_asleep()
+        reader.arm_doorbell()
     elif action & 3 == 2:
         part = script.take(action >> 2)
         if writer.has_room(len(part)) or writer.wait_for_room(len(part)):
@@ -159,10 +159,10 @@ def _ring_step(
         data[place : place + len(part)] = part
 
 
-def dat_conf(octets: bytes) -> None:
+def dat_conf(data: bytes) -> None:
     """Read a dat.conf; what was read must come out as the same entries again."""
     try:
-        entries = parse_conf(octets.decode("utf-8", "replace"))
+        entries = parse_conf(data.decode("utf-8", "replace"))
     except ConfError:
         return
     assert parse_conf("\n".join(map(_conf_line, entries))) == entries
@@ -208,8 +208,8 @@ PACKETS = (
 )
 _OFFER = Offer(qpn=17, sequence_start=100, mtu_bytes=1024, responder_resources=4)
 _MESSAGES = tuple(
-    Message(kind=kind, opening=b"stranger", local_id=5, offer=_OFFER, private_data=b"hello")
-    for kind in (MessageKind.REQ, MessageKind.REP, MessageKind.REJ, MessageKind.RTU)
+    CmMessage(kind=kind, context_guid=b"stranger", local_id=5, offer=_OFFER, private_data=b"hello")
+    for kind in (CmMessageKind.REQ, CmMessageKind.REP, CmMessageKind.REJ, CmMessageKind.RTU)
 )
 _REQUEST = MpaFrame(flags=MpaFlag.ENHANCED, ird=4, ord=4, private_data=b"hello").emit()
 _LONGEST = MpaFrame(private_data=bytes(PRIVATE_BYTES_MAX)).emit()
@@ -222,9 +222,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "cm_message": tuple(message.emit() for message in _MESSAGES),
     "mpa_frame": (_LONGEST + b"\0", _REQUEST, _REPLY),
     "mpa_setup": (
-        step(5, octets=b"\x40\x80") + _REQUEST,
-        step(0, octets=b"") + _REQUEST,
-        step(3, octets=b"\x10") + _REPLY,
+        step(5, data=b"\x40\x80") + _REQUEST,
+        step(0, data=b"") + _REQUEST,
+        step(3, data=b"\x10") + _REPLY,
     ),
     "payload": (
         payloads.ReadRequest(0x100, 0, 512, 0x100, 64).emit(),
@@ -234,9 +234,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "shm_message": (
         b"\3" + emit_message(Hello(MAGIC, 1 << 20, bytes(16))),
         b"\0" + emit_message(Welcome(bytes(16))),
-        b"\0" + emit_message(Borrow(9, 0x100)),
-        b"\1" + emit_message(Lend(9, 0x100, 1 << 40, 4096, 1)),
-        b"\0" + emit_message(Decline(9, 0x100)),
+        b"\0" + emit_message(MapRequest(9, 0x100)),
+        b"\1" + emit_message(MapReply(9, 0x100, 1 << 40, 4096, 1)),
+        b"\0" + emit_message(MapReject(9, 0x100)),
     ),
     "ring": (
         _FULL.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 1, 0, 0]),

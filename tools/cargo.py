@@ -1,7 +1,7 @@
 """Find cargo, see that it is new enough, and bring the crates of `native/` here.
 
-Everything that may be missing on a machine is `Unavailable`, with a reason of one line: no cargo,
-an old one, no registry in reach. What is wrong with our own sources is not.
+A thing that a machine may lack is `Unavailable`, with a reason of one line: no cargo, an old one,
+no registry in reach. An error in our own sources is not.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKSPACE = ROOT / "native"
 OLDEST = (1, 88)  # `rust-version` of native/Cargo.toml; tests/health holds them together
 ANSWER_S_MAX = 20  # cargo with what it has on disk
-# Without a word from the registry it counts as out of reach; a slow one says what it brought.
+# A registry without an answer counts as out of reach; a slow one prints its progress.
 SILENCE_S_MAX = 14
 FETCH_S_MAX = 300
 
 
 class Unavailable(Exception):
-    """Something that the compiled plane needs is not on this machine; the text says what."""
+    """The compiled plane needs something that is not on this machine; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Cargo:
     """A cargo that can build the workspace."""
 
     path: Path
-    version: str  # as it says it, `1.95.0`
+    version: str  # as it prints it, `1.95.0`
 
     def environment(self, venv: Path) -> dict[str, str]:
-        """Return what every call of it gets: the interpreter of `venv` is the one to build for.
+        """Return the environment of every call: it builds for the interpreter of `venv`.
 
         All calls share one, or pyo3 would be built anew for each.
         """
@@ -75,7 +75,7 @@ def find() -> Cargo:
 def fetch(cargo: Cargo, venv: Path) -> None:
     """Have all crates of the lock on disk. Raises Unavailable: the registry is out of reach.
 
-    With all of them here it asks nobody.
+    With all of them here it asks no registry.
     """
     command = [str(cargo.path), "fetch", "--locked"]
     environment = cargo.environment(venv)
@@ -116,10 +116,10 @@ def _download(command: Sequence[str], environment: dict[str, str]) -> None:
                 patience_s = min(SILENCE_S_MAX, end_s - time.monotonic())
                 if patience_s <= 0 or not selector.select(patience_s):
                     raise Unavailable("the registry of crates is out of reach: it does not answer")
-                octets = os.read(stream.fileno(), 65536)
-                if not octets:
+                data = os.read(stream.fileno(), 65536)
+                if not data:
                     break
-                said += octets
+                said += data
         if process.wait(ANSWER_S_MAX) != 0:
             raise Unavailable(f"the crates could not be fetched: {_cause(said)}")
     finally:

@@ -1,4 +1,4 @@
-"""Write docs/conformance.md: every rule of the source documents and what the tests say of it.
+"""Write docs/conformance.md: every rule of the source documents and its tests' outcomes.
 
     make docs
 
@@ -65,7 +65,7 @@ def _section(document: Document, results: dict[str, dict[str, str]]) -> str:
 
 
 def _test(test: str, outcome: str) -> str:
-    """Return a test of the third column; what differs from "passed" is said."""
+    """Return a test of the third column; the text shows an outcome other than "passed"."""
     return f"`{test}`" if outcome == "passed" else f"`{test}` ({outcome})"
 
 

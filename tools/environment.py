@@ -8,7 +8,7 @@ lock it was made from, so that a second run costs nothing.
 
 Exit codes: 0 done, 3 no `venv` or `ensurepip` here, 4 the packages could not be fetched,
 130 ended by Ctrl-C.
-The lines it prints are meant for the person who typed `make`.
+The printed lines address the person who typed `make`.
 """
 
 import argparse

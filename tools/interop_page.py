@@ -1,10 +1,10 @@
-"""Write docs/interop.md: what runs with three Linux kernels showed, side by side.
+"""Write docs/interop.md: the results of runs with three Linux kernels, side by side.
 
     make docs
 
 `make interop KERNEL=...` leaves its result in `.reports/`. A whole run found there replaces the
-result of its kernel in `docs/data/`, so one run renews one column; the page says nothing that is
-not in `docs/data/`. Short runs are not looked at. The words around the tables are in
+result of its kernel in `docs/data/`, so one run renews one column; the page holds nothing that is
+not in `docs/data/`. Short runs are ignored. The text around the tables is in
 `tools/interop_page.md`.
 """
 
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run with one kernel showed."""
+    """The results of a run with one kernel."""
 
     series: str
     release: str
@@ -59,7 +59,7 @@ class Run:
 
     @classmethod
     def parse(cls, text: str) -> "Run":
-        """Read a result. Raises ValueError, KeyError or TypeError for what is none."""
+        """Read a result. Raises ValueError, KeyError or TypeError for an invalid one."""
         fields = json.loads(text)
         cases = tuple(Case(**case) for case in fields.pop("cases"))
         return cls(**fields, cases=cases)
@@ -73,7 +73,7 @@ Runs = dict[str, Run | None]
 
 
 def main() -> int:
-    """Take over results of whole runs, write the page, print one line per kernel."""
+    """Copy results of whole runs, write the page, print one line per kernel."""
     DATA.mkdir(exist_ok=True)
     for series in SERIES:
         found = REPORTS / f"interop-{series}.json"
@@ -97,7 +97,7 @@ def read() -> Runs:
 
 
 def page(runs: Runs) -> str:
-    """Return the page that says what `runs` showed."""
+    """Return the page of the results `runs`."""
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         kernels=_kernels(runs),
         faults=_fault_table(runs),
@@ -150,7 +150,7 @@ def _judgement(run: Run | None, claim: str, name: str) -> str:
 
 
 def _way(case: Case, way: str) -> str:
-    """Return what happened in one direction: ours, then the kernel's where there is any."""
+    """Return the result of one direction: ours, then the kernel's where there is any."""
     told = "/".join(map(str, case.counts[way]))
     by_kernel = case.counts.get(f"{way}_by_kernel", ())
     more = f" + {'/'.join(map(str, by_kernel))}" * any(by_kernel)
@@ -158,7 +158,7 @@ def _way(case: Case, way: str) -> str:
 
 
 def _defects(runs: Runs) -> str:
-    """Return the list of what kernels got wrong in these runs, with what the wire saw."""
+    """Return the list of the kernels' errors in these runs, with what the wire showed."""
     lines = []
     for run in _there(runs):
         for case in run.cases:

@@ -2,9 +2,9 @@
 
     make lock
 
-The wishes stand in `pyproject.toml` only (extras and dependency groups); this resolves them
-with pip-tools on the oldest supported Python, so that every newer one can install them. Sets
-that share an environment are resolved on top of each other and never disagree.
+The requirements are in `pyproject.toml` only (extras and dependency groups); this resolves them
+with pip-tools on the oldest supported Python, so that every newer one can install them. Sets that
+share an environment are resolved on top of each other and never disagree.
 """
 
 import os
@@ -19,7 +19,7 @@ LOCKS = ROOT / "requirements"
 VENV = ROOT / ".venv-lock"
 OLDEST = (3, 11)
 
-# Name of the lock, where its wishes stand, the locks that share its environment.
+# Name of the lock, the place of its requirements, the locks that share its environment.
 SETS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("lock", "dependency-groups", "lock", ()),
     ("build", "dependency-groups", "build", ()),
@@ -27,6 +27,7 @@ SETS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("test", "dependency-groups", "test", ("build", "demo")),
     ("lint", "dependency-groups", "lint", ("build", "demo", "test")),
     ("native", "dependency-groups", "native", ("build", "demo", "test", "lint")),
+    ("news", "dependency-groups", "news", ()),
     ("bench", "optional-dependencies", "bench", ("build",)),
     ("fuzz", "optional-dependencies", "fuzz", ("build",)),
 )

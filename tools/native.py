@@ -1,4 +1,4 @@
-"""Build, test and judge the compiled plane below `native/`: what stands behind `make native`.
+"""Build, test and check the compiled plane below `native/`: the code of `make native`.
 
     python -m tools.native build               into .venv; exit 1 with the reason if it cannot
     python -m tools.native build --optional    the same for `make test`: says why not, exit 0
@@ -7,30 +7,33 @@
     python -m tools.native ready               exit 0 if .venv holds what the sources say
     python -m tools.native found               exit 0 if there is a cargo that can build it
 
-What a machine lacks (cargo, the registry of crates) is one line, and with `--optional` no
-failure: Python carries everything. `URDS_NATIVE_REQUIRED=1` makes it one. Sources that do not
-build, and tests that fail, are failures always. A build leaves a stamp with the digest of all it
-was made from, and a second one costs nothing. A module that is no longer what the sources say is
-taken out of .venv, for it would answer for them.
+A thing that a machine lacks (cargo, the registry of crates) is one line, and with `--optional` no
+failure: the Python plane serves all. `URDS_NATIVE_REQUIRED=1` makes it one. Sources that do not
+build, and tests that fail, are failures always. A build leaves a stamp with the digest of all its
+sources, and a second one costs nothing. A module of other sources is removed from .venv, for it
+would be tested in their place.
 """
 
 import argparse
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tools import libtest, rust_sources
+from tools import rust_sources
 from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
 
 REPORTS = ROOT / ".reports"
+NEXTEST = ROOT / "tools" / "nextest.toml"
 RULES = WORKSPACE / "target" / "broken-rules"
 STAMP = ".installed-native"
 SUFFIXES = {".rs", ".toml", ".lock", ".pyi"}
@@ -45,7 +48,7 @@ CRATES = ["--workspace", "--exclude", "urds-native"]
 
 
 class Broken(Exception):
-    """The sources do not build or a tool failed; what it said has been printed."""
+    """The sources do not build or a tool failed; its output has been printed."""
 
 
 def main() -> int:
@@ -67,7 +70,7 @@ def main() -> int:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    """End by a signal as by Ctrl-C, and so all that cargo started, in a session of its own."""
+    """End by a signal as by Ctrl-C, with all processes of cargo, in a session of its own."""
     sys.exit(128 + number)
 
 
@@ -81,13 +84,13 @@ def _options() -> argparse.Namespace:
 
 
 def _absolute(path: str) -> Path:
-    """Return where a path leads from here: cargo and maturin run elsewhere."""
+    """Return a path relative to this folder: cargo and maturin run elsewhere."""
     return Path(path).absolute()
 
 
 def build(options: argparse.Namespace) -> None:
-    """Have `urds_native` of these sources in the environment."""
-    if _is_ready(options.at):
+    """Have the `urds_native` of these sources in the environment."""
+    if is_ready(options.at):
         if not options.optional:
             print(f"urds_native of these sources is in {options.at.name}.")
         return
@@ -108,7 +111,7 @@ def build(options: argparse.Namespace) -> None:
 
 
 def rules(options: argparse.Namespace) -> None:
-    """Have the module in which tests break rules of waiting, beside what cargo builds."""
+    """Have the module whose wake-up rules tests break, beside cargo's other output."""
     if not rules_missing(options.at):
         return
     cargo = find()
@@ -133,28 +136,47 @@ def rules_missing(venv: Path) -> str:
 
 
 def test(options: argparse.Namespace) -> None:
-    """Run the tests of the crates and write their JUnit file."""
+    """Run the tests of the crates and write their JUnit file.
+
+    cargo-nextest writes it, with each test. Where it is not installed `cargo test` is one case.
+    """
     options.junit.unlink(missing_ok=True)
+    report = (
+        WORKSPACE / "target" / "nextest" / "default" / "rust.xml"
+    )  # native/.config/nextest.toml
+    report.unlink(missing_ok=True)
     cargo = find()
     fetch(cargo, options.at)
-    command = [str(cargo.path), "test", "--locked", "--offline", "--no-fail-fast", *CRATES]
-    print("Testing the Rust crates.", flush=True)
+    by_nextest = cargo.can("nextest")
+    tool = ["nextest", "run", "--config-file", str(NEXTEST)] if by_nextest else ["test"]
+    command = [str(cargo.path), *tool, "--locked", "--offline", "--no-fail-fast", *CRATES]
+    print(f"Testing the Rust crates: cargo {tool[0]}.", flush=True)
     code, lines = _said(cargo, options.at, command, TEST_S_MAX)
-    cases = libtest.parse(lines)
-    failed = [case for case in cases if case.outcome == "FAILED"]
-    if code != 0 and not failed:  # nothing compiled, a crash, the end of patience
-        failed = [libtest.Case("cargo", "test", "FAILED", lines[-SHOWN_LINES:])]
-        cases += failed
-    libtest.write(options.junit, cases)
-    for case in failed:
-        print("\n".join([f"FAILED {case.program}::{case.name}", *case.said]))
-    print(f"rust: {len(cases) - len(failed)} passed or ignored, {len(failed)} failed", flush=True)
-    if failed:
+    options.junit.parent.mkdir(parents=True, exist_ok=True)
+    if report.exists():
+        shutil.copyfile(report, options.junit)
+    else:  # no nextest, nothing compiled, or it took too long
+        _write_one_case(options.junit, lines if code else [])
+    told = [line for line in lines if re.match(r"\s+Summary |test result: ", line)]
+    shown = told or lines[-1:] if code == 0 else lines[-SHOWN_LINES:]
+    print("\n".join(shown), flush=True)
+    if code:
         raise Broken("Tests of the Rust crates failed.")
 
 
+def _write_one_case(path: Path, failure: Sequence[str]) -> None:
+    case = ElementTree.Element("testcase", classname="rust", name="cargo test")
+    if failure:
+        said = "\n".join(failure[-SHOWN_LINES:])
+        said = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "?", said)  # XML has no control characters
+        ElementTree.SubElement(case, "failure").text = said
+    suites = ElementTree.Element("testsuites")
+    ElementTree.SubElement(suites, "testsuite", name="rust").append(case)
+    ElementTree.ElementTree(suites).write(path, encoding="utf-8", xml_declaration=True)
+
+
 def lint(options: argparse.Namespace) -> None:
-    """Run rustfmt and clippy; tell Rust's share of the code."""
+    """Run rustfmt and clippy; print Rust's share of the code."""
     print(rust_sources.share(), flush=True)
     cargo = find()
     here = [tool for tool in ("fmt", "clippy") if cargo.can(tool)]
@@ -165,14 +187,14 @@ def lint(options: argparse.Namespace) -> None:
         fetch(cargo, options.at)
         clippy = [program, "clippy", "--locked", "--offline", "--workspace", "--all-targets"]
         _run("clippy", cargo, options.at, [*clippy, "--", "-D", "warnings"], LINT_S_MAX)
-    # A toolchain without them is whole; whoever has them sees what is wrong.
+    # A toolchain without them is whole; with them `lint` shows what is wrong.
     for tool in {"fmt", "clippy"}.difference(here):
         print(f"Not checked: this cargo has no {tool} (rustup component add).")
 
 
 def ready(options: argparse.Namespace) -> None:
     """Raise Unavailable unless the environment holds a module of these sources."""
-    if not _is_ready(options.at):
+    if not is_ready(options.at):
         raise Unavailable("none of these sources is installed; try: make native")
 
 
@@ -184,7 +206,7 @@ def found(options: argparse.Namespace) -> None:
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     command.__name__: command for command in (build, rules, test, lint, ready, found)
 }
-# How the line begins that says why nothing was done.
+# The beginning of the line with the reason why nothing was done.
 MISSING = {
     "build": "No compiled plane, so Python carries all",
     "rules": "No rule of the compiled plane is broken on purpose",
@@ -206,7 +228,8 @@ def digest(venv: Path) -> str:
     return whole.hexdigest()
 
 
-def _is_ready(venv: Path) -> bool:
+def is_ready(venv: Path) -> bool:
+    """Tell whether an environment holds a module of these sources."""
     stamp = _stamp(venv)
     return stamp.exists() and stamp.read_text(encoding="ascii") == digest(venv)
 
@@ -233,7 +256,7 @@ def _see_that_it_loads(venv: Path) -> None:
 
 
 def _remove(venv: Path) -> None:
-    """Take out a module of other sources: it would be found and would answer for these."""
+    """Remove a module of other sources: it would be found and tested for these."""
     _stamp(venv).unlink(missing_ok=True)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     if any(venv.glob("lib/python*/site-packages/urds_native*")):

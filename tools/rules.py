@@ -1,4 +1,4 @@
-"""The rules of the source documents and what the tests last said about them.
+"""The rules of the source documents and the last outcomes of their tests.
 
 Rules are data: `tools/conformance/*.toml`, one file per document. Results are a file of the
 working tree, `.reports/rules.json`, which every test run adds to.
@@ -28,7 +28,7 @@ class Rule:
     id: str  # as tests name it, `rds7-bind-once`
     section: str  # heading in the document
     text: str
-    note: str = ""  # where it stands otherwise than "do it": Linux differs, RDMA only
+    note: str = ""  # how it differs from "do it": Linux differs, RDMA only
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Document:
 
 @cache
 def documents() -> tuple[Document, ...]:
-    """Return all documents. Raises ValueError for a rule that stands twice."""
+    """Return all documents. Raises ValueError for a rule that occurs twice."""
     found = tuple(sorted(map(_read, RULES.glob("*.toml")), key=lambda document: document.order))
     ids = [rule.id for document in found for rule in document.rules]
     twice = {name for name in ids if ids.count(name) > 1}
@@ -100,7 +100,7 @@ def load() -> dict[str, dict[str, str]]:
 
 
 def shown() -> dict[str, dict[str, str]]:
-    """Return by rule the tests that carry its marker and what each last said, or NOT_RUN."""
+    """Return by rule the tests that carry its marker and the last outcome of each, or NOT_RUN."""
     results = load()
     found: dict[str, dict[str, str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -113,7 +113,7 @@ def shown() -> dict[str, dict[str, str]]:
 
 
 def state(rule: Rule, results: dict[str, dict[str, str]]) -> str:
-    """Return what stands in the last column for one rule."""
+    """Return the last column for one rule."""
     outcomes = results.get(rule.id, {}).values()
     return next((one for one in _STRONGEST_FIRST if one in outcomes), NOT_DONE)
 

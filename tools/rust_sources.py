@@ -1,4 +1,4 @@
-"""Read the Rust below `native/` as text: functions, `unsafe`, what is test and what is not.
+"""Read the Rust below `native/` as text: functions, `unsafe`, and which parts are tests.
 
 A light reader, no parser: it blanks comments, strings and characters and counts braces, which is
 enough for sizes. Macros that write functions are beyond it.
@@ -31,7 +31,7 @@ class Source:
 
     path: Path
     text: str
-    code: str  # the same with comments and literals blanked; each line where it was
+    code: str  # the same with comments and literals blanked, line by line
 
     @property
     def place(self) -> str:
@@ -58,8 +58,8 @@ def blanked(text: str) -> str:
 
 
 def _without_block_comments(text: str) -> str:
-    # They nest, which no expression can follow. One inside a string is not told apart: nobody
-    # writes it.
+    # They nest, which no expression can follow. One inside a string is not told apart: the sources
+    # have none.
     parts, depth, end = [], 0, 0
     for found in re.finditer(r"/\*|\*/|\n", text):
         parts.append(text[end : found.start()] if depth == 0 else "")
@@ -82,7 +82,7 @@ def functions(source: Source) -> Iterator[tuple[str, int, int]]:
 
 
 def unsafe_lines(source: Source) -> list[int]:
-    """Return the lines, from 1, on which the word `unsafe` stands in code."""
+    """Return the lines, from 1, on which code has the word `unsafe`."""
     lines = source.code.splitlines()
     return [number for number, line in enumerate(lines, 1) if re.search(r"\bunsafe\b", line)]
 
@@ -112,7 +112,7 @@ def lines_beside_tests(source: Source) -> int:
 
 
 def share() -> str:
-    """Return one line that tells Rust's share of the code that is not tests."""
+    """Return one line with Rust's share of the code that is not tests."""
     rust, python = lines_by_language()
     per_cent = 100 * rust / (rust + python)
     return f"Rust: {rust} of {rust + python} lines that are not tests, {per_cent:.0f} %."

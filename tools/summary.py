@@ -5,8 +5,8 @@
 The last line printed is `N passed, N failed, N skipped`. With `--ran FILE` it fails if the
 run in FILE skipped a test or ran none: on a machine that must run them all, a skip is a hole.
 
-A test that was tried twice stands in its file twice and counts once, by its last try; above the
-sum it is named.
+A test that was tried twice is in its file twice and counts once, by its last try; a line above the
+sum names it.
 """
 
 import argparse

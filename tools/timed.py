@@ -1,8 +1,8 @@
-"""Run a command of a make target and print what it took beside its budget.
+"""Run a command of a make target and print its time beside its budget.
 
-    python tools/timed.py --name check --budget-s 60 -- pytest tests/unit
+    python tools/timed.py --name check --budget-s 60 -- pytest tests/common
 
-The budget is for two cores. Passing it is printed, not punished: a slow machine is no fault
+The budget is for two cores. Exceeding it is printed and is no failure: a slow machine is no fault
 of the change under test. The exit code is the command's own.
 """
 

@@ -1,4 +1,4 @@
-"""The contenders, ours first: the order of the rows."""
+"""The contenders, urds first: the order of the rows."""
 
 from .asyncio_peers import DealerRouterOnAsyncio, PushPullOnAsyncio, Streams
 from .base import Peer

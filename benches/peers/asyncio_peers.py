@@ -1,4 +1,4 @@
-"""What else a program of asyncio would use: pyzmq's sockets for it, and its own streams."""
+"""Alternatives for a program of asyncio: pyzmq's sockets for it, and its own streams."""
 
 import asyncio
 import struct
@@ -45,7 +45,7 @@ class _ZmqOnAsyncio(LoopPeer):
         self.run(self._open(self.sender_type)).connect(str(address))
 
     async def send_one(self) -> None:
-        """Hand one message to libzmq; wait for room."""
+        """Pass one message to libzmq; wait for room."""
         await self._socket.send(self.payload)
 
     async def receive_reply(self) -> None:
@@ -54,7 +54,7 @@ class _ZmqOnAsyncio(LoopPeer):
 
 
 class DealerRouterOnAsyncio(_ZmqOnAsyncio):
-    """Many senders to one socket that knows who sent what."""
+    """Many senders to one socket that knows the sender of each message."""
 
     name = "dealer_router_asyncio"
     label = "pyzmq.asyncio D/R"
@@ -88,7 +88,7 @@ class PushPullOnAsyncio(_ZmqOnAsyncio):
 
 
 class Streams(LoopPeer):
-    """asyncio's streams, four octets of length before each message."""
+    """asyncio's streams, four bytes of length before each message."""
 
     name = "asyncio_streams"
     label = "asyncio streams"
@@ -142,7 +142,7 @@ class Streams(LoopPeer):
         return await self._reader.readexactly(length)
 
     async def receive_one(self) -> int:
-        """Read one message; return its octets."""
+        """Read one message; return its bytes."""
         return len(await self._receive())
 
     async def receive_reply(self) -> None:

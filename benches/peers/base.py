@@ -1,7 +1,7 @@
-"""What every contender of the benchmarks has in common.
+"""The base of every contender of the benchmarks.
 
 A peer is one side, in one process, of a pair that exchanges messages of one size. It knows nothing
-of rounds, processes and tables. Receivers count octets, so that a short message fails the run.
+of rounds, processes and tables. Receivers count bytes, so that a short message fails the run.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import ClassVar
 Address = str | int | tuple[str, int]
 
 
-RUN_MESSAGES = 64  # to one peer, before the next one's turn
+RUN_MESSAGES = 64  # to one peer, before the next one
 
 
 class Kind(Enum):
@@ -27,8 +27,8 @@ class Kind(Enum):
     LOOP_ROUND_TRIP = "loop_round_trip"
     MEMORY_ONE_WAY = "memory_one_way"  # between processes of one host
     MEMORY_ROUND_TRIP = "memory_round_trip"
-    PEERS_RUNS = "peers_runs"  # RUN_MESSAGES to each of many peers in turn
-    PEERS_ASKED = "peers_asked"  # a round trip with each of many peers in turn
+    PEERS_RUNS = "peers_runs"  # RUN_MESSAGES to each of many peers, one after the other
+    PEERS_ASKED = "peers_asked"  # a round trip with each of many peers, one after the other
 
     @property
     def asks(self) -> bool:
@@ -42,7 +42,7 @@ class Kind(Enum):
 
     @property
     def one_takes_turns(self) -> bool:
-        """Tell whether one side turns from peer to peer, so that whole turns are measured."""
+        """Tell whether one side goes from peer to peer, so that whole passes are measured."""
         return self in (Kind.PEERS_RUNS, Kind.PEERS_ASKED)
 
 
@@ -82,7 +82,7 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Tell why this peer cannot run here, or return None if it can."""
+        """Return why this peer cannot run here, or None if it can."""
         return None
 
     @classmethod
@@ -92,7 +92,7 @@ class Peer(ABC):
 
     @classmethod
     def turn_messages(cls, kind: Kind) -> int:
-        """Return how many messages a turn over all peers has; whole turns are measured."""
+        """Return how many messages a pass over all peers has; whole passes are measured."""
         return 1
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Peer(ABC):
 
     @abstractmethod
     def take(self, count: int) -> int:
-        """Receive `count` messages; return how many octets of payload they had."""
+        """Receive `count` messages; return how many bytes of payload they had."""
 
     @abstractmethod
     def ask_one(self) -> None:
@@ -120,13 +120,13 @@ class Peer(ABC):
         """Receive one message and send it back, as the receiver."""
 
     def note(self) -> str:
-        """Return what a reader of the table must know about this side, or an empty text."""
+        """Return the note for readers of the table about this side, or an empty text."""
         return ""
 
     def receive(self, count: int, window: Window) -> int:
         """Take `count` messages and return the nanoseconds that those of the window took.
 
-        Raises ValueError if the octets are not as many as were sent.
+        Raises ValueError if the bytes are not as many as were sent.
         """
         taken_bytes = self.take(window.start)
         start_ns = time.perf_counter_ns()
@@ -134,7 +134,7 @@ class Peer(ABC):
         stop_ns = time.perf_counter_ns()
         taken_bytes += self.take(count - window.stop)
         if taken_bytes != count * self.payload_bytes:
-            raise ValueError(f"took {taken_bytes} octets, not {count * self.payload_bytes}")
+            raise ValueError(f"took {taken_bytes} bytes, not {count * self.payload_bytes}")
         return stop_ns - start_ns
 
     def echo(self, count: int) -> None:
@@ -144,7 +144,7 @@ class Peer(ABC):
             echo_one()
 
     def ask(self, count: int) -> list[int]:
-        """Ask `count` times, one at a time; return what each took in nanoseconds."""
+        """Send `count` requests, one at a time; return what each took in nanoseconds."""
         ask_one, clock = self.ask_one, time.perf_counter_ns
         taken_ns = []
         for _ in range(count):

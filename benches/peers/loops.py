@@ -1,6 +1,6 @@
-"""urds in tasks of asyncio and trio: one that sends or asks, one that takes or answers.
+"""urds in tasks of asyncio and trio: one that sends, one that receives or answers.
 
-An order of the parent is one run of the loop; between two orders the loop rests. Each peer awaits
+An order of the parent is one run of the loop; between two orders the loop is idle. Each peer awaits
 each message, as a program does that has one message at a time.
 """
 
@@ -20,7 +20,7 @@ _LOOP_KINDS = frozenset({Kind.LOOP_ONE_WAY, Kind.LOOP_ROUND_TRIP})
 
 
 class LoopPeer(Peer):
-    """A side whose calls are coroutines, in a loop of asyncio that lives as long as the side."""
+    """A side whose calls are coroutines, in a loop of asyncio that it keeps from start to end."""
 
     kinds = _LOOP_KINDS
 
@@ -40,7 +40,7 @@ class LoopPeer(Peer):
 
     @abstractmethod
     async def receive_one(self) -> int:
-        """Receive one message; return its octets."""
+        """Receive one message; return its bytes."""
 
     @abstractmethod
     async def receive_reply(self) -> None:
@@ -51,7 +51,7 @@ class LoopPeer(Peer):
         """Receive one message and send it back."""
 
     async def finish(self) -> None:
-        """Wait until what was sent is in the hands of something that sends on by itself."""
+        """Wait until sent messages are with a thread or kernel that sends on by itself."""
 
     def put(self, count: int) -> None:
         """Send `count` messages in one run of the loop."""
@@ -85,7 +85,7 @@ class LoopPeer(Peer):
         self.run(return_all())
 
     def ask(self, count: int) -> list[int]:
-        """Ask `count` times in one run of the loop; return what each took in nanoseconds."""
+        """Send `count` requests in one run of the loop; return what each took in nanoseconds."""
 
         async def ask_all() -> list[int]:
             clock, taken_ns = time.perf_counter_ns, []
@@ -125,7 +125,7 @@ class UrdsOnAsyncio(LoopPeer, Urds):
         await self.socket.send_to(self.payload, self._target)
 
     async def receive_one(self) -> int:
-        """Receive one message and its source; return its octets."""
+        """Receive one message and its source; return its bytes."""
         body, _ = await self.socket.recv_from()
         return len(body)
 

@@ -1,7 +1,7 @@
-"""Between processes of one host: urds over shared memory, and what others have for that.
+"""Between processes of one host: urds over shared memory, and the alternatives.
 
-Where a row says that it spins, both of its sides look for the next message without sleeping; all
-other rows sleep in the kernel. `ipc://` of pyzmq needs a file, which lies in a folder of the run.
+In a row that spins, both sides check for the next message without sleeping; all other rows sleep in
+the kernel. `ipc://` of pyzmq needs a file, which is in a folder of the run.
 """
 
 import os
@@ -18,7 +18,7 @@ _SPINS_US = 1_000_000
 
 
 class UrdsOverMemory(Urds):
-    """urds as it is between two processes of one user: over a lane."""
+    """urds as it is between two processes of one user: over a shm stream."""
 
     name = "urds_memory"
     label = "urds, shared memory"
@@ -28,7 +28,7 @@ class UrdsOverMemory(Urds):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Tell whether urds is there, with the plane that has lanes."""
+        """Tell whether urds is there, with the plane that has shm streams."""
         problem = super().missing()
         if problem is None and plane() != "native":
             return "the Python plane has no shared memory"
@@ -49,7 +49,7 @@ class UrdsOverMemorySpinning(UrdsOverMemory):
 
 
 class PushPullIpc(PushPull):
-    """pyzmq's fastest pattern over its way within a host."""
+    """pyzmq's fastest pattern over its transport within a host."""
 
     name = "push_pull_ipc"
     label = "pyzmq PUSH/PULL ipc"
@@ -84,13 +84,13 @@ class SeqPacketSpinning(SeqPacket):
         return self._socket
 
     def _receive_one(self) -> bytes:
-        receive, octets_max = self._connected().recv, self.payload_bytes
+        receive, bytes_max = self._connected().recv, self.payload_bytes
         while True:
             try:
-                octets: bytes = receive(octets_max)
+                data: bytes = receive(bytes_max)
             except BlockingIOError:
                 continue
-            return octets
+            return data
 
     def ask_one(self) -> None:
         """Send one message and look for the reply until it is here."""
@@ -99,5 +99,5 @@ class SeqPacketSpinning(SeqPacket):
 
     def echo_one(self) -> None:
         """Look for one message until it is here, and send it back."""
-        octets = self._receive_one()
-        self._connected().send(octets)
+        data = self._receive_one()
+        self._connected().send(data)

@@ -1,7 +1,7 @@
 """urds between two processes: each address of 127/8 is a host of its own.
 
 The receiver is host 2 of a network of its own, the sender number n is host 10 + n, all at port
-4000. The second octet comes from the process that started both sides, so that two runs beside each
+4000. The second byte comes from the process that started both sides, so that two runs beside each
 other do not meet; the third belongs to the row, for all rows of a table are open at once.
 """
 
@@ -19,7 +19,7 @@ _SENDER_HOST = 10
 
 def plane() -> str:
     """Return which data plane carries the messages here: `python` or `native`."""
-    from urds.dataplane.native import plane_in_use
+    from urds.rds.plane.choose import plane_in_use
 
     return plane_in_use()
 
@@ -30,7 +30,7 @@ class Urds(RdsPeer):
     name = "urds"
     label = "urds"
 
-    row: ClassVar[int] = 0  # third octet of the addresses
+    row: ClassVar[int] = 0  # third byte of the addresses
     # Not over shared memory, which both sides would else take; what was set before the run stays.
     settings: ClassVar[Mapping[str, str]] = {
         "URDS_SHARED_MEMORY": "0"
@@ -54,7 +54,7 @@ class Urds(RdsPeer):
         return urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)
 
     def network(self) -> str:
-        """Return the first three octets of this row's addresses."""
+        """Return the first three bytes of this row's addresses."""
         return f"127.{16 + os.getppid() % 224}.{self.row}"
 
     def open_receiver(self, senders: int) -> Address:

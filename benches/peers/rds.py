@@ -1,7 +1,7 @@
-"""RDS sockets of whoever makes them: our own, and the kernel's, through the same loops.
+"""RDS sockets of different makers: `urds` and the kernel, through the same loops.
 
-The class of one maker differs from the next in the call that makes the socket and in nothing else,
-so that what is compared is what lies below the call.
+Classes differ in the call that makes the socket and in nothing else, so that what is compared is
+what that call makes.
 """
 
 import socket as system_socket
@@ -44,7 +44,7 @@ class RdsPeer(Peer):
         self._target = target
 
     def note(self) -> str:
-        """Tell the buffers that were granted, where they are not the defaults."""
+        """Report the granted buffers, where they are not the defaults."""
         if self.payload_bytes < LARGE_BYTES:
             return ""
         granted = [self.socket.getsockopt(system_socket.SOL_SOCKET, one) for one in _BUFFERS]
@@ -88,7 +88,7 @@ class KernelRds(RdsPeer):
         return system_socket.socket(self.family, system_socket.SOCK_SEQPACKET)
 
     def open_receiver(self, senders: int) -> Address:
-        """Refuse: the run that names addresses of two network namespaces binds and aims."""
+        """Refuse: the run that names addresses of two network namespaces binds and connects."""
         raise NotImplementedError("bind and aim")
 
     def open_sender(self, address: Address, index: int) -> None:

@@ -1,7 +1,7 @@
-"""Raw TCP in Python, four octets of length before each message: what one would write by hand.
+"""Raw TCP in Python, four bytes of length before each message: what one would write by hand.
 
-Two ways to send: a system call per message, and 64 messages per call, which no program that sends
-a message when it has one can do. The receiver reads as much as there is and cuts it up.
+Two variants to send: a system call per message, and 64 messages per call, which no program that
+sends a message when it has one can do. The receiver reads all there is and splits it.
 """
 
 import select
@@ -14,7 +14,7 @@ from .base import Address, Kind, Peer
 _LENGTH = struct.Struct("!I")
 _READ_BYTES = 4 << 20  # holds the largest message with room to read on
 _ROOM_BYTES = 64 << 10  # below it the rest moves to the front of the buffer
-_READ_EACH_BYTES = 64 << 10  # per connection and turn, where there are many
+_READ_EACH_BYTES = 64 << 10  # per connection and pass, where there are many
 _ACCEPT_WAIT_S = 10.0
 
 
@@ -65,7 +65,7 @@ class Tcp(Peer):
         return self._stream
 
     def put(self, count: int) -> None:
-        """Send `count` messages, as many per call as the class says."""
+        """Send `count` messages, as many per call as the class defines."""
         stream, payload, pack = self._connected(), self.payload, _LENGTH.pack
         per_call = self.messages_per_call
         if per_call == 1 and len(payload) <= 16 << 10:
@@ -82,7 +82,7 @@ class Tcp(Peer):
             count -= now
 
     def take(self, count: int) -> int:
-        """Receive `count` messages; octets of the next ones stay in the buffer."""
+        """Receive `count` messages; bytes of the next ones stay in the buffer."""
         stream, view, unpack = self._connected(), self._view, _LENGTH.unpack_from
         start, stop, taken_bytes = self._read_from, self._read_to, 0
         while count:
@@ -160,7 +160,7 @@ class TcpMany(Tcp):
         return address
 
     def take(self, count: int) -> int:
-        """Receive `count` messages, whoever sends them."""
+        """Receive `count` messages, from any sender."""
         while len(self._ready) < count:
             for descriptor, _ in self._epoll.poll():
                 if descriptor in self._streams:
@@ -178,16 +178,16 @@ class TcpMany(Tcp):
         self._epoll.register(stream.fileno(), select.EPOLLIN)
 
     def _read(self, descriptor: int) -> None:
-        """Read what there is of one sender and cut it into messages."""
-        octets = self._streams[descriptor].recv(_READ_EACH_BYTES)
-        if not octets:
+        """Read the bytes of one sender and split them into messages."""
+        data = self._streams[descriptor].recv(_READ_EACH_BYTES)
+        if not data:
             raise ConnectionResetError("a sender closed its connection")
-        octets = self._rests[descriptor] + octets
+        data = self._rests[descriptor] + data
         start, unpack = 0, _LENGTH.unpack_from
-        while len(octets) - start >= _LENGTH.size:
-            end = start + _LENGTH.size + unpack(octets, start)[0]
-            if end > len(octets):
+        while len(data) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + unpack(data, start)[0]
+            if end > len(data):
                 break
-            self._ready.append(len(octets[start + _LENGTH.size : end]))
+            self._ready.append(len(data[start + _LENGTH.size : end]))
             start = end
-        self._rests[descriptor] = octets[start:]
+        self._rests[descriptor] = data[start:]

@@ -1,10 +1,10 @@
 """One socket and up to a thousand peers: each peer is a host with a socket of its own.
 
-One process holds all the hosts, for a process may bind any number of addresses. It knows in which
-order it is sent to and waits on that very socket, so that no search among a thousand sockets is in
-the figures. `peers_max` is 4,096 by default and need not be raised; the limit of open descriptors
-is. The one socket has the lowest address, so that it dials: a thousand that call back at once would
-be strangers, and of those an address admits 64.
+One process holds all the hosts, for a process may bind any number of addresses. It knows the order
+in which messages come and waits on that very socket, so that no search among a thousand sockets is
+in the figures. `peers_max` is 4,096 by default and need not be raised; the limit of open
+descriptors is. The one socket has the lowest address, so that it connects: a thousand call-back
+requests at once would be pending connections, and of those an address admits 64.
 """
 
 import resource
@@ -14,15 +14,15 @@ from .base import RUN_MESSAGES, Address, Kind
 from .ours import Urds
 from .rds import PORT
 
-_HOSTS_PER_OCTET = 250
+_HOSTS_PER_BYTE = 250
 _SENDER_HOST = 1  # in the class's first row; its peers have the following ones
-_ROWS_PER_COUNT = 8  # third octets that one class may take: enough for a thousand hosts
+_ROWS_PER_COUNT = 8  # third bytes that one class may take: enough for a thousand hosts
 _SPARE_DESCRIPTORS = 256
 _DESCRIPTORS_PER_PEER = 4
 
 
 class UrdsTurns(Urds):
-    """urds with as many peers as the class says; the measured side is the sender."""
+    """urds with as many peers as the class defines; the measured side is the sender."""
 
     kinds = frozenset({Kind.PEERS_RUNS, Kind.PEERS_ASKED})
     peers_count: ClassVar[int]
@@ -31,17 +31,17 @@ class UrdsTurns(Urds):
         super().__init__(payload_bytes)
         self._sockets: list[Any] = []
         self._targets: list[tuple[str, int]] = []
-        self._next = 0  # whose turn it is
+        self._next = 0  # index of the next peer
 
     @classmethod
     def turn_messages(cls, kind: Kind) -> int:
-        """Return the messages of one turn over all peers."""
+        """Return the messages of one pass over all peers."""
         return cls.peers_count * (RUN_MESSAGES if kind is Kind.PEERS_RUNS else 1)
 
     def hosts(self) -> list[tuple[str, int]]:
         """Return the addresses of all peers."""
         prefix = self.network().rpartition(".")[0]
-        places = (divmod(index, _HOSTS_PER_OCTET) for index in range(self.peers_count))
+        places = (divmod(index, _HOSTS_PER_BYTE) for index in range(self.peers_count))
         return [(f"{prefix}.{self.row + 1 + octet}.{host + 1}", PORT) for octet, host in places]
 
     def open_receiver(self, senders: int) -> Address:
@@ -69,7 +69,7 @@ class UrdsTurns(Urds):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, allowed))
 
     def put(self, count: int) -> None:
-        """Send whole turns: a run of messages to each peer."""
+        """Send whole passes: a run of messages to each peer."""
         sendto, payload = self.socket.sendto, self.payload
         for _ in range(count // (RUN_MESSAGES * self.peers_count)):
             for target in self._targets:
@@ -98,7 +98,7 @@ class UrdsTurns(Urds):
         answering.sendto(body, source)
 
     def _take_turn(self) -> int:
-        """Return whose turn it is, and have the next one's come."""
+        """Return the index of this peer, and advance to the next one."""
         turn, self._next = self._next, (self._next + 1) % self.peers_count
         return turn
 

@@ -58,7 +58,7 @@ class _Zmq(Peer):
 
 
 class DealerRouter(_Zmq):
-    """Many senders to one socket that knows who sent what."""
+    """Many senders to one socket that knows the sender of each message."""
 
     name = "dealer_router"
     label = "pyzmq DEALER/ROUTER"
@@ -88,7 +88,7 @@ class DealerRouterNoCopy(DealerRouter):
 
 
 class PushPull(_Zmq):
-    """One way only, and nobody learns who sent."""
+    """One way only, and no receiver learns the sender."""
 
     name = "push_pull"
     label = "pyzmq PUSH/PULL"

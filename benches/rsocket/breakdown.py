@@ -1,28 +1,27 @@
-"""`urds rsocket bench --breakdown`: where a sender's processor time goes, beside the study's.
+"""`benches.rsocket --breakdown`: the parts of a sender's processor time, beside the study's.
 
-Source of the study's columns: rsocket.md section 17, its profile of a sender by library, put into
-the rows here: copy is libc, locks are libpthread and at 1 KiB the release of its fast locks, clock
-is the vdso, wake-ups are the kernel, protocol is the rest.
+Source of the study's columns: docs/reference/rsocket.md 17, its profile of a sender by library, put
+into the rows here: copy is libc, locks are libpthread and at 1 KiB the release of its fast locks,
+clock is the vdso, wake-ups are the kernel, protocol is the rest.
 
-Three runs of the same stream, each with processes of its own, for each look has its price:
-nothing but getrusage; with locks and clocks counted; with copies counted, and then cProfile. What
-is counted is multiplied by what one of it costs, measured in that process; what the device copies
-is timed, for where the octets are decides. Wake-ups are the kernel's part of the processor time:
-over shared memory it is entered for nothing else. Protocol is what is left, and the profile says
-which part of the program that is.
+Three runs of the same stream, each with processes of its own, for each measurement has its price:
+getrusage alone; with locks and clocks counted; with copies counted, and then cProfile. A count is
+multiplied by the cost of one, measured in that process; the device's copies are timed, for the
+place of the bytes decides. Wake-ups are the kernel's part of the processor time: over shared memory
+nothing else enters it. Protocol is the rest, and the profile names its part of the program.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from benches.rsocket.pair import Pair, pair
 from urds.cli.output import Column, Output, Progress
-from urds.cli.rsocket_bench_pair import Pair, pair
-from urds.cli.rsocket_ways import KERNEL
+from urds.cli.rsocket.sockets import KERNEL
 
 SIZES: Final = (1024, 65_536, 1 << 20)
 ROWS: Final = ("copy", "locks", "clock", "wake-ups", "protocol")
-# Percent of the original's sender at 1 KiB, 64 KiB and 1 MiB. rsocket.md section 17.
+# Percent of librdmacm's sender at 1 KiB, 64 KiB and 1 MiB. docs/reference/rsocket.md 17.
 STUDY: Final = {
     "copy": (18.4, 43.7, 45.7),
     "locks": (33.2, 5.8, 5.1),
@@ -37,7 +36,7 @@ METHOD: Final = (
     "Method: processor time by getrusage, of all threads of the sender. locks, clock: how many per"
     " message (counted in runs of their own) times the cost of one, measured there without"
     " contention. copy: the time of the device's functions that do nothing else, by cProfile with"
-    " the profiler's own time taken off, and octets copied by the stream times what one costs."
+    " the profiler's own time taken off, and bytes copied by the stream times what one costs."
     " wake-ups: the kernel's part of the processor time; over tcp0 it holds its work on the data as"
     " well. protocol: the rest. Which part of it: the same profile of the sending thread,"
     " without sleep."
@@ -54,7 +53,7 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
             found[device] = []
             for index, size_bytes in enumerate(sizes):
                 done = (number + index / len(sizes)) / len(devices)
-                progress.update(done, f"{device}, {size_bytes} octets")
+                progress.update(done, f"{device}, {size_bytes} bytes")
                 found[device].append(_look(device, size_bytes, options.seconds))
     if not options.json_wanted:
         for device, columns in found.items():
@@ -78,7 +77,7 @@ def _look(device: str, size_bytes: int, seconds: float) -> dict[str, Any]:
     system_us = plain["client_system_s"] * _US / messages
     spent_us = {
         "copy": device_copy_us
-        + copied["client"]["stream"] * costs["octet_s"][str(size_bytes)] * _US,
+        + copied["client"]["stream"] * costs["byte_s"][str(size_bytes)] * _US,
         "locks": (counts["client"]["locks"] + counts["client"]["fences"]) * costs["lock_s"] * _US,
         "clock": counts["client"]["clocks"] * costs["clock_s"] * _US,
         "wake-ups": system_us,
@@ -95,11 +94,11 @@ def _look(device: str, size_bytes: int, seconds: float) -> dict[str, Any]:
         "sleeps_per_message": {
             side: plain[f"{side}_sleeps"] / messages for side in ("client", "server")
         },
-        "bells_per_message": plain.get("client_bells_rung", 0) / messages,
+        "doorbells_per_message": plain.get("client_doorbells_rung", 0) / messages,
         "costs_ns": {
             "lock": costs["lock_s"] * 1e9,
             "clock": costs["clock_s"] * 1e9,
-            "copied octet": costs["octet_s"][str(size_bytes)] * 1e9,
+            "copied byte": costs["byte_s"][str(size_bytes)] * 1e9,
         },
         "parts_percent": parts,
     }
@@ -112,8 +111,8 @@ def _probed_messages(size_bytes: int) -> int:
 def _counted(
     both: Pair, size_bytes: int, seconds: float
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Return locks, fences and clocks per message of both sides, and what one of them costs."""
-    both.do("stream", size_bytes=size_bytes, seconds=seconds / 4)  # windows grow, caches warm up
+    """Return locks, fences and clocks per message of both sides, and the cost of each."""
+    both.do("stream", size_bytes=size_bytes, seconds=seconds / 4)  # rings grow, caches warm up
     count = _probed_messages(size_bytes)
     both.on_both(call="start", probe="counts")
     both.do("send_round", size_bytes=size_bytes, count=count)
@@ -121,11 +120,11 @@ def _counted(
     counts = {
         side: {name: value / count for name, value in one.items()} for side, one in found.items()
     }
-    return counts, both.do("call", call={"call": "costs", "octets": [size_bytes]})
+    return counts, both.do("call", call={"call": "costs", "bytes": [size_bytes]})
 
 
 def _copied(both: Pair, size_bytes: int) -> dict[str, dict[str, float]]:
-    """Return the octets that each side copies per message, in its stream and in its device."""
+    """Return the bytes that each side copies per message, in its stream and in its device."""
     count = _probed_messages(size_bytes)
     before = both.on_both(call="sample")
     both.on_both(call="start", probe="copies")
@@ -134,14 +133,14 @@ def _copied(both: Pair, size_bytes: int) -> dict[str, dict[str, float]]:
     after = both.on_both(call="sample")
     return {
         side: {
-            "device": sum(octets.values()) / count,
+            "device": sum(data.values()) / count,
             "stream": sum(
                 after[side].get(name, 0) - before[side].get(name, 0)
-                for name in ("octets_copied_in", "octets_copied_out")
+                for name in ("bytes_copied_in", "bytes_copied_out")
             )
             / count,
         }
-        for side, octets in found.items()
+        for side, data in found.items()
     }
 
 
@@ -207,7 +206,7 @@ def _print_counts(output: Output, device: str, columns: list[dict[str, Any]]) ->
     ]  # fmt: skip
     rows.append(("sleeps", *(f"{one['sleeps_per_message'][side]:.3f}" for one, side in sides)))
     rows.append(
-        ("octets copied, of its own", *(f"{one['copies'][side]:.2f}" for one, side in sides))
+        ("bytes copied, of its own", *(f"{one['copies'][side]:.2f}" for one, side in sides))
     )
     output.table(f"Counted per message over {device}", titles, rows)
 

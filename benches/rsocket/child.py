@@ -1,7 +1,7 @@
-"""A process of `urds rsocket bench`: one end, over one way, with its counts from the beginning.
+"""A process of `benches.rsocket`: one end, over one transport, with its counts from the beginning.
 
-The first line of standard input says what it is; a server answers with its port, a client then
-does one work per line and answers each with a line. Both are JSON objects.
+The first line of standard input configures it; a server answers with its port, a client then does
+one work per line and answers each with a line. Both are JSON objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> int:
     """Run one end."""
     start = json.loads(sys.stdin.readline())
     if start["is_counted"]:  # before any lock is made, and any module keeps a clock of its own
-        from urds.cli.rsocket_probes import count_locks_and_clocks
+        from benches.rsocket.probes import count_locks_and_clocks
 
         count_locks_and_clocks()
     try:
@@ -31,8 +31,8 @@ def main() -> int:
 
 
 def _serve(way: str) -> None:
-    from urds.cli.rsocket_bench_end import End
-    from urds.cli.rsocket_ways import KERNEL, LOOPBACK, listening
+    from benches.rsocket.end import End
+    from urds.cli.rsocket.sockets import KERNEL, LOOPBACK, listening
 
     sock = _new_socket(way)
     with listening(sock, (LOOPBACK, 0)):
@@ -42,8 +42,8 @@ def _serve(way: str) -> None:
 
 
 def _measure(way: str, port: int) -> None:
-    from urds.cli.rsocket_bench_end import End
-    from urds.cli.rsocket_ways import KERNEL, LOOPBACK
+    from benches.rsocket.end import End
+    from urds.cli.rsocket.sockets import KERNEL, LOOPBACK
 
     with _new_socket(way) as sock:
         sock.connect((LOOPBACK, port))
@@ -55,7 +55,7 @@ def _measure(way: str, port: int) -> None:
 
 
 def _new_socket(way: str) -> Any:
-    from urds.cli.rsocket_ways import KERNEL, choose_devices, new_socket
+    from urds.cli.rsocket.sockets import KERNEL, choose_devices, new_socket
 
     choose_devices(() if way == KERNEL else (way,))
     return new_socket(is_kernel=way == KERNEL)
@@ -68,5 +68,5 @@ def _tell(answer: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench says what there is to say
+    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
         sys.exit(128 + signal.SIGINT)

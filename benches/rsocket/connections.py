@@ -1,8 +1,8 @@
-"""`urds rsocket bench connections N`: what many open connections cost, and whether all of it ends.
+"""`benches.rsocket connections N`: the cost of many open connections, and whether all of it ends.
 
-One process holds all clients, one all servers. Memory is what becomes resident for them, shared
-memory included; an echo is 64 octets there and back. The cost of one active connection is the
-median of its echoes while the others are idle, beside the same with that connection alone.
+One process holds all clients, one all servers. Memory is the growth of the resident set, shared
+memory included; an echo is 64 bytes there and back. The cost of one active connection is the median
+of its echoes while the others are idle, beside the same with that connection alone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import resource
 import time
 from typing import Any, Final
 
-from urds.cli.exits import UsageError
-from urds.cli.output import BAD, GOOD, Column, Output, Progress
-from urds.cli.rsocket_bench_pair import Child, child
+from benches.rsocket.pair import Child, child
+from urds.cli.output import BAD, GOOD, Column, Output, Progress, UsageError
 
-_MODULE: Final = "urds.cli.rsocket_bench_holders"
+_MODULE: Final = "benches.rsocket.holders"
 _ECHOES: Final = 300
 _SPARE_DESCRIPTORS: Final = 100
-_STEP: Final = 256  # connections between two looks of the progress
+_STEP: Final = 256  # connections between two lines of progress
 _END_S: Final = 40.0
 _LOOK_S: Final = 0.05
 _LEFT_DESCRIPTORS_MAX: Final = 0
 
 
 def measure(options: Any, output: Output, count: int) -> list[dict[str, Any]]:
-    """Measure every way and print the table; return its rows. Raises UsageError, OSError."""
+    """Measure every transport and print the table; return its rows. Raises UsageError, OSError."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if count + _SPARE_DESCRIPTORS > limit != resource.RLIM_INFINITY:
         raise UsageError(
@@ -68,7 +67,7 @@ class _Both:
         return {"client": self.do("held"), "server": self._server.hear()}
 
     def held_at_the_end(self, before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """Wait until both have let go of everything, for a while; return what they hold then.
+        """Wait until both have released everything, for a while; return what they hold then.
 
         A close returns at once, and the connection ends in the background.
         """
@@ -85,7 +84,7 @@ class _Both:
 
 def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
     both, more = _Both(client, server), max(1, count - 1)
-    both.do("connect", count=1)  # what the first one alone costs: devices, channels
+    both.do("connect", count=1)  # the cost of the first one: devices, channels
     both.do("echo_one", count=20)
     alone_s = both.do("echo_one", count=_ECHOES)["median"]
     before = both.held()
@@ -132,7 +131,7 @@ def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
                 "threads": after[side]["threads"] - before[side]["threads"],
                 "blocks_each": _each(before, after, side, "blocks", more),
                 "resident_bytes": after[side]["resident_bytes"] - before[side]["resident_bytes"],
-                # Python keeps what it has had for the next time: a leak would come on top of that.
+                # Python keeps freed memory for later use: a leak would add to that.
                 "resident_bytes_again": again[side]["resident_bytes"]
                 - after[side]["resident_bytes"],
             }
@@ -154,8 +153,8 @@ def _print(output: Output, rows: list[dict[str, Any]]) -> None:
         ("  wait until connected, us each", "{phases_us[wait]:.1f}"),
         ("  close, us each", "{close_us:.1f}"),
         ("  all gone after, s", "{gone_s:.2f}"),
-        ("octets each, client", "{bytes_each[client]:.0f}"),
-        ("octets each, server", "{bytes_each[server]:.0f}"),
+        ("bytes each, client", "{bytes_each[client]:.0f}"),
+        ("bytes each, server", "{bytes_each[server]:.0f}"),
         ("  after an echo, client", "{bytes_each_used[client]:.0f}"),
         ("  after an echo, server", "{bytes_each_used[server]:.0f}"),
         ("descriptors each, client", "{descriptors_each[client]:.2f}"),
@@ -191,7 +190,7 @@ def _print(output: Output, rows: list[dict[str, Any]]) -> None:
         ((title, *(form.format(**row) for row in shown)) for title, form in lines),
     )
     for row in rows:
-        # The one connection that `before` counts is gone, too: fewer descriptors are no leak.
+        # The one connection that `before` counts has ended, too: fewer descriptors are no leak.
         is_clean = not row["left"]["server"]["connections"] and all(
             side["descriptors"] <= _LEFT_DESCRIPTORS_MAX for side in row["left"].values()
         )

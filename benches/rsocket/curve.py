@@ -1,27 +1,28 @@
-"""`urds rsocket bench curve`: throughput from 1 octet to 16 MiB, its dips, copies and wake-ups.
+"""`benches.rsocket curve`: throughput from 1 byte to 16 MiB, its dips, copies and wake-ups.
 
 A size lies below the curve if it moves less than a smaller size did; by more than a tenth it is a
-dip. Judged are the best of the rounds: what else the machine does hits single rounds. The original
-falls by a third at half its receive buffer, 64 KiB, and stays there: rsocket.md section 17. Sleeps
-are voluntary context switches of both processes, so each is a wake-up; copies are the octets that
-user space copied per octet delivered: what streams count, and in a round of its own what the
-device does.
+dip. The best of the rounds counts: other load on the machine hits single rounds. librdmacm falls by
+a third at half its receive buffer, 64 KiB, and stays there: docs/reference/rsocket.md 17. Sleeps
+are voluntary context switches of both processes, so each is a wake-up; copies are the bytes that
+user space copied per byte delivered: those of the streams, and in a round of its own those of the
+device.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from benches.rsocket.end import SIZE_MAX
+from benches.rsocket.pair import Pair, pair
 from urds.cli.output import BAD, GOOD, Column, Output, Progress
-from urds.cli.rsocket_bench_end import SIZE_MAX
-from urds.cli.rsocket_bench_pair import Pair, pair
-from urds.cli.rsocket_ways import KERNEL
+from urds.cli.rsocket.sockets import KERNEL
 
 DIP: Final = 0.9  # of what a smaller size moved
 SIZES: Final = tuple(
     sorted({1 << power for power in range(25)} | {3 << power for power in range(13, 23)} | {65_537})
 )
-# Gb/s of the study: 40 Gb/s InfiniBand, ConnectX-3, defaults of the original. rsocket.md 17.
+# Gb/s of the study: 40 Gb/s InfiniBand, ConnectX-3, defaults of librdmacm.
+# Source: docs/reference/rsocket.md 17.
 STUDY: Final = "39.4 from 4 KiB to 64 KiB, 25.8 above"
 _PROBED_BYTES: Final = 16 << 20
 _MIB: Final = 1 << 20
@@ -37,7 +38,7 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
             with pair(way) as both:
                 for index, size_bytes in enumerate(sorted(sizes)):
                     done = (number + index / len(sizes)) / len(options.ways)
-                    progress.update(done, f"{way}, {size_bytes} octets")
+                    progress.update(done, f"{way}, {size_bytes} bytes")
                     rows.append(_row(both, way, size_bytes, options.seconds))
             found[way] = {"rows": rows, "below": below(rows)}
     if not options.json_wanted:
@@ -47,14 +48,14 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
 
 def _row(both: Pair, way: str, size_bytes: int, seconds: float) -> dict[str, Any]:
     figures = both.do("stream", size_bytes=size_bytes, seconds=seconds)
-    octets = size_bytes * figures["count"]
+    byte_count = size_bytes * figures["count"]
     row = {
         "size_bytes": size_bytes,
         "count": figures["count"],
         "gb_per_s": figures["gb_per_s"],
         "gb_per_s_min": figures["gb_per_s_min"],
         "gb_per_s_max": figures["gb_per_s_max"],
-        "sleeps_per_mib": (figures["client_sleeps"] + figures["server_sleeps"]) * _MIB / octets,
+        "sleeps_per_mib": (figures["client_sleeps"] + figures["server_sleeps"]) * _MIB / byte_count,
         "cpu_us": 1e6 * sum(
             figures[f"{side}_{kind}_s"] for side in ("client", "server")
             for kind in ("user", "system")
@@ -66,18 +67,18 @@ def _row(both: Pair, way: str, size_bytes: int, seconds: float) -> dict[str, Any
 
 
 def _copies(both: Pair, size_bytes: int, figures: dict[str, Any]) -> float:
-    """Return the octets copied per octet delivered.
+    """Return the bytes copied per byte delivered.
 
     Streams count their own in the measured rounds; the device's are seen in a round of its own.
     """
-    octets = size_bytes * figures["count"]
-    by_streams = figures["client_octets_copied_in"] + figures["server_octets_copied_out"]
+    byte_count = size_bytes * figures["count"]
+    by_streams = figures["client_bytes_copied_in"] + figures["server_bytes_copied_out"]
     count = max(1, min(2000, _PROBED_BYTES // size_bytes))
     both.on_both(call="start", probe="copies")
     both.do("send_round", size_bytes=size_bytes, count=count)
     found = both.on_both(call="stop")
     by_device = sum(sum(one.values()) for one in found.values())
-    return float(by_streams / octets + by_device / (size_bytes * count))
+    return float(by_streams / byte_count + by_device / (size_bytes * count))
 
 
 def below(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""One end of `urds rsocket bench`: what client and server do with their connected socket.
+"""One end of `benches.rsocket`: what client and server do with their connected socket.
 
-The client drives. Each work begins with a header of 16 octets that says what comes, so that both
-ends run plain loops of one size; a call carries JSON and is answered with JSON: samples of what a
-process has spent so far, and probes that count or time more closely for a while.
+The client leads. Each work begins with a header of 16 bytes that describes it, so that both ends
+run plain loops of one size; a call carries JSON and is answered with JSON: samples of a process's
+use of resources, and probes that count or time more closely for a while.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final
 
-from urds.cli.rsocket_probes import Probe, costs, probe_of
-from urds.cli.rsocket_ways import AnySocket, new_memory
+from benches.rsocket.probes import Probe, costs, probe_of
+from urds.cli.rsocket.sockets import AnySocket, new_memory
 
 SIZE_MAX: Final = 16 << 20
 _BULK_BYTES: Final = 256 << 10  # a receive takes what is there, up to so much, for small messages
 _WHOLE_BYTES_MIN: Final = 64 << 10  # from here on a receive waits for one whole message
 _STALLED_S: Final = 120  # one work takes far less; then the process ends by SIGALRM
-_HEADER: Final = Struct(">BxHIQ")  # work, nothing, octets of the answer, octets, how many
+_HEADER: Final = Struct(">BxHIQ")  # work, nothing, bytes of the answer, bytes, how many
 _FIRST_COUNT: Final = 4
 _COUNT_MAX: Final = 2_000_000
 _ROUNDS: Final = 5
@@ -142,13 +142,13 @@ class End:
         before, before_there = self.sample(), self.remote({"call": "sample"})
         rounds_s = sorted(self.send_round(size_bytes, count) for _ in range(_ROUNDS))
         after, after_there = self.sample(), self.remote({"call": "sample"})
-        octets = float(count * size_bytes)
+        data = float(count * size_bytes)
         return {
             "count": _ROUNDS * count,
             "seconds": sum(rounds_s),
-            "gb_per_s": octets * 8 / rounds_s[_ROUNDS // 2] / 1e9,
-            "gb_per_s_min": octets * 8 / rounds_s[-1] / 1e9,
-            "gb_per_s_max": octets * 8 / rounds_s[0] / 1e9,
+            "gb_per_s": data * 8 / rounds_s[_ROUNDS // 2] / 1e9,
+            "gb_per_s_min": data * 8 / rounds_s[-1] / 1e9,
+            "gb_per_s_max": data * 8 / rounds_s[0] / 1e9,
             **_differences("client", before, after),
             **_differences("server", before_there, after_there),
         }
@@ -184,8 +184,8 @@ class End:
 
     def remote(self, call: dict[str, Any]) -> Any:
         """Have the other side do a call; return its answer."""
-        octets = json.dumps(call).encode()
-        self._sock.sendall(_HEADER.pack(Work.CALL, 0, len(octets), 1) + octets)
+        data = json.dumps(call).encode()
+        self._sock.sendall(_HEADER.pack(Work.CALL, 0, len(data), 1) + data)
         header = memoryview(bytearray(_HEADER.size))
         if not self._filled(header):
             raise ConnectionError("the server left in the middle of a call")
@@ -202,7 +202,7 @@ class End:
             self._probe.start()
             return None
         if call["call"] == "costs":
-            return costs(call["octets"])
+            return costs(call["bytes"])
         assert self._probe is not None, "started before"
         self._probe.stop()
         return self._probe.found()
@@ -224,7 +224,7 @@ class End:
         return found | _of_device(self._sock)
 
     def _filled(self, place: memoryview) -> bool:
-        """Fill all of it; false if the stream ended before the first octet."""
+        """Fill all of it; false if the stream ended before the first byte."""
         taken = 0
         while taken < len(place):
             count = self._sock.recv_into(place[taken:], 0, socket.MSG_WAITALL)
@@ -239,9 +239,9 @@ class End:
 def _of_device(sock: AnySocket) -> Numbers:
     """Return the counters of the shared memory device; the others have none of these."""
     link = getattr(sock, "link", None)
-    peers = getattr(getattr(getattr(link, "opening", None), "adapter", None), "peers", None)
+    peers = getattr(getattr(getattr(link, "context", None), "adapter", None), "peers", None)
     counters = getattr(peers, "counters", None)
-    return {} if counters is None else {"bells_rung": counters.bells_rung}
+    return {} if counters is None else {"doorbells_rung": counters.doorbells_rung}
 
 
 def _count(count: int, spent_s: float, wanted_s: float) -> int:

@@ -1,8 +1,8 @@
-"""The two processes of `urds rsocket bench connections`: one holds all clients, one all servers.
+"""The two processes of `benches.rsocket connections`: one holds all clients, one all servers.
 
-The server waits for all its connections at once, in `Repoll` or the kernel's epoll, and echoes what
-comes. The client makes them in batches, so that connects overlap, and does one work per line of
-standard input; both say on request what they hold. Lines are JSON objects.
+The server waits for all its connections at once, in `Repoll` or the kernel's epoll, and echoes each
+message. The client makes them in batches, so that connects overlap, and does one work per line of
+standard input; both report on request what they hold. Lines are JSON objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from urds.cli.rsocket_ways import (
+from urds.cli.rsocket.sockets import (
     KERNEL,
     LOOPBACK,
     AnySocket,
@@ -31,7 +31,7 @@ from urds.cli.rsocket_ways import (
 
 _BATCH: Final = 16  # connects under way: as many as tcp0 lets one host have unanswered
 _BACKLOG: Final = 1024
-_OCTETS: Final = 64  # of an echo
+_BYTES: Final = 64  # of an echo
 _WAIT_S: Final = 60.0
 _STDIN: Final = -1
 _LISTENER: Final = -2
@@ -73,7 +73,7 @@ class Waiting:
 
 
 def held() -> dict[str, int]:
-    """Return what this process has: resident octets, descriptors, threads, blocks of Python."""
+    """Return what this process has: resident bytes, descriptors, threads, blocks of Python."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return {
@@ -95,7 +95,7 @@ def serve(way: str) -> None:
     """Echo on every connection until standard input ends."""
     is_kernel = way == KERNEL
     waiting, sockets = Waiting(is_kernel=is_kernel), dict[int, AnySocket]()
-    place, made = memoryview(bytearray(_OCTETS)), 0
+    place, made = memoryview(bytearray(_BYTES)), 0
     listener = new_socket(is_kernel=is_kernel)
     with listening(listener, (LOOPBACK, 0), backlog=_BACKLOG):
         listener.setblocking(False)
@@ -146,7 +146,7 @@ class Client:
         self._is_kernel = way == KERNEL
         self._target = (LOOPBACK, port)
         self._sockets: list[AnySocket] = []
-        self._place = memoryview(bytearray(_OCTETS))
+        self._place = memoryview(bytearray(_BYTES))
 
     def connect(self, count: int) -> dict[str, float]:
         """Make so many more, in batches; return the seconds of each phase."""
@@ -207,16 +207,16 @@ class Client:
         return {"median": sorted(times_s)[count // 2]}
 
     def _echo(self, sock: AnySocket, number: int) -> None:
-        octets = number.to_bytes(8, "big") * (_OCTETS // 8)
-        sock.sendall(octets)
+        data = number.to_bytes(8, "big") * (_BYTES // 8)
+        sock.sendall(data)
         taken = 0
-        while taken < _OCTETS:
+        while taken < _BYTES:
             count = sock.recv_into(self._place[taken:])
             if not count:
                 raise ConnectionError(f"connection {number} ended")
             taken += count
-        if bytes(self._place) != octets:
-            raise OSError(f"connection {number} echoed other octets")
+        if bytes(self._place) != data:
+            raise OSError(f"connection {number} echoed other bytes")
 
     def close(self) -> dict[str, float]:
         """Close all; return the seconds."""
@@ -260,5 +260,5 @@ def _tell(**answer: Any) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench says what there is to say
+    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
         sys.exit(128 + signal.SIGINT)

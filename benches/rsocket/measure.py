@@ -1,8 +1,8 @@
-"""`urds rsocket bench`: rsockets beside plain TCP in the same run, and what limits them.
+"""`python -m benches.rsocket`: rsockets beside plain TCP in the same run, and what limits them.
 
 `rr` and `stream` print the lines of netperf's TCP_RR and TCP_STREAM; `curve`, `connections` and
 `--breakdown` have modules of their own. Both ends are processes of this host, started anew for
-each way: the kernel's TCP, then rsockets over each device. Nobody is bound to a processor.
+each way: the kernel's TCP, then rsockets over each device. No process is bound to a processor.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import Column, Output, Progress
-from urds.cli.rsocket_bench_end import SIZE_MAX
-from urds.cli.rsocket_bench_pair import pair
-from urds.cli.rsocket_ways import KERNEL, device_names
+from benches.rsocket.end import SIZE_MAX
+from benches.rsocket.pair import pair
+from urds.cli.output import Column, Exit, Output, Progress, UsageError
+from urds.cli.parser import check_ranges, json_option, option
+from urds.cli.rsocket.sockets import KERNEL, device_names, device_option
 
 KINDS: Final = ("rr", "stream", "curve", "connections")
 CONNECTIONS_MAX: Final = 100_000
@@ -28,13 +28,20 @@ _MESSAGE_SIZES: Final = (1024, 16_384, 65_536, 1 << 20)
 class RsocketBenchOptions:
     """What to measure."""
 
-    kind: str | None = None
-    connections: int | None = None
-    sizes: Sequence[int] = ()
-    seconds: float = 0.5  # of each figure
-    device: str = "shm,tcp"
-    is_breakdown: bool = False
-    json_wanted: bool = False
+    kind: str | None = option(metavar="KIND", help="rr, stream, curve or connections.")
+    connections: int | None = option(
+        metavar="N", low=1, high=CONNECTIONS_MAX, help="How many connections, 1000 without it."
+    )
+    is_breakdown: bool = option("--breakdown", default=False, help="Say where the time goes.")
+    sizes: Sequence[int] = option(
+        "--size", metavar="BYTES", default=(), low=1, high=SIZE_MAX,
+        help="Bytes of a message; may be repeated.",
+    )  # fmt: skip
+    seconds: float = option(
+        "--seconds", metavar="S", default=0.5, low=0.01, high=60, help="How long each row takes."
+    )
+    device: str = device_option("shm,tcp")
+    json_wanted: bool = json_option()
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -42,18 +49,12 @@ class RsocketBenchOptions:
         return (KERNEL, *device_names(self.device))
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
+        """Raise UsageError for wrong options."""
         if self.kind is not None and self.kind not in KINDS:
-            raise UsageError(f"{self.kind}: one of {', '.join(KINDS)}")
+            raise UsageError(f"{self.kind}: must be one of {', '.join(KINDS)}")
         if self.connections is not None and self.kind != "connections":
             raise UsageError(f"{self.connections}: only connections has a count")
-        if self.connections is not None and not 1 <= self.connections <= CONNECTIONS_MAX:
-            raise UsageError(f"{self.connections} connections, from 1 to {CONNECTIONS_MAX}")
-        for size in self.sizes:
-            if not 1 <= size <= SIZE_MAX:
-                raise UsageError(f"--size {size}, from 1 to {SIZE_MAX}")
-        if not 0.01 <= self.seconds <= 60:
-            raise UsageError(f"--seconds {self.seconds:g}, from 0.01 to 60")
+        check_ranges(self)
         device_names(self.device)
 
 
@@ -63,15 +64,15 @@ def run(options: RsocketBenchOptions) -> Exit:
     output = Output(json_wanted=options.json_wanted)
     found: dict[str, Any] = {}
     if options.is_breakdown:
-        from urds.cli.rsocket_bench_breakdown import measure as break_down
+        from benches.rsocket.breakdown import measure as break_down
 
         found["breakdown"] = break_down(options, output)
     if options.kind == "curve":
-        from urds.cli.rsocket_bench_curve import measure as measure_curve
+        from benches.rsocket.curve import measure as measure_curve
 
         found["curve"] = measure_curve(options, output)
     elif options.kind == "connections":
-        from urds.cli.rsocket_bench_connections import measure as measure_connections
+        from benches.rsocket.connections import measure as measure_connections
 
         count = options.connections or _CONNECTIONS
         found["connections"] = measure_connections(options, output, count)
@@ -96,7 +97,7 @@ def _measure_lines(options: RsocketBenchOptions, output: Output) -> dict[str, An
             with pair(way) as both:
                 for kind in wanted:
                     for size_bytes in sizes[kind]:
-                        progress.update(done / steps, f"{way}, {kind}, {size_bytes} octets")
+                        progress.update(done / steps, f"{way}, {kind}, {size_bytes} bytes")
                         done += 1
                         if kind == "rr":
                             figures = both.do(
@@ -125,7 +126,7 @@ def _print_rr(output: Output, rows: list[dict[str, Any]]) -> None:
         Column("trans/s"), Column("median us"), Column("p99 us"), Column("x kernel"),
     ]  # fmt: skip
     output.table(
-        "TCP_RR: one request and one response at a time, octets; a transaction is a round trip",
+        "TCP_RR: one request and one response at a time, bytes; a transaction is a round trip",
         columns,
         (
             (
@@ -146,7 +147,7 @@ def _print_stream(output: Output, rows: list[dict[str, Any]]) -> None:
         Column("highest"), Column("x kernel"),
     ]  # fmt: skip
     output.table(
-        "TCP_STREAM: messages one way until the receiver has them, octets; median of five rounds",
+        "TCP_STREAM: messages one way until the receiver has them, bytes; median of five rounds",
         columns,
         (
             (

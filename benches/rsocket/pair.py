@@ -1,4 +1,4 @@
-"""The two processes that `urds rsocket bench` measures, as the bench sees them."""
+"""The two processes that `benches.rsocket` measures, as the bench sees them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
-from urds.cli.children import environment
+from urds.cli.processes import environment
 
 _END_S: Final = 10.0
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class Child:
-    """One process, spoken to in lines of JSON."""
+    """One process; orders and answers are lines of JSON."""
 
     def __init__(self, module: str, **start: Any) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(_ROOT),
         )  # fmt: skip
         self.tell(start)
 
@@ -31,7 +33,7 @@ class Child:
         self._process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Return what it says next. Raises OSError: it could not, or it ended."""
+        """Return its next answer. Raises OSError: it failed, or it ended."""
         assert self._process.stdout is not None, "it is piped"
         line = self._process.stdout.readline()
         if not line:
@@ -76,7 +78,7 @@ class Pair:
         return {"server": self.do("remote", call=call), "client": self.do("call", call=call)}
 
 
-_MODULE: Final = "urds.cli.rsocket_bench_child"
+_MODULE: Final = "benches.rsocket.child"
 
 
 @contextmanager

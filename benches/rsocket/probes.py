@@ -1,4 +1,4 @@
-"""Probes: what one process of `urds rsocket bench` locks, copies, reads of clocks and computes.
+"""Probes: the locks, copies, clock readings and computing of one process of `benches.rsocket`.
 
 Three ways to look, each with its cost, so each in a run of its own:
 
@@ -6,7 +6,7 @@ Three ways to look, each with its cost, so each in a run of its own:
   counting ones, the clocks of `time` are counting ones. Locks that only order memory accesses
   (the fences of the shared memory rings) are counted apart. What one costs is measured here, too.
 * *Copies*: the interpreter tells of every call; for the few functions below a socket in which
-  octets are copied their number is added up. Streams count their own; the kernel's are not seen.
+  bytes are copied their number is added up. Streams count their own; the kernel's are not seen.
 * *Profile*: cProfile of the thread that runs the loop. The profiler's own time per call, of Python
   and of C functions, is measured first and taken off.
 """
@@ -23,26 +23,27 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
-# File, function, and the argument that says how much is copied. A test holds that they exist.
+# File, function, and the argument with the size of the copy. A test holds that they exist.
 COPYING: Final[dict[tuple[str, str], Callable[[Any], int]]] = {
     ("shm/ring.py", "_copy_in"): lambda names: len(names["part"]),
-    ("shm/ring.py", "_copy_out"): lambda names: int(names["octet_count"]),
-    ("shm/grants.py", "_copy"): lambda names: len(names["octets"]),
+    ("shm/ring.py", "_copy_out"): lambda names: int(names["byte_count"]),
+    ("shm/mappings.py", "_copy"): lambda names: len(names["data"]),
     ("engine/responder.py", "_place"): lambda names: len(names["packet"].payload),
 }
-# Of these the ones that do nothing else: their time is the time of the copies, wherever the octets
+# Of these the ones that do nothing else: their time is the time of the copies, wherever the bytes
 # come from and go to, which no measurement beside the run could know.
 _COPYING_ALONE: Final = frozenset({"_copy_in", "_copy_out", "_copy"})
 # What a profile is summed up by: the first that the file of a function begins with.
 PARTS: Final = (
-    ("urds/rsocket/stream", "stream core"),
+    ("urds/rsocket/core/stream", "stream core"),
     ("urds/rsocket", "sockets and links"),
     ("urds/verbs/engine", "verbs engine"),
     ("urds/verbs/providers", "device"),
     ("urds/verbs", "device"),
     ("urds/cli", "the bench itself"),
+    ("benches/", "the bench itself"),
 )
-KERNEL_CALLS: Final = "kernel calls: bells, sockets"
+KERNEL_CALLS: Final = "kernel calls: doorbells, sockets"
 OTHERS: Final = "C functions and the rest of Python"
 _FENCES: Final = "urds.verbs.providers.shm.ring"
 _CLOCKS: Final = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")
@@ -57,7 +58,7 @@ _CALLS: Final = ("eventfd_", "'sendmsg' of", "'recv_into' of", "'modify' of 'sel
 
 
 class Probe(Protocol):
-    """Looks closely for a while."""
+    """Measures closely for a while."""
 
     def start(self) -> None:
         """Begin."""
@@ -66,7 +67,7 @@ class Probe(Protocol):
         """End."""
 
     def found(self) -> dict[str, Any]:
-        """Return what was seen in between."""
+        """Return what was measured in between."""
 
 
 def probe_of(name: str) -> Probe:
@@ -154,7 +155,7 @@ class _Counts:
         return {"locks": _so_far(_locks), "fences": _so_far(_fences), "clocks": _so_far(_reads)}
 
 
-def costs(octet_counts: Sequence[int]) -> dict[str, Any]:
+def costs(byte_counts: Sequence[int]) -> dict[str, Any]:
     """Measure, in this process, what a lock, a clock and copies of such sizes cost, in seconds."""
     lock = threading.RLock()
 
@@ -176,7 +177,7 @@ def costs(octet_counts: Sequence[int]) -> dict[str, Any]:
     return {
         "lock_s": max(0.0, _best(locking) - empty_s) / _LOOPS,
         "clock_s": max(0.0, _best(reading) - empty_s) / _LOOPS,
-        "octet_s": {str(octets): _octet_s(octets) for octets in octet_counts},
+        "byte_s": {str(data): _byte_s(data) for data in byte_counts},
     }
 
 
@@ -189,11 +190,11 @@ def _best(work: Callable[[], None]) -> float:
     return min(times_s)
 
 
-def _octet_s(octets: int) -> float:
-    """Return what one octet of a copy costs: from one place, as in the loops, into a window."""
-    room = max(octets, _WINDOW_BYTES)
-    source, target = memoryview(bytearray(b"x" * octets)), memoryview(bytearray(b"y" * room))
-    steps = max(1, room // octets)
+def _byte_s(byte_count: int) -> float:
+    """Return what one byte of a copy costs: from one place, as in the loops, into a window."""
+    room = max(byte_count, _WINDOW_BYTES)
+    source, target = memoryview(bytearray(b"x" * byte_count)), memoryview(bytearray(b"y" * room))
+    steps = max(1, room // byte_count)
 
     def copy(piece: int, step: int) -> Callable[[], None]:
         def work() -> None:
@@ -203,17 +204,17 @@ def _octet_s(octets: int) -> float:
 
         return work
 
-    return max(0.0, _best(copy(octets, octets)) - _best(copy(1, 0))) / (steps * octets)
+    return max(0.0, _best(copy(byte_count, byte_count)) - _best(copy(1, 0))) / (steps * byte_count)
 
 
 # -- copies
 
 
 class _Copies:
-    """Octets copied by each function of `COPYING`, in this thread."""
+    """Bytes copied by each function of `COPYING`, in this thread."""
 
     def start(self) -> None:
-        self._octets: dict[str, int] = defaultdict(int)
+        self._bytes: dict[str, int] = defaultdict(int)
         self._known: dict[CodeType, Callable[[Any], int] | None] = {}
         sys.setprofile(self._see)
 
@@ -221,7 +222,7 @@ class _Copies:
         sys.setprofile(None)
 
     def found(self) -> dict[str, Any]:
-        return dict(self._octets)
+        return dict(self._bytes)
 
     def _see(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event != "call":
@@ -229,15 +230,15 @@ class _Copies:
         code = frame.f_code
         known = self._known.get(code, self)
         if known is self:
-            known = self._known[code] = _octets_of(code)
+            known = self._known[code] = _bytes_of(code)
         if callable(known):
-            self._octets[code.co_name] += known(frame.f_locals)
+            self._bytes[code.co_name] += known(frame.f_locals)
 
 
-def _octets_of(code: CodeType) -> Callable[[Any], int] | None:
-    for (file, name), octets in COPYING.items():
+def _bytes_of(code: CodeType) -> Callable[[Any], int] | None:
+    for (file, name), data in COPYING.items():
         if code.co_name == name and code.co_filename.endswith(file):
-            return octets
+            return data
     return None
 
 
@@ -275,12 +276,13 @@ class _Profile:
 
 
 def _copies_alone(code: CodeType) -> bool:
-    return code.co_name in _COPYING_ALONE and _octets_of(code) is not None
+    return code.co_name in _COPYING_ALONE and _bytes_of(code) is not None
 
 
 def _part(file: str) -> str:
-    inner = file[file.find("urds/") :] if "src/urds/" not in file else file.partition("src/")[2]
-    return next((part for start, part in PARTS if inner.startswith(start)), OTHERS)
+    start = next((one for one in ("src/urds/", "benches/rsocket/", "urds/") if one in file), "")
+    inner = file[file.find(start) :].removeprefix("src/")
+    return next((part for begin, part in PARTS if inner.startswith(begin)), OTHERS)
 
 
 def _profiler_costs() -> tuple[float, float]:

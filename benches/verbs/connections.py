@@ -1,4 +1,4 @@
-"""Connections of `urds verbs bench`: how fast they are made, and what a queue pair costs."""
+"""Connections of `benches.verbs`: how fast they are made, and what a queue pair costs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final
 
 from urds import verbs
 from urds.verbs.providers.base import (
-    ConnectionEvent,
     ConnectionEventKind,
     ConnectParameters,
     PortSpace,
+    VerbsConnectionEvent,
 )
 
 _WAIT_NS: Final = 30_000_000_000
@@ -23,7 +23,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFigures:
-    """Figures of one device. Octets are Python's, by tracemalloc, of one connected queue pair."""
+    """Figures of one device. Bytes are Python's, by tracemalloc, of one connected queue pair."""
 
     device: str
     count: int
@@ -51,7 +51,7 @@ class _Side:
         """Tell whether so many connections have been established."""
         return self.established >= established
 
-    def handle_event(self, event: ConnectionEvent) -> None:
+    def handle_event(self, event: VerbsConnectionEvent) -> None:
         """Accept requests, and count what is established."""
         if event.kind is ConnectionEventKind.REQUEST:
             event.connection.on_event = self.handle_event

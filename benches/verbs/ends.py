@@ -1,6 +1,6 @@
-"""The two ends that `urds verbs bench` measures: a queue pair, or a plain stream socket.
+"""The two ends that `benches.verbs` measures: a queue pair, or a plain stream socket.
 
-An end sends and receives messages of one size at a time; the first octet tells the other side
+An end sends and receives messages of one size at a time; the first byte tells the other side
 whether more come. Both kinds have the same three calls, so the same loops measure them.
 """
 
@@ -18,7 +18,7 @@ from urds.verbs.cmid import CMID
 SIZE_MAX: Final = 16 << 20
 DEPTH_MAX: Final = 64  # messages under way
 _UNDER_WAY_BYTES: Final = 32 << 20
-_STRIDE: Final = 64  # octets of a receive that are its own; the rest is one place for all
+_STRIDE: Final = 64  # bytes of a receive that are its own; the rest is one place for all
 MORE: Final = 1
 LAST: Final = 0
 
@@ -30,13 +30,13 @@ class End(Protocol):
         """Get ready for messages of this size; nothing is under way."""
 
     def send(self, first: int = MORE) -> None:
-        """Send a message whose first octet is `first`; waits while too many are under way."""
+        """Send a message whose first byte is `first`; waits while too many are under way."""
 
     def flush(self) -> None:
         """Wait until everything sent has left this side."""
 
     def receive(self) -> int:
-        """Wait for a message and return its first octet."""
+        """Wait for a message and return its first byte."""
 
 
 class StreamEnd:
@@ -62,7 +62,7 @@ class StreamEnd:
         """Do nothing: `sendall` has waited."""
 
     def receive(self) -> int:
-        """Wait for a message and return its first octet."""
+        """Wait for a message and return its first byte."""
         place = self._in[: self._size_bytes]
         while place:
             count = self._socket.recv_into(place)
@@ -106,7 +106,7 @@ class VerbsEnd:
             self._post_receive(self._posted)
 
     def _post_receive(self, slot: int) -> None:
-        # Each receive has room for any size. Of what it gets only the first octet is read, so the
+        # Each receive has room for any size. Of what it gets only the first byte is read, so the
         # places may overlap as long as nothing of a later message lands on it: a short first piece.
         pieces = [
             self.place.sge(SIZE_MAX + slot * _STRIDE, _STRIDE),
@@ -120,7 +120,7 @@ class VerbsEnd:
         self._post(verbs.SendWR(sg=[self._out[first].sge(0, self._size_bytes)]))
 
     def write(self, rkey: int, address: int) -> None:
-        """Write a message's octets into the peer's memory."""
+        """Write a message's bytes into the peer's memory."""
         request = verbs.SendWR(
             opcode=verbs.WROpcode.RDMA_WRITE, sg=[self._out[MORE].sge(0, self._size_bytes)]
         )
@@ -145,7 +145,7 @@ class VerbsEnd:
             self._under_way -= 1
 
     def receive(self) -> int:
-        """Wait for a message and return its first octet."""
+        """Wait for a message and return its first byte."""
         assert self.rcq is not None, "made with one"
         [completion] = self.rcq.wait_for(1)
         _check(completion)

@@ -1,9 +1,9 @@
-"""`urds verbs bench`: latency, bandwidth and rate of verbs, beside plain sockets in the same run.
+"""Latency, bandwidth and rate of verbs, beside plain sockets in the same run.
 
 Tables have perftest's columns. Each device and each kind of socket is measured between this process
-and one of its own, one size after another, each for a while. Everybody waits in events, nobody
-spins; MB are 10^6 octets. Latency of SEND is half a round trip; of WRITE it is the time until the
-write has completed here, which the peer's device, not its program, answers.
+and one of its own, one size after another, each for a while. Both sides wait in events; no
+side spins; MB are 10^6 bytes. Latency of SEND is half a round trip; of WRITE it is the time until
+the write has completed here, which the peer's device, not its program, answers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from benches.verbs.connections import ConnectionFigures, measure_connections
+from benches.verbs.ends import LAST, SIZE_MAX, End, StreamEnd, VerbsEnd, connected
 from urds import verbs
-from urds.cli.children import environment
-from urds.cli.exits import Exit, UsageError
-from urds.cli.output import Column, Output, Progress
-from urds.cli.verbs_bench_connections import ConnectionFigures, measure_connections
-from urds.cli.verbs_bench_ends import LAST, SIZE_MAX, End, StreamEnd, VerbsEnd, connected
+from urds.cli.output import Column, Exit, Output, Progress, UsageError
+from urds.cli.parser import check_ranges, json_option, option
+from urds.cli.processes import environment
 
 SOCKETS: Final = ("tcp", "unix")
 DEVICES: Final = ("shm0", "tcp0", "udp0")
@@ -32,6 +33,7 @@ SIZES: Final = (1, 64, 1024, 4096, 65_536, 1 << 20, SIZE_MAX)
 _ITERATIONS_MIN: Final = 5
 _ITERATIONS_MAX: Final = 20_000
 _SERVER_END_S: Final = 10.0
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _US: Final = 1e6
 
 
@@ -39,25 +41,29 @@ _US: Final = 1e6
 class VerbsBenchOptions:
     """What to measure."""
 
-    devices: tuple[str, ...] = DEVICES
-    sizes: tuple[int, ...] = SIZES
-    seconds: float = 0.3  # of each figure
-    connections: int = 200
-    json_wanted: bool = False
+    devices: Sequence[str] = option(
+        "--device", metavar="NAME", default=DEVICES,
+        help="Device to measure; may be repeated. All of them without it.",
+    )  # fmt: skip
+    sizes: Sequence[int] = option(
+        "--size", metavar="BYTES", default=SIZES, low=1, high=SIZE_MAX,
+        help="Bytes of a message; may be repeated.",
+    )  # fmt: skip
+    seconds: float = option(
+        "--seconds", metavar="S", default=0.3, low=0.01, high=60, help="How long each row takes."
+    )
+    connections: int = option(
+        "--connections", default=200, low=1, high=10_000, help="How many connections are made."
+    )
+    json_wanted: bool = json_option()
 
     def check(self) -> None:
-        """Raise UsageError for what cannot be."""
-        for size in self.sizes:
-            if not 1 <= size <= SIZE_MAX:
-                raise UsageError(f"--size {size}, from 1 to {SIZE_MAX}")
-        if not 0.01 <= self.seconds <= 60:
-            raise UsageError(f"--seconds {self.seconds:g}, from 0.01 to 60")
-        if not 1 <= self.connections <= 10_000:
-            raise UsageError(f"--connections {self.connections}, from 1 to 10000")
+        """Raise UsageError for wrong options."""
+        check_ranges(self)
         known = [device.name for device in verbs.get_device_list()]
         for name in self.devices:
             if name not in known:
-                raise UsageError(f"--device {name}, there are {', '.join(known)}")
+                raise UsageError(f"--device {name}: there are {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def run(options: VerbsBenchOptions) -> Exit:
         for kind in kinds:
             with _peers(kind) as (end, peer, where):
                 for size_bytes in options.sizes:
-                    progress.update(done / steps, f"{kind}, {size_bytes} octets")
+                    progress.update(done / steps, f"{kind}, {size_bytes} bytes")
                     _measure(kind, end, peer, where, size_bytes, options.seconds, measured)
                     done += 1
         for device in options.devices:
@@ -126,8 +132,8 @@ class _Server:
 
     def __init__(self, device: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "urds.cli.verbs_bench_server"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+            [sys.executable, "-m", "benches.verbs.server"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(_ROOT),
         )  # fmt: skip
         self.tell(device=device)
 
@@ -138,7 +144,7 @@ class _Server:
         self._process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Return what it says next. Raises OSError: it ended."""
+        """Return its next answer. Raises OSError: it ended."""
         assert self._process.stdout is not None, "it is piped"
         line = self._process.stdout.readline()
         if not line:
@@ -334,7 +340,7 @@ def _print_bandwidths(output: Output, operation: str, rows: list[Bandwidth]) -> 
 
 
 def _print_connections(output: Output, rows: list[ConnectionFigures]) -> None:
-    titles = ("connections", "us each", "connections/s", "octets per QP")
+    titles = ("connections", "us each", "connections/s", "bytes per QP")
     output.table(
         "Connections, both sides in one process",
         [Column("device", left=True), *map(Column, titles)],

@@ -1,4 +1,4 @@
-"""The other side of `urds verbs bench`: a process that answers what the bench asks of it.
+"""The other side of `benches.verbs`: a process that answers the requests of the bench.
 
 It reads one JSON object per line from standard input and ends with it. The first line names the
 device, or "tcp" and "unix" for plain sockets; the answer is where to connect.
@@ -15,12 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benches.verbs.ends import LAST, End, StreamEnd, accepted, listening
 from urds import verbs
-from urds.cli.verbs_bench_ends import LAST, End, StreamEnd, accepted, listening
 
 
 def serve(end: End) -> None:
-    """Do what the lines ask for, until standard input ends."""
+    """Follow the lines until standard input ends."""
     for line in sys.stdin:
         command = json.loads(line)
         end.prepare(command["size_bytes"])
@@ -78,5 +78,5 @@ def _tell(**details: Any) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench says what there is to say
+    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
         sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,1 @@
+"""Measure `urds.verbs` and plain sockets in the tables of perftest: `python -m benches.verbs`."""

@@ -1,0 +1,117 @@
+"""Write the stubs of names that are made at import, so that type checkers know each one.
+
+    python -m tools.stubs
+
+`rds/constants.pyi` has the flat Linux names, `dat/__init__.pyi` the flat names of uDAPL,
+`urds/__init__.pyi` and `dat/__init__.pyi` list what a program may import. Run it after a change
+of an enum or of a list of public names; a test fails when it was forgotten.
+"""
+
+import ast
+import enum
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "urds"
+LINE_MAX = 100
+MODULES = ("urds", "urds.rds.constants", "urds.dat", "urds.dat.constants", "urds.dat.returns")
+HEAD = """\
+# Made by `python -m tools.stubs`.
+# ruff: noqa: {codes} - packed, in the order of the source
+# fmt: off
+"""
+
+
+def stubs() -> dict[Path, str]:
+    """Return the text of each stub by its path."""
+    urds, constants, dat, numbers, returns = map(import_module, MODULES)
+    dat_names = numbers.FLAT | returns.FLAT
+    rds_stub = _definitions(PACKAGE / "rds" / "constants.py") + _flat_lines(constants.FLAT)
+    urds_stub = _imports(urds, urds.__all__, home=constants)
+    urds_stub += "from urds import aio as aio\n" + _list_of_all(urds)
+    dat_stub = "from typing import Final\n"
+    dat_stub += _imports(dat, set(dat.__all__) - dat_names.keys(), home=numbers)
+    dat_stub += "open = open_ia\n" + _list_of_all(dat) + _flat_lines(dat_names)
+    return {
+        PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001, N802") + rds_stub,
+        PACKAGE / "__init__.pyi": HEAD.format(codes="I001, RUF022") + urds_stub,
+        PACKAGE / "dat" / "__init__.pyi": HEAD.format(codes="E501, I001, RUF022") + dat_stub,
+    }
+
+
+def _definitions(source: Path) -> str:
+    """Return the constants, enums and signatures of a module, without docstrings."""
+    text = source.read_text(encoding="utf-8")
+    lines: list[str] = []
+    for node in ast.parse(text).body:
+        segment = ast.get_source_segment(text, node) or ""
+        match node:
+            case ast.ImportFrom(module="enum" | "typing"):
+                lines.append(segment)
+            case ast.AnnAssign(value=ast.Constant() | ast.Name() | ast.BinOp()):
+                lines.append(segment)
+            case ast.ClassDef():
+                lines.append(f"class {node.name}({', '.join(map(ast.unparse, node.bases))}):")
+                members = [each for each in node.body if isinstance(each, ast.Assign)]
+                lines += [f"    {ast.get_source_segment(text, member)}" for member in members]
+            case ast.FunctionDef():
+                returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+                lines.append(f"def {node.name}({ast.unparse(node.args)}){returned}: ...")
+    return "\n".join(lines) + "\n"
+
+
+def _flat_lines(names: Mapping[str, object]) -> str:
+    return "".join(f"{name}: {_final(value)}\n" for name, value in names.items())
+
+
+def _final(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return f"Final = {type(value).__name__}.{value.name}"
+    return f"Final = {value!r}" if type(value) is int else f"Final[{type(value).__name__}]"
+
+
+def _imports(package: ModuleType, names: Iterable[str], *, home: ModuleType) -> str:
+    """Import names from `home` if they are there, else from the module that defines them."""
+    by_module: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        value = getattr(package, name)
+        module = home.__name__ if name in vars(home) else value.__module__
+        by_module[module].append(name)
+    text = ""
+    for module, found in sorted(by_module.items()):
+        one_line = f"from {module} import {', '.join(found)}"
+        if len(one_line) <= LINE_MAX:
+            text += one_line + "\n"
+        else:
+            text += f"from {module} import (\n{_packed(found)})\n"
+    return text
+
+
+def _list_of_all(package: ModuleType) -> str:
+    return "__all__ = [\n" + _packed([f'"{name}"' for name in sorted(package.__all__)]) + "]\n"
+
+
+def _packed(items: list[str]) -> str:
+    lines = textwrap.wrap(
+        ", ".join(items) + ",", LINE_MAX - 4, break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def main() -> int:
+    """Write the stubs; return 0."""
+    for path, text in stubs().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
