@@ -37,7 +37,7 @@ def serve(stage: Stage) -> None:
             if head.kind is Kind.SHOW:
                 sock.send_region(head.answer(), region, source)
             elif head.kind is Kind.FILL and cookie is not None:
-                filling = body(head.number, head.data)
+                filling = body(head.number, head.byte_count)
                 written = sock.rdma_write(filling, cookie, source, payload=head.answer())
                 # The answer comes after what was written, or not at all.
                 if written.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
@@ -77,31 +77,31 @@ class RegionClient(Client):
 
     def fill(self) -> None:
         """Have the server fill memory of ours."""
-        data = self._stage.data()
-        memory = bytearray(data)
+        byte_count = self._stage.message_bytes()
+        memory = bytearray(byte_count)
         with self.sock.get_mr(memory, use_once=True) as region:
             self.sock.settimeout(ANSWER_S)
-            message = self.writer.next(Kind.FILL, data)
+            message = self.writer.next(Kind.FILL, byte_count)
             self.sock.send_region(message, region, self.target)
             head = self.wait()
         if head is None:
             return
         if head.kind is Kind.EXCUSE:
             self._stage.tally.excused += 1
-        elif memory != body(head.number, head.data):
+        elif memory != body(head.number, head.byte_count):
             self._stage.tally.damaged += 1
 
     def read(self) -> None:
         """Read from the server's memory."""
         tally, random = self._stage.tally, self._stage.random
-        data = random.randint(1, REGION_BYTES - _COUNTER_BYTES)
-        memory = bytearray(data)
+        byte_count = random.randint(1, REGION_BYTES - _COUNTER_BYTES)
+        memory = bytearray(byte_count)
         self.sock.settimeout(ANSWER_S)
         read = self.sock.rdma_read(memory, self._cookie, self.target, offset=_COUNTER_BYTES)
         self._stage.reset_now_and_then()
         if read.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
             tally.excused += 1
-        elif memory != body(_NUMBER, data):
+        elif memory != body(_NUMBER, byte_count):
             tally.damaged += 1
         else:
             tally.messages += 1

@@ -45,7 +45,7 @@ class Client:
 
     def ask(self, kind: Kind = Kind.ASK) -> Head | None:
         """Ask, and wait for the answer; None if none came."""
-        self.send(kind, self._stage.data())
+        self.send(kind, self._stage.message_bytes())
         return self.wait()
 
     def wait(self) -> Head | None:
@@ -65,7 +65,7 @@ class Client:
     def judge(self, payload: bytes) -> Head | None:
         """Enter what came; return it if it is the answer that is due."""
         tally, head = self._stage.tally, Head.parse(payload)
-        tally.data += len(payload)
+        tally.byte_count += len(payload)
         if head is None:
             tally.damaged += 1
         elif self.writer.is_answer(head):
@@ -145,7 +145,7 @@ def ask_from_one_port(stage: Stage) -> None:
     client = Client(stage, (stage.address("server"), ASK_PORT), port=ASK_PORT)
     while not stage.over.is_set():
         for _ in range(stage.random.randrange(8)):
-            client.send(Kind.ONE_WAY, stage.data())
+            client.send(Kind.ONE_WAY, stage.message_bytes())
         client.ask()
         stage.rest()
     client.close()
@@ -160,7 +160,7 @@ def burst(stage: Stage) -> None:
             if stage.random.random() < _EMPTY_SHARE:
                 client.send_empty()
             else:
-                client.send(Kind.ONE_WAY, stage.data())
+                client.send(Kind.ONE_WAY, stage.message_bytes())
             stage.reset_now_and_then()
         client.ask()
         if time.monotonic() > client.end_s:

@@ -73,7 +73,7 @@ class Stage:
         """Return the address of a role, our own by default."""
         return f"{self.plan.network}.{HOSTS[role or self.plan.role]}"
 
-    def data(self) -> int:
+    def message_bytes(self) -> int:
         """Draw the length of a message, its head included."""
         (_, bytes_max), *_ = self.random.choices(_SIZES, [weight for weight, _ in _SIZES])
         if bytes_max == MESSAGE_BYTES_MAX and self.random.random() < 0.2:

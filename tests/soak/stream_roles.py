@@ -43,9 +43,9 @@ def _receive(connection: rsocket.Socket) -> bytes | None:
     length = connection.recv(_LENGTH.size, MSG_WAITALL)
     if len(length) < _LENGTH.size:
         return None
-    (data,) = _LENGTH.unpack(length)
-    record: bytes = connection.recv(data, MSG_WAITALL)
-    return record if len(record) == data else None
+    (byte_count,) = _LENGTH.unpack(length)
+    record: bytes = connection.recv(byte_count, MSG_WAITALL)
+    return record if len(record) == byte_count else None
 
 
 def ask(stage: Stage) -> None:
@@ -85,13 +85,13 @@ def _connect(stage: Stage) -> rsocket.Socket | None:
 def _converse(connection: rsocket.Socket, stage: Stage) -> None:
     writer, tally, end_s = Writer(), stage.tally, stage.end_of_life_s()
     while time.monotonic() < end_s and not stage.over.is_set():
-        record = writer.next(Kind.ASK, stage.data())
+        record = writer.next(Kind.ASK, stage.message_bytes())
         connection.sendall(_LENGTH.pack(len(record)) + record)
         answer = _receive(connection)
         if answer is None:
             tally.unanswered += 1
             return
-        tally.data += len(answer)
+        tally.byte_count += len(answer)
         head = Head.parse(answer)
         if head is None or not writer.is_answer(head):
             tally.damaged += 1

@@ -34,7 +34,7 @@ def progress(processes: Sequence[RoleProcess], elapsed_s: float) -> str:
     failures = sum(one.failures for one in processes)
     clock = time.strftime("%H:%M:%S", time.gmtime())
     return (
-        f"{clock} {elapsed_s / 60:5.1f} min  {total.messages:,} messages  {total.data / MIB:,.0f}"
+        f"{clock} {elapsed_s / 60:5.1f} min  {total.messages:,} messages  {total.byte_count / MIB:,.0f}"
         f" MiB  {total.errors + failures} errors  {total.resets} resets  {restarts} restarts"
         f"  {total.sockets} sockets | {looks}"
     )
@@ -73,7 +73,7 @@ def text(found: dict[str, Any]) -> str:
     """Return the summary for people."""
     lines = [
         f"{found['minutes']} minutes, {found['messages']:,} messages,"
-        f" {found['bytes'] / MIB:,.0f} MiB, {found['resets']} resets,"
+        f" {found['byte_count'] / MIB:,.0f} MiB, {found['resets']} resets,"
         f" {found['restarts']} restarts, {found['sockets']} sockets opened,"
         f" {found['cpu_share']:.0%} of a core",
         ", ".join(f"{found[name]} {name}" for name in ERRORS)

@@ -42,7 +42,7 @@ async def _ask(stage: Stage, target: tuple[str, int]) -> None:
         async with await urds.aio.bind((stage.address(), 0)) as sock:
             writer, end_s = Writer(), stage.end_of_life_s()
             while time.monotonic() < end_s and not stage.over.is_set():
-                await sock.send_to(writer.next(Kind.ASK, stage.data()), target)
+                await sock.send_to(writer.next(Kind.ASK, stage.message_bytes()), target)
                 stage.reset_now_and_then()
                 await _answer(sock, writer, stage)
                 await asyncio.sleep(stage.rest_s())
@@ -61,7 +61,7 @@ async def _answer(sock: urds.aio.Socket, writer: Writer, stage: Stage) -> None:
         except TimeoutError:
             continue
         head = Head.parse(payload)
-        tally.data += len(payload)
+        tally.byte_count += len(payload)
         if head is None:
             tally.damaged += 1
         elif writer.is_answer(head):
