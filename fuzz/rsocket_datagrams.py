@@ -20,8 +20,13 @@ from urds.rsocket.core.datagram import (
     QueuePairAddress,
 )
 from urds.rsocket.core.datagram.core import _SOURCES_MAX
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram import (
+    DatagramDevicePort,
+    DatagramDevices,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
 
 STEPS_MAX = 400
 DESTINATIONS_MAX = 4

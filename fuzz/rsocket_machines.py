@@ -20,8 +20,16 @@ from urds.rsocket.core.stream import (
     StreamSettings,
     StreamState,
 )
-from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
-from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_imm_data
+from urds.rsocket.wire.stream import (
+    CREDIT_HAS_ENTRY,
+    ConnectData,
+    ConnectFlag,
+    Control,
+    IomapEntry,
+    Op,
+    Sge,
+    emit_imm_data,
+)
 
 STEPS_MAX = 400
 WINDOW_BYTES_MAX = 1 << 13

@@ -3,10 +3,22 @@
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
-from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.messages import IomapEntry, emit_imm_data, parse_imm_data
+from urds.rsocket.wire.datagram import (
+    DatagramDevicePort,
+    DatagramDevices,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
+from urds.rsocket.wire.stream import (
+    SGE_BYTES,
+    ConnectData,
+    ConnectFlag,
+    IomapEntry,
+    Sge,
+    emit_imm_data,
+    parse_imm_data,
+)
 
 
 def rsocket_connect_data(data: bytes) -> None:

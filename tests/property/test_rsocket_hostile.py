@@ -17,14 +17,16 @@ from fuzz.rsocket_machines import (
 )
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import StreamState
-from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, Sge
-from urds.rsocket.wire.messages import (
+from urds.rsocket.wire.stream import (
     ARGUMENT_MAX,
     CREDIT_HAS_ENTRY,
     IOMAP_ENTRY_BYTES,
+    SGE_BYTES,
+    ConnectData,
     Control,
     IomapEntry,
     Op,
+    Sge,
     emit_imm_data,
 )
 

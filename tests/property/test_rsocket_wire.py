@@ -9,23 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urds.common.errors import WireError
-from urds.rsocket.wire.connect_data import (
+from urds.rsocket.wire.datagram import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.stream import (
+    ARGUMENT_MAX,
     SLOTS_MAX,
     ByteOrder,
     ConnectData,
     ConnectFlag,
-    Sge,
-    scale_slots,
-    slots_of,
-)
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
-from urds.rsocket.wire.messages import (
-    ARGUMENT_MAX,
     Control,
     IomapEntry,
     Op,
+    Sge,
     emit_imm_data,
     parse_imm_data,
+    scale_slots,
+    slots_of,
 )
 
 

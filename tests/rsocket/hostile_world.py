@@ -15,7 +15,7 @@ from tests.rsocket.ends import WAIT_S, Ends, ends, send_all
 from urds.common.types import HostPort
 from urds.rsocket.link.device_context import DeviceContext
 from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
-from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
+from urds.rsocket.wire.stream import ConnectData, ConnectFlag, Sge
 from urds.verbs.device import find_device
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import WC, SendWR

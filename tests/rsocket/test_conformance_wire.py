@@ -12,8 +12,15 @@ from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
 from urds.rsocket.core.stream import Shut
 from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
-from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectFlag, Sge
-from urds.rsocket.wire.messages import Control, Op, emit_imm_data, parse_imm_data
+from urds.rsocket.wire.stream import (
+    SGE_BYTES,
+    ConnectFlag,
+    Control,
+    Op,
+    Sge,
+    emit_imm_data,
+    parse_imm_data,
+)
 from urds.verbs.engine.work import RecvWR
 
 CREDITS = 20

@@ -21,8 +21,13 @@ from tests.rsocket.datagram_ends import (
 from urds.rsocket.core.datagram import DatagramStats
 from urds.rsocket.link.datagram_device import look_ups_of
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram import (
+    DatagramDevicePort,
+    DatagramDevices,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
 from urds.verbs.cm_parameters import UD_QKEY
 from urds.verbs.engine.work import AddressVector, SendWR
 from urds.verbs.providers.base import (

@@ -17,7 +17,7 @@ import pytest
 from tests.rsocket.datagram_ends import HASTY, Ends, address_of, ends, take, until
 from urds.common.types import HostPort
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.wire.datagram_headers import DatagramOp, UdpHeader
+from urds.rsocket.wire.datagram import DatagramOp, UdpHeader
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ("shm0", "tcp0", "udp0", "shm0,tcp0")

@@ -10,8 +10,7 @@ from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
 from urds.rsocket.link import device_context as opening_module
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.wire.connect_data import CONNECT_DATA_BYTES, Sge
-from urds.rsocket.wire.messages import Op, emit_imm_data
+from urds.rsocket.wire.stream import CONNECT_DATA_BYTES, Op, Sge, emit_imm_data
 from urds.verbs.engine.numbers import WCOpcode, WCStatus
 from urds.verbs.engine.work import WC
 from urds.verbs.providers.base import ConnectionEventKind

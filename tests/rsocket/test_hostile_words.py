@@ -11,8 +11,15 @@ import pytest
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, WINDOW_BYTES, Siege, Stranger, siege
 from urds.rsocket.link.stream_link import LinkState
-from urds.rsocket.wire.connect_data import SGE_BYTES, Sge
-from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, Control, IomapEntry, Op, emit_imm_data
+from urds.rsocket.wire.stream import (
+    CREDIT_HAS_ENTRY,
+    SGE_BYTES,
+    Control,
+    IomapEntry,
+    Op,
+    Sge,
+    emit_imm_data,
+)
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 
 QUEUE = 32  # of the victim's receives

@@ -24,13 +24,17 @@ from urds.rsocket.core.stream import (
     StreamSettings,
     StreamState,
 )
-from urds.rsocket.wire.connect_data import SGE_BYTES, ByteOrder, ConnectData, ConnectFlag, Sge
-from urds.rsocket.wire.messages import (
+from urds.rsocket.wire.stream import (
     CREDIT_LIMIT_MASK,
     IOMAP_ENTRY_BYTES,
+    SGE_BYTES,
+    ByteOrder,
+    ConnectData,
+    ConnectFlag,
     Control,
     IomapEntry,
     Op,
+    Sge,
     parse_imm_data,
 )
 

@@ -26,7 +26,7 @@ from urds.rsocket.core.stream import (
     StreamSettings,
     StreamState,
 )
-from urds.rsocket.wire.connect_data import ByteOrder
+from urds.rsocket.wire.stream import ByteOrder
 
 SOURCE = random.Random(0).randbytes(1 << 21)  # what is sent, from a place that the seed chooses
 STEPS = 800  # at random, before everybody does all there is to do

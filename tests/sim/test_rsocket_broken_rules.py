@@ -18,7 +18,7 @@ from urds.rsocket.core.stream.receive_ring import ReceiveRing, RingBuffer
 from urds.rsocket.core.stream.remote_sgl import RemoteSgl
 from urds.rsocket.core.stream.sending import Sending
 from urds.rsocket.core.stream.sgl_updates import SglUpdates
-from urds.rsocket.wire.connect_data import Sge
+from urds.rsocket.wire.stream import Sge
 
 pytestmark = pytest.mark.sim
 

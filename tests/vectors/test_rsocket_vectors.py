@@ -7,13 +7,16 @@ import pytest
 
 from tests.vectors import load
 from urds.rsocket.core.stream import Memory, Post, PostKind, Shut, StreamCore, StreamSettings
-from urds.rsocket.wire.connect_data import SGE_BYTES, ConnectData, ConnectFlag, Sge
-from urds.rsocket.wire.messages import (
+from urds.rsocket.wire.stream import (
     CREDIT_LIMIT_MASK,
     IOMAP_ENTRY_BYTES,
+    SGE_BYTES,
+    ConnectData,
+    ConnectFlag,
     Control,
     IomapEntry,
     Op,
+    Sge,
     emit_imm_data,
     parse_imm_data,
 )

@@ -56,7 +56,7 @@ from urds.rsocket.settings import (
     RsocketSettings,
     keepalive_default_s,
 )
-from urds.rsocket.wire.connect_data import scale_slots, slots_of
+from urds.rsocket.wire.stream import scale_slots, slots_of
 
 ROUTE_BYTES_MAX: Final = 1 << 16
 MAXSEG_DEFAULT: Final = 2048  # librdmacm's answer while the path is not known

@@ -12,8 +12,13 @@ from urds.rsocket.core.datagram import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram import (
+    DatagramDevicePort,
+    DatagramDevices,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
 
 HERE: HostPort = ("127.0.0.1", 5000)
 THERE: HostPort = ("127.0.0.2", 6000)

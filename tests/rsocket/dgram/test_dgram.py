@@ -31,8 +31,13 @@ from urds.rsocket.core.datagram import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import DatagramOp, QpHeader, UdpHeader
+from urds.rsocket.wire.datagram import (
+    DatagramDevicePort,
+    DatagramDevices,
+    DatagramOp,
+    QpHeader,
+    UdpHeader,
+)
 
 
 @pytest.mark.rule("rsocket-dgram-lookup", "rsocket-dgram-udp-first")

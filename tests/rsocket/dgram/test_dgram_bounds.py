@@ -28,8 +28,7 @@ from urds.rsocket.core.datagram import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort
-from urds.rsocket.wire.datagram_headers import DatagramOp, UdpHeader
+from urds.rsocket.wire.datagram import DatagramDevicePort, DatagramOp, UdpHeader
 
 
 def test_the_least_recently_used_destination_goes() -> None:

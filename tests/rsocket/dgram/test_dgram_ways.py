@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urds.common.errors import WireError
-from urds.rsocket.wire.datagram_devices import DEVICES_MAX, DatagramDevicePort, DatagramDevices
+from urds.rsocket.wire.datagram import DEVICES_MAX, DatagramDevicePort, DatagramDevices
 
 OPENING = bytes(range(8))
 TWO = DatagramDevices(OPENING, (DatagramDevicePort("shm", 7174), DatagramDevicePort("tcp", 40_000)))

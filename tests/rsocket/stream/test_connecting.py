@@ -8,7 +8,7 @@ import pytest
 from tests.rsocket.stream.stream_pair import Host, Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import PostKind, StreamCore, StreamSettings, StreamState
-from urds.rsocket.wire.connect_data import ConnectData, ConnectFlag, Sge
+from urds.rsocket.wire.stream import ConnectData, ConnectFlag, Sge
 
 ORIGINAL = StreamSettings(is_urds=False)
 BASE = 0x10_0000_0000

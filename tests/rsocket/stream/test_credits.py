@@ -5,7 +5,7 @@ import pytest
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import PostKind, StreamSettings
-from urds.rsocket.wire.messages import Op, emit_imm_data
+from urds.rsocket.wire.stream import Op, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)
 SMALL = StreamSettings(receive_queue=16, no_delay=True)

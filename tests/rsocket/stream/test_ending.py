@@ -7,7 +7,7 @@ import pytest
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import PostKind, Shut, StreamSettings, StreamState
-from urds.rsocket.wire.messages import Control, Op, emit_imm_data
+from urds.rsocket.wire.stream import Control, Op, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)
 DISCONNECT = emit_imm_data(Op.CONTROL, Control.DISCONNECT)

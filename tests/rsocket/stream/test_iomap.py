@@ -7,8 +7,7 @@ import pytest
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import Memory, PostKind, Shut, StreamSettings
-from urds.rsocket.wire.connect_data import ConnectData
-from urds.rsocket.wire.messages import IomapEntry, Op, emit_imm_data
+from urds.rsocket.wire.stream import ConnectData, IomapEntry, Op, emit_imm_data
 
 KIB = 1024
 FOUR = StreamSettings(iomap_slots=4)

@@ -7,8 +7,7 @@ import pytest
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream import Memory, PostKind, StreamSettings
-from urds.rsocket.wire.connect_data import ConnectData, Sge
-from urds.rsocket.wire.messages import Op, emit_imm_data
+from urds.rsocket.wire.stream import ConnectData, Op, Sge, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)
 FIXED = StreamSettings(is_receive_fixed=True, receive_bytes=1 << 17)  # 128 KiB

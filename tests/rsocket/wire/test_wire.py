@@ -6,17 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from urds.common.errors import WireError
-from urds.rsocket.wire.connect_data import (
-    CONNECT_DATA_BYTES,
-    SGE_BYTES,
-    ByteOrder,
-    ConnectData,
-    ConnectFlag,
-    Sge,
-    scale_slots,
-    slots_of,
-)
-from urds.rsocket.wire.datagram_headers import (
+from urds.rsocket.wire.datagram import (
     QP_HEADER_V4_BYTES,
     QP_HEADER_V6_BYTES,
     UDP_HEADER_V4_BYTES,
@@ -25,16 +15,24 @@ from urds.rsocket.wire.datagram_headers import (
     QpHeader,
     UdpHeader,
 )
-from urds.rsocket.wire.messages import (
+from urds.rsocket.wire.stream import (
     ARGUMENT_MAX,
+    CONNECT_DATA_BYTES,
     CREDIT_HAS_ENTRY,
     CREDIT_LIMIT_MASK,
     IOMAP_ENTRY_BYTES,
+    SGE_BYTES,
+    ByteOrder,
+    ConnectData,
+    ConnectFlag,
     Control,
     IomapEntry,
     Op,
+    Sge,
     emit_imm_data,
     parse_imm_data,
+    scale_slots,
+    slots_of,
 )
 
 DATA = ConnectData(

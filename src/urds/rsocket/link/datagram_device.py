@@ -28,7 +28,7 @@ from urds.rsocket.core.datagram import (
     QueuePairAddress,
 )
 from urds.rsocket.link.device_context import DeviceContext
-from urds.rsocket.wire.datagram_devices import BIND_ID_BYTES
+from urds.rsocket.wire.datagram import BIND_ID_BYTES
 from urds.verbs.cm_parameters import UD_QKEY
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import (

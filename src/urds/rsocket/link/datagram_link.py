@@ -38,7 +38,7 @@ from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_device import DatagramDevice
 from urds.rsocket.link.device_context import DeviceContext, Readiness
 from urds.rsocket.link.udp import UdpSocket, service
-from urds.rsocket.wire.datagram_devices import BIND_ID_BYTES
+from urds.rsocket.wire.datagram import BIND_ID_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -43,10 +43,11 @@ from urds.rsocket.core.datagram.records import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.wire.datagram_devices import DatagramDevicePort, DatagramDevices
-from urds.rsocket.wire.datagram_headers import (
+from urds.rsocket.wire.datagram import (
     QP_HEADER_V4_BYTES,
     QP_HEADER_V6_BYTES,
+    DatagramDevicePort,
+    DatagramDevices,
     DatagramOp,
     QpHeader,
     UdpHeader,

@@ -42,25 +42,23 @@ from urds.rsocket.core.stream.records import (
 )
 from urds.rsocket.core.stream.remote_sgl import RemoteSgl, check_range
 from urds.rsocket.core.stream.sending import LibrdmacmSending, Sending
-from urds.rsocket.wire.connect_data import (
+from urds.rsocket.wire.stream import (
+    ARGUMENT_MAX,
+    CREDIT_HAS_ENTRY,
+    CREDIT_LIMIT_MASK,
+    IOMAP_ENTRY_BYTES,
     SGE_BYTES,
     VERSION,
     ByteOrder,
     ConnectData,
     ConnectFlag,
-    Sge,
-    scale_slots,
-    slots_of,
-)
-from urds.rsocket.wire.messages import (
-    ARGUMENT_MAX,
-    CREDIT_HAS_ENTRY,
-    CREDIT_LIMIT_MASK,
-    IOMAP_ENTRY_BYTES,
     Control,
     Op,
+    Sge,
     emit_imm_data,
     parse_imm_data,
+    scale_slots,
+    slots_of,
 )
 
 RING_ALIGNMENT: Final = 64

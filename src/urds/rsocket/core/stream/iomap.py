@@ -14,8 +14,7 @@ from typing import Final
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream.records import Memory, Post, PostKind
 from urds.rsocket.core.stream.remote_sgl import check_range
-from urds.rsocket.wire.connect_data import ByteOrder
-from urds.rsocket.wire.messages import IOMAP_ENTRY_BYTES, IomapEntry, Op, emit_imm_data
+from urds.rsocket.wire.stream import IOMAP_ENTRY_BYTES, ByteOrder, IomapEntry, Op, emit_imm_data
 
 OFFSET_MAX: Final = (1 << 64) - 1
 MAPPED_BYTES_MAX: Final = (1 << 32) - 1

@@ -15,7 +15,7 @@ import errno
 
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream.records import Shut, StreamState
-from urds.rsocket.wire.messages import Control
+from urds.rsocket.wire.stream import Control
 
 
 class StreamLifecycle:

@@ -37,7 +37,7 @@ from urds.rsocket.core.stream.records import (
     StreamStats,
 )
 from urds.rsocket.core.stream.sgl_updates import SglUpdates
-from urds.rsocket.wire.connect_data import ByteOrder, Sge
+from urds.rsocket.wire.stream import ByteOrder, Sge
 
 RING_UNIT_BYTES: Final = 512  # rings are multiples of it, so that an eighth is one of 64
 STEP_BYTES_MIN: Final = 2048  # an eighth below that costs more messages than it saves waits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Final, Protocol
 
-from urds.rsocket.wire.connect_data import ByteOrder
+from urds.rsocket.wire.stream import ByteOrder
 
 CONTROL_SLOTS: Final = 4  # requests of the send queue that data never take
 WRITABLE_BYTES_MIN: Final = 2048  # room that makes a stream writable

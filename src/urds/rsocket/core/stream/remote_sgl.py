@@ -11,7 +11,7 @@ librdmacm expects the bytes of a message in one entry. Source: docs/reference/rs
 """
 
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.wire.connect_data import SGE_BYTES, ByteOrder, Sge
+from urds.rsocket.wire.stream import SGE_BYTES, ByteOrder, Sge
 
 _ADDRESS_END = 1 << 64
 

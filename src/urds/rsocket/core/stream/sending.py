@@ -30,7 +30,7 @@ from urds.rsocket.core.stream.records import (
     StreamStats,
 )
 from urds.rsocket.core.stream.remote_sgl import RemoteRange
-from urds.rsocket.wire.messages import ARGUMENT_MAX, Op, emit_imm_data
+from urds.rsocket.wire.stream import ARGUMENT_MAX, Op, emit_imm_data
 
 COALESCE_BYTES_MAX: Final = 1 << 14
 UNFINISHED_MAX: Final = 1  # data writes under way beside which a small send is still posted

@@ -7,8 +7,15 @@ Source: docs/reference/rsocket.md 4, 5, 18.
 """
 
 from urds.rsocket.core.stream.records import Post, PostKind, StreamSettings, StreamStats
-from urds.rsocket.wire.connect_data import SGE_BYTES, ByteOrder, Sge
-from urds.rsocket.wire.messages import CREDIT_HAS_ENTRY, CREDIT_LIMIT_MASK, Op, emit_imm_data
+from urds.rsocket.wire.stream import (
+    CREDIT_HAS_ENTRY,
+    CREDIT_LIMIT_MASK,
+    SGE_BYTES,
+    ByteOrder,
+    Op,
+    Sge,
+    emit_imm_data,
+)
 
 
 class SglUpdates:
