@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 
 from fuzz.script import Script, step
 from urds.rsocket.core.datagram import (
+    _SOURCES_MAX,
     ByQueuePair,
     CancelLookUp,
     DatagramCore,
@@ -19,7 +20,6 @@ from urds.rsocket.core.datagram import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.core.datagram.core import _SOURCES_MAX
 from urds.rsocket.wire.datagram import (
     DatagramDevicePort,
     DatagramDevices,

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.sim.datagram_world import World
-from urds.rsocket.core.datagram.core import DatagramCore
-from urds.rsocket.core.datagram.destinations import DatagramDestination
+from urds.rsocket.core.datagram import DatagramCore, DatagramDestination
 
 pytestmark = pytest.mark.sim
 

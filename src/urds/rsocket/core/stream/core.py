@@ -24,7 +24,6 @@ import errno
 from typing import Final
 
 from urds.common.errors import RemoteProtocolError, WireError
-from urds.rsocket.core.stream.iomap import Iomap
 from urds.rsocket.core.stream.lifecycle import Keepalive, StreamLifecycle
 from urds.rsocket.core.stream.receive_ring import ReceiveRing, first_ring_bytes
 from urds.rsocket.core.stream.records import (
@@ -40,8 +39,8 @@ from urds.rsocket.core.stream.records import (
     StreamState,
     StreamStats,
 )
-from urds.rsocket.core.stream.remote_sgl import RemoteSgl, check_range
 from urds.rsocket.core.stream.sending import LibrdmacmSending, Sending
+from urds.rsocket.core.stream.tables import Iomap, RemoteSgl, check_range
 from urds.rsocket.wire.stream import (
     ARGUMENT_MAX,
     CREDIT_HAS_ENTRY,

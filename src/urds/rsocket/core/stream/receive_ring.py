@@ -36,7 +36,7 @@ from urds.rsocket.core.stream.records import (
     StreamSettings,
     StreamStats,
 )
-from urds.rsocket.core.stream.sgl_updates import SglUpdates
+from urds.rsocket.core.stream.tables import SglUpdates
 from urds.rsocket.wire.stream import ByteOrder, Sge
 
 RING_UNIT_BYTES: Final = 512  # rings are multiples of it, so that an eighth is one of 64

@@ -29,7 +29,7 @@ from urds.rsocket.core.stream.records import (
     StreamSettings,
     StreamStats,
 )
-from urds.rsocket.core.stream.remote_sgl import RemoteRange
+from urds.rsocket.core.stream.tables import RemoteRange
 from urds.rsocket.wire.stream import ARGUMENT_MAX, Op, emit_imm_data
 
 COALESCE_BYTES_MAX: Final = 1 << 14

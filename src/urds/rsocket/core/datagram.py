@@ -19,30 +19,22 @@ is done by the next datagram. Each call makes at most one thing to send, and ret
 to the host it came from and asks for the bind id it named; the queue pair number is compared,
 never used. So a forged one costs a look-up and, while that lasts, the detour over UDP.
 
+**Destinations.** One entry per address that was sent to, in a table with a bound. Only sending
+makes an entry. A sender that we never sent to costs no memory, and cannot push out entries.
+
 Source: rdma-core 691953d8 librdmacm/rsocket.c (docs/reference/rsocket.md 10).
 """
 
 import errno
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 
 from urds.common.errors import LocalProtocolError, WireError
-from urds.common.types import HostPort
-from urds.rsocket.core.datagram.destinations import DatagramDestination, DatagramDestinations
-from urds.rsocket.core.datagram.records import (
-    SLOT_BYTES,
-    ByQueuePair,
-    ByUdp,
-    CancelLookUp,
-    DatagramSettings,
-    DatagramStats,
-    DestinationState,
-    LocalDevice,
-    LookUp,
-    QueuePairAddress,
-)
+from urds.common.types import BytesLike, HostPort
 from urds.rsocket.wire.datagram import (
     QP_HEADER_V4_BYTES,
     QP_HEADER_V6_BYTES,
@@ -53,9 +45,204 @@ from urds.rsocket.wire.datagram import (
     UdpHeader,
 )
 
-_SOURCES_MAX: Final = 256  # headers whose reading is remembered
+# Of one message at the receiver, header included. Source: docs/reference/rsocket.md 10.
+SLOT_BYTES: Final = 2048
+_S: Final = 1_000_000_000
 
-BytesLike = bytes | bytearray | memoryview
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatagramSettings:
+    """Limits and times of one socket.
+
+    receive_slots: datagrams that wait for the application, and receives of each queue pair; the
+    default is librdmacm's 128 KiB in slots.
+    """
+
+    receive_slots: int = 64
+    send_slots: int = 64  # of each queue pair
+    destinations_max: int = 1024  # the least recently used goes
+    look_ups_max: int = 64  # under way at one time
+    udp_again_ns: int = _S  # so often a datagram goes over UDP though a queue pair is known
+    answer_pause_ns: int = _S // 20  # between two answers that say the same to a known peer
+    look_up_ns: int = 2 * _S  # one look-up; librdmacm's limit
+    look_up_pause_ns: int = _S  # after a look-up that failed, doubling
+    look_up_pause_max_ns: int = 60 * _S
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevice:
+    """One of our devices, as a socket uses it. Its index among all of them names it."""
+
+    provider: str  # its kind: a peer that has the same kind may be reached over it
+    port: int  # at which our look-ups are answered
+    qpn: int
+    mtu_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairAddress:
+    """The address of a peer's queue pair."""
+
+    device: int
+    vector: Any  # where it is, as the device has it
+    qpn: int
+    qkey: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByUdp:
+    """Bytes for the real UDP socket."""
+
+    data: bytes
+    target: HostPort
+    local_host: str = ""  # leave from this address of ours; empty: as the socket does
+    is_data: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ByQueuePair:
+    """Bytes for a queue pair."""
+
+    data: bytes
+    target: HostPort
+    qp_address: QueuePairAddress
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Ask over a device, at the peer's port for look-ups, which queue pair a bind id has there.
+
+    Answer with `handle_found` or `handle_not_found`, and the token.
+    """
+
+    token: int
+    device: int
+    peer: HostPort
+    bind_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLookUp:
+    """The answer to a look-up is not wanted any more."""
+
+    token: int
+
+
+class DestinationState(Enum):
+    """How a destination is reached."""
+
+    BY_UDP = auto()  # no queue pair is known
+    LOOKING_UP = auto()  # by UDP, while a device is asked
+    BY_QUEUE_PAIR = auto()
+
+
+@dataclass(slots=True)
+class DatagramStats:
+    """Counts since the socket was bound; one per reason of a drop."""
+
+    sent_by_udp: int = 0
+    sent_by_queue_pair: int = 0
+    sent_by_udp_again: int = 0  # of those by UDP: to learn whether the peer was started anew
+    received_by_udp: int = 0
+    received_by_queue_pair: int = 0
+    controls_sent: int = 0
+    controls_received: int = 0
+    controls_stray: int = 0  # from where we never sent to
+    look_ups: int = 0
+    look_ups_failed: int = 0
+    queue_pairs_found: int = 0
+    queue_pairs_lost: int = 0  # changed queue pair, peer started anew, device gone
+    destinations_evicted: int = 0
+    dropped_malformed: int = 0
+    dropped_too_long: int = 0  # longer than a slot
+    dropped_queue_full: int = 0  # the application did not take them in time
+    dropped_not_from_peer: int = 0  # the socket is connected, and not with the sender
+    dropped_unsent: int = 0  # the kernel or the queue pair had no room
+    dropped_failed: int = 0  # receives that a device completed with an error
+
+
+@dataclass(slots=True, eq=False)
+class DatagramDestination:
+    """One address that was sent to, and how it is reached."""
+
+    target: HostPort
+    udp_header: bytes  # of data over UDP
+    qp_header: bytes  # of data over a queue pair: they name us, and never change
+    may_look_up: bool = True
+    state: DestinationState = DestinationState.BY_UDP
+    qp_address: QueuePairAddress | None = None
+    # What the peer said of itself last.
+    peer_qpn: int | None = None
+    peer_bind_id: bytes | None = None
+    # The look-up under way: its number, and devices with ports that were not tried yet.
+    token: int = 0
+    candidates: list[tuple[int, int]] = field(default_factory=list)
+    look_ups_failed: int = 0
+    look_up_not_before_ns: int = 0
+    udp_sent_ns: int = 0  # data, not answers
+    answered_ns: int | None = None
+
+    def forget_queue_pair(self) -> bool:
+        """Send by UDP from here on; return whether a queue pair was known."""
+        had_queue_pair = self.qp_address is not None
+        self.state, self.qp_address = DestinationState.BY_UDP, None
+        return had_queue_pair
+
+
+class DatagramDestinations:
+    """The table, and which look-up belongs to which entry."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._by_target: OrderedDict[HostPort, DatagramDestination] = OrderedDict()
+        self._by_token: dict[int, DatagramDestination] = {}
+        self._token_last = 0
+
+    def __len__(self) -> int:
+        return len(self._by_target)
+
+    def __iter__(self) -> Iterator[DatagramDestination]:
+        return iter(self._by_target.values())
+
+    @property
+    def look_ups(self) -> int:
+        """Return how many look-ups are under way."""
+        return len(self._by_token)
+
+    def find(self, target: HostPort) -> DatagramDestination | None:
+        """Return an entry, which this does not make more recent."""
+        return self._by_target.get(target)
+
+    def use(self, target: HostPort) -> DatagramDestination | None:
+        """Return an entry as the most recently used one."""
+        found = self._by_target.get(target)
+        if found is not None:
+            self._by_target.move_to_end(target)
+        return found
+
+    def add(self, destination: DatagramDestination) -> DatagramDestination | None:
+        """Take an entry in; return the least recently used one if that had to go."""
+        self._by_target[destination.target] = destination
+        if len(self._by_target) <= self.limit:
+            return None
+        return self._by_target.popitem(last=False)[1]
+
+    def begin_look_up(self, destination: DatagramDestination) -> int:
+        """Return a number for a look-up, under which the entry is found from here on."""
+        self._token_last += 1
+        destination.token = self._token_last
+        self._by_token[destination.token] = destination
+        return destination.token
+
+    def end_look_up(self, token: int) -> DatagramDestination | None:
+        """Return the destination of a look-up, None if none waits for it."""
+        found = self._by_token.pop(token, None)
+        if found is not None:
+            found.token = 0
+        return found
+
+
+_SOURCES_MAX: Final = 256  # headers whose reading is remembered
 
 
 class DatagramCore:
