@@ -94,7 +94,7 @@ class Besieged:
             ),
             self.source,
         )
-        self.connect_data = ConnectData.parse(self.stream.connect_data())
+        self.connect_data = ConnectData.parse(self.stream.connect_data)
         # librdmacm has a limit of its own, which is larger than all that may wait here.
         self._chunk_max = CHUNK_BYTES_MAX if self.stream.settings.is_urds else SEND_BYTES
         self._now_ns = 0
@@ -103,7 +103,7 @@ class Besieged:
         try:
             self.stream.adopt(private_data)
         except RemoteProtocolError:
-            assert self.stream.state is StreamState.NEW
+            assert self.stream.lifecycle.state is StreamState.NEW
             self.close()
             raise
         self.post()
@@ -132,8 +132,8 @@ class Besieged:
         if reason is not None:
             self.stream.handle_disconnected(reason, errno.ECONNRESET)
             self._kinds.clear()
-            assert reason and self.stream.reason, "a refusal has a reason"
-            assert self.stream.state in (StreamState.FAILED, StreamState.OVER)
+            assert reason and self.stream.lifecycle.reason, "a refusal has a reason"
+            assert self.stream.lifecycle.state in (StreamState.FAILED, StreamState.OVER)
         self.post()
 
     # -- this side
@@ -170,19 +170,19 @@ class Besieged:
         self.post()
 
     def _send(self, amount: int) -> None:
-        if self.stream.can_write:
+        if self.stream.lifecycle.can_write:
             data = memoryview(bytes(amount * 80))
             assert self.stream.send(data, may_zero_copy=bool(amount & 1)) <= len(data)
 
     def _receive(self, amount: int) -> None:
         view = memoryview(bytearray(amount * 20))
-        readable = self.stream.readable_bytes
-        assert self.stream.receive_into(view) <= min(len(view), readable)
+        readable = self.stream.receive_ring.readable_bytes
+        assert self.stream.receive_ring.receive_into(view) <= min(len(view), readable)
 
     def _peek(self, amount: int) -> None:
-        readable = self.stream.readable_bytes
-        data = self.stream.receive(amount * 20, peek=True)
-        assert len(data) <= readable == self.stream.readable_bytes
+        readable = self.stream.receive_ring.readable_bytes
+        data = self.stream.receive_ring.receive(amount * 20, peek=True)
+        assert len(data) <= readable == self.stream.receive_ring.readable_bytes
 
     def _buffer(self) -> Memory | None:
         if len(self._buffers) >= BUFFERS_MAX:
@@ -192,12 +192,12 @@ class Besieged:
         return memory
 
     def _wait(self, amount: int) -> None:
-        if not self.stream.expected_left and (memory := self._buffer()) is not None:
-            self.stream.end_expect()
-            self.stream.expect(memory, APPLICATION_BYTES - amount)
+        if not self.stream.receive_ring.expected_left and (memory := self._buffer()) is not None:
+            self.stream.receive_ring.end_expect()
+            self.stream.receive_ring.expect(memory, APPLICATION_BYTES - amount)
 
     def _end_wait(self, _: int) -> None:
-        assert 0 <= self.stream.end_expect() <= APPLICATION_BYTES
+        assert 0 <= self.stream.receive_ring.end_expect() <= APPLICATION_BYTES
 
     def _map(self, amount: int) -> None:
         if (memory := self._buffer()) is not None:
@@ -210,13 +210,13 @@ class Besieged:
                 self.stream.unmap(self._buffers[amount % len(self._buffers)])
 
     def _write_mapped(self, amount: int) -> None:
-        if self.stream.can_write:
+        if self.stream.lifecycle.can_write:
             data = memoryview(bytes(amount * 80))
             taken = self.stream.write_mapped(data, amount, may_zero_copy=bool(amount & 1))
             assert taken <= len(data)
 
     def _shut_down(self, amount: int) -> None:
-        self.stream.shut_down(Shut(amount % len(Shut)))
+        self.stream.lifecycle.shut_down(Shut(amount % len(Shut)))
 
     def _pass_time(self, amount: int) -> None:
         self._now_ns += amount
@@ -234,13 +234,13 @@ class Besieged:
         limit = 3 * WINDOW_BYTES_MAX + len(self._buffers) * APPLICATION_BYTES
         assert self.source.byte_count <= limit, f"{self.source.byte_count} bytes"
         stream = self.stream
-        assert 0 <= stream.readable_bytes <= self.source.byte_count
-        assert stream.unsent_bytes - stream.zero_copy_bytes <= SEND_BYTES
+        assert 0 <= stream.receive_ring.readable_bytes <= self.source.byte_count
+        assert stream.unsent_bytes - stream.sending.zero_copy_bytes <= SEND_BYTES
         # No public access to its state of the peer.
         assert len(stream._remote_sgl.spaces) <= self.connect_data.target_sgl.length
-        assert len(stream._receive_ring._message_ends) <= RECEIVE_QUEUE
-        assert len(stream._receive_ring._unread) <= RECEIVE_QUEUE
-        assert len(stream._iomap._remote) <= IOMAP_SLOTS
+        assert len(stream.receive_ring._message_ends) <= RECEIVE_QUEUE
+        assert len(stream.receive_ring._unread) <= RECEIVE_QUEUE
+        assert len(stream.iomap._remote) <= IOMAP_SLOTS
 
     def close(self) -> None:
         """End; all memory comes back but the application's own."""

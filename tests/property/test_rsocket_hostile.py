@@ -101,7 +101,7 @@ def test_bad_private_data_leave_the_core_as_it_was(raw: bytes, data: st.DataObje
         reason = str(error)
     else:
         reason = ""
-        assert side.stream.state is StreamState.OPEN
+        assert side.stream.lifecycle.state is StreamState.OPEN
         side.close()
     peer = ConnectData.parse(raw) if len(raw) >= 40 else None
     is_bad = peer is None or peer.version != 1 or not peer.credits or not peer.target_sgl.length
@@ -119,8 +119,8 @@ def test_what_arrived_before_the_cut_stays_readable(
     side.say(emit_imm_data(Op.DATA, 11))
     play(side, [step for step in steps if step[0] in ("say", "complete")])
     side.say(emit_imm_data(Op.IOMAP, IOMAP_SLOTS))  # no such slot
-    assert side.stream.state in (StreamState.FAILED, StreamState.OVER)
-    assert side.stream.receive(11) == b"said before"
+    assert side.stream.lifecycle.state in (StreamState.FAILED, StreamState.OVER)
+    assert side.stream.receive_ring.receive(11) == b"said before"
     side.close()
 
 
@@ -129,10 +129,10 @@ def test_a_flood_of_messages_ends_at_the_credits(is_urds: bool) -> None:
     side = Besieged(0, private_data(is_urds=is_urds))
     for _ in range(RECEIVE_QUEUE):
         side.say(emit_imm_data(Op.DATA, 1))
-        assert side.stream.state is StreamState.OPEN
+        assert side.stream.lifecycle.state is StreamState.OPEN
     side.say(emit_imm_data(Op.DATA, 1))
-    assert side.stream.state is StreamState.FAILED
-    assert "without a credit" in side.stream.reason
+    assert side.stream.lifecycle.state is StreamState.FAILED
+    assert "without a credit" in side.stream.lifecycle.reason
     side.close()
 
 
@@ -145,12 +145,12 @@ def test_a_flood_of_updates_costs_no_memory(is_urds: bool) -> None:
         side.say(emit_imm_data(Op.CREDIT, 20))
         side.say(emit_imm_data(Op.CONTROL, Control.KEEPALIVE))
         side.complete()
-    assert side.stream.state is StreamState.OPEN
+    assert side.stream.lifecycle.state is StreamState.OPEN
     assert side.source.byte_count == held <= WINDOW_BYTES_MAX
     # And it still serves: all published space is taken and given back.
     for _ in range(50):
         side.say(emit_imm_data(Op.DATA, 512))
-        assert side.stream.receive(512) == bytes(512), side.stream.reason
+        assert side.stream.receive_ring.receive(512) == bytes(512), side.stream.lifecycle.reason
         side.post()
         side.complete()
     side.close()

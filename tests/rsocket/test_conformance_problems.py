@@ -132,7 +132,7 @@ def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memo
     stream, size = sink.stream, memory.view.nbytes
     assert stream is not None and source.stream is not None
     with both.there.adapter.lock:
-        first = stream.expect(memory, size)
+        first = stream.receive_ring.expect(memory, size)
         sink.post_pending()
     data = memoryview(bytes(range(256)) * (size // 256))
     stats = (source.stream.stats, stream.stats)
@@ -140,13 +140,13 @@ def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memo
     probe = probe_of("copies")
     probe.start()
     sent = taken = 0
-    while stream.expected_left or taken < first:
+    while stream.receive_ring.expected_left or taken < first:
         sent += source.send(data[sent:]) if sent < size else 0
         taken += sink.receive_into(memory.view[taken:first])
         both.wait(partial(_may_go_on, sink, source if sent < size else None))
     probe.stop()
     with both.there.adapter.lock:
-        assert stream.end_expect() == size - first
+        assert stream.receive_ring.end_expect() == size - first
     assert memory.view == data
     copied = stats[0].bytes_copied_in + stats[1].bytes_copied_out - before
     return (copied + sum(probe.found().values())) / size
@@ -154,7 +154,7 @@ def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memo
 
 def _may_go_on(sink: StreamLink, source: StreamLink | None) -> bool:
     assert sink.stream is not None
-    is_due = sink.readiness().readable or not sink.stream.expected_left
+    is_due = sink.readiness().readable or not sink.stream.receive_ring.expected_left
     return is_due or (source is not None and source.readiness().writable)
 
 
@@ -326,7 +326,9 @@ def clock_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Counter[str]]:
 def until_there(pair: Pair, byte_count: int) -> None:
     """Wait until the server can read so much."""
     link = pair.server.link
-    assert devices.wait([link.context], lambda: link.stream.readable_bytes >= byte_count, WAIT_S)
+    assert devices.wait(
+        [link.context], lambda: link.stream.receive_ring.readable_bytes >= byte_count, WAIT_S
+    )
 
 
 @pytest.mark.rule("rsocket-problem-clock")

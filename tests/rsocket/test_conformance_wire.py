@@ -198,7 +198,7 @@ def test_credits_are_given_while_none_are_left(scene: Siege) -> None:
     before = len(of_kind(stranger, Op.CREDIT))
     for number in range(CREDITS):
         stranger.post(emit_imm_data(Op.DATA, 1), b"y", (place.address + number, place.key))
-    scene.until(lambda: victim.stream.readable_bytes == CREDITS)
+    scene.until(lambda: victim.stream.receive_ring.readable_bytes == CREDITS)
     assert victim.receive_into(memoryview(bytearray(99))) == CREDITS
     scene.until(lambda: len(of_kind(stranger, Op.CREDIT)) > before)
     assert of_kind(stranger, Op.CREDIT)[-1] & 0xFFFF == 2 * CREDITS
@@ -216,7 +216,7 @@ def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
         with scene.context.adapter.lock:
             while receives.take() is not None:
                 taken += 1
-        victim.stream.set_no_delay(True)
+        victim.stream.sending.set_no_delay(True)
         for size in range(1, 9):
             victim.send(memoryview(bytes([size]) * size))
         scene.finish_pass(20)
@@ -243,7 +243,7 @@ def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.Mon
         for turn in range(8):  # both halves, which are one stretch of memory
             to = (place.address + turn * step, place.key)
             stranger.post(emit_imm_data(Op.DATA, step), bytes([turn]) * step, to)
-        scene.until(lambda: stream.readable_bytes == 8 * step)
+        scene.until(lambda: stream.receive_ring.readable_bytes == 8 * step)
         until_quiet(scene, stranger)
         before = stream.stats.credits_sent
         room = memoryview(bytearray(step))

@@ -243,8 +243,8 @@ def test_a_peer_is_killed_before_anybody_has_read_what_it_sent(peers: Peers, dev
             Task(lambda: client.recv(1, socket.MSG_PEEK)).result()
             context = devices.contexts()[0]
             stream = client.link.stream
-            devices.wait([context], lambda: stream.readable_bytes > 3000, WAIT_S)
-            arrived = stream.readable_bytes
+            devices.wait([context], lambda: stream.receive_ring.readable_bytes > 3000, WAIT_S)
+            arrived = stream.receive_ring.readable_bytes
             peers.kill(number)
             devices.wait([context], lambda: client.readiness().hung_up, WAIT_S)
             count, error = read_to_the_end(client)

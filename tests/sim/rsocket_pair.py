@@ -191,7 +191,7 @@ class Pair:
             Side(name, StreamCore(each, arena), arena, each)
             for name, each, arena in zip("AB", settings, arenas, strict=True)
         ]
-        offers = [side.core.connect_data() for side in self.sides]
+        offers = [side.core.connect_data for side in self.sides]
         records = [ConnectData.parse(own_data) for own_data in offers]
         for index in (1, 0):  # who is asked learns first
             side = self.sides[index]
@@ -264,7 +264,7 @@ class Pair:
             return False
         imm_data = side.words.popleft()
         op, argument = parse_imm_data(imm_data)
-        if side.core.state not in (StreamState.OPEN, StreamState.CLOSING):
+        if side.core.lifecycle.state not in (StreamState.OPEN, StreamState.CLOSING):
             pass  # what crosses an own end is nobody's any more
         elif op is Op.DATA:
             side.taken_bytes += argument
@@ -371,7 +371,7 @@ class Pair:
         """Tell a side that the connection is over, once it has taken all words that arrived."""
         if not self.is_cut or side.words or side.is_over:
             return False
-        was_open = side.core.state is StreamState.OPEN
+        was_open = side.core.lifecycle.state is StreamState.OPEN
         side.is_over = True
         side.line.clear()
         side.kinds.clear()
@@ -379,7 +379,7 @@ class Pair:
             side.core.handle_disconnected("a write failed", errno.EIO)
         else:
             side.core.handle_disconnected("the connection is over", self.error)
-        if side.core.error != (self.error if was_open else 0):
-            raise self.fail(f"{side.name} has error {side.core.error} after {self.error}")
+        if side.core.lifecycle.error != (self.error if was_open else 0):
+            raise self.fail(f"{side.name} has error {side.core.lifecycle.error} after {self.error}")
         self.post_pending(side)
         return True

@@ -114,7 +114,12 @@ class Actor:
         wait = self.wait
         if wait is None or wait.copied < wait.direct_from:
             return self.got
-        return self.got + wait.byte_count - wait.direct_from - self.side.core.expected_left
+        return (
+            self.got
+            + wait.byte_count
+            - wait.direct_from
+            - self.side.core.receive_ring.expected_left
+        )
 
 
 class World:
@@ -221,8 +226,8 @@ class World:
             return False
         if self.pair.is_cut:
             return side.is_over
-        is_sent = actor.accepted == actor.total or not side.core.can_write
-        has_called = actor.last_call is None or not side.core.can_write
+        is_sent = actor.accepted == actor.total or not side.core.lifecycle.can_write
+        has_called = actor.last_call is None or not side.core.lifecycle.can_write
         return is_sent and has_called and not side.kinds and not side.core.wants_disconnect
 
     def _hang_up(self) -> None:
@@ -244,9 +249,11 @@ class World:
                     f"{peer.side.name} got {peer.got}"
                 )
             has_end = actor.side.core.is_ended or actor.is_deaf
-            is_over = self.pair.is_cut or not peer.side.core.can_write
+            is_over = self.pair.is_cut or not peer.side.core.lifecycle.can_write
             if is_over and not has_end and not self.pair.error:
-                raise self.fail(f"{actor.side.name} has no end: {actor.side.core.state.name}")
+                raise self.fail(
+                    f"{actor.side.name} has no end: {actor.side.core.lifecycle.state.name}"
+                )
             for mapping in actor.mappings:
                 if not self.pair.is_cut and mapping.memory.view != mapping.shadow:
                     raise self.fail(f"direct writes to {actor.side.name} are not what was written")
@@ -265,7 +272,7 @@ class World:
         return "; ".join(
             f"{actor.side.name} sent {actor.accepted} of {actor.total}, read {actor.got}, "
             f"{len(actor.side.kinds)} requests, {len(actor.side.words)} words, "
-            f"{actor.side.core.state.name}"
+            f"{actor.side.core.lifecycle.state.name}"
             for actor in self.actors
         )
 
@@ -274,7 +281,7 @@ class World:
     def send(self, actor: Actor) -> None:
         core = actor.side.core
         left = actor.total - actor.accepted
-        if not left or not core.can_write:
+        if not left or not core.lifecycle.can_write:
             return
         byte_count = min(left, self.rng.choice(actor.send_sizes))
         may_zero_copy = self.rng.random() < 0.7
@@ -293,8 +300,11 @@ class World:
         """Shut down once all is sent, or in the middle."""
         if actor.last_call is None or actor.accepted < min(actor.total, actor.leaves_at):
             return
-        if actor.side.core.state is StreamState.OPEN and actor.side.core.can_write:
-            actor.side.core.shut_down(actor.last_call)
+        if (
+            actor.side.core.lifecycle.state is StreamState.OPEN
+            and actor.side.core.lifecycle.can_write
+        ):
+            actor.side.core.lifecycle.shut_down(actor.last_call)
             self.pair.post_pending(actor.side)
 
     def receive(self, actor: Actor) -> None:
@@ -304,22 +314,22 @@ class World:
             self._go_on_waiting(actor)
             return
         if actor.got >= actor.deaf_at:
-            actor.side.core.shut_down(Shut.RD)
+            actor.side.core.lifecycle.shut_down(Shut.RD)
             self.pair.post_pending(actor.side)
             return
         wanted, choice = self.rng.choice(actor.read_sizes), self.rng.random()
-        if choice < 0.2 and wanted >= DIRECT_BYTES_MIN and actor.side.core.can_read:
+        if choice < 0.2 and wanted >= DIRECT_BYTES_MIN and actor.side.core.lifecycle.can_read:
             self._begin_to_wait(actor, wanted)
             return
         buffer = bytearray(wanted)
-        taken = actor.side.core.receive_into(memoryview(buffer), peek=choice > 0.8)
+        taken = actor.side.core.receive_ring.receive_into(memoryview(buffer), peek=choice > 0.8)
         self._check_bytes(actor, buffer[:taken])
         if choice <= 0.8:
             self._note_read(actor, taken)
 
     def _begin_to_wait(self, actor: Actor, byte_count: int) -> None:
         memory = actor.side.arena.register(byte_count)
-        direct_from = actor.side.core.expect(memory, byte_count)
+        direct_from = actor.side.core.receive_ring.expect(memory, byte_count)
         if direct_from >= byte_count:
             actor.side.arena.release(memory)
             return
@@ -332,16 +342,16 @@ class World:
         assert wait is not None
         # More is asked for than may be given: what is in place is not for this call.
         buffer = bytearray(self.rng.choice(actor.read_sizes))
-        taken = core.receive_into(memoryview(buffer))
+        taken = core.receive_ring.receive_into(memoryview(buffer))
         self._check_bytes(actor, buffer[:taken])
         wait.copied += taken
         if wait.copied > wait.direct_from:
             raise self.fail(f"{actor.side.name} reads beyond {wait.direct_from} bytes of a wait")
         self._note_read(actor, taken)
         is_ahead_read = wait.copied == wait.direct_from
-        is_full = is_ahead_read and not core.expected_left
+        is_full = is_ahead_read and not core.receive_ring.expected_left
         if is_full or self._is_hopeless(actor) or self.rng.random() < 0.05:
-            in_place = core.end_expect()
+            in_place = core.receive_ring.end_expect()
             if in_place and not is_ahead_read:
                 raise self.fail(f"{actor.side.name} has bytes in place before others are read")
             actor.wait = None
@@ -357,10 +367,10 @@ class World:
         wait = actor.wait
         assert wait is not None
         is_enough = actor.got - wait.copied + wait.byte_count <= self.peer(actor).total
-        return actor.side.is_over or not actor.side.core.can_read or not is_enough
+        return actor.side.is_over or not actor.side.core.lifecycle.can_read or not is_enough
 
     def _release_left(self, actor: Actor) -> None:
-        for memory in [each for each in actor.left if not actor.side.core.holds(each)]:
+        for memory in [each for each in actor.left if not actor.side.core.receive_ring.holds(each)]:
             actor.side.arena.release(memory)
             actor.left.remove(memory)
 
@@ -391,7 +401,7 @@ class World:
 
     def use_iomap(self, actor: Actor) -> None:
         """Map a buffer of this side, or end that, or write into one of the peer's."""
-        if actor.side.core.state is not StreamState.OPEN:
+        if actor.side.core.lifecycle.state is not StreamState.OPEN:
             return
         choice = self.rng.random()
         if choice < 0.3 and len(actor.mappings) < MAPS_MAX:
@@ -401,7 +411,7 @@ class World:
                 actor.side.core.unmap(mapping.memory)
                 mapping.is_mapped = False
                 self.pair.post_pending(actor.side)
-        elif self.peer(actor).mappings and actor.side.core.can_write:
+        elif self.peer(actor).mappings and actor.side.core.lifecycle.can_write:
             self._write_mapped(actor)
 
     def _map(self, actor: Actor) -> None:

@@ -48,7 +48,7 @@ def send(pair: Pair, side: Side, data: bytes) -> int:
 
 
 def read(pair: Pair, side: Side, byte_count: int, *, already: int) -> bytes:
-    data = side.core.receive(byte_count)
+    data = side.core.receive_ring.receive(byte_count)
     pair.note_read(side, already + len(data))
     pair.post_pending(side)
     return data
@@ -87,7 +87,7 @@ def test_a_sender_stops_at_the_limit_and_goes_on_after_half_of_it(
         sent += send(pair, first, SOURCE[sent : sent + 1])
         finish_pass(pair)
     assert second.core.stats.messages_received == 20
-    assert second.core.readable_bytes == 20
+    assert second.core.receive_ring.readable_bytes == 20
     got = 0
     for _ in range(9):
         got += len(read(pair, second, 1, already=got))
@@ -142,10 +142,10 @@ def test_both_say_goodbye_at_once(are_urds: tuple[bool, bool]) -> None:
     pair = pair_of(are_urds)
     for side in pair.sides:
         assert send(pair, side, b"last words") == 10
-        side.core.shut_down(Shut.WR)
+        side.core.lifecycle.shut_down(Shut.WR)
         pair.post_pending(side)
     finish_pass(pair)
     for side in pair.sides:
         assert side.core.wants_disconnect
         assert read(pair, side, 100, already=0) == b"last words"
-        assert side.core.is_ended and not side.core.error
+        assert side.core.is_ended and not side.core.lifecycle.error

@@ -212,7 +212,7 @@ def same(post: Post, name: str) -> bool:
 @pytest.mark.parametrize(("own", "iomap_slots"), [("request", 0), ("iomap_request", 1)])
 def test_the_core_offers_what_the_original_offers(own: str, iomap_slots: int) -> None:
     """But for the place of the data buffer, which is behind the tables here."""
-    offered = ConnectData.parse(core_as(own, iomap_slots=iomap_slots).connect_data())
+    offered = ConnectData.parse(core_as(own, iomap_slots=iomap_slots).connect_data)
     captured = connect_data(own)
     assert replace(offered, data_buffer=captured.data_buffer) == captured
     assert offered.data_buffer.length == HALF_BYTES
@@ -229,7 +229,7 @@ def test_the_core_speaks_as_the_active_program_did() -> None:
         captured.imm_data,
     )
     half = Sge.parse(first.data, "little")
-    data = ConnectData.parse(core.connect_data()).data_buffer
+    data = ConnectData.parse(core.connect_data).data_buffer
     assert half == Sge(data.address + HALF_BYTES, data.key, HALF_BYTES)
     for byte_count, name in [
         (16, "active_data_16"),
@@ -252,9 +252,9 @@ def test_the_core_understands_what_the_active_program_said() -> None:
     assert core.stats.entries_received == 1
     for name in ("active_data_16", "active_data_1000", "active_data_1000_next"):
         core.receive_data(write(name).imm_data)
-    assert core.readable_bytes == 2016
-    assert core.receive(5000) == bytes(2016)
-    core.shut_down(Shut.RDWR)
+    assert core.receive_ring.readable_bytes == 2016
+    assert core.receive_ring.receive(5000) == bytes(2016)
+    core.lifecycle.shut_down(Shut.RDWR)
     (last,) = posts_of(core)
     assert last.imm_data == write("passive_disconnect").imm_data
     assert last.data == b""

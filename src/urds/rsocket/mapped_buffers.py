@@ -132,7 +132,7 @@ class MappedBuffers:
 
     @staticmethod
     def _is_mapped(link: StreamLink, offset: int) -> bool:
-        return link.stream is not None and link.stream.is_mapped(offset)
+        return link.stream is not None and link.stream.iomap.is_mapped(offset)
 
     def _can_write(self, link: StreamLink) -> bool:
         stream = link.stream

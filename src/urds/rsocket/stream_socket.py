@@ -384,9 +384,9 @@ class StreamSocket(Socket, kind=SOCK_STREAM):
             return
         with link.context.adapter.lock:
             if (level, option) == (IPPROTO_TCP, TCP_NODELAY):
-                link.stream.set_no_delay(self._options.no_delay)
+                link.stream.sending.set_no_delay(self._options.no_delay)
             elif (level, option) in _OF_KEEPALIVE:
-                link.stream.set_keepalive(options.keepalive_ns(self._options))
+                link.stream.keepalive.set_interval(options.keepalive_ns(self._options))
                 link.context.mark(link)  # which plans its keepalive
 
     def _take_error(self) -> int:

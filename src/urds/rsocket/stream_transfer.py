@@ -290,9 +290,13 @@ class StreamTransfer:
         try:
             with lock:
                 # Not if another thread does, nor into what one that gave up has left to the peer.
-                if stream is not None and not self._is_expecting and not stream.holds(memory):
+                if (
+                    stream is not None
+                    and not self._is_expecting
+                    and not stream.receive_ring.holds(memory)
+                ):
                     self._is_expecting = is_mine = True
-                    direct_from = stream.expect(memory, len(view))
+                    direct_from = stream.receive_ring.expect(memory, len(view))
                     link.post_pending()
             if stream is None or not is_mine:
                 return self._receive_rest(link, view, 0, _WAITALL, call_timeout)
@@ -308,7 +312,7 @@ class StreamTransfer:
                 with lock:
                     self._is_expecting = False
                     if not self.is_closed:
-                        taken += stream.end_expect()
+                        taken += stream.receive_ring.end_expect()
                         link.post_pending()
         self._check_open()
         self.watchers.tell()  # what comes after these bytes is another thread's
@@ -321,7 +325,7 @@ class StreamTransfer:
     def _is_filled(self, link: StreamLink, stream: StreamCore) -> Callable[[], bool]:
         def is_filled() -> bool:
             is_over = link.state is _OVER or self.is_closed
-            return not stream.expected_left or not stream.can_read or is_over
+            return not stream.receive_ring.expected_left or not stream.lifecycle.can_read or is_over
 
         return is_filled
 

@@ -88,9 +88,9 @@ class Side:
         return self.stream.send(memoryview(data), may_zero_copy=may_zero_copy)
 
     def read(self, byte_count: int = 1 << 24, *, peek: bool = False) -> bytes:
-        wanted = min(byte_count, self.stream.readable_bytes)
+        wanted = min(byte_count, self.stream.receive_ring.readable_bytes)
         room = bytearray(wanted)
-        done = self.stream.receive_into(memoryview(room), peek=peek)
+        done = self.stream.receive_ring.receive_into(memoryview(room), peek=peek)
         return bytes(room[:done])
 
     def posted_kinds(self) -> list[PostKind]:
@@ -113,8 +113,8 @@ class Pair:
         self.left = Side(left or StreamSettings(), 0x10_0000_0000)
         self.right = Side(right or StreamSettings(), 0x7F00_0000_0000)
         self.left.peer, self.right.peer = self.right, self.left
-        self.left.stream.adopt(self.right.stream.connect_data())
-        self.right.stream.adopt(self.left.stream.connect_data())
+        self.left.stream.adopt(self.right.stream.connect_data)
+        self.right.stream.adopt(self.left.stream.connect_data)
         if is_settled:
             self.run()
 

@@ -31,22 +31,22 @@ def fresh(settings: StreamSettings = URDS) -> StreamCore:
 
 def test_the_offer_of_our_own() -> None:
     """16 entries of 16 bytes, then the window at once, of which the first half is told."""
-    assert fresh().connect_data() == bytes.fromhex(
+    assert fresh().connect_data == bytes.fromhex(
         "01 82 0180 000000 00 0000001000000000 00000011 00000010 0000001000000100 00000011 00001000"
     )
 
 
 def test_the_offer_of_an_original() -> None:
     """Two entries, the window on the next multiple of 64, half of 128 KiB."""
-    assert fresh(ORIGINAL).connect_data() == bytes.fromhex(
+    assert fresh(ORIGINAL).connect_data == bytes.fromhex(
         "01 02 0180 000000 00 0000001000000000 00000011 00000002 0000001000000040 00000011 00010000"
     )
 
 
 @pytest.mark.rule("rsocket-connect-byte-order")
 def test_a_big_endian_side_says_so() -> None:
-    assert fresh(StreamSettings(byte_order="big")).connect_data()[1] == 0x83
-    assert fresh(StreamSettings(byte_order="big", is_urds=False)).connect_data()[1] == 0x03
+    assert fresh(StreamSettings(byte_order="big")).connect_data[1] == 0x83
+    assert fresh(StreamSettings(byte_order="big", is_urds=False)).connect_data[1] == 0x03
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_big_endian_side_says_so() -> None:
 def test_the_iomap_lies_behind_the_entries(slots: int, told: int, window_at: int) -> None:
     """Slots that eight bits cannot tell are not there: 255 are 128, at 24 bytes each."""
     stream = fresh(StreamSettings(iomap_slots=slots))
-    data = stream.connect_data()
+    data = stream.connect_data
     assert data[7] == told
     assert ConnectData.parse(data).data_buffer.address == BASE + window_at
 
@@ -72,17 +72,17 @@ def test_the_iomap_lies_behind_the_entries(slots: int, told: int, window_at: int
 )
 def test_the_first_half_of_the_window_is_told(settings: StreamSettings, first_bytes: int) -> None:
     """Windows are multiples of 512, rounded up."""
-    assert ConnectData.parse(fresh(settings).connect_data()).data_buffer.length == first_bytes
+    assert ConnectData.parse(fresh(settings).connect_data).data_buffer.length == first_bytes
 
 
 def test_adopting_connects() -> None:
     stream = fresh()
-    assert stream.state is StreamState.NEW and not stream.is_connected
+    assert stream.lifecycle.state is StreamState.NEW and not stream.lifecycle.is_connected
     assert not stream.is_readable and not stream.is_writable and not stream.is_ended
     assert stream.poll_transmit() is None
     stream.adopt(PEER.emit() + bytes(100))  # the connection manager pads
-    assert stream.state is StreamState.OPEN and stream.is_connected
-    assert stream.can_read and stream.can_write and stream.is_writable
+    assert stream.lifecycle.state is StreamState.OPEN and stream.lifecycle.is_connected
+    assert stream.lifecycle.can_read and stream.lifecycle.can_write and stream.is_writable
 
 
 @pytest.mark.rule("rsocket-connect-version")
@@ -103,7 +103,7 @@ def test_private_data_that_cannot_be_are_refused(change: dict[str, object], mess
     stream = fresh()
     with pytest.raises(RemoteProtocolError, match=message):
         stream.adopt(replace(PEER, **change).emit())
-    assert stream.state is StreamState.NEW
+    assert stream.lifecycle.state is StreamState.NEW
     stream.adopt(PEER.emit())  # nothing of the refused ones is left
 
 
@@ -124,7 +124,7 @@ def test_a_large_table_alone_makes_no_peer_of_ours() -> None:
     assert post is not None and post.imm_data == 0x8000_0180
     for _ in range(64):
         stream.receive_data(1024)
-    assert len(stream.receive(32 * 1024)) == 32 * 1024
+    assert len(stream.receive_ring.receive(32 * 1024)) == 32 * 1024
     assert stream.poll_transmit() is None
 
 
@@ -164,8 +164,8 @@ def test_the_first_words_publish_the_second_half(
     settings: StreamSettings, peer: StreamSettings
 ) -> None:
     pair = Pair(settings, peer)
-    first = ConnectData.parse(pair.left.stream.connect_data()).data_buffer
-    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
+    first = ConnectData.parse(pair.left.stream.connect_data).data_buffer
+    table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
     [post] = pair.left.post()
     assert post.kind is PostKind.CREDIT
     assert (post.address, post.rkey) == (table.address + 16, table.key)  # slot 1
@@ -181,8 +181,8 @@ def test_entries_are_in_the_order_of_their_owner(settings: StreamSettings) -> No
     """A little-endian side writes big-endian entries to a big-endian one, and the other way."""
     pair = Pair(settings, StreamSettings(byte_order="big", is_urds=settings.is_urds))
     [to_big], [to_little] = pair.left.post(), pair.right.post()
-    left = ConnectData.parse(pair.left.stream.connect_data()).data_buffer
-    right = ConnectData.parse(pair.right.stream.connect_data()).data_buffer
+    left = ConnectData.parse(pair.left.stream.connect_data).data_buffer
+    right = ConnectData.parse(pair.right.stream.connect_data).data_buffer
     assert Sge.parse(to_big.data, "big").address == left.address + left.length
     assert Sge.parse(to_little.data, "little").address == right.address + right.length
 

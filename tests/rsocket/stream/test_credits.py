@@ -97,7 +97,7 @@ def wrapped(pair: Pair, sequence: int) -> None:
     Reaches into the cores: 65,536 real messages take longer than a unit test may.
     """
     for side in (pair.left, pair.right):
-        sending, receive_ring = side.stream._sending, side.stream._receive_ring
+        sending, receive_ring = side.stream.sending, side.stream.receive_ring
         sending._sequence = sequence
         updates = receive_ring._updates
         updates.messages_read = receive_ring._messages_received = sequence
@@ -137,9 +137,9 @@ def test_a_limit_is_judged_around_the_wrap() -> None:
         pair.left.post()
         pair.left.deliver()
         pair.left.complete()
-    assert left._sending.credits == 0
+    assert left.sending.credits == 0
     left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 5) % 65536))
-    assert left._sending.credits == 5
+    assert left.sending.credits == 5
     with pytest.raises(RemoteProtocolError, match="limit 14 at message 10 leaves 4 credits"):
         left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 4) % 65536))
     left.receive_data(emit_imm_data(Op.CREDIT, (65546 + 16) % 65536))
@@ -151,19 +151,19 @@ def test_the_largest_queue_uses_the_whole_circle() -> None:
     """65,534 receives: a limit just behind the sequence means almost all of them."""
     pair = Pair(StreamSettings(), StreamSettings(receive_queue=0xFFFE), is_settled=True)
     left = pair.left.stream
-    assert left._sending.credits == 0xFFFE
+    assert left.sending.credits == 0xFFFE
     pair.left.send(b"x")
     pair.run()
     left.receive_data(emit_imm_data(Op.CREDIT, 0xFFFE))
-    assert left._sending.credits == 0xFFFD
+    assert left.sending.credits == 0xFFFD
     left.receive_data(emit_imm_data(Op.CREDIT, 0xFFFF))
-    assert left._sending.credits == 0xFFFE
+    assert left.sending.credits == 0xFFFE
 
 
 def test_bit_16_of_an_originals_limit_means_nothing() -> None:
     pair = Pair(StreamSettings(), ORIGINAL, is_settled=True)
     pair.left.stream.receive_data(emit_imm_data(Op.CREDIT, 0x1_0000 | 384))
-    assert pair.left.stream._sending.credits == 384
+    assert pair.left.stream.sending.credits == 384
 
 
 def test_unknown_bits_of_our_own_update_are_refused() -> None:

@@ -33,25 +33,25 @@ def test_half_a_close_leaves_the_other_direction(settings: StreamSettings) -> No
     pair = Pair(StreamSettings(), settings, is_settled=True)
     left, right = pair.left, pair.right
     left.send(b"last")
-    left.stream.shut_down(Shut.WR)
+    left.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
     assert controls(left) == [SHUTDOWN]
     assert right.stream.is_readable and not right.stream.is_ended
     assert right.read() == b"last"
     assert right.stream.is_ended and right.stream.is_readable
-    assert not right.stream.can_read and right.stream.can_write
+    assert not right.stream.lifecycle.can_read and right.stream.lifecycle.can_write
     assert errno_of_send(left) == errno.EPIPE
     for _ in range(20):
         right.send(bytes(1000))
         pair.run()
         assert left.read() == bytes(1000)
         pair.run()
-    right.stream.shut_down(Shut.WR)
+    right.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
     assert controls(right) == [DISCONNECT]  # nobody is left to write to
-    assert left.stream.state is right.stream.state is StreamState.OVER
+    assert left.stream.lifecycle.state is right.stream.lifecycle.state is StreamState.OVER
     assert left.stream.wants_disconnect and right.stream.wants_disconnect
-    assert left.stream.error == right.stream.error == 0
+    assert left.stream.lifecycle.error == right.stream.lifecycle.error == 0
 
 
 @pytest.mark.parametrize("how", [Shut.WR, Shut.RDWR])
@@ -60,7 +60,7 @@ def test_everything_accepted_leaves_before_the_last_word(how: Shut) -> None:
     pair = Pair(is_settled=True)
     data = bytes(range(250)) * 400
     assert pair.left.send(data) == 100_000
-    pair.left.stream.shut_down(how)
+    pair.left.stream.lifecycle.shut_down(how)
     assert not pair.left.stream.is_drained
     got = bytearray()
     for _ in range(100):
@@ -74,10 +74,13 @@ def test_everything_accepted_leaves_before_the_last_word(how: Shut) -> None:
 def test_unread_bytes_are_readable_after_a_disconnect() -> None:
     pair = Pair(is_settled=True)
     pair.left.send(b"unread")
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.run()
     right = pair.right.stream
-    assert right.state is StreamState.OVER and right.reason == "the peer disconnected"
+    assert (
+        right.lifecycle.state is StreamState.OVER
+        and right.lifecycle.reason == "the peer disconnected"
+    )
     assert right.wants_disconnect and pair.left.stream.wants_disconnect
     assert errno_of_send(pair.right) == errno.ECONNRESET
     assert right.is_writable  # a send tells at once
@@ -91,14 +94,14 @@ def test_ending_reading_is_not_told_while_we_write() -> None:
     pair = Pair(is_settled=True)
     pair.right.send(b"there")
     pair.run()
-    pair.left.stream.shut_down(Shut.RD)
+    pair.left.stream.lifecycle.shut_down(Shut.RD)
     pair.run()
     assert controls(pair.left) == []
     assert pair.left.stream.is_readable and not pair.left.stream.is_ended
     assert pair.left.read() == b"there"
     assert pair.left.stream.is_ended
     assert pair.left.send(b"on") == 2
-    pair.left.stream.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
     assert controls(pair.left) == [DISCONNECT]
     assert pair.right.read() == b"on"
@@ -106,9 +109,9 @@ def test_ending_reading_is_not_told_while_we_write() -> None:
 
 def test_ending_reading_last_disconnects() -> None:
     pair = Pair(is_settled=True)
-    pair.left.stream.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
-    pair.left.stream.shut_down(Shut.RD)
+    pair.left.stream.lifecycle.shut_down(Shut.RD)
     pair.run()
     assert controls(pair.left) == [SHUTDOWN, DISCONNECT]
 
@@ -116,14 +119,14 @@ def test_ending_reading_last_disconnects() -> None:
 def test_a_shutdown_that_has_not_left_becomes_a_disconnect() -> None:
     """Either because we end reading as well, or because the peer has ended writing."""
     pair = Pair(is_settled=True)
-    pair.left.stream.shut_down(Shut.WR)
-    pair.left.stream.shut_down(Shut.RD)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.RD)
     pair.run()
     assert controls(pair.left) == [DISCONNECT]
     pair = Pair(is_settled=True)
     pair.left.send(b"first")
-    pair.left.stream.shut_down(Shut.WR)
-    pair.right.stream.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
+    pair.right.stream.lifecycle.shut_down(Shut.WR)
     pair.right.post()
     pair.right.deliver()
     pair.run()
@@ -134,9 +137,9 @@ def test_a_shutdown_that_has_not_left_becomes_a_disconnect() -> None:
 def test_ending_twice_is_said_once() -> None:
     pair = Pair(is_settled=True)
     for how in (Shut.WR, Shut.WR, Shut.RDWR, Shut.RDWR):
-        pair.left.stream.shut_down(how)
+        pair.left.stream.lifecycle.shut_down(how)
         pair.run()
-    pair.left.stream.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
     assert controls(pair.left) == [SHUTDOWN, DISCONNECT]
 
 
@@ -145,11 +148,11 @@ def test_last_words_that_cross_end_both(how: Shut) -> None:
     pair = Pair(is_settled=True)
     for side in (pair.left, pair.right):
         side.send(b"bye")
-        side.stream.shut_down(how)
+        side.stream.lifecycle.shut_down(how)
         side.post()
     pair.run()
     for side in (pair.left, pair.right):
-        assert side.stream.state is StreamState.OVER
+        assert side.stream.lifecycle.state is StreamState.OVER
         assert side.stream.wants_disconnect
         assert side.read() == b"bye"
         assert side.stream.is_ended
@@ -160,12 +163,12 @@ def test_data_that_cross_our_disconnect_hurt_nobody() -> None:
     pair = Pair(is_settled=True)
     pair.right.send(b"crossing")
     pair.right.post()
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.left.post()
     pair.left.landed += pair.left.posted
     pair.left.posted.clear()
     pair.left.complete()
-    assert pair.left.stream.state is StreamState.OVER
+    assert pair.left.stream.lifecycle.state is StreamState.OVER
     pair.right.deliver()
     assert pair.left.stream.is_ended
 
@@ -175,7 +178,7 @@ def test_nothing_is_said_after_a_disconnect() -> None:
     pair = Pair(StreamSettings(keepalive_ns=5), is_settled=True)
     pair.right.send(bytes(6000))
     pair.run()
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     assert pair.left.post()[-1].imm_data == DISCONNECT
     pair.left.read()
     pair.left.stream.handle_timeout(0)
@@ -205,7 +208,7 @@ def test_the_word_of_a_keepalive_asks_for_nothing() -> None:
     """The original reserves it and sends none; who does so is left alone."""
     pair = Pair(is_settled=True)
     pair.right.stream.receive_data(emit_imm_data(Op.CONTROL, Control.KEEPALIVE))
-    assert pair.right.stream.can_read
+    assert pair.right.stream.lifecycle.can_read
     pair.left.send(bytes(5000))
     pair.run()
     pair.right.read()
@@ -223,7 +226,7 @@ def test_a_peers_disconnect_drops_what_waits_and_lets_posts_complete() -> None:
     pair.left.post()
     left.receive_data(DISCONNECT)
     assert pair.left.post() == []
-    assert (left.state, left.error) == (StreamState.OVER, 0)
+    assert (left.lifecycle.state, left.lifecycle.error) == (StreamState.OVER, 0)
     assert not left.is_drained and not left.wants_disconnect
     assert left.unsent_bytes == 8192
     pair.left.deliver()
@@ -239,13 +242,15 @@ def test_a_failed_request_breaks_the_stream() -> None:
     pair.left.send(bytes(20_000), may_zero_copy=True)
     pair.left.post()
     left.handle_disconnected("retries exceeded", errno.EIO)
-    assert left.state is StreamState.FAILED and left.reason == "retries exceeded"
-    assert (left.zero_copy_bytes, left.unsent_bytes) == (0, 0)
+    assert (
+        left.lifecycle.state is StreamState.FAILED and left.lifecycle.reason == "retries exceeded"
+    )
+    assert (left.sending.zero_copy_bytes, left.unsent_bytes) == (0, 0)
     assert left.is_writable and left.is_readable
     assert errno_of_send(pair.left) == errno.ECONNRESET
     assert pair.left.read() == b"unread"
     assert left.is_ended
-    assert (left.take_error(), left.take_error()) == (errno.EIO, 0)
+    assert (left.lifecycle.take_error(), left.lifecycle.take_error()) == (errno.EIO, 0)
     left.handle_sent()  # a late completion, of a post that is forgotten
     assert pair.left.post() == []
 
@@ -258,29 +263,32 @@ def test_a_connection_that_ends_leaves_what_arrived(error: int) -> None:
     right = pair.right.stream
     pair.right.send(b"lost")
     right.handle_disconnected("gone", error)
-    assert right.state is (StreamState.FAILED if error else StreamState.OVER)
-    assert right.error == error
+    assert right.lifecycle.state is (StreamState.FAILED if error else StreamState.OVER)
+    assert right.lifecycle.error == error
     assert pair.right.read() == b"unread"
     assert right.is_ended and right.is_drained and right.wants_disconnect
     right.handle_disconnected("again", errno.EIO)
-    assert (right.reason, right.error) == ("gone", error)
+    assert (right.lifecycle.reason, right.lifecycle.error) == ("gone", error)
 
 
 def test_a_failure_of_our_own_disconnect_is_none() -> None:
     """Who has said his last word does not mind that the other side went first."""
     pair = Pair(is_settled=True)
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.left.post()
     pair.left.stream.handle_disconnected("flushed", errno.EIO)
-    assert (pair.left.stream.state, pair.left.stream.error) == (StreamState.OVER, 0)
+    assert (pair.left.stream.lifecycle.state, pair.left.stream.lifecycle.error) == (
+        StreamState.OVER,
+        0,
+    )
     assert pair.left.stream.wants_disconnect
 
 
 def test_the_end_before_the_connection() -> None:
     side = Side(StreamSettings(), 0x20_0000_0000)
     side.stream.handle_disconnected("refused", errno.ECONNREFUSED)
-    assert side.stream.take_error() == errno.ECONNREFUSED
-    assert side.stream.is_ended and not side.stream.is_connected
+    assert side.stream.lifecycle.take_error() == errno.ECONNREFUSED
+    assert side.stream.is_ended and not side.stream.lifecycle.is_connected
 
 
 # -- closing
@@ -302,14 +310,14 @@ def test_closing_gives_all_memory_back() -> None:
     for side in (pair.left, pair.right):
         side.stream.close()
         assert side.host.memories == {}
-        assert side.stream.state is StreamState.CLOSED
+        assert side.stream.lifecycle.state is StreamState.CLOSED
         side.stream.close()
         side.stream.handle_sent()
         assert side.post() == []
-        assert side.read() == b"" == side.stream.receive(10)
+        assert side.read() == b"" == side.stream.receive_ring.receive(10)
         assert side.stream.is_ended and side.stream.is_drained
         assert side.stream.unsent_bytes == 0
-        assert side.stream.expect(side.host.allocate(100_000), 100_000) == 100_000
+        assert side.stream.receive_ring.expect(side.host.allocate(100_000), 100_000) == 100_000
     pair.right.stream.receive_data(5)
     assert errno_of_send(pair.left) == errno.ECONNRESET
 
@@ -350,14 +358,14 @@ def test_the_interval_may_change_and_end() -> None:
     pair = Pair(is_settled=True)
     left = pair.left.stream
     assert left.poll_timeout() is None
-    left.set_keepalive(50)
+    left.keepalive.set_interval(50)
     left.handle_timeout(10)
     assert left.poll_timeout() == 60
-    left.set_keepalive(70)
+    left.keepalive.set_interval(70)
     left.handle_timeout(20)
     assert left.poll_timeout() == 90
     left.handle_timeout(90)
-    left.set_keepalive(None)
+    left.keepalive.set_interval(None)
     left.handle_timeout(1000)
     assert left.poll_timeout() is None
     assert pair.left.post() == []

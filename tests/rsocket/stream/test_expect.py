@@ -28,12 +28,12 @@ def send_all(pair: Pair, data: bytes) -> None:
 
 def expected(side: Side, byte_count: int) -> tuple[Memory, int]:
     memory = side.host.allocate(byte_count)
-    return memory, side.stream.expect(memory, byte_count)
+    return memory, side.stream.receive_ring.expect(memory, byte_count)
 
 
 def copy_ahead(side: Side, memory: Memory, offset: int, done: int = 0) -> int:
     """Read what is there of the bytes ahead into their place."""
-    return done + side.stream.receive_into(memory.view[done:offset])
+    return done + side.stream.receive_ring.receive_into(memory.view[done:offset])
 
 
 @pytest.mark.rule("rsocket-problem-copies")
@@ -43,19 +43,19 @@ def test_bytes_behind_what_is_published_arrive_in_place(peer: StreamSettings) ->
     pair = Pair(peer, is_settled=True)
     right = pair.right
     memory, offset = expected(right, 100_000)
-    assert (offset, right.stream.expected_left) == (8 * KIB, 100_000 - 8 * KIB)
+    assert (offset, right.stream.receive_ring.expected_left) == (8 * KIB, 100_000 - 8 * KIB)
     done, taken = 0, 0
-    while right.stream.expected_left:
+    while right.stream.receive_ring.expected_left:
         taken += pair.left.send(BYTES[taken:], may_zero_copy=peer.is_urds)
         pair.run()
         done = copy_ahead(right, memory, offset, done)
     assert done == offset
-    assert right.stream.end_expect() == 100_000 - 8 * KIB
+    assert right.stream.receive_ring.end_expect() == 100_000 - 8 * KIB
     assert memory.view == BYTES
     stats = right.stream.stats
     assert (stats.bytes_copied_out, stats.bytes_direct) == (8 * KIB, 100_000 - 8 * KIB)
-    assert not right.stream.holds(memory)
-    assert right.stream.readable_bytes == 0
+    assert not right.stream.receive_ring.holds(memory)
+    assert right.stream.receive_ring.readable_bytes == 0
 
 
 def test_the_entry_tells_the_expected_memory() -> None:
@@ -76,9 +76,9 @@ def test_what_is_there_already_comes_first() -> None:
     assert pair.left.send(BYTES[2000:60_000], may_zero_copy=True) == 48_000
     pair.run()
     assert copy_ahead(pair.right, memory, 50_000) == offset  # never more than what is ahead
-    assert pair.right.stream.receive_into(memory.view) == 0
-    assert pair.right.stream.expected_left == 0
-    assert pair.right.stream.end_expect() == 50_000 - offset
+    assert pair.right.stream.receive_ring.receive_into(memory.view) == 0
+    assert pair.right.stream.receive_ring.expected_left == 0
+    assert pair.right.stream.receive_ring.end_expect() == 50_000 - offset
     assert memory.view == BYTES[:50_000]
 
 
@@ -90,8 +90,8 @@ def test_a_short_rest_is_not_expected(byte_count: int, is_direct: bool) -> None:
     _, offset = expected(pair.right, byte_count)
     assert (offset == 8 * KIB) is is_direct
     assert (offset == byte_count) is not is_direct
-    assert (pair.right.stream.expected_left > 0) is is_direct
-    assert pair.right.stream.end_expect() == 0
+    assert (pair.right.stream.receive_ring.expected_left > 0) is is_direct
+    assert pair.right.stream.receive_ring.end_expect() == 0
 
 
 def test_the_next_message_goes_on_in_the_window() -> None:
@@ -104,10 +104,10 @@ def test_the_next_message_goes_on_in_the_window() -> None:
     assert copy_ahead(right, memory, offset) == offset
     pair.run()
     send_all(pair, BYTES[10_000:54_000])
-    assert right.stream.expected_left == 0
-    assert right.stream.readable_bytes == 4000
-    assert right.read() == b"" == right.stream.receive(10)
-    assert right.stream.end_expect() == 50_000 - offset
+    assert right.stream.receive_ring.expected_left == 0
+    assert right.stream.receive_ring.readable_bytes == 4000
+    assert right.read() == b"" == right.stream.receive_ring.receive(10)
+    assert right.stream.receive_ring.end_expect() == 50_000 - offset
     assert right.read() == BYTES[50_000:54_000]
     assert memory.view == BYTES[:50_000]
 
@@ -117,7 +117,7 @@ def test_only_one_receive_is_expected_at_a_time() -> None:
     expected(pair.right, 50_000)
     with pytest.raises(LocalProtocolError):
         expected(pair.right, 50_000)
-    pair.right.stream.end_expect()
+    pair.right.stream.receive_ring.end_expect()
     expected(pair.right, 50_000)
 
 
@@ -131,13 +131,13 @@ def test_the_end_of_the_stream_in_the_middle() -> None:
     memory, offset = expected(right, 50_000)
     pair.run()
     send_all(pair, BYTES[:30_000])
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.run()
     assert not right.stream.is_ended
     assert copy_ahead(right, memory, offset) == offset
     assert right.stream.is_ended
-    assert right.stream.expected_left == 20_000
-    assert right.stream.end_expect() == 30_000 - offset
+    assert right.stream.receive_ring.expected_left == 20_000
+    assert right.stream.receive_ring.end_expect() == 30_000 - offset
     assert memory.view[:30_000] == BYTES[:30_000]
     assert right.stream.is_ended
 
@@ -145,10 +145,10 @@ def test_the_end_of_the_stream_in_the_middle() -> None:
 def test_an_early_end_before_anything_is_published_leaves_nothing() -> None:
     pair = Pair(is_settled=True)
     memory, _ = expected(pair.right, 50_000)
-    assert pair.right.stream.end_expect() == 0
-    assert not pair.right.stream.holds(memory)
+    assert pair.right.stream.receive_ring.end_expect() == 0
+    assert not pair.right.stream.receive_ring.holds(memory)
     pair.run()
-    assert not pair.right.stream.holds(memory)
+    assert not pair.right.stream.receive_ring.holds(memory)
     send_all(pair, BYTES[: 8 * KIB])
     assert pair.right.read() == BYTES[: 8 * KIB]
 
@@ -162,14 +162,14 @@ def test_a_wait_that_ends_early_leaves_its_memory_in_the_window() -> None:
     send_all(pair, BYTES[:20_000])
     assert copy_ahead(right, memory, offset) == offset
     pair.run()
-    assert right.stream.end_expect() == 20_000 - offset
-    assert right.stream.holds(memory)
-    assert right.stream.readable_bytes == 0
+    assert right.stream.receive_ring.end_expect() == 20_000 - offset
+    assert right.stream.receive_ring.holds(memory)
+    assert right.stream.receive_ring.readable_bytes == 0
     send_all(pair, BYTES[20_000:54_000])
     assert memory.view == BYTES[:50_000]
-    assert right.stream.holds(memory)
+    assert right.stream.receive_ring.holds(memory)
     assert right.read(30_000) == BYTES[20_000:50_000]
-    assert not right.stream.holds(memory)
+    assert not right.stream.receive_ring.holds(memory)
     assert right.read() == BYTES[50_000:54_000]
 
 
@@ -180,15 +180,15 @@ def test_a_wait_that_ends_before_the_bytes_ahead_are_read() -> None:
     memory, _ = expected(right, 50_000)
     pair.run()
     send_all(pair, BYTES[:20_000])
-    assert right.stream.receive_into(memory.view[:100]) == 100
-    assert right.stream.end_expect() == 0
-    assert right.stream.readable_bytes == 19_900
+    assert right.stream.receive_ring.receive_into(memory.view[:100]) == 100
+    assert right.stream.receive_ring.end_expect() == 0
+    assert right.stream.receive_ring.readable_bytes == 19_900
     assert right.read() == BYTES[100:20_000]
     assert right.stream.stats.bytes_direct == 0
-    assert right.stream.holds(memory)  # 30,000 bytes of it are published
+    assert right.stream.receive_ring.holds(memory)  # 30,000 bytes of it are published
     send_all(pair, BYTES[20_000:50_000])
     assert right.read() == BYTES[20_000:50_000]
-    assert not right.stream.holds(memory)
+    assert not right.stream.receive_ring.holds(memory)
 
 
 def test_an_expectation_may_follow_one_that_ended_early() -> None:
@@ -200,16 +200,16 @@ def test_an_expectation_may_follow_one_that_ended_early() -> None:
         Memory(whole.view[start : start + 50_000], whole.address + start, whole.rkey)
         for start in (0, 50_000)
     ]
-    assert right.stream.expect(halves[0], 50_000) == 8 * KIB
+    assert right.stream.receive_ring.expect(halves[0], 50_000) == 8 * KIB
     pair.run()
-    right.stream.end_expect()
+    right.stream.receive_ring.end_expect()
     room = right.host.allocate(100_000)
     second = Memory(room.view, room.address, room.rkey)
-    assert right.stream.expect(second, 100_000) == 50_000
+    assert right.stream.receive_ring.expect(second, 100_000) == 50_000
     pair.run()
     send_all(pair, BYTES)
-    assert right.stream.receive_into(second.view[:50_000]) == 50_000
-    assert right.stream.end_expect() == 50_000
+    assert right.stream.receive_ring.receive_into(second.view[:50_000]) == 50_000
+    assert right.stream.receive_ring.end_expect() == 50_000
     assert second.view == BYTES
 
 
@@ -219,23 +219,23 @@ def test_a_write_over_two_expectations_with_one_key_is_taken() -> None:
     right = pair.right
     whole = right.host.allocate(108_192)
     first = Memory(whole.view[:58_192], whole.address, whole.rkey)
-    assert right.stream.expect(first, 58_192) == 8 * KIB
+    assert right.stream.receive_ring.expect(first, 58_192) == 8 * KIB
     pair.run()
-    right.stream.end_expect()
+    right.stream.receive_ring.end_expect()
     # Its first direct byte lies behind the first memory's last one.
     second = Memory(whole.view, whole.address, whole.rkey)
-    assert right.stream.expect(second, 108_192) == 58_192
+    assert right.stream.receive_ring.expect(second, 108_192) == 58_192
     pair.run()
     send_all(pair, BYTES[: 8 * KIB])
     assert pair.left.send(BYTES[8 * KIB :], may_zero_copy=True) == 100_000 - 8 * KIB
     [post] = pair.left.post()
     assert len(post.data) == 100_000 - 8 * KIB
     pair.run()
-    assert right.stream.readable_bytes == 58_192
-    assert right.stream.expected_left == 8192
+    assert right.stream.receive_ring.readable_bytes == 58_192
+    assert right.stream.receive_ring.expected_left == 8192
     head = bytearray(58_192)
-    assert right.stream.receive_into(memoryview(head)) == 58_192
-    assert right.stream.end_expect() == 100_000 - 58_192
+    assert right.stream.receive_ring.receive_into(memoryview(head)) == 58_192
+    assert right.stream.receive_ring.end_expect() == 100_000 - 58_192
     assert bytes(head) + bytes(whole.view[58_192:100_000]) == BYTES
 
 
@@ -252,8 +252,8 @@ def test_bytes_in_place_give_their_credits_back() -> None:
     copy_ahead(right, memory, offset)
     for start in range(offset, 50_000, 1000):
         send_all(pair, BYTES[start : min(start + 1000, 50_000)])
-    assert right.stream.expected_left == 0
-    assert right.stream.end_expect() == 50_000 - offset
+    assert right.stream.receive_ring.expected_left == 0
+    assert right.stream.receive_ring.end_expect() == 50_000 - offset
     assert memory.view == BYTES[:50_000]
 
 
@@ -279,12 +279,12 @@ def wait_for_all(pair: Pair, byte_count: int, waits: int) -> None:
     for _ in range(waits):
         memory, offset = expected(right, byte_count)
         done = 0
-        while right.stream.expected_left or done < offset:
+        while right.stream.receive_ring.expected_left or done < offset:
             pair.run()
             taken += pair.left.send(data[taken:], may_zero_copy=True)
             pair.run()
             done = copy_ahead(right, memory, offset, done)
-        assert done + right.stream.end_expect() == byte_count
+        assert done + right.stream.receive_ring.end_expect() == byte_count
         right.host.release(memory)
 
 
@@ -293,7 +293,7 @@ def test_short_waits_grow_the_window_until_it_covers_them() -> None:
     pair = Pair(StreamSettings(), StreamSettings(ring_max_bytes=1 << 17), is_settled=True)
     wait_for_all(pair, 64 * KIB, 20)
     stats = pair.right.stream.stats
-    assert pair.right.stream._receive_ring._buffer.byte_count == 128 * KIB
+    assert pair.right.stream.receive_ring._buffer.byte_count == 128 * KIB
     direct = stats.bytes_direct
     wait_for_all(pair, 64 * KIB, 5)
     assert stats.bytes_direct == direct
@@ -304,7 +304,7 @@ def test_a_long_wait_holds_the_window_back() -> None:
     pair = Pair(StreamSettings(), HOLDING, is_settled=True)
     right = pair.right.stream
     wait_for_all(pair, 512 * KIB, 8)
-    assert right._receive_ring._buffer.byte_count == 64 * KIB
+    assert right.receive_ring._buffer.byte_count == 64 * KIB
     assert right.stats.bytes_copied_out <= 8 * 64 * KIB
     assert right.stats.bytes_copied_out + right.stats.bytes_direct == 8 * 512 * KIB
 
@@ -317,12 +317,12 @@ def test_an_eighth_of_a_long_wait_is_kept_in_the_window(byte_count: int, held: i
     pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 20))
     pair.run()
     memory = Memory(memoryview(bytearray(0)), 0x1000, 1)
-    assert pair.right.stream.expect(memory, byte_count) == 1 << 20
+    assert pair.right.stream.receive_ring.expect(memory, byte_count) == 1 << 20
     for _ in range(1 << 4):
         pair.right.stream.receive_data(1 << 16)
-        pair.right.stream.receive(1 << 16)
+        pair.right.stream.receive_ring.receive(1 << 16)
         pair.right.post()
-    unfilled = pair.right.stream._receive_ring._unfilled
+    unfilled = pair.right.stream.receive_ring._unfilled
     sizes = [piece.byte_count for piece in unfilled if piece.buffer.memory is not memory]
     assert sizes == [held // 2] * 2
 
@@ -332,7 +332,7 @@ def test_a_window_that_is_large_already_is_held_back_too() -> None:
     pair = Pair(StreamSettings(), replace(HOLDING, ring_max_bytes=1 << 19), is_settled=True)
     right = pair.right.stream
     taken, data = 0, bytes(4 << 20)
-    while right._receive_ring._buffer.byte_count < 1 << 19:
+    while right.receive_ring._buffer.byte_count < 1 << 19:
         taken += pair.left.send(data[taken:], may_zero_copy=True)
         pair.run()
         pair.right.read()
@@ -348,7 +348,7 @@ def test_a_reader_who_expects_no_more_gets_all_of_the_window_again() -> None:
     pair = Pair(StreamSettings(), replace(HOLDING, is_receive_fixed=True, receive_bytes=1 << 20))
     pair.run()
     wait_for_all(pair, 1 << 20, 3)
-    receive_ring = pair.right.stream._receive_ring
+    receive_ring = pair.right.stream.receive_ring
     pair.right.read()
     pair.run()
     assert receive_ring._unfilled_bytes <= 128 * KIB
@@ -365,14 +365,14 @@ def test_a_window_that_was_held_back_goes_on_from_any_offset() -> None:
     pair.run()
     wait_for_all(pair, 600_000, 3)
     right = pair.right.stream
-    right.receive(1 << 20)
+    right.receive_ring.receive(1 << 20)
     pair.run()
     data, got = BYTES * 20, bytearray()
     taken = 0
     while len(got) < len(data):
         taken += pair.left.send(data[taken:], may_zero_copy=taken < len(data) - 20_000)
         pair.run()
-        arrived = right.receive(1 << 20)
+        arrived = right.receive_ring.receive(1 << 20)
         assert arrived or taken < len(data)
         got += arrived
         pair.run()
@@ -381,7 +381,7 @@ def test_a_window_that_was_held_back_goes_on_from_any_offset() -> None:
 
 def test_after_the_end_nothing_is_expected() -> None:
     pair = Pair(is_settled=True)
-    pair.left.stream.shut_down(Shut.WR)
+    pair.left.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
     _, offset = expected(pair.right, 50_000)
     assert offset == 50_000

@@ -37,7 +37,7 @@ def test_a_mapping_is_an_entry_in_the_peers_table(is_urds: bool, order: str) -> 
     left.stream.map_buffer(first, 5000)
     left.stream.map_buffer(second)
     posts = left.post()
-    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
     start = table.address + 16 * table.length
     assert [post.kind for post in posts] == [PostKind.IOMAP] * 2
     assert [post.imm_data for post in posts] == [
@@ -60,8 +60,8 @@ def test_bytes_go_straight_into_the_peers_buffer() -> None:
     before = pair.right.stream.stats.messages_received
     assert pair.right.stream.stats.iomap_sent == 1
     assert pair.left.stream.stats.iomap_received == 1
-    assert pair.left.stream.is_mapped(7000) and pair.left.stream.is_mapped(7099)
-    assert not pair.left.stream.is_mapped(6999) and not pair.left.stream.is_mapped(7100)
+    assert pair.left.stream.iomap.is_mapped(7000) and pair.left.stream.iomap.is_mapped(7099)
+    assert not pair.left.stream.iomap.is_mapped(6999) and not pair.left.stream.iomap.is_mapped(7100)
     assert write(pair.left, b"direct", 7010) == 6
     [post] = pair.left.post()
     assert (post.kind, post.imm_data) == (PostKind.DIRECT, None)
@@ -96,9 +96,9 @@ def test_long_writes_are_lent() -> None:
     posts = pair.left.post()
     assert [len(post.data) for post in posts] == [256 * KIB, 256 * KIB, 88 * KIB]
     assert all(post.is_zero_copy and post.data.obj is data for post in posts)
-    assert (stream.zero_copy_bytes, stream.stats.bytes_copied_in) == (600 * KIB, 0)
+    assert (stream.sending.zero_copy_bytes, stream.stats.bytes_copied_in) == (600 * KIB, 0)
     pair.run()
-    assert stream.zero_copy_bytes == 0
+    assert stream.sending.zero_copy_bytes == 0
 
 
 def test_copied_writes_are_bounded_like_sends() -> None:
@@ -131,7 +131,7 @@ def test_writes_arrive_before_what_is_sent_later() -> None:
     for number in range(5):
         assert write(pair.left, bytes([number]) * 100, 0) == 100
         assert pair.left.send(b"look") == 4
-        while pair.right.stream.readable_bytes < 4 * (number + 1):
+        while pair.right.stream.receive_ring.readable_bytes < 4 * (number + 1):
             if not pair.left.posted:
                 pair.left.complete()
                 pair.left.post()
@@ -155,7 +155,7 @@ def test_a_mapping_is_known_before_what_is_sent_later() -> None:
     right.deliver()
     assert [post.kind for post in left.post()] == [PostKind.IOMAP, PostKind.DATA]
     left.deliver()
-    assert right.stream.is_mapped(0) and right.read() == b"2"
+    assert right.stream.iomap.is_mapped(0) and right.read() == b"2"
 
 
 def test_data_do_not_overtake_a_mapping_that_waits() -> None:
@@ -220,7 +220,7 @@ def test_no_slot_has_two_buffers() -> None:
     pair.right.stream.unmap(buffers[3])
     for offset in (110, 120):
         mapped(pair, pair.right, 10, offset=offset)
-    offsets = [offset for offset in range(0, 130, 10) if pair.left.stream.is_mapped(offset)]
+    offsets = [offset for offset in range(0, 130, 10) if pair.left.stream.iomap.is_mapped(offset)]
     assert offsets == [10, 100, 110, 120]
 
 
@@ -242,7 +242,7 @@ def test_only_a_mapped_buffer_is_unmapped() -> None:
 
 def test_nothing_is_mapped_without_a_connection() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
-    pair.left.stream.shut_down(Shut.RDWR)
+    pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.run()
     with pytest.raises(OSError) as caught:
         pair.left.stream.map_buffer(pair.left.host.allocate(10))
@@ -260,7 +260,7 @@ def test_a_peer_of_ours_is_told_that_a_mapping_ended() -> None:
     memory = mapped(pair, pair.right, 10, offset=0)
     pair.right.stream.unmap(memory)
     pair.run()
-    assert not pair.left.stream.is_mapped(0)
+    assert not pair.left.stream.iomap.is_mapped(0)
     assert write(pair.left, b"x", 0) == 0
 
 
@@ -290,7 +290,7 @@ def test_mapping_and_unmapping_without_a_credit_piles_up_nothing() -> None:
     pair.right.read()
     pair.run()
     assert [post.kind for post in left.log].count(PostKind.IOMAP) == 1
-    assert pair.right.stream.is_mapped(1000)
+    assert pair.right.stream.iomap.is_mapped(1000)
 
 
 def test_an_original_never_hears_of_a_mapping_that_ended_before_it_was_told() -> None:
@@ -321,13 +321,13 @@ def test_mappings_cost_no_credit_for_ever(is_urds: bool) -> None:
         left.stream.unmap(memory)
         pair.run()
     assert left.stream.stats.iomap_sent == (100 if is_urds else 50)
-    for number in range(16 - left.stream._sending.credits, 16):
+    for number in range(16 - left.stream.sending.credits, 16):
         assert left.send(b"1") == 1, number
         pair.run()
-    assert left.stream._sending.credits == 0
+    assert left.stream.sending.credits == 0
     assert len(pair.right.read()) >= 16 - 7  # up to half less one may be owed
     pair.run()
-    assert left.stream._sending.credits > 8
+    assert left.stream.sending.credits > 8
 
 
 def test_mappings_of_ours_cost_an_original_nothing() -> None:
@@ -338,7 +338,7 @@ def test_mappings_of_ours_cost_an_original_nothing() -> None:
     for _ in range(50):
         memory = mapped(pair, left, 10)
         left.stream.unmap(memory)
-    assert left.stream._sending.credits == 16
+    assert left.stream.sending.credits == 16
     for _ in range(16):
         left.send(b"1")
         pair.run()
@@ -346,7 +346,7 @@ def test_mappings_of_ours_cost_an_original_nothing() -> None:
     assert left.post() == []
     pair.right.read()
     pair.run()
-    assert left.stream._sending.credits == 16
+    assert left.stream.sending.credits == 16
 
 
 def test_two_originals_leak_a_credit_with_each_mapping() -> None:
@@ -356,7 +356,7 @@ def test_two_originals_leak_a_credit_with_each_mapping() -> None:
     for _ in range(16):
         memory = mapped(pair, pair.left, 10)
         pair.left.stream.unmap(memory)
-    assert pair.left.stream._sending.credits == 0
+    assert pair.left.stream.sending.credits == 0
     assert pair.left.send(b"x") == 0
 
 
@@ -365,7 +365,7 @@ def test_two_originals_leak_a_credit_with_each_mapping() -> None:
 
 def entry_of(pair: Pair, slot: int, entry: IomapEntry) -> None:
     """Write into the iomap of the right side as a hostile peer may."""
-    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
     start = table.length * 16 + slot * 24
     pair.right.host.memories[table.key].view[start : start + 24] = entry.emit("little")
 

@@ -38,7 +38,7 @@ def test_eight_writes_are_under_way_without_delay() -> None:
         pair.left.send(b"x")
         pair.left.post()
     assert data_lengths(pair) == [1] * 8
-    pair.left.stream.set_no_delay(False)
+    pair.left.stream.sending.set_no_delay(False)
     pair.left.deliver()
     pair.left.complete(7)
     pair.left.post()
@@ -56,7 +56,7 @@ def test_what_gathers_to_16_kib_waits_no_longer() -> None:
     assert data_lengths(pair) == [1023]
     pair.left.send(bytes(16))
     pair.left.post()
-    assert pair.left.stream._sending.pending_bytes == 16384 - sum(data_lengths(pair)[1:])
+    assert pair.left.stream.sending.pending_bytes == 16384 - sum(data_lengths(pair)[1:])
     assert len(data_lengths(pair)) > 1
 
 
@@ -158,11 +158,11 @@ def test_a_long_send_is_lent() -> None:
     assert stream.send(memoryview(data), may_zero_copy=True) == 50_000
     [post] = pair.left.post()
     assert post.is_zero_copy and isinstance(post.data, memoryview) and post.data.obj is data
-    assert (stream.zero_copy_bytes, stream.stats.bytes_copied_in) == (50_000, 0)
+    assert (stream.sending.zero_copy_bytes, stream.stats.bytes_copied_in) == (50_000, 0)
     pair.left.deliver()
-    assert stream.zero_copy_bytes == 50_000
+    assert stream.sending.zero_copy_bytes == 50_000
     pair.left.complete()
-    assert stream.zero_copy_bytes == 0
+    assert stream.sending.zero_copy_bytes == 0
 
 
 def test_a_send_below_16_kib_is_copied() -> None:
@@ -221,7 +221,7 @@ def test_nothing_is_lent_while_pending_bytes_cannot_go() -> None:
     pair.run()
     pair.right.read()
     pair.run()
-    assert pair.right.stream.readable_bytes == 488
+    assert pair.right.stream.receive_ring.readable_bytes == 488
     assert pair.left.send(bytes(20_000), may_zero_copy=True) == 24
 
 
@@ -264,7 +264,7 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
     left.send(bytes(300))
     left.stream.write_mapped(memoryview(bytes(200)), 0, may_zero_copy=False)
     left.send(bytes(20_000), may_zero_copy=True)
-    left.stream.shut_down(Shut.WR)
+    left.stream.lifecycle.shut_down(Shut.WR)
     kinds = [post.kind for post in left.post()]
     assert kinds == [
         PostKind.CREDIT,
@@ -275,7 +275,7 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
         PostKind.CONTROL,
         PostKind.KEEPALIVE,
     ]
-    sending = left.stream._sending
+    sending = left.stream.sending
     assert (sending.data_slots, sending.control_slots) == (380 - 4, 4 - 3)
     lent = 8 * KIB - 300
     assert (sending.buffered_bytes, sending.zero_copy_bytes) == (500, lent)

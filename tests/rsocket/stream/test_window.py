@@ -22,7 +22,7 @@ def entries(side: Side) -> list[Sge]:
 
 def entry_spans(side: Side) -> list[tuple[int, int]]:
     """Return published entries as offset in the window and length."""
-    base = ConnectData.parse(side.stream.connect_data()).data_buffer.address
+    base = ConnectData.parse(side.stream.connect_data).data_buffer.address
     return [(entry.address - base, entry.length) for entry in entries(side)]
 
 
@@ -75,7 +75,7 @@ def test_space_is_published_in_halves_to_a_table_of_two(peer: StreamSettings) ->
     for _ in range(3):
         pair.left.send(bytes(64 * KIB))
         pair.run()
-    assert pair.right.stream.readable_bytes == 128 * KIB
+    assert pair.right.stream.receive_ring.readable_bytes == 128 * KIB
     pair.right.read(64 * KIB - 1)
     assert pair.right.post() == []
     pair.right.read(1)
@@ -113,14 +113,14 @@ def test_a_small_window_has_larger_parts() -> None:
 def test_a_table_never_has_more_entries_than_it_holds(table_entries: int) -> None:
     """Reads an eighth at a time while nothing is filled again, then counts."""
     pair = Pair(StreamSettings(table_entries=table_entries), FIXED)
-    table = ConnectData.parse(pair.left.stream.connect_data()).target_sgl
+    table = ConnectData.parse(pair.left.stream.connect_data).target_sgl
     assert table.length == table_entries
     taken = 0
     for _ in range(200):
         taken += pair.left.send(bytes(16 * KIB), may_zero_copy=True)
         pair.run()
         pair.right.read(16 * KIB)
-        assert len(pair.right.stream._receive_ring._unfilled) <= table_entries
+        assert len(pair.right.stream.receive_ring._unfilled) <= table_entries
         pair.run()
     assert taken > 100 * 16 * KIB
     slots = [
@@ -170,7 +170,7 @@ def test_one_write_fills_pieces_whose_memory_continues() -> None:
     assert pair.left.send(bytes(100 * KIB), may_zero_copy=True) == 100 * KIB
     assert [len(post.data) for post in pair.left.post()] == [100 * KIB]
     pair.run()
-    assert pair.right.stream.readable_bytes == 100 * KIB
+    assert pair.right.stream.receive_ring.readable_bytes == 100 * KIB
 
 
 @pytest.mark.rule("rsocket-fill-buffer-first")
@@ -199,13 +199,13 @@ def test_reading_crosses_stretches_of_memory(is_peek: bool) -> None:
     assert pair.left.send(data) == 3000
     pair.run()
     right = pair.right.stream
-    assert right.receive(3000, peek=True) == data
+    assert right.receive_ring.receive(3000, peek=True) == data
     assert pair.right.read(2999, peek=True) == data[:2999]
-    assert right.receive(10, peek=True) == data[:10]
-    assert right.readable_bytes == 3000
-    assert right.receive(5000) == data if is_peek else pair.right.read() == data
-    assert right.readable_bytes == 0
-    assert right.receive(10) == b"" == pair.right.read(10)
+    assert right.receive_ring.receive(10, peek=True) == data[:10]
+    assert right.receive_ring.readable_bytes == 3000
+    assert right.receive_ring.receive(5000) == data if is_peek else pair.right.read() == data
+    assert right.receive_ring.readable_bytes == 0
+    assert right.receive_ring.receive(10) == b"" == pair.right.read(10)
 
 
 @pytest.mark.rule("rsocket-credit-return")
@@ -250,7 +250,7 @@ def test_a_window_does_not_grow_without_a_reader() -> None:
     for _ in range(100):
         pair.left.send(bytes(16 * KIB), may_zero_copy=True)
         pair.run()
-    assert pair.right.stream.readable_bytes == 8 * KIB
+    assert pair.right.stream.receive_ring.readable_bytes == 8 * KIB
     assert pair.right.stream.stats.ring_grown == 0
 
 
@@ -319,7 +319,7 @@ def test_a_left_window_goes_back_when_its_last_piece_was_filled_and_read() -> No
     pair.right.read(1)
     assert host.released == [second]
     fill(pair, 32 * KIB)
-    assert pair.right.stream.readable_bytes == 32 * KIB
+    assert pair.right.stream.receive_ring.readable_bytes == 32 * KIB
 
 
 def test_without_memory_a_window_stays_as_it_is() -> None:
@@ -377,9 +377,9 @@ def test_memory_under_another_key_does_not_continue() -> None:
     """Addresses that meet are not enough."""
     pair = Pair(is_settled=True)
     right = pair.right.stream
-    receive_ring = ConnectData.parse(right.connect_data()).data_buffer
+    receive_ring = ConnectData.parse(right.connect_data).data_buffer
     foreign = Memory(memoryview(bytearray(1 << 16)), receive_ring.address, receive_ring.key + 1)
-    assert right.expect(foreign, 1 << 16) == 8 * KIB  # just behind the window
+    assert right.receive_ring.expect(foreign, 1 << 16) == 8 * KIB  # just behind the window
     pair.right.post()
     with pytest.raises(RemoteProtocolError, match="1 bytes beyond its piece"):
         right.receive_data(8 * KIB + 1)
@@ -387,7 +387,7 @@ def test_memory_under_another_key_does_not_continue() -> None:
 
 def write_entry(pair: Pair, slot: int, entry: Sge) -> None:
     """Write into the table of the right side as a hostile peer may."""
-    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
     start = slot * 16
     pair.right.host.memories[table.key].view[start : start + 16] = entry.emit("little")
 
@@ -439,6 +439,6 @@ def test_an_entry_of_an_original_may_be_seen_a_word_early() -> None:
 @pytest.mark.rule("rsocket-sgl-in-use")
 def test_a_taken_entry_is_zeroed() -> None:
     pair = Pair(is_settled=True)
-    table = ConnectData.parse(pair.right.stream.connect_data()).target_sgl
+    table = ConnectData.parse(pair.right.stream.connect_data).target_sgl
     assert pair.right.stream.stats.entries_received == 1
     assert bytes(pair.right.host.memories[table.key].view[:256]) == bytes(256)

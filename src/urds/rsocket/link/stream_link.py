@@ -235,7 +235,7 @@ class StreamLink:
             qp,
             self.peer,
             PortSpace.TCP,
-            parameters_with(stream.connect_data()),
+            parameters_with(stream.connect_data),
             on_event=self._handle_event,
             local=self.local,
             timeout_ns=self._connect_timeout_ns,
@@ -254,7 +254,7 @@ class StreamLink:
         """
         try:
             stream, qp = self._prepare()
-            own_data = stream.connect_data()
+            own_data = stream.connect_data
             stream.adopt(private_data)
             self.state = LinkState.CONNECTING
             self._connection, connection.on_event = connection, self._handle_event
@@ -282,7 +282,7 @@ class StreamLink:
             if stream is None or self.state is not LinkState.CONNECTED or linger_s == 0:
                 self._end("closed")
                 return
-            stream.shut_down(Shut.RDWR)
+            stream.lifecycle.shut_down(Shut.RDWR)
             context.leaving.add(self)
             self._post_all(stream)
             self._leave_if_done()
@@ -315,7 +315,7 @@ class StreamLink:
         self._close_connection()
         self.state = LinkState.OVER
         stream = self.stream
-        if stream is None or self._is_closed or not stream.is_connected:
+        if stream is None or self._is_closed or not stream.lifecycle.is_connected:
             self._drop()
         else:
             stream.handle_disconnected(reason, error)
@@ -367,7 +367,7 @@ class StreamLink:
         """
         with self.context.adapter.lock:
             stream = self._connected()
-            taken = stream.receive_into(view, peek=peek)
+            taken = stream.receive_ring.receive_into(view, peek=peek)
             if taken:
                 self._post_all(stream)
             elif len(view):
@@ -378,7 +378,7 @@ class StreamLink:
         """Return bytes that are there, in one copy; otherwise as `receive_into`."""
         with self.context.adapter.lock:
             stream = self._connected()
-            data = stream.receive(byte_count_max, peek=peek)
+            data = stream.receive_ring.receive(byte_count_max, peek=peek)
             if data:
                 self._post_all(stream)
             elif byte_count_max:
@@ -387,14 +387,14 @@ class StreamLink:
 
     def _check_whole(self, stream: StreamCore) -> None:
         """Raise OSError if the connection broke and nothing is left of what arrived."""
-        if stream.error and not stream.readable_bytes:
-            raise OSError(stream.take_error(), self.reason or "the connection is broken")
+        if stream.lifecycle.error and not stream.receive_ring.readable_bytes:
+            raise OSError(stream.lifecycle.take_error(), self.reason or "the connection is broken")
 
     def shut_down(self, how: Shut) -> None:
         """End one direction or both. Raises OSError: ENOTCONN."""
         with self.context.adapter.lock:
             stream = self._connected()
-            stream.shut_down(how)
+            stream.lifecycle.shut_down(how)
             self._post_all(stream)
             self._tell()
 
@@ -429,12 +429,12 @@ class StreamLink:
             return Readiness(False, False, self.state is LinkState.IDLE, False)
         if stream is None:
             return Readiness(True, True, True, bool(self.error))
-        failed = bool(stream.error or self.error)
+        failed = bool(stream.lifecycle.error or self.error)
         is_over = self.state is LinkState.OVER
         return Readiness(
             stream.is_readable or is_over or failed,
             stream.is_writable or is_over or failed,
-            is_over or not (stream.can_read or stream.can_write),
+            is_over or not (stream.lifecycle.can_read or stream.lifecycle.can_write),
             failed,
         )
 
@@ -448,7 +448,7 @@ class StreamLink:
         with self.context.adapter.lock:
             error, self.error = self.error, 0
             if not error and self.stream is not None:
-                error = self.stream.take_error()
+                error = self.stream.lifecycle.take_error()
             return error
 
     def _tell(self) -> None:
@@ -492,7 +492,7 @@ class StreamLink:
         stream, connection = self.stream, self._connection
         assert stream is not None and connection is not None, "connecting links have both"
         try:
-            if not stream.is_connected:
+            if not stream.lifecycle.is_connected:
                 stream.adopt(event.parameters.private_data)
         except RemoteProtocolError as error:
             self.error = errno.EOPNOTSUPP
@@ -525,7 +525,7 @@ class StreamLink:
         if wc.opcode is not WCOpcode.RECV_RDMA_WITH_IMM:
             self._cut_soon(f"{wc.opcode.name} where a write with immediate data was due")
             return
-        if not stream.is_connected:
+        if not stream.lifecycle.is_connected:
             # The peer may be first: its messages wait until the event brings its connect data.
             if len(self._early_imm_data) == self.settings.receive_queue:
                 self._cut_soon("more messages before the connect data than there are credits")

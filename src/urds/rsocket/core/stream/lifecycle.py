@@ -23,12 +23,12 @@ class StreamLifecycle:
 
     __slots__ = (
         "_is_own_end", "_is_peer_shut", "_is_shutdown_out", "can_read", "can_write", "due", "error",
-        "is_sending", "reason", "state", "was_opened",
+        "is_connected", "is_sending", "reason", "state",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.state = StreamState.NEW
-        self.was_opened = False
+        self.is_connected = False  # both sides' private data are known; stays so at the end
         self.is_sending = False  # messages may go to the peer
         self.can_read = False  # more may come
         self.can_write = False
@@ -42,8 +42,13 @@ class StreamLifecycle:
     def open(self) -> None:
         """Be connected."""
         self.state = StreamState.OPEN
-        self.was_opened = self.is_sending = True
+        self.is_connected = self.is_sending = True
         self.can_read = self.can_write = True
+
+    def take_error(self) -> int:
+        """Return `error` and forget it."""
+        error, self.error = self.error, 0
+        return error
 
     def check_writable(self) -> None:
         """Raise OSError if bytes cannot be sent.
@@ -62,7 +67,10 @@ class StreamLifecycle:
     # -- what we end
 
     def shut_down(self, how: Shut) -> None:
-        """End one direction or both. Ending what has ended changes nothing."""
+        """End one direction or both; what was accepted leaves first. Poll afterwards.
+
+        Ending what has ended changes nothing.
+        """
         if self.state is not StreamState.OPEN:
             return
         if how != Shut.WR:

@@ -364,8 +364,12 @@ class ReceiveRing:
 
     # -- what is read
 
-    def receive_into(self, view: memoryview, *, peek: bool) -> int:
-        """Copy bytes that are to be read, and free their space unless `peek`."""
+    def receive_into(self, view: memoryview, *, peek: bool = False) -> int:
+        """Copy bytes that are to be read and return how many; free their space unless `peek`.
+
+        0 for none, or at the end. While a receive is expected, only bytes before it. Poll
+        afterwards. `view` is one-dimensional, of format B.
+        """
         wanted = len(view)
         if self._expected is not None and wanted > self._ahead:
             wanted = self._ahead
@@ -390,7 +394,7 @@ class ReceiveRing:
                 break
         return done
 
-    def receive(self, byte_count_max: int, *, peek: bool) -> bytes:
+    def receive(self, byte_count_max: int, *, peek: bool = False) -> bytes:
         """Return bytes that are to be read as `receive_into`, in one copy."""
         left = min(byte_count_max, self.readable_bytes)
         if self._expected is not None:
@@ -452,7 +456,9 @@ class ReceiveRing:
         """Let bytes of a wait for `byte_count` of them arrive in `memory`, at their place.
 
         Returns from which offset on they do; `byte_count` if it is not worth while, and then
-        nothing is expected. Raises LocalProtocolError while another expectation stands.
+        nothing is expected: what is on its way nearly covers the wait. `memory` stays registered
+        while `holds` says so. Raises LocalProtocolError while another expectation stands. Poll
+        afterwards.
         """
         if self._expected is not None:
             raise LocalProtocolError("another receive is expected already")
@@ -484,9 +490,11 @@ class ReceiveRing:
         return 0 if self._expected is None else self._expected.byte_count - self._landed
 
     def end_expect(self) -> int:
-        """End the expectation; return how many bytes arrived in place, and so are read.
+        """End the expectation, fulfilled or not; return how many bytes arrived in place.
 
-        While bytes ahead are not read these are none: `receive_into` gives them in their order.
+        These are read; they count from the offset that `expect` returned. While bytes ahead are
+        not read they are none: `receive_into` gives them in their order, and what the peer still
+        writes into the memory.
         """
         buffer, self._expected, self._expected_range = self._expected, None, None
         if buffer is None:

@@ -64,7 +64,7 @@ class Sending:
         self.updates: dict[int, Post] = {}  # of the iomap by slot: data sent later wait for them
         self.pending_bytes = 0  # accepted and not in a post yet
         self.buffered_bytes = 0  # copied and not completed
-        self.zero_copy_bytes = 0  # of the caller and not completed
+        self.zero_copy_bytes = 0  # of the caller's memory and not completed
         self.is_zero_copy_blocked = False  # the last send was large and found no space
         self.credits = 0
         self.data_slots = settings.send_queue - CONTROL_SLOTS
