@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from urds.rsocket.link import devices
 from urds.rsocket.link.device_context import DeviceContext
-from urds.rsocket.link.timers import timers
+from urds.rsocket.link.service import service
 from urds.rsocket.poll import File, find
 from urds.rsocket.ready_list import Event, Member, ReadyList
 from urds.rsocket.waiting import Doorbell, attended
@@ -229,7 +229,7 @@ class Repoll:
         if member.contexts == (self._progress_context,):
             self._notify()
         else:  # the lock of another device may be held, and then this one's may not be taken
-            timers.call_at(time.monotonic_ns(), self._notify)
+            service.call_soon(self._notify)
 
     def _notify(self) -> None:
         """Have threads that make a device progress ask again. No lock of another device is held."""

@@ -37,7 +37,8 @@ from urds.rsocket.core.datagram import (
 from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_device import DatagramDevice
 from urds.rsocket.link.device_context import DeviceContext, Readiness
-from urds.rsocket.link.udp import UdpSocket, service
+from urds.rsocket.link.service import service
+from urds.rsocket.link.udp import UdpSocket
 from urds.rsocket.wire.datagram import BIND_ID_BYTES
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class DatagramLink:
                 return
             self.is_closed = True
             if self._core is not None:
-                service().unwatch(self._udp.fileno())
+                service.unwatch(self._udp.fileno())
             self._udp.close()
             for device in self._devices:
                 device.close()
@@ -261,7 +262,7 @@ class DatagramLink:
 
     def close_soon(self) -> None:
         """Close from the service's thread: the caller may hold the lock of any device."""
-        service().call_soon(self.close)
+        service.call_soon(self.close)
 
     # -- as the receiver of devices: the lock of one of them is held
 
@@ -290,7 +291,7 @@ class DatagramLink:
         with self._lock:
             core.handle_not_found(token, time.monotonic_ns())
         if core.has_events:
-            service().call_soon(lambda: self._serve(core))
+            service.call_soon(lambda: self._serve(core))
 
     def finish_pass(self) -> None:
         """Tell who shows or waits for readiness."""
@@ -333,7 +334,7 @@ class DatagramLink:
             bind_id=name,
         )
         self.local = local
-        service().watch(self._udp.fileno(), self._handle_udp)
+        service.watch(self._udp.fileno(), self._handle_udp)
 
     def _send_first(
         self, core: DatagramCore, data: BytesLike, target: HostPort, now_ns: int

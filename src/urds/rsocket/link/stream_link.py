@@ -19,7 +19,7 @@ from urds.common.errors import RemoteProtocolError
 from urds.common.types import HostPort
 from urds.rsocket.core.stream import Post, Shut, StreamCore, StreamSettings
 from urds.rsocket.link.device_context import DeviceContext, Readiness
-from urds.rsocket.link.timers import Timer, timers
+from urds.rsocket.link.service import Timer, service
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import SendRequest
@@ -125,7 +125,7 @@ class _LinkTimers:
         if self._keepalive is not None:
             self._keepalive.cancel()
         self._keepalive_ns = deadline_ns
-        self._keepalive = timers.call_at(deadline_ns, call)
+        self._keepalive = service.call_at(deadline_ns, call)
 
     def note_keepalive(self) -> None:
         """Note that the keepalive has been called."""
@@ -133,7 +133,7 @@ class _LinkTimers:
 
     def linger(self, limit_ns: int, call: Callable[[], None]) -> None:
         """Call after a time."""
-        self._linger = timers.call_at(time.monotonic_ns() + limit_ns, call)
+        self._linger = service.call_at(time.monotonic_ns() + limit_ns, call)
 
     def cancel(self) -> None:
         """Call nothing any more."""
@@ -510,7 +510,7 @@ class StreamLink:
         self._drop()
         if event.kind is ConnectionEventKind.REFUSED and self._untried:
             # Not here: the lock of this device is held, and the next one has its own.
-            timers.call_at(time.monotonic_ns(), self._go_on)
+            service.call_soon(self._go_on)
             return
         self.error = _CONNECT_ERRNO[event.kind]
         self.reason = event.reason or f"connect to {self.peer}: {event.kind.name}"

@@ -1,19 +1,9 @@
-"""The real UDP sockets of datagram rsockets, and the thread that reads them.
-
-By UDP come first datagrams, control messages, and one datagram a second from each peer: too little
-to have every waiting thread look there, and a control message needs its answer while none waits.
-So one thread does it, made by the first socket; it also carries out what callbacks of a device ask
-for, since they hold that device's lock and must not take another's.
-"""
+"""The real UDP sockets of datagram rsockets."""
 
 import errno
-import os
-import select
 import socket
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
@@ -163,87 +153,3 @@ def _target_of(ancillary: list[tuple[int, int, bytes]]) -> str:
             host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(data)[0])
             return "" if ip_address(host).is_multicast else host
     return ""
-
-
-Handler = Callable[[], None]
-
-
-class DatagramService:
-    """One thread; its calls are safe from any thread. Handlers run in it without a lock."""
-
-    def __init__(self) -> None:
-        self._lock = renewed(threading.Lock())
-        self._epoll = select.epoll()
-        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._doorbell, select.EPOLLIN)
-        self._handlers: dict[int, Handler] = {}
-        self._calls: deque[Handler] = deque()
-        self._thread = threading.Thread(target=self._run, name="urds-datagrams", daemon=True)
-        self._thread.start()
-
-    def watch(self, descriptor: int, handler: Handler) -> None:
-        """Call `handler` whenever the descriptor is readable. It must not raise."""
-        with self._lock:
-            self._handlers[descriptor] = handler
-            self._epoll.register(descriptor, select.EPOLLIN)
-
-    def unwatch(self, descriptor: int) -> None:
-        """Stop that, before the descriptor is closed; a last call may be under way."""
-        with self._lock:
-            if self._handlers.pop(descriptor, None) is not None:
-                self._epoll.unregister(descriptor)
-
-    def call_soon(self, call: Handler) -> None:
-        """Run `call` soon. It must not raise."""
-        self._calls.append(call)
-        os.eventfd_write(self._doorbell, 1)
-
-    def abandon_in_child(self) -> None:
-        """Close what the child of a fork has of it; the thread is the parent's."""
-        self._epoll.close()
-        os.close(self._doorbell)
-
-    def _run(self) -> None:
-        while True:
-            for descriptor, _ in self._epoll.poll():
-                if descriptor == self._doorbell:
-                    os.eventfd_read(self._doorbell)
-                    continue
-                with self._lock:
-                    handler = self._handlers.get(descriptor)
-                if handler is not None:
-                    handler()
-            while self._calls:
-                self._calls.popleft()()
-
-
-class _ProcessService:
-    """The service of this process, once there is one."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Have no service."""
-        self.lock = renewed(threading.RLock())  # a finalizer may call while its thread is in here
-        self.service: DatagramService | None = None
-
-
-_process = _ProcessService()
-
-
-def service() -> DatagramService:
-    """Return the service of this process."""
-    with _process.lock:
-        if _process.service is None:
-            _process.service = DatagramService()
-        return _process.service
-
-
-def _abandon_in_child() -> None:
-    if _process.service is not None:
-        _process.service.abandon_in_child()
-    _process.begin()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)
