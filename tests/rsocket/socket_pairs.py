@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from urds.rsocket.factory import create_connection, create_server
 from urds.rsocket.link import devices
 from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import create_connection, create_server
 
 DEVICES = ("shm0", "tcp0", "udp0")
 HOST = "127.0.0.1"

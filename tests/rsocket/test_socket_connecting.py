@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
-from urds.rsocket.factory import create_connection, create_server
-from urds.rsocket.factory import socket as rsocket_socket
 from urds.rsocket.socket import Socket
+from urds.rsocket.stream_socket import create_connection, create_server
+from urds.rsocket.stream_socket import socket as rsocket_socket
 
 
 @pytest.fixture(params=(*DEVICES, "shm0,tcp0"))

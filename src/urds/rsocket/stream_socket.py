@@ -1,21 +1,25 @@
 """`StreamSocket`: a stream over RDMA. Bind, listen, accept, connect, send, receive, map, close.
 
 A bound port is held by a socket of the kernel until it is listened at or connected from: devices
-know ports only from then on. Source: docs/reference/rsocket.md 2.4, 6, 8, 11; what it leaves open
+know ports only from then on. `create_connection` and `create_server` are those of the `socket`
+module. Source: docs/reference/rsocket.md 2.4, 6, 8, 11; what it leaves open
 is as in Linux's TCP.
 """
 
 from __future__ import annotations
 
 import errno
+import socket as system
 from collections.abc import Iterable, Sequence
 from functools import partial
 from socket import (
+    AF_INET,
     IPPROTO_TCP,
     SHUT_RD,
     SHUT_RDWR,
     SHUT_WR,
     SO_KEEPALIVE,
+    SO_REUSEADDR,
     SOCK_STREAM,
     SOL_SOCKET,
     TCP_KEEPIDLE,
@@ -33,9 +37,8 @@ from urds.rsocket.link import devices
 from urds.rsocket.link.device_context import DeviceContext
 from urds.rsocket.link.listener import PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.mapped_buffers import MappedBuffers
 from urds.rsocket.socket import Socket, demand_no_ancillary
-from urds.rsocket.stream_transfer import StreamTransfer
+from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer
 from urds.rsocket.waiting import CallTimeout
 
 BACKLOG_DEFAULT: Final = 128
@@ -437,3 +440,62 @@ class StreamSocket(Socket, kind=SOCK_STREAM):
         self._transfer.link = self._listener = None
         if self._reservation is not None:
             self._reservation.close()
+
+
+class _Unset:
+    """The mark of an argument that was not given, for None is a value."""
+
+
+_UNSET = _Unset()
+
+
+def socket(family: int = AF_INET, type: int = SOCK_STREAM, proto: int = 0) -> Socket:
+    """Return a new socket, as `socket.socket` does; see `Socket`."""
+    return Socket(family, type, proto)
+
+
+def create_connection(
+    address: tuple[str, int],
+    timeout: float | _Unset | None = _UNSET,
+    source_address: tuple[str, int] | None = None,
+) -> Socket:
+    """Connect to a host and port, trying each address of the host; return the socket.
+
+    `timeout`, in seconds, bounds each attempt and stays the socket's. Raises OSError: that of the
+    last attempt.
+    """
+    host, port = address
+    problem: OSError | None = None
+    for family, _, _, _, name in system.getaddrinfo(host, port, type=SOCK_STREAM):
+        try:
+            made = Socket(family)
+        except OSError as error:
+            problem = error
+            continue
+        try:
+            if not isinstance(timeout, _Unset):
+                made.settimeout(timeout)
+            if source_address is not None:
+                made.bind(source_address)
+            made.connect(name)
+            return made
+        except OSError as error:
+            problem = error
+            made.close()
+        except BaseException:
+            made.close()
+            raise
+    raise problem or OSError(f"no address of {host!r}")
+
+
+def create_server(address: Any, *, family: int = AF_INET, backlog: int = BACKLOG_DEFAULT) -> Socket:
+    """Return a socket that listens at an address, of which a closed one may be a moment ago."""
+    made = Socket(family)
+    try:
+        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(backlog)
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -16,7 +16,7 @@ from tests.rsocket.unit.rsocket_fakes import (
     FakeContext,
     FakeSocket,
 )
-from urds.rsocket.ready_list import Member, ReadyList
+from urds.rsocket.repoll import Member, ReadyList
 from urds.rsocket.waiting import Doorbell, Watchers, revents
 
 IN, OUT, HUP, ERR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP, select.EPOLLERR

@@ -21,8 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from urds.rsocket.aio.server import Server
-from urds.rsocket.aio.transport import StreamTransport
+from urds.rsocket.aio.transport import Server, StreamTransport
 from urds.rsocket.aio.waiting import loop_calls, until
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import BACKLOG_DEFAULT

@@ -39,7 +39,7 @@ class Timer:
 
 
 class Service:
-    """One thread; its calls are safe from any thread. What it runs must not raise; it has no lock."""
+    """One thread. Its calls: any thread. What it runs has no lock, and must not raise."""
 
     def __init__(self) -> None:
         self.begin()
