@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from socket import AF_INET, SHUT_RDWR, SOCK_CLOEXEC, SOCK_STREAM
 from typing import Any, Final
 
@@ -182,40 +182,20 @@ def rgetsockopt(descriptor: int, level: int, option: int, buffer_bytes: int = 0)
 
 def rfcntl(descriptor: int, command: int, argument: int = 0) -> int:
     """Get or set flags: O_NONBLOCK acts, FD_CLOEXEC is remembered. Raises OSError: ENOTSUP."""
-    handler = _COMMANDS.get(command)
     socket = _known(descriptor)
-    if handler is None:
+    if command == fcntl.F_GETFL:
+        return os.O_RDWR | (0 if socket.getblocking() else os.O_NONBLOCK)
+    if command == fcntl.F_SETFL:
+        socket.setblocking(not argument & os.O_NONBLOCK)
+    elif command == fcntl.F_GETFD:
+        return fcntl.FD_CLOEXEC if descriptor in _close_on_exec else 0
+    elif command != fcntl.F_SETFD:
         raise os_error(errno.ENOTSUP, f"fcntl command {command}")
-    return handler(descriptor, socket, argument)
-
-
-def _get_flags(_descriptor: int, socket: Socket, _argument: int) -> int:
-    return os.O_RDWR | (0 if socket.getblocking() else os.O_NONBLOCK)
-
-
-def _set_flags(_descriptor: int, socket: Socket, argument: int) -> int:
-    socket.setblocking(not argument & os.O_NONBLOCK)
-    return 0
-
-
-def _get_descriptor_flags(descriptor: int, _socket: Socket, _argument: int) -> int:
-    return fcntl.FD_CLOEXEC if descriptor in _close_on_exec else 0
-
-
-def _set_descriptor_flags(descriptor: int, _socket: Socket, argument: int) -> int:
-    if argument & fcntl.FD_CLOEXEC:
+    elif argument & fcntl.FD_CLOEXEC:
         _close_on_exec.add(descriptor)
     else:
         _close_on_exec.discard(descriptor)
     return 0
-
-
-_COMMANDS: Final[dict[int, Callable[[int, Socket, int], int]]] = {
-    fcntl.F_GETFL: _get_flags,
-    fcntl.F_SETFL: _set_flags,
-    fcntl.F_GETFD: _get_descriptor_flags,
-    fcntl.F_SETFD: _set_descriptor_flags,
-}
 
 
 # -- mapped buffers

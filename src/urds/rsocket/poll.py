@@ -23,35 +23,24 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar, Union
 
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.device_context import DeviceContext, attended
 from urds.rsocket.socket import Socket
-from urds.rsocket.waiting import (
-    IN,
-    OUT,
-    Doorbell,
-    Pollable,
-    Watcher,
-    attended,
-    is_pollable,
-    revents,
-)
+from urds.rsocket.waiting import Doorbell, Watcher, Watchers
 
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
-class HasFileno(Protocol):
-    """A file, or a socket of any kind."""
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-
-
-File = int | HasFileno
+File = Union[int, "HasFileno"]  # or a socket of any kind
 AnyFile = TypeVar("AnyFile", bound=File)
 Found = dict[int, int]  # revents by place in the set; only what is ready
 
 _MS: Final = 1000
+IN: Final = select.POLLIN | select.POLLRDNORM
+OUT: Final = select.POLLOUT | select.POLLWRNORM
+ALWAYS: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL  # reported unasked too
 
 # By number; each change is one step of a dict, which Python does whole.
 _sockets: Final[dict[int, Socket]] = {}
@@ -128,7 +117,7 @@ def forget(descriptor: int) -> None:
     _sockets.pop(descriptor, None)
 
 
-def find(file: File) -> Pollable | int:
+def find(file: File) -> Socket | int:
     """Return the rsocket that a number or an object means, else the number of a descriptor.
 
     Raises what `fileno` of the object raises.
@@ -139,6 +128,35 @@ def find(file: File) -> Pollable | int:
         return file
     number = file.fileno()
     return socket_of(number) or number
+
+
+def is_pollable(file: object) -> TypeGuard[Socket]:
+    """Tell an rsocket from other objects that have a descriptor."""
+    return isinstance(getattr(file, "watchers", None), Watchers)
+
+
+def revents(socket: Socket, events: int) -> int:
+    """Return what poll would report of a socket for `events`. POLLNVAL: closed.
+
+    Source: docs/reference/rsocket.md 13, table of conditions. As with kernel sockets POLLRDNORM and
+    POLLWRNORM go with POLLIN and POLLOUT.
+    """
+    if socket.closed:
+        return select.POLLNVAL
+    try:
+        now = socket.readiness()
+    except OSError:  # closed in between
+        return select.POLLNVAL
+    found = 0
+    if now.readable:
+        found |= IN
+    if now.writable:
+        found |= OUT
+    if now.hung_up:
+        found |= select.POLLHUP
+    if now.failed:
+        found |= select.POLLERR
+    return found & (events | ALWAYS)
 
 
 def _poll(members: Sequence[tuple[File, int]], timeout_s: float | None) -> Found:
@@ -160,7 +178,7 @@ class _Watch:
 
     def __init__(self, members: Sequence[tuple[File, int]]) -> None:
         self.contexts: dict[DeviceContext, None] = {}
-        self._sockets: list[tuple[int, Pollable, int]] = []  # place, socket, events
+        self._sockets: list[tuple[int, Socket, int]] = []  # place, socket, events
         self._places: dict[int, list[tuple[int, int]]] = {}  # of a descriptor, with events
         self._changed: deque[int] = deque()  # indices into `_sockets`
         self._watchers: list[Watcher] = []

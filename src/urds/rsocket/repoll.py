@@ -30,10 +30,11 @@ from typing import Any, Final
 
 from urds.common.forks import renewed
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.device_context import DeviceContext, attended
 from urds.rsocket.link.service import service
-from urds.rsocket.poll import File, find
-from urds.rsocket.waiting import Doorbell, Pollable, Watcher, attended, revents
+from urds.rsocket.poll import File, find, revents
+from urds.rsocket.socket import Socket
+from urds.rsocket.waiting import Doorbell, Watcher
 
 Event = tuple[Any, int]  # what was registered as `data`, else the number; and its events
 
@@ -42,7 +43,7 @@ Event = tuple[Any, int]  # what was registered as `data`, else the number; and i
 class Member:
     """One registered rsocket."""
 
-    socket: Pollable
+    socket: Socket
     number: int | None  # as registered; `None`: an object, whose number is asked for late
     events: int
     data: Any
@@ -76,7 +77,7 @@ class ReadyList:
         self.lock = renewed(threading.Lock())
         self.devices: Counter[DeviceContext] = Counter()  # how many members each can change
         self.idle_count = 0  # members that are at no device yet
-        self._members: dict[Pollable, Member] = {}
+        self._members: dict[Socket, Member] = {}
         self._listed: OrderedDict[Member, None] = OrderedDict()
         self._on_list = on_list
         self._on_ready = on_ready
@@ -103,7 +104,7 @@ class ReadyList:
         member.socket.watchers.add(member.watcher)
         self.note(member)
 
-    def find(self, socket: Pollable) -> Member:
+    def find(self, socket: Socket) -> Member:
         """Return the member that a socket is. Raises OSError: ENOENT."""
         member = self._members.get(socket)
         if member is None:

@@ -1,4 +1,4 @@
-"""Waiting for rsockets: watchers, readiness as poll shows it, doorbells, and timeouts of calls.
+"""Waiting for rsockets: watchers, doorbells, and timeouts of calls.
 
 librdmacm lets one thread take the event for which another one sleeps, and so wakes all pollers at
 each change and has each of them get up twice a second (docs/reference/rsocket.md 13, 16). Here no
@@ -16,25 +16,17 @@ another thread that closes the socket ends it.
 from __future__ import annotations
 
 import errno
-import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, Protocol, TypeGuard
+from collections.abc import Callable
 
 from urds.common.forks import renewed
 from urds.common.readiness import EventDescriptor
 from urds.rsocket.errors import os_error
-from urds.rsocket.link.device_context import DeviceContext, Readiness
 
 Watcher = Callable[[], None]
 # Waits until its first argument says so, the seconds are over or never; returns what it said last.
 Wait = Callable[[Callable[[], bool], float | None], bool]
-
-IN: Final = select.POLLIN | select.POLLRDNORM
-OUT: Final = select.POLLOUT | select.POLLWRNORM
-ALWAYS: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL  # reported unasked too
 
 
 class CallTimeout:
@@ -50,11 +42,6 @@ class CallTimeout:
     def is_infinite(self) -> bool:
         """Return whether a wait ends only when there is what it waits for."""
         return self._wait_s is None
-
-    @property
-    def is_zero(self) -> bool:
-        """Return whether a call may not wait at all."""
-        return self._wait_s == 0
 
     def shorter(self, wait_s: float) -> float:
         """Return `wait_s`, or the whole timeout if that is less."""
@@ -72,7 +59,7 @@ class CallTimeout:
                 self._end_s = now_s + wait_s
             wait_s = max(0.0, self._end_s - now_s)
         if not wait(is_ready, wait_s):
-            raise os_error(errno.EAGAIN) if self.is_zero else TimeoutError("timed out")
+            raise os_error(errno.EAGAIN) if self._wait_s == 0 else TimeoutError("timed out")
 
 
 class Watchers:
@@ -109,57 +96,6 @@ class Watchers:
         return bool(self._callbacks)
 
 
-class Pollable(Protocol):
-    """What rpoll, Repoll and asyncio need to know of a socket."""
-
-    @property
-    def watchers(self) -> Watchers:
-        """The callbacks of its changes."""
-
-    @property
-    def contexts(self) -> Sequence[DeviceContext]:
-        """Return the devices that can change its readiness; none of an idle socket."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-
-    def readiness(self) -> Readiness:
-        """Return what it can do now; any thread. Raises OSError: EBADF, it is closed."""
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-
-
-def is_pollable(file: object) -> TypeGuard[Pollable]:
-    """Tell an rsocket from other objects that have a descriptor."""
-    return isinstance(getattr(file, "watchers", None), Watchers)
-
-
-def revents(pollable: Pollable, events: int) -> int:
-    """Return what poll would report of a socket for `events`. POLLNVAL: closed.
-
-    Source: docs/reference/rsocket.md 13, table of conditions. As with kernel sockets POLLRDNORM and
-    POLLWRNORM go with POLLIN and POLLOUT.
-    """
-    if pollable.closed:
-        return select.POLLNVAL
-    try:
-        now = pollable.readiness()
-    except OSError:  # closed in between
-        return select.POLLNVAL
-    found = 0
-    if now.readable:
-        found |= IN
-    if now.writable:
-        found |= OUT
-    if now.hung_up:
-        found |= select.POLLHUP
-    if now.failed:
-        found |= select.POLLERR
-    return found & (events | ALWAYS)
-
-
 class Doorbell:
     """A descriptor that is readable from `ring` to `quiet`: it ends sleeps in the kernel."""
 
@@ -175,33 +111,15 @@ class Doorbell:
 
     def ring(self) -> None:
         """Make it readable; one system call, and only the first time."""
-        self._set(True)
+        with self._lock:
+            self._descriptor.set(True)
 
     def quiet(self) -> None:
         """Make it unreadable. Look at what it rang for afterwards, not before."""
-        self._set(False)
+        with self._lock:
+            self._descriptor.set(False)
 
     def close(self) -> None:
         """Close the descriptor; safe twice. A later ring, of a thread that was slow, is silent."""
         with self._lock:
             self._descriptor.close()
-
-    def _set(self, is_set: bool) -> None:
-        with self._lock:
-            self._descriptor.set(is_set)
-
-
-@contextmanager
-def attended(contexts: Iterable[DeviceContext]) -> Iterator[None]:
-    """Have these devices progress by threads of their own while the caller sleeps elsewhere."""
-    begun: list[DeviceContext] = []
-    try:
-        for context in contexts:
-            with context.adapter.lock:
-                context.adapter.add_external_waiter()
-            begun.append(context)
-        yield
-    finally:
-        for context in begun:
-            with context.adapter.lock:
-                context.adapter.remove_external_waiter()

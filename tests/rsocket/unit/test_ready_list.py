@@ -16,8 +16,9 @@ from tests.rsocket.unit.rsocket_fakes import (
     FakeContext,
     FakeSocket,
 )
+from urds.rsocket.poll import revents
 from urds.rsocket.repoll import Member, ReadyList
-from urds.rsocket.waiting import Doorbell, Watchers, revents
+from urds.rsocket.waiting import Doorbell, Watchers
 
 IN, OUT, HUP, ERR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP, select.EPOLLERR
 

@@ -17,8 +17,9 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, cast
 
 from urds.rsocket.aio.waiting import LoopCalls, loop_calls
+from urds.rsocket.link.device_context import attended
+from urds.rsocket.poll import revents
 from urds.rsocket.socket import Socket
-from urds.rsocket.waiting import attended, revents
 
 READ_BYTES: Final = 1 << 18  # of one pass: then others come
 WRITE_HIGH_BYTES: Final = 1 << 16  # as asyncio has it

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from urds.rsocket.link.device_context import DeviceContext
-from urds.rsocket.waiting import Pollable, attended
+from urds.rsocket.link.device_context import DeviceContext, attended
+from urds.rsocket.socket import Socket
 
 Call = Callable[[], None]
 
@@ -72,7 +72,7 @@ def loop_calls() -> LoopCalls:
     return found
 
 
-async def until(socket: Pollable, is_ready: Callable[[], bool]) -> None:
+async def until(socket: Socket, is_ready: Callable[[], bool]) -> None:
     """Wait for `is_ready`, asked again whenever the socket changes. Takes nothing by itself.
 
     It is asked on the thread that makes the change, and may hold the lock of the device. Raises

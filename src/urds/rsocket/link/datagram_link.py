@@ -63,16 +63,9 @@ class DatagramWaiters:
         changed = threading.Event()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._waiting.add(changed.set)
+        pause_s = _PAUSE_S if self._simulated else None
         try:
-            while not self._is_over(is_over):
-                left_s = None if end_s is None else end_s - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    return False
-                if self._simulated:
-                    left_s = _PAUSE_S if left_s is None else min(left_s, _PAUSE_S)
-                changed.wait(left_s)
-                changed.clear()
-            return True
+            return devices.wait_for_changes(changed, lambda: self._is_over(is_over), end_s, pause_s)
         finally:
             self._waiting.discard(changed.set)
 
@@ -85,9 +78,7 @@ class DatagramWaiters:
         """Have those ask again who wait at a device, or for one of several. No lock is held."""
         for context in self._contexts:
             with context.adapter.lock:
-                for watcher in list(context.watchers):
-                    watcher()
-                context.adapter.notify()
+                context.tell()
 
     def _is_over(self, is_over: Callable[[], bool]) -> bool:
         for adapter in self._simulated:

@@ -12,7 +12,8 @@ Everything here needs the adapter's lock.
 import ctypes
 import errno
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -199,3 +200,19 @@ class DeviceContext:
         if link is not None:
             self.mark(link)
         return True
+
+
+@contextmanager
+def attended(contexts: Iterable[DeviceContext]) -> Iterator[None]:
+    """Have these devices progress by threads of their own while the caller sleeps elsewhere."""
+    begun: list[DeviceContext] = []
+    try:
+        for context in contexts:
+            with context.adapter.lock:
+                context.adapter.add_external_waiter()
+            begun.append(context)
+        yield
+    finally:
+        for context in begun:
+            with context.adapter.lock:
+                context.adapter.remove_external_waiter()

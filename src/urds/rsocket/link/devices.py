@@ -17,7 +17,7 @@ from typing import Final
 
 from urds.common.forks import renewed
 from urds.rsocket import settings
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.device_context import DeviceContext, attended
 from urds.verbs.device import DEVICE_VARIABLE, find_device
 from urds.verbs.providers.base import Adapter
 
@@ -126,21 +126,33 @@ def _wait_for_several(
     for device in devices:
         with device.adapter.lock:
             device.watchers.add(changed.set)
-            device.adapter.add_external_waiter()
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     try:
-        while not is_ready():
-            left_s = None if end_s is None else end_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return False
-            changed.wait(left_s)
-            changed.clear()
-        return True
+        with attended(devices):
+            return wait_for_changes(changed, is_ready, end_s)
     finally:
         for device in devices:
             with device.adapter.lock:
                 device.watchers.discard(changed.set)
-                device.adapter.remove_external_waiter()
+
+
+def wait_for_changes(
+    changed: threading.Event,
+    is_ready: Callable[[], bool],
+    end_s: float | None,
+    pause_s: float | None = None,
+) -> bool:
+    """Ask at each change, and every `pause_s`, until `is_ready()` or `end_s`; return its answer."""
+    while not is_ready():
+        left_s = pause_s
+        if end_s is not None:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            left_s = left_s if pause_s is None else min(left_s, pause_s)
+        changed.wait(left_s)
+        changed.clear()
+    return True
 
 
 def _close_all() -> None:
