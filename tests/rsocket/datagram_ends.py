@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from urds.common.types import HostPort
 from urds.rsocket.core.datagram import DatagramSettings
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.verbs.device import find_device
 from urds.verbs.providers.base import Adapter
 from urds.verbs.providers.sim import SimNetwork

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.verbs.device import find_device
 
 LIFE_S = 60.0

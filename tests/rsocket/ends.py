@@ -8,7 +8,7 @@ from functools import partial
 
 from urds.rsocket.core.stream import StreamSettings
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.listener import StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.device import find_device

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.rsocket.ends import WAIT_S, Ends, ends, send_all
 from urds.common.types import HostPort
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
 from urds.rsocket.wire.stream import ConnectData, ConnectFlag, Sge
 from urds.verbs.device import find_device

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rsocket.socket_pairs import WAIT_S
 from urds.common.types import HostPort
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.stream_link import parameters_with
 from urds.rsocket.socket import Socket
 from urds.verbs.device import find_device

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
-from urds.rsocket.link import device_context as opening_module
+from urds.rsocket.link import devices
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.wire.stream import CONNECT_DATA_BYTES, Op, Sge, emit_imm_data
 from urds.verbs.engine.numbers import WCOpcode, WCStatus
@@ -89,9 +89,9 @@ def test_without_memory_for_its_window_a_request_is_refused(
     scene: Siege, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many windows as there are: further connects cost nothing, and the others go on."""
-    monkeypatch.setattr(opening_module, "MEMORY_BYTES_MAX", scene.both.there.memory_bytes)
+    monkeypatch.setattr(devices, "MEMORY_BYTES_MAX", scene.both.there.memory_bytes)
     with monkeypatch.context() as unbounded:  # of the stranger's own process
-        unbounded.setattr(opening_module, "MEMORY_BYTES_MAX", 1 << 30)
+        unbounded.setattr(devices, "MEMORY_BYTES_MAX", 1 << 30)
         stranger = scene.stranger()
     stranger.connect(scene.both.listener.local, stranger.data().emit())
     scene.until(lambda: stranger.is_over)

@@ -12,7 +12,7 @@ from weakref import finalize
 
 from urds.rsocket.core.stream import Memory
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 
 Keys = dict["DeviceContext", Memory]
 

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar, Union
 
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext, attended
+from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.socket import Socket
 from urds.rsocket.waiting import Doorbell, Watcher, Watchers
 

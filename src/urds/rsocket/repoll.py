@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from urds.common.forks import renewed
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext, attended
+from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.link.service import service
 from urds.rsocket.poll import File, find, revents
 from urds.rsocket.socket import Socket

@@ -31,7 +31,7 @@ from urds.rsocket.core.datagram import DatagramStats
 from urds.rsocket.core.stream import StreamStats
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.devices import DeviceContext, Readiness
 from urds.rsocket.link.listener import StreamListener
 from urds.rsocket.link.stream_link import StreamLink
 from urds.rsocket.waiting import Watchers

@@ -34,7 +34,7 @@ from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
 from urds.rsocket.core.stream import Shut, StreamStats
 from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.listener import PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.socket import Socket, demand_no_ancillary

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, cast
 
 from urds.rsocket.aio.waiting import LoopCalls, loop_calls
-from urds.rsocket.link.device_context import attended
+from urds.rsocket.link.devices import attended
 from urds.rsocket.poll import revents
 from urds.rsocket.socket import Socket
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from urds.rsocket.link.device_context import DeviceContext, attended
+from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.socket import Socket
 
 Call = Callable[[], None]

@@ -27,7 +27,7 @@ from urds.rsocket.core.datagram import (
     LookUp,
     QueuePairAddress,
 )
-from urds.rsocket.link.device_context import DeviceContext
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.wire.datagram import BIND_ID_BYTES
 from urds.verbs.cm_parameters import UD_QKEY
 from urds.verbs.engine.completions import CompletionQueue

@@ -36,7 +36,7 @@ from urds.rsocket.core.datagram import (
 )
 from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_device import DatagramDevice
-from urds.rsocket.link.device_context import DeviceContext, Readiness
+from urds.rsocket.link.devices import DeviceContext, Readiness
 from urds.rsocket.link.service import service
 from urds.rsocket.link.udp import UdpSocket
 from urds.rsocket.wire.datagram import BIND_ID_BYTES

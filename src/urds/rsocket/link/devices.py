@@ -1,25 +1,235 @@
-"""Which devices the rsockets of this process use, and waiting for one or several of them.
+"""The devices that the rsockets of this process use: which, how they share one, and how they wait.
 
 `URDS_RSOCKET_DEVICES` names them in the order in which they are tried (`shm0,tcp0`: shared memory
 within the host, iWARP between hosts); with `URDS_VERBS_DEVICE` it is that one alone. They are
 opened when the first socket needs them, and closed with the process, after what was sent has left.
+
+librdmacm makes a queue pair, a completion queue, a channel with its descriptor and a receive
+queue for each socket, and asks each of them when it waits. Here all sockets of a device share one
+`DeviceContext`: one completion queue, which hands each completion to its link at once, one queue of
+receives, one descriptor and the threads that make it progress; a socket costs its queue pair and
+receive ring. Source: docs/reference/rsocket.md 18, rules for connections.
 """
 
 import atexit
+import ctypes
 import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from urds.common.forks import renewed
 from urds.rsocket import settings
-from urds.rsocket.link.device_context import DeviceContext, attended
+from urds.rsocket.core.stream import Memory
 from urds.verbs.device import DEVICE_VARIABLE, find_device
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.keys import Region
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.receives import SharedReceiveQueue
+from urds.verbs.engine.work import WC, RecvWR
 from urds.verbs.providers.base import Adapter
+
+RECEIVES: Final = 1024  # each goes back at once; more are never taken at one time
+MEMORY_BYTES_MAX: Final = 1 << 30  # of the receive rings of all sockets
+MAPPABLE_BYTES_MIN: Final = 1 << 16  # smaller rings are not worth a device's own memory
+_WRITTEN: Final = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
+_RECEIVE: Final = RecvWR(wr_id=1)
+_INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
+
+
+class Readiness(NamedTuple):
+    """What poll would report: POLLIN, POLLOUT, POLLHUP, POLLERR."""
+
+    readable: bool  # something to receive or to accept, or the end
+    writable: bool  # room to send, or the certainty that sending fails
+    hung_up: bool  # neither direction is open any more
+    failed: bool  # an error waits for SO_ERROR
+
+
+class Finishable(Protocol):
+    """What has something to do once the engine call under way is over."""
+
+    def finish_pass(self) -> None:
+        """Do it; the adapter's lock is held."""
+
+
+class QueuePairOwner(Finishable, Protocol):
+    """What takes the completions of a queue pair; the adapter's lock is held."""
+
+    def handle_received(self, wc: WC, /) -> None:
+        """Take the completion of a receive."""
+
+    def handle_sent(self, wc: WC, /) -> None:
+        """Take the completion of a request."""
+
+    def close(self) -> None:
+        """Close what the queue pair belongs to. The lock may be held or not."""
+
+
+@dataclass(slots=True)
+class DeviceContextStats:
+    """What happened on one device since it was opened."""
+
+    connects: int = 0
+    accepts: int = 0
+    refused_private_data: int = 0  # requests that are none of an rsocket
+    cut_links: int = 0  # peers that broke the protocol
+    memory_refused: int = 0  # rings beyond MEMORY_BYTES_MAX
+
+
+class DeviceContext:
+    """A device, opened for rsockets: memory, queue pairs and their completions.
+
+    Everything here needs the lock of the adapter.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        """Take an open device. Raises OSError: EOPNOTSUPP without writes with immediate data."""
+        if not adapter.attributes.rdma_with_imm:
+            name = adapter.attributes.name
+            raise OSError(errno.EOPNOTSUPP, f"{name} lacks rdma_with_imm, which streams need")
+        self.adapter = adapter
+        self.name = adapter.attributes.name
+        self.stats = DeviceContextStats()
+        self.memory_bytes = 0
+        self.watchers: set[Callable[[], None]] = set()  # called when something changed
+        self.links: dict[int, QueuePairOwner] = {}  # by queue pair
+        self.leaving: set[QueuePairOwner] = set()  # closed, and with something still to send
+        self.is_abandoned = False  # by a fork: the parent's
+        self._pd = object()
+        self._regions: dict[int, Region] = {}  # by rkey
+        self._ring_keys: set[int] = set()  # those of them that count for `memory_bytes`
+        self._dirty: dict[Finishable, None] = {}
+        self._receives = SharedReceiveQueue(RECEIVES, 1, pd=self._pd)
+        self._completions = CompletionQueue(1)
+        self._completions.on_push = self._take
+        for _ in range(RECEIVES):
+            self._receives.post(_RECEIVE)
+
+    # -- memory: `MemorySource` of the streams
+
+    def allocate(self, byte_count: int) -> Memory:
+        """Return registered memory that the peer may write. Raises OSError: ENOMEM."""
+        in_use = self.memory_bytes
+        if in_use + byte_count > MEMORY_BYTES_MAX:
+            self.stats.memory_refused += 1
+            raise OSError(
+                errno.ENOMEM,
+                f"window of {byte_count} bytes: {in_use} of {MEMORY_BYTES_MAX} in use",
+            )
+        is_large = byte_count >= MAPPABLE_BYTES_MIN
+        view = self.adapter.allocate(byte_count) if is_large else memoryview(bytearray(byte_count))
+        memory = self.register(view)
+        self._ring_keys.add(memory.rkey)
+        self.memory_bytes += byte_count
+        return memory
+
+    def register(self, view: memoryview) -> Memory:
+        """Let the peers that learn the key write into memory of the application."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        region = self.adapter.keys.register(self._pd, view, address, _WRITTEN)
+        self._regions[region.rkey] = region
+        return Memory(view, address, region.rkey)
+
+    def release(self, memory: Memory) -> None:
+        """Take a registration back: no peer writes there any more."""
+        region = self._regions.pop(memory.rkey)
+        if memory.rkey in self._ring_keys:
+            self._ring_keys.remove(memory.rkey)
+            self.memory_bytes -= region.length
+        self.adapter.keys.deregister(region)
+
+    # -- queue pairs
+
+    def queue_pair(self, link: QueuePairOwner, send_queue: int) -> QueuePair:
+        """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM."""
+        adapter = self.adapter
+        qp = QueuePair(
+            qpn=adapter.new_qpn(),
+            qp_type=QPType.RC,
+            pd=self._pd,
+            send_cq=self._completions,
+            recv_cq=self._completions,
+            srq=self._receives,
+            cap=QPCap(max_send_wr=send_queue, max_recv_wr=0, max_send_sge=1, max_recv_sge=1),
+            sq_sig_all=True,
+            keys=adapter.keys,
+            link=adapter.attributes.link,
+        )
+        adapter.add(qp)
+        self._receives.attached += 1
+        qp.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=_WRITTEN), _INIT, adapter.now_ns())
+        self.links[qp.qpn] = link
+        return qp
+
+    def forget(self, qp: QueuePair) -> None:
+        """Drop a queue pair."""
+        if self.links.pop(qp.qpn, None) is not None:
+            self._receives.attached -= 1
+            self.adapter.remove(qp)
+
+    # -- what happens
+
+    def mark(self, changed: Finishable) -> None:
+        """See to it that `changed.finish_pass()` runs once the engine call under way is over."""
+        if not self._dirty:
+            self.adapter.call_soon(self._finish_passes)
+        self._dirty[changed] = None
+
+    def _finish_passes(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        left = deque(dirty)
+        try:
+            while left:
+                left.popleft().finish_pass()
+        finally:
+            for changed in left:  # one that raises does not keep the others from theirs
+                self.mark(changed)
+        self.tell()
+
+    def tell(self) -> None:
+        """Notify all calls that wait for this device, on it or on several."""
+        if self.watchers:
+            for watcher in list(self.watchers):
+                watcher()
+        self.adapter.notify()
+
+    def _take(self, wc: WC, _solicited: bool) -> bool:
+        """Hand a completion to its link; none is ever queued."""
+        link = self.links.get(wc.qp_num)
+        if wc.wr_id:
+            self._receives.post(_RECEIVE)
+            if link is not None:
+                link.handle_received(wc)
+        elif link is not None:
+            link.handle_sent(wc)
+        if link is not None:
+            self.mark(link)
+        return True
+
+
+@contextmanager
+def attended(contexts: Iterable[DeviceContext]) -> Iterator[None]:
+    """Have these devices progress by threads of their own while the caller sleeps elsewhere."""
+    begun: list[DeviceContext] = []
+    try:
+        for context in contexts:
+            with context.adapter.lock:
+                context.adapter.add_external_waiter()
+            begun.append(context)
+        yield
+    finally:
+        for context in begun:
+            with context.adapter.lock:
+                context.adapter.remove_external_waiter()
+
 
 DEVICES_VARIABLE: Final = "URDS_RSOCKET_DEVICES"
 DEVICES_DEFAULT: Final = "shm0,tcp0"
