@@ -9,15 +9,6 @@ from __future__ import annotations
 import errno
 import socket as system
 from collections.abc import Iterable
-from socket import (
-    MSG_CMSG_CLOEXEC,
-    MSG_DONTROUTE,
-    MSG_DONTWAIT,
-    MSG_NOSIGNAL,
-    MSG_PEEK,
-    MSG_TRUNC,
-    SOCK_DGRAM,
-)
 from typing import Any, Final
 
 from urds.common.receive_buffers import all_writable, checked_size, fill, writable
@@ -32,15 +23,21 @@ from urds.rsocket.socket import Socket, demand_no_ancillary
 from urds.rsocket.waiting import CallTimeout
 
 SLOT_BYTES: Final = 2048  # of one datagram with its headers; docs/reference/rsocket.md 10
-_DONTWAIT: Final = int(MSG_DONTWAIT)
-_PEEK: Final = int(MSG_PEEK)
-_TRUNC: Final = int(MSG_TRUNC)
-_SEND_FLAGS: Final = int(MSG_DONTWAIT | MSG_NOSIGNAL | MSG_DONTROUTE)
-_RECEIVE_FLAGS: Final = int(MSG_DONTWAIT | MSG_PEEK | MSG_TRUNC | MSG_NOSIGNAL | MSG_CMSG_CLOEXEC)
+_DONTWAIT: Final = int(system.MSG_DONTWAIT)
+_PEEK: Final = int(system.MSG_PEEK)
+_TRUNC: Final = int(system.MSG_TRUNC)
+_SEND_FLAGS: Final = int(system.MSG_DONTWAIT | system.MSG_NOSIGNAL | system.MSG_DONTROUTE)
+_RECEIVE_FLAGS: Final = int(
+    system.MSG_DONTWAIT
+    | system.MSG_PEEK
+    | system.MSG_TRUNC
+    | system.MSG_NOSIGNAL
+    | system.MSG_CMSG_CLOEXEC
+)
 _NEVER: Final = 0.0
 
 
-class DatagramSocket(Socket, kind=SOCK_DGRAM):
+class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
     """Datagrams over a queue pair where the peer has one, over UDP where not."""
 
     __slots__ = ("_link",)

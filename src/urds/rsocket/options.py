@@ -10,34 +10,12 @@ librdmacm/rsocket.c).
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from socket import (
-    IP_TOS,
-    IPPROTO_IP,
-    IPPROTO_IPV6,
-    IPPROTO_TCP,
-    IPV6_V6ONLY,
-    SO_BROADCAST,
-    SO_ERROR,
-    SO_KEEPALIVE,
-    SO_LINGER,
-    SO_OOBINLINE,
-    SO_RCVBUF,
-    SO_REUSEADDR,
-    SO_SNDBUF,
-    SOL_SOCKET,
-    TCP_CONGESTION,
-    TCP_INFO,
-    TCP_KEEPCNT,
-    TCP_KEEPIDLE,
-    TCP_KEEPINTVL,
-    TCP_MAXSEG,
-    TCP_NODELAY,
-)
 from typing import Any, Final
 
 from urds.rsocket.constants import (
@@ -314,47 +292,55 @@ _RECEIVE_BYTES_MIN: Final = 2048
 
 _RDMA: Final[dict[int, Option]] = {
     RdmaOpt.SQSIZE: Option(
-        _clipped("send_queue", QUEUE_MIN, QUEUE_MAX), _field("send_queue"), is_early=True
+        _clipped("send_queue", QUEUE_MIN, QUEUE_MAX),
+        _field("send_queue"),
+        is_early=True,
     ),
     RdmaOpt.RQSIZE: Option(
-        _clipped("receive_queue", QUEUE_MIN, QUEUE_MAX), _field("receive_queue"), is_early=True
+        _clipped("receive_queue", QUEUE_MIN, QUEUE_MAX),
+        _field("receive_queue"),
+        is_early=True,
     ),
     RdmaOpt.INLINE: Option(
-        _clipped("inline_bytes", 0, INLINE_BYTES_MAX), _field("inline_bytes"), is_early=True
+        _clipped("inline_bytes", 0, INLINE_BYTES_MAX),
+        _field("inline_bytes"),
+        is_early=True,
     ),
     RdmaOpt.IOMAPSIZE: Option(_slots, _field("iomap_slots"), is_early=True),
     RdmaOpt.ROUTE: Option(_route, _read_route, is_early=True),
 }
 _SOCKET: Final[dict[int, Option]] = {
-    SO_REUSEADDR: Option(_switch("reuse_address"), _field("reuse_address")),
-    SO_RCVBUF: Option(_receive_buffer, _field("receive_bytes")),
-    SO_SNDBUF: Option(_send_buffer, _field("send_bytes")),
-    SO_LINGER: Option(_linger_timer, _read_linger),
-    SO_KEEPALIVE: Option(_switch("keepalive"), _field("keepalive")),
-    SO_OOBINLINE: Option(_switch("oob_inline"), _field("oob_inline")),
-    SO_ERROR: Option(read=_read_error),
-    SO_BROADCAST: Option(read=_constant(0)),
+    socket.SO_REUSEADDR: Option(_switch("reuse_address"), _field("reuse_address")),
+    socket.SO_RCVBUF: Option(_receive_buffer, _field("receive_bytes")),
+    socket.SO_SNDBUF: Option(_send_buffer, _field("send_bytes")),
+    socket.SO_LINGER: Option(_linger_timer, _read_linger),
+    socket.SO_KEEPALIVE: Option(_switch("keepalive"), _field("keepalive")),
+    socket.SO_OOBINLINE: Option(_switch("oob_inline"), _field("oob_inline")),
+    socket.SO_ERROR: Option(read=_read_error),
+    socket.SO_BROADCAST: Option(read=_constant(0)),
 }
 _IP: Final[dict[int, Option]] = {
-    IP_TOS: Option(_within("type_of_service", 0, _TOS_MAX), _field("type_of_service")),
+    socket.IP_TOS: Option(_within("type_of_service", 0, _TOS_MAX), _field("type_of_service")),
 }
 _TCP: Final[dict[int, Option]] = {
-    TCP_NODELAY: Option(_switch("no_delay"), _field("no_delay")),
-    TCP_MAXSEG: Option(_nothing, _read_segment),
-    TCP_CONGESTION: Option(_nothing, _constant(1)),
-    TCP_KEEPIDLE: Option(_within("keepalive_idle_s", 1, (1 << 31) - 1), _read_keepalive_idle),
-    TCP_KEEPCNT: Option(_nothing, _constant(1)),
-    TCP_KEEPINTVL: Option(_nothing, _constant(1)),
-    TCP_INFO: Option(read=_read_info),
+    socket.TCP_NODELAY: Option(_switch("no_delay"), _field("no_delay")),
+    socket.TCP_MAXSEG: Option(_nothing, _read_segment),
+    socket.TCP_CONGESTION: Option(_nothing, _constant(1)),
+    socket.TCP_KEEPIDLE: Option(
+        _within("keepalive_idle_s", 1, (1 << 31) - 1), _read_keepalive_idle
+    ),
+    socket.TCP_KEEPCNT: Option(_nothing, _constant(1)),
+    socket.TCP_KEEPINTVL: Option(_nothing, _constant(1)),
+    socket.TCP_INFO: Option(read=_read_info),
 }
 _IPV6: Final[dict[int, Option]] = {
-    IPV6_V6ONLY: Option(_switch("v6_only"), _field("v6_only")),
+    socket.IPV6_V6ONLY: Option(_switch("v6_only"), _field("v6_only")),
 }
 
 OPTIONS: Final[dict[int, dict[int, Option]]] = {
     SOL_RDMA: _RDMA,
-    SOL_SOCKET: _SOCKET,
-    IPPROTO_IP: _IP,
-    IPPROTO_TCP: _TCP,
-    IPPROTO_IPV6: _IPV6,
+    socket.SOL_SOCKET: _SOCKET,
+    socket.IPPROTO_IP: _IP,
+    socket.IPPROTO_TCP: _TCP,
+    socket.IPPROTO_IPV6: _IPV6,
 }

@@ -12,19 +12,6 @@ import errno
 import socket as system
 from collections.abc import Iterable, Sequence
 from functools import partial
-from socket import (
-    AF_INET,
-    IPPROTO_TCP,
-    SHUT_RD,
-    SHUT_RDWR,
-    SHUT_WR,
-    SO_KEEPALIVE,
-    SO_REUSEADDR,
-    SOCK_STREAM,
-    SOL_SOCKET,
-    TCP_KEEPIDLE,
-    TCP_NODELAY,
-)
 from typing import Any, Final
 
 from urds.common.receive_buffers import all_writable, writable
@@ -43,8 +30,11 @@ from urds.rsocket.waiting import CallTimeout
 
 BACKLOG_DEFAULT: Final = 128
 # Options that act on a connection that is there, beside TCP_NODELAY.
-_OF_KEEPALIVE: Final = {(SOL_SOCKET, SO_KEEPALIVE), (IPPROTO_TCP, TCP_KEEPIDLE)}
-_SHUT: Final = {SHUT_RD: Shut.RD, SHUT_WR: Shut.WR, SHUT_RDWR: Shut.RDWR}
+_OF_KEEPALIVE: Final = {
+    (system.SOL_SOCKET, system.SO_KEEPALIVE),
+    (system.IPPROTO_TCP, system.TCP_KEEPIDLE),
+}
+_SHUT: Final = {system.SHUT_RD: Shut.RD, system.SHUT_WR: Shut.WR, system.SHUT_RDWR: Shut.RDWR}
 _STATES: Final = {
     LinkState.IDLE: options.TcpState.CLOSE,
     LinkState.CONNECTING: options.TcpState.SYN_SENT,
@@ -53,7 +43,7 @@ _STATES: Final = {
 }
 
 
-class StreamSocket(Socket, kind=SOCK_STREAM):
+class StreamSocket(Socket, kind=system.SOCK_STREAM):
     """A stream: reliable bytes in order, between two sockets."""
 
     __slots__ = (
@@ -386,7 +376,7 @@ class StreamSocket(Socket, kind=SOCK_STREAM):
         if link is None or link.stream is None:
             return
         with link.context.adapter.lock:
-            if (level, option) == (IPPROTO_TCP, TCP_NODELAY):
+            if (level, option) == (system.IPPROTO_TCP, system.TCP_NODELAY):
                 link.stream.sending.set_no_delay(self._options.no_delay)
             elif (level, option) in _OF_KEEPALIVE:
                 link.stream.keepalive.set_interval(options.keepalive_ns(self._options))
@@ -404,7 +394,9 @@ class StreamSocket(Socket, kind=SOCK_STREAM):
         """
         self._check_open()
         if how not in _SHUT:
-            raise os_error(errno.EINVAL, f"how {how} is not from {SHUT_RD} to {SHUT_RDWR}")
+            raise os_error(
+                errno.EINVAL, f"how {how} is not from {system.SHUT_RD} to {system.SHUT_RDWR}"
+            )
         link = self._transfer.link
         if link is None:
             raise os_error(errno.ENOTCONN)
@@ -449,7 +441,7 @@ class _Unset:
 _UNSET = _Unset()
 
 
-def socket(family: int = AF_INET, type: int = SOCK_STREAM, proto: int = 0) -> Socket:
+def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: int = 0) -> Socket:
     """Return a new socket, as `socket.socket` does; see `Socket`."""
     return Socket(family, type, proto)
 
@@ -466,7 +458,7 @@ def create_connection(
     """
     host, port = address
     problem: OSError | None = None
-    for family, _, _, _, name in system.getaddrinfo(host, port, type=SOCK_STREAM):
+    for family, _, _, _, name in system.getaddrinfo(host, port, type=system.SOCK_STREAM):
         try:
             made = Socket(family)
         except OSError as error:
@@ -488,11 +480,13 @@ def create_connection(
     raise problem or OSError(f"no address of {host!r}")
 
 
-def create_server(address: Any, *, family: int = AF_INET, backlog: int = BACKLOG_DEFAULT) -> Socket:
+def create_server(
+    address: Any, *, family: int = system.AF_INET, backlog: int = BACKLOG_DEFAULT
+) -> Socket:
     """Return a socket that listens at an address, of which a closed one may be a moment ago."""
     made = Socket(family)
     try:
-        made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        made.setsockopt(system.SOL_SOCKET, system.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(backlog)
     except BaseException:

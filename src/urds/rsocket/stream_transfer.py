@@ -16,19 +16,9 @@ Source: docs/reference/rsocket.md 6, 7, 18.
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable
 from functools import partial
-from socket import (
-    MSG_CMSG_CLOEXEC,
-    MSG_CONFIRM,
-    MSG_DONTROUTE,
-    MSG_DONTWAIT,
-    MSG_EOR,
-    MSG_MORE,
-    MSG_NOSIGNAL,
-    MSG_PEEK,
-    MSG_WAITALL,
-)
 from typing import Any, Final, NamedTuple
 
 from urds.common.receive_buffers import fill
@@ -44,13 +34,17 @@ ZERO_COPY_WAIT_S: Final = 0.005  # some wake-ups of a peer that does read
 
 # As integers: an enum makes each operation on flags twenty times as long. MSG_NOSIGNAL and the
 # like change nothing here: no SIGPIPE is sent, nothing is routed.
-_DONTWAIT: Final = int(MSG_DONTWAIT)
-_PEEK: Final = int(MSG_PEEK)
-_WAITALL: Final = int(MSG_WAITALL)
+_DONTWAIT: Final = int(socket.MSG_DONTWAIT)
+_PEEK: Final = int(socket.MSG_PEEK)
+_WAITALL: Final = int(socket.MSG_WAITALL)
 _SEND_FLAGS: Final = _DONTWAIT | int(
-    MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM | MSG_DONTROUTE
+    socket.MSG_NOSIGNAL
+    | socket.MSG_MORE
+    | socket.MSG_EOR
+    | socket.MSG_CONFIRM
+    | socket.MSG_DONTROUTE
 )
-_RECEIVE_FLAGS: Final = _SEND_FLAGS | _PEEK | _WAITALL | int(MSG_CMSG_CLOEXEC)
+_RECEIVE_FLAGS: Final = _SEND_FLAGS | _PEEK | _WAITALL | int(socket.MSG_CMSG_CLOEXEC)
 _CONNECTING: Final = LinkState.CONNECTING
 _OVER: Final = LinkState.OVER
 
@@ -354,7 +348,7 @@ def _wait_on(link: StreamLink) -> Wait:
     return partial(devices.wait, (link.context,))
 
 
-_MAPPED_FLAGS: Final = int(MSG_DONTWAIT | MSG_NOSIGNAL)
+_MAPPED_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class MappedBuffer(NamedTuple):
@@ -414,7 +408,7 @@ class MappedBuffers:
         view = memoryview(data).cast("B")
         if flags & ~_MAPPED_FLAGS:
             raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_MAPPED_FLAGS:#x}")
-        call_timeout = CallTimeout(0.0 if flags & MSG_DONTWAIT else wait_s)
+        call_timeout = CallTimeout(0.0 if flags & socket.MSG_DONTWAIT else wait_s)
         link = self._transfer.connected_link(call_timeout)
         try:
             written = self._write(link, view, offset)

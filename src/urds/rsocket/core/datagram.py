@@ -35,15 +35,7 @@ from typing import Any, Final
 
 from urds.common.errors import LocalProtocolError, WireError
 from urds.common.types import BytesLike, HostPort
-from urds.rsocket.wire.datagram import (
-    QP_HEADER_V4_BYTES,
-    QP_HEADER_V6_BYTES,
-    DatagramDevicePort,
-    DatagramDevices,
-    DatagramOp,
-    QpHeader,
-    UdpHeader,
-)
+from urds.rsocket.wire import datagram as wire
 
 # Of one message at the receiver, header included. Source: docs/reference/rsocket.md 10.
 SLOT_BYTES: Final = 2048
@@ -264,9 +256,13 @@ class DatagramCore:
         self._version = ip_address(local[0]).version
         self._devices: list[LocalDevice | None] = list(devices)
         self._qpn = devices[0].qpn if devices else 0
-        device_ports = tuple(DatagramDevicePort(device.provider, device.port) for device in devices)
-        self._device_ports = DatagramDevices(bind_id, device_ports).emit()
-        self._qp_header_bytes = QP_HEADER_V4_BYTES if self._version == 4 else QP_HEADER_V6_BYTES
+        device_ports = tuple(
+            wire.DatagramDevicePort(device.provider, device.port) for device in devices
+        )
+        self._device_ports = wire.DatagramDevices(bind_id, device_ports).emit()
+        self._qp_header_bytes = (
+            wire.QP_HEADER_V4_BYTES if self._version == 4 else wire.QP_HEADER_V6_BYTES
+        )
         # One limit for UDP and queue pairs: it must not depend on how far a look-up is.
         path_mtu_bytes = min((device.mtu_bytes for device in devices), default=SLOT_BYTES)
         self.payload_bytes_max = min(SLOT_BYTES, path_mtu_bytes) - self._qp_header_bytes
@@ -288,8 +284,8 @@ class DatagramCore:
             raise LocalProtocolError(f"{local_host} on the way from {self.local}")
         destination = DatagramDestination(
             target,
-            UdpHeader(DatagramOp.DATA, self._qpn, host).emit(),
-            QpHeader(self.local[1], host).emit(),
+            wire.UdpHeader(wire.DatagramOp.DATA, self._qpn, host).emit(),
+            wire.QpHeader(self.local[1], host).emit(),
             # The header of a queue pair has no room for a scope: such peers stay with UDP.
             may_look_up="%" not in target[0],
         )
@@ -361,10 +357,10 @@ class DatagramCore:
         socket like ours is dropped and counted.
         """
         try:
-            header, rest = UdpHeader.parse(data)
+            header, rest = wire.UdpHeader.parse(data)
             if header.address.version != self._version:
                 raise WireError(f"IPv{header.address.version} header between IPv{self._version}")
-            if header.op is DatagramOp.CONTROL:
+            if header.op is wire.DatagramOp.CONTROL:
                 self._receive_control(header, rest, source, now_ns)
                 return None
         except WireError:
@@ -431,9 +427,9 @@ class DatagramCore:
     # -- messages over UDP
 
     def _receive_control(
-        self, header: UdpHeader, rest: memoryview, source: HostPort, now_ns: int
+        self, header: wire.UdpHeader, rest: memoryview, source: HostPort, now_ns: int
     ) -> None:
-        device_ports = DatagramDevices.parse(rest) if rest else None
+        device_ports = wire.DatagramDevices.parse(rest) if rest else None
         self.stats.controls_received += 1
         destination = self._destinations.find(source)
         if destination is None:
@@ -473,14 +469,14 @@ class DatagramCore:
                 return None
             destination.answered_ns = now_ns
         host = ip_address((local_host or self.local[0]).partition("%")[0])
-        header = UdpHeader(DatagramOp.CONTROL, self._qpn, host).emit()
+        header = wire.UdpHeader(wire.DatagramOp.CONTROL, self._qpn, host).emit()
         self.stats.controls_sent += 1
         return ByUdp(header + self._device_ports, source, local_host, is_data=False)
 
     # -- look-ups
 
     def _begin_look_up(
-        self, destination: DatagramDestination, device_ports: DatagramDevices, now_ns: int
+        self, destination: DatagramDestination, device_ports: wire.DatagramDevices, now_ns: int
     ) -> None:
         """Ask over the devices that both have, in our order."""
         if not destination.may_look_up or now_ns < destination.look_up_not_before_ns:
@@ -539,7 +535,7 @@ class DatagramCore:
             self._received.append((bytes(payload), source))
 
     def _read_source(self, data: BytesLike) -> HostPort:
-        header, _ = QpHeader.parse(data)
+        header, _ = wire.QpHeader.parse(data)
         if header.address.version != self._version or not header.port:
             raise WireError(f"sender {header.address} port {header.port} of IPv{self._version}")
         return str(header.address), header.port

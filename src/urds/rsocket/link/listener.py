@@ -16,13 +16,7 @@ from urds.common.types import HostPort
 from urds.rsocket.core.stream import StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.verbs.providers.base import (
-    ConnectionEventKind,
-    Listener,
-    PortSpace,
-    VerbsConnection,
-    VerbsConnectionEvent,
-)
+from urds.verbs.providers import base
 
 BACKLOG_MAX: Final = 4096
 
@@ -73,10 +67,10 @@ class StreamListener:
         self._links: deque[StreamLink] = deque()
         self._answered: set[StreamLink] = set()  # and not established yet
         # By device, each guarded by its lock: locks of two devices are never held together here.
-        self._waiting: dict[DeviceContext, deque[VerbsConnectionEvent]] = {
+        self._waiting: dict[DeviceContext, deque[base.VerbsConnectionEvent]] = {
             context: deque() for context in self.contexts
         }
-        self._listeners: list[Listener] = []
+        self._listeners: list[base.Listener] = []
         self.local = address
         reservation = None
         if address[1] == 0 and len(self.contexts) > 1:
@@ -96,7 +90,7 @@ class StreamListener:
         with context.adapter.lock:
             listener = context.adapter.listen(
                 self.local,
-                PortSpace.TCP,
+                base.PortSpace.TCP,
                 backlog=self._backlog,
                 on_event=lambda event: self._handle_event(context, event),
             )
@@ -138,14 +132,14 @@ class StreamListener:
 
     # -- what the devices say; their lock held
 
-    def _handle_event(self, context: DeviceContext, event: VerbsConnectionEvent) -> None:
-        if event.kind is not ConnectionEventKind.REQUEST:
+    def _handle_event(self, context: DeviceContext, event: base.VerbsConnectionEvent) -> None:
+        if event.kind is not base.ConnectionEventKind.REQUEST:
             return
         event.connection.on_event = lambda end: self._forget_request(context, end)
         self._waiting[context].append(event)
         context.adapter.call_soon(lambda: self._answer_waiting(context))
 
-    def _forget_request(self, context: DeviceContext, end: VerbsConnectionEvent) -> None:
+    def _forget_request(self, context: DeviceContext, end: base.VerbsConnectionEvent) -> None:
         """Drop a request that went before it was answered."""
         waiting = self._waiting[context]
         for request in list(waiting):
@@ -160,7 +154,7 @@ class StreamListener:
             self._answer(context, event.connection, event.parameters.private_data)
 
     def _answer(
-        self, context: DeviceContext, connection: VerbsConnection, private_data: bytes
+        self, context: DeviceContext, connection: base.VerbsConnection, private_data: bytes
     ) -> None:
         link = StreamLink([context], self.settings)
         link.on_change = lambda: self._note(link)

@@ -24,30 +24,24 @@ from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import SendRequest
 from urds.verbs.engine.work import WC, SendWR
-from urds.verbs.providers.base import (
-    ConnectionEventKind,
-    ConnectParameters,
-    PortSpace,
-    VerbsConnection,
-    VerbsConnectionEvent,
-)
+from urds.verbs.providers import base
 
 LINGER_S: Final = 30.0  # how long a closed link goes on sending what was accepted
 _NS: Final = 1_000_000_000
 # What the end of a connect means. Source: docs/reference/rsocket.md 2.4, 11.
 _CONNECT_ERRNO: Final = {
-    ConnectionEventKind.REFUSED: errno.ECONNREFUSED,
-    ConnectionEventKind.REJECTED: errno.ECONNREFUSED,
-    ConnectionEventKind.UNREACHABLE: errno.ETIMEDOUT,
-    ConnectionEventKind.ERROR: errno.ECONNABORTED,
-    ConnectionEventKind.DISCONNECTED: errno.ECONNABORTED,
-    ConnectionEventKind.BROKEN: errno.ECONNRESET,
+    base.ConnectionEventKind.REFUSED: errno.ECONNREFUSED,
+    base.ConnectionEventKind.REJECTED: errno.ECONNREFUSED,
+    base.ConnectionEventKind.UNREACHABLE: errno.ETIMEDOUT,
+    base.ConnectionEventKind.ERROR: errno.ECONNABORTED,
+    base.ConnectionEventKind.DISCONNECTED: errno.ECONNABORTED,
+    base.ConnectionEventKind.BROKEN: errno.ECONNRESET,
 }
 
 
-def parameters_with(private_data: bytes) -> ConnectParameters:
+def parameters_with(private_data: bytes) -> base.ConnectParameters:
     """Return the parameters of a connect or accept. Source: docs/reference/rsocket.md 2.2."""
-    return ConnectParameters(
+    return base.ConnectParameters(
         private_data=private_data,
         responder_resources=0,
         initiator_depth=0,
@@ -160,7 +154,7 @@ class StreamLink:
         self.stream: StreamCore | None = None
         self._send_queue = _SendQueue()
         self._early_imm_data: list[int] = []  # of messages before the peer's connect data
-        self._connection: VerbsConnection | None = None
+        self._connection: base.VerbsConnection | None = None
         self._untried: list[DeviceContext] = []  # by a connect
         self._connect_timeout_ns: int | None = None
         self._is_closed = False
@@ -234,7 +228,7 @@ class StreamLink:
         self._connection = context.adapter.connect(
             qp,
             self.peer,
-            PortSpace.TCP,
+            base.PortSpace.TCP,
             parameters_with(stream.connect_data),
             on_event=self._handle_event,
             local=self.local,
@@ -246,7 +240,7 @@ class StreamLink:
         self._send_queue.qp = self.context.queue_pair(self, self.settings.send_queue)
         return self.stream, self._send_queue.qp
 
-    def answer(self, connection: VerbsConnection, private_data: bytes) -> None:
+    def answer(self, connection: base.VerbsConnection, private_data: bytes) -> None:
         """Accept a request, whose private data are an rsocket's; lock held.
 
         Raises RemoteProtocolError for those that are not, OSError as `VerbsConnection.accept`; then
@@ -466,7 +460,7 @@ class StreamLink:
             self._timers.plan_keepalive(stream.poll_timeout(), self._keep_alive)
         self._tell()
 
-    def _handle_event(self, event: VerbsConnectionEvent) -> None:
+    def _handle_event(self, event: base.VerbsConnectionEvent) -> None:
         """Take an event of the connection.
 
         Data may be right behind the one that connects: the stream is ready for it on return. All
@@ -474,12 +468,12 @@ class StreamLink:
         """
         if event.connection is not self._connection:
             return
-        if event.kind is ConnectionEventKind.ESTABLISHED:
+        if event.kind is base.ConnectionEventKind.ESTABLISHED:
             self._establish(event)
         else:
             self.context.adapter.call_soon(partial(self._handle_end, event))
 
-    def _handle_end(self, event: VerbsConnectionEvent) -> None:
+    def _handle_end(self, event: base.VerbsConnectionEvent) -> None:
         if event.connection is not self._connection:
             return
         if self.state is LinkState.CONNECTING:
@@ -488,7 +482,7 @@ class StreamLink:
             # In order the peer's DISCONNECT comes before: then the stream is over already.
             self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
 
-    def _establish(self, event: VerbsConnectionEvent) -> None:
+    def _establish(self, event: base.VerbsConnectionEvent) -> None:
         stream, connection = self.stream, self._connection
         assert stream is not None and connection is not None, "connecting links have both"
         try:
@@ -505,10 +499,10 @@ class StreamLink:
             self._take_imm_data(stream, imm_data)
         self.context.mark(self)
 
-    def _fail_connect(self, event: VerbsConnectionEvent) -> None:
+    def _fail_connect(self, event: base.VerbsConnectionEvent) -> None:
         self._connection = None
         self._drop()
-        if event.kind is ConnectionEventKind.REFUSED and self._untried:
+        if event.kind is base.ConnectionEventKind.REFUSED and self._untried:
             # Not here: the lock of this device is held, and the next one has its own.
             service.call_soon(self._go_on)
             return

@@ -40,23 +40,15 @@ from urds.rsocket.core.stream.records import (
 )
 from urds.rsocket.core.stream.sending import LibrdmacmSending, Sending
 from urds.rsocket.core.stream.tables import Iomap, RemoteSgl, check_range
+from urds.rsocket.wire import stream as wire
 from urds.rsocket.wire.stream import (
     ARGUMENT_MAX,
     CREDIT_HAS_ENTRY,
     CREDIT_LIMIT_MASK,
-    IOMAP_ENTRY_BYTES,
-    SGE_BYTES,
-    VERSION,
-    ByteOrder,
-    ConnectData,
-    ConnectFlag,
     Control,
     Op,
-    Sge,
     emit_imm_data,
     parse_imm_data,
-    scale_slots,
-    slots_of,
 )
 
 RING_ALIGNMENT: Final = 64
@@ -82,9 +74,9 @@ class StreamCore:
         self.settings = settings
         self.stats = StreamStats()
         entries = settings.table_entries if settings.is_urds else LIBRDMACM_ENTRIES
-        slots = slots_of(scale_slots(settings.iomap_slots))
-        iomap_start = entries * SGE_BYTES
-        tables_end = iomap_start + slots * IOMAP_ENTRY_BYTES
+        slots = wire.slots_of(wire.scale_slots(settings.iomap_slots))
+        iomap_start = entries * wire.SGE_BYTES
+        tables_end = iomap_start + slots * wire.IOMAP_ENTRY_BYTES
         start = -(-tables_end // RING_ALIGNMENT) * RING_ALIGNMENT
         ring_bytes = first_ring_bytes(settings)
         self._source = memory
@@ -99,7 +91,7 @@ class StreamCore:
         self.keepalive = Keepalive(settings.keepalive_ns)
         self.is_urds_peer = False  # then space is announced in small steps
         self._is_peer_gone = False
-        table = Sge(region.address, region.rkey, entries)
+        table = wire.Sge(region.address, region.rkey, entries)
         self.connect_data = _connect_data(settings, slots, table, self.receive_ring.first)
 
     # -- connecting
@@ -112,16 +104,16 @@ class StreamCore:
         """
         assert self.lifecycle.state is StreamState.NEW, "a stream connects once"
         peer = _checked_connect_data(data)
-        is_urds = self.settings.is_urds and ConnectFlag.URDS in peer.flags
+        is_urds = self.settings.is_urds and wire.ConnectFlag.URDS in peer.flags
         table, order = peer.target_sgl, _byte_order_of(peer)
         self.is_urds_peer = is_urds
         self._remote_sgl.adopt(peer.data_buffer, is_merging=is_urds)
         self.sending.adopt(peer.credits, is_update_returned=is_urds or not self.settings.is_urds)
         self.receive_ring.adopt(table, order, is_urds=is_urds)
         self.iomap.adopt(
-            address=table.address + table.length * SGE_BYTES,
+            address=table.address + table.length * wire.SGE_BYTES,
             rkey=table.key,
-            slots=peer.iomap_slots if ConnectFlag.IOMAP in peer.flags else 0,
+            slots=peer.iomap_slots if wire.ConnectFlag.IOMAP in peer.flags else 0,
             byte_order=order,
             is_urds=is_urds,
         )
@@ -372,14 +364,14 @@ class StreamCore:
         self.keepalive.handle_timeout(now_ns)
 
 
-def _connect_data(settings: StreamSettings, slots: int, table: Sge, first: Sge) -> bytes:
+def _connect_data(settings: StreamSettings, slots: int, table: wire.Sge, first: wire.Sge) -> bytes:
     """Return what our side says of itself."""
-    flags = ConnectFlag.IOMAP
+    flags = wire.ConnectFlag.IOMAP
     if settings.byte_order == "big":
-        flags |= ConnectFlag.BIG_ENDIAN
+        flags |= wire.ConnectFlag.BIG_ENDIAN
     if settings.is_urds:
-        flags |= ConnectFlag.URDS
-    return ConnectData(
+        flags |= wire.ConnectFlag.URDS
+    return wire.ConnectData(
         flags=flags,
         credits=settings.receive_queue,
         iomap_slots=slots,
@@ -388,28 +380,28 @@ def _connect_data(settings: StreamSettings, slots: int, table: Sge, first: Sge) 
     ).emit()
 
 
-def _byte_order_of(peer: ConnectData) -> ByteOrder:
+def _byte_order_of(peer: wire.ConnectData) -> wire.ByteOrder:
     """Return the order in which the peer's tables are written."""
-    return "big" if ConnectFlag.BIG_ENDIAN in peer.flags else "little"
+    return "big" if wire.ConnectFlag.BIG_ENDIAN in peer.flags else "little"
 
 
-def _checked_connect_data(data: bytes) -> ConnectData:
+def _checked_connect_data(data: bytes) -> wire.ConnectData:
     """Read private data and check each number. Raises RemoteProtocolError.
 
     Unknown flags pass: a later release of librdmacm may mean something by them.
     """
     try:
-        peer = ConnectData.parse(data)
+        peer = wire.ConnectData.parse(data)
     except WireError as error:
         raise RemoteProtocolError(str(error)) from error
-    if peer.version != VERSION:
-        raise RemoteProtocolError(f"version {peer.version} of rsockets, not {VERSION}")
+    if peer.version != wire.VERSION:
+        raise RemoteProtocolError(f"version {peer.version} of rsockets, not {wire.VERSION}")
     if not peer.credits:
         raise RemoteProtocolError("a peer that takes no message")
     table = peer.target_sgl
     if not 1 <= table.length <= ENTRIES_MAX:
         raise RemoteProtocolError(f"table of {table.length} entries, not 1 to {ENTRIES_MAX}")
-    table_bytes = table.length * SGE_BYTES + peer.iomap_slots * IOMAP_ENTRY_BYTES
+    table_bytes = table.length * wire.SGE_BYTES + peer.iomap_slots * wire.IOMAP_ENTRY_BYTES
     check_range(table.address, table_bytes, "tables")
     check_range(peer.data_buffer.address, peer.data_buffer.length, "data buffer")
     return peer
