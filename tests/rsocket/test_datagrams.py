@@ -328,7 +328,7 @@ def test_a_connected_socket_hears_that_nobody_is_there() -> None:
 def test_an_unbound_socket_gets_a_port_when_it_sends() -> None:
     with ends() as made:
         here, there = made.link("shm0", bound=False), made.link("shm0", host="127.0.0.3")
-        assert (here.receive(), here.peek(), here.local) == (None, None, None)
+        assert (here.receive(), here.receive(peek=True), here.local) == (None, None, None)
         here.send(b"x", address_of(there))
         host, port = address_of(here)
         assert (host, take(there)) == ("0.0.0.0", (b"x", ("127.0.0.1", port)))
@@ -368,8 +368,8 @@ def test_broadcasts_go_by_udp_once_they_are_allowed() -> None:
         everybody = ("127.255.255.255", address_of(there)[1])
         with pytest.raises(PermissionError):
             here.send(b"to all", everybody)
-        here.set_udp_option(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        assert here.get_udp_option(socket.SOL_SOCKET, socket.SO_BROADCAST) == 1
+        here.udp.set_option(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        assert here.udp.get_option(socket.SOL_SOCKET, socket.SO_BROADCAST) == 1
         for _ in range(3):
             here.send(b"to all", everybody)
             assert take(there) == (b"to all", address_of(here))

@@ -65,7 +65,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         Raises OSError: EADDRNOTAVAIL, ENETUNREACH.
         """
         link = self._open_link()
-        link.connect(addresses.reachable(self._parse(address, "connect")))
+        link.connect(addresses.reachable(addresses.parse(address, self._family, "connect")))
 
     def getpeername(self) -> Any:
         """Return the chosen target. Raises OSError: ENOTCONN."""
@@ -120,7 +120,9 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         if flags & ~_SEND_FLAGS:
             raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_SEND_FLAGS:#x}")
         link = self._open_link()
-        return link.send(data, None if target is None else self._parse(target, "sendto"))
+        if target is not None:
+            target = addresses.parse(target, self._family, "sendto")
+        return link.send(data, target)
 
     # -- receiving
 
@@ -180,8 +182,8 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         if flags & ~_RECEIVE_FLAGS:
             raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_RECEIVE_FLAGS:#x}")
         link = self._open_link()
-        take = link.peek if flags & _PEEK else link.receive
-        taken, call_timeout = take(), None
+        peek = bool(flags & _PEEK)
+        taken, call_timeout = link.receive(peek=peek), None
         while taken is None:
             call_timeout = call_timeout or CallTimeout(
                 _NEVER if flags & _DONTWAIT else self._wait_s
@@ -189,8 +191,8 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
             call_timeout.until(link.wait, lambda: link.readiness().readable or self._is_over)
             if self._is_over:
                 raise closed()
-            taken = take()
-        self._tell()
+            taken = link.receive(peek=peek)
+        self.watchers.tell()
         payload, source = taken
         return payload, addresses.shown(source, self._family)
 
@@ -201,9 +203,6 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         if link is None or self._is_over:
             raise closed()
         return link
-
-    def _parse(self, address: Any, call: str) -> HostPort:
-        return addresses.parse(address, self._family, call)
 
     def _readiness_source(self) -> DatagramLink | None:
         return self._link
@@ -247,9 +246,9 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         if value is None:
             raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
         link = self._open_link()
-        link.set_udp_option(level, option, value)
+        link.udp.set_option(level, option, value)
         if (level, option) == (system.SOL_SOCKET, system.SO_RCVBUF) and link.local is None:
-            slots = max(1, int(link.get_udp_option(level, option)) // SLOT_BYTES)
+            slots = max(1, int(link.udp.get_option(level, option)) // SLOT_BYTES)
             link.settings = DatagramSettings(receive_slots=slots)
 
     def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
@@ -257,4 +256,4 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         is_ours = level == SOL_RDMA or (level, option) == (system.SOL_SOCKET, system.SO_ERROR)
         if is_ours:
             return super().getsockopt(level, option, buffer_bytes)
-        return self._open_link().get_udp_option(level, option, buffer_bytes)
+        return self._open_link().udp.get_option(level, option, buffer_bytes)

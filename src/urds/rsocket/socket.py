@@ -372,14 +372,9 @@ class Socket(system.socket):
         """Have the devices progress for a sleeper on the descriptor. `_lock` held."""
         self._descriptor.attend(self.contexts)
 
-    def _tell(self) -> None:
-        """Notify watchers that readiness may have changed."""
-        if self.watchers:
-            self.watchers.tell()
-
     def _wake(self) -> None:
         """Notify watchers and waiting calls that readiness may have changed."""
-        self._tell()
+        self.watchers.tell()
         for context in self.contexts:
             with context.adapter.lock:
                 context.tell()

@@ -100,7 +100,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             self._bound = self._listener.local
             self._listener.on_change = self.watchers.tell
             self._attend()
-            self._tell()
+            self.watchers.tell()
 
     def accept(self) -> tuple[StreamSocket, Any]:
         """Take the next connection; return its socket and the peer's address.
@@ -122,8 +122,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             )
             self._check_open()
             link = listener.accept()
-        if self.watchers:
-            self.watchers.tell()
+        self.watchers.tell()
         accepted = StreamSocket.__new__(type(self))
         accepted._adopt(link, self)
         return accepted, accepted._peer_shown()
@@ -174,7 +173,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 self._transfer.link = None
                 raise
             self._attend()
-            self._tell()  # a socket that connects is not writable yet
+            self.watchers.tell()  # a socket that connects is not writable yet
             return link
 
     def _connect_again(self, link: StreamLink) -> StreamLink:

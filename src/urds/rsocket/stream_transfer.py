@@ -106,8 +106,7 @@ class StreamTransfer:
             if self.is_closed:
                 raise closed() from None
             raise
-        if self.watchers:
-            self.watchers.tell()
+        self.watchers.tell()
         return sent
 
     def send_all(self, view: memoryview, flags: int, wait_s: float | None) -> None:
@@ -182,8 +181,7 @@ class StreamTransfer:
         except OSError:
             self._check_open()
             raise
-        if self.watchers:
-            self.watchers.tell()
+        self.watchers.tell()
         if not data:
             self._check_open()
         return data
@@ -226,8 +224,7 @@ class StreamTransfer:
         except OSError:
             self._check_open()
             raise
-        if self.watchers:
-            self.watchers.tell()
+        self.watchers.tell()
         return taken
 
     def _receiving_link(

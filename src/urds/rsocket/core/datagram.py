@@ -174,12 +174,6 @@ class DatagramDestination:
     udp_sent_ns: int = 0  # data, not answers
     answered_ns: int | None = None
 
-    def forget_queue_pair(self) -> bool:
-        """Send by UDP from here on; return whether a queue pair was known."""
-        had_queue_pair = self.qp_address is not None
-        self.state, self.qp_address = DestinationState.BY_UDP, None
-        return had_queue_pair
-
 
 class DatagramDestinations:
     """The table, and which look-up belongs to which entry."""
@@ -512,7 +506,8 @@ class DatagramCore:
     def _forget_queue_pair(self, destination: DatagramDestination) -> None:
         """Forget the queue pair of a peer that has changed, and all that failed before."""
         self._give_up_look_up(destination)
-        self.stats.queue_pairs_lost += destination.forget_queue_pair()
+        self.stats.queue_pairs_lost += destination.qp_address is not None
+        destination.state, destination.qp_address = DestinationState.BY_UDP, None
         destination.look_ups_failed, destination.look_up_not_before_ns = 0, 0
         destination.answered_ns = None
 

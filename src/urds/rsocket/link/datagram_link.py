@@ -46,46 +46,6 @@ if TYPE_CHECKING:
 
 _VIRTUAL_NS: Final = 1_000_000_000  # that a simulated device runs ahead of the real UDP socket
 _PAUSE_S: Final = 0.002  # between two looks at a simulated device
-
-
-class DatagramWaiters:
-    """Those who wait for one socket. Any thread."""
-
-    def __init__(self, contexts: Sequence[DeviceContext]) -> None:
-        self._contexts = contexts
-        self._simulated = [each.adapter for each in contexts if not each.adapter.has_own_time]
-        self._waiting: set[Callable[[], None]] = set()  # not at a device
-
-    def wait(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until `is_over()` or the end of time; return what it said last. No lock is held."""
-        if self._contexts and not self._simulated:
-            return devices.wait(self._contexts, is_over, timeout_s)
-        changed = threading.Event()
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._waiting.add(changed.set)
-        pause_s = _PAUSE_S if self._simulated else None
-        try:
-            return devices.wait_for_changes(changed, lambda: self._is_over(is_over), end_s, pause_s)
-        finally:
-            self._waiting.discard(changed.set)
-
-    def wake(self) -> None:
-        """Have those ask again who do not wait at a device. The lock of one may be held."""
-        for wake in list(self._waiting):
-            wake()
-
-    def tell_devices(self) -> None:
-        """Have those ask again who wait at a device, or for one of several. No lock is held."""
-        for context in self._contexts:
-            with context.adapter.lock:
-                context.tell()
-
-    def _is_over(self, is_over: Callable[[], bool]) -> bool:
-        for adapter in self._simulated:
-            adapter.wait(is_over, _VIRTUAL_NS)
-        return is_over()
-
-
 BATCH_MAX: Final = 64  # datagrams of one reading: other sockets come after
 _PORT_MAX: Final = 0xFFFF
 _UNSPECIFIED: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
@@ -112,13 +72,14 @@ class DatagramLink:
         self.local: HostPort | None = None
         self.peer: HostPort | None = None
         self.is_closed = False
-        self._udp = UdpSocket(family)
+        self.udp = UdpSocket(family)
         self._setup_lock = renewed(threading.RLock())
         self._lock = renewed(threading.Lock())
         self._core: DatagramCore | None = None
         self._devices: list[DatagramDevice] = []
         self._error = 0
-        self._waiters = DatagramWaiters(self.contexts)
+        self._simulated = [one.adapter for one in self.contexts if not one.adapter.has_own_time]
+        self._waiting: set[Callable[[], None]] = set()  # calls that do not wait at a device
         _alive.add(self)
 
     # -- addresses
@@ -132,7 +93,7 @@ class DatagramLink:
             self._demand_open()
             if self._core is not None:
                 raise OSError(errno.EINVAL, f"bound to {self.local} already")
-            self._udp.bind(address)
+            self.udp.bind(address)
             self._begin()
 
     def connect(self, address: HostPort) -> None:
@@ -142,11 +103,11 @@ class DatagramLink:
         """
         with self._setup_lock:
             self._demand_open()
-            self._udp.connect(address)
+            self.udp.connect(address)
             if self._core is None:
                 self._begin()
             assert self._core is not None
-            self.local, self.peer = self._udp.local, self._udp.peer
+            self.local, self.peer = self.udp.local, self.udp.peer
             with self._lock:
                 self._core.peer = self.peer
 
@@ -182,22 +143,16 @@ class DatagramLink:
             self._serve(core)
         return len(raw)
 
-    def receive(self) -> tuple[bytes, HostPort] | None:
-        """Take a datagram and its sender, None if there is none.
+    def receive(self, *, peek: bool = False) -> tuple[bytes, HostPort] | None:
+        """Take a datagram and its sender, None if there is none; leave it there if `peek`.
 
         Raises OSError: EBADF, and what became of an earlier datagram of ours.
         """
         self._demand_open()
         self._raise_error()
         with self._lock:
-            return None if self._core is None else self._core.receive()
-
-    def peek(self) -> tuple[bytes, HostPort] | None:
-        """Return what `receive` would, and leave it."""
-        self._demand_open()
-        self._raise_error()
-        with self._lock:
-            return None if self._core is None else self._core.peek()
+            core = self._core
+            return None if core is None else core.peek() if peek else core.receive()
 
     def readiness(self) -> Readiness:
         """Return what poll would say. A datagram socket can always send."""
@@ -215,7 +170,22 @@ class DatagramLink:
         def is_over() -> bool:
             return self.is_closed or is_ready()
 
-        return self._waiters.wait(is_over, timeout_s)
+        if self.contexts and not self._simulated:
+            return devices.wait(self.contexts, is_over, timeout_s)
+
+        def is_over_after_progress() -> bool:
+            for adapter in self._simulated:
+                adapter.wait(is_over, _VIRTUAL_NS)
+            return is_over()
+
+        changed = threading.Event()
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _PAUSE_S if self._simulated else None
+        self._waiting.add(changed.set)
+        try:
+            return devices.wait_for_changes(changed, is_over_after_progress, end_s, pause_s)
+        finally:
+            self._waiting.discard(changed.set)
 
     # -- options, state, end
 
@@ -223,14 +193,6 @@ class DatagramLink:
         """Return the errno of an earlier datagram's fate, 0 if there is none, and forget it."""
         error, self._error = self._error, 0
         return error
-
-    def set_udp_option(self, level: int, option: int, value: int | bytes) -> None:
-        """Set an option of the UDP socket. Raises OSError."""
-        self._udp.set_option(level, option, value)
-
-    def get_udp_option(self, level: int, option: int, buffer_bytes: int = 0) -> int | bytes:
-        """Return an option of the UDP socket; bytes if their count is given. Raises OSError."""
-        return self._udp.get_option(level, option, buffer_bytes)
 
     @property
     def stats(self) -> DatagramStats:
@@ -244,11 +206,11 @@ class DatagramLink:
                 return
             self.is_closed = True
             if self._core is not None:
-                service.unwatch(self._udp.fileno())
-            self._udp.close()
+                service.unwatch(self.udp.fileno())
+            self.udp.close()
             for device in self._devices:
                 device.close()
-        self._waiters.tell_devices()
+        self._tell_devices()
         self.finish_pass()
 
     def close_soon(self) -> None:
@@ -286,7 +248,8 @@ class DatagramLink:
 
     def finish_pass(self) -> None:
         """Tell who shows or waits for readiness."""
-        self._waiters.wake()
+        for wake in list(self._waiting):
+            wake()
         if self.on_change is not None:
             self.on_change()
 
@@ -298,13 +261,13 @@ class DatagramLink:
             with self._setup_lock:
                 self._demand_open()
                 if self._core is None:
-                    self.bind((_UNSPECIFIED[socket.AddressFamily(self._udp.family)], 0))
+                    self.bind((_UNSPECIFIED[socket.AddressFamily(self.udp.family)], 0))
         assert self._core is not None, "bound above"
         return self._core
 
     def _begin(self) -> None:
         """Make the queue pairs of a bound socket, then its core, and have it read."""
-        local = self._udp.local
+        local = self.udp.local
         name = secrets.token_bytes(BIND_ID_BYTES)
         for context in self.contexts:
             # A device that does not serve this address leaves it to the others and to UDP.
@@ -325,7 +288,7 @@ class DatagramLink:
             bind_id=name,
         )
         self.local = local
-        service.watch(self._udp.fileno(), self._handle_udp)
+        service.watch(self.udp.fileno(), self._handle_udp)
 
     def _send_first(
         self, core: DatagramCore, data: BytesLike, target: HostPort, now_ns: int
@@ -333,7 +296,7 @@ class DatagramLink:
         """Send to an address that is not known, or not spelled like this. Raises OSError."""
         core.check_size(len(data))
         target = self._numeric(target)
-        local_host = self._udp.host_towards(target)
+        local_host = self.udp.host_towards(target)
         with self._lock:
             if not core.knows(target):
                 core.add_destination(target, local_host)
@@ -348,7 +311,7 @@ class DatagramLink:
                 raise ValueError(f"port {port}, not 1 to {_PORT_MAX}")
         except ValueError as error:
             raise OSError(errno.EINVAL, str(error)) from None
-        if (address.version == 6) != (self._udp.family == socket.AF_INET6):
+        if (address.version == 6) != (self.udp.family == socket.AF_INET6):
             raise OSError(errno.EAFNOSUPPORT, f"{host} for a socket of the other family")
         return str(address), port
 
@@ -361,7 +324,7 @@ class DatagramLink:
                 self._leave_device(core, what)
             return
         try:
-            self._udp.send(what)
+            self.udp.send(what)
         except OSError as error:
             if what.is_data and not isinstance(error, BlockingIOError):
                 raise
@@ -396,7 +359,7 @@ class DatagramLink:
         is_new = False
         for _ in range(BATCH_MAX):
             try:
-                data, source, local_host = self._udp.receive()
+                data, source, local_host = self.udp.receive()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -412,10 +375,16 @@ class DatagramLink:
                 self._post_pending(core, answer)
         self._serve(core)
         if is_new:
-            self._waiters.tell_devices()
+            self._tell_devices()
             self.finish_pass()
 
     # -- leaves
+
+    def _tell_devices(self) -> None:
+        """Have calls ask again that wait at a device, or for one of several. No lock is held."""
+        for context in self.contexts:
+            with context.adapter.lock:
+                context.tell()
 
     def _raise_error(self) -> None:
         if self._error:
@@ -429,7 +398,7 @@ class DatagramLink:
     def abandon_in_child(self) -> None:
         """Let go of the port in the child of a fork; the queue pairs are the parent's."""
         self.is_closed = True
-        self._udp.abandon_in_child()
+        self.udp.abandon_in_child()
 
 
 _alive: weakref.WeakSet[DatagramLink] = weakref.WeakSet()

@@ -362,10 +362,7 @@ class StreamLink:
         with self.context.adapter.lock:
             stream = self._connected()
             taken = stream.receive_ring.receive_into(view, peek=peek)
-            if taken:
-                self._post_all(stream)
-            elif len(view):
-                self._check_whole(stream)
+            self._note_taken(stream, taken, len(view))
             return taken
 
     def receive(self, byte_count_max: int, *, peek: bool = False) -> bytes:
@@ -373,15 +370,14 @@ class StreamLink:
         with self.context.adapter.lock:
             stream = self._connected()
             data = stream.receive_ring.receive(byte_count_max, peek=peek)
-            if data:
-                self._post_all(stream)
-            elif byte_count_max:
-                self._check_whole(stream)
+            self._note_taken(stream, len(data), byte_count_max)
             return data
 
-    def _check_whole(self, stream: StreamCore) -> None:
-        """Raise OSError if the connection broke and nothing is left of what arrived."""
-        if stream.lifecycle.error and not stream.receive_ring.readable_bytes:
+    def _note_taken(self, stream: StreamCore, taken: int, wanted: int) -> None:
+        """Announce the space; OSError if the connection broke and nothing of it is left to take."""
+        if taken:
+            self._post_all(stream)
+        elif wanted and stream.lifecycle.error and not stream.receive_ring.readable_bytes:
             raise OSError(stream.lifecycle.take_error(), self.reason or "the connection is broken")
 
     def shut_down(self, how: Shut) -> None:
