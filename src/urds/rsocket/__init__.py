@@ -47,12 +47,12 @@ from urds.rsocket.constants import (
 )
 from urds.rsocket.datagram_socket import DatagramSocket
 from urds.rsocket.link.devices import use
-from urds.rsocket.memory import allocate
 from urds.rsocket.poll import rpoll, rselect
 from urds.rsocket.repoll import Repoll, repoll_create, repoll_ctl, repoll_wait
 from urds.rsocket.settings import configure
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import StreamSocket, create_connection, create_server, socket
+from urds.rsocket.stream_transfer import allocate
 
 __all__ = [
     "ANY_OFFSET", "PROT_NONE", "PROT_WRITE", "RDMA_INLINE", "RDMA_IOMAPSIZE", "RDMA_ROUTE",

@@ -47,7 +47,7 @@ class RsocketSettings:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise _bad(name, value)
+                raise SettingError(f"{name} = {value!r} is not {_allowed(name)}")
         if self.wmem_default < _SEND_BYTES_LOW:
             object.__setattr__(self, "wmem_default", SEND_BYTES_MIN)
 
@@ -78,13 +78,15 @@ RANGES: Final[dict[str, tuple[int, int]]] = {
 }
 
 
+@dataclass(slots=True)
 class _ProcessSettings:
     """The settings of this process and where they come from."""
 
-    def __init__(self) -> None:
-        self.lock = renewed(threading.Lock())
-        self.directory: Path | None = None
-        self.settings: RsocketSettings | None = None
+    directory: Path | None = None
+    settings: RsocketSettings | None = None
+
+
+_lock: Final = renewed(threading.Lock())
 
 
 _process: Final = _ProcessSettings()
@@ -97,7 +99,7 @@ def configure(*, directory: str | os.PathLike[str] | None) -> RsocketSettings:
     """
     place = None if directory is None else Path(directory)
     settings = RsocketSettings.load(_usual_directory() if place is None else place)
-    with _process.lock:
+    with _lock:
         _process.directory, _process.settings = place, settings
     return settings
 
@@ -108,7 +110,7 @@ def current() -> RsocketSettings:
     Raises SettingError.
     """
     if _process.settings is None:
-        with _process.lock:
+        with _lock:
             if _process.settings is None:
                 _process.settings = RsocketSettings.load(_process.directory or _usual_directory())
     return _process.settings
@@ -144,10 +146,6 @@ def _read(file: Path) -> int | None:
     if value is None or not low <= value <= high:
         raise SettingError(f"file {file}: {text[:32]!r} is not {_allowed(file.name)}")
     return value
-
-
-def _bad(name: str, value: object) -> SettingError:
-    return SettingError(f"{name} = {value!r} is not {_allowed(name)}")
 
 
 def _allowed(name: str) -> str:

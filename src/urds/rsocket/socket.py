@@ -506,12 +506,10 @@ def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
     if value is None:
         raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
     if isinstance(value, int):
-        return _INT.pack(value) if -(1 << 31) <= value < 1 << 31 else _too_large(value)
+        if not -(1 << 31) <= value < 1 << 31:
+            raise OverflowError(f"{value} is not a C int")
+        return _INT.pack(value)
     return bytes(value)
-
-
-def _too_large(value: int) -> NoReturn:
-    raise OverflowError(f"{value} is not a C int")
 
 
 def _weakly(shown: Callable[[], tuple[bool, bool]]) -> Callable[[], tuple[bool, bool]]:

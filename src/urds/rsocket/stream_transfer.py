@@ -7,6 +7,9 @@ taken, as a kernel's does; with a timeout it returns what was taken before a sec
 Bytes are copied once, from where the peer wrote them to the caller. A receive that waits for all
 of many bytes (MSG_WAITALL) in memory of `allocate` has the peer write them there, without a copy.
 
+**Memory into which peers write** is what `allocate` gives, with the key that a device has for it.
+A key stays as long as the memory: a stream that let the peer write to it keeps it alive.
+
 **Mapped buffers**: what the peer may write by offset, straight from its memory into ours. The owner
 of a buffer maps it; the peer knows it as soon as it has received bytes sent after that. Nothing
 tells of a mapped write but bytes sent after it.
@@ -15,20 +18,80 @@ Source: docs/reference/rsocket.md 6, 7, 18.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
+from weakref import finalize
 
 from urds.common.receive_buffers import fill
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE
 from urds.rsocket.core.stream import DIRECT_BYTES_MIN, ZERO_COPY_BYTES_MIN, Memory, StreamCore
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link import devices
+from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.memory import address_of, registered
 from urds.rsocket.waiting import CallTimeout, Wait, Watchers
+
+
+@dataclass(slots=True, eq=False)
+class _Allocation:
+    """One piece of memory, whole, and the registrations it has."""
+
+    view: memoryview
+    keys: dict[DeviceContext, Memory] = field(default_factory=dict)
+
+
+# By the id of the object under the views that `allocate` gave; views of a part have the same one.
+_allocations: Final[dict[int, _Allocation]] = {}
+
+
+def allocate(byte_count: int) -> memoryview:
+    """Return zeroed memory that receives with MSG_WAITALL are written to without a copy.
+
+    So are those into parts of it. Raises ValueError below 1 byte, MemoryError, OSError.
+    """
+    if byte_count < 1:
+        raise ValueError(f"{byte_count} bytes cannot be allocated")
+    whole = devices.contexts()[0].adapter.allocate(byte_count)
+    array = (ctypes.c_char * byte_count).from_buffer(whole)
+    allocation = _Allocation(whole)
+    _allocations[id(array)] = allocation
+    finalize(array, _forget, id(array)).atexit = False
+    return memoryview(array).cast("B")
+
+
+def registered(view: memoryview, context: DeviceContext) -> Memory | None:
+    """Return the bytes of a view as memory of a device, None if `allocate` did not give them.
+
+    Takes the device's lock.
+    """
+    allocation = _allocations.get(id(view.obj))
+    if allocation is None:
+        return None
+    whole = allocation.keys.get(context)
+    if whole is None:
+        with context.adapter.lock:
+            whole = allocation.keys.get(context)  # another thread may have been faster
+            if whole is None:
+                whole = allocation.keys[context] = context.register(allocation.view)
+    return Memory(view, address_of(view), whole.rkey)
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the first byte of a writable view is."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _forget(array_id: int) -> None:
+    """Take the keys back. A finaliser may run inside any call: the devices do it later."""
+    for context, memory in _allocations.pop(array_id).keys.items():
+        if not context.is_abandoned:
+            context.adapter.call_soon(partial(context.release, memory))
+
 
 ZERO_COPY_WAIT_S: Final = 0.005  # some wake-ups of a peer that does read
 
@@ -412,8 +475,7 @@ class MappedBuffers:
             while written < len(view) and self._is_mapped(link, offset + written):
                 if written and not call_timeout.is_infinite:
                     break
-                wait = partial(devices.wait, (link.context,))
-                call_timeout.until(wait, partial(self._can_write, link))
+                call_timeout.until(_wait_on(link), partial(self._can_write, link))
                 written += self._write(link, view[written:], offset + written)
         except OSError:
             if self._transfer.is_closed:

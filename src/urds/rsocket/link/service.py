@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -25,13 +26,11 @@ _SLEEP_S_MAX: Final = 3600.0  # the kernel's limit is lower than that of TCP_KEE
 Call = Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """One call that is due; once cancelled it keeps nothing alive."""
 
-    __slots__ = ("call",)
-
-    def __init__(self, call: Call) -> None:
-        self.call: Call | None = call
+    call: Call | None
 
     def cancel(self) -> None:
         """Forget the call. It may be running."""

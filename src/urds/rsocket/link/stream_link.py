@@ -11,6 +11,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import Final
@@ -59,14 +60,12 @@ class LinkState(Enum):
     OVER = auto()
 
 
+@dataclass(slots=True, eq=False)
 class _SendQueue:
     """The queue pair of a link, and what was posted to it from the caller's memory."""
 
-    __slots__ = ("qp", "zero_copy_posts")
-
-    def __init__(self) -> None:
-        self.qp: QueuePair | None = None
-        self.zero_copy_posts: list[tuple[SendRequest, Post]] = []
+    qp: QueuePair | None = None
+    zero_copy_posts: list[tuple[SendRequest, Post]] = field(default_factory=list)
 
     def post_all(self, stream: StreamCore) -> bool:
         """Post all that the stream has to send; return whether that was anything."""
@@ -102,15 +101,13 @@ class _SendQueue:
             context.forget(qp)
 
 
+@dataclass(slots=True, eq=False)
 class _LinkTimers:
     """The keepalive of a link, and the end of its lingering."""
 
-    __slots__ = ("_keepalive", "_keepalive_ns", "_linger")
-
-    def __init__(self) -> None:
-        self._keepalive: Timer | None = None
-        self._keepalive_ns: int | None = None
-        self._linger: Timer | None = None
+    _keepalive: Timer | None = None
+    _keepalive_ns: int | None = None
+    _linger: Timer | None = None
 
     def plan_keepalive(self, deadline_ns: int | None, call: Callable[[], None]) -> None:
         """Call at a deadline instead of the one before; None changes nothing."""

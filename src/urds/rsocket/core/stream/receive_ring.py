@@ -24,6 +24,7 @@ what arrives there later is read with `receive_into` like everything else.
 Source: docs/reference/rsocket.md 4, 5, 6, 18 (rule 2b).
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from urds.common.errors import LocalProtocolError, RemoteProtocolError
@@ -47,6 +48,7 @@ _PARTS_FINE: Final = 8
 _PARTS_HALF: Final = 2
 
 
+@dataclass(slots=True, eq=False)
 class RingBuffer:
     """A part of a memory that is used as a ring: `byte_count` bytes from `start`.
 
@@ -54,19 +56,17 @@ class RingBuffer:
     larger one is released when all of it is free, for then nothing of it is announced.
     """
 
-    __slots__ = (
-        "announced_to", "byte_count", "free", "is_left", "memory", "start", "step", "view",
-    )  # fmt: skip
+    memory: Memory
+    start: int
+    byte_count: int
+    step: int  # less than that is not announced
+    view: memoryview = field(init=False)
+    free: int = field(init=False)  # neither announced nor unread
+    announced_to: int = field(init=False)  # offset in the memory at which announcing goes on
+    is_left: bool = False
 
-    def __init__(self, memory: Memory, start: int, byte_count: int, step: int) -> None:
-        self.memory = memory
-        self.view = memory.view
-        self.start = start
-        self.byte_count = byte_count
-        self.step = step  # less than that is not announced
-        self.free = byte_count  # neither announced nor unread
-        self.announced_to = start  # offset in the memory at which announcing goes on
-        self.is_left = False
+    def __post_init__(self) -> None:
+        self.view, self.free, self.announced_to = self.memory.view, self.byte_count, self.start
 
     def take_free(self, *, byte_count_max: int) -> "BufferRange | None":
         """Announce what is free and in one piece, whole steps of it if there are any.
@@ -86,15 +86,13 @@ class RingBuffer:
         return taken
 
 
+@dataclass(slots=True, eq=False)
 class BufferRange:
     """Bytes of a buffer in one piece: announced and not filled yet, or filled and not read."""
 
-    __slots__ = ("buffer", "byte_count", "offset")
-
-    def __init__(self, buffer: RingBuffer, offset: int, byte_count: int) -> None:
-        self.buffer = buffer
-        self.offset = offset  # in the memory
-        self.byte_count = byte_count
+    buffer: RingBuffer
+    offset: int  # in the memory
+    byte_count: int
 
     @property
     def sge(self) -> Sge:

@@ -23,6 +23,7 @@ peer that received such data knows the mapping. Source: docs/reference/rsocket.m
 
 import errno
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from urds.common.errors import RemoteProtocolError
@@ -160,15 +161,13 @@ class Iomap:
 _ADDRESS_END = 1 << 64
 
 
+@dataclass(slots=True, eq=False)
 class RemoteRange:
     """Memory of the peer that is still to be filled, from its front."""
 
-    __slots__ = ("address", "byte_count", "rkey")
-
-    def __init__(self, address: int, rkey: int, byte_count: int) -> None:
-        self.address = address
-        self.rkey = rkey
-        self.byte_count = byte_count
+    address: int
+    rkey: int
+    byte_count: int
 
 
 def check_range(address: int, byte_count: int, what: str) -> None:
