@@ -11,12 +11,12 @@ from contextlib import suppress
 
 from fuzz.script import Script, step
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import (
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import (
     CONTROL_SLOTS,
     Memory,
     PostKind,
     Shut,
-    StreamCore,
     StreamSettings,
     StreamState,
 )

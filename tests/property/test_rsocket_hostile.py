@@ -16,7 +16,7 @@ from fuzz.rsocket_machines import (
     private_data,
 )
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import StreamState
+from urds.rsocket.core.stream.records import StreamState
 from urds.rsocket.wire.stream import (
     ARGUMENT_MAX,
     CREDIT_HAS_ENTRY,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.core.stream.records import StreamSettings
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.listener import StreamListener

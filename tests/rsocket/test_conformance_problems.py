@@ -26,7 +26,7 @@ from tests.rsocket.ends import Ends, ends, send_all
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
 from urds import rsocket
 from urds.rsocket import create_connection, create_server
-from urds.rsocket.core.stream import Memory
+from urds.rsocket.core.stream.records import Memory
 from urds.rsocket.link import devices
 from urds.rsocket.link.stream_link import StreamLink
 from urds.rsocket.socket import Socket

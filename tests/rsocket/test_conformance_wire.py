@@ -10,7 +10,7 @@ import pytest
 
 from tests.rsocket.ends import DEVICES
 from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
-from urds.rsocket.core.stream import Shut
+from urds.rsocket.core.stream.records import Shut
 from urds.rsocket.link.stream_link import LinkState, StreamLink, parameters_with
 from urds.rsocket.wire.stream import (
     SGE_BYTES,

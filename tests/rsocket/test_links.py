@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.rsocket.ends import DEVICES, Ends, ends, send_all
-from urds.rsocket.core.stream import Shut
+from urds.rsocket.core.stream.records import Shut
 from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.providers.sim import SimNetwork

@@ -15,12 +15,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import (
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import (
     CONTROL_SLOTS,
     Memory,
     Post,
     PostKind,
-    StreamCore,
     StreamSettings,
     StreamState,
 )

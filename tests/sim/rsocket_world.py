@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.sim.rsocket_pair import Pair, Side
-from urds.rsocket.core.stream import (
+from urds.rsocket.core.stream.records import (
     DIRECT_BYTES_MIN,
     ZERO_COPY_BYTES_MIN,
     Memory,

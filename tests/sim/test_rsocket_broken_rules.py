@@ -11,9 +11,10 @@ import pytest
 
 from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rsocket_world import World
-from urds.rsocket.core.stream import Memory, Post, core
+from urds.rsocket.core.stream import core
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.receive_ring import ReceiveRing, RingBuffer
+from urds.rsocket.core.stream.records import Memory, Post
 from urds.rsocket.core.stream.sending import Sending
 from urds.rsocket.core.stream.tables import Iomap, RemoteSgl, SglUpdates
 from urds.rsocket.wire.stream import Sge

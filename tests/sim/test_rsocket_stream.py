@@ -4,7 +4,7 @@ import pytest
 
 from tests.sim.rsocket_pair import Pair, Side
 from tests.sim.rsocket_world import SOURCE, World
-from urds.rsocket.core.stream import Shut, StreamSettings
+from urds.rsocket.core.stream.records import Shut, StreamSettings
 
 PAIRS = {
     "own": (True, True),

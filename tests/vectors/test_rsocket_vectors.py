@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.vectors import load
-from urds.rsocket.core.stream import Memory, Post, PostKind, Shut, StreamCore, StreamSettings
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import Memory, Post, PostKind, Shut, StreamSettings
 from urds.rsocket.wire.stream import (
     CREDIT_LIMIT_MASK,
     IOMAP_ENTRY_BYTES,

@@ -26,7 +26,7 @@ from urds.rsocket.constants import (
     SOL_RDMA,
     RdmaOpt,
 )
-from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.core.stream.records import StreamSettings
 from urds.rsocket.errors import os_error
 from urds.rsocket.settings import (
     BUFFER_BYTES_MAX,

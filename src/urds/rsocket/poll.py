@@ -205,10 +205,9 @@ class _Watch:
 
     def look(self) -> Found:
         """Ask every member."""
-        found = self._ask_kernel(0) if self._places else {}
-        for place, socket, events in self._sockets:
-            if mask := revents(socket, events):
-                found[place] = mask
+        found = self._look_at(range(len(self._sockets)))
+        if self._places:
+            found |= self._ask_kernel(0)
         return found
 
     def __enter__(self) -> _Watch:
@@ -241,16 +240,16 @@ class _Watch:
             with self._progress_context.adapter.lock:
                 self._progress_context.adapter.notify()
 
-    def _look_at_changed(self) -> Found:
+    def _look_at(self, indices: Iterable[int]) -> Found:
         found: Found = {}
-        indices = set()
-        while self._changed:
-            indices.add(self._changed.popleft())
         for index in indices:
             place, socket, events = self._sockets[index]
             if mask := revents(socket, events):
                 found[place] = mask
         return found
+
+    def _look_at_changed(self) -> Found:
+        return self._look_at({self._changed.popleft() for _ in range(len(self._changed))})
 
     def _progress(self, end_s: float | None) -> Found:
         """Make the one device of all members progress until one of them is ready."""

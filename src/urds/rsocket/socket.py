@@ -28,7 +28,7 @@ from urds.common.types import HostPort
 from urds.rsocket import addresses, options, settings
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
 from urds.rsocket.core.datagram import DatagramStats
-from urds.rsocket.core.stream import StreamStats
+from urds.rsocket.core.stream.records import StreamStats
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link.datagram_link import DatagramLink
 from urds.rsocket.link.devices import DeviceContext, Readiness

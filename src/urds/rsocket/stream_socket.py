@@ -12,13 +12,14 @@ import errno
 import socket as system
 from collections.abc import Iterable, Sequence
 from functools import partial
+from types import EllipsisType
 from typing import Any, Final
 
 from urds.common.receive_buffers import all_writable, writable
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
-from urds.rsocket.core.stream import Shut, StreamStats
+from urds.rsocket.core.stream.records import Shut, StreamStats
 from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext
@@ -158,7 +159,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             if self._listener is not None:
                 raise os_error(errno.EISCONN, "connect of a socket that listens")
             link = self._transfer.link
-            if link is not None and not self._is_failed(link):
+            is_over = link is not None and link.state is LinkState.OVER
+            if link is not None and not (is_over and (link.error or link.stream is None)):
                 return self._connect_again(link)
             if link is not None and link.error:
                 raise self._connect_error(link)
@@ -184,10 +186,6 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         elif self._has_reported:
             raise os_error(errno.EISCONN, f"with {link.peer}")
         return link
-
-    @staticmethod
-    def _is_failed(link: StreamLink) -> bool:
-        return link.state is LinkState.OVER and (bool(link.error) or link.stream is None)
 
     @staticmethod
     def _connect_error(link: StreamLink) -> OSError:
@@ -433,13 +431,6 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             self._reservation.close()
 
 
-class _Unset:
-    """The mark of an argument that was not given, for None is a value."""
-
-
-_UNSET = _Unset()
-
-
 def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: int = 0) -> Socket:
     """Return a new socket, as `socket.socket` does; see `Socket`."""
     return Socket(family, type, proto)
@@ -447,13 +438,13 @@ def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: 
 
 def create_connection(
     address: tuple[str, int],
-    timeout: float | _Unset | None = _UNSET,
+    timeout: float | EllipsisType | None = ...,
     source_address: tuple[str, int] | None = None,
 ) -> Socket:
     """Connect to a host and port, trying each address of the host; return the socket.
 
-    `timeout`, in seconds, bounds each attempt and stays the socket's. Raises OSError: that of the
-    last attempt.
+    `timeout`, in seconds, bounds each attempt and stays the socket's; not given it is the default.
+    Raises OSError: that of the last attempt.
     """
     host, port = address
     problem: OSError | None = None
@@ -464,7 +455,7 @@ def create_connection(
             problem = error
             continue
         try:
-            if not isinstance(timeout, _Unset):
+            if not isinstance(timeout, EllipsisType):
                 made.settimeout(timeout)
             if source_address is not None:
                 made.bind(source_address)

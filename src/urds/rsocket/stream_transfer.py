@@ -29,7 +29,8 @@ from weakref import finalize
 
 from urds.common.receive_buffers import fill
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE
-from urds.rsocket.core.stream import DIRECT_BYTES_MIN, ZERO_COPY_BYTES_MIN, Memory, StreamCore
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import DIRECT_BYTES_MIN, ZERO_COPY_BYTES_MIN, Memory
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext

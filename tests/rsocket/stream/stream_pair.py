@@ -8,7 +8,8 @@ land at the peer, `complete` tells the core so. `Pair.run` does all of it until 
 import errno
 import itertools
 
-from urds.rsocket.core.stream import Memory, Post, PostKind, StreamCore, StreamSettings
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import Memory, Post, PostKind, StreamSettings
 
 STEPS_MAX = 100_000
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Host, Pair, Side
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import PostKind, StreamCore, StreamSettings, StreamState
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import PostKind, StreamSettings, StreamState
 from urds.rsocket.wire.stream import ConnectData, ConnectFlag, Sge
 
 ORIGINAL = StreamSettings(is_urds=False)

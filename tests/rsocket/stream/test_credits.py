@@ -4,7 +4,7 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import PostKind, StreamSettings
+from urds.rsocket.core.stream.records import PostKind, StreamSettings
 from urds.rsocket.wire.stream import Op, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)

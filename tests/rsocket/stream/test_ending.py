@@ -6,7 +6,7 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import PostKind, Shut, StreamSettings, StreamState
+from urds.rsocket.core.stream.records import PostKind, Shut, StreamSettings, StreamState
 from urds.rsocket.wire.stream import Control, Op, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)

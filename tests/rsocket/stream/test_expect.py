@@ -7,7 +7,7 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import LocalProtocolError
-from urds.rsocket.core.stream import Memory, PostKind, Shut, StreamSettings
+from urds.rsocket.core.stream.records import Memory, PostKind, Shut, StreamSettings
 from urds.rsocket.wire.stream import Sge
 
 KIB = 1024

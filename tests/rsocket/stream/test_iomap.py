@@ -6,7 +6,7 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import Memory, PostKind, Shut, StreamSettings
+from urds.rsocket.core.stream.records import Memory, PostKind, Shut, StreamSettings
 from urds.rsocket.wire.stream import ConnectData, IomapEntry, Op, emit_imm_data
 
 KIB = 1024

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rsocket.stream.stream_pair import Pair
-from urds.rsocket.core.stream import PostKind, Shut, StreamSettings
+from urds.rsocket.core.stream.records import PostKind, Shut, StreamSettings
 
 WIDE = StreamSettings(is_receive_fixed=True, receive_bytes=1 << 20)
 KIB = 1024

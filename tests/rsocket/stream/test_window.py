@@ -6,7 +6,7 @@ import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
 from urds.common.errors import RemoteProtocolError
-from urds.rsocket.core.stream import Memory, PostKind, StreamSettings
+from urds.rsocket.core.stream.records import Memory, PostKind, StreamSettings
 from urds.rsocket.wire.stream import ConnectData, Op, Sge, emit_imm_data
 
 ORIGINAL = StreamSettings(is_urds=False)

@@ -16,8 +16,8 @@ from tests.rsocket.unit.rsocket_fakes import (
     FakeContext,
     FakeSocket,
 )
-from urds.rsocket.aio.transport import READ_BYTES, WRITE_HIGH_BYTES, StreamTransport
-from urds.rsocket.aio.waiting import loop_calls, until
+from urds.rsocket.aio import until
+from urds.rsocket.aio.transport import READ_BYTES, WRITE_HIGH_BYTES, StreamTransport, loop_calls
 
 
 class FakeStream(FakeSocket):

@@ -7,6 +7,9 @@ What asyncio has for kernel sockets, with the same names and rules. No thread is
 descriptor per socket: changes come in by calls into the loop, from the thread that makes the
 device progress. A cancelled wait takes nothing: bytes and connections stay for the next call.
 
+A simulated device progresses by no thread of its own: a task that waits lets it run, step by step,
+between the passes of the loop.
+
 Source: the asyncio documentation of Python 3.11, streams and low-level socket calls.
 """
 
@@ -17,16 +20,18 @@ import errno
 import ipaddress
 import os
 import socket as system
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from urds.rsocket.aio.transport import Server, StreamTransport
-from urds.rsocket.aio.waiting import loop_calls, until
+from urds.rsocket.aio.transport import Server, StreamTransport, loop_calls
+from urds.rsocket.link.devices import DeviceContext, attended
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import BACKLOG_DEFAULT
 
 LIMIT_BYTES: Final = 1 << 16  # of a line, and half of what a reader buffers; as asyncio has it
+
+_IDLE_S: Final = 0.001
 
 Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 Factory = Callable[[], asyncio.BaseProtocol]
@@ -213,6 +218,52 @@ async def sock_accept(socket: Socket) -> tuple[Socket, Any]:
 
 
 # -- inside
+
+
+async def until(socket: Socket, is_ready: Callable[[], bool]) -> None:
+    """Wait for `is_ready`, asked again whenever the socket changes. Takes nothing by itself.
+
+    It is asked on the thread that makes the change, and may hold the lock of the device. Raises
+    the OSError that it raises: EBADF of a socket that is closed meanwhile.
+    """
+    if is_ready():
+        return
+    loop, calls = asyncio.get_running_loop(), loop_calls()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def note() -> None:
+        try:
+            is_over = is_ready()
+        except OSError:  # the task shall have it
+            is_over = True
+        if is_over:
+            calls.call_soon(wake)
+
+    contexts = list(socket.contexts)
+    socket.watchers.add(note)
+    try:
+        with attended(contexts):
+            while not is_ready():
+                await _slept(woken, contexts)
+                woken = loop.create_future()
+    finally:
+        socket.watchers.remove(note)
+
+
+async def _slept(woken: asyncio.Future[None], contexts: Iterable[DeviceContext]) -> None:
+    simulated = [context.adapter for context in contexts if not context.adapter.has_own_time]
+    if not simulated:
+        await woken
+    while not woken.done():
+        before_ns = simulated[0].now_ns()
+        for adapter in simulated:
+            adapter.progress()
+        # Where nothing can happen any more, only another task can make something happen.
+        await asyncio.sleep(0 if simulated[0].now_ns() != before_ns else _IDLE_S)
 
 
 async def _when_readable(socket: Socket, call: Callable[[], Result]) -> Result:

@@ -3,6 +3,10 @@
 Everything runs in the loop's own thread but `_note`, by which the socket tells of changes. Calls
 of the socket tell too, and may make the device progress: what comes during one of them is not
 scheduled, but looked at after it.
+
+The loop hears of rsockets by calls into it, without a descriptor per socket. Changes come on the
+thread that makes the device progress. The first one to come while the loop sleeps wakes it; those
+that follow until it looks are queued and cost no system call.
 """
 
 from __future__ import annotations
@@ -15,15 +19,65 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, cast
+from weakref import WeakKeyDictionary
 
-from urds.rsocket.aio.waiting import LoopCalls, loop_calls
 from urds.rsocket.link.devices import attended
 from urds.rsocket.poll import revents
 from urds.rsocket.socket import Socket
 
+Call = Callable[[], None]
+
 READ_BYTES: Final = 1 << 18  # of one pass: then others come
 WRITE_HIGH_BYTES: Final = 1 << 16  # as asyncio has it
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
+
+
+class LoopCalls:
+    """The calls that other threads want a loop to make. One per loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: deque[Call] = deque()
+        self._is_told = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the loop's own thread."""
+        return asyncio._get_running_loop() is self._loop
+
+    def call_soon(self, call: Call) -> None:
+        """Have the loop call; any thread. Nothing is called in a loop that is closed."""
+        self._due.append(call)
+        if self._is_told:
+            return
+        self._is_told = True
+        with suppress(RuntimeError):  # the loop is closed: no task waits in it any more
+            if self.is_here:
+                self._loop.call_soon(self._call)
+            else:
+                self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._is_told = False  # first: what comes from here on tells again
+        try:
+            for _ in range(len(self._due)):
+                self._due.popleft()()
+        finally:
+            if self._due and not self._is_told:  # one has raised: the others come next
+                self._is_told = True
+                self._loop.call_soon(self._call)
+
+
+_loop_calls: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
+
+
+def loop_calls() -> LoopCalls:
+    """Return the calls into the running loop."""
+    loop = asyncio.get_running_loop()
+    found = _loop_calls.get(loop)
+    if found is None:
+        found = _loop_calls[loop] = LoopCalls(loop)
+    return found
 
 
 class StreamTransport(asyncio.Transport):

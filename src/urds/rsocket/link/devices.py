@@ -18,15 +18,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import not_
 from typing import Final, NamedTuple, Protocol
 
 from urds.common.forks import renewed
 from urds.rsocket import settings
-from urds.rsocket.core.stream import Memory
+from urds.rsocket.core.stream.records import Memory
 from urds.verbs.device import DEVICE_VARIABLE, find_device
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import Region
@@ -372,13 +373,9 @@ def _close_all() -> None:
         with device.adapter.lock:
             for link in list(device.links.values()):
                 link.close()
-        wait([device], partial(_is_empty, device.leaving), max(0.0, end_s - time.monotonic()))
+        wait([device], partial(not_, device.leaving), max(0.0, end_s - time.monotonic()))
         device.adapter.close()
     _process.opened.clear()
-
-
-def _is_empty(leaving: Collection[object]) -> bool:
-    return not leaving
 
 
 def _forget_in_child() -> None:

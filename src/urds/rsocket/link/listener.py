@@ -13,7 +13,7 @@ from typing import Final
 
 from urds.common.errors import RemoteProtocolError
 from urds.common.types import HostPort
-from urds.rsocket.core.stream import StreamSettings
+from urds.rsocket.core.stream.records import StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.providers import base

@@ -38,7 +38,7 @@ class Timer:
 
 
 class Service:
-    """One thread. Its calls: any thread. What it runs has no lock, and must not raise."""
+    """One thread. Any thread may make its calls; what it runs holds no lock, and must not raise."""
 
     def __init__(self) -> None:
         self.begin()

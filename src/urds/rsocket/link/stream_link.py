@@ -18,7 +18,8 @@ from typing import Final
 
 from urds.common.errors import RemoteProtocolError
 from urds.common.types import HostPort
-from urds.rsocket.core.stream import Post, Shut, StreamCore, StreamSettings
+from urds.rsocket.core.stream.core import StreamCore
+from urds.rsocket.core.stream.records import Post, Shut, StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
 from urds.rsocket.link.service import Timer, service
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode

@@ -11,23 +11,3 @@ the end      is_drained, wants_disconnect, close; lifecycle.shut_down, state, ca
              reason, error, take_error
 counters     stats
 """
-
-from urds.rsocket.core.stream.core import StreamCore
-from urds.rsocket.core.stream.records import (
-    CONTROL_SLOTS,
-    DIRECT_BYTES_MIN,
-    ZERO_COPY_BYTES_MIN,
-    Memory,
-    MemorySource,
-    Post,
-    PostKind,
-    Shut,
-    StreamSettings,
-    StreamState,
-    StreamStats,
-)
-
-__all__ = [
-    "CONTROL_SLOTS", "DIRECT_BYTES_MIN", "ZERO_COPY_BYTES_MIN", "Memory", "MemorySource", "Post",
-    "PostKind", "Shut", "StreamCore", "StreamSettings", "StreamState", "StreamStats",
-]  # fmt: skip
