@@ -9,7 +9,7 @@ progress itself (`devices.wait`), and no thread has to wake it. Otherwise it sle
 the ordinary descriptors and a doorbell, while the devices are attended by threads of their own.
 
 Source: docs/reference/rsocket.md 13, table of conditions; 18, rule 1. Why no wake-up is missed:
-`watching`.
+`waiting`.
 """
 
 from __future__ import annotations
