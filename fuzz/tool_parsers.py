@@ -14,9 +14,9 @@ from typing import Any
 
 from fuzz.script import Script, step
 from urds.cli.rds.stress.wire import Pair, Parameters, RdmaPart, StressError
-from urds.cli.rsocket import rcopy_server as rsocket_rcopy_server
+from urds.cli.rsocket import rcopy as rsocket_rcopy
 from urds.cli.rsocket import udpong as rsocket_udpong
-from urds.cli.rsocket.rcopy_wire import NAME_BYTES_MAX, Reply, Request
+from urds.cli.rsocket.rcopy import NAME_BYTES_MAX, Reply, Request
 from urds.rds.constants import ConnectionFlag
 from urds.rds.plane.contract import Snapshot
 from urds.rds.runtime import processes
@@ -111,7 +111,7 @@ def rcopy_request(data: bytes) -> None:
         assert again == request
         root = _served()
         with suppress(OSError):
-            found = rsocket_rcopy_server.placed(request.name, root)
+            found = rsocket_rcopy.placed(request.name, root)
             assert found.parent.resolve().is_relative_to(root) and found.name not in ("", "..")
     if len(data) == len(Reply(0).emit()):
         with suppress(OSError):

@@ -17,10 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import EXTRAS, command, environment, urds
-from urds.cli.rsocket import rcopy_server as rsocket_rcopy_server
-from urds.cli.rsocket.rcopy import split
-from urds.cli.rsocket.rcopy_server import _Server, placed
-from urds.cli.rsocket.rcopy_wire import RcopyOptions
+from urds.cli.rsocket import rcopy as rsocket_rcopy
+from urds.cli.rsocket.rcopy import RcopyOptions, _Server, placed, split
 
 KERNEL = ("--kernel",)
 WAYS = {"kernel": KERNEL, "shm0": ("--device", "shm"), "tcp0": ("--device", "tcp")}
@@ -190,7 +188,7 @@ def test_a_client_that_drips_is_cut_off(
     into: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A byte now and then does not hold the server: each part has a time of its own."""
-    monkeypatch.setattr(rsocket_rcopy_server, "_PACE_S", 0.5)
+    monkeypatch.setattr(rsocket_rcopy, "_PACE_S", 0.5)
     content = b"x" * 40
     data = {
         "nothing": request("name", 40),
@@ -214,7 +212,7 @@ def test_a_client_that_drips_is_cut_off(
         dripping = threading.Thread(target=drip)
         dripping.start()
         began_s = time.monotonic()
-        monkeypatch.setattr(rsocket_rcopy_server, "_LEAVING_S", 0.1)
+        monkeypatch.setattr(rsocket_rcopy, "_LEAVING_S", 0.1)
         made.serve_one(far, "127.0.0.1", memoryview(bytearray(1 << 20)))
         assert time.monotonic() - began_s < 2.0
         far.close()
