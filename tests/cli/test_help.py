@@ -12,7 +12,7 @@ from urds.cli.main import ABOUT, GROUPS
 from urds.cli.parser import build
 
 COMMANDS = [
-    " ".join(filter(None, (group.name, one.name))) for group in GROUPS for one in group.entries
+    " ".join(filter(None, (group.name, name))) for group in GROUPS for name in group.commands
 ]
 PLACES = ["", *(group.name for group in GROUPS if group.name), *COMMANDS]
 SNAPSHOTS = Path(__file__).parent / "help"

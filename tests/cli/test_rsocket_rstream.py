@@ -7,13 +7,14 @@ import subprocess
 import pytest
 
 from tests.cli.commands import EXTRAS, command, environment, interrupt, urds
-from urds.cli.rsocket.rstream import RstreamOptions, plans
-from urds.cli.rsocket.streams import (
+from urds.cli.rsocket.measure import line
+from urds.cli.rsocket.rstream import (
     HEADING,
+    RstreamOptions,
     bandwidth_plan,
     latency_plan,
-    line,
     measured,
+    plans,
     sizes,
 )
 

@@ -15,7 +15,7 @@ from tests.cli import stress_peer
 from tests.cli.commands import RUN_S_MAX, Done, address, command, environment, started, urds
 from urds.cli.output import UsageError
 from urds.cli.rds.stress.command import StressOptions, parse_number
-from urds.cli.rds.stress.counters import heading
+from urds.cli.rds.stress.run import HEADING
 
 AT_ONCE = ("--start-up", "0")
 # A line of the table, and what `(average)` follows.
@@ -73,7 +73,7 @@ def found(child: subprocess.Popen[str]) -> dict[str, object]:
 def judge_table(out: str) -> list[str]:
     """Check heading, lines, rule and average; return the numbers of the average."""
     lines = out.splitlines()
-    begin = lines.index(heading())
+    begin = lines.index(HEADING)
     *rows, rule, average = lines[begin + 1 :]
     assert rows
     assert all(LINE.match(row) for row in rows), rows

@@ -1,19 +1,18 @@
 """Columns and lines of rds-stress from counts; the processors' use from /proc/stat."""
 
-from urds.cli.rds.stress.counters import (
+from urds.cli.rds.stress.run import (
+    HEADING,
     TITLES,
-    Counters,
     Usage,
     as_json,
     csv_heading,
     csv_line,
-    heading,
     histogram,
     line,
     parameter_lines,
     row,
-    total,
 )
+from urds.cli.rds.stress.task import Counters, total
 from urds.cli.rds.stress.wire import Parameters
 
 PARAMETERS = Parameters(tasks=4, request_bytes=1024, ack_bytes=256, rdma_bytes=2048)
@@ -48,7 +47,7 @@ def test_the_table_is_that_of_rds_stress() -> None:
         round_trips_ns=187 * 4_753_620,
     )
     one = row(Parameters(request_bytes=64, ack_bytes=64), counted, 1.0, -1.0)
-    assert (heading(), line(one)) == PRINTED
+    assert (HEADING, line(one)) == PRINTED
 
 
 def test_rates_are_per_second_and_times_are_averages() -> None:

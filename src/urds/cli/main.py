@@ -8,66 +8,41 @@ from typing import Final
 
 from urds.cli import parser
 from urds.cli.output import Exit
-from urds.cli.parser import Entry, Group
+from urds.cli.parser import Group
 
 ABOUT: Final = "Reliable Datagram Sockets in user space."
 GROUPS: Final = (
     Group(
         "",
         "",
-        (
-            Entry("demo", "urds.cli.rds.demo", "Run hosts that lose connections and no message."),
-            Entry("ping", "urds.cli.rds.ping", "Ask an address whether RDS answers, as rds-ping."),
-            Entry("info", "urds.cli.rds.info", "Show counters and tables, as rds-info."),
-            Entry(
-                "stress",
-                "urds.cli.rds.stress.command",
-                "Load two hosts and check every message, as rds-stress.",
-            ),
-        ),
+        {
+            "demo": "Run hosts that lose connections and no message.",
+            "ping": "Ask an address whether RDS answers, as rds-ping.",
+            "info": "Show counters and tables, as rds-info.",
+            "stress": "Load two hosts and check every message, as rds-stress.",
+        },
+        package="urds.cli.rds",
     ),
     Group(
         "dat",
         "uDAPL 1.2 in user space: an example, a test of two endpoints, and load.",
-        (
-            Entry(
-                "demo",
-                "urds.cli.dat.demo",
-                "Show receive buffers while messages overtake each other.",
-            ),
-            Entry("test", "urds.cli.dat.test", "Test two endpoints and check the data, as dtest."),
-            Entry(
-                "load",
-                "urds.cli.dat.load",
-                "Run transactions, a full pipeline, or objects up to a limit, as dapltest.",
-            ),
-        ),
+        {
+            "demo": "Show receive buffers while messages overtake each other.",
+            "test": "Test two endpoints and check the data, as dtest.",
+            "load": "Run transactions, a full pipeline, or objects up to a limit, as dapltest.",
+        },
+        package="urds.cli.dat",
     ),
     Group(
         "rsocket",
         "Sockets over RDMA: rstream, riostream, udpong and rcopy.",
-        (
-            Entry(
-                "rstream",
-                "urds.cli.rsocket.rstream",
-                "Measure latency and bandwidth of a stream, in rstream's table.",
-            ),
-            Entry(
-                "riostream",
-                "urds.cli.rsocket.riostream",
-                "Measure writes into a mapped buffer of the peer, in rstream's table.",
-            ),
-            Entry(
-                "udpong",
-                "urds.cli.rsocket.udpong",
-                "Measure datagrams: rate, losses and latency, in udpong's table.",
-            ),
-            Entry(
-                "rcopy",
-                "urds.cli.rsocket.rcopy",
-                "Copy a file over a stream, and check its size and digest.",
-            ),
-        ),
+        {
+            "rstream": "Measure latency and bandwidth of a stream, in rstream's table.",
+            "riostream": "Measure writes into a mapped buffer of the peer, in rstream's table.",
+            "udpong": "Measure datagrams: rate, losses and latency, in udpong's table.",
+            "rcopy": "Copy a file over a stream, and check its size and digest.",
+        },
+        package="urds.cli.rsocket",
     ),
 )
 

@@ -69,7 +69,7 @@ class Column:
 
 
 class Output:
-    """Standard output of one tool."""
+    """Standard output of one tool: text or JSON; what is for the other one is not printed."""
 
     def __init__(self, *, json_wanted: bool = False) -> None:
         self.json_wanted = json_wanted
@@ -77,6 +77,8 @@ class Output:
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """Print one line, coloured on a terminal with rich."""
+        if self.json_wanted:
+            return
         if style and self._styled:
             self._styled(text, style)
         else:
@@ -94,11 +96,15 @@ class Output:
 
     def record(self, record: object) -> None:
         """Print one JSON object on a line of its own, for output without end."""
-        print(json.dumps(record, default=str), flush=True)
+        self._json(record)
 
     def document(self, document: object) -> None:
         """Print one JSON document; what JSON does not know, as a text."""
-        print(json.dumps(document, indent=2, default=str), flush=True)
+        self._json(document, indent=2)
+
+    def _json(self, value: object, indent: int | None = None) -> None:
+        if self.json_wanted:
+            print(json.dumps(value, indent=indent, default=str), flush=True)
 
 
 def align(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str]:

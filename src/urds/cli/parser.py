@@ -18,6 +18,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from ipaddress import ip_address
 from textwrap import fill
 from types import NoneType
@@ -92,26 +93,18 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A command as lists of commands show it; its module, with a `COMMAND`, is loaded when used."""
-
-    name: str
-    module: str
-    summary: str
-
-    def load(self) -> Command:
-        """Return the command."""
-        command: Command = import_module(self.module).COMMAND
-        return command
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Commands under one word, or, without a name, those directly under `urds`."""
 
     name: str
     summary: str
-    entries: tuple[Entry, ...]
+    commands: Mapping[str, str]  # by name, the summary that lists of commands show
+    package: str  # of the modules, each named as its command; one is loaded when used
+
+    def load(self, name: str) -> Command:
+        """Return a command."""
+        command: Command = import_module(f"{self.package}.{name}").COMMAND
+        return command
 
 
 def main(about: str, groups: Sequence[Group], arguments: Sequence[str]) -> int:
@@ -139,7 +132,7 @@ def build(
     Only the module of the named command is loaded: `urds ping` needs nothing of verbs.
     """
     chosen = None if words is None else [word for word in words if word[:1] != "-"][:2]
-    extra = () if _has_extra() else (_MORE,)
+    extra = () if find_spec("rich_argparse") else (_MORE,)
     parser = _Parser(prog="urds", description=about, epilog="\n\n".join((EXIT_CODES, *extra)))
     _add_version(parser)
     commands = _add_commands(parser)
@@ -150,15 +143,14 @@ def build(
                 group.name, help=group.summary, description=group.summary, prog=f"urds {group.name}"
             )
             below = _add_commands(one)
-        for entry in group.entries:
-            path = [*filter(None, [group.name]), entry.name]
+        for command, summary in group.commands.items():
+            path = [*filter(None, [group.name]), command]
             name = " ".join(("urds", *path))
             one = below.add_parser(
-                entry.name, help=entry.summary, prog=name, help_flags=(),
-                argument_default=argparse.SUPPRESS,
-            )  # fmt: skip
+                command, help=summary, prog=name, help_flags=(), argument_default=argparse.SUPPRESS
+            )
             if chosen is None or chosen[: len(path)] == path:
-                _fill(one, name, entry.summary, entry.load())
+                _fill(one, name, summary, group.load(command))
     return parser
 
 
@@ -174,7 +166,8 @@ def check_ranges(options: Any) -> None:
                 limits = f"from {shown.low} to {shown.high}"
                 if shown.high is None:
                     limits = f"{shown.low} or more"
-                raise UsageError(f"{_name(shown)} {number}: must be {limits}")
+                name = shown.flags[-1] if shown.flags else shown.metavar
+                raise UsageError(f"{name} {number}: must be {limits}")
 
 
 def find_address(text: str) -> IPAddress:
@@ -273,12 +266,6 @@ def _width() -> int:
     from shutil import get_terminal_size
 
     return min(get_terminal_size().columns, _WIDTH_MAX) - 2
-
-
-def _has_extra() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("rich_argparse") is not None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -414,10 +401,6 @@ def _default(each: Field[Any], shown: _Option) -> str:
 
 def _shown(each: Field[Any]) -> _Option | None:
     return each.metadata.get(_OPTION)
-
-
-def _name(shown: _Option) -> str:
-    return shown.flags[-1] if shown.flags else shown.metavar
 
 
 def _paragraphs(text: str) -> str:

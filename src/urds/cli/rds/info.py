@@ -18,23 +18,32 @@ from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report, Silent
 
 _TCP_SEQUENCES: Final = 1 << 32
-_ADDRESS_CHARACTERS: Final = 15
 _PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
-_TwoParts = tuple[tuple[Cell, ...], tuple[Cell, ...]]  # plain, and what `-v` adds
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its letter, its names, and how the rows of one process are found."""
+    """One table: its letter, its names, and how the rows of one process are found.
+
+    Columns are words of title and width; a cell is right-aligned but for a `<` before the width.
+    """
 
     letter: str
     key: str  # in JSON
     title: str
     help: str
-    columns: tuple[Column, ...]
-    verbose_columns: tuple[Column, ...]
+    plain: str  # columns
+    verbose: str  # columns that `-v` adds
     records: Callable[[Report, bool], Iterable[Any]]
-    cells: Callable[[Report, Any], _TwoParts]
+    cells: Callable[[Report, Any], tuple[Cell, ...]]  # of all columns
+
+    def columns(self, *, verbose: bool) -> list[Column]:
+        """Return the columns, without or with those of `-v`."""
+        words = (f"{self.plain} {self.verbose}" if verbose else self.plain).split()
+        return [
+            Column(title, int(width.removeprefix("<")), left=width.startswith("<"))
+            for title, width in (word.split(":") for word in words)
+        ]
 
 
 def _process(report: Report, _: bool) -> list[dict[str, Any]]:
@@ -42,29 +51,25 @@ def _process(report: Report, _: bool) -> list[dict[str, Any]]:
     return [{"program": report.program, "addresses": addresses, "plane": report.plane}]
 
 
-def _process_cells(report: Report, record: dict[str, Any]) -> _TwoParts:
+def _process_cells(report: Report, record: dict[str, Any]) -> tuple[Cell, ...]:
     sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
     # A command line may hold control characters of a terminal.
     program = "".join(one if one.isprintable() else "?" for one in record["program"])
     if len(program) > _PROGRAM_CHARACTERS:
         program = program[: _PROGRAM_CHARACTERS - 3] + "..."
     addresses = ",".join(record["addresses"]) or "-"
-    return (program or "-", addresses, record["plane"], sockets, paths), ()
+    return program or "-", addresses, record["plane"], sockets, paths
 
 
-def _socket_cells(report: Report, row: Any) -> _TwoParts:
+def _socket_cells(report: Report, row: Any) -> tuple[Cell, ...]:
     unconnected = "0.0.0.0" if row.local.version == 4 else "::"
     peer = report.connected.get((row.local, row.port))
     address, port = (str(peer[0]), peer[1]) if peer else (unconnected, 0)
     return (
-        (
-            *(str(row.local), row.port, address, port),
-            *(row.send_bytes_max, row.receive_bytes_max, row.inode),
-        ),
-        (
-            *(row.send_queued_bytes, row.receive_queued_bytes, row.receive_queued_messages),
-            "yes" if row.congested else "no",
-        ),
+        *(str(row.local), row.port, address, port),
+        *(row.send_bytes_max, row.receive_bytes_max, row.inode),
+        *(row.send_queued_bytes, row.receive_queued_bytes, row.receive_queued_messages),
+        "yes" if row.congested else "no",
     )
 
 
@@ -73,45 +78,34 @@ def _paths(report: Report, verbose: bool) -> Iterable[Any]:
     return [row for row in report.snapshot.paths if verbose or row.is_listed]
 
 
-def _path_cells(_: Report, row: Any) -> _TwoParts:
+def _path_cells(_: Report, row: Any) -> tuple[Cell, ...]:
     flags = "".join(
         letter if is_set else "-"
         for letter, is_set in (("s", row.sending), ("c", not row.up), ("C", row.up))
     )
     return (
-        (
-            *(str(row.local), str(row.peer), row.tos),
-            *(row.sequence_next, row.sequence_expected, flags + "-"),
-        ),
-        (
-            *(row.index, str(row.transport)),
-            *(row.unsent_messages, row.unacknowledged_messages, "yes" if row.held else "no"),
-        ),
+        *(str(row.local), str(row.peer), row.tos),
+        *(row.sequence_next, row.sequence_expected, flags + "-", row.index, str(row.transport)),
+        *(row.unsent_messages, row.unacknowledged_messages, "yes" if row.held else "no"),
     )
 
 
-def _message_cells(_: Report, row: Any) -> _TwoParts:
+def _message_cells(_: Report, row: Any) -> tuple[Cell, ...]:
     here, there = (str(row.local), row.local_port), (str(row.peer), row.peer_port)
-    return (*here, *there, row.tos, row.sequence, row.payload_bytes), ()
+    return (*here, *there, row.tos, row.sequence, row.payload_bytes)
 
 
 def _streams(report: Report, _: bool) -> Iterable[Any]:
     return [row for row in report.snapshot.paths if row.local_stream and row.peer_stream]
 
 
-def _stream_cells(_: Report, row: Any) -> _TwoParts:
-    data = (
-        row.stream_sent_bytes,
-        row.stream_expected_bytes,
-        row.stream_acknowledged_bytes,
-    )
+def _stream_cells(_: Report, row: Any) -> tuple[Cell, ...]:
+    data = row.stream_sent_bytes, row.stream_expected_bytes, row.stream_acknowledged_bytes
     return (
-        (
-            *(*row.local_stream, *row.peer_stream),
-            *(row.header_remaining_bytes, row.data_remaining_bytes),
-            *(count % _TCP_SEQUENCES for count in data),
-        ),
-        (row.index,),
+        *(*row.local_stream, *row.peer_stream),
+        *(row.header_remaining_bytes, row.data_remaining_bytes),
+        *(count % _TCP_SEQUENCES for count in data),
+        row.index,
     )
 
 
@@ -123,17 +117,13 @@ def _rdma(report: Report, verbose: bool) -> Iterable[Any]:
     ]
 
 
-def _rdma_cells(_: Report, record: dict[str, Any]) -> _TwoParts:
+def _rdma_cells(_: Report, record: dict[str, Any]) -> tuple[Cell, ...]:
     return (
-        (
-            *(str(record["local"]), str(record["peer"]), record["tos"], record["service_level"]),
-            *(_gid_text(record["local_gid"]), _gid_text(record["peer_gid"])),
-        ),
-        (
-            *(record["send_requests_max"], record["receive_requests_max"]),
-            *(record["send_segments_max"], record["regions_max"], record["region_pages_max"]),
-            *(0, record["device"] or "-"),  # received frames are in no cache here
-        ),
+        *(str(record["local"]), str(record["peer"]), record["tos"], record["service_level"]),
+        *(_gid_text(record["local_gid"]), _gid_text(record["peer_gid"])),
+        *(record["send_requests_max"], record["receive_requests_max"]),
+        *(record["send_segments_max"], record["regions_max"], record["region_pages_max"]),
+        *(0, record["device"] or "-"),  # received frames are in no cache here
     )
 
 
@@ -142,114 +132,48 @@ def _gid_text(gid: IPv6Address) -> str:
     return f"::ffff:{gid.ipv4_mapped}" if gid.ipv4_mapped else str(gid)
 
 
-def _addresses(*titles: str) -> tuple[Column, ...]:
-    """Return columns: an address is wide, a port narrow."""
-    return tuple(
-        Column(title, _ADDRESS_CHARACTERS if title.endswith("Addr") else 5) for title in titles
-    )
-
-
 def _queue(letter: str, key: str, which: str, about: str) -> Table:
     """Return the table of a queue of messages; `key` is also its name in a snapshot."""
+    columns = "LocalAddr:15 LPort:5 RemoteAddr:15 RPort:5 Tos:3 Seq:20 Bytes:10"
     return Table(
-        letter=letter,
-        key=key,
-        title=f"{which} Message Queue",
-        help=about,
-        columns=(
-            *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
-            *(Column("Tos", 3), Column("Seq", 20), Column("Bytes", 10)),
-        ),
-        verbose_columns=(),
-        records=lambda report, _: getattr(report.snapshot, key),
-        cells=_message_cells,
-    )
+        letter, key, f"{which} Message Queue", about, columns, "",
+        lambda report, _: getattr(report.snapshot, key), _message_cells,
+    )  # fmt: skip
 
 
 TABLES: Final = (
     Table(
-        letter="p",
-        key="processes",
-        title="Processes",
-        help="the processes that were asked",
-        columns=(
-            Column("Program", 15, left=True),
-            *(Column("Addresses", 15, left=True), Column("Plane", 6, left=True)),
-            *(Column("Sockets", 7), Column("Paths", 5)),
-        ),
-        verbose_columns=(),
-        records=_process,
-        cells=_process_cells,
+        "p", "processes", "Processes", "the processes that were asked",
+        "Program:<15 Addresses:<15 Plane:<6 Sockets:7 Paths:5", "", _process, _process_cells,
     ),
     Table(
-        letter="k",
-        key="sockets",
-        title="RDS Sockets",
-        help="bound sockets",
-        columns=(
-            *_addresses("BoundAddr", "BPort", "ConnAddr", "CPort"),
-            *(Column("SndBuf", 10), Column("RcvBuf", 10), Column("Inode", 8)),
-        ),
-        verbose_columns=(
-            *(Column("SndQueue", 8), Column("RcvQueue", 8)),
-            *(Column("RcvMsgs", 7), Column("Congested", 9)),
-        ),
-        records=lambda report, _: report.snapshot.mailboxes,
-        cells=_socket_cells,
+        "k", "sockets", "RDS Sockets", "bound sockets",
+        "BoundAddr:15 BPort:5 ConnAddr:15 CPort:5 SndBuf:10 RcvBuf:10 Inode:8",
+        "SndQueue:8 RcvQueue:8 RcvMsgs:7 Congested:9",
+        lambda report, _: report.snapshot.mailboxes, _socket_cells,
     ),
     Table(
-        letter="n",
-        key="connections",
-        title="RDS Connections",
-        help="connections to peers",
-        columns=(
-            *_addresses("LocalAddr", "RemoteAddr"),
-            *(Column("Tos", 4), Column("NextTX", 20), Column("NextRX", 20), Column("Flgs", 4)),
-        ),
-        verbose_columns=(
-            *(Column("Path", 4), Column("Trans", 10)),
-            *(Column("Unsent", 6), Column("Unacked", 7), Column("Held", 4)),
-        ),
-        records=_paths,
-        cells=_path_cells,
+        "n", "connections", "RDS Connections", "connections to peers",
+        "LocalAddr:15 RemoteAddr:15 Tos:4 NextTX:20 NextRX:20 Flgs:4",
+        "Path:4 Trans:10 Unsent:6 Unacked:7 Held:4", _paths, _path_cells,
     ),
     _queue("r", "receive_queue", "Receive", "messages that wait for a receive"),
     _queue("s", "send_queue", "Send", "messages not sent yet"),
     _queue("t", "retransmit_queue", "Retransmit", "messages sent and not acknowledged"),
     Table(
-        letter="T",
-        key="tcp_sockets",
-        title="TCP Connections",
-        help="TCP connections and how far they are",
-        columns=(
-            *_addresses("LocalAddr", "LPort", "RemoteAddr", "RPort"),
-            *(Column("HdrRemain", 10), Column("DataRemain", 10)),
-            *(Column("SentNxt", 10), Column("ExpectUna", 10), Column("SeenUna", 10)),
-        ),
-        verbose_columns=(Column("Path", 4),),
-        records=_streams,
-        cells=_stream_cells,
+        "T", "tcp_sockets", "TCP Connections", "TCP connections and how far they are",
+        "LocalAddr:15 LPort:5 RemoteAddr:15 RPort:5"
+        " HdrRemain:10 DataRemain:10 SentNxt:10 ExpectUna:10 SeenUna:10",
+        "Path:4", _streams, _stream_cells,
     ),
     Table(
-        letter="I",
-        key="ib_connections",
-        title="RDS IB Connections",
-        help="connections over RDMA, and what their queue pairs take",
-        columns=(
-            *_addresses("LocalAddr", "RemoteAddr"),
-            *(Column("Tos", 4), Column("SL", 3), Column("LocalDev", 32), Column("RemoteDev", 32)),
-        ),
-        verbose_columns=tuple(
-            Column(title, len(title))
-            for title in (
-                *("send_wr", "recv_wr", "send_sge"),
-                *("rdma_mr_max", "rdma_mr_size", "cache_allocs", "Device"),
-            )
-        ),
-        records=_rdma,
-        cells=_rdma_cells,
+        "I", "ib_connections", "RDS IB Connections",
+        "connections over RDMA, and what their queue pairs take",
+        "LocalAddr:15 RemoteAddr:15 Tos:4 SL:3 LocalDev:32 RemoteDev:32",
+        "send_wr:7 recv_wr:7 send_sge:8 rdma_mr_max:11 rdma_mr_size:12 cache_allocs:12 Device:6",
+        _rdma, _rdma_cells,
     ),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,13 +220,13 @@ def run(options: InfoOptions) -> Exit:
 
 def print_table(output: Output, table: Table, reports: Sequence[Report], *, verbose: bool) -> None:
     """Print one table with the rows of all processes."""
-    extra = table.verbose_columns if verbose else ()
-    rows = []
-    for report in reports:
-        for record in table.records(report, verbose):
-            plain, more = table.cells(report, record)
-            rows.append((*plain, *(more if verbose else ()), report.pid))
-    output.table(table.title, [*table.columns, *extra, Column("Pid", 7)], rows)
+    columns = table.columns(verbose=verbose)
+    rows = [
+        (*table.cells(report, record)[: len(columns)], report.pid)
+        for report in reports
+        for record in table.records(report, verbose)
+    ]
+    output.table(table.title, [*columns, Column("Pid", 7)], rows)
 
 
 def document(

@@ -221,7 +221,7 @@ def run(options: RcopyOptions) -> Exit:
     choose_devices(device_names(options.device))
     if options.is_server:
         max_bytes = MAX_BYTES if options.max_bytes is None else options.max_bytes
-        serve(replace(options, port=options.port or PORT, max_bytes=max_bytes))
+        serve(replace(options, max_bytes=max_bytes))
         return Exit.OK
     source = Path(options.source or "")
     with _opened(source) as file:
@@ -342,7 +342,8 @@ def _print(options: RcopyOptions, copied: Copied) -> None:
 def serve(options: RcopyOptions, *, wait_s: float | None = None) -> None:
     """Serve clients one after another until Ctrl-C; with a `wait_s`, one that comes in time."""
     server = _Server(options)
-    family, address = local_address(options.bind or "", options.port or 0, None)
+    port = options.port or (PORT if wait_s is None else 0)
+    family, address = local_address(options.bind or "", port, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)

@@ -10,13 +10,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from urds.cli.parser import Command
 from urds.cli.processes import serve_child
-from urds.cli.rsocket.rstream import RstreamOptions, run, serve
-from urds.cli.rsocket.sockets import tests_option
-from urds.cli.rsocket.streams import MappedSide, Side, Stream
+from urds.cli.rsocket.measure import tests_option
+from urds.cli.rsocket.rstream import (
+    STALLED_S,
+    Manner,
+    Plan,
+    RstreamOptions,
+    Side,
+    Stream,
+    run,
+    serve,
+)
+
+_MARKS: Final = 250  # of a last byte, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,72 @@ class RiostreamOptions(RstreamOptions):
             is_kernel=False,
             size_bytes_max=size_bytes_max,
         )
+
+
+class MappedSide(Side):
+    """A side that writes into the other's mapped buffer, and waits for the last byte of its own.
+
+    Of a burst the last write alone carries a new mark there. No completion reports a mapped write,
+    so the receiver looks at the memory after each progress of the device.
+    """
+
+    def __init__(self, stream: Stream, **details: Any) -> None:
+        super().__init__(stream, **details)
+        self._marks = 0
+        socket: Any = stream.sock  # an rsocket: the kernel's map nothing
+        self._context = socket.link.context
+        self._write = socket.write_mapped
+        socket.map_buffer(self._got, 0)
+
+    def _begin(self, plan: Plan) -> None:
+        self._got[plan.size_bytes - 1] = 0
+
+    def _mark(self) -> int:
+        """Return the mark of the next transfer: both sides count them alike."""
+        self._marks += 1
+        return 1 + self._marks % _MARKS
+
+    def _send(self, size_bytes: int, count: int) -> None:
+        data = self._sent[:size_bytes]
+        data[-1] = 0
+        for _ in range(count - 1):
+            self._write_all(data)
+        data[-1] = self._mark()
+        self._write_all(data)
+
+    def _write_all(self, data: memoryview) -> None:
+        written = 0
+        while written < len(data):
+            try:
+                count = self._write(data[written:], written)
+            except BlockingIOError:
+                self._context.adapter.progress()
+                continue
+            if not count:
+                raise OSError("the other side has mapped no buffer")
+            written += count
+
+    def _receive(self, size_bytes: int, count: int) -> None:
+        place, mark = self._got[:size_bytes], self._mark()
+        if self._stream.manner is Manner.SPIN:
+            progress = self._context.adapter.progress
+            while place[-1] != mark:
+                progress()
+        else:
+            self._wait(partial(_is_marked, place, mark))
+        if self._is_verified:
+            place[-1] = self._pattern[size_bytes - 1]
+            self._verify(place)
+
+    def _wait(self, is_ready: Any) -> None:
+        from urds.rsocket.link import devices
+
+        if not devices.wait((self._context,), is_ready, STALLED_S):
+            raise TimeoutError(f"nothing was written for {STALLED_S:g} s")
+
+
+def _is_marked(place: memoryview, mark: int) -> bool:
+    return place[-1] == mark
 
 
 COMMAND: Final = Command(

@@ -2,54 +2,127 @@
 
 Without `-s` and `--serve` the server is a process of its own here; with `-s HOST` this is the
 client of a server elsewhere, which has the same options. Two connections, one after another: one
-for latency, with inline data, one for bandwidth, without. Source: docs/reference/rsocket.md 15.
+for latency, with inline data, one for bandwidth, without.
+
+A run is `iterations` times `transfers` messages from the client and as many back. Totals count
+both directions; usec/xfer of one transfer per iteration is one way.
+Source: docs/reference/rsocket.md 15.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Final
 
-from urds.cli.output import TITLE, Exit, Output, UsageError
+from urds.cli.output import Exit, UsageError
 from urds.cli.parser import Command, json_option, option
-from urds.cli.processes import own_server, serve_child, tell_port
+from urds.cli.processes import serve_child, tell_port
+from urds.cli.rsocket.measure import (
+    MeasureOptions,
+    Row,
+    heading,
+    run_sides,
+    size_text,
+    tests_option,
+)
 from urds.cli.rsocket.sockets import (
     FORMATS,
-    LOOPBACK,
     AnySocket,
-    MeasureOptions,
-    choose_devices,
-    device_names,
     listening,
     local_address,
+    new_memory,
     new_socket,
     port_option,
     resolved,
-    tests_option,
-)
-from urds.cli.rsocket.streams import (
-    HEADING,
-    SIZE_MAX,
-    Manner,
-    Plan,
-    Row,
-    Side,
-    Stream,
-    bandwidth_plan,
-    latency_plan,
-    line,
-    sizes,
 )
 
 PORT: Final = 7471
+SYNC_BYTES: Final = 16
+SIZE_MAX: Final = 64 << 20
+HEADING: Final = heading(without="lost")
+STALLED_S: Final = 30.0  # without progress for so long: the other side hangs
 _BUFFER_BYTES: Final = 512 << 10
 _CUSTOM_SIZE: Final = 1000
 _CUSTOM_TRANSFERS: Final = 1000
+_PATTERN_BYTES: Final = 251  # a prime: the check sees a shift by any power of two
+_SPINS_PER_LOOK: Final = 1 << 12  # a look at the clock now and then costs a spin nothing
+
+
+class Manner(Enum):
+    """How a side waits."""
+
+    BLOCK = "b"
+    POLL = "a"
+    SPIN = "n"  # calls that would block are retried at once: rstream's only mode
+
+
+class Stream:
+    """One connected socket and its way of waiting."""
+
+    def __init__(self, sock: AnySocket, manner: Manner) -> None:
+        self.sock = sock
+        self.manner = manner
+        # No timeout with BLOCK: with one, Python itself waits, in poll, before each call.
+        sock.setblocking(manner is Manner.BLOCK)
+        # The descriptor of an rsocket has a cost from the first request for it on.
+        self._fd = -1
+        self._poll = select.poll()
+        if manner is Manner.POLL:
+            self._fd = sock.fileno()
+            self._poll.register(self._fd, 0)
+
+    def send(self, data: memoryview) -> None:
+        """Send all of it. Raises OSError, TimeoutError without progress."""
+        if self.manner is Manner.BLOCK:
+            self.sock.sendall(data)
+            return
+        spins = 0
+        while data:
+            try:
+                data = data[self.sock.send(data) :]
+                spins = 0
+            except BlockingIOError:
+                spins += 1
+                self._wait(select.POLLOUT, spins)
+
+    def receive(self, place: memoryview) -> None:
+        """Fill all of it. Raises OSError, ConnectionError at the end of the stream."""
+        flags = socket.MSG_WAITALL if self.manner is Manner.BLOCK else 0
+        spins = 0
+        while place:
+            try:
+                count = self.sock.recv_into(place, 0, flags)
+            except BlockingIOError:
+                spins += 1
+                self._wait(select.POLLIN, spins)
+                continue
+            if not count:
+                raise ConnectionError("the other side has closed the connection")
+            place = place[count:]
+            spins = 0
+
+    def _wait(self, events: int, spins: int) -> None:
+        if self.manner is Manner.POLL:
+            self._poll.modify(self._fd, events)
+            if not self._poll.poll(STALLED_S * 1000):
+                raise TimeoutError(f"nothing moved for {STALLED_S:g} s")
+        elif spins % _SPINS_PER_LOOK == 0:
+            self._look(spins)
+
+    def _look(self, spins: int) -> None:
+        now_s = time.monotonic()
+        if spins == _SPINS_PER_LOOK:
+            self._stalled_s = now_s + STALLED_S
+        elif now_s > self._stalled_s:
+            raise TimeoutError(f"nothing moved for {STALLED_S:g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,23 +184,66 @@ class RstreamOptions(MeasureOptions):
 
 
 def run(options: RstreamOptions) -> Exit:
-    """Measure and print the table, or serve one client.
-
-    The child server runs the module of the options, which calls `serve_child`.
-    """
-    options.check()
-    choose_devices(device_names(options.device))
-    if options.is_server:
-        serve(replace(options, port=options.port or PORT))
-    elif options.host is not None:
-        _measure(options, options.host, options.port or PORT)
-    else:
-        with own_server(type(options).__module__, replace(options, is_server=True)) as port:
-            _measure(options, LOOPBACK, port)
-    return Exit.OK
+    """Measure and print the table, or serve one client."""
+    return run_sides(
+        options, serve, _rows, port=options.port or PORT, heading=HEADING,
+        json_wanted=options.json_wanted,
+    )  # fmt: skip
 
 
-# -- both sides
+# -- what is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row that is to be measured."""
+
+    name: str
+    size_bytes: int
+    transfers: int
+    iterations: int
+
+
+def measured(plan: Plan, seconds: float) -> Row:
+    """Return the row of a plan that took so long. Source: docs/reference/rsocket.md 15."""
+    total_bytes = 2 * plan.size_bytes * plan.transfers * plan.iterations
+    return Row(
+        name=plan.name,
+        size_bytes=plan.size_bytes,
+        transfers=plan.transfers,
+        iterations=plan.iterations,
+        total_bytes=total_bytes,
+        seconds=seconds,
+        gb_per_s=total_bytes * 8 / seconds / 1e9,
+        usec_per_transfer=seconds * 1e6 / plan.iterations / (2 * plan.transfers),
+    )
+
+
+_ALWAYS: Final = (64, 4 << 10, 64 << 10, 1 << 20)
+_ALL: Final = (64, *(step for power in range(7, 23) for step in (1 << power, 3 << (power - 1))))
+
+
+def sizes(*, is_all: bool) -> tuple[int, ...]:
+    """Return the sizes of a run: four, or the 33 of `-S all`."""
+    return _ALL if is_all else _ALWAYS
+
+
+def count_of(size_bytes: int) -> int:
+    """Return how many transfers of a size rstream does."""
+    for limit_bytes, count in ((1 << 10, 100_000), (64 << 10, 10_000), (1 << 20, 1000)):
+        if size_bytes < limit_bytes:
+            return count
+    return 100
+
+
+def latency_plan(size_bytes: int) -> Plan:
+    """Return the ping-pong of a size."""
+    return Plan(f"{size_text(size_bytes)}_lat", size_bytes, 1, count_of(size_bytes))
+
+
+def bandwidth_plan(size_bytes: int) -> Plan:
+    """Return the stream of a size."""
+    return Plan(f"{size_text(size_bytes)}_bw", size_bytes, count_of(size_bytes), 1)
 
 
 def plans(options: RstreamOptions) -> tuple[list[Plan], list[Plan]]:
@@ -139,6 +255,79 @@ def plans(options: RstreamOptions) -> tuple[list[Plan], list[Plan]]:
     transfers = options.transfers or _CUSTOM_TRANSFERS
     custom = [Plan("custom", size, transfers, options.iterations or 1) for size in chosen]
     return ([], custom) if transfers > 1 else (custom, [])
+
+
+def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan]]]:
+    latency, bandwidth = plans(options)
+    if latency:
+        yield True, latency
+    if bandwidth:
+        yield False, bandwidth
+
+
+def _largest(wanted: list[Plan]) -> int:
+    return max(plan.size_bytes for plan in wanted)
+
+
+# -- the sides
+
+
+class Side:
+    """One connected side: sends first, or second."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        is_client: bool,
+        is_verified: bool,
+        is_kernel: bool,
+        size_bytes_max: int,
+    ) -> None:
+        room = max(SYNC_BYTES, size_bytes_max)
+        self._stream = stream
+        self._is_client = is_client
+        self._is_verified = is_verified
+        self._pattern = (bytes(range(_PATTERN_BYTES)) * (room // _PATTERN_BYTES + 1))[:room]
+        self._sent = memoryview(bytearray(self._pattern))
+        self._got = new_memory(room, is_kernel=is_kernel)
+
+    def measure(self, plan: Plan) -> Row:
+        """Run a plan, from a moment that both sides share."""
+        self._begin(plan)
+        moves = (self._send, self._receive) if self._is_client else (self._receive, self._send)
+        place = memoryview(bytearray(SYNC_BYTES))
+        for is_first in (True, False):
+            if is_first is self._is_client:
+                self._stream.send(self._sent[:SYNC_BYTES])
+            else:
+                self._stream.receive(place)
+        start_s = time.perf_counter()
+        for _ in range(plan.iterations):
+            for move in moves:
+                move(plan.size_bytes, plan.transfers)
+        return measured(plan, time.perf_counter() - start_s)
+
+    def _begin(self, plan: Plan) -> None:
+        """Get ready for a plan: the other side does nothing before this side's message."""
+
+    def _send(self, size_bytes: int, count: int) -> None:
+        data = self._sent[:size_bytes]
+        for _ in range(count):
+            self._stream.send(data)
+
+    def _receive(self, size_bytes: int, count: int) -> None:
+        place = self._got[:size_bytes]
+        for _ in range(count):
+            self._stream.receive(place)
+            if self._is_verified:
+                self._verify(place)
+
+    def _verify(self, place: memoryview) -> None:
+        """Compare with what the other side has sent, and make room. Raises OSError."""
+        if place != self._pattern[: len(place)]:
+            raise OSError(f"{len(place)} bytes are not those that were sent")
+        place[:] = bytes(len(place))
 
 
 def prepare(sock: AnySocket, options: RstreamOptions) -> None:
@@ -165,36 +354,16 @@ def prepare_rdma(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) 
             sock.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_IOMAPSIZE, options.IOMAP_SLOTS)
 
 
-def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan]]]:
-    latency, bandwidth = plans(options)
-    if latency:
-        yield True, latency
-    if bandwidth:
-        yield False, bandwidth
-
-
-def _largest(wanted: list[Plan]) -> int:
-    return max(plan.size_bytes for plan in wanted)
-
-
 # -- the client
 
 
-def _measure(options: RstreamOptions, host: str, port: int) -> None:
-    output = Output(json_wanted=options.json_wanted)
-    if not options.json_wanted:
-        output.line(HEADING, TITLE)
-    rows: list[Row] = []
+def _rows(options: RstreamOptions, host: str, port: int) -> Iterator[Row]:
     target = resolved(host, port, options.address_format, by_verbs=options.has("r"))
     for is_latency, wanted in _phases(options):
         with _connected(options, target, is_latency=is_latency) as stream:
             side = options.side(stream, is_client=True, size_bytes_max=_largest(wanted))
             for plan in wanted:
-                rows.append(side.measure(plan))
-                if not options.json_wanted:
-                    output.line(line(rows[-1]))
-    if options.json_wanted:
-        output.document([asdict(row) for row in rows])
+                yield side.measure(plan)
 
 
 @contextmanager
@@ -216,8 +385,12 @@ def _connected(
 
 
 def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
-    """Listen, and serve one client's connections; the figures stay with the client."""
-    family, address = local_address(options.bind or "", options.port or 0, None)
+    """Listen, and serve one client's connections; the figures stay with the client.
+
+    With a `wait_s`, a client that comes in time, at a free port where no other is wanted.
+    """
+    port = options.port or (PORT if wait_s is None else 0)
+    family, address = local_address(options.bind or "", port, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
     prepare(listener, options)
     prepare_rdma(listener, options, is_latency=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from urds import verbs
 from urds.cli.output import UsageError
-from urds.cli.parser import check_ranges, option
+from urds.cli.parser import option
 
 if TYPE_CHECKING:
     from urds import rsocket
@@ -49,58 +48,6 @@ def port_option(port: int) -> Any:
         "-p", metavar="PORT", low=1, high=65_535,
         help=f"Port, {port} without it; a server of its own takes a free one.",
     )  # fmt: skip
-
-
-def tests_option(text: str) -> Any:
-    """Return the field of `-T`, whose letters `text` explains."""
-    return option("-T", metavar="TEST", default=(), help=f"{text} May be repeated.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOptions:
-    """Options that rstream, riostream and udpong share, by the letters of those programs."""
-
-    TESTS: ClassVar[dict[str, str]]  # letter of a -T, and the word that stands for it
-    SIZE_LIMITS: ClassVar[tuple[int, int]]
-
-    host: str | None = option(
-        "-s", metavar="HOST", help="Be the client of the server at this host."
-    )
-    is_server: bool = option(
-        "--serve",
-        default=False,
-        help="Be the server, until its client (udpong: Ctrl-C) ends.",
-    )
-    bind: str | None = bind_option()
-    buffer_bytes: int | None = option(
-        "-B", metavar="BYTES", low=1, high=1 << 30, help="Send and receive buffer."
-    )
-    transfers: int | None = option(
-        "-C", low=1, high=10_000_000, help="Transfers per iteration, or datagrams of each size."
-    )
-    size: str | None = option("-S", metavar="BYTES", help="Bytes of a transfer, or all.")
-    tests: Sequence[str] = ()
-    device: str = device_option()
-
-    def has(self, letter: str) -> bool:
-        """Tell whether a `-T` is given, by its letter or its word."""
-        return letter in self.tests or self.TESTS.get(letter) in self.tests
-
-    def check(self) -> None:
-        """Raise UsageError for wrong options."""
-        for name in self.tests:
-            if name not in self.TESTS and name not in self.TESTS.values():
-                raise UsageError(f"-T {name}: must be one of {', '.join(self.TESTS)}")
-        if sum(map(self.has, "abn")) > 1:
-            raise UsageError("-T a, b and n exclude each other")
-        if self.host is not None and self.is_server:
-            raise UsageError("either --serve, or -s with the host of the server")
-        low, high = self.SIZE_LIMITS
-        size = self.size or "all"
-        if size != "all" and not (size.isdecimal() and low <= int(size) <= high):
-            raise UsageError(f"-S {size}: must be from {low} to {high}, or all")
-        check_ranges(self)
-        device_names(self.device)
 
 
 def device_names(text: str) -> tuple[str, ...]:

@@ -14,32 +14,33 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Any, ClassVar, Final
 
-from urds.cli.output import TITLE, Exit, Output, complain
+from urds.cli.output import Exit, complain
 from urds.cli.parser import Command, json_option
-from urds.cli.processes import is_abandoned, own_server, serve_child, tell_port
-from urds.cli.rsocket.sockets import (
-    LOOPBACK,
-    AnySocket,
+from urds.cli.processes import is_abandoned, serve_child, tell_port
+from urds.cli.rsocket.measure import (
     MeasureOptions,
-    choose_devices,
-    device_names,
+    Row,
+    heading,
+    run_sides,
+    size_text,
+    tests_option,
+)
+from urds.cli.rsocket.sockets import (
+    AnySocket,
     local_address,
     new_socket,
     port_option,
     resolved,
-    tests_option,
 )
-from urds.cli.rsocket.streams import number, size_text
 
 PORT: Final = 7174
+HEADING: Final = heading(without="iterations")
 SIZES: Final = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)
-_MODULE: Final = "urds.cli.rsocket.udpong"
 _SIZE_MAX: Final = (
     2000  # a slot of 2048 bytes, less the longest header. docs/reference/rsocket.md 10
 )
@@ -85,38 +86,12 @@ class UdpongOptions(MeasureOptions):
         return SIZES if self.size in (None, "all") else (int(self.size or 0),)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the table: bytes and rates are of datagrams that arrived."""
-
-    name: str
-    size_bytes: int
-    transfers: int
-    total_bytes: int
-    seconds: float
-    gb_per_s: float
-    usec_per_transfer: float
-    lost: int
-
-
-HEADING: Final = (
-    f"{'name':<10}{'bytes':<8}{'xfers':<8}{'total':<8}"
-    f"{'time':>9}{'Gb/sec':>10}{'usec/xfer':>12}{'lost':>8}"
-)
-
-
 def run(options: UdpongOptions) -> Exit:
     """Measure and print the table, or serve clients until Ctrl-C."""
-    options.check()
-    choose_devices(device_names(options.device))
-    if options.is_server:
-        serve(replace(options, port=options.port or PORT))
-    elif options.host is not None:
-        _measure(options, options.host, options.port or PORT)
-    else:
-        with own_server(_MODULE, replace(options, is_server=True)) as port:
-            _measure(options, LOOPBACK, port)
-    return Exit.OK
+    return run_sides(
+        options, serve, _rows, port=options.port or PORT, heading=HEADING,
+        json_wanted=options.json_wanted,
+    )  # fmt: skip
 
 
 class _Datagrams:
@@ -172,11 +147,8 @@ class _Datagrams:
 # -- the client
 
 
-def _measure(options: UdpongOptions, host: str, port: int) -> None:
-    output = Output(json_wanted=options.json_wanted)
-    if not options.json_wanted:
-        output.line(HEADING, TITLE)
-    rows: list[Row] = []
+def _rows(options: UdpongOptions, host: str, port: int) -> Iterator[Row]:
+    is_first = True
     family, address = resolved(host, port, "name")
     with new_socket(is_kernel=options.has("s"), family=family, kind=socket.SOCK_DGRAM) as sock:
         if options.bind is not None:
@@ -185,19 +157,17 @@ def _measure(options: UdpongOptions, host: str, port: int) -> None:
         client.log_in()
         for size_bytes in options.sizes:
             try:
-                rows.append(_row(client, size_bytes, options))
+                row = _row(client, size_bytes, options)
             except OSError as failure:
-                if failure.errno != errno.EMSGSIZE or not rows:
+                if failure.errno != errno.EMSGSIZE or is_first:
                     raise
                 # A device's datagrams end where its MTU does; what it carries has been measured.
                 complain(
                     "urds rsocket udpong", f"{size_text(size_bytes)} left out: {failure.strerror}"
                 )
-                continue
-            if not options.json_wanted:
-                output.line(_line(rows[-1]))
-    if options.json_wanted:
-        output.document([asdict(row) for row in rows])
+            else:
+                yield row
+            is_first = False
 
 
 def _row(client: _Client, size_bytes: int, options: UdpongOptions) -> Row:
@@ -213,16 +183,14 @@ def _row(client: _Client, size_bytes: int, options: UdpongOptions) -> Row:
     directions = 2 if is_echo else 1
     total_bytes = arrived * size_bytes * directions
     return Row(
-        name, size_bytes, transfers, total_bytes, seconds, total_bytes * 8 / seconds / 1e9,
-        seconds * 1e6 / max(1, arrived * directions), transfers - arrived,
-    )  # fmt: skip
-
-
-def _line(row: Row) -> str:
-    return (
-        f"{row.name:<10}{size_text(row.size_bytes):<8}{number(row.transfers):<8}"
-        f"{size_text(row.total_bytes):<8}{row.seconds:>8.2f}s{row.gb_per_s:>10.2f}"
-        f"{row.usec_per_transfer:>12.2f}{row.lost:>8}"
+        name=name,
+        size_bytes=size_bytes,
+        transfers=transfers,
+        total_bytes=total_bytes,
+        seconds=seconds,
+        gb_per_s=total_bytes * 8 / seconds / 1e9,
+        usec_per_transfer=seconds * 1e6 / max(1, arrived * directions),
+        lost=transfers - arrived,
     )
 
 
@@ -304,22 +272,18 @@ class _Known:
 
 def serve(options: UdpongOptions, *, wait_s: float | None = None) -> None:
     """Answer clients until Ctrl-C; with a `wait_s`, only while the parent process exists."""
-    family, address = local_address(options.bind or "", options.port or 0, None)
+    port = options.port or (PORT if wait_s is None else 0)
+    family, address = local_address(options.bind or "", port, None)
     clients: dict[Any, _Known] = {}
-    with _bound(options, family, address) as datagrams:
+    with new_socket(is_kernel=options.has("s"), family=family, kind=socket.SOCK_DGRAM) as sock:
+        sock.bind(address)
+        tell_port(sock.getsockname()[1], json_wanted=options.json_wanted)
+        datagrams = _Datagrams(sock, options)
         while True:
             if (found := datagrams.receive(_ANSWER_WAIT_S)) is not None:
                 _answer(datagrams, clients, *found)
             elif wait_s is not None and is_abandoned():
                 return
-
-
-@contextmanager
-def _bound(options: UdpongOptions, family: int, address: Any) -> Iterator[_Datagrams]:
-    with new_socket(is_kernel=options.has("s"), family=family, kind=socket.SOCK_DGRAM) as sock:
-        sock.bind(address)
-        tell_port(sock.getsockname()[1], json_wanted=options.json_wanted)
-        yield _Datagrams(sock, options)
 
 
 def _answer(

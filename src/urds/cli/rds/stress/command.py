@@ -8,8 +8,10 @@ Source: rds-tools 2.0.7 rds-stress.c; docs/reference/rds.md 5.6.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+import socket
+import time
 from dataclasses import dataclass, fields, replace
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -17,14 +19,15 @@ from typing import Any, Final
 import urds
 from urds.cli.output import Exit, Output, UsageError, complain
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
-from urds.cli.rds.stress.control import Control, accept, connect, listen
-from urds.cli.rds.stress.counters import parameter_lines
-from urds.cli.rds.stress.run import Display, Run
+from urds.cli.rds.stress.run import ANSWER_S, Control, Display, Run, parameter_lines
 from urds.cli.rds.stress.wire import HEADER_BYTES, NOWHERE, Parameters
 from urds.common.errors import WireError
 
 _U32_MAX: Final = (1 << 32) - 1
 _SUFFIXES: Final = {"k": 10, "m": 20, "g": 30}
+_RETRY_S: Final = 1.0
+_BACKLOG: Final = 16
+_TRIED_AGAIN: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # what the settings of sockets take at most
 
 
@@ -173,53 +176,49 @@ def run(options: StressOptions) -> Exit:
     parameters = options.parameters()
     output = Output(json_wanted=options.json_wanted)
     display = options.display(output)
-    say: Callable[[str], None] = (lambda _: None) if options.json_wanted else output.line
     ours = _address(options.receive)
     if options.send is not None:
         parameters = replace(parameters, send_address=_address(options.send), receive_address=ours)
-        return _run_active(parameters, display, say)
-    return _run_passive(ours, parameters.base_port, display, say)
+        return _run_active(parameters, display)
+    return _run_passive(ours, parameters.base_port, display)
 
 
-def _run_active(parameters: Parameters, display: Display, say: Callable[[str], None]) -> Exit:
+def _run_active(parameters: Parameters, display: Display) -> Exit:
+    output = display.output
     if parameters.show_params:
         for line in parameter_lines(parameters):
-            say(line)
+            output.line(line)
     # The user named the peer, so this process may exchange messages with it, wherever it is.
     _configure(parameters, allow=[*urds.configure().allow, str(parameters.send_address)])
-    say(f"connecting to {parameters.send_address}:{parameters.base_port}")
-    control = connect(parameters, say)
+    output.line(f"connecting to {parameters.send_address}:{parameters.base_port}")
+    control = connect(parameters, output)
     try:
         parameters = replace(parameters, receive_address=_own_address(control, parameters))
         control.send_options(parameters)
         with Run(parameters, display, is_active=True) as one:
             control.start_active()
-            return _carry_out(one, control, say)
+            return _carry_out(one, control, display.output)
     finally:
         control.close()
 
 
-def _run_passive(
-    address: IPv4Address, port: int, display: Display, say: Callable[[str], None]
-) -> Exit:
+def _run_passive(address: IPv4Address, port: int, display: Display) -> Exit:
     with listen(address, port) as listener:
-        say(f"waiting for incoming connection on {address}:{port}")
-        control, parameters = accept(
-            listener, address, say, lambda text: complain("urds stress", text)
-        )
+        display.output.line(f"waiting for incoming connection on {address}:{port}")
+        control, parameters = accept(listener, address, display.output)
     try:
         _configure(parameters)
         with Run(parameters, display, is_active=False) as one:
             control.start_passive()
-            return _carry_out(one, control, say)
+            return _carry_out(one, control, display.output)
     finally:
         control.close()
 
 
-def _carry_out(one: Run, control: Control, say: Callable[[str], None]) -> Exit:
+def _carry_out(one: Run, control: Control, output: Output) -> Exit:
     if one.parameters.realtime:
         _become_realtime()
-    say(f"negotiated options, tasks will start in {one.start_s:g} seconds")
+    output.line(f"negotiated options, tasks will start in {one.start_s:g} seconds")
     return one.carry_out(control)
 
 
@@ -262,6 +261,84 @@ def _address(text: str | None) -> IPv4Address:
     if not isinstance(address, IPv4Address):
         raise UsageError(f"{text}: rds-stress knows IPv4 only")
     return address
+
+
+# -- connecting
+
+
+def connect(parameters: Parameters, output: Output) -> Control:
+    """Connect to the passive side, again after a second where it is not there yet.
+
+    Raises OSError: it is not there after as many retries as the options allow.
+    """
+    target = (str(parameters.send_address), parameters.base_port)
+    tries = 0
+    while True:
+        try:
+            local = (str(parameters.receive_address), 0)
+            connection = socket.create_connection(target, ANSWER_S, source_address=local)
+        except OSError as failure:
+            if failure.errno not in _TRIED_AGAIN or tries >= parameters.connect_retries:
+                reason = failure.strerror or str(failure)
+                advice = "" if failure.errno not in _TRIED_AGAIN else _advice(parameters)
+                raise OSError(failure.errno, f"{target[0]}:{target[1]}: {reason}{advice}") from None
+            tries += 1
+            output.line(f"connecting to {target[0]}:{target[1]}: {failure.strerror} - retrying")
+            time.sleep(_RETRY_S)
+        else:
+            return Control(connection)
+
+
+def _advice(parameters: Parameters) -> str:
+    return f"; there, start `urds stress -p {parameters.base_port}`, or use --connect-retries"
+
+
+def listen(address: IPv4Address, port: int) -> socket.socket:
+    """Return the passive side's listener. Raises OSError: the address cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        listener.listen(_BACKLOG)
+    except OSError as failure:
+        listener.close()
+        other = "another port with -p" if failure.errno == errno.EADDRINUSE else "another -r"
+        reason = f"{address}:{port}: {failure.strerror}; choose {other}"
+        raise OSError(failure.errno, reason) from failure
+    return listener
+
+
+def accept(
+    listener: socket.socket, address: IPv4Address, output: Output
+) -> tuple[Control, Parameters]:
+    """Wait for an active side; return the connection and its options with addresses swapped.
+
+    A client that sends nothing, or wrong options, is reported and closed.
+    """
+    while True:
+        connection, (host, port) = listener.accept()
+        control = Control(connection)
+        source = f"{host}:{port}"
+        output.line(f"accepted connection from {source}")
+        try:
+            told = control.receive_options()
+            ours = control.local_address() if address == NOWHERE else address
+            return control, _swapped(told, ours, IPv4Address(host))
+        except (OSError, WireError) as wrong:
+            complain(
+                "urds stress", f"turned {source} away: {getattr(wrong, 'strerror', None) or wrong}"
+            )
+            control.close()
+
+
+def _swapped(told: Parameters, ours: IPv4Address, source: IPv4Address) -> Parameters:
+    """Return the options as ours. Raises WireError: they name an address that is not the sender's.
+
+    Otherwise any client of the port could make this process send to any host.
+    """
+    if told.receive_address not in (source, NOWHERE):
+        raise WireError(f"its options name {told.receive_address} as its address")
+    return replace(told, send_address=source, receive_address=ours)
 
 
 COMMAND: Final = Command(

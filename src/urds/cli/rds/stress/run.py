@@ -4,26 +4,31 @@ One thread per task, each waiting in its receive, so that it reads the connectio
 on two cores, four tasks of depth 8: twice the rate of one thread that polls the sockets of all,
 because the plane's progress thread, which is later, reads a socket that is only polled. Processes
 as in rds-stress would need an address each.
+Source: rds-tools 2.0.7 rds-stress.c, its columns and formats; docs/reference/rds.md 5.6.
 """
 
 from __future__ import annotations
 
+import errno
+import select
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
 from struct import Struct
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import urds
 from urds.cli.output import TITLE, Exit, Output, complain
-from urds.cli.rds.stress import counters as stress_counters
-from urds.cli.rds.stress.control import Control
-from urds.cli.rds.stress.counters import NO_CPU, Counters, Usage
-from urds.cli.rds.stress.task import Task
-from urds.cli.rds.stress.wire import Parameters
+from urds.cli.rds.stress.task import Counters, Task, total
+from urds.cli.rds.stress.wire import GO, VERSION_BYTES, Parameters, form_bytes
 
+ANSWER_S: Final = 30.0  # the other side makes its tasks meanwhile
+_OPTIONS_S: Final = 10.0
 _INTERVAL_S: Final = 1.0
 _LOOK_S: Final = 0.1  # how soon a task's failure is seen
 _JOIN_S: Final = 5.0
@@ -31,6 +36,22 @@ _DOTS: Final = 4
 _RULE: Final = "-" * 45
 _COUNTER: Final = Struct("=32sQ")
 _COUNTERS_BYTES_MAX: Final = 1 << 16
+
+
+NO_CPU: Final = -1.0
+# Use of the processors as the kernel counts it. Source: proc(5). rds-stress lets a process spin on
+# each processor and counts what is left; reading takes nothing from what is measured.
+_STAT: Final = Path("/proc/stat")
+TITLES: Final = (*("user:percent", "system:percent", "idle:percent", "irq:percent", "intr:count"),)
+_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
+_TIMES: Final = 8
+HEADING: Final = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %"
+_CSV_COLUMNS: Final = (
+    *("nr_tasks:count", "req_size:bytes", "ack_size:bytes", "rdma_size:bytes", "req_sent:count"),
+    # rds-stress has one title for the two columns of RDMA, so that all others are off by one.
+    *("thruput:kB/s", "thruput_rdma_in:kB/s", "thruput_rdma_out:kB/s"),
+    *("tx_delay:microseconds", "rtt:microseconds", "cpu:percent"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +73,65 @@ class Moment:
     counted: Counters
     usage: Usage | None
     counters: dict[str, int]  # of RDS; read where they are shown
+
+
+class Control:
+    """A connection between the two sides of a run.
+
+    The active side sends its options in one piece, makes its tasks, sends a byte and waits for one;
+    the passive side mirrors that. Nothing follows: the connection's end is the run's.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """End the run for the other side."""
+        self._connection.close()
+
+    def send_options(self, parameters: Parameters) -> None:
+        """Send the options to the passive side: in one write, for it may read in one."""
+        self._connection.sendall(parameters.emit())
+
+    def receive_options(self) -> Parameters:
+        """Return the received options. Raises OSError: none came. WireError: they are wrong."""
+        self._connection.settimeout(_OPTIONS_S)
+        begun = self._receive(VERSION_BYTES)
+        return Parameters.parse(begun + self._receive(form_bytes(begun) - VERSION_BYTES))
+
+    def start_active(self) -> None:
+        """Report that the tasks are ready, wait until the peer's are. Raises OSError."""
+        self._connection.sendall(GO)
+        self._connection.settimeout(ANSWER_S)
+        self._receive(len(GO))
+
+    def start_passive(self) -> None:
+        """Wait until the peer's tasks are ready, report that these are. Raises OSError."""
+        self._connection.settimeout(ANSWER_S)
+        self._receive(len(GO))
+        self._connection.sendall(GO)
+
+    def is_over(self, wait_s: float) -> bool:
+        """Tell whether the other side has ended, or sent a byte; wait so long for it."""
+        return bool(select.select([self._connection], [], [], wait_s)[0])
+
+    def local_address(self) -> IPv4Address:
+        """Return our address of the connection: RDS takes the same."""
+        return IPv4Address(self._connection.getsockname()[0])
+
+    def _receive(self, byte_count: int) -> bytes:
+        received = b""
+        while len(received) < byte_count:
+            try:
+                piece = self._connection.recv(byte_count - len(received))
+            except TimeoutError as late:
+                raise TimeoutError(errno.ETIMEDOUT, "the other side says nothing") from late
+            if not piece:
+                raise ConnectionError(errno.ECONNRESET, "the other side closed the connection")
+            received += piece
+        return received
 
 
 class Run:
@@ -183,7 +263,7 @@ class Run:
         usage = Usage.now() if self._display.report_cpu or perfdata else None
         return Moment(
             time.monotonic(),
-            stress_counters.total(task.counted for task in self._tasks),
+            total(task.counted for task in self._tasks),
             usage,
             self._counters() if perfdata else {},
         )
@@ -198,12 +278,10 @@ class Run:
     # -- output
 
     def _show_heading(self, first: Moment) -> None:
-        if self._output.json_wanted:
-            return
         if self.parameters.show_perfdata:
-            self._output.line(stress_counters.csv_heading(first.counters, stress_counters.TITLES))
+            self._output.line(csv_heading(first.counters, TITLES))
         else:
-            self._output.line(stress_counters.heading(), TITLE)
+            self._output.line(HEADING, TITLE)
 
     def _show(self, earlier: Moment, now: Moment) -> None:
         if self.parameters.summary_only:
@@ -212,7 +290,7 @@ class Run:
         counted = now.counted.minus(earlier.counted)
         one = self._row(earlier, now)
         if self._output.json_wanted:
-            self._output.record(stress_counters.as_json(one))
+            self._output.record(as_json(one))
         elif self.parameters.show_perfdata:
             assert now.usage is not None and earlier.usage is not None, "perfdata shows it"
             counters = [
@@ -220,17 +298,17 @@ class Run:
                 for name, value in now.counters.items()
             ]
             values = (*counters, *now.usage.columns(earlier.usage))
-            self._output.line(stress_counters.csv_line(self.parameters, one, counted, values))
+            self._output.line(csv_line(self.parameters, one, counted, values))
         else:
-            self._output.line(stress_counters.line(one))
+            self._output.line(line(one))
         self._show_keys()
 
-    def _row(self, earlier: Moment, now: Moment) -> stress_counters.Row:
+    def _row(self, earlier: Moment, now: Moment) -> Row:
         cpu_percent = NO_CPU
         if self._display.report_cpu and now.usage and earlier.usage:
             cpu_percent = now.usage.busy_percent(earlier.usage)
         counted = now.counted.minus(earlier.counted)
-        return stress_counters.row(self.parameters, counted, now.at_s - earlier.at_s, cpu_percent)
+        return row(self.parameters, counted, now.at_s - earlier.at_s, cpu_percent)
 
     def _show_keys(self) -> None:
         """Print the keys that came again since the last time."""
@@ -250,7 +328,7 @@ class Run:
         one = self._row(first, last)
         counted = last.counted.minus(first.counted)
         if self._output.json_wanted:
-            record = {"average": True, **stress_counters.as_json(one)}
+            record = {"average": True, **as_json(one)}
             record["seconds"] = round(last.at_s - first.at_s, 3)
             if self._display.show_histogram:
                 record["round_trips_by_power_of_2_usec"] = counted.buckets
@@ -258,12 +336,161 @@ class Run:
             return
         if not self.parameters.summary_only:
             self._output.line(_RULE)
-        self._output.line(f"{stress_counters.line(one)}  (average)")
+        self._output.line(f"{line(one)}  (average)")
         if self._display.show_histogram:
-            for line in stress_counters.histogram(counted.buckets):
-                self._output.line(line)
+            for text in histogram(counted.buckets):
+                self._output.line(text)
 
 
 def _print_part(text: str) -> None:
     """Print a part of a line, to be seen at once."""
     print(text, end="", flush=True)
+
+
+# -- the lines of rds-stress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of the table: one second, or the average of all."""
+
+    tasks: int
+    requests_sent_per_s: int
+    requests_received_per_s: int
+    kib_per_s: float  # requests and acks, both ways
+    rdma_in_kib_per_s: float
+    rdma_out_kib_per_s: float
+    send_usec: float  # of a request, on average
+    round_trip_usec: float
+    cpu_percent: float  # of all processors of this host; below 0: not asked for
+
+
+def row(parameters: Parameters, counted: Counters, elapsed_s: float, cpu_percent: float) -> Row:
+    """Return the line for what was counted in some time."""
+    requests = counted.requests_sent + counted.requests_received
+    acks = counted.acks_sent + counted.acks_received
+    moved_bytes = requests * parameters.request_bytes + acks * parameters.ack_bytes
+    # As rds-stress: one operation counts for the bytes of one piece, however many it has.
+    rdma_kib = parameters.rdma_bytes / 1024 / elapsed_s
+    return Row(
+        tasks=parameters.tasks,
+        requests_sent_per_s=round(counted.requests_sent / elapsed_s),
+        requests_received_per_s=round(counted.requests_received / elapsed_s),
+        kib_per_s=moved_bytes / 1024 / elapsed_s,
+        rdma_in_kib_per_s=counted.rdma_in * rdma_kib,
+        rdma_out_kib_per_s=counted.rdma_out * rdma_kib,
+        send_usec=_usec(counted.sending_ns, counted.requests_sent),
+        round_trip_usec=_usec(counted.round_trips_ns, counted.acks_received),
+        cpu_percent=cpu_percent,
+    )
+
+
+def line(one: Row) -> str:
+    """Return a line of the table."""
+    return (
+        f"{one.tasks:4} {one.requests_sent_per_s:6} {one.requests_received_per_s:6}"
+        f" {one.kib_per_s:10.2f} {one.rdma_in_kib_per_s:10.2f} {one.rdma_out_kib_per_s:10.2f}"
+        f" {one.send_usec:7.2f} {one.round_trip_usec:8.2f} {one.cpu_percent:5.2f}"
+    )
+
+
+def csv_heading(counters: Iterable[str], processor: Iterable[str]) -> str:
+    """Return the titles of `--show-perfdata`: its own, those of RDS counters, the processor's."""
+    titles = [f"{name}:{'bytes' if '_bytes' in name else 'count'}" for name in counters]
+    return "::" + ",".join((*_CSV_COLUMNS, *titles, *processor))
+
+
+def csv_line(parameters: Parameters, one: Row, counted: Counters, others: Iterable[float]) -> str:
+    """Return a line of `--show-perfdata`."""
+    sizes = (parameters.request_bytes, parameters.ack_bytes, parameters.rdma_bytes)
+    measured = (
+        *(one.kib_per_s, one.rdma_in_kib_per_s, one.rdma_out_kib_per_s),
+        *(one.send_usec, one.round_trip_usec, max(one.cpu_percent, 0.0)),
+        *others,
+    )
+    cells = [*map(str, (one.tasks, *sizes, counted.requests_sent))]
+    return "::" + ",".join(cells + [f"{value:f}" for value in measured])
+
+
+def histogram(buckets: Sequence[int]) -> list[str]:
+    """Return the lines of `--show-histogram`."""
+    count = sum(buckets)
+    lines = ["", "RTT histogram", "RTT (us)        \t\t    Count"]
+    for power, found in enumerate(buckets):
+        share = found / count * 100 if count else 0.0
+        lines.append(f"[{1 << power:6} - {2 << power:6}] \t\t {found:8} \t\t ({share:.2f}%)")
+    return lines
+
+
+def parameter_lines(parameters: Parameters) -> list[str]:
+    """Return the lines of `--show-params`."""
+    named = {
+        "use_once": parameters.rdma_use_once,
+        "use_get_mr": parameters.rdma_use_get_mr,
+        "use_fence": parameters.rdma_use_fence,
+        "cache_mrs": parameters.rdma_cache_mrs,
+        f"align={parameters.rdma_alignment}": parameters.rdma_alignment,
+    }
+    rdma = " ".join(name for name, wanted in named.items() if wanted) or "(defaults)"
+    return [
+        "Options:",
+        f"  {'Tasks':10} {parameters.tasks:<7}",
+        f"  {'Req size':10} {parameters.request_bytes:<7}",
+        f"  {'ACK size':10} {parameters.ack_bytes:<7}",
+        f"  {'RDMA size':10} {parameters.rdma_bytes:<7}",
+        f"  {'RDMA opts':10} {rdma}",
+        "",
+    ]
+
+
+def as_json(one: Row) -> dict[str, Any]:
+    """Return a line for `--json`; what was not asked for is null."""
+    values = asdict(one)
+    if one.cpu_percent < 0:
+        values["cpu_percent"] = None
+    return values
+
+
+def _usec(sum_ns: int, count: int) -> float:
+    return sum_ns / count / 1000 if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The kernel's counts at one moment."""
+
+    times: tuple[int, ...]  # ticks of all processors, by what they did
+    interrupts: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read the counts. Raises OSError: this system has none."""
+        return cls.parse(_STAT.read_text())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the counts from the text of /proc/stat."""
+        rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+        times = [int(ticks) for ticks in rows["cpu"][:_TIMES]]
+        times += [0] * (_TIMES - len(times))
+        return cls(tuple(times), int(rows.get("intr", ["0"])[0]))
+
+    def busy_percent(self, earlier: Self) -> float:
+        """Return how much of the time since then the processors were not idle."""
+        _, _, idle, _ = self._shares(earlier)
+        return 100.0 - idle
+
+    def columns(self, earlier: Self) -> tuple[float, ...]:
+        """Return the values of `TITLES` since then."""
+        return (*self._shares(earlier), float(self.interrupts - earlier.interrupts))
+
+    def _shares(self, earlier: Self) -> tuple[float, float, float, float]:
+        """Return percent of the time for user, system, idle and interrupts."""
+        spent = [now - then for now, then in zip(self.times, earlier.times, strict=True)]
+        scale = 100.0 / (sum(spent) or 1)
+        return (
+            (spent[_USER] + spent[_NICE]) * scale,
+            spent[_SYSTEM] * scale,
+            (spent[_IDLE] + spent[_IOWAIT]) * scale if sum(spent) else 100.0,
+            (spent[_IRQ] + spent[_SOFTIRQ]) * scale,
+        )

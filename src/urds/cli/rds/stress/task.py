@@ -1,7 +1,8 @@
 """One task: a socket, the state of its pairs, and the loop in which it receives and sends.
 
-Any error that is not a full queue or a congested peer ends the run. One thread runs a task; others
-only read its counts.
+Any error that is not a full queue or a congested peer ends the run. One thread runs a task and
+counts; the thread that prints reads its counts without a lock: a line may be off by the message
+that is being counted.
 Source: rds-tools 2.0.7 rds-stress.c; docs/reference/rds.md 5.6.
 """
 
@@ -11,13 +12,14 @@ import errno
 import socket
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Address
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import urds
 from urds.cli.output import complain
-from urds.cli.rds.stress.counters import Counters
 from urds.cli.rds.stress.rdma import (
     FIRST_SEQUENCE,
     Ancillary,
@@ -37,6 +39,8 @@ from urds.cli.rds.stress.wire import (
     StressError,
 )
 
+BUCKETS: Final = 16  # of round trips by powers of two of microseconds; the last has the rest
+_NS_PER_USEC: Final = 1000
 _CONTROL_BYTES: Final = 256
 _RECEIVED_MAX: Final = 256  # of one pass: then it is time to send
 _GATHER_BYTES_MIN: Final = 8192  # from here on a payload goes by reference
@@ -45,6 +49,53 @@ _PAUSE_S: Final = 0.001
 _ENDING_S: Final = 1.0
 _DONTWAIT: Final = int(urds.MSG_DONTWAIT)
 _MASK: Final = Struct("=Q")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts of one task, or sums and differences of some."""
+
+    requests_sent: int = 0
+    requests_received: int = 0
+    acks_sent: int = 0
+    acks_received: int = 0
+    rdma_in: int = 0  # operations of either side that brought bytes here
+    rdma_out: int = 0
+    sending_ns: int = 0  # in the calls that sent requests
+    round_trips_ns: int = 0  # from request to ack
+    buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    def add_round_trip(self, round_trip_ns: int) -> None:
+        """Count an ack and its time."""
+        self.acks_received += 1
+        self.round_trips_ns += round_trip_ns
+        usec = round_trip_ns // _NS_PER_USEC
+        self.buckets[min(max(usec.bit_length() - 1, 0), BUCKETS - 1)] += 1
+
+    def minus(self, earlier: Self) -> Self:
+        """Return what was counted since."""
+        return self._combined(earlier, -1)
+
+    def plus(self, other: Self) -> Self:
+        """Return the sum."""
+        return self._combined(other, 1)
+
+    def _combined(self, other: Self, sign: int) -> Self:
+        buckets = [one + sign * two for one, two in zip(self.buckets, other.buckets, strict=True)]
+        combined = type(self)(buckets=buckets)
+        for one in fields(self):
+            if one.name != "buckets":
+                value = getattr(self, one.name) + sign * getattr(other, one.name)
+                setattr(combined, one.name, value)
+        return combined
+
+
+def total(all_counters: Iterable[Counters]) -> Counters:
+    """Return the sum of the tasks."""
+    whole = Counters()
+    for one in all_counters:
+        whole = whole.plus(one)
+    return whole
 
 
 class Task:
@@ -168,15 +219,8 @@ class Task:
             return
         part = RdmaPart.parse(payload)
         if cookie:
-            part = RdmaPart(
-                operation=part.operation,
-                address=part.address,
-                offset=part.offset,
-                pattern=part.pattern,
-                key=cookie,
-                rdma_bytes=part.rdma_bytes,
-                vector=part.vector,
-            )
+            # The rest is of asynchronous sends.
+            part = replace(part, key=cookie, retry=0, remote_error=0, pending=0)
         if part.key:
             self._rdma[number].asked(part)
         pair.asked[index] = part
