@@ -68,6 +68,18 @@ class Column:
     left: bool = False  # else to the right, as numbers and the tables of rds-info are
 
 
+def columns(words: str) -> list[Column]:
+    """Return columns from words of title and width; with `<` before the width, to the left.
+
+    As `title:width|title:<width`; a width may be left out.
+    """
+    found = []
+    for word in words.split("|"):
+        title, _, width = word.partition(":")
+        found.append(Column(title, int(width.lstrip("<") or 0), left=width.startswith("<")))
+    return found
+
+
 class Output:
     """Standard output of one tool: text or JSON; what is for the other one is not printed."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from urds import dat
 from urds.cli.dat.test_peer import TestFailure, check_adapter, ia_option
-from urds.cli.output import Column, Exit, Output, UsageError, complain
+from urds.cli.output import Exit, Output, UsageError, columns, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
 
 _WAIT_S: Final = 10.0
@@ -98,10 +98,8 @@ def run(options: DatLoadOptions) -> Exit:
         complain("urds dat load", str(failure))
         return Exit.FAILED
     output = Output(json_wanted=options.json_wanted)
-    if options.json_wanted:
-        output.document(asdict(result))
-    else:
-        show(output, result)
+    output.document(asdict(result))
+    show(output, result)
     return Exit.OK if result.all_released else Exit.FAILED
 
 
@@ -113,15 +111,17 @@ class _Side:
         self.poll = options.poll
         self.pz = ia.create_pz()
         self.memory = self.pz.register(bytearray(2 * options.size_bytes))
-        self.depth = max(options.pipeline, 2)
-        self.eps = [self._make_ep() for _ in range(options.endpoints)]
-
-    def _make_ep(self) -> dat.Endpoint:
-        attr = dat.EpAttr(max_recv_dtos=self.depth, max_request_dtos=self.depth)
-        recv_evd = self.ia.create_evd(2 * self.depth, dat.EvdFlag.DTO)
-        request_evd = self.ia.create_evd(2 * self.depth, dat.EvdFlag.DTO)
-        connect_evd = self.ia.create_evd(8, dat.EvdFlag.CONNECTION)
-        return self.pz.create_ep(recv_evd, request_evd, connect_evd, attr)
+        depth = max(options.pipeline, 2)
+        attr = dat.EpAttr(max_recv_dtos=depth, max_request_dtos=depth)
+        self.eps = [
+            self.pz.create_ep(
+                ia.create_evd(2 * depth, dat.EvdFlag.DTO),
+                ia.create_evd(2 * depth, dat.EvdFlag.DTO),
+                ia.create_evd(8, dat.EvdFlag.CONNECTION),
+                attr,
+            )
+            for _ in range(options.endpoints)
+        ]
 
     def take(self, evd: dat.EventDispatcher | None) -> None:
         """Wait for a completion, or poll for it, and check it."""
@@ -319,11 +319,10 @@ def _print_transactions(output: Output, result: Result) -> None:
         f"{requests} transfers in {result.seconds:.2f} s: "
         f"{requests / result.seconds:.1f} per second"
     )
-    columns = [Column("operation", left=True), Column("count"), Column("MB"), Column("MB/s")]
     names = {"SR": "send/receive", "RR": "RDMA read", "RW": "RDMA write"}
     output.table(
         "Transactions",
-        columns,
+        columns("operation:<|count|MB|MB/s"),
         (
             (
                 names[counted.operation],
@@ -343,10 +342,9 @@ def _print_performance(output: Output, result: Result) -> None:
         f"{counted.count / counted.seconds:.1f} per second, "
         f"{counted.bytes / _MB / counted.seconds:.2f} MB/s with a full pipeline"
     )
-    columns = [Column("one at a time, us", left=True), *map(Column, ("mean", "max", "min"))]
     output.table(
         "",
-        columns,
+        columns("one at a time, us:<|mean|max|min"),
         (
             (name, *(f"{each[key]:.1f}" for key in ("mean", "max", "min")))
             for name, each in result.latency_us.items()
@@ -355,8 +353,7 @@ def _print_performance(output: Output, result: Result) -> None:
 
 
 def _print_limits(output: Output, result: Result) -> None:
-    columns = [Column("object", left=True), Column("made")]
-    output.table("Objects until one was refused", columns, result.limits.items())
+    output.table("Objects until one was refused", columns("object:<|made"), result.limits.items())
     output.line("all released" if result.all_released else "not all were released")
 
 

@@ -25,6 +25,7 @@ MESSAGE_BUFFERS: Final = 3
 WRITE_SEGMENTS: Final = 2
 READS: Final = 4
 READ_COOKIE: Final = 0x9999
+_FIRST_BYTE: Final = {True: 0x55, False: 0xAA}  # of the client, of the server
 CONNECT_WAIT_S: Final = 100.0
 TRANSFER_WAIT_S: Final = 5.0
 SERVER_WAIT_S: Final = 120.0  # for the first request; a server alone waits without end
@@ -173,17 +174,15 @@ class Figures:
         yield
         self.calls_us[name] = (time.perf_counter() - start_s) * _SECOND_US
 
-    def transfer(self, name: str, count: int, size_bytes: int, total_s: float) -> None:
-        """Note a series of transfers."""
+    @contextmanager
+    def series(self, name: str, count: int, size_bytes: int) -> Iterator[None]:
+        """Measure a series of transfers of one kind and size."""
+        start_s = time.perf_counter()
+        yield
+        total_us = (time.perf_counter() - start_s) * _SECOND_US
+        rate = count * size_bytes / total_us  # bytes per microsecond: MB per second
         self.transfers.append(
-            Transfers(
-                name,
-                count,
-                size_bytes,
-                total_us=total_s * _SECOND_US,
-                us_each=total_s * _SECOND_US / count,
-                mb_per_s=count * size_bytes / total_s / 1e6,
-            )
+            Transfers(name, count, size_bytes, total_us, us_each=total_us / count, mb_per_s=rate)
         )
 
 
@@ -196,6 +195,7 @@ class Peer:
     def __init__(self, options: DatTestOptions, figures: Figures) -> None:
         self.options = options
         self.figures = figures
+        self.is_client = options.host is not None
         with figures.call("open"):
             self.ia = dat.open(options.ia_name)
         try:
@@ -262,7 +262,8 @@ class Peer:
         with figures.call("EP create"):
             self.ep = self.pz.create_ep(self.recv_evd, self.request_evd, self.connect_evd, attr)
         for number in range(MESSAGE_BUFFERS):
-            self.post_message_buffer(number)
+            piece = self.messages_lmr.triplet(number * _BUFFER_BYTES, _BUFFER_BYTES)
+            self.ep.post_recv([piece], number)
 
     # -- connecting
 
@@ -312,21 +313,151 @@ class Peer:
         self.figures.remote = f"{param.remote_ia_address_ptr} port {param.remote_port_qual}"
         return event.private_data
 
-    def disconnected(self) -> None:
-        """Wait for the end of the connection."""
+    def disconnect(self) -> None:
+        """End the connection; the server waits for its end."""
+        if self.is_client:
+            self.ep.disconnect()
         event = self.connect_evd.wait(TRANSFER_WAIT_S)
         if event.event_number != dat.DAT_CONNECTION_EVENT_DISCONNECTED:
             raise TestFailure(f"{event.event_number.name} instead of DISCONNECTED")
 
-    # -- messages
+    # -- the steps
 
-    def post_message_buffer(self, number: int) -> None:
-        """Post the receive buffer of this number, its cookie."""
-        self.ep.post_recv(
-            [self.messages_lmr.triplet(number * _BUFFER_BYTES, _BUFFER_BYTES)], number
+    def exchange(self) -> None:
+        """Do the steps of the options; each of the three message buffers is received into once."""
+        options = self.options
+        self._tell_memory(self.got_lmr)
+        self._take(self.recv_evd, cookie=0, byte_count=_BUFFER_BYTES)
+        self._remote = dat.RmrTriplet(*_TRIPLET.unpack_from(self.messages))
+        if options.write_ping_pong:
+            for size_bytes in options.sizes:
+                self._write_ping_pong(size_bytes)
+        elif options.write_only:
+            if self.is_client or not options.one_way:
+                self._stream_writes()
+        else:
+            self._write()
+        self._notice(1)
+        if options.write_ping_pong or options.write_only:
+            return
+        self._read()
+        for number in range(options.bursts):  # behind the message buffers
+            place = number * options.size_bytes
+            self.ep.post_recv([self.got_lmr.triplet(place, options.size_bytes)], number)
+        self._notice(2)
+        self._ping_pong()
+
+    def _write(self) -> None:
+        """Write `bursts` times two segments, without completions but the last's."""
+        bursts, size_bytes = self.options.bursts, self.options.size_bytes
+        half = max(1, size_bytes // WRITE_SEGMENTS)
+        self.sent[:size_bytes] = _pattern(size_bytes)
+        pieces = [self.sent_lmr.triplet(0, half)]
+        if size_bytes > half:
+            pieces.append(self.sent_lmr.triplet(half, size_bytes - half))
+        with self.figures.series("RDMA write", bursts, size_bytes):
+            for number in range(bursts):
+                part = self._part(number, size_bytes)
+                flags = _flags(is_signalled=number == bursts - 1)
+                self.ep.post_rdma_write(pieces, part, number, flags)
+            self._take(self.request_evd, cookie=bursts - 1)
+
+    def _read(self) -> None:
+        """Check what the peer wrote here, then read the same back from there."""
+        size_bytes, bursts = self.options.size_bytes, self.options.bursts
+        if self.got[: size_bytes * bursts] != _pattern(size_bytes) * bursts:
+            raise TestFailure("the bytes that the peer wrote are not those that it had")
+        with self.figures.series("RDMA read", READS, size_bytes):
+            for _ in range(READS):
+                piece = self.sent_lmr.triplet(0, size_bytes)
+                self.sent[:size_bytes] = bytes(size_bytes)
+                self.ep.post_rdma_read([piece], self._part(0, size_bytes), READ_COOKIE)
+                self._take(self.request_evd, cookie=READ_COOKIE, byte_count=size_bytes)
+        if self.sent[:size_bytes] != _pattern(size_bytes):
+            raise TestFailure("the bytes read are not those that were written")
+
+    def _ping_pong(self) -> None:
+        """Exchange `bursts` messages, one at a time."""
+        options, size_bytes = self.options, self.options.size_bytes
+        self.sent[:size_bytes] = bytes([_FIRST_BYTE[self.is_client]]) * size_bytes
+        with self.figures.series("ping-pong", options.bursts, size_bytes):
+            for number in range(options.bursts):
+                if self.is_client:
+                    self._send(number)
+                self._take(self.recv_evd, cookie=number, byte_count=size_bytes)
+                if not self.is_client:
+                    self._send(number)
+                if options.validate:
+                    got = self.got[number * size_bytes : (number + 1) * size_bytes]
+                    self._demand_fill(got, f"message {number}")
+
+    def _send(self, number: int) -> None:
+        is_signalled = number % self.options.signal_rate == 0
+        piece = self.sent_lmr.triplet(0, self.options.size_bytes)
+        self.ep.post_send([piece], number, _flags(is_signalled=is_signalled))
+        if is_signalled:
+            self._take(self.request_evd, cookie=number)
+
+    def _stream_writes(self) -> None:
+        """Write without pause, a completion every `signal_rate` writes."""
+        bursts, rate = self.options.bursts, self.options.signal_rate
+        with self.figures.series("RDMA write stream", bursts, self.options.size_bytes):
+            for number in range(bursts):
+                is_signalled = (number + 1) % rate == 0 or number == bursts - 1
+                self._post_write(number, self.options.size_bytes, is_signalled=is_signalled)
+
+    def _write_ping_pong(self, size_bytes: int) -> None:
+        """Answer each write that is seen in memory with one; the last byte is the round's number.
+
+        Sizes grow from one series to the next, so nothing has yet been written where it is awaited.
+        """
+        options, last = self.options, size_bytes - 1
+        self.sent[:last] = bytes([_FIRST_BYTE[self.is_client]]) * last
+        with self.figures.series("RDMA write ping-pong", options.bursts, size_bytes):
+            for number in range(options.bursts):
+                mark = number % 255 + 1
+                if not self.is_client:
+                    self._await_byte(last, mark)
+                self.sent[last] = mark
+                is_signalled = number % options.signal_rate == 0
+                self._post_write(number, size_bytes, is_signalled=is_signalled)
+                if self.is_client:
+                    self._await_byte(last, mark)
+                if options.validate:
+                    self._demand_fill(self.got[:last], f"round {number}")
+
+    def _post_write(self, number: int, size_bytes: int, *, is_signalled: bool) -> None:
+        piece, part = self.sent_lmr.triplet(0, size_bytes), self._part(0, size_bytes)
+        self.ep.post_rdma_write([piece], part, number, _flags(is_signalled=is_signalled))
+        if is_signalled:
+            self._take(self.request_evd, cookie=number)
+
+    def _await_byte(self, index: int, value: int) -> None:
+        deadline_s = time.monotonic() + TRANSFER_WAIT_S
+        while self.got[index] != value:
+            self.figures.polls += 1
+            self.ia.adapter.progress()
+            if time.monotonic() > deadline_s:
+                raise TestFailure(
+                    f"no write in 5 s: byte {index} is {self.got[index]}, not {value}"
+                )
+
+    def _demand_fill(self, got: bytearray, what: str) -> None:
+        """Raise TestFailure unless all bytes are those that the peer fills its messages with."""
+        byte = _FIRST_BYTE[not self.is_client]
+        if got.count(byte) != len(got):
+            raise TestFailure(f"{what}: not all of its {len(got)} bytes are {byte:#x}")
+
+    def _part(self, number: int, size_bytes: int) -> dat.RmrTriplet:
+        """Return the part of the peer's memory for one write."""
+        remote = self._remote
+        return dat.RmrTriplet(
+            remote.rmr_context, remote.target_address + number * size_bytes, size_bytes
         )
 
-    def tell_memory(self, lmr: dat.LocalMemory) -> None:
+    # -- messages
+
+    def _tell_memory(self, lmr: dat.LocalMemory) -> None:
         """Send the peer the triplet by which it may use a memory region."""
         triplet = lmr.remote_triplet()
         offset = MESSAGE_BUFFERS * _BUFFER_BYTES
@@ -338,24 +469,13 @@ class Peer:
         piece = self.messages_lmr.triplet(offset, _BUFFER_BYTES)
         self.ep.post_send([piece], flags=flags)
 
-    def learn_memory(self, cookie: int) -> dat.RmrTriplet:
-        """Receive such a triplet, in the buffer of this cookie."""
-        self.take(self.recv_evd, cookie=cookie, byte_count=_BUFFER_BYTES)
-        return dat.RmrTriplet(*_TRIPLET.unpack_from(self.messages, cookie * _BUFFER_BYTES))
-
-    def notice(self, cookie: int) -> None:
+    def _notice(self, cookie: int) -> None:
         """Tell the peer that this step is over, and wait for its message in this buffer."""
         piece = self.messages_lmr.triplet(MESSAGE_BUFFERS * _BUFFER_BYTES, _NOTICE_BYTES)
         self.ep.post_send([piece], flags=dat.CompletionFlag.SUPPRESS)
-        self.take(self.recv_evd, cookie=cookie, byte_count=_NOTICE_BYTES)
+        self._take(self.recv_evd, cookie=cookie, byte_count=_NOTICE_BYTES)
 
-    def post_ping_pong_buffers(self) -> None:
-        """Post a receive per burst, behind the message buffers; the cookie is the number."""
-        size_bytes = self.options.size_bytes
-        for number in range(self.options.bursts):
-            self.ep.post_recv([self.got_lmr.triplet(number * size_bytes, size_bytes)], number)
-
-    def take(
+    def _take(
         self, evd: dat.EventDispatcher, *, cookie: object = None, byte_count: int | None = None
     ) -> dat.DtoCompletionEvent:
         """Wait for a completion as the options say, and check it."""
@@ -390,3 +510,12 @@ class Peer:
 
 def _private_data(first: int) -> bytes:
     return bytes((first + index) % 256 for index in range(PRIVATE_DATA_BYTES))
+
+
+def _flags(*, is_signalled: bool) -> dat.CompletionFlag:
+    return dat.CompletionFlag.DEFAULT if is_signalled else dat.CompletionFlag.SUPPRESS
+
+
+def _pattern(size_bytes: int) -> bytes:
+    """Return bytes none of which is what the memory holds before."""
+    return (bytes(range(1, 252)) * (size_bytes // 251 + 1))[:size_bytes]

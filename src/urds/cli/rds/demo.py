@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from random import SystemRandom
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from urds.cli.output import BAD, GOOD, TITLE, Exit, Output, Progress, UsageError, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
@@ -102,20 +102,17 @@ def run(options: DemoOptions) -> Exit:
     output = Output(json_wanted=options.json_wanted)
     plans = make_plans(options)
     plane, _ = plane_in_use()  # a host that finds it wrong could only end with a traceback
-    if not options.json_wanted:
-        _introduce(output, options, plans, plane)
+    _introduce(output, options, plans, plane)
     try:
-        with running(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
+        with Hosts(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
             verdicts, sent = _exchange(hosts, options, plans, progress)
     except DemoError as failure:
         complain("urds demo", str(failure))
         return Exit.FAILED
     result = compare(verdicts, sent, options, seed=plans[0].seed)
-    if options.json_wanted:
-        output.document(asdict(result))
-    else:
-        for line, good in summary(result):
-            output.line(line, None if good is None else GOOD if good else BAD)
+    output.document(asdict(result))
+    for line, good in summary(result):
+        output.line(line, None if good is None else GOOD if good else BAD)
     return Exit.OK if result.is_perfect else Exit.FAILED
 
 
@@ -266,14 +263,25 @@ class DemoError(OSError):
 
 
 class Hosts:
-    """The processes and their output."""
+    """The processes and their output. Leaving it ends them all, whatever happens."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._said: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._children: list[subprocess.Popen[str]] = []
         self._plans = plans
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _start(self) -> None:
         """Start one process per plan, out of reach of the terminal's Ctrl-C."""
         for index, plan in enumerate(self._plans):
             child = subprocess.Popen(
@@ -318,7 +326,7 @@ class Hosts:
                 missing.discard(index)
             yield index, words
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """End the processes: by a request, then by force."""
         for child in self._children:
             assert child.stdin is not None
@@ -336,17 +344,6 @@ class Hosts:
         for line in pipe:
             self._said.put((index, json.loads(line)))
         self._said.put((index, {"event": "ended"}))
-
-
-@contextmanager
-def running(plans: Sequence[Plan]) -> Iterator[Hosts]:
-    """Start one process per plan; end them all, whatever happens."""
-    hosts = Hosts(plans)
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.end()
 
 
 COMMAND: Final = Command(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 from struct import Struct
@@ -61,15 +61,6 @@ class Plan:
     reset_every_s: float  # 0 never
     drain_s: float  # how long to wait for what is expected
     seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Counts of one host so far."""
-
-    sent: int
-    delivered: int
-    resets: int
 
 
 # -- messages
@@ -196,7 +187,7 @@ class Host:
             now_s = time.monotonic()
             if now_s - told_s >= _PROGRESS_S:
                 told_s = now_s
-                tell("progress", **asdict(self.progress()))
+                tell("progress", **self.progress())
         self._cutting.set()
         cutter.join()
 
@@ -218,13 +209,13 @@ class Host:
             if now_s - complete_s >= _QUIET_S:
                 return
 
-    def progress(self) -> Progress:
+    def progress(self) -> dict[str, int]:
         """Return the counts so far."""
-        return Progress(
-            sent=sum(writer.sent for writer in self._writers.values()),
-            delivered=sum(log.delivered for log in self._logs.values()),
-            resets=self.resets,
-        )
+        return {
+            "sent": sum(writer.sent for writer in self._writers.values()),
+            "delivered": sum(log.delivered for log in self._logs.values()),
+            "resets": self.resets,
+        }
 
     def sent(self) -> dict[str, int]:
         """Return how many messages the socket took for each peer."""
@@ -307,7 +298,7 @@ def main() -> int:
     if commands.over.is_set():  # a run was ended early: the loss of its last messages is expected
         logging.getLogger("urds").setLevel(logging.ERROR)
         return 0
-    tell("sent", **asdict(host.progress()), each=host.sent())
+    tell("sent", **host.progress(), each=host.sent())
     host.drain(commands)
     tell("done", **host.verdict(commands.expected or {}))
     # Messages may still be on their way: stay until the coordinator has heard from all.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from urds.cli.output import Cell, Column, Exit, Output, complain
+from urds.cli.output import Cell, Exit, Output, columns, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
 from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report, Silent
@@ -25,7 +25,7 @@ _PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
 class Table:
     """One table: its letter, its names, and how the rows of one process are found.
 
-    Columns are words of title and width; a cell is right-aligned but for a `<` before the width.
+    Its columns are those of `output.columns`.
     """
 
     letter: str
@@ -36,14 +36,6 @@ class Table:
     verbose: str  # columns that `-v` adds
     records: Callable[[Report, bool], Iterable[Any]]
     cells: Callable[[Report, Any], tuple[Cell, ...]]  # of all columns
-
-    def columns(self, *, verbose: bool) -> list[Column]:
-        """Return the columns, without or with those of `-v`."""
-        words = (f"{self.plain} {self.verbose}" if verbose else self.plain).split()
-        return [
-            Column(title, int(width.removeprefix("<")), left=width.startswith("<"))
-            for title, width in (word.split(":") for word in words)
-        ]
 
 
 def _process(report: Report, _: bool) -> list[dict[str, Any]]:
@@ -134,9 +126,9 @@ def _gid_text(gid: IPv6Address) -> str:
 
 def _queue(letter: str, key: str, which: str, about: str) -> Table:
     """Return the table of a queue of messages; `key` is also its name in a snapshot."""
-    columns = "LocalAddr:15 LPort:5 RemoteAddr:15 RPort:5 Tos:3 Seq:20 Bytes:10"
+    titles = "LocalAddr:15|LPort:5|RemoteAddr:15|RPort:5|Tos:3|Seq:20|Bytes:10"
     return Table(
-        letter, key, f"{which} Message Queue", about, columns, "",
+        letter, key, f"{which} Message Queue", about, titles, "",
         lambda report, _: getattr(report.snapshot, key), _message_cells,
     )  # fmt: skip
 
@@ -144,33 +136,33 @@ def _queue(letter: str, key: str, which: str, about: str) -> Table:
 TABLES: Final = (
     Table(
         "p", "processes", "Processes", "the processes that were asked",
-        "Program:<15 Addresses:<15 Plane:<6 Sockets:7 Paths:5", "", _process, _process_cells,
+        "Program:<15|Addresses:<15|Plane:<6|Sockets:7|Paths:5", "", _process, _process_cells,
     ),
     Table(
         "k", "sockets", "RDS Sockets", "bound sockets",
-        "BoundAddr:15 BPort:5 ConnAddr:15 CPort:5 SndBuf:10 RcvBuf:10 Inode:8",
-        "SndQueue:8 RcvQueue:8 RcvMsgs:7 Congested:9",
+        "BoundAddr:15|BPort:5|ConnAddr:15|CPort:5|SndBuf:10|RcvBuf:10|Inode:8",
+        "|SndQueue:8|RcvQueue:8|RcvMsgs:7|Congested:9",
         lambda report, _: report.snapshot.mailboxes, _socket_cells,
     ),
     Table(
         "n", "connections", "RDS Connections", "connections to peers",
-        "LocalAddr:15 RemoteAddr:15 Tos:4 NextTX:20 NextRX:20 Flgs:4",
-        "Path:4 Trans:10 Unsent:6 Unacked:7 Held:4", _paths, _path_cells,
+        "LocalAddr:15|RemoteAddr:15|Tos:4|NextTX:20|NextRX:20|Flgs:4",
+        "|Path:4|Trans:10|Unsent:6|Unacked:7|Held:4", _paths, _path_cells,
     ),
     _queue("r", "receive_queue", "Receive", "messages that wait for a receive"),
     _queue("s", "send_queue", "Send", "messages not sent yet"),
     _queue("t", "retransmit_queue", "Retransmit", "messages sent and not acknowledged"),
     Table(
         "T", "tcp_sockets", "TCP Connections", "TCP connections and how far they are",
-        "LocalAddr:15 LPort:5 RemoteAddr:15 RPort:5"
-        " HdrRemain:10 DataRemain:10 SentNxt:10 ExpectUna:10 SeenUna:10",
-        "Path:4", _streams, _stream_cells,
+        "LocalAddr:15|LPort:5|RemoteAddr:15|RPort:5"
+        "|HdrRemain:10|DataRemain:10|SentNxt:10|ExpectUna:10|SeenUna:10",
+        "|Path:4", _streams, _stream_cells,
     ),
     Table(
         "I", "ib_connections", "RDS IB Connections",
         "connections over RDMA, and what their queue pairs take",
-        "LocalAddr:15 RemoteAddr:15 Tos:4 SL:3 LocalDev:32 RemoteDev:32",
-        "send_wr:7 recv_wr:7 send_sge:8 rdma_mr_max:11 rdma_mr_size:12 cache_allocs:12 Device:6",
+        "LocalAddr:15|RemoteAddr:15|Tos:4|SL:3|LocalDev:32|RemoteDev:32",
+        "|send_wr:7|recv_wr:7|send_sge:8|rdma_mr_max:11|rdma_mr_size:12|cache_allocs:12|Device:6",
         _rdma, _rdma_cells,
     ),
 )  # fmt: skip
@@ -202,17 +194,14 @@ def run(options: InfoOptions) -> Exit:
     output = Output(json_wanted=options.json_wanted)
     chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]
     counters_chosen = not options.tables or "c" in options.tables
-    if options.json_wanted:
-        output.document(document(reports, chosen, counters_chosen=counters_chosen))
-        return Exit.OK if reports else Exit.FAILED
-    if not reports and not silent:
+    output.document(document(reports, chosen, counters_chosen=counters_chosen))
+    if not reports and not silent and not options.json_wanted:
         where = f"process {options.pid}" if options.pid else "any process of this user"
         complain("urds info", f"no urds socket is bound in {where}")
     if not reports:
         return Exit.FAILED
     if counters_chosen:
-        columns = [Column("CounterName", 34), Column("Value", 16)]
-        output.table("", columns, _sum_counters(reports).items())
+        output.table("", columns("CounterName:34|Value:16"), _sum_counters(reports).items())
     for table in chosen:
         print_table(output, table, reports, verbose=options.verbose)
     return Exit.OK
@@ -220,13 +209,13 @@ def run(options: InfoOptions) -> Exit:
 
 def print_table(output: Output, table: Table, reports: Sequence[Report], *, verbose: bool) -> None:
     """Print one table with the rows of all processes."""
-    columns = table.columns(verbose=verbose)
+    titles = columns(table.plain + (table.verbose if verbose else ""))
     rows = [
-        (*table.cells(report, record)[: len(columns)], report.pid)
+        (*table.cells(report, record)[: len(titles)], report.pid)
         for report in reports
         for record in table.records(report, verbose)
     ]
-    output.table(table.title, [*columns, Column("Pid", 7)], rows)
+    output.table(table.title, [*titles, *columns("Pid:7")], rows)
 
 
 def document(

@@ -134,7 +134,10 @@ def run(options: PingOptions) -> Exit:
     check_ranges(options)
     output = Output(json_wanted=options.json_wanted)
     target = find_address(options.target)
-    _allow(target)
+    # The user named it: it is allowed as a peer of this process, wherever it is. A ping without an
+    # answer is over: the end does not wait for it.
+    allowed = [*urds.configure().allow, str(target).partition("%")[0]]
+    urds.configure(allow=allowed, linger_s=0)
     rounds = Rounds()
     with ExitStack() as closing:
         sockets = _bind_all(options, target, closing)
@@ -144,13 +147,6 @@ def run(options: PingOptions) -> Exit:
         finally:
             _summarise(output, rounds, target=str(target), local=local)
     return Exit.OK if rounds.received else Exit.FAILED
-
-
-def _allow(target: IPAddress) -> None:
-    """Allow the target as a peer of this process, wherever it is: the user named it."""
-    settings = urds.configure()
-    # A ping without an answer is over: the end does not wait for it.
-    urds.configure(allow=[*settings.allow, str(target).partition("%")[0]], linger_s=0)
 
 
 def _ping(
@@ -171,7 +167,9 @@ def _ping(
                     sockets[index].sendto(b"", (target, urds.PING_PORT))
                 except OSError as failure:
                     reason = failure.strerror or str(failure)
-                    _print_error(output, rounds.fail(index), now_ns, reason)
+                    number, usec = rounds.fail(index), (time.monotonic_ns() - now_ns) // 1000
+                    output.record({"number": number, "usec": usec, "error": reason})
+                    output.line(f" {number:3}: {usec} usec ERROR: {reason}", BAD)
         wait_s = max(0, due_ns - time.monotonic_ns()) / _NS
         readable, _, _ = select.select(sockets, [], [], wait_s)
         for sock in readable:
@@ -185,17 +183,9 @@ def _take_replies(
         while True:
             _, source = sock.recvfrom(0)
             reply = rounds.reply(index, time.monotonic_ns())
-            if output.json_wanted:
-                output.record(
-                    {
-                        "number": reply.number,
-                        "usec": reply.usec,
-                        "from": source[0],
-                        "duplicate": reply.duplicate,
-                    }
-                )
-            else:
-                output.line(format_reply(reply, source[0], target))
+            said = {"number": reply.number, "usec": reply.usec, "from": source[0]}
+            output.record({**said, "duplicate": reply.duplicate})
+            output.line(format_reply(reply, source[0], target))
 
 
 def format_reply(reply: Reply, source: str, target: str) -> str:
@@ -206,30 +196,20 @@ def format_reply(reply: Reply, source: str, target: str) -> str:
     return line + (" DUP!" if reply.duplicate else "")
 
 
-def _print_error(output: Output, number: int, sent_ns: int, reason: str) -> None:
-    usec = (time.monotonic_ns() - sent_ns) // 1000
-    if output.json_wanted:
-        output.record({"number": number, "usec": usec, "error": reason})
-    else:
-        output.line(f" {number:3}: {usec} usec ERROR: {reason}", BAD)
-
-
 def _summarise(output: Output, rounds: Rounds, *, target: str, local: str) -> None:
     average = rounds.round_trips_usec_sum // rounds.received if rounds.received else None
-    if output.json_wanted:
-        output.record(
-            {
-                "target": target,
-                "local": local,
-                "sent": rounds.sent,
-                "received": rounds.received,
-                "duplicates": rounds.duplicates,
-                "usec_min": rounds.usec_min,
-                "usec_average": average,
-                "usec_max": rounds.usec_max if rounds.received else None,
-            }
-        )
-        return
+    output.record(
+        {
+            "target": target,
+            "local": local,
+            "sent": rounds.sent,
+            "received": rounds.received,
+            "duplicates": rounds.duplicates,
+            "usec_min": rounds.usec_min,
+            "usec_average": average,
+            "usec_max": rounds.usec_max if rounds.received else None,
+        }
+    )
     line = f"{local} to {target}: {rounds.sent} sent, {rounds.received} received"
     if rounds.duplicates:
         line += f", {rounds.duplicates} duplicates"

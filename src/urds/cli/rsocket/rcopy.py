@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import FileIO
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path, PurePosixPath
@@ -203,18 +203,6 @@ def wait_until(sock: AnySocket, until_s: float) -> None:
 # -- the client
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What was copied, and how fast."""
-
-    source: str
-    name: str
-    size_bytes: int
-    sha256: str
-    seconds: float
-    gb_per_s: float
-
-
 def run(options: RcopyOptions) -> Exit:
     """Copy a file, or serve until Ctrl-C."""
     options.check()
@@ -277,13 +265,15 @@ def _copy(
         _reply(sock, request)
         seconds = time.perf_counter() - start_s
         sock.shutdown(socket.SHUT_RDWR)
-    _print(
-        options,
-        Copied(
-            str(source), request.name, size_bytes, digest.hex(), seconds,
-            size_bytes * 8 / seconds / 1e9,
-        ),
-    )  # fmt: skip
+    gb_per_s = size_bytes * 8 / seconds / 1e9
+    copied = {
+        "source": str(source), "name": request.name, "size_bytes": size_bytes,
+        "sha256": digest.hex(), "seconds": seconds, "gb_per_s": gb_per_s,
+    }  # fmt: skip
+    output = Output(json_wanted=options.json_wanted)
+    output.document(copied)
+    output.line(f"{size_bytes} bytes in {seconds:.2f} seconds = {gb_per_s:.2f} Gb/sec")
+    output.line(f"{request.name}: size and SHA-256 are those of {source}", GOOD)
 
 
 def _send(sock: AnySocket, file: FileIO, request: Request, progress: Progress) -> bytes:
@@ -323,17 +313,6 @@ def _reply(sock: AnySocket, request: Request) -> None:
         raise OSError(reply.errno, f"{request.name} at the server: {os.strerror(reply.errno)}")
     if reply.size_bytes not in (0, request.size_bytes):
         raise OSError(f"the server has {reply.size_bytes} bytes of {request.size_bytes}")
-
-
-def _print(options: RcopyOptions, copied: Copied) -> None:
-    output = Output(json_wanted=options.json_wanted)
-    if options.json_wanted:
-        output.document(asdict(copied))
-        return
-    output.line(
-        f"{copied.size_bytes} bytes in {copied.seconds:.2f} seconds = {copied.gb_per_s:.2f} Gb/sec"
-    )
-    output.line(f"{copied.name}: size and SHA-256 are those of {copied.source}", GOOD)
 
 
 # -- the server

@@ -30,30 +30,6 @@ from urds.cli.rsocket.rstream import (
 _MARKS: Final = 250  # of a last byte, from 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RiostreamOptions(RstreamOptions):
-    """Options of `urds rsocket riostream`: rstream's, as far as mapped buffers know them."""
-
-    TESTS: ClassVar[dict[str, str]] = {
-        "b": "blocking", "n": "nonblocking", "r": "resolve", "v": "verify",
-    }  # fmt: skip
-    IOMAP_SLOTS: ClassVar[int] = 1
-
-    tests: Sequence[str] = tests_option(
-        "b wait for the device (the default), n spin, r resolve by verbs, v verify."
-    )
-
-    def side(self, stream: Stream, *, is_client: bool, size_bytes_max: int) -> Side:
-        """Return a connected side that writes into the other's buffer."""
-        return MappedSide(
-            stream,
-            is_client=is_client,
-            is_verified=self.has("v"),
-            is_kernel=False,
-            size_bytes_max=size_bytes_max,
-        )
-
-
 class MappedSide(Side):
     """A side that writes into the other's mapped buffer, and waits for the last byte of its own.
 
@@ -61,8 +37,8 @@ class MappedSide(Side):
     so the receiver looks at the memory after each progress of the device.
     """
 
-    def __init__(self, stream: Stream, **details: Any) -> None:
-        super().__init__(stream, **details)
+    def __init__(self, stream: Stream, options: RstreamOptions, **details: Any) -> None:
+        super().__init__(stream, options, **details)
         self._marks = 0
         socket: Any = stream.sock  # an rsocket: the kernel's map nothing
         self._context = socket.link.context
@@ -118,6 +94,21 @@ class MappedSide(Side):
 
 def _is_marked(place: memoryview, mark: int) -> bool:
     return place[-1] == mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiostreamOptions(RstreamOptions):
+    """Options of `urds rsocket riostream`: rstream's, as far as mapped buffers know them."""
+
+    TESTS: ClassVar[dict[str, str]] = {
+        "b": "blocking", "n": "nonblocking", "r": "resolve", "v": "verify",
+    }  # fmt: skip
+    SIDE: ClassVar[type[Side]] = MappedSide
+    IOMAP_SLOTS: ClassVar[int] = 1
+
+    tests: Sequence[str] = tests_option(
+        "b wait for the device (the default), n spin, r resolve by verbs, v verify."
+    )
 
 
 COMMAND: Final = Command(

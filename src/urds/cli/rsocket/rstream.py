@@ -125,6 +125,58 @@ class Stream:
             raise TimeoutError(f"nothing moved for {STALLED_S:g} s")
 
 
+class Side:
+    """One connected side: sends first, or second."""
+
+    def __init__(
+        self, stream: Stream, options: RstreamOptions, *, is_client: bool, size_bytes_max: int
+    ) -> None:
+        room = max(SYNC_BYTES, size_bytes_max)
+        self._stream = stream
+        self._is_client = is_client
+        self._is_verified = options.has("v")
+        self._pattern = (bytes(range(_PATTERN_BYTES)) * (room // _PATTERN_BYTES + 1))[:room]
+        self._sent = memoryview(bytearray(self._pattern))
+        self._got = new_memory(room, is_kernel=options.is_kernel)
+
+    def measure(self, plan: Plan) -> Row:
+        """Run a plan, from a moment that both sides share."""
+        self._begin(plan)
+        moves = (self._send, self._receive) if self._is_client else (self._receive, self._send)
+        place = memoryview(bytearray(SYNC_BYTES))
+        for is_first in (True, False):
+            if is_first is self._is_client:
+                self._stream.send(self._sent[:SYNC_BYTES])
+            else:
+                self._stream.receive(place)
+        start_s = time.perf_counter()
+        for _ in range(plan.iterations):
+            for move in moves:
+                move(plan.size_bytes, plan.transfers)
+        return measured(plan, time.perf_counter() - start_s)
+
+    def _begin(self, plan: Plan) -> None:
+        """Get ready for a plan: the other side does nothing before this side's message."""
+
+    def _send(self, size_bytes: int, count: int) -> None:
+        data = self._sent[:size_bytes]
+        for _ in range(count):
+            self._stream.send(data)
+
+    def _receive(self, size_bytes: int, count: int) -> None:
+        place = self._got[:size_bytes]
+        for _ in range(count):
+            self._stream.receive(place)
+            if self._is_verified:
+                self._verify(place)
+
+    def _verify(self, place: memoryview) -> None:
+        """Compare with what the other side has sent, and make room. Raises OSError."""
+        if place != self._pattern[: len(place)]:
+            raise OSError(f"{len(place)} bytes are not those that were sent")
+        place[:] = bytes(len(place))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RstreamOptions(MeasureOptions):
     """Options of `urds rsocket rstream`."""
@@ -134,6 +186,7 @@ class RstreamOptions(MeasureOptions):
         "r": "resolve", "v": "verify",
     }  # fmt: skip
     SIZE_LIMITS: ClassVar[tuple[int, int]] = (1, SIZE_MAX)
+    SIDE: ClassVar[type[Side]] = Side
     IOMAP_SLOTS: ClassVar[int] = 0
 
     address_format: str = option(
@@ -164,16 +217,6 @@ class RstreamOptions(MeasureOptions):
         if self.has("a"):
             return Manner.POLL
         return Manner.SPIN if self.has("n") else Manner.BLOCK
-
-    def side(self, stream: Stream, *, is_client: bool, size_bytes_max: int) -> Side:
-        """Return a connected side with these options."""
-        return Side(
-            stream,
-            is_client=is_client,
-            is_verified=self.has("v"),
-            is_kernel=self.is_kernel,
-            size_bytes_max=size_bytes_max,
-        )
 
     def check(self) -> None:
         """Raise UsageError for wrong options."""
@@ -272,66 +315,8 @@ def _largest(wanted: list[Plan]) -> int:
 # -- the sides
 
 
-class Side:
-    """One connected side: sends first, or second."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        *,
-        is_client: bool,
-        is_verified: bool,
-        is_kernel: bool,
-        size_bytes_max: int,
-    ) -> None:
-        room = max(SYNC_BYTES, size_bytes_max)
-        self._stream = stream
-        self._is_client = is_client
-        self._is_verified = is_verified
-        self._pattern = (bytes(range(_PATTERN_BYTES)) * (room // _PATTERN_BYTES + 1))[:room]
-        self._sent = memoryview(bytearray(self._pattern))
-        self._got = new_memory(room, is_kernel=is_kernel)
-
-    def measure(self, plan: Plan) -> Row:
-        """Run a plan, from a moment that both sides share."""
-        self._begin(plan)
-        moves = (self._send, self._receive) if self._is_client else (self._receive, self._send)
-        place = memoryview(bytearray(SYNC_BYTES))
-        for is_first in (True, False):
-            if is_first is self._is_client:
-                self._stream.send(self._sent[:SYNC_BYTES])
-            else:
-                self._stream.receive(place)
-        start_s = time.perf_counter()
-        for _ in range(plan.iterations):
-            for move in moves:
-                move(plan.size_bytes, plan.transfers)
-        return measured(plan, time.perf_counter() - start_s)
-
-    def _begin(self, plan: Plan) -> None:
-        """Get ready for a plan: the other side does nothing before this side's message."""
-
-    def _send(self, size_bytes: int, count: int) -> None:
-        data = self._sent[:size_bytes]
-        for _ in range(count):
-            self._stream.send(data)
-
-    def _receive(self, size_bytes: int, count: int) -> None:
-        place = self._got[:size_bytes]
-        for _ in range(count):
-            self._stream.receive(place)
-            if self._is_verified:
-                self._verify(place)
-
-    def _verify(self, place: memoryview) -> None:
-        """Compare with what the other side has sent, and make room. Raises OSError."""
-        if place != self._pattern[: len(place)]:
-            raise OSError(f"{len(place)} bytes are not those that were sent")
-        place[:] = bytes(len(place))
-
-
-def prepare(sock: AnySocket, options: RstreamOptions) -> None:
-    """Set the options of a socket that is connected or will be."""
+def prepare(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
+    """Set the options of a socket; those of RDMA take effect before it connects or listens only."""
     space_bytes = options.buffer_bytes or _BUFFER_BYTES
     for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, name, space_bytes)
@@ -339,10 +324,6 @@ def prepare(sock: AnySocket, options: RstreamOptions) -> None:
     if options.keepalive_s is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.keepalive_s)
-
-
-def prepare_rdma(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> None:
-    """Set the options of an rsocket that take effect before it connects or listens only."""
     if not options.is_kernel:
         from urds import rsocket
 
@@ -361,7 +342,7 @@ def _rows(options: RstreamOptions, host: str, port: int) -> Iterator[Row]:
     target = resolved(host, port, options.address_format, by_verbs=options.has("r"))
     for is_latency, wanted in _phases(options):
         with _connected(options, target, is_latency=is_latency) as stream:
-            side = options.side(stream, is_client=True, size_bytes_max=_largest(wanted))
+            side = options.SIDE(stream, options, is_client=True, size_bytes_max=_largest(wanted))
             for plan in wanted:
                 yield side.measure(plan)
 
@@ -372,8 +353,7 @@ def _connected(
 ) -> Iterator[Stream]:
     family, address = target
     with new_socket(is_kernel=options.is_kernel, family=family) as sock:
-        prepare(sock, options)
-        prepare_rdma(sock, options, is_latency=is_latency)
+        prepare(sock, options, is_latency=is_latency)
         if options.bind is not None:
             sock.bind(local_address(options.bind, 0, family)[1])
         sock.connect(address)
@@ -392,8 +372,7 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
     port = options.port or (PORT if wait_s is None else 0)
     family, address = local_address(options.bind or "", port, None)
     listener = new_socket(is_kernel=options.is_kernel, family=family)
-    prepare(listener, options)
-    prepare_rdma(listener, options, is_latency=True)
+    prepare(listener, options, is_latency=True)
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)
         listener.settimeout(wait_s)
@@ -408,7 +387,7 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
 def _serve_connection(sock: AnySocket, wanted: list[Plan], options: RstreamOptions) -> None:
     with sock:
         stream = Stream(sock, options.manner)
-        side = options.side(stream, is_client=False, size_bytes_max=_largest(wanted))
+        side = options.SIDE(stream, options, is_client=False, size_bytes_max=_largest(wanted))
         for plan in wanted:
             side.measure(plan)
         # The client ends first: what it still reads must not meet a reset.

@@ -105,8 +105,12 @@ def resolved(
     """Return family and address of a host. Raises UsageError for a format it is not in, OSError."""
     if address_format == "gid":
         raise UsageError("-f gid: GIDs of software devices have no addresses (AF_IB); use ip, ipv6")
-    if by_verbs:
-        return _by_verbs(host, port)
+    if by_verbs:  # as rdma_getaddrinfo does
+        from urds.verbs.cm_parameters import AddrInfo
+
+        address = AddrInfo(dst=host, dst_service=port).dst
+        assert address is not None, "a host was given"
+        return socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address
     flags = 0 if address_format == "name" else socket.AI_NUMERICHOST
     try:
         found = socket.getaddrinfo(
@@ -117,15 +121,6 @@ def resolved(
             raise UsageError(f"{host} is no address of -f {address_format}") from None
         raise OSError(f"{host}: {unknown.strerror}") from None
     return found[0][0], found[0][4]
-
-
-def _by_verbs(host: str, port: int) -> tuple[int, Any]:
-    """Resolve as rdma_getaddrinfo does: through the verbs' own call."""
-    from urds.verbs.cm_parameters import AddrInfo
-
-    address = AddrInfo(dst=host, dst_service=port).dst
-    assert address is not None, "a host was given"
-    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address
 
 
 def local_address(host: str, port: int, family: int | None) -> tuple[int, Any]:

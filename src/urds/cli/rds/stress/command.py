@@ -280,17 +280,15 @@ def connect(parameters: Parameters, output: Output) -> Control:
         except OSError as failure:
             if failure.errno not in _TRIED_AGAIN or tries >= parameters.connect_retries:
                 reason = failure.strerror or str(failure)
-                advice = "" if failure.errno not in _TRIED_AGAIN else _advice(parameters)
-                raise OSError(failure.errno, f"{target[0]}:{target[1]}: {reason}{advice}") from None
+                if failure.errno in _TRIED_AGAIN:
+                    start = f"start `urds stress -p {parameters.base_port}`"
+                    reason += f"; there, {start}, or use --connect-retries"
+                raise OSError(failure.errno, f"{target[0]}:{target[1]}: {reason}") from None
             tries += 1
             output.line(f"connecting to {target[0]}:{target[1]}: {failure.strerror} - retrying")
             time.sleep(_RETRY_S)
         else:
             return Control(connection)
-
-
-def _advice(parameters: Parameters) -> str:
-    return f"; there, start `urds stress -p {parameters.base_port}`, or use --connect-retries"
 
 
 def listen(address: IPv4Address, port: int) -> socket.socket:

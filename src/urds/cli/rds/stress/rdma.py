@@ -126,7 +126,8 @@ class PairRdma:
         is_read = self._read_next if mode == Mode.BOTH else mode == Mode.READ_ONLY
         offset = self._memory.offset(self._pair, index, is_local=False)
         if parameters.rdma_use_get_mr and not self._cookies[index]:
-            self._cookies[index] = self._get_mr(offset)
+            self._sock.setsockopt(urds.SOL_RDS, urds.RDS_GET_MR, self._region(offset))
+            self._cookies[index] = self._cookie.value
         part = RdmaPart(
             operation=Rdma.READ if is_read else Rdma.WRITE,
             address=offset,
@@ -171,10 +172,6 @@ class PairRdma:
                 self._sock.setsockopt(urds.SOL_RDS, urds.RDS_FREE_MR, _FREE_MR.pack(cookie, 0))
         if asked.operation == Rdma.WRITE:
             self._check(asked, self._memory.offset(self._pair, index, is_local=False), "written")
-
-    def _get_mr(self, offset: int) -> int:
-        self._sock.setsockopt(urds.SOL_RDS, urds.RDS_GET_MR, self._region(offset))
-        return self._cookie.value
 
     def _region(self, offset: int) -> bytes:
         flags = urds.RDS_RDMA_READWRITE
@@ -223,9 +220,10 @@ class PairRdma:
         for number in range(part.vector):
             piece = self._memory.address(offset + number * part.rdma_bytes)
             _IOVEC.pack_into(self._pieces, number * _IOVEC.size, piece, part.rdma_bytes)
+        token = self._pair * self._parameters.depth + index
         data = _ARGS.pack(
             *(part.key, part.offset, part.rdma_bytes * part.vector),
-            *(ctypes.addressof(self._pieces), part.vector, flags, self._token(index)),
+            *(ctypes.addressof(self._pieces), part.vector, flags, token),
         )
         return [(urds.SOL_RDS, urds.RDS_CMSG_RDMA_ARGS, data)]
 
@@ -259,9 +257,6 @@ class PairRdma:
             wanted = rdma_pattern(part.pattern, part.rdma_bytes)
             if not self._memory.holds(offset, wanted):
                 raise StressError(f"{self._name()}: memory {done} is not filled with its pattern")
-
-    def _token(self, index: int) -> int:
-        return self._pair * self._parameters.depth + index
 
     def _name(self) -> str:
         return f"task {self._pair} of the peer"

@@ -183,7 +183,9 @@ class Run:
             for now in self._seconds(control, first):
                 last = now
             elapsed_s = last.at_s - (first.at_s if self._is_active else begun_s)
-            code = self._code(elapsed_s)
+            # A run that has a time and ends before it has failed.
+            is_whole = elapsed_s + _INTERVAL_S >= self.parameters.run_s
+            code = Exit.OK if is_whole else Exit.FAILED
         except KeyboardInterrupt:
             pass
         control.close()  # ends the other side, too
@@ -201,16 +203,20 @@ class Run:
 
     def _start_up(self, control: Control) -> None:
         """Start the tasks in the middle of the time before figures count."""
-        is_shown = not self._output.json_wanted
-        _print_part("Starting up" if is_shown else "")
+        self._print_part("Starting up")
         try:
             for dot in range(_DOTS):
                 if dot == _DOTS // 2:
                     self._start_tasks()
                 self._wait(control, time.monotonic() + self._display.start_up_s / _DOTS)
-                _print_part("." if is_shown else "")
+                self._print_part(".")
         finally:
-            _print_part("\n" if is_shown else "")
+            self._print_part("\n")
+
+    def _print_part(self, text: str) -> None:
+        """Print a part of a line, to be seen at once."""
+        if not self._output.json_wanted:
+            print(text, end="", flush=True)
 
     def _start_tasks(self) -> None:
         for task in self._tasks:
@@ -254,13 +260,9 @@ class Run:
             yield now
             earlier = now
 
-    def _code(self, elapsed_s: float) -> Exit:
-        """Report the result: a run that has a time and ends before it has failed."""
-        return Exit.OK if elapsed_s + _INTERVAL_S >= self.parameters.run_s else Exit.FAILED
-
     def _moment(self) -> Moment:
         perfdata = self.parameters.show_perfdata
-        usage = Usage.now() if self._display.report_cpu or perfdata else None
+        usage = Usage.parse(_STAT.read_text()) if self._display.report_cpu or perfdata else None
         return Moment(
             time.monotonic(),
             total(task.counted for task in self._tasks),
@@ -289,9 +291,8 @@ class Run:
         elapsed_s = now.at_s - earlier.at_s
         counted = now.counted.minus(earlier.counted)
         one = self._row(earlier, now)
-        if self._output.json_wanted:
-            self._output.record(as_json(one))
-        elif self.parameters.show_perfdata:
+        self._output.record(as_json(one))
+        if self.parameters.show_perfdata:
             assert now.usage is not None and earlier.usage is not None, "perfdata shows it"
             counters = [
                 (value - earlier.counters.get(name, 0)) / elapsed_s
@@ -327,24 +328,16 @@ class Run:
     def _show_average(self, first: Moment, last: Moment) -> None:
         one = self._row(first, last)
         counted = last.counted.minus(first.counted)
-        if self._output.json_wanted:
-            record = {"average": True, **as_json(one)}
-            record["seconds"] = round(last.at_s - first.at_s, 3)
-            if self._display.show_histogram:
-                record["round_trips_by_power_of_2_usec"] = counted.buckets
-            self._output.record(record)
-            return
+        record = {"average": True, **as_json(one), "seconds": round(last.at_s - first.at_s, 3)}
+        if self._display.show_histogram:
+            record["round_trips_by_power_of_2_usec"] = counted.buckets
+        self._output.record(record)
         if not self.parameters.summary_only:
             self._output.line(_RULE)
         self._output.line(f"{line(one)}  (average)")
         if self._display.show_histogram:
             for text in histogram(counted.buckets):
                 self._output.line(text)
-
-
-def _print_part(text: str) -> None:
-    """Print a part of a line, to be seen at once."""
-    print(text, end="", flush=True)
 
 
 # -- the lines of rds-stress
@@ -461,11 +454,6 @@ class Usage:
 
     times: tuple[int, ...]  # ticks of all processors, by what they did
     interrupts: int
-
-    @classmethod
-    def now(cls) -> Self:
-        """Read the counts. Raises OSError: this system has none."""
-        return cls.parse(_STAT.read_text())
 
     @classmethod
     def parse(cls, text: str) -> Self:

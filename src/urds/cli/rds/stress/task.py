@@ -74,13 +74,10 @@ class Counters:
 
     def minus(self, earlier: Self) -> Self:
         """Return what was counted since."""
-        return self._combined(earlier, -1)
+        return self.plus(earlier, sign=-1)
 
-    def plus(self, other: Self) -> Self:
-        """Return the sum."""
-        return self._combined(other, 1)
-
-    def _combined(self, other: Self, sign: int) -> Self:
+    def plus(self, other: Self, *, sign: int = 1) -> Self:
+        """Return the sum, or the difference."""
         buckets = [one + sign * two for one, two in zip(self.buckets, other.buckets, strict=True)]
         combined = type(self)(buckets=buckets)
         for one in fields(self):
@@ -126,7 +123,13 @@ class Task:
             Pair(parameters, ours=self._ours, peer=(parameters.send_address, port))
             for port in range(self._first_port, self._first_port + parameters.tasks)
         ]
-        self._rdma = self._rdma_of_pairs() if parameters.rdma_bytes else []
+        self._rdma: list[PairRdma] = []
+        if parameters.rdma_bytes:
+            memory = Memory(parameters)
+            self._rdma = [
+                PairRdma(parameters, self.sock, memory, pair, self.meter)
+                for pair in range(parameters.tasks)
+            ]
 
     def close(self) -> None:
         """Close the socket, without waiting for a peer that has stopped."""
@@ -158,13 +161,6 @@ class Task:
         time.sleep(_PAUSE_S)
         self._receive(wait=False)
         return True
-
-    def _rdma_of_pairs(self) -> list[PairRdma]:
-        memory = Memory(self._parameters)
-        return [
-            PairRdma(self._parameters, self.sock, memory, number, self.meter)
-            for number in range(self._parameters.tasks)
-        ]
 
     # -- receiving
 

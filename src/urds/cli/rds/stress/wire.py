@@ -265,7 +265,7 @@ class Pair:
         }
         self._verify = parameters.verify
         self._bodies = {
-            operation: _tail(count, verify=parameters.verify)
+            operation: (message_pattern if parameters.verify else bytes)(count - HEADER_BYTES)
             for operation, count in self._bytes.items()
         }
         self._receive_index = 0
@@ -358,11 +358,6 @@ class Pair:
 
 def _ends(source: End, target: End) -> bytes:
     return _ENDS.pack(int(source[0]), int(target[0]), source[1], target[1])
-
-
-def _tail(message_bytes: int, *, verify: bool) -> bytes:
-    rest_bytes = message_bytes - HEADER_BYTES
-    return message_pattern(rest_bytes) if verify else bytes(rest_bytes)
 
 
 def _differences(payload: bytes, expected: bytes) -> str:
