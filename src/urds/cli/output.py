@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,8 +36,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130  # Ctrl-C: 128 and the number of SIGINT, as of shells
 
 
-class UsageError(ValueError):
-    """Wrong arguments; the text names the argument, its value and its limits."""
+class UsageError(ArgumentTypeError, ValueError):
+    """Wrong arguments; the text names the argument, its value and its limits.
+
+    `argparse` tells the reason of this kind of error only, where it parses a value.
+    """
 
 
 def guarded(name: str, run: Callable[[], Exit]) -> Exit:

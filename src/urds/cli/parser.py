@@ -352,7 +352,7 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any, shown: _O
     if single is bool and shown.parse is None:
         settings["action"] = "store_true"
     else:
-        settings |= {"metavar": shown.metavar, "type": _parse(shown.parse) or single}
+        settings |= {"metavar": shown.metavar, "type": shown.parse or single}
         if get_origin(kind) in (Sequence, tuple, list):
             settings["action"] = "append"
     if shown.flags:
@@ -368,20 +368,6 @@ def _single(kind: Any) -> Any:
     """Return the type of one value: int of `int | None` and of `Sequence[int]`."""
     parts = [part for part in get_args(kind) if part not in (NoneType, Ellipsis)]
     return parts[0] if parts else kind
-
-
-def _parse(parse: Callable[[str], Any] | None) -> Callable[[str], Any] | None:
-    """Return a function for argparse, which tells the reason of one kind of error only."""
-    if parse is None:
-        return None
-
-    def parsed(text: str) -> Any:
-        try:
-            return parse(text)
-        except UsageError as wrong:
-            raise argparse.ArgumentTypeError(str(wrong)) from wrong
-
-    return parsed
 
 
 def _default(each: Field[Any], shown: _Option) -> str:

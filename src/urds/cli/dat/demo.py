@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from urds import dat
+from urds.cli.dat.test_peer import connect_endpoints
 from urds.cli.output import BAD, GOOD, Exit, Output, columns
 from urds.cli.parser import Command, json_option
 from urds.verbs.engine.numbers import Acceptance
@@ -157,13 +158,7 @@ def _endpoint(ia: dat.InterfaceAdapter, buffers: int) -> tuple[dat.Endpoint, dat
 def _connect(active: dat.Endpoint, passive: dat.Endpoint) -> None:
     requests = passive.ia.create_evd(8, dat.EvdFlag.CR)
     with passive.ia.listen(_QUAL, evd=requests):
-        active.connect(passive.ia.address, _QUAL, timeout_s=_WAIT_S)
-        request = requests.wait(_WAIT_S)
-        assert isinstance(request, dat.ConnectionRequestEvent), request
-        request.cr.accept(passive)
-        for ep in (active, passive):
-            assert ep.connect_evd is not None, "made with one"
-            ep.connect_evd.wait(_WAIT_S)
+        connect_endpoints(active, passive, requests, _QUAL)
 
 
 def _taken(ep: dat.Endpoint) -> dat.EventDispatcher:

@@ -16,11 +16,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from urds import dat
-from urds.cli.dat.test_peer import TestFailure, check_adapter, ia_option
+from urds.cli.dat.test_peer import (
+    LOCAL_WAIT_S,
+    TestFailure,
+    check_adapter,
+    connect_endpoints,
+    ia_option,
+)
 from urds.cli.output import Exit, Output, UsageError, columns, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
 
-_WAIT_S: Final = 10.0
 _QUAL: Final = 45_278
 _MB: Final = 1e6
 KINDS: Final = ("T", "P", "L")
@@ -126,17 +131,17 @@ class _Side:
     def take(self, evd: dat.EventDispatcher | None) -> None:
         """Wait for a completion, or poll for it, and check it."""
         assert evd is not None, "endpoints are made with all of them"
-        event = evd.wait(_WAIT_S) if not self.poll else _polled(evd)
+        event = evd.wait(LOCAL_WAIT_S) if not self.poll else _polled(evd)
         assert isinstance(event, dat.DtoCompletionEvent), event
         event.raise_for_status()
 
 
 def _polled(evd: dat.EventDispatcher) -> dat.Event:
-    end_s = time.monotonic() + _WAIT_S
+    end_s = time.monotonic() + LOCAL_WAIT_S
     while time.monotonic() < end_s:
         if (event := evd.dequeue()) is not None:
             return event
-    raise TestFailure(f"no event in {_WAIT_S:g} s of polling")
+    raise TestFailure(f"no event in {LOCAL_WAIT_S:g} s of polling")
 
 
 def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]:
@@ -146,15 +151,7 @@ def _connected(stack: ExitStack, options: DatLoadOptions) -> tuple[_Side, _Side]
     requests = server.ia.create_evd(options.endpoints, dat.EvdFlag.CR)
     with server.ia.listen(evd=requests) as point:
         for one, other in zip(client.eps, server.eps, strict=True):
-            one.connect(server.ia.address, point.conn_qual, timeout_s=_WAIT_S)
-            request = requests.wait(_WAIT_S)
-            assert isinstance(request, dat.ConnectionRequestEvent), request
-            request.cr.accept(other)
-            for ep in (one, other):
-                assert ep.connect_evd is not None, "made with one"
-                event = ep.connect_evd.wait(_WAIT_S)
-                if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
-                    raise TestFailure(f"no connection: {event.event_number.name}")
+            connect_endpoints(one, other, requests, point.conn_qual)
     return client, server
 
 

@@ -28,6 +28,7 @@ READ_COOKIE: Final = 0x9999
 _FIRST_BYTE: Final = {True: 0x55, False: 0xAA}  # of the client, of the server
 CONNECT_WAIT_S: Final = 100.0
 TRANSFER_WAIT_S: Final = 5.0
+LOCAL_WAIT_S: Final = 10.0  # where both ends are in this process
 SERVER_WAIT_S: Final = 120.0  # for the first request; a server alone waits without end
 _SECOND_US: Final = 1_000_000
 
@@ -55,6 +56,24 @@ def check_adapter(ia_name: str) -> None:
 
 class TestFailure(Exception):
     """A check failed; the text says which."""
+
+
+def connect_endpoints(
+    active: dat.Endpoint, passive: dat.Endpoint, requests: dat.EventDispatcher, conn_qual: int
+) -> None:
+    """Connect two endpoints of this process; the passive one's adapter listens.
+
+    Raises TestFailure: there is no connection.
+    """
+    active.connect(passive.ia.address, conn_qual, timeout_s=LOCAL_WAIT_S)
+    request = requests.wait(LOCAL_WAIT_S)
+    assert isinstance(request, dat.ConnectionRequestEvent), request
+    request.cr.accept(passive)
+    for ep in (active, passive):
+        assert ep.connect_evd is not None, "made with one"
+        event = ep.connect_evd.wait(LOCAL_WAIT_S)
+        if event.event_number != dat.DAT_CONNECTION_EVENT_ESTABLISHED:
+            raise TestFailure(f"no connection: {event.event_number.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

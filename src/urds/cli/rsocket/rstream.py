@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, ClassVar, Final
 
@@ -251,10 +251,7 @@ def measured(plan: Plan, seconds: float) -> Row:
     """Return the row of a plan that took so long. Source: docs/reference/rsocket.md 15."""
     total_bytes = 2 * plan.size_bytes * plan.transfers * plan.iterations
     return Row(
-        name=plan.name,
-        size_bytes=plan.size_bytes,
-        transfers=plan.transfers,
-        iterations=plan.iterations,
+        **asdict(plan),
         total_bytes=total_bytes,
         seconds=seconds,
         gb_per_s=total_bytes * 8 / seconds / 1e9,

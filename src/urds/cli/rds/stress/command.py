@@ -159,23 +159,19 @@ class StressOptions:
             raise UsageError(str(wrong)) from wrong
         return parameters
 
-    def display(self, output: Output) -> Display:
-        """Return the display of this side. Raises UsageError."""
-        check_ranges(self)
-        return Display(
-            output=output,
-            report_cpu=self.report_cpu,
-            show_histogram=self.show_histogram,
-            start_up_s=self.start_up_s,
-            outlier_usec=self.show_outliers,
-        )
-
 
 def run(options: StressOptions) -> Exit:
     """Run one side until its end. Raises UsageError; OSError: it failed."""
     parameters = options.parameters()
     output = Output(json_wanted=options.json_wanted)
-    display = options.display(output)
+    check_ranges(options)
+    display = Display(
+        output=output,
+        report_cpu=options.report_cpu,
+        show_histogram=options.show_histogram,
+        start_up_s=options.start_up_s,
+        outlier_usec=options.show_outliers,
+    )
     ours = _address(options.receive)
     if options.send is not None:
         parameters = replace(parameters, send_address=_address(options.send), receive_address=ours)
