@@ -40,7 +40,7 @@ EXIT_CODES: Final = (
 _MORE: Final = "Colours and completion: pip install 'urds[cli]'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Option:
     """The command line's data of one field of a record."""
 
@@ -68,10 +68,7 @@ def option(
     `low` and `high` are the limits that `check_ranges` holds and the help shows. `parse` makes
     the value from the text and raises UsageError.
     """
-    shown = _Option(
-        flags=flags, help=help, metavar=metavar, low=low, high=high, parse=parse,
-        letters=letters or {},
-    )  # fmt: skip
+    shown = _Option(flags, help, metavar, low, high, parse, letters or {})
     return field(default=default, metadata={_OPTION: shown})
 
 

@@ -136,19 +136,6 @@ class DatTestOptions:
             raise UsageError(
                 f"-i {self.increment_bytes}: {len(self.sizes)} sizes, at most {SIZES_MAX}"
             )
-        self._check_together()
-        check_adapter(self.ia_name)
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Return the bytes of a write, for each round of the write ping-pong."""
-        if self.increment_bytes:
-            return range(self.increment_bytes, self.size_bytes + 1, self.increment_bytes)
-        if self.all_sizes:
-            return [1 << power for power in range(self.size_bytes.bit_length())]
-        return [self.size_bytes]
-
-    def _check_together(self) -> None:
         for letter, value in (("q", self.qpn), ("l", self.lid)):
             if value is not None:
                 raise UsageError(
@@ -162,6 +149,16 @@ class DatTestOptions:
             raise UsageError("-u is for -w alone")
         if (self.all_sizes or self.increment_bytes) and not self.write_ping_pong:
             raise UsageError("-a and -i are for -W alone")
+        check_adapter(self.ia_name)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes of a write, for each round of the write ping-pong."""
+        if self.increment_bytes:
+            return range(self.increment_bytes, self.size_bytes + 1, self.increment_bytes)
+        if self.all_sizes:
+            return [1 << power for power in range(self.size_bytes.bit_length())]
+        return [self.size_bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -212,7 +211,13 @@ def run(options: RcopyOptions) -> Exit:
         serve(replace(options, max_bytes=max_bytes))
         return Exit.OK
     source = Path(options.source or "")
-    with _opened(source) as file:
+    if source.is_dir():
+        raise UsageError(f"{source} is a directory; rcopy copies one file")
+    try:
+        file = source.open("rb", buffering=0)
+    except OSError as failure:
+        raise OSError(f"{source}: {failure.strerror}") from None
+    with file:
         if options.target is not None:
             host, name = split(options.target)
             _copy(options, file, source, host, options.port or PORT, name)
@@ -233,18 +238,6 @@ def split(target: str) -> tuple[str, str]:
         return target, ""
     host, _, name = target.partition(":")
     return host, name
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[FileIO]:
-    if source.is_dir():
-        raise UsageError(f"{source} is a directory; rcopy copies one file")
-    try:
-        file = source.open("rb", buffering=0)
-    except OSError as failure:
-        raise OSError(f"{source}: {failure.strerror}") from None
-    with file:
-        yield file
 
 
 def _copy(

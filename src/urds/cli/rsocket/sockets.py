@@ -113,22 +113,21 @@ def resolved(
         return socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address
     flags = 0 if address_format == "name" else socket.AI_NUMERICHOST
     try:
-        found = socket.getaddrinfo(
-            host, port, _FAMILIES[address_format], socket.SOCK_STREAM, flags=flags
-        )
-    except socket.gaierror as unknown:
+        return _first_address(host, port, _FAMILIES[address_format], flags)
+    except OSError:
         if flags:
             raise UsageError(f"{host} is no address of -f {address_format}") from None
-        raise OSError(f"{host}: {unknown.strerror}") from None
-    return found[0][0], found[0][4]
+        raise
 
 
 def local_address(host: str, port: int, family: int | None) -> tuple[int, Any]:
     """Return family and address to bind; "" is 127.0.0.1. Raises OSError."""
+    return _first_address(host or LOOPBACK, port, family or socket.AF_UNSPEC, 0)
+
+
+def _first_address(host: str, port: int, family: int, flags: int) -> tuple[int, Any]:
     try:
-        found = socket.getaddrinfo(
-            host or LOOPBACK, port, family or socket.AF_UNSPEC, socket.SOCK_STREAM
-        )
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=flags)
     except socket.gaierror as unknown:
         raise OSError(f"{host}: {unknown.strerror}") from None
     return found[0][0], found[0][4]

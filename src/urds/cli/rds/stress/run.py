@@ -179,7 +179,10 @@ class Run:
         try:
             self._start_up(control)
             first = last = self._moment()
-            self._show_heading(first)
+            if self.parameters.show_perfdata:
+                self._output.line(csv_heading(first.counters, TITLES))
+            else:
+                self._output.line(HEADING, TITLE)
             for now in self._seconds(control, first):
                 last = now
             elapsed_s = last.at_s - (first.at_s if self._is_active else begun_s)
@@ -278,12 +281,6 @@ class Run:
         return {name.partition(b"\0")[0].decode(): value for name, value in rows}
 
     # -- output
-
-    def _show_heading(self, first: Moment) -> None:
-        if self.parameters.show_perfdata:
-            self._output.line(csv_heading(first.counters, TITLES))
-        else:
-            self._output.line(HEADING, TITLE)
 
     def _show(self, earlier: Moment, now: Moment) -> None:
         if self.parameters.summary_only:
