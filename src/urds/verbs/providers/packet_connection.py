@@ -5,14 +5,14 @@ it to ERR. Source: docs/reference/verbs-and-roce.md 14.3 for the order and the a
 """
 
 import errno
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort
 from urds.verbs.cm.core import check_private_data
-from urds.verbs.cm.messages import READS_MAX, CmMessage, Offer
+from urds.verbs.cm.messages import READS_MAX, CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr, QueuePair
@@ -37,25 +37,34 @@ ADDRESSES_KEPT: Final = 1024  # spellings: to read one takes longer than all els
 TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
 RNR_TIMER_CODE: Final = 12  # 0.64 ms
 # What each step needs. Source: docs/reference/verbs-and-roce.md 10.
-_INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
-_RTR: Final = (
-    QPAttrMask.STATE
+_STEPS: Final = {
+    QPState.INIT: QPAttrMask.STATE
+    | QPAttrMask.PKEY_INDEX
+    | QPAttrMask.PORT
+    | QPAttrMask.ACCESS_FLAGS,
+    QPState.RTR: QPAttrMask.STATE
     | QPAttrMask.AV
     | QPAttrMask.PATH_MTU
     | QPAttrMask.DEST_QPN
     | QPAttrMask.RQ_PSN
     | QPAttrMask.MAX_DEST_RD_ATOMIC
-    | QPAttrMask.MIN_RNR_TIMER
-)
-_RTS: Final = (
-    QPAttrMask.STATE
+    | QPAttrMask.MIN_RNR_TIMER,
+    QPState.RTS: QPAttrMask.STATE
     | QPAttrMask.SQ_PSN
     | QPAttrMask.MAX_QP_RD_ATOMIC
     | QPAttrMask.RETRY_CNT
     | QPAttrMask.RNR_RETRY
-    | QPAttrMask.TIMEOUT
-)
+    | QPAttrMask.TIMEOUT,
+}
 _CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
+
+
+@dataclass(slots=True, eq=False)
+class QueuePairEntry:
+    """One queue pair of an adapter, and the connection it belongs to."""
+
+    qp: QueuePair
+    connection: "PacketConnection | None" = None
 
 
 class PacketConnection(VerbsConnection):
@@ -124,7 +133,7 @@ class PacketConnection(VerbsConnection):
             adapter.cm.disconnect(record, now_ns=adapter.now_ns())
         self._break_queue_pair()
         # Its owner may reset and connect it again while the DREQ is still in flight.
-        self._release()
+        self._unbind()
         self.qp = None
         adapter.flush()
 
@@ -134,10 +143,43 @@ class PacketConnection(VerbsConnection):
         if self.record is not None:
             self._adapter.cm.forget(self.record, now_ns=self._adapter.now_ns())
         self._break_queue_pair()
-        self._release()
+        self._unbind()
         self._adapter.flush()
 
     # -- calls of the adapter
+
+    def request(
+        self, route: AddressVector, parameters: ConnectParameters, timeout_ns: int | None
+    ) -> None:
+        """Ask the peer for the connection. Raises OSError: EINVAL for the queue pair, numbers."""
+        adapter, offer, now_ns = self._adapter, Offer(), self._adapter.now_ns()
+        if self.qp is not None:
+            offer = adapter.offer(self.qp, parameters, route)
+            self._bind(self.qp)
+        request = CmMessage(
+            kind=CmMessageKind.REQ,
+            context_guid=adapter.cm.context_guid,
+            source=packed(self.local[0]),
+            source_port=self.local[1],
+            target=packed(self.peer[0]),
+            target_port=self.peer[1],
+            offer=offer,
+            private_data=parameters.private_data,
+        )
+        try:
+            self.record = adapter.cm.connect(
+                route=route,
+                space=self.space,
+                local=self.local,
+                peer=self.peer,
+                request=request,
+                now_ns=now_ns,
+                give_up_ns=None if timeout_ns is None else now_ns + timeout_ns,
+                owner=self,
+            )
+        except OSError:
+            self._unbind()
+            raise
 
     def handle_cm_event(self, event: CmEvent) -> None:
         """Handle an event of the core, and pass it to the owner."""
@@ -147,7 +189,7 @@ class PacketConnection(VerbsConnection):
                 return
         else:
             self._break_queue_pair()
-            self._release()
+            self._unbind()
         self.tell(kind, event.message, event.reason)
 
     def handle_data(self) -> bool:
@@ -215,11 +257,11 @@ class PacketConnection(VerbsConnection):
         """Bind a queue pair to this connection and take it to RTS. Raises OSError EINVAL."""
         adapter, record = self._adapter, self.record
         assert record is not None
-        adapter.bind(qp, self)
+        self._bind(qp)
         try:
             lead(qp, own=own, peer=peer, route=_vector(record), now_ns=adapter.now_ns())
         except OSError:
-            adapter.unbind(qp, self)
+            self._unbind(qp)
             raise
         self.qp = qp
 
@@ -230,9 +272,19 @@ class PacketConnection(VerbsConnection):
             qp.modify(error, QPAttrMask.STATE, self._adapter.now_ns())
             self._adapter.progress_qp(qp)
 
-    def _release(self) -> None:
-        if self.qp is not None:
-            self._adapter.unbind(self.qp, self)
+    def _bind(self, qp: QueuePair) -> None:
+        """Assign a queue pair to this connection. Raises OSError EINVAL if it has another."""
+        entry = self._adapter.entries[qp.qpn]
+        if entry.connection not in (None, self):
+            raise OSError(errno.EINVAL, f"queue pair {qp.qpn} has a connection")
+        entry.connection = self
+
+    def _unbind(self, qp: QueuePair | None = None) -> None:
+        """Release the queue pair, or the one given, for another connection."""
+        qp = qp or self.qp
+        entry = None if qp is None else self._adapter.entries.get(qp.qpn)
+        if entry is not None and entry.connection is self:
+            entry.connection = None
 
 
 class PacketListener(Listener):
@@ -278,46 +330,39 @@ def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns
     Each side's resources bound the other's depth. Receives that were posted in INIT stay.
     """
     served = min(own.responder_resources, peer.initiator_depth)
-    asked = min(own.initiator_depth, peer.responder_resources)
-    if qp.state is QPState.RESET:
-        access = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
-        if served:
-            access |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
-        qp.modify(
-            QPAttr(qp_state=QPState.INIT, qp_access_flags=access),
-            _INIT,
-            now_ns,
-        )
-    qp.modify(
-        QPAttr(
-            qp_state=QPState.RTR,
-            ah_attr=route,
-            path_mtu=None,
-            dest_qp_num=peer.qpn,
-            rq_psn=peer.sequence_start,
-            max_dest_rd_atomic=served,
-            min_rnr_timer=RNR_TIMER_CODE,
-        ),
-        _RTR,
-        now_ns,
+    access = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
+    if served:
+        access |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+    attr = QPAttr(
+        qp_access_flags=access,
+        ah_attr=route,
+        dest_qp_num=peer.qpn,
+        rq_psn=peer.sequence_start,
+        max_dest_rd_atomic=served,
+        min_rnr_timer=RNR_TIMER_CODE,
+        sq_psn=own.sequence_start,
+        max_rd_atomic=min(own.initiator_depth, peer.responder_resources),
+        retry_cnt=own.retry_count,
+        # Each side states how long it waits for the other's receives.
+        rnr_retry=peer.rnr_retry_count,
+        # Without loss the connection reports every end of the peer; a peer that is stopped
+        # for a while has not ended.
+        timeout=0 if qp.link.lossless else TIMEOUT_CODE,
     )
+    take_to_rts(qp, attr, now_ns)
     # Both links and the path between them count; the codes of InfiniBand are too coarse for it.
     qp.mtu_bytes = min(qp.mtu_bytes, own.mtu_bytes, peer.mtu_bytes)
-    qp.modify(
-        QPAttr(
-            qp_state=QPState.RTS,
-            sq_psn=own.sequence_start,
-            max_rd_atomic=asked,
-            retry_cnt=own.retry_count,
-            # Each side states how long it waits for the other's receives.
-            rnr_retry=peer.rnr_retry_count,
-            # Without loss the connection reports every end of the peer; a peer that is stopped
-            # for a while has not ended.
-            timeout=0 if qp.link.lossless else TIMEOUT_CODE,
-        ),
-        _RTS,
-        now_ns,
-    )
+
+
+def take_to_rts(qp: QueuePair, attr: QPAttr, now_ns: int) -> None:
+    """Take a queue pair from RESET or INIT to RTS; in INIT it keeps the rights that it has.
+
+    Raises OSError EINVAL from another state.
+    """
+    for state, mask in _STEPS.items():
+        if state is not QPState.INIT or qp.state is QPState.RESET:
+            attr.qp_state = state
+            qp.modify(attr, mask, now_ns)
 
 
 @lru_cache(ADDRESSES_KEPT)

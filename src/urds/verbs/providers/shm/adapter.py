@@ -34,8 +34,7 @@ from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
-from urds.verbs.providers.packet_connection import ADDRESSES_KEPT
-from urds.verbs.providers.packet_mover import QueuePairEntry
+from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
 from urds.verbs.providers.shm.channel import RING_BYTES, Channel
 from urds.verbs.providers.shm.mappings import MappableKeys
 from urds.verbs.providers.shm.memory import Allocations
@@ -156,7 +155,7 @@ class ShmAdapter(PacketAdapter):
         with self.lock:
             if self.is_closed:
                 return
-            for qpn in self._entries:
+            for qpn in self.entries:
                 self.mappable_keys.revoke_mappings(qpn)
             self._disconnect_all()
         _alive.discard(self)
@@ -176,7 +175,7 @@ class ShmAdapter(PacketAdapter):
         """
         self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading does with its own
         self.is_closed = True
-        self._entries.clear()
+        self.entries.clear()
         self._dirty.clear()
         self._progress.abandon_in_child()
         for name in self._names.values():
@@ -223,7 +222,7 @@ class ShmAdapter(PacketAdapter):
 
     def handle_map_request(self, channel: Channel, request: MapRequest) -> None:
         """Let the peer map memory of a queue pair that receives and allows writes."""
-        entry = self._entries.get(request.qpn)
+        entry = self.entries.get(request.qpn)
         peer = None if entry is None else entry.qp.peer
         if entry is None or peer is None or peer.dgid != channel.gid or not _may_map(entry.qp):
             channel.send_message(MapReject(request.qpn, request.rkey))
@@ -242,7 +241,7 @@ class ShmAdapter(PacketAdapter):
         self._sources.pop(gid, None)
         with self._batch():
             self._lose_route(route)
-            for entry in list(self._entries.values()):
+            for entry in list(self.entries.values()):
                 qp = entry.qp
                 if qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid:
                     self._break(entry)
