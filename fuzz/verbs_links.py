@@ -16,7 +16,7 @@ from urds.verbs.cm.core import CmCore
 from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
 from urds.verbs.engine.packets import ATOMICS, Packet, PacketKind
-from urds.verbs.providers.tcp.decoder import Decoder, Taken
+from urds.verbs.providers.tcp.codec import Decoder, Taken
 from urds.verbs.providers.tcp.encoder import Encoder
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX
 from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads

@@ -7,7 +7,7 @@ import pytest
 from urds.common.types import BytesLike
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.providers.tcp import payloads
-from urds.verbs.providers.tcp.decoder import Decoder, Farewell, Taken, Terminated
+from urds.verbs.providers.tcp.codec import Decoder, Farewell, Taken, Terminated
 from urds.verbs.providers.tcp.encoder import Encoder
 from urds.verbs.providers.tcp.fpdu import (
     Opcode,
