@@ -16,10 +16,8 @@ from urds.verbs.cm.core import CmCore
 from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
 from urds.verbs.engine.packets import ATOMICS, Packet, PacketKind
-from urds.verbs.providers.tcp.codec import Decoder, Taken
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads, Taken
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX
-from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 STEPS_MAX = 400
 _OUT_BYTES_MAX = 1 << 20

@@ -31,7 +31,7 @@ from urds.verbs.providers.shm.messages import (
     parse_message,
 )
 from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter, padded
-from urds.verbs.providers.tcp import payloads
+from urds.verbs.providers.tcp import fpdu
 
 _MPA_HEADER_BYTES = 20
 _GUARD = bytes([0xA5]) * 64
@@ -97,16 +97,16 @@ def payload(data: bytes) -> None:
     """Read what RDMAP puts behind a header, as each of its kinds."""
     view = memoryview(data)
     for parse in (
-        payloads.parse_read_request,
-        payloads.parse_atomic_request,
-        payloads.parse_atomic_response,
-        payloads.parse_immediate,
-        payloads.parse_answer,
-        payloads.parse_resume,
+        fpdu.parse_read_request,
+        fpdu.parse_atomic_request,
+        fpdu.parse_atomic_response,
+        fpdu.parse_immediate,
+        fpdu.parse_answer,
+        fpdu.parse_resume,
     ):
         with suppress(RemoteProtocolError):
             parse(view)
-    payloads.parse_terminate(view)
+    fpdu.parse_terminate(view)
 
 
 def shm_message(data: bytes) -> None:
@@ -227,9 +227,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         step(3, data=b"\x10") + _REPLY,
     ),
     "payload": (
-        payloads.ReadRequest(0x100, 0, 512, 0x100, 64).emit(),
-        payloads.AtomicRequest(payloads.COMPARE_SWAP, 1, 0x100, 64, 2, 255, 1, 7).emit(),
-        payloads.emit_resume(100, 0),
+        fpdu.ReadRequest(0x100, 0, 512, 0x100, 64).emit(),
+        fpdu.AtomicRequest(fpdu.COMPARE_SWAP, 1, 0x100, 64, 2, 255, 1, 7).emit(),
+        fpdu.emit_resume(100, 0),
     ),
     "shm_message": (
         b"\3" + emit_message(Hello(MAGIC, 1 << 20, bytes(16))),

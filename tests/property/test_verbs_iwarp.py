@@ -10,10 +10,8 @@ from urds.common.errors import WireError
 from urds.common.types import BytesLike
 from urds.verbs.cm.mpa import MpaConnection, MpaFirstFrame, MpaFlag, MpaFrame
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.providers.tcp.codec import Decoder
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
 from urds.verbs.providers.tcp.fpdu import StreamBroken
-from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 STEP = 16  # bytes of a packet of these tests

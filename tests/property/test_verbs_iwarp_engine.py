@@ -18,10 +18,8 @@ from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType, W
 from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
-from urds.verbs.providers.tcp.codec import Decoder
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
 from urds.verbs.providers.tcp.fpdu import StreamBroken, tagged_header, trailer, untagged_header
-from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ACCESS = (
     AccessFlag.LOCAL_WRITE

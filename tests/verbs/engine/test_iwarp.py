@@ -6,9 +6,15 @@ import pytest
 
 from urds.common.types import BytesLike
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.providers.tcp import payloads
-from urds.verbs.providers.tcp.codec import Decoder, Farewell, Taken, Terminated
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp import fpdu
+from urds.verbs.providers.tcp.codec import (
+    Decoder,
+    Encoder,
+    Farewell,
+    OutstandingReads,
+    Taken,
+    Terminated,
+)
 from urds.verbs.providers.tcp.fpdu import (
     Opcode,
     StreamBroken,
@@ -17,7 +23,6 @@ from urds.verbs.providers.tcp.fpdu import (
     crc32c_in_python,
     parse_fpdu,
 )
-from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 
@@ -435,7 +440,7 @@ def test_a_truncated_frame_is_waited_for() -> None:
 )
 def test_only_whole_atomic_operations_are_taken(payload: str) -> None:
     with pytest.raises(StreamBroken):
-        payloads.parse_atomic_request(memoryview(hexadecimal(payload)))
+        fpdu.parse_atomic_request(memoryview(hexadecimal(payload)))
 
 
 def test_the_mark_of_a_write_makes_no_write_of_an_answer() -> None:

@@ -1,6 +1,6 @@
 """The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
 
-`fpdu` and `payloads` know the bytes of FPDUs; `encoder` and `decoder` turn the engine's packets
+`fpdu` knows the bytes of FPDUs; `codec` turns the engine's packets
 into them and back and share `outstanding_reads`; `stream` moves one TCP connection, the `reactor`
 is the event loop of all of them; `connections`, `listeners`, `datagrams` and `adapter` implement
 `providers.base`. docs/adr/0007 lists what is standard on the wire and what is private to `urds`.

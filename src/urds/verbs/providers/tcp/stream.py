@@ -25,8 +25,7 @@ from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import QPAttrMask, QPState
 from urds.verbs.engine.packets import ANSWERED, Packet, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.providers.tcp.codec import Decoder, Farewell, Terminated
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, Farewell, Terminated
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
 from urds.verbs.providers.tcp.reactor import Reactor, Timer
 from urds.verbs.providers.tcp.settings import TcpStats

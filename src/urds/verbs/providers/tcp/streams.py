@@ -12,10 +12,8 @@ from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import ConnectParameters
-from urds.verbs.providers.tcp.codec import Decoder
-from urds.verbs.providers.tcp.encoder import Encoder
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
 from urds.verbs.providers.tcp.fpdu import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
-from urds.verbs.providers.tcp.outstanding_reads import OutstandingReads
 from urds.verbs.providers.tcp.sockets import gid_of, segment_bytes
 from urds.verbs.providers.tcp.stream import IwarpStream, IwarpStreamEnd
 
