@@ -83,8 +83,8 @@ def test_an_end_under_traffic_completes_everything_once(way: str, seed: int) -> 
         if way not in ("reset", "context_guid"):
             assert [wc.wr_id for wc in near.sent(posted)] == list(range(posted)), f"seed {seed}"
         # Nothing of it is left behind.
-        assert not far.adapter.connections and not far.adapter._owners
-        assert not near.adapter.connections and not near.adapter._owners
+        assert not far.adapter.connections and not far.adapter.owners
+        assert not near.adapter.connections and not near.adapter.owners
 
 
 def test_who_kicks_after_the_close_says_nothing() -> None:

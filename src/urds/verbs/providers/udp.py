@@ -9,8 +9,7 @@ between two processes only forwards datagrams, and answers to their source. A de
 one socket for datagram queue pairs, whose port is `port`.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from random import SystemRandom
@@ -26,7 +25,7 @@ from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.reactor import Reactor, Timer
+from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter, Timer
 from urds.verbs.providers.udp_endpoint import UdpEndpoint, UdpVector, own_host, socket_name
 
 
@@ -47,7 +46,7 @@ MTU_BYTES_ETHERNET: Final = 1400
 MTU_BYTES_LOOPBACK: Final = 32_768
 
 
-class UdpAdapter(PacketAdapter):
+class UdpAdapter(ReactorAdapter, PacketAdapter):
     """One open `udp` device."""
 
     has_checksum = True  # UDP's own has 16 bits, and none at all over loopback
@@ -73,40 +72,14 @@ class UdpAdapter(PacketAdapter):
         self._endpoints: dict[HostPort, UdpEndpoint] = {}  # by host and port asked for; 0: any
         self._claims: dict[HostPort, int] = {}  # listeners per endpoint
         self._timer: Timer | None = None
-        self._reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+        self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
         try:
             with self.lock:
                 self._main = self._endpoint((self.settings.address, 0))
         except OSError:
-            self._reactor.close()
+            self.reactor.close()
             raise
         self.port = self._main.local[1]
-
-    # -- time and progress
-
-    def now_ns(self) -> int:
-        """Return the monotonic clock."""
-        return time.monotonic_ns()
-
-    def progress(self) -> None:
-        """Read what has arrived and run what is due."""
-        self._reactor.progress()
-
-    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait, and make progress meanwhile unless another thread does."""
-        return self._reactor.wait(is_ready, timeout_ns)
-
-    def add_external_waiter(self) -> None:
-        """See `Adapter.add_external_waiter`."""
-        self._reactor.add_external_waiter()
-
-    def remove_external_waiter(self) -> None:
-        """See `Adapter.remove_external_waiter`."""
-        self._reactor.remove_external_waiter()
-
-    def notify(self) -> None:
-        """Wake waiting threads to check again."""
-        self._reactor.tell()
 
     def close(self) -> None:
         """Disconnect the peers and close the sockets."""
@@ -114,7 +87,7 @@ class UdpAdapter(PacketAdapter):
             if self.is_closed:
                 return
             self._disconnect_all()
-        self._reactor.close()
+        self.reactor.close()
         with self.lock:
             for endpoint in self._endpoints.values():
                 endpoint.close()
@@ -137,7 +110,7 @@ class UdpAdapter(PacketAdapter):
         def handle(mask: int) -> None:
             self._handle_ready(endpoint, mask)
 
-        self._reactor.watch(endpoint.fileno(), EPOLLIN, handle)
+        self.reactor.watch(endpoint.fileno(), EPOLLIN, handle)
         return endpoint
 
     def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
@@ -150,7 +123,7 @@ class UdpAdapter(PacketAdapter):
                     self.cm.handle_unreachable(gone, self.now_ns())
         if mask & EPOLLOUT and endpoint.is_full:
             endpoint.is_full = False
-            self._reactor.change(endpoint.fileno(), EPOLLIN)
+            self.reactor.change(endpoint.fileno(), EPOLLIN)
             with self._batch():
                 for destination in list(self._blocked):
                     self._resume(destination)
@@ -165,7 +138,7 @@ class UdpAdapter(PacketAdapter):
             endpoint = self._endpoints[key]
             if endpoint not in used:
                 del self._endpoints[key]
-                self._reactor.unwatch(endpoint.fileno())
+                self.reactor.unwatch(endpoint.fileno())
                 endpoint.close()
 
     # -- hooks
@@ -177,7 +150,7 @@ class UdpAdapter(PacketAdapter):
         endpoint = vector.endpoint
         endpoint.send(vector, parts)
         if endpoint.is_full:
-            self._reactor.change(endpoint.fileno(), EPOLLIN | EPOLLOUT)
+            self.reactor.change(endpoint.fileno(), EPOLLIN | EPOLLOUT)
 
     def _has_room(self, destination: AddressVector) -> bool:
         vector = self._way(destination)
@@ -235,16 +208,11 @@ class UdpAdapter(PacketAdapter):
         self._close_retired()
 
     def _batch_done(self) -> None:
-        deadline_ns = self._deadline()
-        timer = self._timer
-        if deadline_ns is not None and (timer is None or deadline_ns < timer.deadline_ns):
-            if timer is not None:
-                timer.cancel()
-            self._timer = self._reactor.call_at(deadline_ns, self._handle_timer)
-        self._reactor.tell()
+        self._timer = self.reactor.replan(self._timer, self._deadline(), self._handle_timer)
+        self.reactor.tell()
 
     def _request_batch(self) -> None:
-        self._reactor.call_soon(self.flush)
+        self.reactor.call_soon(self.flush)
 
     def _handle_timer(self) -> None:
         self._timer = None

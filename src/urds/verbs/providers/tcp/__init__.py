@@ -2,7 +2,7 @@
 
 `fpdu` knows the bytes of FPDUs; `codec` turns the engine's packets
 into them and back and share `outstanding_reads`; `stream` moves one TCP connection, the `reactor`
-is the event loop of all of them; `connections`, `listeners`, `datagrams` and `adapter` implement
+is the event loop of all of them; `connections`, `datagrams` and `adapter` implement
 `providers.base`. docs/adr/0007 lists what is standard on the wire and what is private to `urds`.
 """
 

@@ -18,7 +18,6 @@ from urds.verbs.engine.numbers import QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import EngineEvent
 from urds.verbs.providers.base import (
-    Adapter,
     ConnectParameters,
     DeviceAttributes,
     Listener,
@@ -26,14 +25,19 @@ from urds.verbs.providers.base import (
     PortSpace,
     VerbsConnection,
 )
-from urds.verbs.providers.tcp.connections import TcpConnection, TcpState, deadline, is_connectable
+from urds.verbs.providers.packet_connection import packed
+from urds.verbs.providers.tcp.connections import (
+    PACKET_BYTES_MAX,
+    PendingConnections,
+    TcpConnection,
+    TcpListener,
+    TcpState,
+)
 from urds.verbs.providers.tcp.datagrams import DatagramAdapter
-from urds.verbs.providers.tcp.listeners import PendingConnections, TcpListener
-from urds.verbs.providers.tcp.reactor import Reactor
+from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
-from urds.verbs.providers.tcp.sockets import gid_of, listening, prepare, resolve
+from urds.verbs.providers.tcp.sockets import listening, prepare, resolve
 from urds.verbs.providers.tcp.stream import BUFFER_BYTES, IwarpStream
-from urds.verbs.providers.tcp.streams import PACKET_BYTES_MAX
 
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: docs/reference/verbs-and-roce.md 14.3
 PRIVATE_DATA_MAX: Final = 508  # of 512 that MPA carries, four are the counts of reads
@@ -42,7 +46,7 @@ _QPN_END: Final = 1 << 24
 _CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
 
 
-class TcpAdapter(Adapter):
+class TcpAdapter(ReactorAdapter):
     """One open `tcp` device."""
 
     def __init__(self, name: str = "tcp0", settings: TcpProviderSettings | None = None) -> None:
@@ -50,8 +54,8 @@ class TcpAdapter(Adapter):
         self.stats = TcpStats()
         self.lock = renewed(threading.RLock())
         self.keys = KeyTable(rng=random.SystemRandom())
-        self.gid = gid_of(self.settings.address)
-        self.on_async_event = _nothing
+        self.gid = packed(self.settings.address)
+        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
         self.attributes = DeviceAttributes(
             name,
             "tcp",
@@ -63,9 +67,9 @@ class TcpAdapter(Adapter):
         self.connections: set[TcpConnection] = set()
         self.pending = PendingConnections()
         self.listeners: set[TcpListener] = set()
-        self._leaving: set[IwarpStream] = set()
+        self.leaving: set[IwarpStream] = set()
         self._queue_pairs: dict[int, QueuePair] = {}
-        self._owners: dict[int, TcpConnection] = {}  # by queue pair number
+        self.owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
         self._closed = False
         self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
@@ -80,35 +84,9 @@ class TcpAdapter(Adapter):
         with self.lock:
             return self.datagrams.vector.port
 
-    # -- time and progress
-
-    def now_ns(self) -> int:
-        """Return the monotonic clock."""
-        return time.monotonic_ns()
-
-    def progress(self) -> None:
-        """Process what has arrived and run what is due, without waiting."""
-        self.reactor.progress()
-
-    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait until `is_ready()`; the caller's thread makes progress meanwhile."""
-        return self.reactor.wait(is_ready, timeout_ns)
-
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` in the next pass, with the lock held."""
         self.reactor.call_soon(action)
-
-    def add_external_waiter(self) -> None:
-        """See `Adapter.add_external_waiter`."""
-        self.reactor.add_external_waiter()
-
-    def remove_external_waiter(self) -> None:
-        """See `Adapter.remove_external_waiter`."""
-        self.reactor.remove_external_waiter()
-
-    def notify(self) -> None:
-        """Wake waiting threads to check again."""
-        self.reactor.tell()
 
     # -- queue pairs
 
@@ -133,7 +111,7 @@ class TcpAdapter(Adapter):
 
     def remove(self, qp: QueuePair) -> None:
         """Remove a queue pair; its connection ends in order."""
-        connection = self._owners.get(qp.qpn)
+        connection = self.owners.get(qp.qpn)
         if connection is not None:
             connection.disconnect()
         if qp.qp_type is QPType.UD:
@@ -151,7 +129,7 @@ class TcpAdapter(Adapter):
         if qp.qp_type is QPType.UD:
             self.datagrams.progress_qp(qp)
             return
-        owner = self._owners.get(qp.qpn)
+        owner = self.owners.get(qp.qpn)
         if owner is not None and owner.stream is not None:
             owner.stream.progress_qp()
         elif qp.state in _CONNECTED and owner is None:
@@ -172,33 +150,22 @@ class TcpAdapter(Adapter):
 
     def check_connectable(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
         """Raise OSError (EINVAL) unless a connection may take this queue pair and these numbers."""
-        if qp is None or not is_connectable(qp):
+        is_idle = qp is not None and qp.state in (QPState.RESET, QPState.INIT)
+        if qp is None or not is_idle or qp.qp_type is not QPType.RC:
             raise OSError(errno.EINVAL, "a connection takes an RC queue pair in RESET or INIT")
         if self._queue_pairs.get(qp.qpn) is not qp:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} belongs to another opening")
-        if qp.qpn in self._owners:
+        if qp.qpn in self.owners:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} has a connection")
         for count in (parameters.responder_resources, parameters.initiator_depth):
             if not 0 <= count <= READS_MAX:
                 raise OSError(errno.EINVAL, f"{count} reads at once, limit {READS_MAX}")
 
-    def bind_queue_pair(self, connection: TcpConnection, qp: QueuePair) -> None:
-        """Record that a queue pair belongs to a connection from here on."""
-        self._owners[qp.qpn] = connection
-
     def forget(self, connection: TcpConnection, qp: QueuePair | None) -> None:
         """Remove a connection that is over."""
         self.connections.discard(connection)
-        if qp is not None and self._owners.get(qp.qpn) is connection:
-            del self._owners[qp.qpn]
-
-    def leave(self, stream: IwarpStream) -> None:
-        """Keep a stream that is over while its last bytes are sent."""
-        self._leaving.add(stream)
-
-    def forget_stream(self, stream: IwarpStream) -> None:
-        """Remove a stream that is closed."""
-        self._leaving.discard(stream)
+        if qp is not None and self.owners.get(qp.qpn) is connection:
+            del self.owners[qp.qpn]
 
     # -- connections
 
@@ -272,7 +239,7 @@ class TcpAdapter(Adapter):
                 stream,
                 TcpState.CONNECTING,
                 on_event=on_event,
-                deadline_ns=deadline(limit_ns),
+                deadline_ns=time.monotonic_ns() + limit_ns,
                 qp=qp,
                 parameters=parameters,
                 problem=0 if problem == errno.EINPROGRESS else problem,
@@ -281,7 +248,7 @@ class TcpAdapter(Adapter):
             stream.close()
             raise
         connection.peer = peer
-        self.bind_queue_pair(connection, qp)
+        self.owners[qp.qpn] = connection
         return connection
 
     def _check_open(self) -> None:
@@ -298,14 +265,10 @@ class TcpAdapter(Adapter):
                 listener.close()
             for connection in list(self.connections):
                 connection.abort()
-            for stream in list(self._leaving):
+            for stream in list(self.leaving):
                 stream.abort()
             self.datagrams.close()
         self.reactor.close()
-
-
-def _nothing(_event: EngineEvent) -> None:
-    """Stand in for a context that has not set its callback."""
 
 
 def _check_private_data(parameters: ConnectParameters) -> None:

@@ -1,4 +1,4 @@
-"""Connections of the reliable port space: TCP, the MPA set-up on it, then the stream.
+"""Connections and listeners of the reliable port space: TCP, the MPA set-up on it, the stream.
 
     initiator                       responder
     CONNECTING -- TCP ------------> pending connection (5 s, bounded numbers)
@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
@@ -29,26 +30,36 @@ from urds.verbs.cm.mpa import (
     MpaRequested,
     MpaTerms,
 )
-from urds.verbs.engine.numbers import QPState, QPType
+from urds.verbs.engine.attributes import QPAttr
+from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
     ConnectionEventKind,
     ConnectParameters,
+    Listener,
     OnConnectionEvent,
     PortSpace,
     VerbsConnection,
     VerbsConnectionEvent,
 )
+from urds.verbs.providers.packet_connection import packed, take_to_rts
+from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
+from urds.verbs.providers.tcp.fpdu import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
 from urds.verbs.providers.tcp.reactor import Timer
-from urds.verbs.providers.tcp.sockets import address_of, reset
-from urds.verbs.providers.tcp.stream import IwarpStream, IwarpStreamEnd
-from urds.verbs.providers.tcp.streams import make_stream
+from urds.verbs.providers.tcp.sockets import address_of, prepare, reset, segment_bytes
+from urds.verbs.providers.tcp.stream import IwarpStream
 
 if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
-    from urds.verbs.providers.tcp.listeners import TcpListener
 
 SETUP_READ_BYTES: Final = 4096
+ACCEPTS_MAX: Final = 16  # of one turn, so that a flood does not starve the streams
+# Payload of one packet, and so of one FPDU between our own nodes: the largest multiple of 32 that
+# an FPDU holds. No FPDU needs padding then, and 64 KiB are two of them.
+PACKET_BYTES_MAX: Final = 65_504
+_OVERHEAD_BYTES: Final = LENGTH_BYTES + UNTAGGED_BYTES + 3 + CRC_BYTES
+_PLAIN_BYTES_MIN: Final = 256  # whatever a path says its segments are
 _REFUSED: Final = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
 _UNREACHABLE: Final = {
     errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETDOWN,
@@ -92,7 +103,7 @@ class TcpConnection(VerbsConnection):
         self._parameters = parameters or ConnectParameters()
         self._listener = listener
         self._is_silent = False
-        self._stream: IwarpStream | None = None
+        self.stream: IwarpStream | None = None
         if listener is not None:
             self._name_ends()  # raises OSError if the peer is gone already: nothing to undo yet
         terms = self._terms() if qp is not None else None
@@ -105,14 +116,7 @@ class TcpConnection(VerbsConnection):
             adapter.pending.add(self)
         if problem:
             adapter.reactor.unwatch(connection.fileno())
-            adapter.reactor.call_soon(
-                lambda: self._fail(_kind_of(problem), f"connect: {_words(problem)}")
-            )
-
-    @property
-    def stream(self) -> IwarpStream | None:
-        """Return the stream, once established."""
-        return self._stream
+            adapter.reactor.call_soon(lambda: self._fail_connect(problem))
 
     # -- what the application does
 
@@ -128,7 +132,7 @@ class TcpConnection(VerbsConnection):
         except WireError as error:
             raise OSError(errno.ENOMEM, str(error)) from None
         self._qp = qp
-        self._adapter.bind_queue_pair(self, qp)
+        self._adapter.owners[qp.qpn] = self
         self._leave_queue()
         self._transmit_setup()
         event = self._mpa.poll_event()
@@ -149,12 +153,12 @@ class TcpConnection(VerbsConnection):
 
     def disconnect(self) -> None:
         """End the connection; DISCONNECTED follows, ERROR where none was established yet."""
-        if self._state is TcpState.ESTABLISHED and self._stream is not None:
-            if self._stream.is_reading:
+        if self._state is TcpState.ESTABLISHED and self.stream is not None:
+            if self.stream.is_reading:
                 # The queue pair is in the middle of a packet: let it finish first.
-                self._adapter.reactor.call_soon(self._stream.disconnect)
+                self._adapter.reactor.call_soon(self.stream.disconnect)
             else:
-                self._stream.disconnect()
+                self.stream.disconnect()
         elif self._state is TcpState.REQUESTED:
             self.reject()
         elif self._state is not TcpState.OVER:
@@ -172,9 +176,9 @@ class TcpConnection(VerbsConnection):
     def abort(self) -> None:
         """Drop the connection; neither side is told."""
         self._is_silent = True
-        if self._stream is not None:
-            self._stream.abort()
-            self._stream_ended(IwarpStreamEnd.BROKEN, "the device was closed")
+        if self.stream is not None:
+            self.stream.abort()
+            self._stream_ended(ConnectionEventKind.BROKEN, "the device was closed")
         elif self._state is not TcpState.OVER:
             self._close_setup()
 
@@ -198,14 +202,14 @@ class TcpConnection(VerbsConnection):
         if self._state is TcpState.CONNECTING:
             self._handle_connected()
         elif self._state is TcpState.REQUESTED:
-            self._handle_early_data()
+            self._fail(ConnectionEventKind.ERROR, "the peer did not wait for the answer")
         else:
             self._handle_setup_bytes()
 
     def _handle_connected(self) -> None:
         problem = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if problem:
-            self._fail(_kind_of(problem), f"connect: {_words(problem)}")
+            self._fail_connect(problem)
             return
         try:
             self._name_ends()
@@ -214,6 +218,9 @@ class TcpConnection(VerbsConnection):
         self._state = TcpState.SETTING_UP
         self._adapter.reactor.change(self._socket.fileno(), select.EPOLLIN)
         self._transmit_setup()
+
+    def _fail_connect(self, problem: int) -> None:
+        self._fail(_kind_of(problem), f"connect: {os.strerror(problem)}")
 
     def _handle_setup_bytes(self) -> None:
         try:
@@ -261,11 +268,7 @@ class TcpConnection(VerbsConnection):
             responder_resources=event.ord,
             initiator_depth=event.ird,
         )
-        self._tell(ConnectionEventKind.REQUEST, parameters)
-
-    def _handle_early_data(self) -> None:
-        """Handle a peer that closes or sends before our application has answered."""
-        self._fail(ConnectionEventKind.ERROR, "the peer did not wait for the answer")
+        self._hand_on(VerbsConnectionEvent(ConnectionEventKind.REQUEST, self, parameters))
 
     def _transmit_setup(self) -> None:
         """Send frames of the set-up: smaller than any send buffer, on a fresh connection."""
@@ -275,10 +278,8 @@ class TcpConnection(VerbsConnection):
 
     def _handle_deadline(self) -> None:
         self._timer = None
-        if self._state is TcpState.CONNECTING:
-            self._fail(ConnectionEventKind.UNREACHABLE, "no connection in time")
-        else:
-            self._fail(ConnectionEventKind.UNREACHABLE, "no answer in time")
+        missing = "connection" if self._state is TcpState.CONNECTING else "answer"
+        self._fail(ConnectionEventKind.UNREACHABLE, f"no {missing} in time")
 
     def _fail(self, kind: ConnectionEventKind, reason: str, *, data: bytes = b"") -> None:
         """End a connection that was not established."""
@@ -319,16 +320,7 @@ class TcpConnection(VerbsConnection):
         self._state = TcpState.ESTABLISHED
         is_initiator = self._listener is None
         self._adapter.reactor.unwatch(self._socket.fileno())
-        self._stream = make_stream(
-            self._adapter,
-            self._socket,
-            self._qp,
-            agreed,
-            self._parameters,
-            peer=self.peer,
-            is_initiator=is_initiator,
-            on_end=self._stream_ended,
-        )
+        self.stream = self._make_stream(self._qp, agreed, is_initiator=is_initiator)
         if is_initiator:
             self._adapter.stats.connections_made += 1
         else:
@@ -346,23 +338,57 @@ class TcpConnection(VerbsConnection):
         first_write = is_initiator and agreed.first_frame == MpaFirstFrame.WRITE
         remainder = self._mpa.remainder
         del self._mpa  # the set-up is over; thousands of connections live on
-        self._stream.start(remainder, first_write=first_write)
+        self.stream.start(remainder, first_write=first_write)
+
+    def _make_stream(
+        self, qp: QueuePair, agreed: MpaEstablished, *, is_initiator: bool
+    ) -> IwarpStream:
+        """Take the queue pair to RTS and connect it to the socket by the codec."""
+        settings, parameters = self._adapter.settings, self._parameters
+        urds_peer = agreed.urds_peer
+        attr = QPAttr(
+            # The keys' rights decide; a queue pair in INIT keeps the rights it has.
+            qp_access_flags=AccessFlag.LOCAL_WRITE
+            | AccessFlag.REMOTE_WRITE
+            | AccessFlag.REMOTE_READ
+            | AccessFlag.REMOTE_ATOMIC,
+            ah_attr=AddressVector(packed(self.peer[0]), self.peer[1]),
+            max_rd_atomic=agreed.ord,
+            max_dest_rd_atomic=agreed.ird,
+            min_rnr_timer=settings.rnr_timer_code,
+            retry_cnt=min(7, parameters.retry_count),
+            rnr_retry=min(7, parameters.rnr_retry_count),
+        )
+        take_to_rts(qp, attr, time.monotonic_ns())
+        payload_bytes_max = PACKET_BYTES_MAX
+        if not urds_peer:
+            # RFC 5044 section 5 asks for FPDUs that fit one TCP segment; hardware likes them so.
+            fitting = segment_bytes(self._socket) - _OVERHEAD_BYTES
+            payload_bytes_max = max(_PLAIN_BYTES_MIN, min(PACKET_BYTES_MAX, fitting))
+        reads, crc = OutstandingReads(inbound_max=max(1, agreed.ird)), agreed.crc
+        return IwarpStream(
+            self._adapter,
+            self._socket,
+            qp,
+            Encoder(reads, urds_peer=urds_peer, crc=crc, payload_bytes_max=payload_bytes_max),
+            Decoder(reads, target_qpn=qp.qpn, urds_peer=urds_peer, crc=crc),
+            urds_peer=urds_peer,
+            may_send=urds_peer or is_initiator,
+            farewell_ns=settings.farewell_ns,
+            on_end=self._stream_ended,
+        )
 
     def _hand_on(self, event: VerbsConnectionEvent) -> None:
         if not self._is_silent:
             self.on_event(event)
 
-    def _tell(self, kind: ConnectionEventKind, parameters: ConnectParameters) -> None:
-        self._hand_on(VerbsConnectionEvent(kind, self, parameters))
-
-    def _stream_ended(self, end: IwarpStreamEnd, reason: str) -> None:
+    def _stream_ended(self, kind: ConnectionEventKind, reason: str) -> None:
         if self._state is TcpState.OVER:
             return
         self._state = TcpState.OVER
         self._adapter.forget(self, self._qp)
-        if self._stream is not None and self._stream.is_open:
-            self._adapter.leave(self._stream)
-        kind = ConnectionEventKind[end.name]
+        if self.stream is not None and self.stream.is_open:
+            self._adapter.leaving.add(self.stream)
         event = VerbsConnectionEvent(kind, self, reason=reason)
         self._adapter.reactor.call_soon(lambda: self._hand_on(event))
 
@@ -373,15 +399,103 @@ def _kind_of(problem: int) -> ConnectionEventKind:
     return ConnectionEventKind.UNREACHABLE if problem in _UNREACHABLE else ConnectionEventKind.ERROR
 
 
-def _words(problem: int) -> str:
-    return os.strerror(problem)
+class PendingConnections(set[TcpConnection]):
+    """Accepted connections without a whole MPA frame, counted by host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: Counter[str] = Counter()
+
+    def of(self, host: str) -> int:
+        """Return how many come from a host."""
+        return self._hosts[host]
+
+    def add(self, connection: TcpConnection) -> None:
+        """Add a connection, which knows its peer."""
+        super().add(connection)
+        self._hosts[connection.peer[0]] += 1
+
+    def discard(self, connection: object) -> None:
+        """Remove a connection; no error if it is not there."""
+        if isinstance(connection, TcpConnection) and connection in self:
+            self.remove(connection)
+            host = connection.peer[0]
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
 
 
-def is_connectable(qp: QueuePair) -> bool:
-    """Return whether a connection may take a queue pair."""
-    return qp.qp_type is QPType.RC and qp.state in (QPState.RESET, QPState.INIT)
+class TcpListener(Listener):
+    """One listening address; at most `backlog` requests wait for its owner."""
 
+    def __init__(
+        self,
+        adapter: "TcpAdapter",
+        listener: socket.socket,
+        *,
+        backlog: int,
+        on_event: OnConnectionEvent,
+    ) -> None:
+        self.local = address_of(listener.getsockname())
+        self._adapter = adapter
+        self._socket = listener
+        self._backlog = backlog
+        self._on_event = on_event
+        self._is_closed = False
+        self.requests: set[TcpConnection] = set()  # that wait for the owner's answer
+        adapter.reactor.watch(listener.fileno(), select.EPOLLIN, self._handle_readable)
+        adapter.listeners.add(self)
 
-def deadline(timeout_ns: int) -> int:
-    """Return the time `timeout_ns` from now."""
-    return time.monotonic_ns() + timeout_ns
+    def close(self) -> None:
+        """Stop listening. Requests already given stay valid; pending connections are dropped."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._adapter.listeners.discard(self)
+        self._adapter.reactor.unwatch(self._socket.fileno())
+        self._socket.close()
+
+    def _handle_readable(self, _events: int) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                connection, name = self._socket.accept()
+            except OSError:
+                return  # nothing more, or the peer is gone, or no descriptor is left
+            if self._is_welcome(address_of(name)[0]):
+                settings = self._adapter.settings
+                prepare(
+                    connection,
+                    send_bytes=settings.send_buffer_bytes,
+                    receive_bytes=settings.receive_buffer_bytes,
+                )
+                self._take(connection)
+            else:
+                self._adapter.stats.pending_dropped += 1
+                reset(connection)
+                connection.close()
+
+    def _is_welcome(self, host: str) -> bool:
+        settings, pending = self._adapter.settings, self._adapter.pending
+        return (
+            len(pending) < settings.pending_max and pending.of(host) < settings.pending_per_host_max
+        )
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            TcpConnection(
+                self._adapter,
+                connection,
+                TcpState.SETTING_UP,
+                on_event=self._on_event,
+                deadline_ns=time.monotonic_ns() + self._adapter.settings.pending_ns,
+                listener=self,
+            )
+        except OSError:
+            connection.close()  # gone between accept and our look at its address
+
+    def take_request(self, connection: TcpConnection) -> bool:
+        """Admit the request of a pending connection, unless closed or the backlog is full."""
+        if self._is_closed or len(self.requests) >= self._backlog:
+            return False
+        self.requests.add(connection)
+        return True

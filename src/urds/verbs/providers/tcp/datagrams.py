@@ -11,9 +11,8 @@ import errno
 import random
 import select
 import socket
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +22,9 @@ from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector, EngineEvent
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
-from urds.verbs.providers.tcp.reactor import Timer
-from urds.verbs.providers.tcp.sockets import address_of, gid_of, host_of, resolve
+from urds.verbs.providers.packet_connection import packed
+from urds.verbs.providers.tcp.reactor import ReactorAdapter, Timer
+from urds.verbs.providers.tcp.sockets import address_of, host_of, resolve
 
 if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
@@ -36,7 +36,7 @@ HEARD_MAX: Final = 1024  # peers whose socket is remembered
 _CLOSED: Final = "closed with its device"
 
 
-class DatagramAdapter(PacketAdapter):
+class DatagramAdapter(ReactorAdapter, PacketAdapter):
     """The datagram half of a `tcp` device: its queue pairs of type UD."""
 
     def __init__(self, host: "TcpAdapter") -> None:
@@ -50,6 +50,7 @@ class DatagramAdapter(PacketAdapter):
         self.keys = host.keys
         self.on_async_event = self._hand_on
         self._host = host
+        self.reactor = host.reactor
         self._sockets: dict[HostPort, socket.socket] = {}
         self._heard: OrderedDict[AddressVector, socket.socket] = OrderedDict()
         self._timer: Timer | None = None
@@ -71,18 +72,6 @@ class DatagramAdapter(PacketAdapter):
     def _hand_on(self, event: EngineEvent) -> None:
         self._host.on_async_event(event)  # which its context sets later
 
-    def now_ns(self) -> int:
-        """Return the monotonic clock."""
-        return time.monotonic_ns()
-
-    def progress(self) -> None:
-        """Make progress through the host."""
-        self._host.progress()
-
-    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait for `is_ready()` through the host."""
-        return self._host.wait(is_ready, timeout_ns)
-
     def close(self) -> None:
         """Disconnect the peers and close the sockets. The lock is held."""
         if not self.is_closed:
@@ -101,20 +90,14 @@ class DatagramAdapter(PacketAdapter):
             self._host.stats.datagrams_dropped_unsent += 1
 
     def _batch_done(self) -> None:
-        self._host.reactor.tell()
-        deadline_ns = self._deadline()
-        if deadline_ns is None:
-            return
-        if self._timer is None or deadline_ns < self._timer.deadline_ns:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._host.reactor.call_at(deadline_ns, self._handle_timer)
+        self.reactor.tell()
+        self._timer = self.reactor.replan(self._timer, self._deadline(), self._handle_timer)
 
     def _resolve(
         self, peer: HostPort, local: HostPort | None, space: PortSpace
     ) -> tuple[AddressVector | None, HostPort]:
         resolve(peer)
-        route = AddressVector(gid_of(peer[0]), peer[1])
+        route = AddressVector(packed(peer[0]), peer[1])
         way = self._socket_towards(route) if local is None else self._own_socket(local[0])
         return route, address_of(way.getsockname())
 
@@ -164,14 +147,14 @@ class DatagramAdapter(PacketAdapter):
             opened.close()
             raise
         self._sockets[address_of(opened.getsockname())] = opened
-        self._host.reactor.watch(
+        self.reactor.watch(
             opened.fileno(), select.EPOLLIN, lambda _events: self._handle_socket(opened)
         )
         return opened
 
     def _close_socket(self, name: HostPort) -> None:
         closing = self._sockets.pop(name)
-        self._host.reactor.unwatch(closing.fileno())
+        self.reactor.unwatch(closing.fileno())
         closing.close()
 
     def _handle_socket(self, readable: socket.socket) -> None:
@@ -183,7 +166,7 @@ class DatagramAdapter(PacketAdapter):
                 except OSError:
                     return  # nothing more; or an error of an earlier datagram, which may be lost
                 peer = address_of(name)
-                source = AddressVector(gid_of(peer[0]), peer[1])
+                source = AddressVector(packed(peer[0]), peer[1])
                 self._remember(source, readable)
                 self._receive(view[:count], source, local=_known(local), peer=peer)
 
@@ -206,7 +189,7 @@ def _known(local: HostPort) -> HostPort | None:
 
 def _kind(host: str) -> tuple[bool, bool]:
     """Return what decides whether one socket reaches a host: family, and loopback or not."""
-    data: Any = gid_of(host)
+    data: Any = packed(host)
     is_ipv4 = data.startswith(bytes(10) + b"\xff\xff")
     is_loopback = data[12] == 127 if is_ipv4 else data == bytes(15) + b"\x01"
     return is_ipv4, is_loopback

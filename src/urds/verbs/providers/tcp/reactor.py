@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 from weakref import WeakSet
 
+from urds.verbs.providers.base import Adapter
 from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters
 
 Handler = Callable[[int], None]
@@ -101,6 +102,16 @@ class Reactor:
         if self._polling_count and self._timers[0] is timer:
             self._ring_doorbell()
         return timer
+
+    def replan(
+        self, timer: Timer | None, deadline_ns: int | None, callback: Callable[[], None]
+    ) -> Timer | None:
+        """Return `timer`, or a new one in its place if `deadline_ns` comes before it."""
+        if deadline_ns is None or (timer is not None and timer.deadline_ns <= deadline_ns):
+            return timer
+        if timer is not None:
+            timer.cancel()
+        return self.call_at(deadline_ns, callback)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the next pass: never from inside the caller."""
@@ -317,6 +328,36 @@ class Reactor:
             self._soon.clear()
             self._epoll.close()
             os.close(self._doorbell)
+
+
+class ReactorAdapter(Adapter):
+    """The clock and the waiting of an adapter that stands on a reactor."""
+
+    reactor: Reactor
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Process what has arrived and run what is due, without waiting."""
+        self.reactor.progress()
+
+    def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
+        """Wait until `is_ready()`, and make progress meanwhile unless another thread does."""
+        return self.reactor.wait(is_ready, timeout_ns)
+
+    def add_external_waiter(self) -> None:
+        """See `Adapter.add_external_waiter`."""
+        self.reactor.add_external_waiter()
+
+    def remove_external_waiter(self) -> None:
+        """See `Adapter.remove_external_waiter`."""
+        self.reactor.remove_external_waiter()
+
+    def notify(self) -> None:
+        """Wake waiting threads to check again."""
+        self.reactor.tell()
 
 
 _alive: WeakSet[Reactor] = WeakSet()

@@ -4,7 +4,6 @@ import errno
 import ipaddress
 import socket
 from contextlib import suppress
-from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
@@ -37,15 +36,6 @@ def address_of(socket_address: Any) -> HostPort:
     if len(socket_address) == 4 and socket_address[3] and "%" not in host:
         host = f"{host}%{socket_address[3]}"
     return host, port
-
-
-@lru_cache(1024)
-def gid_of(host: str) -> bytes:
-    """Return the GID of a host: its IPv6 address, an IPv4 one mapped into it."""
-    ip = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv4Address):
-        return bytes(10) + b"\xff\xff" + ip.packed
-    return ip.packed
 
 
 def host_of(gid: bytes) -> str:

@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Final, Protocol
 
 from urds.common.types import BytesLike
@@ -25,6 +24,7 @@ from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import QPAttrMask, QPState
 from urds.verbs.engine.packets import ANSWERED, Packet, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
+from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.tcp.codec import Decoder, Encoder, Farewell, Terminated
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
 from urds.verbs.providers.tcp.reactor import Reactor, Timer
@@ -88,29 +88,23 @@ _SYNDROME_OF: Final = {
 }
 
 
-class IwarpStreamEnd(Enum):
-    """How a stream ended."""
-
-    DISCONNECTED = auto()
-    BROKEN = auto()
-
-
 class StreamHost(Protocol):
     """What a stream needs of its adapter."""
 
     reactor: Reactor
     stats: TcpStats
     read_view: memoryview  # BUFFER_BYTES, for one handler at a time
+    leaving: "set[IwarpStream]"  # streams that are over, while their last bytes are sent
 
     def deliver_events(self, qp: QueuePair) -> None:
         """Deliver the asynchronous events of a queue pair."""
 
-    def forget_stream(self, stream: "IwarpStream") -> None:
-        """Remove a stream that is closed."""
-
 
 class IwarpStream:
-    """The bytes of one connection in both directions. `on_end` is called once."""
+    """The bytes of one connection in both directions.
+
+    `on_end` is called once, with DISCONNECTED or BROKEN and the reason.
+    """
 
     def __init__(
         self,
@@ -123,7 +117,7 @@ class IwarpStream:
         urds_peer: bool,
         may_send: bool,
         farewell_ns: int,
-        on_end: Callable[[IwarpStreamEnd, str], None],
+        on_end: Callable[[ConnectionEventKind, str], None],
     ) -> None:
         self._host = host
         self._socket = connection
@@ -138,17 +132,12 @@ class IwarpStream:
         qp.on_detach = self._out.copy
         self._kept = b""  # a partial FPDU
         self._events = select.EPOLLIN
-        self._is_reading = False
+        self.is_reading = False  # a packet is being delivered: the queue pair is at work
         self._answer_may_wait = False  # nothing that was read asks for data
         self._is_deferred = False
         self._is_over = False  # the end was told; only the socket is still being closed
         self._peer_is_done = False
         self._timer: Timer | None = None
-
-    @property
-    def is_reading(self) -> bool:
-        """Return whether a packet is being delivered: the queue pair is at work."""
-        return self._is_reading
 
     @property
     def is_open(self) -> bool:
@@ -172,7 +161,7 @@ class IwarpStream:
 
     def progress_qp(self) -> None:
         """Send what the queue pair has to send, as far as the connection takes it."""
-        if self._is_reading or self._is_over:
+        if self.is_reading or self._is_over:
             return
         self._is_deferred = False
         if self._has_running_queue_pair():
@@ -183,9 +172,12 @@ class IwarpStream:
                 return
             if self._encoder.is_terminated:
                 # The answer to a plain peer's request could be said in no other way.
-                self._end(IwarpStreamEnd.BROKEN, "no receive for a message of the peer")
+                self._end(ConnectionEventKind.BROKEN, "no receive for a message of the peer")
                 return
-            self._plan_timer()
+            # If it moves away, it looks again when it rings.
+            self._timer = self._host.reactor.replan(
+                self._timer, self._qp.poll_timeout(), self._handle_timer
+            )
             self._host.deliver_events(self._qp)
         if not self._has_running_queue_pair():
             self._end_with_failed_qp()
@@ -234,16 +226,6 @@ class IwarpStream:
             self._events = events
             self._host.reactor.change(self._socket.fileno(), events)
 
-    def _plan_timer(self) -> None:
-        deadline_ns = self._qp.poll_timeout()
-        if deadline_ns is None:
-            return
-        if self._timer is not None:
-            if self._timer.deadline_ns <= deadline_ns:
-                return  # it looks again when it rings
-            self._timer.cancel()
-        self._timer = self._host.reactor.call_at(deadline_ns, self._handle_timer)
-
     def _handle_timer(self) -> None:
         self._timer = None
         if not self._is_over:
@@ -288,7 +270,7 @@ class IwarpStream:
         elif self._urds_peer or self._kept:
             self._lose("the connection ended without a word")
         else:
-            self._end(IwarpStreamEnd.DISCONNECTED, "the peer closed the connection")
+            self._end(ConnectionEventKind.DISCONNECTED, "the peer closed the connection")
 
     def _read(self, count: int) -> None:
         """Decode what was kept and the `count` bytes behind it in the buffer."""
@@ -296,7 +278,7 @@ class IwarpStream:
         position, end = 0, len(self._kept) + count
         view[: len(self._kept)] = self._kept
         self._kept = b""
-        self._is_reading = True
+        self.is_reading = True
         self._answer_may_wait = True
         now_ns = time.monotonic_ns()
         try:
@@ -314,7 +296,7 @@ class IwarpStream:
         except StreamBroken as broken:
             self._break(broken)
         finally:
-            self._is_reading = False
+            self.is_reading = False
         self._kept = bytes(view[position:end]) if not self._is_over else b""
 
     def _deliver(self, packet: Packet, now_ns: int) -> None:
@@ -325,7 +307,7 @@ class IwarpStream:
 
     def _handle_end_frame(self, item: Farewell | Terminated) -> None:
         if isinstance(item, Farewell):
-            self._end(IwarpStreamEnd.DISCONNECTED, "the peer disconnected")
+            self._end(ConnectionEventKind.DISCONNECTED, "the peer disconnected")
             return
         self._host.stats.terminates_received += 1
         asked = self._encoder.oldest_outbound()
@@ -334,7 +316,9 @@ class IwarpStream:
             syndrome = _SYNDROME_OF.get(item.code >> 8 & 0xF, Syndrome.NAK_REMOTE_OPERATION)
             nak = Packet(PacketKind.ACK, self._qp.qpn, psn=asked, syndrome=syndrome)
             self._qp.receive_packet(nak, time.monotonic_ns())
-        self._end(IwarpStreamEnd.BROKEN, f"the peer terminated the stream: {_code_name(item.code)}")
+        self._end(
+            ConnectionEventKind.BROKEN, f"the peer terminated the stream: {_code_name(item.code)}"
+        )
 
     # -- the end
 
@@ -348,7 +332,7 @@ class IwarpStream:
             return
         self._say_the_rest()
         self._encoder.emit_farewell(self._out.pieces)
-        self._end(IwarpStreamEnd.DISCONNECTED, "disconnected here")
+        self._end(ConnectionEventKind.DISCONNECTED, "disconnected here")
 
     def abort(self) -> None:
         """Drop the connection without a TERMINATE or an event."""
@@ -366,25 +350,25 @@ class IwarpStream:
         """End the stream after its queue pair has failed or was reset."""
         self._say_the_rest()
         self._terminate(TerminateCode.LOCAL_CATASTROPHIC)
-        self._end(IwarpStreamEnd.BROKEN, f"queue pair went to {self._qp.state.name}")
+        self._end(ConnectionEventKind.BROKEN, f"queue pair went to {self._qp.state.name}")
 
     def _break(self, broken: StreamBroken) -> None:
         self._host.stats.streams_broken_by_peer += 1
         self._host.stats.crc_errors += broken.code is TerminateCode.MPA_CRC
         self._terminate(broken.code, broken.header)
-        self._end(IwarpStreamEnd.BROKEN, str(broken))
+        self._end(ConnectionEventKind.BROKEN, str(broken))
 
     def _lose(self, reason: str) -> None:
         self._host.stats.streams_lost += 1
         self._out.clear()
         self._peer_is_done = True
-        self._end(IwarpStreamEnd.BROKEN, reason)
+        self._end(ConnectionEventKind.BROKEN, reason)
 
     def _terminate(self, code: TerminateCode, header: bytes = b"") -> None:
         if not self._encoder.is_terminated:
             self._encoder.emit_terminate(code, header, self._out.pieces)
 
-    def _end(self, end: IwarpStreamEnd, reason: str) -> None:
+    def _end(self, kind: ConnectionEventKind, reason: str) -> None:
         """Report the end, fail the queue pair, and close the connection when the rest is sent."""
         if self._is_over:
             return
@@ -401,7 +385,7 @@ class IwarpStream:
         if self.is_open:
             deadline_ns = now_ns + self._farewell_ns
             self._timer = self._host.reactor.call_at(deadline_ns, self._close_socket)
-        self._on_end(end, reason)
+        self._on_end(kind, reason)
 
     def _finish(self, events: int) -> None:
         """Send the last bytes, close our half, and wait for the peer's."""
@@ -437,7 +421,7 @@ class IwarpStream:
         if self.is_open:
             self._host.reactor.unwatch(self._socket.fileno())
             self._socket.close()
-            self._host.forget_stream(self)
+            self._host.leaving.discard(self)
 
 
 def _code_name(code: int) -> str:
