@@ -15,10 +15,9 @@ import pytest
 
 from tests.verbs.shm_world import PATIENCE_NS, Side, joined
 from urds.verbs.engine.numbers import QPState, WCStatus
-from urds.verbs.providers.shm import adapter as shm_adapter
 from urds.verbs.providers.shm import peers as shm_peers
-from urds.verbs.providers.shm.channel import RING_BYTES, Channel
-from urds.verbs.providers.shm.memory import sealed_file
+from urds.verbs.providers.shm.channel import PACKET_BYTES_MAX, RING_BYTES, Channel
+from urds.verbs.providers.shm.mappings import sealed_file
 from urds.verbs.providers.shm.messages import (
     MAGIC,
     ChannelMessage,
@@ -94,7 +93,7 @@ def test_a_read_counter_that_lies_ends_the_channel(pair: tuple[Side, Side]) -> N
         assert_broken(left)
 
 
-@pytest.mark.parametrize("length", [0xFFFF_FFFF, shm_adapter._PACKET_BYTES_MAX + 1, 5000])
+@pytest.mark.parametrize("length", [0xFFFF_FFFF, PACKET_BYTES_MAX + 1, 5000])
 def test_a_frame_that_lies_about_its_length_ends_the_channel(
     pair: tuple[Side, Side], length: int
 ) -> None:

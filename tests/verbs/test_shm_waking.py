@@ -122,7 +122,7 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(
 ) -> None:
     left = pair[0].adapter
     called, looks = threading.Event(), count()
-    deadline = left.deadline
+    deadline = left.deadline_ns
 
     def look() -> int | None:
         at_ns = deadline()
@@ -131,7 +131,7 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(
         return at_ns
 
     with left.lock:
-        monkeypatch.setattr(left, "deadline", look)
+        monkeypatch.setattr(left, "deadline_ns", look)
         left.add_external_waiter()
         left._progress.wake()
     assert called.wait(2)

@@ -46,8 +46,7 @@ with contextlib.suppress(BrokenPipeError):
 from urds.verbs.providers.shm.channel import ChannelCounters, open_channel
 theirs.close()
 with contextlib.suppress(BrokenPipeError):
-    open_channel(bytes(16), ours, own_gid=bytes(16), payload_bytes_max=1024,
-                 counters=ChannelCounters())
+    open_channel(bytes(16), ours, own_gid=bytes(16), counters=ChannelCounters())
 """,
 }
 

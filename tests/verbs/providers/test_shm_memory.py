@@ -9,11 +9,13 @@ import pytest
 
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.engine.numbers import AccessFlag
-from urds.verbs.providers.shm.mappings import MAPPINGS_MAX, MappableKeys, PeerMappings
-from urds.verbs.providers.shm.memory import (
+from urds.verbs.providers.shm.mappings import (
     CONTROL_BYTES,
     MAPPABLE_BYTES_MIN,
+    MAPPINGS_MAX,
     Allocations,
+    MappableKeys,
+    PeerMappings,
     map_sealed,
     sealed_file,
 )

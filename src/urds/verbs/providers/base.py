@@ -21,7 +21,7 @@ from typing import Any
 
 from urds.common.types import HostPort
 from urds.verbs.engine.keys import KeyTable
-from urds.verbs.engine.numbers import Acceptance, AccessFlag
+from urds.verbs.engine.numbers import Acceptance
 from urds.verbs.engine.queue_pair import LinkTraits, QueuePair
 from urds.verbs.engine.work import AddressVector, EngineEvent
 
@@ -276,19 +276,3 @@ class Adapter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drop everything, end threads; peers see their connections break. Safe twice."""
-
-
-__all__ = [
-    "AccessFlag",
-    "Adapter",
-    "AddressVector",
-    "ConnectParameters",
-    "ConnectionEventKind",
-    "DeviceAttributes",
-    "HostPort",
-    "Listener",
-    "OnConnectionEvent",
-    "PortSpace",
-    "VerbsConnection",
-    "VerbsConnectionEvent",
-]  # fmt: skip

@@ -324,7 +324,7 @@ class PacketAdapter(Adapter):
                 self._deadlines.set(qpn, deadline_ns)
         self.cm.handle_timeout(now_ns)
 
-    def _deadline(self) -> int | None:
+    def deadline_ns(self) -> int | None:
         """Return when a batch with `_run_timers` is due, None if never; 0 is at once."""
         first_ns = 0 if self._soon else self._deadlines.next_ns()
         second_ns = self.cm.poll_timeout()

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from threading import RLock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
@@ -32,9 +32,6 @@ from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +99,7 @@ class PacketHold:
         return True
 
     def release(
-        self, which: "Callable[[Packet], bool]" = lambda _packet: True, *, delay_ns: int = 0
+        self, which: Callable[[Packet], bool] = lambda _packet: True, *, delay_ns: int = 0
     ) -> int:
         """Release the held packets for which `which` is true, oldest first; return how many."""
         with self._network.lock:
@@ -359,14 +356,10 @@ class SimAdapter(PacketAdapter):
 
     def run_due(self) -> None:
         """Run the timers that are due."""
-        deadline_ns = self._deadline()
+        deadline_ns = self.deadline_ns()
         if deadline_ns is not None and deadline_ns <= self.now_ns():
             with self._batch():
                 self._run_timers(self.now_ns())
-
-    def deadline_ns(self) -> int | None:
-        """Return when `run_due` is due."""
-        return self._deadline()
 
     # -- hooks
 

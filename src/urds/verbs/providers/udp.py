@@ -208,7 +208,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
         self._close_retired()
 
     def _batch_done(self) -> None:
-        self._timer = self.reactor.replan(self._timer, self._deadline(), self._handle_timer)
+        self._timer = self.reactor.replan(self._timer, self.deadline_ns(), self._handle_timer)
         self.reactor.tell()
 
     def _request_batch(self) -> None:
@@ -220,6 +220,4 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             self._run_timers(self.now_ns())
 
 
-def open_adapter(name: str) -> UdpAdapter:
-    """Open the device."""
-    return UdpAdapter(name)
+open_adapter: Final = UdpAdapter

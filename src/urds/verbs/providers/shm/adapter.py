@@ -35,16 +35,13 @@ from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
-from urds.verbs.providers.shm.channel import RING_BYTES, Channel
-from urds.verbs.providers.shm.mappings import MappableKeys
-from urds.verbs.providers.shm.memory import Allocations
+from urds.verbs.providers.shm.channel import MTU_BYTES, PACKET_BYTES_MAX, RING_BYTES, Channel
+from urds.verbs.providers.shm.mappings import Allocations, MappableKeys
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
 from urds.verbs.providers.shm.peers import FRAME_PACKET, Peers
 from urds.verbs.providers.shm.progress import ProgressThread
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
 
-MTU_BYTES: Final = 256 * 1024
-_PACKET_BYTES_MAX: Final = MTU_BYTES + 128  # with the headers of the packet codec
 PLACED_BYTES_MIN: Final = 512  # a shorter write costs less as a packet: fences, look-ups
 _LOOK_NS: Final = 1_000_000  # how often a spinning caller polls the sockets
 _IDLE_PASSES: Final = 32  # empty ones after which a spinning caller yields to other adapters
@@ -80,7 +77,6 @@ class ShmAdapter(PacketAdapter):
             self.gid,
             self._rendezvous,
             self,
-            payload_bytes_max=_PACKET_BYTES_MAX,
             now_ns=time.monotonic_ns,
         )
         self.allocations = Allocations()
@@ -124,9 +120,9 @@ class ShmAdapter(PacketAdapter):
                 return
             received = self.packets.received
             now_ns = time.monotonic_ns()
-            self._progress.note_progress(now_ns)
+            self._progress.progressed_ns = now_ns  # keeps the thread away for a while
             ready: list[tuple[int, int]] = []
-            if now_ns - self._looked_ns >= _LOOK_NS and not self._progress.has_leader:
+            if now_ns - self._looked_ns >= _LOOK_NS and self._progress.leader is None:
                 self._looked_ns = now_ns
                 ready = self.peers.epoll.poll(0)
             self.progress_once([descriptor for descriptor, _ in ready])
@@ -206,10 +202,6 @@ class ShmAdapter(PacketAdapter):
     def disarm_doorbell(self) -> None:
         """Ask peers not to ring the doorbell."""
         self.peers.disarm_doorbell()
-
-    def deadline(self) -> int | None:
-        """Return when something is due."""
-        return self._deadline()
 
     # -- PeersOwner
 
@@ -321,7 +313,7 @@ class ShmAdapter(PacketAdapter):
         if channel is None:
             return True  # the first packet makes one
         try:
-            return channel.wait_for_room(_PACKET_BYTES_MAX)
+            return channel.wait_for_room(PACKET_BYTES_MAX)
         except RemoteProtocolError:
             self.call_soon(partial(self.peers.close_peer, channel))
             return False
@@ -453,7 +445,4 @@ def _abandon_all() -> None:
 
 os.register_at_fork(after_in_child=_abandon_all)
 
-
-def open_adapter(name: str) -> ShmAdapter:
-    """Open the device. Raises OSError."""
-    return ShmAdapter(name)
+open_adapter: Final = ShmAdapter

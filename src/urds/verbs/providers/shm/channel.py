@@ -23,8 +23,7 @@ from typing import Final
 
 from urds.common.errors import RemoteProtocolError, WireError
 from urds.common.types import BytesLike
-from urds.verbs.providers.shm.mappings import PeerMappings
-from urds.verbs.providers.shm.memory import map_sealed, sealed_file
+from urds.verbs.providers.shm.mappings import PeerMappings, map_sealed, sealed_file
 from urds.verbs.providers.shm.messages import (
     DESCRIPTORS_MAX,
     MAGIC,
@@ -42,6 +41,8 @@ from urds.verbs.providers.shm.ring import (
 )
 
 RING_BYTES: Final = 1 << 20
+MTU_BYTES: Final = 256 * 1024
+PACKET_BYTES_MAX: Final = MTU_BYTES + 128  # with the headers of the packet codec
 _CELLS_PAGE_BYTES: Final = 4096
 _FILE_BYTES: Final = _CELLS_PAGE_BYTES + 2 * RING_BYTES
 _EVENTFD_LINK: Final = "anon_inode:[eventfd]"
@@ -73,7 +74,6 @@ class Channel:
         peer_doorbell: int,
         doorbell: int,
         is_connector: bool,
-        payload_bytes_max: int,
         counters: ChannelCounters,
     ) -> None:
         """Take over the connection, the mapping and both doorbells."""
@@ -88,7 +88,7 @@ class Channel:
         out_index, in_index = (0, 1) if is_connector else (1, 0)
         self.writer = RingWriter(*_ring_views(mapping, out_index))
         self.reader = RingReader(
-            *_ring_views(mapping, in_index), payload_bytes_max=payload_bytes_max
+            *_ring_views(mapping, in_index), payload_bytes_max=PACKET_BYTES_MAX
         )
         self.peer_mappings = PeerMappings(self.writer)
 
@@ -167,7 +167,6 @@ def open_channel(
     connection: socket.socket,
     *,
     own_gid: bytes,
-    payload_bytes_max: int,
     counters: ChannelCounters,
 ) -> Channel:
     """Make the memory and the doorbells of a channel to `gid` and send them. Raises OSError."""
@@ -180,7 +179,7 @@ def open_channel(
         hello = emit_message(Hello(MAGIC, RING_BYTES, own_gid))
         _send(connection, hello, descriptors)
     except OSError:
-        _close_all(descriptors)
+        close_all(descriptors)
         connection.close()
         raise
     os.close(descriptors[0])
@@ -191,7 +190,6 @@ def open_channel(
         peer_doorbell=descriptors[1],
         doorbell=descriptors[2],
         is_connector=True,
-        payload_bytes_max=payload_bytes_max,
         counters=counters,
     )
 
@@ -201,7 +199,6 @@ def accept_channel(
     descriptors: Sequence[int],
     connection: socket.socket,
     *,
-    payload_bytes_max: int,
     counters: ChannelCounters,
 ) -> Channel:
     """Accept what a Hello brought. The descriptors are taken over, whatever happens.
@@ -216,7 +213,7 @@ def accept_channel(
         _check_doorbell(peer_doorbell)
         mapping = map_sealed(memory, _FILE_BYTES)
     except RemoteProtocolError:
-        _close_all([doorbell, peer_doorbell])
+        close_all([doorbell, peer_doorbell])
         raise
     finally:
         os.close(memory)
@@ -227,7 +224,6 @@ def accept_channel(
         peer_doorbell=peer_doorbell,
         doorbell=doorbell,
         is_connector=False,
-        payload_bytes_max=payload_bytes_max,
         counters=counters,
     )
 
@@ -255,10 +251,10 @@ def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int
             raise EOFError("the peer closed its end")
         return parse_message(data, len(descriptors)), descriptors
     except WireError as error:
-        _close_all(descriptors)
+        close_all(descriptors)
         raise RemoteProtocolError(str(error)) from error
     except (RemoteProtocolError, EOFError):
-        _close_all(descriptors)
+        close_all(descriptors)
         raise
 
 
@@ -283,6 +279,7 @@ def _check_doorbell(descriptor: int) -> None:
         raise RemoteProtocolError(f"doorbell is {kind}, flags {flags:#x}")
 
 
-def _close_all(descriptors: Sequence[int]) -> None:
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that came with a message, or were made for one."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,4 +1,11 @@
-"""Mappings of remote memory: a peer writes into a region without a copy by the owner.
+"""Memory that peers map: a peer writes into a region without a copy by the owner.
+
+**Files.** A process that maps a file gets SIGBUS when another one truncates it. So every memory
+file here is sealed against a change of its size before it is shared, and no other file is mapped.
+Source: memfd_create(2), fcntl(2), Linux 3.17. An allocation is one file: a control page, then the
+application's bytes. One file each and not a pool, because a mapping of a file covers all of it. The
+control page holds the *generation*: a peer may write while it is the one that came with its
+mapping.
 
 A peer that holds a remote key requests the memory behind it. The owner checks what a responder
 would check for a write: the queue pair is the peer's and receives, the key is valid, of its
@@ -16,33 +23,149 @@ between the bytes of its packets. It cannot reach any other memory, nor make a p
 The same peer could attach a debugger; the provider serves one user only.
 """
 
+import ctypes
+import fcntl
 import mmap
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final
 
 from urds.common.errors import RemoteProtocolError
 from urds.common.types import BytesLike
 from urds.verbs.engine.keys import KeyTable, Region, reaches
 from urds.verbs.engine.numbers import AccessFlag
-from urds.verbs.providers.shm.memory import (
-    CONTROL_BYTES,
-    Allocations,
-    SharedAllocation,
-    map_sealed,
-)
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.ring import MemoryFence, RingReader, RingWriter
 
-if TYPE_CHECKING:
-    from random import Random
-
+CONTROL_BYTES: Final = 4096  # before an allocation's bytes, which begin on a page of their own
+MAPPABLE_BYTES_MIN: Final = 4096  # smaller memory is not worth two descriptors
+ALLOCATIONS_MAX: Final = 256  # each holds two descriptors; the rest gets plain memory
+_SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEALS: Final = _SIZE_SEALS | fcntl.F_SEAL_SEAL
+_F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; without a name in Python
+_WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
 _REVOKE_STEP_S: Final = 0.000_05
 MAPPINGS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
 COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
 _ADDRESS_END: Final = 1 << 64
+
+
+def sealed_file(name: str, file_bytes: int) -> int:
+    """Make a memory file of zeroes with a fixed size; return its descriptor. Raises OSError."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, file_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_sealed(descriptor: int, file_bytes: int) -> mmap.mmap:
+    """Map a file of a peer, to read and write; the descriptor stays the caller's.
+
+    Raises RemoteProtocolError if it is shorter, may still shrink, or cannot be mapped.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        given_bytes = os.fstat(descriptor).st_size
+        if seals & _SIZE_SEALS != _SIZE_SEALS or seals & _WRITE_SEALS:
+            raise RemoteProtocolError(f"memory file with seals {seals:#x}")
+        if given_bytes < file_bytes:
+            raise RemoteProtocolError(f"memory file of {given_bytes} bytes, not {file_bytes}")
+        return mmap.mmap(descriptor, file_bytes)
+    except OSError as error:
+        raise RemoteProtocolError(f"memory file cannot be mapped: {error}") from error
+
+
+class SharedAllocation:
+    """Memory that peers may map. It lives as long as a view of it."""
+
+    def __init__(self, descriptor: int, mapping: mmap.mmap, view_bytes: int) -> None:
+        self.descriptor = descriptor
+        self.view_bytes = view_bytes
+        self.generation = 1
+        self.is_mapped = False
+        self._mapping = weakref.ref(mapping)
+        self._write_generation(mapping)
+
+    def revoke(self) -> None:
+        """Revoke every mapping of this memory: honest peers do not write any more."""
+        self.generation += 1
+        self.is_mapped = False
+        if (mapping := self._mapping()) is not None:
+            self._write_generation(mapping)
+
+    def _write_generation(self, mapping: mmap.mmap) -> None:
+        with memoryview(mapping) as whole, whole[:8] as data, data.cast("Q") as cell:
+            cell[0] = self.generation
+
+
+class Allocations:
+    """All memory that one adapter allocated, by the address of its first byte."""
+
+    def __init__(
+        self,
+        *,
+        make_file: Callable[[str, int], int] = sealed_file,
+        allocations_max: int = ALLOCATIONS_MAX,
+    ) -> None:
+        self._make_file = make_file
+        self._allocations_max = allocations_max
+        self._by_address: dict[int, SharedAllocation] = {}
+        self.plain = 0  # allocations that peers cannot map: small ones, beyond the limit, no file
+
+    def __len__(self) -> int:
+        return len(self._by_address)
+
+    def allocate(self, view_bytes: int) -> memoryview:
+        """Return zeroed memory: mappable if it is large enough, and a file can be had."""
+        if view_bytes >= MAPPABLE_BYTES_MIN and len(self) < self._allocations_max:
+            try:
+                return self._mappable(view_bytes)
+            except OSError:
+                pass  # no descriptors or no memory for a file: plain memory works as well
+        self.plain += 1
+        return memoryview(bytearray(view_bytes))
+
+    def find(self, view: memoryview) -> SharedAllocation | None:
+        """Return the allocation that a view covers from end to end, however it was wrapped."""
+        if view.readonly or not view.nbytes:
+            return None
+        allocation = self._by_address.get(address_of(view))
+        if allocation is None or allocation.view_bytes != view.nbytes:
+            return None
+        return allocation
+
+    def _mappable(self, view_bytes: int) -> memoryview:
+        descriptor = self._make_file("urds-verbs-memory", CONTROL_BYTES + view_bytes)
+        try:
+            mapping = mmap.mmap(descriptor, CONTROL_BYTES + view_bytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+        view = memoryview(mapping)[CONTROL_BYTES:]
+        address = address_of(view)
+        self._by_address[address] = SharedAllocation(descriptor, mapping, view_bytes)
+        # Runs before the memory goes, so the address cannot belong to another one yet.
+        weakref.finalize(mapping, _forget, self._by_address, address, descriptor)
+        return view
+
+
+def address_of(view: memoryview) -> int:
+    """Return where a writable view's first byte is in this process."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _forget(by_address: dict[int, SharedAllocation], address: int, descriptor: int) -> None:
+    del by_address[address]
+    os.close(descriptor)
 
 
 class MappableKeys(KeyTable):
@@ -53,7 +176,7 @@ class MappableKeys(KeyTable):
         allocations: Allocations,
         peer_readers: Callable[[], Iterable[RingReader]],
         *,
-        rng: "Random | None" = None,
+        rng: Random | None = None,
         on_overdue: Callable[[RingReader], None],
         pause: Callable[[], None] = lambda: time.sleep(_REVOKE_STEP_S),
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -70,9 +193,8 @@ class MappableKeys(KeyTable):
         self._pause, self._now_ns = pause, now_ns
         self._fence = MemoryFence()
         self._whole: dict[int, Region] = {}  # remote key to region that is one allocation
-        self._mapped_by_peer_of: dict[
-            int, set[SharedAllocation]
-        ] = {}  # own queue pair to what its peer has
+        # Own queue pair to what its peer has.
+        self._mapped_by_peer_of: dict[int, set[SharedAllocation]] = {}
         self.mappings_made = 0
         self.mappings_rejected = 0
         self.revocations = 0
@@ -179,32 +301,25 @@ class MappableKeys(KeyTable):
 
 @dataclass(slots=True)
 class _MappedFile:
-    """One file of the peer, mapped."""
+    """One file of the peer, mapped for one of its keys."""
 
     mapping: mmap.mmap
-    generation: memoryview  # one cell, the owner's
+    current: memoryview  # one cell, the owner's: the generation that is valid
     data: memoryview
+    address: int
+    generation: int
 
     @classmethod
-    def make(cls, descriptor: int, region_bytes: int) -> "_MappedFile":
-        mapping = map_sealed(descriptor, CONTROL_BYTES + region_bytes)
+    def make(cls, descriptor: int, reply: MapReply) -> "_MappedFile":
+        mapping = map_sealed(descriptor, CONTROL_BYTES + reply.region_bytes)
         whole = memoryview(mapping)
-        return cls(mapping, whole[:8].cast("Q"), whole[CONTROL_BYTES:])
+        current, data = whole[:8].cast("Q"), whole[CONTROL_BYTES:]
+        return cls(mapping, current, data, reply.address, reply.generation)
 
     def close(self) -> None:
-        self.generation.release()
+        self.current.release()
         self.data.release()
         self.mapping.close()
-
-
-@dataclass(slots=True)
-class _PeerMapping:
-    """The mapping of one key of the peer; no `mapping`: requested, or rejected."""
-
-    mapping: _MappedFile | None = None
-    is_rejected: bool = False
-    address: int = 0
-    generation: int = 0
 
 
 class PeerMappings:
@@ -212,7 +327,8 @@ class PeerMappings:
 
     def __init__(self, writer: RingWriter) -> None:
         self._writer = writer
-        self._mappings: dict[tuple[int, int], _PeerMapping] = {}
+        # By queue pair and key: what was asked, or the peer's answer.
+        self._mappings: dict[tuple[int, int], MapRequest | MapReject | _MappedFile] = {}
         self.placed = 0  # writes that were copied straight into the peer's memory
         self.ended = 0  # loans that the owner had ended when they were used
 
@@ -221,60 +337,52 @@ class PeerMappings:
 
         Returns False if that cannot be, and the request for the peer if it may be later on.
         """
-        mapping_reply = self._mappings.get((qpn, rkey))
-        if mapping_reply is None:
+        known = self._mappings.get((qpn, rkey))
+        if known is None:
             if len(self._mappings) >= MAPPINGS_MAX and not self._forget_rejected():
                 return False
-            self._mappings[qpn, rkey] = _PeerMapping()
-            return MapRequest(qpn, rkey)
-        mapping = mapping_reply.mapping
-        if mapping is None:
+            known = self._mappings[qpn, rkey] = MapRequest(qpn, rkey)
+            return known
+        if not isinstance(known, _MappedFile):
             return False
-        start = address - mapping_reply.address
+        start = address - known.address
         # What is out of range goes to the owner as a packet, to be refused there.
-        if not 0 <= start <= len(mapping.data) - len(payload):
+        if not 0 <= start <= len(known.data) - len(payload):
             return False
         for first in range(0, len(payload), COPY_BYTES):
-            piece = payload[first : first + COPY_BYTES]
-            if not self._copy(mapping, mapping_reply.generation, start + first, piece):
+            if not self._copy(known, start + first, payload[first : first + COPY_BYTES]):
                 self._end(qpn, rkey)
                 return False
         self.placed += 1
         return True
 
-    def _copy(self, mapping: _MappedFile, generation: int, start: int, data: BytesLike) -> bool:
+    def _copy(self, mapping: _MappedFile, start: int, data: BytesLike) -> bool:
         """Copy unless the mapping was revoked; return whether it was done."""
         self._writer.begin_placing()
         try:
-            if mapping.generation[0] != generation:
+            if mapping.current[0] != mapping.generation:
                 return False
             mapping.data[start : start + len(data)] = data
             return True
         finally:
             self._writer.end_placing()
 
-    def take(self, mapping_reply: MapReply, descriptor: int) -> None:
+    def take(self, reply: MapReply, descriptor: int) -> None:
         """Map what the peer's reply brings; a reply without a request is a protocol error.
 
         The descriptor stays the caller's. Raises RemoteProtocolError.
         """
-        known = self._asked(mapping_reply)
-        if known is None:
-            return
-        if (
-            not mapping_reply.region_bytes
-            or mapping_reply.address + mapping_reply.region_bytes > _ADDRESS_END
-        ):
-            raise RemoteProtocolError(
-                f"loan of {mapping_reply.region_bytes} bytes at {mapping_reply.address:#x}"
-            )
-        known.mapping = _MappedFile.make(descriptor, mapping_reply.region_bytes)
-        known.address, known.generation = mapping_reply.address, mapping_reply.generation
+        if self._is_asked(reply):
+            if not reply.region_bytes or reply.address + reply.region_bytes > _ADDRESS_END:
+                raise RemoteProtocolError(
+                    f"loan of {reply.region_bytes} bytes at {reply.address:#x}"
+                )
+            self._mappings[reply.qpn, reply.rkey] = _MappedFile.make(descriptor, reply)
 
     def reject(self, answer: MapReject) -> None:
         """Remember that this key is for the ring. Raises RemoteProtocolError as `take`."""
-        if (known := self._asked(answer)) is not None:
-            known.is_rejected = True
+        if self._is_asked(answer):
+            self._mappings[answer.qpn, answer.rkey] = answer
 
     def forget_request(self, question: MapRequest) -> None:
         """Forget a request that was not sent."""
@@ -291,25 +399,23 @@ class PeerMappings:
             self._end(*key)
 
     def __len__(self) -> int:
-        return sum(mapping_reply.mapping is not None for mapping_reply in self._mappings.values())
+        return sum(isinstance(known, _MappedFile) for known in self._mappings.values())
 
-    def _asked(self, answer: MapReply | MapReject) -> _PeerMapping | None:
-        """Return what waits for this answer, `None` if it was forgotten with its queue pair."""
+    def _is_asked(self, answer: MapReply | MapReject) -> bool:
+        """Return whether this answer is waited for, or was forgotten with its queue pair."""
         known = self._mappings.get((answer.qpn, answer.rkey))
-        if known is not None and (known.mapping is not None or known.is_rejected):
+        if known is not None and not isinstance(known, MapRequest):
             raise RemoteProtocolError(f"answer on key {answer.rkey:#x} without a request")
-        return known
+        return known is not None
 
     def _forget_rejected(self) -> bool:
-        rejected = [
-            key for key, mapping_reply in self._mappings.items() if mapping_reply.is_rejected
-        ]
+        rejected = [key for key, known in self._mappings.items() if isinstance(known, MapReject)]
         for key in rejected:
             del self._mappings[key]
         return bool(rejected)
 
     def _end(self, qpn: int, rkey: int) -> None:
-        mapping_reply = self._mappings.pop((qpn, rkey))
-        if mapping_reply.mapping is not None:
-            mapping_reply.mapping.close()
+        known = self._mappings.pop((qpn, rkey))
+        if isinstance(known, _MappedFile):
+            known.close()
             self.ended += 1

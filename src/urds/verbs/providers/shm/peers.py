@@ -5,11 +5,9 @@ socket and its doorbell. Rings are read by `read_rings`, whether a doorbell rang
 """
 
 import errno
-import os
 import select
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from urds.common.errors import RemoteProtocolError
@@ -17,6 +15,7 @@ from urds.verbs.providers.shm.channel import (
     Channel,
     ChannelCounters,
     accept_channel,
+    close_all,
     open_channel,
     receive_message,
 )
@@ -54,12 +53,6 @@ class PeersOwner(Protocol):
         """React to a peer that is gone; its channels are closed."""
 
 
-@dataclass(slots=True)
-class _PendingConnection:
-    connection: socket.socket
-    until_ns: int
-
-
 class Peers:
     """The channels of a context. All calls with the lock of the adapter held."""
 
@@ -69,7 +62,6 @@ class Peers:
         rendezvous: Rendezvous,
         owner: PeersOwner,
         *,
-        payload_bytes_max: int,
         now_ns: Callable[[], int],
     ) -> None:
         self.epoll = select.epoll()
@@ -78,12 +70,12 @@ class Peers:
         self._gid = gid
         self._rendezvous = rendezvous
         self._owner = owner
-        self._payload_bytes_max = payload_bytes_max
         self._now_ns = now_ns
         self._routes: dict[bytes, Channel] = {}  # what is sent to a peer goes here
         self._channels: list[Channel] = []
         self._by_descriptor: dict[int, Channel] = {}
-        self._pending: dict[int, _PendingConnection] = {}
+        # Connections without a greeting, and until when they may be.
+        self._pending: dict[int, tuple[socket.socket, int]] = {}
         self._muted_until_ns: int | None = None
         self.epoll.register(rendezvous.socket, select.EPOLLIN)
 
@@ -110,7 +102,6 @@ class Peers:
                 gid,
                 self._rendezvous.connect(gid),
                 own_gid=self._gid,
-                payload_bytes_max=self._payload_bytes_max,
                 counters=self.counters,
             )
             self._routes[gid] = channel
@@ -136,7 +127,7 @@ class Peers:
     def read_rings(self) -> None:
         """Read every ring, a bounded number of frames each."""
         for channel in tuple(self._channels):
-            self._read(channel, _FRAMES_PER_PASS)
+            self._read(channel)
 
     def arm_doorbell(self) -> bool:
         """Ask all writers to ring; return whether no ring has anything."""
@@ -160,8 +151,8 @@ class Peers:
             self._muted_until_ns = None
             self.epoll.modify(self._rendezvous.socket, select.EPOLLIN)
         if self._pending:
-            for descriptor, pending in list(self._pending.items()):
-                if now_ns >= pending.until_ns:
+            for descriptor, (_, until_ns) in list(self._pending.items()):
+                if now_ns >= until_ns:
                     self._drop_pending(descriptor)
 
     # -- ends
@@ -189,8 +180,8 @@ class Peers:
     def abandon(self) -> None:
         """Close all descriptors in the child of a fork; the epoll set is shared with the parent."""
         self.epoll.close()
-        for pending in self._pending.values():
-            pending.connection.close()
+        for connection, _ in self._pending.values():
+            connection.close()
         for channel in self._channels:
             channel.close()
         self._pending.clear()
@@ -206,10 +197,10 @@ class Peers:
             self._by_descriptor[descriptor] = channel
             self.epoll.register(descriptor, select.EPOLLIN)
 
-    def _read(self, channel: Channel, frames_max: int) -> bool:
-        """Deliver up to `frames_max` frames; return whether the ring is empty now."""
+    def _read(self, channel: Channel) -> bool:
+        """Deliver a bounded number of frames; return whether the ring is empty now."""
         try:
-            for _ in range(frames_max):
+            for _ in range(_FRAMES_PER_PASS):
                 if not channel.is_open or (frame := channel.take()) is None:
                     return True
                 kind, data = frame
@@ -238,14 +229,11 @@ class Peers:
                 self.close_peer(channel)
             except EOFError:
                 # What it wrote before it ended counts: at most one full ring.
-                while not self._read(channel, _FRAMES_PER_PASS):
+                while not self._read(channel):
                     pass
-                self._depart(channel)
-
-    def _depart(self, channel: Channel) -> None:
-        if channel.is_open:
-            self.counters.peers_gone += 1
-            self._lose(channel.gid)
+                if channel.is_open:
+                    self.counters.peers_gone += 1
+                    self._lose(channel.gid)
 
     def _handle_message(
         self, channel: Channel, message: ChannelMessage, descriptors: list[int]
@@ -263,8 +251,7 @@ class Peers:
             else:
                 raise RemoteProtocolError("a second greeting")
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
 
     def _accept_connections(self) -> None:
         try:
@@ -273,8 +260,7 @@ class Peers:
                     self.pending_dropped += 1
                     connection.close()
                     continue
-                pending = _PendingConnection(connection, self._now_ns() + PENDING_NS)
-                self._pending[connection.fileno()] = pending
+                self._pending[connection.fileno()] = connection, self._now_ns() + PENDING_NS
                 self.epoll.register(connection, select.EPOLLIN)
                 self._receive_hello(connection.fileno())
         except OSError:
@@ -283,7 +269,7 @@ class Peers:
             self.epoll.modify(self._rendezvous.socket, 0)
 
     def _receive_hello(self, descriptor: int) -> None:
-        connection = self._pending[descriptor].connection
+        connection, _ = self._pending[descriptor]
         try:
             heard = receive_message(connection)
             if heard is None:
@@ -303,29 +289,26 @@ class Peers:
         self, connection: socket.socket, message: ChannelMessage, descriptors: list[int]
     ) -> Channel:
         if not isinstance(message, Hello):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
         is_known = any(
             channel.gid == message.gid and not channel.is_connector for channel in self._channels
         )
         if is_known or message.gid == self._gid:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
             raise RemoteProtocolError(f"{message.gid.hex()} has a channel")
         return accept_channel(
             message,
             descriptors,
             connection,
-            payload_bytes_max=self._payload_bytes_max,
             counters=self.counters,
         )
 
     def _drop_pending(self, descriptor: int) -> None:
-        pending = self._pending.pop(descriptor)
+        connection, _ = self._pending.pop(descriptor)
         self.pending_dropped += 1
         self.epoll.unregister(descriptor)
-        pending.connection.close()
+        connection.close()
 
     def _lose(self, gid: bytes) -> None:
         """Close every channel with a peer and tell the owner."""

@@ -42,7 +42,7 @@ class ProgressTarget(Protocol):
     def disarm_doorbell(self) -> None:
         """Ask for no doorbells."""
 
-    def deadline(self) -> int | None:
+    def deadline_ns(self) -> int | None:
         """Return when something is due."""
 
 
@@ -60,27 +60,18 @@ class ProgressThread:
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         epoll.register(self._doorbell, select.EPOLLIN)
         self._waiters = DeviceWaiters()
-        self._leader: DeviceWaiter | None = None  # the thread that sleeps in epoll
+        self.leader: DeviceWaiter | None = None  # sleeps in epoll; the doorbells belong to it
         self._background = DeviceWaiter(lambda: self._is_closed or bool(self._waiters))
-        self._progressed_ns = 0
+        self.progressed_ns = 0
         self._external_count = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def note_progress(self, now_ns: int) -> None:
-        """Keep the background thread away for a while: the application makes progress."""
-        self._progressed_ns = now_ns
-
-    @property
-    def has_leader(self) -> bool:
-        """Return whether a thread sleeps in epoll, to which the doorbells belong."""
-        return self._leader is not None
-
     def add_external_waiter(self) -> None:
         """Count an external waiter; the background thread leads unless a thread waits here."""
         self._external_count += 1
-        if self._leader is None and not self._waiters:
+        if self.leader is None and not self._waiters:
             self._condition.notify_all()
 
     def remove_external_waiter(self) -> None:
@@ -100,23 +91,24 @@ class ProgressThread:
                 # Another waiter leads now, or the thread. While waits follow each other closely
                 # the thread checks by itself, and is not woken.
                 now_ns = time.monotonic_ns()
-                is_left = now_ns - self._progressed_ns > PARK_NS
-                self._progressed_ns = now_ns
-                if self._waiters and self._leader is None:
+                is_left = now_ns - self.progressed_ns > PARK_NS
+                self.progressed_ns = now_ns
+                if self._waiters and self.leader is None:
                     self._waiters.wake_successor()
                 elif self._external_count or is_left:
                     self._condition.notify_all()
 
     def wake_ready(self) -> None:
         """Wake sleeping threads that are ready."""
-        leader = self._leader
+        leader = self.leader
         if leader is not None and leader.is_ready():
-            self._wake_leader()
+            self.wake()
         self._waiters.wake_ready()
 
     def wake(self) -> None:
         """Wake the leader: something is to be done now."""
-        self._wake_leader()
+        if self.leader is not None:
+            os.eventfd_write(self._doorbell, 1)
 
     def close(self) -> None:
         """End the thread and all waits; on return no thread sleeps in epoll.
@@ -126,8 +118,8 @@ class ProgressThread:
         """
         with self._lock:
             self._is_closed = True
-            self._wake_leader()
-            while self._leader is not None:
+            self.wake()
+            while self.leader is not None:
                 self._condition.wait(_seconds(PARK_NS))
             self._waiters.wake_all()
             self._condition.notify_all()
@@ -141,7 +133,7 @@ class ProgressThread:
         """Stop in the child of a fork, where the thread is not; the lock is free."""
         self._is_closed = True
         self._waiters.clear()
-        self._leader = None
+        self.leader = None
         self._condition = threading.Condition(self._lock)
         os.close(self._doorbell)
 
@@ -156,19 +148,19 @@ class ProgressThread:
             if self._is_closed or (end_ns is not None and now_ns >= end_ns):
                 return False
             wait_ns = NAP_NS if end_ns is None else min(NAP_NS, end_ns - now_ns)
-            if self._leader is None:
+            if self.leader is None:
                 self._lead(waiter, wait_ns)
                 continue
-            if self._leader is self._background and not self._external_count:
-                self._wake_leader()
+            if self.leader is self._background and not self._external_count:
+                self.wake()
             waiter.sleep(self._lock, _seconds(wait_ns))
 
     def _lead(self, waiter: DeviceWaiter, wait_ns: int) -> None:
         """Sleep until something arrives or is due, without the lock; then process it."""
         ready: list[tuple[int, int]] = []
         if self._target.arm_doorbell():
-            self._leader = waiter  # before the last check: wakes ring from now on
-            deadline_ns = self._target.deadline()
+            self.leader = waiter  # before the last check: wakes ring from now on
+            deadline_ns = self._target.deadline_ns()
             if deadline_ns is not None:
                 wait_ns = max(0, min(wait_ns, deadline_ns - time.monotonic_ns()))
             self._lock.release()
@@ -176,7 +168,7 @@ class ProgressThread:
                 ready = self._epoll.poll(_seconds(wait_ns))
             finally:
                 self._lock.acquire()
-                self._leader = None
+                self.leader = None
             self._target.disarm_doorbell()
         if self._is_closed:
             self._waiters.wake_all()
@@ -194,7 +186,7 @@ class ProgressThread:
     def _run(self) -> None:
         with self._lock:
             while not self._is_closed:
-                parked_ns = self._progressed_ns + PARK_NS - time.monotonic_ns()
+                parked_ns = self.progressed_ns + PARK_NS - time.monotonic_ns()
                 if self._waiters:
                     is_lively = parked_ns > -PARK_NS
                     self._condition.wait(_seconds(PARK_NS if is_lively else NAP_NS))
@@ -202,10 +194,6 @@ class ProgressThread:
                     self._condition.wait(_seconds(parked_ns))
                 else:
                     self._lead(self._background, NAP_NS)
-
-    def _wake_leader(self) -> None:
-        if self._leader is not None:
-            os.eventfd_write(self._doorbell, 1)
 
 
 def _seconds(duration_ns: int) -> float:

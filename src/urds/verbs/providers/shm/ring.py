@@ -49,11 +49,7 @@ class Cell(IntEnum):
 
 
 # Members of an enum cost a look-up by name each time.
-_WRITTEN: Final = int(Cell.WRITTEN)
-_READ: Final = int(Cell.READ)
-_SLEEPING: Final = int(Cell.SLEEPING)
-_STARVED: Final = int(Cell.STARVED)
-_PLACING: Final = int(Cell.PLACING)
+_WRITTEN, _READ, _SLEEPING, _STARVED, _PLACING = map(int, Cell)
 
 
 class MemoryFence:

@@ -1,9 +1,9 @@
 """The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
 
-`fpdu` knows the bytes of FPDUs; `codec` turns the engine's packets
-into them and back and share `outstanding_reads`; `stream` moves one TCP connection, the `reactor`
-is the event loop of all of them; `connections`, `datagrams` and `adapter` implement
-`providers.base`. docs/adr/0007 lists what is standard on the wire and what is private to `urds`.
+`fpdu` knows the bytes of FPDUs, `codec` turns the engine's packets into them and back; `stream`
+moves one TCP connection, the `reactor` is the event loop of all of them; `connections`, `datagrams`
+and `adapter` implement `providers.base`. docs/adr/0007 lists what is standard on the wire and what
+is private to `urds`.
 """
 
 import select
@@ -14,10 +14,6 @@ if not hasattr(select, "epoll"):
 from urds.verbs.providers.tcp.adapter import TcpAdapter
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 
-
-def open_adapter(name: str) -> TcpAdapter:
-    """Open the device."""
-    return TcpAdapter(name)
-
+open_adapter = TcpAdapter
 
 __all__ = ["TcpAdapter", "TcpProviderSettings", "TcpStats", "open_adapter"]

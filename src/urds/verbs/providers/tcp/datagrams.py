@@ -91,7 +91,7 @@ class DatagramAdapter(ReactorAdapter, PacketAdapter):
 
     def _batch_done(self) -> None:
         self.reactor.tell()
-        self._timer = self.reactor.replan(self._timer, self._deadline(), self._handle_timer)
+        self._timer = self.reactor.replan(self._timer, self.deadline_ns(), self._handle_timer)
 
     def _resolve(
         self, peer: HostPort, local: HostPort | None, space: PortSpace
