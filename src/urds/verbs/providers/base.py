@@ -199,19 +199,13 @@ class Adapter(ABC):
     def remove_external_waiter(self) -> None:  # noqa: B027 - as `attend`
         """Remove one `add_external_waiter`. Lock held; the device may be closed."""
 
+    @abstractmethod
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` with the lock held after the current engine call; return at once.
 
         For callbacks, which must not touch queue pairs themselves, and for threads that may not
-        wait: with the lock or without. Here a thread waits for the lock; an adapter with an event
-        loop may run it there.
+        wait: with the lock or without.
         """
-
-        def run() -> None:
-            with self.lock:
-                action()
-
-        threading.Thread(target=run, name="urds-verbs-later", daemon=True).start()
 
     def notify(self) -> None:  # noqa: B027 - not needed where `wait` never sleeps
         """Wake threads in `wait` to check again: something changed without a packet. Lock held.

@@ -5,10 +5,10 @@ it to ERR. Source: docs/reference/verbs-and-roce.md 14.3 for the order and the a
 """
 
 import errno
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.types import HostPort
 from urds.verbs.cm.core import check_private_data
@@ -67,29 +67,21 @@ class QueuePairEntry:
     connection: "PacketConnection | None" = None
 
 
+@dataclass(eq=False, repr=False)
 class PacketConnection(VerbsConnection):
     """One connection of a packet provider."""
 
-    def __init__(
-        self,
-        adapter: "PacketAdapter",
-        *,
-        space: PortSpace,
-        local: HostPort,
-        peer: HostPort,
-        on_event: OnConnectionEvent,
-        qp: QueuePair | None = None,
-    ) -> None:
-        self.space = space
-        self.local = local
-        self.peer = peer
-        self.on_event = on_event
-        self.context = None
-        self.qp = qp
-        self.record: CmConnection | None = None
-        self.wants_data = True  # packets for the queue pair are signs of life
-        self._adapter = adapter
-        self._is_over = False
+    _adapter: "PacketAdapter"
+    _: KW_ONLY
+    space: PortSpace
+    local: HostPort
+    peer: HostPort
+    on_event: OnConnectionEvent
+    qp: QueuePair | None = None
+    record: CmConnection | None = None
+    wants_data: bool = True  # packets for the queue pair are signs of life
+    context: Any = None
+    _is_over: bool = False
 
     def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
         """Accept a request, within the requester's offer. See `VerbsConnection.accept`."""
@@ -287,21 +279,15 @@ class PacketConnection(VerbsConnection):
             entry.connection = None
 
 
+@dataclass(eq=False, repr=False)
 class PacketListener(Listener):
     """One listening address of a packet provider."""
 
-    def __init__(
-        self,
-        adapter: "PacketAdapter",
-        local: HostPort,
-        space: PortSpace,
-        on_event: OnConnectionEvent,
-    ) -> None:
-        self.local = local
-        self.space = space
-        self.on_event = on_event
-        self.record: CmListener | None = None
-        self._adapter = adapter
+    _adapter: "PacketAdapter"
+    local: HostPort
+    space: PortSpace
+    on_event: OnConnectionEvent
+    record: CmListener | None = None
 
     def close(self) -> None:
         """Stop listening. See `Listener.close`."""
@@ -319,8 +305,9 @@ class PacketListener(Listener):
             local=record.local,
             peer=record.peer,
             on_event=self.on_event,
+            record=record,
         )
-        connection.record, record.owner = record, connection
+        record.owner = connection
         connection.tell(ConnectionEventKind.REQUEST, event.message)
 
 

@@ -14,7 +14,7 @@ and releases them in any order, `inject` sends any bytes.
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -75,20 +75,16 @@ class HeldPacket(NamedTuple):
     target: "SimAdapter"
 
 
+@dataclass(eq=False)
 class PacketHold:
     """Keeps back the datagrams that `wants` selects, until they are released or it is closed.
 
     Copies that the sender retries are kept as well. Made by `SimNetwork.hold`.
     """
 
-    def __init__(
-        self,
-        network: "SimNetwork",
-        wants: "Callable[[Packet, SimAdapter, SimAdapter], bool]",
-    ) -> None:
-        self.held: list[HeldPacket] = []
-        self._network = network
-        self._wants = wants
+    _network: "SimNetwork" = field(repr=False)
+    _wants: "Callable[[Packet, SimAdapter, SimAdapter], bool]"
+    held: list[HeldPacket] = field(default_factory=list)
 
     def take(self, data: bytes, source: "SimAdapter", target: "SimAdapter") -> bool:
         """Keep a datagram if it is wanted. Called by the network."""
