@@ -4,9 +4,12 @@ A condition for all of them would wake a hundred threads for one that is ready: 
 interpreter and the lock in turn, only to sleep again. All calls with the lock held.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet
 
 
 @dataclass(slots=True, eq=False)
@@ -53,3 +56,26 @@ class DeviceWaiters(list[DeviceWaiter]):
         """Wake every thread to check again."""
         for waiter in self:
             waiter.wake()
+
+
+class LiveDevice(Protocol):
+    """What owns a thread and descriptors, which a fork copies or loses."""
+
+    is_closed: bool
+
+    def abandon_in_child(self) -> None:
+        """Close this copy in the child of a fork; the peers are not told."""
+
+
+class LiveDevices(WeakSet[LiveDevice]):
+    """Open devices of one kind: the child of a fork abandons its copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.register_at_fork(after_in_child=self._abandon)
+
+    def _abandon(self) -> None:
+        for device in list(self):
+            if not device.is_closed:
+                device.abandon_in_child()
+        self.clear()

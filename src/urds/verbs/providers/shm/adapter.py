@@ -14,10 +14,8 @@ before the packet is taken: datagrams that find no room are lost and counted.
 """
 
 import errno
-import os
 import socket
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
@@ -33,6 +31,7 @@ from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
+from urds.verbs.providers.device_waiters import LiveDevices
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
 from urds.verbs.providers.shm.channel import MTU_BYTES, PACKET_BYTES_MAX, RING_BYTES, Channel
@@ -235,8 +234,10 @@ class ShmAdapter(PacketAdapter):
             self._lose_route(route)
             for entry in list(self.entries.values()):
                 qp = entry.qp
-                if qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid:
-                    self._break(entry)
+                is_peer = qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid
+                if is_peer and qp.state in _RECEIVING:
+                    qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self.now_ns())
+                    self._dirty[qp.qpn] = entry
 
     # -- queue pairs and memory
 
@@ -286,12 +287,6 @@ class ShmAdapter(PacketAdapter):
             return False
         return placed
 
-    def _break(self, entry: QueuePairEntry) -> None:
-        qp = entry.qp
-        if qp.state in _RECEIVING:
-            qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self.now_ns())
-            self._dirty[qp.qpn] = entry
-
     # -- packets out
 
     def _has_room(self, destination: AddressVector) -> bool:
@@ -300,23 +295,19 @@ class ShmAdapter(PacketAdapter):
             return True
         if destination.dgid == self.gid:
             has_room = self._looped_bytes < RING_BYTES
+        elif destination.dgid in self._early:
+            has_room = False
+        elif channel is None:
+            has_room = True  # the first packet makes one
         else:
-            has_room = self._has_room_at(destination)
+            try:
+                has_room = channel.wait_for_room(PACKET_BYTES_MAX)
+            except RemoteProtocolError:
+                self.call_soon(partial(self.peers.close_peer, channel))
+                has_room = False
         if not has_room:
             self._starved.add(destination)
         return has_room
-
-    def _has_room_at(self, destination: AddressVector) -> bool:
-        if destination.dgid in self._early:
-            return False
-        channel = self.peers.find(destination.dgid)
-        if channel is None:
-            return True  # the first packet makes one
-        try:
-            return channel.wait_for_room(PACKET_BYTES_MAX)
-        except RemoteProtocolError:
-            self.call_soon(partial(self.peers.close_peer, channel))
-            return False
 
     def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
         return peer.dgid == source.dgid
@@ -433,16 +424,5 @@ def _may_map(qp: QueuePair) -> bool:
     return qp.state in _RECEIVING and bool(qp.attr.qp_access_flags & AccessFlag.REMOTE_WRITE)
 
 
-_alive: weakref.WeakSet[ShmAdapter] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for adapter in list(_alive):
-        if not adapter.is_closed:
-            adapter.abandon_in_child()
-    _alive.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
-
+_alive = LiveDevices()
 open_adapter: Final = ShmAdapter

@@ -94,14 +94,11 @@ class TcpAdapter(ReactorAdapter):
         """Return the next number that no queue pair has. Raises OSError: ENOMEM."""
         if len(self._queue_pairs) >= self.attributes.max_qp:
             raise OSError(errno.ENOMEM, f"{len(self._queue_pairs)} queue pairs, the limit")
-        while self._qpn_next in self._queue_pairs:
-            self._step_qpn()
-        qpn = self._qpn_next
-        self._step_qpn()
-        return qpn
-
-    def _step_qpn(self) -> None:
-        self._qpn_next = self._qpn_next + 1 if self._qpn_next + 1 < _QPN_END else _QPN_FIRST
+        while True:
+            qpn = self._qpn_next
+            self._qpn_next = qpn + 1 if qpn + 1 < _QPN_END else _QPN_FIRST
+            if qpn not in self._queue_pairs:
+                return qpn
 
     def add(self, qp: QueuePair) -> None:
         """Register a queue pair with this adapter."""

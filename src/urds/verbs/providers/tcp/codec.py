@@ -312,7 +312,7 @@ class Encoder:
                 self._append(header, payload, out)
         if has_immediate:
             opcode = 9 if bits & _SOLICITED else 8
-            data = fpdu.emit_immediate(packet.immediate)
+            data = fpdu.IMMEDIATE.pack(packet.immediate)
             header = untagged_header(
                 opcode, Queue.SEND, packet.msn, 0, len(data), marks=self._marks(bits)
             )
@@ -362,13 +362,13 @@ class Encoder:
         identifier = self._reads.inbound_atomics.pop(packet.psn, None)
         if identifier is None:
             return  # as above
-        payload = fpdu.emit_atomic_response(identifier, packet.compare_add)
+        payload = fpdu.ATOMIC_RESPONSE.pack(identifier, packet.compare_add)
         self._untagged(Opcode.ATOMIC_RESPONSE, Queue.ATOMIC_RESPONSE, payload, out)
 
     def _emit_answer(self, packet: Packet, out: list[BytesLike]) -> None:
         if self._urds_peer:
             word = packet.syndrome << 24 | packet.psn
-            payload = fpdu.emit_answer(packet.msn)
+            payload = fpdu.ANSWER.pack(packet.msn)
             self._untagged(Opcode.ANSWER, Queue.PRIVATE, payload, out, word=word)
         elif packet.syndrome & _NAKS == _RNR_NAK:
             self.emit_terminate(TerminateCode.UNTAGGED_NO_BUFFER, b"", out)

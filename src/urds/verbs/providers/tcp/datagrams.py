@@ -14,7 +14,8 @@ import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
 
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
@@ -187,9 +188,7 @@ def _known(local: HostPort) -> HostPort | None:
     return None if local[0] in ("0.0.0.0", "::") else local
 
 
-def _kind(host: str) -> tuple[bool, bool]:
+def _kind(host: str) -> tuple[int, bool]:
     """Return what decides whether one socket reaches a host: family, and loopback or not."""
-    data: Any = packed(host)
-    is_ipv4 = data.startswith(bytes(10) + b"\xff\xff")
-    is_loopback = data[12] == 127 if is_ipv4 else data == bytes(15) + b"\x01"
-    return is_ipv4, is_loopback
+    ip = ip_address(host_of(packed(host)))
+    return ip.version, ip.is_loopback

@@ -288,10 +288,10 @@ def _raise_broken(data: memoryview, control: int, queue: int) -> None:
 
 _READ: Final = Struct(">IQIIQ")
 _ATOMIC: Final = Struct(">IIIQQQQQ")
-_ATOMIC_RESPONSE: Final = Struct(">IQ")
-_IMMEDIATE: Final = Struct(">Q")
+ATOMIC_RESPONSE: Final = Struct(">IQ")  # identifier, value before
+IMMEDIATE: Final = Struct(">Q")  # ours are 32 bits and stand in the lower half
 _TERMINATE: Final = Struct(">HH")
-_ANSWER: Final = Struct(">I")
+ANSWER: Final = Struct(">I")  # how many messages the answerer has completed
 _RESUME: Final = Struct(">II")
 _HEADER_INCLUDED: Final = 0xC000  # M: the length is there; D: so is the DDP header
 FETCH_ADD: Final = 0
@@ -361,25 +361,15 @@ def parse_atomic_request(payload: memoryview) -> AtomicRequest:
     return AtomicRequest(operation, *rest)
 
 
-def emit_atomic_response(identifier: int, value: int) -> bytes:
-    """Write the answer to an atomic request: the value before, 12 bytes."""
-    return _ATOMIC_RESPONSE.pack(identifier, value)
-
-
 def parse_atomic_response(payload: memoryview) -> tuple[int, int]:
     """Read (identifier, value before). Raises StreamBroken for another size."""
-    identifier, value = _fixed(payload, _ATOMIC_RESPONSE, "atomic response")
+    identifier, value = _fixed(payload, ATOMIC_RESPONSE, "atomic response")
     return identifier, value
-
-
-def emit_immediate(value: int) -> bytes:
-    """Write immediate data, 8 bytes; ours are 32 bits and stand in the lower half."""
-    return _IMMEDIATE.pack(value)
 
 
 def parse_immediate(payload: memoryview) -> int:
     """Read immediate data. Raises StreamBroken for another size or more than 32 bits."""
-    (value,) = _fixed(payload, _IMMEDIATE, "immediate data")
+    (value,) = _fixed(payload, IMMEDIATE, "immediate data")
     if value >> 32:
         raise StreamBroken(TerminateCode.REMOTE_OPERATION, f"immediate data {value:#x}")
     return value
@@ -398,14 +388,9 @@ def parse_terminate(payload: memoryview) -> int:
     return code
 
 
-def emit_answer(completed_count: int) -> bytes:
-    """Write how many messages the answerer has completed, 32 bits."""
-    return _ANSWER.pack(completed_count)
-
-
 def parse_answer(payload: memoryview) -> int:
     """Read it. Raises StreamBroken for another size."""
-    return _fixed(payload, _ANSWER, "answer")[0]
+    return _fixed(payload, ANSWER, "answer")[0]
 
 
 def emit_resume(psn: int, offset: int) -> bytes:

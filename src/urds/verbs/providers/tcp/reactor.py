@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
-from weakref import WeakSet
 
 from urds.verbs.providers.base import Adapter
-from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters
+from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters, LiveDevices
 
 Handler = Callable[[int], None]
 Ready = Callable[[], bool]
@@ -66,17 +65,12 @@ class Reactor:
         self._polling_count = 0  # threads inside a poll that waits
         self._progressed_ns = 0
         self._external_count = 0
-        self._closed = False
+        self.is_closed = False  # or the parent process's
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._doorbell, select.EPOLLIN, self._handle_doorbell)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         _alive.add(self)
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether the loop is closed, or belongs to the parent process."""
-        return self._closed
 
     # -- descriptors, timers, calls
 
@@ -145,7 +139,7 @@ class Reactor:
     def progress(self) -> None:
         """Process what is there, without waiting. Inside a handler it does nothing."""
         with self._lock:
-            if not self._is_processing and not self._closed:
+            if not self._is_processing and not self.is_closed:
                 self._progress_once(0)
                 self._leave()
 
@@ -158,7 +152,7 @@ class Reactor:
             waiter = DeviceWaiter(is_ready)
             self._waiting.append(waiter)
             try:
-                while not self._closed:
+                while not self.is_closed:
                     self._wait_once(waiter, deadline_ns)
                     if is_ready():
                         return True
@@ -194,7 +188,7 @@ class Reactor:
         """Poll once, at most until `deadline_ns` (0: not at all), and do what is due."""
         # Deferred calls may satisfy a waiter: then no thread may sleep.
         events = self._poll(0 if self._do_deferred() else deadline_ns)
-        if self._is_processing or self._closed:
+        if self._is_processing or self.is_closed:
             return
         self._is_processing = True
         self._pass_count += 1
@@ -240,13 +234,13 @@ class Reactor:
         try:
             events = self._epoll.poll(wait_s, EVENTS_MAX)
         except (OSError, ValueError):
-            if not self._closed:
+            if not self.is_closed:
                 raise
             events = []
         finally:
             self._lock.acquire()
             self._polling_count -= 1
-            if self._closed:
+            if self.is_closed:
                 self._polled.notify_all()
         # If another thread was faster, what it left is still ready and comes with the next poll.
         return events if pass_count == self._pass_count else []
@@ -274,7 +268,7 @@ class Reactor:
 
     def _run(self) -> None:
         with self._lock:
-            while not self._closed:
+            while not self.is_closed:
                 if self._is_led or not self._is_mine():
                     self._parked.wait(PARKED_S)
                     continue
@@ -298,7 +292,7 @@ class Reactor:
         with the parent, and so not touched.
         """
         self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading does with its own
-        self._closed = True
+        self.is_closed = True
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in self._handlers:
             os.dup2(nothing, descriptor, inheritable=False)
@@ -312,9 +306,9 @@ class Reactor:
     def close(self) -> None:
         """End the thread; nothing is called any more. Call it without the lock."""
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
             self._waiting.wake_all()
             self._parked.notify_all()
             self._ring_doorbell()
@@ -360,14 +354,4 @@ class ReactorAdapter(Adapter):
         self.reactor.tell()
 
 
-_alive: WeakSet[Reactor] = WeakSet()
-
-
-def _abandon_all() -> None:
-    for reactor in list(_alive):
-        if not reactor.is_closed:
-            reactor.abandon_in_child()
-    _alive.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+_alive = LiveDevices()
