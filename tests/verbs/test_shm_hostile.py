@@ -16,7 +16,6 @@ import pytest
 from tests.verbs.shm_world import PATIENCE_NS, Side, joined
 from urds.verbs.engine.numbers import QPState, WCStatus
 from urds.verbs.providers.shm import peers as shm_peers
-from urds.verbs.providers.shm.channel import PACKET_BYTES_MAX, RING_BYTES, Channel
 from urds.verbs.providers.shm.mappings import sealed_file
 from urds.verbs.providers.shm.messages import (
     MAGIC,
@@ -28,7 +27,13 @@ from urds.verbs.providers.shm.messages import (
     Welcome,
     emit_message,
 )
-from urds.verbs.providers.shm.peers import FRAME_PACKET, PENDING_MAX
+from urds.verbs.providers.shm.peers import (
+    FRAME_PACKET,
+    PACKET_BYTES_MAX,
+    PENDING_MAX,
+    RING_BYTES,
+    Channel,
+)
 from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
 from urds.verbs.providers.shm.ring import Cell
 

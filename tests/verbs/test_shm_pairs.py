@@ -25,7 +25,7 @@ from urds.verbs.engine.numbers import GRH_BYTES, QPState, QPType, WCStatus, WROp
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 from urds.verbs.providers.shm import ShmAdapter, open_adapter
-from urds.verbs.providers.shm.channel import MTU_BYTES, RING_BYTES
+from urds.verbs.providers.shm.peers import MTU_BYTES, RING_BYTES
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 

@@ -15,7 +15,7 @@ from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.shm.adapter import PLACED_BYTES_MIN
-from urds.verbs.providers.shm.channel import RING_BYTES
+from urds.verbs.providers.shm.peers import RING_BYTES
 from urds.verbs.providers.shm.ring import Cell
 
 MakePeer = Callable[[str], Peer]

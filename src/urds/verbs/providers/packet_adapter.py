@@ -44,11 +44,7 @@ from urds.verbs.providers.base import (
     PortSpace,
     VerbsConnection,
 )
-from urds.verbs.providers.packet_connection import (
-    PacketConnection,
-    PacketListener,
-    QueuePairEntry,
-)
+from urds.verbs.providers.packet_connection import PacketConnection, PacketListener, QueuePairEntry
 
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: docs/reference/verbs-and-roce.md 14.3
 QPN_FIRST: Final = 16  # Source: docs/reference/verbs-and-roce.md 13

@@ -1,7 +1,7 @@
 """Verbs between processes of one host and one user, over memory that both of them map.
 
-`rendezvous` finds device contexts, `channel` joins two of them by two `ring`s, `mappings` makes and
-maps the memory that peers share; `adapter` puts the queue pairs on top. See `ring` and
+`rendezvous` finds device contexts, `peers` joins two of them by channels of two `ring`s, `mappings`
+makes and maps the memory that peers share; `adapter` puts the queue pairs on top. See `ring` and
 `mappings` for what a hostile peer can do.
 """
 

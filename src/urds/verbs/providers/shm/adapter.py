@@ -34,10 +34,16 @@ from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.device_waiters import LiveDevices
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
-from urds.verbs.providers.shm.channel import MTU_BYTES, PACKET_BYTES_MAX, RING_BYTES, Channel
 from urds.verbs.providers.shm.mappings import Allocations, MappableKeys
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
-from urds.verbs.providers.shm.peers import FRAME_PACKET, Peers
+from urds.verbs.providers.shm.peers import (
+    FRAME_PACKET,
+    MTU_BYTES,
+    PACKET_BYTES_MAX,
+    RING_BYTES,
+    Channel,
+    Peers,
+)
 from urds.verbs.providers.shm.progress import ProgressThread
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
 
@@ -72,12 +78,7 @@ class ShmAdapter(PacketAdapter):
         )
         self.packets_lost = 0  # without a peer, and datagrams that found no room
         self._rendezvous = Rendezvous(self.gid, directory)
-        self.peers = Peers(
-            self.gid,
-            self._rendezvous,
-            self,
-            now_ns=time.monotonic_ns,
-        )
+        self.peers = Peers(self.gid, self._rendezvous, self, now_ns=time.monotonic_ns)
         self.allocations = Allocations()
         self.mappable_keys = MappableKeys(
             self.allocations,
