@@ -3,7 +3,7 @@
 A provider adds a clock, `_transmit`, names for addresses (`_resolve`, `_claim`, `_release`), and
 calls `_receive` and `_run_timers` inside a `_batch`. If its path can be full, `_has_room` reports
 that and `_resume` is called when there is room again. Where the link itself detects that a peer is
-gone, `_lose_route` is called.
+gone, the provider tells `cm`.
 
 Callbacks may post and call `progress_qp`: within a batch such a call only marks the queue pair, and
 `flush`, at the end of the batch, sends everything. So no queue pair is entered recursively.
@@ -457,11 +457,6 @@ class PacketAdapter(Adapter):
         # Events are delivered before the next packet is processed: data right behind a reply
         # must find its queue pair ready.
         self._flush_connections()
-
-    def _lose_route(self, route: AddressVector) -> None:
-        """End all connections with a peer after the link detected that it is gone."""
-        with self._batch():
-            self.cm.handle_route_lost(route)
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -8,7 +8,7 @@ import errno
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort
 from urds.verbs.cm.core import check_private_data
@@ -80,7 +80,6 @@ class PacketConnection(VerbsConnection):
     qp: QueuePair | None = None
     record: CmConnection | None = None
     wants_data: bool = True  # packets for the queue pair are signs of life
-    context: Any = None
     _is_over: bool = False
 
     def accept(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:

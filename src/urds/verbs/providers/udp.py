@@ -102,14 +102,6 @@ class UdpEndpoint:
         self.local: HostPort = (local[0], self.socket.getsockname()[1])
         self._vectors: dict[tuple[SocketAddress, str], UdpVector] = {}
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor."""
-        return self.socket.fileno()
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
-
     def vector(self, name: SocketAddress, host: str = "") -> UdpVector:
         """Return the vector of a peer's socket address."""
         key = (name, host)
@@ -244,7 +236,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
         self.reactor.close()
         with self.lock:
             for endpoint in self._endpoints.values():
-                endpoint.close()
+                endpoint.socket.close()
             self._endpoints.clear()
 
     # -- sockets
@@ -260,7 +252,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             return found
         endpoint = UdpEndpoint(local, buffer_bytes=self.settings.buffer_bytes)
         self._endpoints[endpoint.local if is_new else local] = endpoint
-        self.reactor.watch(endpoint.fileno(), EPOLLIN, partial(self._handle_ready, endpoint))
+        self.reactor.watch(endpoint.socket.fileno(), EPOLLIN, partial(self._handle_ready, endpoint))
         return endpoint
 
     def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
@@ -273,7 +265,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
                     self.cm.handle_unreachable(gone, self.now_ns())
         if mask & EPOLLOUT and endpoint.is_full:
             endpoint.is_full = False
-            self.reactor.change(endpoint.fileno(), EPOLLIN)
+            self.reactor.change(endpoint.socket.fileno(), EPOLLIN)
             with self._batch():
                 for destination in list(self._blocked):
                     self._resume(destination)
@@ -288,8 +280,8 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             endpoint = self._endpoints[key]
             if endpoint not in used:
                 del self._endpoints[key]
-                self.reactor.unwatch(endpoint.fileno())
-                endpoint.close()
+                self.reactor.unwatch(endpoint.socket.fileno())
+                endpoint.socket.close()
 
     # -- hooks
 
@@ -300,7 +292,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
         endpoint = vector.endpoint
         endpoint.send(vector, parts)
         if endpoint.is_full:
-            self.reactor.change(endpoint.fileno(), EPOLLIN | EPOLLOUT)
+            self.reactor.change(endpoint.socket.fileno(), EPOLLIN | EPOLLOUT)
 
     def _has_room(self, destination: AddressVector) -> bool:
         vector = self._way(destination)

@@ -232,7 +232,7 @@ class ShmAdapter(PacketAdapter):
         self._early.pop(gid, None)
         self._sources.pop(gid, None)
         with self._batch():
-            self._lose_route(route)
+            self.cm.handle_route_lost(route)
             for entry in list(self.entries.values()):
                 qp = entry.qp
                 is_peer = qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid

@@ -178,7 +178,7 @@ class Encoder:
         payload_bytes_max: int,
         psn: int = 0,
     ) -> None:
-        self._reads = reads
+        self.reads = reads
         self._urds_peer = urds_peer
         self._crc = crc
         self._payload_bytes_max = payload_bytes_max
@@ -200,7 +200,8 @@ class Encoder:
             if not self._urds_peer and (
                 kind >= PacketKind.ATOMIC_SWAP or int(packet.flags) & _IMMEDIATE
             ):
-                return self._nak(packet)
+                syndrome = Syndrome.NAK_INVALID_REQUEST
+                return Packet(PacketKind.ACK, 0, psn=packet.psn, syndrome=syndrome)
             self._count_request(packet, out)
         if kind == PacketKind.SEND:
             self._emit_send(packet, out)
@@ -235,17 +236,13 @@ class Encoder:
         """Append an empty write: the first frame that lets a plain responder send."""
         self._append(tagged_header(Opcode.WRITE, 0, 0, 0, is_last=True), b"", out)
 
-    def oldest_outbound(self) -> int | None:
-        """Return the packet number of our oldest read without its whole answer."""
-        return self._reads.oldest_outbound()
-
     def confirm(self, bytes_sent: int) -> Packet | None:
         """Return the acknowledgement that a plain peer never sends, once TCP has the bytes.
 
         It stops before our oldest read: what is behind completes after the read has.
         """
         psn = None
-        limit = self._reads.oldest_outbound()
+        limit = self.reads.oldest_outbound()
         while self._handed and self._handed[0][0] <= bytes_sent:
             if limit is not None and not is_before(self._handed[0][1], limit):
                 break
@@ -256,13 +253,10 @@ class Encoder:
 
     # -- requests
 
-    def _nak(self, packet: Packet) -> Packet:
-        return Packet(PacketKind.ACK, 0, psn=packet.psn, syndrome=Syndrome.NAK_INVALID_REQUEST)
-
     def _count_request(self, packet: Packet, out: list[BytesLike]) -> None:
         if packet.psn != self._psn:
             assert self._urds_peer, "an engine without negative answers never goes back"
-            self._reads.rewind_outbound(packet.psn)
+            self.reads.rewind_outbound(packet.psn)
             payload = fpdu.emit_resume(packet.psn, packet.offset)
             self._untagged(Opcode.NOTICE, Queue.PRIVATE, payload, out, word=Notice.RESUME)
         self._psn = packet.psn + 1 & PSN_MASK
@@ -319,12 +313,12 @@ class Encoder:
             self._append(header, data, out)
 
     def _emit_read_request(self, packet: Packet, out: list[BytesLike]) -> None:
-        stag = self._reads.ask(packet.psn, packet.length)
+        stag = self.reads.ask(packet.psn, packet.length)
         request = fpdu.ReadRequest(stag, 0, packet.length, packet.rkey, packet.address)
         self._untagged(Opcode.READ_REQUEST, Queue.REQUEST, request.emit(), out)
 
     def _emit_atomic_request(self, packet: Packet, out: list[BytesLike]) -> None:
-        self._reads.outbound_atomics.add(packet.psn)
+        self.reads.outbound_atomics.add(packet.psn)
         is_swap = packet.kind in _SWAPS
         request = fpdu.AtomicRequest(
             fpdu.COMPARE_SWAP if is_swap else fpdu.FETCH_ADD,
@@ -341,7 +335,7 @@ class Encoder:
     # -- answers
 
     def _emit_read_response(self, packet: Packet, out: list[BytesLike]) -> None:
-        inbound = self._reads.inbound.get(packet.psn)
+        inbound = self.reads.inbound.get(packet.psn)
         if inbound is None:
             return  # the peer has gone back before it: the response is not needed
         is_end = bool(int(packet.flags) & _LAST)
@@ -356,10 +350,10 @@ class Encoder:
             )
             self._append(header, payload, out)
         if is_end:
-            del self._reads.inbound[packet.psn]
+            del self.reads.inbound[packet.psn]
 
     def _emit_atomic_response(self, packet: Packet, out: list[BytesLike]) -> None:
-        identifier = self._reads.inbound_atomics.pop(packet.psn, None)
+        identifier = self.reads.inbound_atomics.pop(packet.psn, None)
         if identifier is None:
             return  # as above
         payload = fpdu.ATOMIC_RESPONSE.pack(identifier, packet.compare_add)

@@ -47,7 +47,7 @@ from urds.verbs.providers.packet_connection import packed, take_to_rts
 from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
 from urds.verbs.providers.tcp.fpdu import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
 from urds.verbs.providers.tcp.reactor import Timer
-from urds.verbs.providers.tcp.sockets import address_of, prepare, reset, segment_bytes
+from urds.verbs.providers.tcp.sockets import address_of, prepare, reset
 from urds.verbs.providers.tcp.stream import IwarpStream
 
 if TYPE_CHECKING:
@@ -363,7 +363,8 @@ class TcpConnection(VerbsConnection):
         payload_bytes_max = PACKET_BYTES_MAX
         if not urds_peer:
             # RFC 5044 section 5 asks for FPDUs that fit one TCP segment; hardware likes them so.
-            fitting = segment_bytes(self._socket) - _OVERHEAD_BYTES
+            segment_bytes = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            fitting = segment_bytes - _OVERHEAD_BYTES
             payload_bytes_max = max(_PLAIN_BYTES_MIN, min(PACKET_BYTES_MAX, fitting))
         reads, crc = OutstandingReads(inbound_max=max(1, agreed.ird)), agreed.crc
         return IwarpStream(

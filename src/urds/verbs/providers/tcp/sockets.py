@@ -65,11 +65,6 @@ def reset(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.pack(1, 0))
 
 
-def segment_bytes(connection: socket.socket) -> int:
-    """Return the bytes of one TCP segment of a connection."""
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-
-
 def listening(local: HostPort, *, backlog: int) -> socket.socket:
     """Return a listening, non-blocking socket. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
     family, name = resolve(local)

@@ -310,7 +310,7 @@ class IwarpStream:
             self._end(ConnectionEventKind.DISCONNECTED, "the peer disconnected")
             return
         self._host.stats.terminates_received += 1
-        asked = self._encoder.oldest_outbound()
+        asked = self._encoder.reads.oldest_outbound()
         if asked is not None and not self._urds_peer:
             # The TERMINATE presumably concerns our oldest read.
             syndrome = _SYNDROME_OF.get(item.code >> 8 & 0xF, Syndrome.NAK_REMOTE_OPERATION)
