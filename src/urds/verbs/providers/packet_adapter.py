@@ -99,7 +99,8 @@ class PacketAdapter(Adapter):
         self._qpn_next = rng.randrange(QPN_FIRST, QPN_LAST)
         self.cm = CmCore(random=rng, settings=settings)
         self._waiting: deque[tuple[AddressVector, bytes]] = deque(maxlen=_WAITING_MAX)
-        self._later: deque[tuple[PacketConnection, ConnectionEventKind]] = deque()
+        # Events for the next flush: their owner may not have the connection yet.
+        self.later: deque[tuple[PacketConnection, ConnectionEventKind]] = deque()
         self._is_connecting = False  # no event may come before `connect` has returned
 
     # -- what a provider gives
@@ -372,7 +373,7 @@ class PacketAdapter(Adapter):
         )
         if route is None:
             # Not before this call has returned: its caller does not know the connection yet.
-            self.post_event(connection, ConnectionEventKind.REFUSED)
+            self.later.append((connection, ConnectionEventKind.REFUSED))
             self._request_batch()
             return connection
         connection.request(route, parameters, timeout_ns)
@@ -409,16 +410,12 @@ class PacketAdapter(Adapter):
         self.cm.unlisten(record)
         self._release(listener.local, listener.space)
 
-    def post_event(self, connection: PacketConnection, kind: ConnectionEventKind) -> None:
-        """Emit an event at the next `flush`: its owner may not have the connection yet."""
-        self._later.append((connection, kind))
-
     # -- messages, events, timers
 
     def _flush_connections(self) -> None:
-        while self._later or self.cm.has_news:
-            while self._later:
-                connection, kind = self._later.popleft()
+        while self.later or self.cm.has_news:
+            while self.later:
+                connection, kind = self.later.popleft()
                 connection.tell(kind, reason=_WORDS.get(kind, ""))
             event = self.cm.poll_event()
             if event is not None:

@@ -119,7 +119,7 @@ class PacketConnection(VerbsConnection):
             return
         if record.is_datagram and record.state is CmState.OVER:
             # The look-up was over when it was answered: no DREQ is needed.
-            adapter.post_event(self, ConnectionEventKind.DISCONNECTED)
+            adapter.later.append((self, ConnectionEventKind.DISCONNECTED))
         else:
             adapter.cm.disconnect(record, now_ns=adapter.now_ns())
         self._break_queue_pair()
