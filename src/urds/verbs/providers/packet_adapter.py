@@ -417,8 +417,7 @@ class PacketAdapter(Adapter):
             while self.later:
                 connection, kind = self.later.popleft()
                 connection.tell(kind, reason=_WORDS.get(kind, ""))
-            event = self.cm.poll_event()
-            if event is not None:
+            if (event := self.cm.poll_event()) is not None:
                 owner = event.connection.owner
                 if isinstance(owner, PacketListener | PacketConnection):
                     owner.handle_cm_event(event)
