@@ -29,9 +29,8 @@ from urds.rds.transports.rdma.events import (
     Refused,
     Reject,
 )
-from urds.rds.transports.rdma.peer import REJECTION, RdmaPeer, read_offer
+from urds.rds.transports.rdma.peer import REJECTION, RdmaPeer, key_of, read_offer
 from urds.rds.transports.rdma.quarantine import Quarantine
-from urds.rds.transports.rdma.reconnect import key_of
 from urds.rds.transports.rdma.settings import PeerSettings
 from urds.rds.transports.rdma.stats import RdmaStats
 from urds.rds.wire.private_data import accepted_version
