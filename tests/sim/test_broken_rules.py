@@ -17,7 +17,6 @@ from tests.sim.simulation import HIGH, LOW, Simulation
 from tests.sim.world import Socket
 from urds.rds.control.connection import Connection
 from urds.rds.control.events import Hold
-from urds.rds.control.reconnect import Reconnector
 from urds.rds.control.state import PathRecord
 from urds.rds.control.streams import Streams
 from urds.rds.plane.contract import Release
@@ -214,7 +213,7 @@ BROKEN = [
         instead(Connection, "_current", _any_stream_will_do),
         MANY_RESTARTS,
     ),
-    Broken("a lost path is looked for again", instead(Reconnector, "_reconnect_later", nothing)),
+    Broken("a lost path is looked for again", instead(Streams, "_reconnect_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),
 ]
 

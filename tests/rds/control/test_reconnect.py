@@ -17,7 +17,6 @@ from tests.rds.control.test_linux import (
     hear,
     up_as_lower,
 )
-from urds.rds.control.backoff import Backoff
 from urds.rds.control.connection import Connection
 from urds.rds.control.events import (
     Agree,
@@ -32,6 +31,7 @@ from urds.rds.control.events import (
     RequestCallBack,
 )
 from urds.rds.control.settings import ConnectionSettings
+from urds.rds.control.timers import Backoff
 
 
 def attempts(core: Connection, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:

@@ -1,7 +1,7 @@
 """One peer of one local address: its identity, its number of paths, the stream of each path.
 
-The module `reconnect` says when to connect, `streams` which stream belongs to which path, and
-`peer` how a handshake changes what is known.
+The module `streams` says when to connect and which stream belongs to which path, `peer` how a
+handshake changes what is known.
 
 A handshake (probe, hello, and their answers) identifies the peer. Until then only path 0 is used,
 and the connection keeps everything it has sent. Towards a known own node, every new stream is held
@@ -17,11 +17,9 @@ v6.12, v7.0); docs/reference/linux-peer-notes.md 1, 3 (observed with linux v6.1,
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from urds.common.types import IPAddress
 from urds.rds.constants import PING_PORT, PORT_FIRST, PROBE_PORT
 from urds.rds.control.events import (
     Action,
@@ -46,53 +44,23 @@ from urds.rds.control.peer import (
     restarted,
     taken_for_linux,
 )
-from urds.rds.control.pending import PendingConnections
-from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.state import PathInput, PathRecord, PathState
-from urds.rds.control.stats import Stats
 from urds.rds.control.streams import Streams
-from urds.rds.control.timers import TimerKind, Timers
+from urds.rds.control.timers import TimerKind
 from urds.rds.wire.extensions import Handshake, parse_handshake
 
 if TYPE_CHECKING:
-    from random import Random
+    pass
 
 _NO_EXTENSION: Final = bytes(16)
 
 
 class Connection(Streams):
-    """The control state of one (local, peer) pair; the two addresses differ.
+    """The control state of one (local, peer) pair; the two addresses differ."""
 
-    A local address passes in what its connections share; without one a connection has its own.
-    """
-
-    def __init__(
-        self,
-        *,
-        local: IPAddress,
-        peer: IPAddress,
-        settings: ConnectionSettings,
-        random: Random,
-        stats: Stats | None = None,
-        actions: deque[Action] | None = None,
-        timers: Timers | None = None,
-        pending: PendingConnections | None = None,
-        on_streams: Callable[[Connection], None] = lambda connection: None,
-    ) -> None:
-        super().__init__(
-            local=local,
-            peer=peer,
-            settings=settings,
-            random=random,
-            stats=Stats() if stats is None else stats,
-            actions=deque() if actions is None else actions,
-            timers=Timers() if timers is None else timers,
-            pending=pending,
-        )
-        self._on_streams = on_streams  # a stream was attached or ended
-        self._announced = False  # SPORT_IDX was sent to this generation of the peer
-        self._untold = False  # the plane may have missed a report of the peer
-        self.used_ns = 0  # when something happened last, for eviction
+    used_ns = 0  # when something happened last, for eviction
+    _announced = False  # SPORT_IDX was sent to this generation of the peer
+    _untold = False  # the plane may have missed a report of the peer
 
     @property
     def is_idle(self) -> bool:
@@ -122,9 +90,6 @@ class Connection(Streams):
         trying = (PathState.CONNECTING, PathState.CALL_BACK_REQUESTED)
         busy = any(path.wanted or path.state in trying for path in self._paths)
         return not (busy or self._parked or self._seconds)
-
-    def _note_streams(self) -> None:
-        self._on_streams(self)
 
     # -- reports of the driver and the plane
 

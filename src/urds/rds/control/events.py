@@ -57,63 +57,65 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class Action:
+    """An action or a notice; the peer that it concerns."""
+
+    peer: IPAddress
+
+
+@dataclass(frozen=True, slots=True)
+class PathAction(Action):
+    """An action about one path of the peer."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect(PathAction):
     """Open a TCP connection to port 16385 of the peer, from the local address.
 
     Answer with `handle_connected` or `handle_connect_failed`, once.
     """
 
-    peer: IPAddress
-    index: int
     source_ports: SourcePortRule
 
 
 @dataclass(frozen=True, slots=True)
-class RequestCallBack:
+class RequestCallBack(Action):
     """Open a TCP connection that carries nothing: it asks the lower side to connect.
 
     Answer with `handle_call_back_requested` once it stands, or `handle_connect_failed` for path 0,
     once. Close it when the peer closes it, or after 1 s.
     """
 
-    peer: IPAddress
-
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(PathAction):
     """Attach a stream to the path; one attached before is superseded."""
 
-    peer: IPAddress
-    index: int
     stream: int
     hold: Hold
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Action):
     """Close a stream with a reset (linger 0), so that no TIME_WAIT stays."""
 
-    peer: IPAddress
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
-class Detach:
+class Detach(PathAction):
     """Detach the path's stream and close it; no `handle_down` follows."""
-
-    peer: IPAddress
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
-class SendControl:
+class SendControl(PathAction):
     """Queue a ping, pong or probe on the path; `hello` is the plane's: unsequenced, never held.
 
     A pong is subject to `ping_enable` and to the peer's congestion map: the driver asks both.
     """
 
-    peer: IPAddress
-    index: int
     source_port: int
     target_port: int
     extension: bytes  # 16 bytes
@@ -121,130 +123,90 @@ class SendControl:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(PathAction):
     """Let the held path send; the peer has everything up to `received_by_peer` (None: unknown)."""
 
-    peer: IPAddress
-    index: int
     received_by_peer: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Agree:
+class Agree(Action):
     """Set the result of the handshake on every path."""
 
-    peer: IPAddress
     release: ReleaseRule
     checksum: bool
     message_bytes_max: int = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class RestartPeer:
+class RestartPeer(Action):
     """An own node restarted: every path drops what it sent to the old generation."""
-
-    peer: IPAddress
 
 
 @dataclass(frozen=True, slots=True)
-class RememberHandshake:
+class RememberHandshake(Action):
     """Note a kernel's generation (None: it sends none), so that the plane sees its restart."""
 
-    peer: IPAddress
     generation: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeDeadStream:
+class ProbeDeadStream(PathAction):
     """Send the local map: a dead connection answers with a reset, a live one ignores it."""
-
-    peer: IPAddress
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
-class FanOut:
+class FanOut(Action):
     """Make the missing ones of paths 1 to `count` - 1, held behind path 0; route by port hash."""
 
-    peer: IPAddress
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class FanIn:
+class FanIn(Action):
     """The peer's restart has fewer paths: route to `count` paths; give up and close the others.
 
     The contents of their queues were for the old generation. They are counted as given up; routes
     come first, so that nothing new strands.
     """
 
-    peer: IPAddress
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(PathAction):
     """The path was down for `reconnect_give_up_ns`: drop its queue (`Path.drop_queue`), log it."""
 
-    peer: IPAddress
-    index: int
     down_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Action):
     """The connection was evicted, idle for longest: drop the queues, close the paths."""
-
-    peer: IPAddress
 
 
 # -- notices
 
 
 @dataclass(frozen=True, slots=True)
-class PeerKnown:
+class PeerKnown(Action):
     """The handshake, or its absence, identified the peer; also sent when that changed."""
 
-    peer: IPAddress
     kind: PeerKind
     npaths: int
     capabilities: Capability  # of both sides
 
 
 @dataclass(frozen=True, slots=True)
-class PeerStartedAnew:
+class PeerStartedAnew(Action):
     """The peer restarted. Generations are None for a kernel that sends none."""
 
-    peer: IPAddress
     generation_before: int | None
     generation: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Action):
     """An inbound connection was refused; the `Refuse` or `Detach` came before."""
 
-    peer: IPAddress
     reason: Reason
-
-
-Action = (
-    Connect
-    | RequestCallBack
-    | Attach
-    | Refuse
-    | Detach
-    | SendControl
-    | Release
-    | Agree
-    | RestartPeer
-    | RememberHandshake
-    | ProbeDeadStream
-    | FanOut
-    | FanIn
-    | GiveUp
-    | Forget
-    | PeerKnown
-    | PeerStartedAnew
-    | Refused
-)

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Final
 
 from urds.common.errors import LocalProtocolError
-from urds.rds.control.backoff import Backoff
+from urds.rds.control.timers import Backoff
 
 
 class PathState(Enum):

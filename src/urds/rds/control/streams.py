@@ -1,4 +1,14 @@
-"""Which stream belongs to which path: the middle part of a connection.
+"""The paths of one connection: when each is connected, and which stream belongs to which.
+
+The lower address connects for data. The higher one *requests a call-back*: it opens a connection
+that carries nothing, which the lower side rejects and takes as a request to connect. Both sides
+reconnect a lost path, at once and then with back-off. Linux leaves that to the lower side, and a
+higher one requests a call-back with its next message only; here it does so without one, since the
+message before may wait for a peer that restarted and knows nothing of this node. Where no message
+waits, the back-off grows further: a server need not call departed clients every second.
+
+The lower side opens paths 1 and up, and only while path 0 is *confirmed*: the peer showed on its
+stream that it knows this node. So a peer that restarted sees path 0 first.
 
 A stream on the wrong path mixes the numbers of two, and messages are lost or doubled; but only the
 handshake tells both sides which path a stream is for. Therefore the higher side
@@ -9,8 +19,9 @@ handshake tells both sides which path a stream is for. Therefore the higher side
   then there is nothing to mix up;
 - drops a stream that turns out to be on the wrong path, without an answer.
 
-An accepted stream supersedes the one its path has. Source: docs/reference/rds.md 2.2, 2.4 (linux
-v6.12, v7.0 net/rds/tcp_listen.c); docs/reference/linux-peer-notes.md 3 rules 1 and 11.
+An accepted stream supersedes the one its path has. Source: docs/reference/rds.md 2.1, 2.2, 2.4, 2.5
+(linux v6.12, v7.0 net/rds/tcp_listen.c, threads.c); docs/reference/linux-peer-notes.md 3 rules 1,
+2, 10 and 11 (observed with linux v6.1, v6.12, v7.2).
 
 A stream that leads to an own node and is up is not superseded at once: a probe on it first asks
 whether the peer is still there. A peer that has lost its stream, or has restarted, cannot answer on
@@ -22,30 +33,49 @@ handed the peer's messages. It is refused and counted.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self
 
 from urds.common.types import IPAddress
 from urds.rds.constants import PATHS_MAX
-from urds.rds.control.events import Action, Attach, Detach, Hold, PeerKind, Reason, Refuse, Refused
+from urds.rds.control.events import (
+    Action,
+    Attach,
+    Connect,
+    Detach,
+    GiveUp,
+    Hold,
+    PeerKind,
+    ProbeDeadStream,
+    Reason,
+    Refuse,
+    Refused,
+    RequestCallBack,
+)
+from urds.rds.control.paths import SourcePortRule, address_bytes
 from urds.rds.control.peer import PeerFacts
 from urds.rds.control.pending import PendingConnections
-from urds.rds.control.reconnect import Reconnector
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.state import PathInput, PathRecord, PathState
 from urds.rds.control.stats import Stats
-from urds.rds.control.timers import TimerKey, TimerKind, Timers
+from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
 
 if TYPE_CHECKING:
     from random import Random
 
+_ATTEMPT_GAP_NS: Final = 10_000_000  # one attempt in this time, whatever asks for it
+_CALL_BACK_NS: Final = 20_000_000  # the lower side has this time before the next call-back request
 _PARKED_MAX: Final = PATHS_MAX - 1
 # An answer holds for this long: a peer that connects again and again must not use up the control
 # messages that the other side allows, or that side would answer no more.
 _ANSWER_HOLDS_NS: Final = 100_000_000
 
 
-class Streams(Reconnector):
-    """The streams of one connection, and how they are attached to their paths."""
+class Streams:
+    """The paths of one connection, the attempts to get a stream for each, and the streams.
+
+    A local address passes in what its connections share; without one a connection has its own.
+    """
 
     def __init__(
         self,
@@ -54,24 +84,26 @@ class Streams(Reconnector):
         peer: IPAddress,
         settings: ConnectionSettings,
         random: Random,
-        stats: Stats,
-        actions: deque[Action],
-        timers: Timers,
-        pending: PendingConnections | None,
+        stats: Stats | None = None,
+        actions: deque[Action] | None = None,
+        timers: Timers | None = None,
+        pending: PendingConnections | None = None,
+        on_streams: Callable[[Self], None] = lambda connection: None,
     ) -> None:
-        super().__init__(
-            local=local,
-            peer=peer,
-            settings=settings,
-            random=random,
-            stats=stats,
-            actions=actions,
-            timers=timers,
-        )
+        assert address_bytes(local) != address_bytes(peer), f"{local} to itself"
+        self.local = local
+        self.peer = peer
+        self.lower = address_bytes(local) < address_bytes(peer)
+        self.settings = settings
+        self.stats = Stats() if stats is None else stats
         self.facts = PeerFacts()
-        self._pending = (
-            PendingConnections(LocalAddressSettings(), timers) if pending is None else pending
-        )
+        self._random = random
+        self._actions: deque[Action] = deque() if actions is None else actions
+        self._timers = Timers() if timers is None else timers
+        self._pending = pending or PendingConnections(LocalAddressSettings(), self._timers)
+        self._on_streams = on_streams  # a stream was attached or ended
+        self._paths = [self._new_path(0)]
+        self._call_back_requested_ns = -_ATTEMPT_GAP_NS
         self._parked: dict[int, tuple[int, bool]] = {}  # stream to source port and `own`
         # By path, what waits until its stream has answered or ended: stream, source port, `own`.
         self._seconds: dict[int, tuple[int, int, bool]] = {}
@@ -81,6 +113,160 @@ class Streams(Reconnector):
     def npaths(self) -> int:
         """How many paths are in use."""
         return len(self._paths)
+
+    def _new_path(self, index: int) -> PathRecord:
+        backoff = Backoff(min_ns=self.settings.reconnect_delay_min_ns, random=self._random)
+        return PathRecord(index, backoff)
+
+    def _path(self, index: int) -> PathRecord | None:
+        """Return a path; None if a fan-in has closed it meanwhile."""
+        return self._paths[index] if index < len(self._paths) else None
+
+    def _emit(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _set(self, kind: TimerKind, path: PathRecord, deadline_ns: int) -> None:
+        self._timers.set(TimerKey(self.peer, kind, path.index), deadline_ns)
+
+    def _cancel(self, path: PathRecord, *kinds: TimerKind) -> None:
+        for kind in kinds:
+            self._timers.cancel(TimerKey(self.peer, kind, path.index))
+
+    # -- attempts
+
+    def _want(self, path: PathRecord, now_ns: int) -> None:
+        """Connect because messages wait."""
+        if not path.wanted:
+            path.wanted = path.wants_connection = True
+            self._start_outage(path, now_ns)
+            self._retry_now(path, now_ns)
+
+    def _start_outage(self, path: PathRecord, now_ns: int) -> None:
+        path.down_ns = now_ns
+        if self.settings.reconnect_give_up_ns:
+            self._set(TimerKind.GIVE_UP, path, now_ns + self.settings.reconnect_give_up_ns)
+
+    def _end_outage(self, path: PathRecord) -> None:
+        path.wanted = False
+        path.down_ns = None
+        path.backoff.reset()
+        self._cancel(path, TimerKind.GIVE_UP)
+
+    def _reconnect(self, path: PathRecord, delay_ns: int, now_ns: int) -> None:
+        """Connect, now or after a delay."""
+        delay_ns = max(delay_ns, path.quarantined_until_ns - now_ns)
+        path.move(PathInput.RECONNECT)
+        path.wants_connection = True
+        if path.down_ns is None:
+            self._start_outage(path, now_ns)
+        if delay_ns > 0:
+            self._set(TimerKind.ATTEMPT, path, now_ns + delay_ns)
+        else:
+            self._attempt(path, now_ns)
+
+    def _quarantine(self, path: PathRecord, now_ns: int) -> None:
+        """Delay the next attempt, at random up to the longest delay."""
+        quarantine_ns = self._random.randrange(self.settings.reconnect_delay_max_ns)
+        path.quarantined_until_ns = now_ns + quarantine_ns
+
+    def _reconnect_later(self, path: PathRecord, now_ns: int) -> None:
+        """Connect after the back-off's delay."""
+        settings = self.settings
+        delay_ns = path.backoff.next_ns(
+            max_ns=settings.reconnect_delay_max_ns
+            if path.wanted
+            else settings.reconnect_delay_idle_max_ns
+        )
+        if not self.lower:
+            delay_ns += _CALL_BACK_NS
+        self._reconnect(path, delay_ns, now_ns)
+
+    def _retry_now(self, path: PathRecord, now_ns: int) -> None:
+        """Connect without back-off, unless an attempt is under way."""
+        if path.state not in (PathState.DOWN, PathState.WAITING):
+            return
+        earliest_ns = now_ns
+        if path.attempted_ns is not None:
+            earliest_ns = path.attempted_ns + _ATTEMPT_GAP_NS
+        self._reconnect(path, earliest_ns - now_ns, now_ns)
+
+    def _attempt(self, path: PathRecord, now_ns: int) -> None:
+        self._cancel(path, TimerKind.ATTEMPT)
+        if not self.lower:
+            self._request_call_back(path, now_ns)
+        elif not path.index or self._paths[0].confirmed:
+            self._connect(path, now_ns)
+        elif self._paths[0].state is PathState.DOWN:
+            # This path stays WAITING without a timer, until path 0 is confirmed.
+            self._reconnect(self._paths[0], 0, now_ns)
+
+    def _connect(self, path: PathRecord, now_ns: int) -> None:
+        path.move(PathInput.CONNECT)
+        path.attempted_ns = now_ns
+        path.attempts += 1
+        self.stats.connects += 1
+        rule = SourcePortRule(path.index, path.attempts)
+        self._emit(Connect(self.peer, path.index, rule))
+
+    def _request_call_back(self, path: PathRecord, now_ns: int) -> None:
+        """Ask the peer to connect; one call-back request serves all paths."""
+        requested = any(other.state is PathState.CALL_BACK_REQUESTED for other in self._paths)
+        path.move(PathInput.REQUEST_CALL_BACK)
+        path.attempted_ns = now_ns
+        if not requested:
+            self.stats.call_back_requests += 1
+            self._emit(RequestCallBack(self.peer))
+
+    def _end_call_back_request(self, now_ns: int) -> None:
+        for path in self._paths:
+            if path.state is PathState.CALL_BACK_REQUESTED:
+                path.move(PathInput.ANSWERED)
+                self._reconnect_later(path, now_ns)
+
+    def _end_connect(self, path: PathRecord, now_ns: int) -> None:
+        """Note an attempt without a stream. The path may have been given up meanwhile."""
+        path.move(PathInput.ANSWERED)
+        if path.wants_connection:
+            self._reconnect_later(path, now_ns)
+
+    def _handle_call_back_request(self, now_ns: int) -> None:
+        """Connect what is down, and probe what seems up.
+
+        A peer that requests a call-back has no stream. The stream here is then dead at the other
+        end, and would seem up until keepalive ends it.
+        """
+        self.stats.call_back_requests_received += 1
+        if now_ns < self._call_back_requested_ns + _ATTEMPT_GAP_NS:
+            return
+        self._call_back_requested_ns = now_ns
+        for path in self._paths:
+            if path.stream is None:
+                path.backoff.reset(span_ns=_ATTEMPT_GAP_NS)
+                self._retry_now(path, now_ns)
+            else:
+                self._probe_dead_stream(path)
+
+    def _probe_dead_stream(self, path: PathRecord) -> None:
+        self.stats.dead_stream_probes += 1
+        self._emit(ProbeDeadStream(self.peer, path.index))
+
+    def _open_paths(self, now_ns: int) -> None:
+        """Let the other paths connect: path 0 is confirmed."""
+        for path in self._paths[1:]:
+            if path.state in (PathState.DOWN, PathState.WAITING):
+                self._retry_now(path, now_ns)
+
+    def _give_up(self, path: PathRecord, now_ns: int) -> None:
+        """Stop the attempts; the next message starts anew."""
+        assert path.down_ns is not None, "the timer runs during an outage only"
+        self.stats.gave_up += 1
+        self._emit(GiveUp(self.peer, path.index, now_ns - path.down_ns))
+        path.move(PathInput.GIVE_UP)
+        path.wants_connection = False
+        self._end_outage(path)
+        self._cancel(path, TimerKind.ATTEMPT)
+
+    # -- streams
 
     def _place(self, stream: int, source_port: int, now_ns: int, *, own: bool) -> None:
         """Attach an accepted stream to its path, park it, or refuse it."""
@@ -202,7 +388,7 @@ class Streams(Reconnector):
 
     def _note_streams(self) -> None:
         """Report that a stream was attached or ended."""
-        raise NotImplementedError
+        self._on_streams(self)
 
     def _greet(self, path: PathRecord, now_ns: int) -> None:
         """Send the first frame on a new stream."""

@@ -21,7 +21,6 @@ from tests.rds.transports.tcp.meetings import (
 )
 from tests.rds.transports.tcp.nodes import Node, wait_until
 from urds.rds.control.events import Hold
-from urds.rds.control.reconnect import Reconnector
 from urds.rds.control.state import PathRecord
 from urds.rds.control.streams import Streams
 from urds.rds.plane.contract import Release as ReleaseRule
@@ -143,7 +142,7 @@ def test_a_call_back_request_uncovers_a_dead_connection(
 
 
 def test_without_a_poke_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reconnector, "_probe_dead_stream", lambda self, path: None)
+    monkeypatch.setattr(Streams, "_probe_dead_stream", lambda self, path: None)
     node, peer = lab.pair("lower")
     assert send_after_a_silent_death(node, peer) == []
 

@@ -46,27 +46,41 @@ class Reason(Enum):
 # -- actions
 
 
+class Action:
+    """An action or a notice."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Connect:
+class PeerAction(Action):
+    """What concerns one peer."""
+
+    key: PeerKey
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionAction(PeerAction):
+    """What concerns one connection to a peer, attempted or requested."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect(ConnectionAction):
     """Ask the peer for a connection, with the private data of `offer`.
 
     Answer with `handle_established` or `handle_failed`, once, unless `Abandon` comes first.
     """
 
-    key: PeerKey
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(ConnectionAction):
     """Accept the request, with the private data of `offer`. Answer as to `Connect`."""
 
-    key: PeerKey
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Action):
     """Reject the request."""
 
     number: int
@@ -74,11 +88,9 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(ConnectionAction):
     """Attach the established connection to the path; there is no other then."""
 
-    key: PeerKey
-    number: int
     acknowledged: int  # the highest own number that this generation of the peer has; 0: none
     credits: int  # 0: no flow control
     is_urds_peer: bool
@@ -86,76 +98,49 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class Detach:
+class Detach(ConnectionAction):
     """Detach the connection from the path, unless it is gone, and close it.
 
     If the path still holds messages then, answer with `handle_wanted`.
     """
 
-    key: PeerKey
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(ConnectionAction):
     """Close what was never established: an attempt, or an accepted request."""
 
-    key: PeerKey
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
-class RestartPeer:
+class RestartPeer(PeerAction):
     """The peer restarted: drop what was sent to the old generation, forget its numbers."""
 
-    key: PeerKey
-
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(PeerAction):
     """There was no connection for `reconnect_give_up_ns`: drop all messages, log it."""
 
-    key: PeerKey
     down_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(PeerAction):
     """The peer was evicted, idle for longest: drop its messages, close its path."""
-
-    key: PeerKey
 
 
 # -- notices
 
 
 @dataclass(frozen=True, slots=True)
-class PeerKnown:
+class PeerKnown(PeerAction):
     """The private data identified the peer; also sent when that changed."""
 
-    key: PeerKey
     is_urds_peer: bool
     version: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Action):
     """A connection was refused; the `Reject` or `Abandon` came before."""
 
     peer: IPAddress
     reason: Reason
-
-
-Action = (
-    Connect
-    | Accept
-    | Reject
-    | Attach
-    | Detach
-    | Abandon
-    | RestartPeer
-    | GiveUp
-    | Forget
-    | PeerKnown
-    | Refused
-)

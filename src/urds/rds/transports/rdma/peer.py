@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import WireError
 from urds.common.types import IPAddress
-from urds.rds.control.backoff import Backoff
 from urds.rds.control.paths import address_bytes
-from urds.rds.control.timers import TimerKey, TimerKind, Timers
+from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
 from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
