@@ -14,7 +14,7 @@ from fuzz.script import Script, actions, step
 from urds.rds.cmsg import destination_cookie, destination_extension
 from urds.rds.constants import SockOpt
 from urds.rds.control.settings import LocalAddressSettings
-from urds.rds.rdma_requests import read_free, read_region
+from urds.rds.rdma import read_free, read_region
 from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.events import Failure, PeerKey, Reason
 from urds.rds.transports.rdma.local_address import RdmaEndpoint

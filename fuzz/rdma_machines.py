@@ -134,11 +134,11 @@ class Besieged:
 
     def queue(self, choice: int, amount: int) -> None:
         """Queue a message, perhaps with operations."""
-        if self.core.message_count() >= MESSAGES_MAX:
+        if self.core.outgoing.message_count() >= MESSAGES_MAX:
             return
         made = [one for bit, one in enumerate(_operations()) if choice >> bit & 1]
         self.operations += made
-        self.core.queue(
+        self.core.outgoing.queue(
             self.accounts[amount & 1],
             1 + amount % PORTS,
             1 + (amount >> 2) % PORTS,
@@ -189,10 +189,10 @@ class Besieged:
 
     def check(self) -> None:
         """Check what the core keeps, and what it charges."""
-        core, outgoing = self.core, self.core._outgoing  # no public access to its queues
+        core, outgoing = self.core, self.core.outgoing  # no public access to its queues
         assert len(core._posted) <= SEND_RING
-        assert core.message_count() <= MESSAGES_MAX + 1
-        assert sum(map(len, core._incoming._pieces)) <= MESSAGE_BYTES_MAX
+        assert core.outgoing.message_count() <= MESSAGES_MAX + 1
+        assert sum(map(len, core.incoming._pieces)) <= MESSAGE_BYTES_MAX
         weights: Counter[int] = Counter()
         for message in outgoing._messages():
             if message.owner is not None:
@@ -209,7 +209,7 @@ class Besieged:
         self.detach()
         self.core.drop_all()
         self.check()
-        assert not self.core.holds()
+        assert not self.core.outgoing.holds()
         assert all(one.status is not None for one in self.operations)
 
 
@@ -239,7 +239,9 @@ def rdma_core(data: bytes) -> None:
             piece = script.piece()
             side.take(piece[: _CHECKSUM_END - 2] + bytes(2) + piece[_CHECKSUM_END:])
         elif action & 7 == 2:
-            side.take(_frame(action >> 3, amount, script.number(), side.core.sequence_next))
+            side.take(
+                _frame(action >> 3, amount, script.number(), side.core.outgoing.sequence_next)
+            )
         elif action & 7 == 3:
             side.complete(amount, outcomes[(action >> 3) % len(outcomes)])
         elif action & 7 == 4:
@@ -247,7 +249,7 @@ def rdma_core(data: bytes) -> None:
         elif action & 7 == 5:
             side.act(action >> 3, amount)
         elif action & 7 == 6:
-            side.attach(side.core.sequence_next - (amount >> 4), amount & 15)
+            side.attach(side.core.outgoing.sequence_next - (amount >> 4), amount & 15)
         else:
             side.take(_odd_frame(action >> 3, amount))
         side.post()

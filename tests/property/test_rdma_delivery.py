@@ -201,7 +201,7 @@ class World:
             assert [one for one in end.plain if one not in got] == [], "a message is lost"
             assert all(operation.status is not None for operation in end.operations)
             assert len(end.side.ended) == len(end.operations)
-            assert not end.side.core.holds()
+            assert not end.side.core.outgoing.holds()
             assert end.side.account.send_queued_bytes == 0
             for payload, operations in end.message_of.items():
                 ended = {operation.status for operation in operations}
@@ -244,7 +244,7 @@ def test_a_new_life_of_the_peer_gets_nothing_of_its_old_life(
     for restarts, size, count in steps:
         if restarts:
             got += receiver.payloads()
-            handed = sum(1 for _ in sender.core.sent_messages())
+            handed = sum(1 for _ in sender.core.outgoing.sent_entries())
             sender.core.detach()
             assert sender.core.restart_peer() == handed
             receiver = Side()

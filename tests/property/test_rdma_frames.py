@@ -87,7 +87,7 @@ def test_any_bytes_are_taken_or_end_the_connection(flow_control: bool, data: lis
         for seen in side.take():
             assert len(seen.payload) <= FRAGMENT
             assert seen.header.checksum
-        assert side.core.message_count() <= 4
+        assert side.core.outgoing.message_count() <= 4
     assert all(len(payload) <= 9000 for payload in side.payloads())
     assert all(len(one) == 8192 for one in side.maps)
 

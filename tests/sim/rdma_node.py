@@ -295,7 +295,7 @@ class SimNode:
 
     def left(self) -> int:
         """Return how many messages wait to be sent or acknowledged."""
-        return sum(path.core.message_count() for path in self.paths())
+        return sum(path.core.outgoing.message_count() for path in self.paths())
 
     def queued(self) -> int:
         """Return how many messages and notices wait for receivers."""

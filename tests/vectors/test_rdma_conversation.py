@@ -173,7 +173,7 @@ class Replay:
         elif header.sequence and header.source_port:
             operations = [_operation(step.operation)] if step.operation else []
             extension = b"" if operations or not any(header.extension) else header.extension
-            self.core.queue(
+            self.core.outgoing.queue(
                 self.account,
                 header.source_port,
                 header.target_port,
@@ -237,6 +237,6 @@ def test_what_the_core_took_in() -> None:
 def test_another_byte_is_noticed() -> None:
     """Shows that the replay can fail: a kernel that acknowledges one more than it got."""
     replay = Replay("a")
-    replay.core._incoming.sequence_expected = 2
+    replay.core.incoming.sequence_expected = 2
     with pytest.raises(AssertionError):
         replay.run()

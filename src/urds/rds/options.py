@@ -148,7 +148,7 @@ def cancel_target(data: bytes, settings: Settings) -> tuple[IPAddress | None, in
 
 
 _SOCKADDR_BYTES_MIN: Final = 16
-# What sockets do instead of a row; `rdma_requests` reads their values.
+# What sockets do instead of a row; `rdma` reads their values.
 REGION_ACTIONS: Final = frozenset({SockOpt.GET_MR, SockOpt.FREE_MR, SockOpt.GET_MR_FOR_DEST})
 
 

@@ -1,37 +1,81 @@
-"""RDMA and atomic operations on a socket without hand-packed structures.
+"""How a socket sends, and RDMA: checks in Linux's order, control messages, memory regions.
 
-One side makes a region of its memory and sends the cookie along with a message; the other moves
-bytes into it or out of it, unseen by the program there, and its next message arrives after the
-bytes. `socket_sending` has the same with the structures of rds-rdma(7).
-Source: rds-rdma(7); docs/reference/rds.md 4.3.
+RDMA has two faces. Without hand-packed structures: one side makes a region of its memory and sends
+the cookie along with a message; the other moves bytes into it or out of it, unseen by the program
+there, and its next message arrives after the bytes. And with the structures of rds-rdma(7), whose
+addresses are those of this process; `rdma` reads them, and is imported when it is needed.
+Source: rds-rdma(7); linux v6.12 net/rds/send.c (rds_sendmsg), net/rds/rdma.c;
+docs/reference/rds.md 3.2, 3.4, 4.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from urds.common.errors import ErrorReason, os_error
-from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PIECES_MAX
-from urds.rds.socket_sending import SendingSocket
+from urds.common.errors import ErrorReason, message_too_long, os_error
+from urds.common.types import IPAddress
+from urds.rds import addresses, options
+from urds.rds.addresses import Call
+from urds.rds.constants import (
+    MAX_MESSAGE_BYTES,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_ZEROCOPY,
+    SOL_RDS,
+    RdmaFlag,
+    SockOpt,
+    Transport,
+)
+from urds.rds.socket_base import SocketBase, option_bytes
 
 if TYPE_CHECKING:
+    from urds.rds.cmsg import RdmaMap, SendRequest
     from urds.rds.rdma import MemoryRegion, PendingAtomic, PendingOperation
+    from urds.rds.runtime.backend import Mailbox, Operation
+    from urds.rds.transports.rdma.regions import RegionTable
 
     Buffer = bytes | bytearray | memoryview
 
 _U64_END: Final = 1 << 64
 _ALL_BITS: Final = _U64_END - 1
-_ATOMIC_BYTES: Final = 8
+# As integers: an enum makes each operation on flags twenty times as long.
+_DONTWAIT: Final = int(MSG_DONTWAIT)
+_ZEROCOPY: Final = int(MSG_ZEROCOPY)
+_SENT_STRICT: Final = _DONTWAIT | _ZEROCOPY
+_SENT: Final = _SENT_STRICT | int(MSG_NOSIGNAL)  # docs/differences.md
+_CHOOSE_RDMA: Final = "set SO_RDS_TRANSPORT to RDS_TRANS_IB before bind, or the setting transport"
 
 
-class RdmaSocket(SendingSocket):
-    """Memory regions, transfers and atomic operations; see `socket.Socket`.
+class RdmaSocket(SocketBase):
+    """Sending and its checks, memory regions, transfers and atomic operations; see `socket.Socket`.
 
-    For sockets over RDMA; over TCP each call raises OSError (EOPNOTSUPP). In all of them `address`
-    None is the default destination, and `payload` None sends no message to the program there; with
-    a payload, of no bytes even, a message follows.
+    What concerns memory is for sockets over RDMA; over TCP it raises OSError (EOPNOTSUPP). In all
+    these calls `address` None is the default destination, and `payload` None sends no message to
+    the program there; with a payload, of no bytes even, a message follows.
     """
+
+    def setsockopt(
+        self, level: int, option: int, value: Any, value_bytes: int | None = None, /
+    ) -> None:
+        """Set an option to an integer or to bytes; see `options` for what each takes.
+
+        GET_MR and GET_MR_FOR_DEST make a memory region of an address and write its cookie to
+        another; FREE_MR frees one. Raises OSError as Linux does: ENOPROTOOPT for an unknown
+        option, EINVAL, EFAULT, EDOM; for regions also ENOTCONN, EOPNOTSUPP over TCP, EMSGSIZE.
+        """
+        if level == SOL_RDS and option in options.REGION_ACTIONS:
+            self._check_open()
+            data = option_bytes(value, value_bytes)
+            if option == SockOpt.FREE_MR:
+                self._free_region(data)
+            else:
+                self._get_region(option, data)
+        else:
+            super().setsockopt(level, option, value, value_bytes)
+
+    # -- regions and operations without structures
 
     def get_mr(
         self, buffer: Any, address: Any = None, *, writable: bool = True, use_once: bool = False
@@ -45,7 +89,7 @@ class RdmaSocket(SendingSocket):
         EOPNOTSUPP, EINVAL, EMSGSIZE, ENOMEM (65,536 regions of the process); TypeError,
         ValueError: no such buffer.
         """
-        from urds.rds.rdma import MemoryRegion
+        from urds.rds import rdma
 
         mailbox = self._bound_to_rdma()
         view = memoryview(buffer)
@@ -53,13 +97,12 @@ class RdmaSocket(SendingSocket):
             name = type(buffer).__name__
             raise ValueError(f"{name} is read-only: ask for a region with writable=False")
         data = view.cast("B")
-        _check_span(len(data))
-        peer = None if address is None else self._host_of(address)
-        cookie = self._new_region(
-            mailbox, data, address=0, writable=writable, use_once=use_once, peer=peer
-        )
+        rdma.check_span(len(data))
+        peer = None if address is None else addresses.parse(address, Call.SEND)[0]
+        flags = RdmaFlag.READWRITE * writable | RdmaFlag.USE_ONCE * use_once
+        cookie = self._register(mailbox, data, flags, peer)
         assert self._backend is not None, "bound sockets have a backend"
-        return MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(data))
+        return rdma.MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(data))
 
     def send_region(
         self, payload: Buffer, region: MemoryRegion, address: Any = None, *, flags: int = 0
@@ -93,9 +136,13 @@ class RdmaSocket(SendingSocket):
         change until the operation has ended. A `payload` arrives after the bytes. Raises OSError
         as `sendto`, and EINVAL or EMSGSIZE for a size that cannot be.
         """
-        return self._transfer(
-            buffers, cookie, address, offset, payload, flags, is_write=True, fence=False
+        from urds.rds import rdma
+
+        operation = rdma.transfer_of(
+            buffers, cookie, offset, silent=payload is None, is_write=True, fence=False
         )
+        mailbox = self._post(payload, flags, address, operations=(operation,))
+        return rdma.PendingOperation(mailbox, operation)
 
     def rdma_read(
         self,
@@ -113,9 +160,13 @@ class RdmaSocket(SendingSocket):
         As `rdma_write`, the other way; the bytes are here when the operation has ended. With
         `fence` a `payload` leaves no sooner than that, so the peer may take it for the end.
         """
-        return self._transfer(
-            buffers, cookie, address, offset, payload, flags, is_write=False, fence=fence
+        from urds.rds import rdma
+
+        operation = rdma.transfer_of(
+            buffers, cookie, offset, silent=payload is None, is_write=False, fence=fence
         )
+        mailbox = self._post(payload, flags, address, operations=(operation,))
+        return rdma.PendingOperation(mailbox, operation)
 
     def fetch_add(
         self,
@@ -135,11 +186,21 @@ class RdmaSocket(SendingSocket):
         leads to bytes aligned to 8. The returned operation has the old value. Raises OSError as
         `sendto`; ValueError for a number or mask beyond 64 bits.
         """
+        from urds.rds import rdma
+
         if not -(1 << 63) <= addend < _U64_END:
             raise ValueError(f"addend {addend} has more than 64 bits")
-        _check_64_bits(no_carry_mask=no_carry_mask)
-        asked = {"is_compare": False, "operand": addend % _U64_END, "no_carry_mask": no_carry_mask}
-        return self._atomic(cookie, address, offset, payload, flags, asked)
+        rdma.check_64_bits(no_carry_mask=no_carry_mask)
+        operation = rdma.atomic_of(
+            cookie,
+            offset,
+            silent=payload is None,
+            is_compare=False,
+            operand=addend % _U64_END,
+            no_carry_mask=no_carry_mask,
+        )
+        mailbox = self._post(payload, flags, address, operations=(operation,))
+        return rdma.PendingAtomic(mailbox, operation)
 
     def compare_swap(
         self,
@@ -160,84 +221,244 @@ class RdmaSocket(SendingSocket):
         done if the old value of the returned operation is as expected. The rest is as in
         `fetch_add`.
         """
-        _check_64_bits(expected=expected, new=new, compare_mask=compare_mask, swap_mask=swap_mask)
-        asked = {
-            "is_compare": True,
-            "operand": expected,
-            "swap": new,
-            "compare_mask": compare_mask,
-            "swap_mask": swap_mask,
-        }
-        return self._atomic(cookie, address, offset, payload, flags, asked)
-
-    def _transfer(
-        self,
-        buffers: Any | Iterable[Any],
-        cookie: int,
-        address: Any,
-        offset: int,
-        payload: Buffer | None,
-        flags: int,
-        *,
-        is_write: bool,
-        fence: bool,
-    ) -> PendingOperation:
         from urds.rds import rdma
-        from urds.rds.runtime.backend import RdmaTransfer
 
-        _check_64_bits(cookie=cookie, offset=offset)
-        pieces = rdma.spans(buffers, writable=not is_write)
-        _check_span(sum(map(len, pieces)))
-        if len(pieces) > RDMA_PIECES_MAX:
-            raise os_error(ErrorReason.TOO_LONG, f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}")
-        operation = RdmaTransfer(
-            key=rdma.key_of(cookie),
-            remote_address=rdma.remote_address(cookie, offset),
+        masks = {"compare_mask": compare_mask, "swap_mask": swap_mask}
+        rdma.check_64_bits(expected=expected, new=new, **masks)
+        operation = rdma.atomic_of(
+            cookie,
+            offset,
             silent=payload is None,
-            fence=fence,
-            is_write=is_write,
-            pieces=pieces,
+            is_compare=True,
+            operand=expected,
+            swap=new,
+            **masks,
         )
-        mailbox = self._post(
-            b"" if payload is None else payload, flags, address, operations=(operation,)
-        )
-        return rdma.PendingOperation(mailbox, operation)
-
-    def _atomic(
-        self,
-        cookie: int,
-        address: Any,
-        offset: int,
-        payload: Buffer | None,
-        flags: int,
-        asked: dict[str, Any],
-    ) -> PendingAtomic:
-        from urds.rds import rdma
-        from urds.rds.runtime.backend import AtomicOperation
-
-        _check_64_bits(cookie=cookie, offset=offset)
-        operation = AtomicOperation(
-            key=rdma.key_of(cookie),
-            remote_address=rdma.remote_address(cookie, offset),
-            silent=payload is None,
-            result=memoryview(bytearray(_ATOMIC_BYTES)),
-            **asked,
-        )
-        mailbox = self._post(
-            b"" if payload is None else payload, flags, address, operations=(operation,)
-        )
+        mailbox = self._post(payload, flags, address, operations=(operation,))
         return rdma.PendingAtomic(mailbox, operation)
 
+    # -- memory regions
 
-def _check_span(payload_bytes: int) -> None:
-    if not payload_bytes:
-        raise os_error(ErrorReason.BAD_ARGUMENT, "0 bytes of memory")
-    if payload_bytes > MAX_MESSAGE_BYTES:
-        detail = f"{payload_bytes} bytes of memory, limit {MAX_MESSAGE_BYTES}"
-        raise os_error(ErrorReason.TOO_LONG, detail)
+    def _get_region(self, option: int, data: bytes) -> None:
+        from urds.rds import rdma
 
+        wanted = rdma.read_region(option, data)
+        mailbox = self._bound_to_rdma()
+        view = rdma.view_of_region(wanted)
+        peer: IPAddress | None = None
+        with suppress(OSError):  # no usable address: Linux does not check it
+            peer = addresses.parse(rdma.destination(option, data), Call.SEND)[0]
+        self._map(mailbox, wanted, view, peer)
 
-def _check_64_bits(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number < _U64_END:
-            raise ValueError(f"{name} {number} is not in 0 to 2**64 - 1")
+    def _free_region(self, data: bytes) -> None:
+        from urds.rds import rdma
+
+        cookie = rdma.read_free(data)
+        mailbox, backend = self._mailbox, self._backend
+        over_rdma = self._options.transport is Transport.IB
+        if over_rdma and not cookie:
+            return  # asks for what was freed lazily: nothing is, here
+        if mailbox is None or backend is None or not over_rdma:
+            raise os_error(ErrorReason.NO_SUCH_REGION, "this socket has none")
+        backend.regions().free(mailbox, cookie)
+
+    def _regions(self) -> RegionTable:
+        assert self._backend is not None, "bound sockets have a backend"
+        return self._backend.regions()
+
+    def _register(
+        self,
+        mailbox: Mailbox,
+        view: memoryview,
+        flags: int,
+        peer: IPAddress | None,
+        *,
+        address: int = 0,
+    ) -> int:
+        """Register memory and return its cookie. Raises OSError: ENOMEM, EBADF if closed."""
+        regions = self._regions()
+        cookie = regions.register(
+            mailbox,
+            view,
+            address=address,
+            writable=bool(flags & RdmaFlag.READWRITE),
+            use_once=bool(flags & RdmaFlag.USE_ONCE),
+            peer=peer,
+        )
+        if self._mailbox is not mailbox:  # closed meanwhile: its regions were freed before this one
+            regions.free_all(mailbox)
+            self._check_open()
+        return cookie
+
+    def _map(
+        self, mailbox: Mailbox, wanted: RdmaMap, view: memoryview, peer: IPAddress | None
+    ) -> int:
+        """Make a region and write its cookie where the program wants it."""
+        from urds.rds import rdma
+
+        cookie = self._register(mailbox, view, wanted.flags, peer, address=wanted.address)
+        try:
+            rdma.give_cookie(wanted, cookie)
+        except OSError:
+            self._forget_region(mailbox, cookie)
+            raise
+        return cookie
+
+    def _forget_region(self, mailbox: Mailbox, cookie: int) -> None:
+        """Free a region unless a peer or a close was faster."""
+        with suppress(OSError):
+            self._regions().free(mailbox, cookie)
+
+    def _bound_to_rdma(self) -> Mailbox:
+        mailbox = self._bound()
+        if self._options.transport is not Transport.IB:
+            raise os_error(ErrorReason.NOT_SUPPORTED, f"RDMA needs its transport: {_CHOOSE_RDMA}")
+        return mailbox
+
+    # -- sending
+
+    def _send(
+        self,
+        buffers: Sequence[Any],
+        ancillary: Sequence[tuple[int, int, Any]],
+        flags: int,
+        address: Any,
+        *,
+        copy: bool = True,
+    ) -> int:
+        """Check in Linux's order, then queue. Source: docs/reference/rds.md 3.4 (linux v6.12)."""
+        mailbox, target = self._destination(flags, address)
+        wait_ns = self._send_wait_ns(flags)
+        if ancillary or flags & _ZEROCOPY:
+            return self._send_with_control(mailbox, buffers, ancillary, flags, target, copy=copy)
+        target_address = addresses.socket_address(*target)
+        return mailbox.send(buffers, target_address, wait_ns=wait_ns, copy=copy)
+
+    def _destination(self, flags: int, address: Any) -> tuple[Mailbox, tuple[IPAddress, int]]:
+        """Return where from and where to a message goes."""
+        if flags and flags & (~_SENT_STRICT if self._settings.strict_linux else ~_SENT):
+            raise os_error(ErrorReason.FLAGS_NOT_SUPPORTED, f"flags {flags:#x}")
+        target = None if address is None else addresses.parse(address, Call.SEND)
+        mailbox = self._bound()
+        target = target or self._peer
+        if target is None:
+            raise os_error(ErrorReason.NO_DESTINATION_GIVEN)
+        if target[0].version != mailbox.local.version:
+            detail = f"{target[0]} from a socket bound to {mailbox.local}"
+            raise os_error(ErrorReason.FAMILY_MISMATCH, detail)
+        return mailbox, target
+
+    def _send_wait_ns(self, flags: int) -> int | None:
+        return 0 if flags & _DONTWAIT else self._wait_ns(self._options.send_wait_ns)
+
+    def _send_with_control(
+        self,
+        mailbox: Mailbox,
+        buffers: Sequence[Any],
+        ancillary: Sequence[tuple[int, int, Any]],
+        flags: int,
+        target: tuple[IPAddress, int],
+        *,
+        copy: bool,
+    ) -> int:
+        """Send with control messages; a region that one of them made goes if the send fails."""
+        from urds.rds import cmsg
+
+        payload_bytes = sum(memoryview(one).nbytes for one in buffers)
+        self._check_length(payload_bytes, cmsg.rdma_bytes(ancillary))
+        zerocopy = bool(flags & _ZEROCOPY)
+        if zerocopy and self._options.zerocopy and self._options.transport is Transport.IB:
+            raise os_error(ErrorReason.NOT_SUPPORTED, "MSG_ZEROCOPY over RDMA")
+        request = cmsg.read(ancillary)
+        operations = self._operations(request)
+        self._check_companions(mailbox, request, zerocopy=zerocopy)
+        cookie = request.destination_cookie
+        if request.region is not None:
+            cookie = self._map_for(mailbox, request.region, target[0])
+        try:
+            return mailbox.send(
+                buffers,
+                addresses.socket_address(*target),
+                wait_ns=self._send_wait_ns(flags),
+                extension=b"" if cookie is None else cmsg.destination_extension(cookie),
+                operations=operations,
+                copy=copy,
+            )
+        except BaseException:  # a handler of a signal may end the wait for room
+            if request.region is not None and cookie is not None:
+                self._forget_region(mailbox, cookie)
+            raise
+
+    def _check_length(self, payload_bytes: int, rdma_bytes: int = 0) -> None:
+        if rdma_bytes > MAX_MESSAGE_BYTES:
+            detail = f"RDMA of {rdma_bytes} bytes, limit {MAX_MESSAGE_BYTES}"
+            raise os_error(ErrorReason.TOO_LONG, detail)
+        buffer, longest = self._options.send_bytes_max, self._settings.max_message_bytes
+        if payload_bytes > min(buffer, longest):
+            raise message_too_long(payload_bytes, message_bytes_max=longest, send_bytes_max=buffer)
+
+    def _operations(self, request: SendRequest) -> list[Operation]:
+        """Return what to do before the message; over TCP it is checked too, then refused."""
+        if request.rdma is None and request.atomic is None:
+            return []
+        from urds.rds import rdma
+
+        operations = rdma.operations_of(request, report_failure=self._options.report_errors)
+        self._bound_to_rdma()
+        return operations
+
+    def _check_companions(self, mailbox: Mailbox, request: SendRequest, *, zerocopy: bool) -> None:
+        """Refuse a cookie that is none of this socket's, a region over TCP, and MSG_ZEROCOPY.
+
+        `sendmsg(..., copy=False)` is what sends by reference here.
+        """
+        cookie = request.destination_cookie
+        if cookie is not None and not self._owns(mailbox, cookie):
+            raise os_error(ErrorReason.BAD_CMSG, "RDMA_DEST names no memory region of this socket")
+        if request.region is not None:
+            self._bound_to_rdma()
+        has_cookie = request.zerocopy_cookie is not None
+        if zerocopy != has_cookie or (zerocopy and not self._options.zerocopy):
+            raise os_error(
+                ErrorReason.BAD_CMSG, "MSG_ZEROCOPY needs SO_ZEROCOPY and one ZCOPY_COOKIE"
+            )
+        if zerocopy:
+            raise os_error(ErrorReason.NOT_SUPPORTED, "MSG_ZEROCOPY")
+
+    def _owns(self, mailbox: Mailbox, cookie: int) -> bool:
+        backend = self._backend
+        over_rdma = self._options.transport is Transport.IB
+        return backend is not None and over_rdma and backend.regions().owns(mailbox, cookie)
+
+    def _map_for(self, mailbox: Mailbox, wanted: RdmaMap, peer: IPAddress) -> int:
+        """Make the region that a message shall bring; EAGAIN while there is no connection."""
+        from urds.rds import rdma
+
+        assert self._backend is not None, "bound sockets have a backend"
+        view = rdma.view_of_region(wanted)
+        if not self._backend.connected(mailbox, peer):
+            raise os_error(ErrorReason.NOT_CONNECTED_YET, f"{peer}: RDMA_MAP needs a connection")
+        return self._map(mailbox, wanted, view, peer)
+
+    def _post(
+        self,
+        payload: Buffer | None,
+        flags: int,
+        address: Any,
+        *,
+        extension: bytes = b"",
+        operations: Sequence[Operation] = (),
+    ) -> Mailbox:
+        """Queue a message with what was made for it; return where it leaves from."""
+        mailbox, target = self._destination(flags, address)
+        self._bound_to_rdma()
+        data = b"" if payload is None else payload
+        self._check_length(memoryview(data).nbytes)
+        mailbox.send(
+            (data,),
+            addresses.socket_address(*target),
+            wait_ns=self._send_wait_ns(flags),
+            extension=extension,
+            operations=operations,
+        )
+        return mailbox

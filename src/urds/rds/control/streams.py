@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.types import IPAddress
 from urds.rds.constants import PATHS_MAX
@@ -88,7 +88,7 @@ class Streams:
         actions: deque[Action] | None = None,
         timers: Timers | None = None,
         pending: PendingConnections | None = None,
-        on_streams: Callable[[Self], None] = lambda connection: None,
+        on_streams: Callable[[Any], None] = lambda connection: None,
     ) -> None:
         assert address_bytes(local) != address_bytes(peer), f"{local} to itself"
         self.local = local
@@ -101,7 +101,7 @@ class Streams:
         self._actions: deque[Action] = deque() if actions is None else actions
         self._timers = Timers() if timers is None else timers
         self._pending = pending or PendingConnections(LocalAddressSettings(), self._timers)
-        self._on_streams = on_streams  # a stream was attached or ended
+        self._on_streams = on_streams  # of this connection: one was attached or ended
         self._paths = [self._new_path(0)]
         self._call_back_requested_ns = -_ATTEMPT_GAP_NS
         self._parked: dict[int, tuple[int, bool]] = {}  # stream to source port and `own`

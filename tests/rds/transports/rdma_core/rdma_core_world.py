@@ -103,7 +103,7 @@ class Side:
         ack_required: bool = False,
     ) -> None:
         for payload in payloads:
-            self.core.queue(
+            self.core.outgoing.queue(
                 account or self.account,
                 SOURCE,
                 target_port,

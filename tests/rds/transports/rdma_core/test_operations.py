@@ -156,8 +156,8 @@ def test_a_failed_operation_takes_its_message_along(
     complete(side, posted[1:], Outcome.FLUSHED)
     assert side.statuses() == [status]
     assert side.account.send_queued_bytes == 0
-    assert set(side.core.freed) == {side.account}
-    assert not side.core.holds()
+    assert set(side.core.outgoing.freed) == {side.account}
+    assert not side.core.outgoing.holds()
     side.reconnect()
     assert side.take() == []
     assert side.statuses() == [status]
@@ -205,7 +205,7 @@ def test_a_break_drops_what_was_handed_over(side: Side, posted_count: int) -> No
     side.core.detach()
     assert side.statuses() == [DROPPED]
     assert side.account.send_queued_bytes == 0
-    assert side.core.message_count() == 0
+    assert side.core.outgoing.message_count() == 0
 
 
 def test_what_was_not_handed_over_is_done_on_the_next_connection(side: Side) -> None:
@@ -291,10 +291,10 @@ def test_a_silent_message_sends_no_frame_and_gets_no_number(side: Side) -> None:
     side.send(b"next")
     posted = side.post()
     assert [type(work) for work in posted] == [Piece, Piece, Frame]
-    assert side.core.holds(side.account)
-    assert side.core.message_count() == 2
+    assert side.core.outgoing.holds(side.account)
+    assert side.core.outgoing.message_count() == 2
     complete(side, posted)
-    assert side.core.message_count() == 1
+    assert side.core.outgoing.message_count() == 1
     assert read(posted[2].data).header.sequence == 1
 
 
@@ -323,16 +323,16 @@ def test_a_break_drops_a_silent_message_that_is_not_done(side: Side, done: bool)
     side.reconnect()
     assert side.statuses() == [SUCCESS if done else DROPPED]
     assert side.take() == []
-    assert not side.core.holds()
-    assert side.core.message_count() == 0
-    assert set(side.core.freed) == {side.account}
+    assert not side.core.outgoing.holds()
+    assert side.core.outgoing.message_count() == 0
+    assert set(side.core.outgoing.freed) == {side.account}
     assert side.account.given_up == side.counters.send_given_up == (not done)
 
 
 def test_a_silent_message_that_fails_is_gone(side: Side) -> None:
     side.send(b"", operations=silent(transfer(10), atomic()))
     complete(side, side.post()[:1], Outcome.REMOTE_ACCESS)
-    assert not side.core.holds()
+    assert not side.core.outgoing.holds()
 
 
 # -- cancel and give up
@@ -359,7 +359,7 @@ def test_a_cancelled_operation_ends_when_the_device_is_done_with_its_memory(side
     complete(side, posted[1:])
     assert side.statuses() == [CANCELED, CANCELED]
     assert side.take() == []
-    assert side.core.sequence_next == 1
+    assert side.core.outgoing.sequence_next == 1
 
 
 def test_a_cancelled_operation_ends_as_such_also_if_the_connection_breaks(side: Side) -> None:
@@ -464,7 +464,7 @@ def test_a_listener_that_fails_loses_no_status(side: Side) -> None:
     with pytest.raises(MemoryError):
         side.core.detach()
     side.operation_ended = told
-    assert side.core.message_count() == 0
+    assert side.core.outgoing.message_count() == 0
     side.core.drop_all()
     assert side.statuses() == [DROPPED]  # the first one's listener failed
 

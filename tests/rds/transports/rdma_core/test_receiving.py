@@ -90,7 +90,7 @@ def test_an_ack_may_come_between_fragments(side: Side) -> None:
     assert side.receive(first, ack_only(1), second, ack_only(1), third) is None
     assert side.payloads() == [LONG]
     assert side.rdma.ib_ack_received == 2
-    assert not side.core.holds()
+    assert not side.core.outgoing.holds()
 
 
 @pytest.mark.rule("wire-ib-fragment-order", "wire-ib-fragment-header")
@@ -174,7 +174,7 @@ def test_numbers_may_skip(side: Side) -> None:
 def test_a_low_number_without_the_flag_begins_anew(side: Side) -> None:
     assert side.receive(*frames(9, b"a"), *frames(1, b"b")) is None
     assert side.payloads() == [b"a", b"b"]
-    assert side.core.sequence_expected == 2
+    assert side.core.incoming.sequence_expected == 2
 
 
 def test_numbers_outlive_the_connection_and_the_partial_message_does_not(side: Side) -> None:
@@ -260,7 +260,7 @@ def test_pongs_are_bounded() -> None:
     side = Side(CoreLimits(messages_max=3))
     side.begin()
     assert side.receive(*(frames(number, target_port=0)[0] for number in range(1, 6))) is None
-    assert side.core.message_count() == 3
+    assert side.core.outgoing.message_count() == 3
     assert side.counters.recv_drop_control_full == 2
 
 
@@ -271,7 +271,7 @@ def test_a_pong_is_delivered_and_repeated_like_a_message(side: Side) -> None:
     side.take()
     side.reconnect()
     assert [seen.header.flags for seen in side.take()] == [REPEATED]
-    assert not side.core.holds()  # no socket's
+    assert not side.core.outgoing.holds()  # no socket's
 
 
 @pytest.mark.rule("wire-rdma-trailing", "wire-rdma-use-once")

@@ -136,7 +136,7 @@ def test_numbers_begin_where_the_shell_says_and_rise_by_one() -> None:
     side.begin()
     side.send(b"a", b"b")
     assert sequences(side.take()) == [70, 71]
-    assert side.core.sequence_next == 72
+    assert side.core.outgoing.sequence_next == 72
 
 
 def test_a_cancelled_unsent_message_leaves_no_hole() -> None:
@@ -158,10 +158,10 @@ def test_the_account_is_freed_by_the_acknowledgement() -> None:
     side.take()
     assert side.receive(ack_only(1)) is None
     assert side.account.send_queued_bytes == 2
-    assert set(side.core.freed) == {side.account}
-    assert side.core.message_count() == 1
+    assert set(side.core.outgoing.freed) == {side.account}
+    assert side.core.outgoing.message_count() == 1
     assert side.receive(ack_only(2)) is None
-    assert not side.core.holds()
+    assert not side.core.outgoing.holds()
 
 
 def test_any_frame_acknowledges() -> None:
@@ -170,9 +170,9 @@ def test_any_frame_acknowledges() -> None:
     side.send(b"a", b"b", b"c")
     side.take()
     assert side.receive(*frames(1, b"x", ack=1)) is None
-    assert side.core.message_count() == 2
+    assert side.core.outgoing.message_count() == 2
     assert side.receive(map_frames(bytes(8192), ack=2)[0]) is None
-    assert side.core.message_count() == 1
+    assert side.core.outgoing.message_count() == 1
 
 
 @pytest.mark.parametrize("ack", [2, 1 << 63])
@@ -310,7 +310,7 @@ def test_a_message_cancelled_on_its_way_goes_out_to_its_end() -> None:
     side.take(1)
     assert side.core.cancel(side.account, None) == 1
     assert side.account.send_queued_bytes == 0
-    assert not side.core.holds()
+    assert not side.core.outgoing.holds()
     side.send(b"next")
     assert sequences(side.take()) == [1, 1, 2]
     assert side.receive(ack_only(1)) is None
@@ -327,7 +327,7 @@ def test_a_cancelled_message_is_not_repeated() -> None:
     side.core.cancel(side.account, None)
     side.reconnect()
     assert side.take() == []
-    assert side.core.sequence_next == 2
+    assert side.core.outgoing.sequence_next == 2
 
 
 def test_cancel_takes_repeats_of_this_owner_and_port_alone() -> None:
@@ -354,8 +354,8 @@ def test_drop_all_frees_the_accounts_and_says_how_many() -> None:
     assert side.core.drop_all() == 3
     assert side.account.send_queued_bytes == 0
     assert side.account.given_up == 3
-    assert set(side.core.freed) == {side.account}
-    assert side.core.message_count() == 0
+    assert set(side.core.outgoing.freed) == {side.account}
+    assert side.core.outgoing.message_count() == 0
 
 
 def test_drop_all_on_a_connection_keeps_the_framing() -> None:
@@ -365,7 +365,7 @@ def test_drop_all_on_a_connection_keeps_the_framing() -> None:
     side.take(1)
     assert side.core.drop_all() == 2
     assert sequences(side.take()) == [1, 1]
-    assert side.core.message_count() == 0
+    assert side.core.outgoing.message_count() == 0
 
 
 def test_a_new_life_of_the_peer_drops_what_the_old_one_was_handed() -> None:
@@ -423,17 +423,20 @@ def test_the_tables() -> None:
     side.begin()
     side.send(b"ab", LONG, b"c")
     side.take(2)
-    assert list(side.core.sent_messages()) == [(1, 2, SOURCE, TARGET), (2, 10240, SOURCE, TARGET)]
-    assert list(side.core.unsent_messages()) == [(0, 1, SOURCE, TARGET)]
-    assert side.core.message_count() == 3
-    assert side.core.holds(side.account)
-    assert not side.core.holds(Account())
+    assert list(side.core.outgoing.sent_entries()) == [
+        (1, 2, SOURCE, TARGET),
+        (2, 10240, SOURCE, TARGET),
+    ]
+    assert list(side.core.outgoing.unsent_entries()) == [(0, 1, SOURCE, TARGET)]
+    assert side.core.outgoing.message_count() == 3
+    assert side.core.outgoing.holds(side.account)
+    assert not side.core.outgoing.holds(Account())
 
 
 def test_a_payload_that_is_a_view_is_sent_as_it_is() -> None:
     side = Side()
     side.begin()
-    side.core.queue(side.account, SOURCE, TARGET, memoryview(bytearray(LONG)), b"", ())
+    side.core.outgoing.queue(side.account, SOURCE, TARGET, memoryview(bytearray(LONG)), b"", ())
     assert b"".join(seen.payload for seen in side.take()) == LONG
 
 

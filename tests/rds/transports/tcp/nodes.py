@@ -147,7 +147,7 @@ class Node:
     def queued(self, peer: str) -> int:
         """Return how many messages to the peer the node keeps, over TCP or RDMA."""
         if carriers.is_rdma():
-            return self.rdma_path(peer).core.message_count()
+            return self.rdma_path(peer).core.outgoing.message_count()
         row = self.row(peer)
         return row.unsent_messages + row.unacknowledged_messages
 

@@ -20,12 +20,10 @@ docs/reference/rds.md 1, 4.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.contract import Buffer
 from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.transports.rdma.credits import CREDITS_MAX, Credits
 from urds.rds.transports.rdma.frames import (
@@ -34,7 +32,7 @@ from urds.rds.transports.rdma.frames import (
     LONG_FRAGMENT_BYTES,
     is_ack_only,
 )
-from urds.rds.transports.rdma.messages import MessageEntry, Task
+from urds.rds.transports.rdma.messages import Task
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing, Want
 from urds.rds.transports.rdma.work import Frame, Outcome, Work
@@ -87,7 +85,10 @@ _Posted = tuple[int, Task | None]
 
 
 class ConnectionCore:
-    """State of one connection to a peer, over all its outages."""
+    """State of one connection to a peer, over all its outages.
+
+    The shell queues and counts messages in `outgoing`, whose `freed` it clears.
+    """
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class ConnectionCore:
         self.map_due = False  # set by the shell when the local map changed on a connection
         self._was_acknowledged = False  # by a frame of this connection
         self._around = around
-        self._outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
-        self._incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
+        self.outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
+        self.incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
         self._credits = Credits()
         self._posted: deque[_Posted] = deque()  # at most `send_ring`
         self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
@@ -122,7 +123,7 @@ class ConnectionCore:
     @property
     def acknowledge_sequence(self) -> int:
         """The highest number received, for the private data."""
-        return max(0, self._incoming.sequence_expected - 1)
+        return max(0, self.incoming.sequence_expected - 1)
 
     def attach(self, *, acknowledged: int, credits: int, long_frames: bool = False) -> None:
         """Begin a connection with the contents of the peer's private data; the map goes first.
@@ -137,9 +138,9 @@ class ConnectionCore:
         self._told = 0
         self._credits.begin(credits)
         fragment_bytes = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT_BYTES
-        self._outgoing.fragment_bytes = self._incoming.fragment_bytes = fragment_bytes
+        self.outgoing.fragment_bytes = self.incoming.fragment_bytes = fragment_bytes
         if acknowledged:
-            self._outgoing.handle_acknowledged(acknowledged)
+            self.outgoing.handle_acknowledged(acknowledged)
 
     def detach(self) -> None:
         """End the connection.
@@ -154,8 +155,8 @@ class ConnectionCore:
         self._posted.clear()
         self._ack_wr_id = 0
         self._credits.end()
-        self._incoming.end_connection()
-        self._outgoing.end_connection()
+        self.incoming.end_connection()
+        self.outgoing.end_connection()
         self.counters.conn_reset += 1
         self._tell_ended()
 
@@ -165,35 +166,15 @@ class ConnectionCore:
         Returns how many messages its old generation took with it: they were handed to it.
         """
         assert not self.is_attached, "the shell detaches first"
-        self._incoming.restart_peer()
-        return self._outgoing.drop_handed_over()
+        self.incoming.restart_peer()
+        return self.outgoing.drop_handed_over()
 
     def expect(self, sequence: int) -> None:
         """Restore what this generation of the peer has sent: before its first connection here."""
         assert not self.is_attached, "numbers are known before frames come"
-        self._incoming.sequence_expected = max(self._incoming.sequence_expected, sequence)
+        self.incoming.sequence_expected = max(self.incoming.sequence_expected, sequence)
 
     # -- messages
-
-    def queue(
-        self,
-        owner: Owner | None,
-        source_port: int,
-        target_port: int,
-        payload: Buffer,
-        extension: bytes,
-        operations: Sequence[Operation],
-        *,
-        ack_required: bool = False,
-    ) -> None:
-        """Queue a message of a socket; the caller has checked every bound.
-
-        `ack_required` asks for an acknowledgement: the account is half full with this message.
-        """
-        self._outgoing.queue(
-            owner, source_port, target_port, payload, extension, operations,
-            ack_required=ack_required,
-        )  # fmt: skip
 
     def cancel(
         self,
@@ -205,50 +186,15 @@ class ConnectionCore:
 
         Their operations end with `status`, those that the device works at when it is done.
         """
-        count = self._outgoing.cancel(owner, target_port, status)
+        count = self.outgoing.cancel(owner, target_port, status)
         self._tell_ended()
         return count
 
     def drop_all(self) -> int:
         """Drop every message; return how many. Their operations end with DROPPED."""
-        count = self._outgoing.drop_all()
+        count = self.outgoing.drop_all()
         self._tell_ended()
         return count
-
-    def holds(self, owner: Owner | None = None) -> bool:
-        """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
-        return self._outgoing.holds(owner)
-
-    def counts(self, owner: Owner | None = None) -> tuple[int, int]:
-        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
-        return self._outgoing.counts(owner)
-
-    def message_count(self) -> int:
-        """Return how many messages are queued or unacknowledged."""
-        return self._outgoing.message_count()
-
-    @property
-    def freed(self) -> dict[Owner, int]:
-        """Bytes, by owner, that left since the shell looked; the shell clears it."""
-        return self._outgoing.freed
-
-    @property
-    def sequence_next(self) -> int:
-        """The number that the next new message will get."""
-        return self._outgoing.sequence_next
-
-    @property
-    def sequence_expected(self) -> int:
-        """One more than the number of the last message received."""
-        return self._incoming.sequence_expected
-
-    def unsent_messages(self) -> Iterator[MessageEntry]:
-        """List what was never sent."""
-        return self._outgoing.unsent_entries()
-
-    def sent_messages(self) -> Iterator[MessageEntry]:
-        """List what was sent and is not acknowledged."""
-        return self._outgoing.sent_entries()
 
     # -- work
 
@@ -284,24 +230,24 @@ class ConnectionCore:
         return self._post_frame()
 
     def _want(self) -> Want:
-        if self.map_due and self._outgoing.current is None:
+        if self.map_due and self.outgoing.current is None:
             return Want.FRAME
-        return self._outgoing.want()
+        return self.outgoing.want()
 
     def _acknowledgement_may_go(self) -> bool:
         """Tell whether an acknowledgement of its own is due, and none is on its way."""
         return self._acknowledgement_is_due() and not self._ack_wr_id
 
     def _acknowledgement_is_due(self) -> bool:
-        return self._incoming.acknowledgement_asked or self._credits.update_is_due()
+        return self.incoming.acknowledgement_asked or self._credits.update_is_due()
 
     def _post_piece(self) -> Work:
-        piece, task = self._outgoing.take_piece(self._wr_id_next)
+        piece, task = self.outgoing.take_piece(self._wr_id_next)
         self._note_posted(task)
         return piece
 
     def _post_frame(self) -> Work:
-        outgoing, incoming = self._outgoing, self._incoming
+        outgoing, incoming = self.outgoing, self.incoming
         if self.map_due and outgoing.current is None:
             data = self._around.map_bytes()
             self.map_due = False
@@ -321,7 +267,7 @@ class ConnectionCore:
 
     def _post_acknowledgement(self) -> Work:
         credit = self._take_credit()
-        data = ACK_ONLY.emit(acknowledgement=self._incoming.acknowledgement, credit=credit)
+        data = ACK_ONLY.emit(acknowledgement=self.incoming.acknowledgement, credit=credit)
         frame = Frame(self._wr_id_next, data, solicited=True)
         self.rdma.ib_ack_sent += 1
         self._ack_wr_id = frame.wr_id
@@ -335,8 +281,8 @@ class ConnectionCore:
         return credit
 
     def _note_told(self) -> None:
-        self._told = self._incoming.acknowledgement
-        self._incoming.acknowledgement_asked = False
+        self._told = self.incoming.acknowledgement
+        self.incoming.acknowledgement_asked = False
 
     def _note_posted(self, task: Task | None) -> None:
         self._posted.append((self._wr_id_next, task))
@@ -345,17 +291,17 @@ class ConnectionCore:
     @property
     def is_useful(self) -> bool:
         """Whether a message has passed on this connection, in either direction."""
-        return self._was_acknowledged or self._incoming.acknowledgement > 0
+        return self._was_acknowledged or self.incoming.acknowledgement > 0
 
     @property
     def has_ack_pending(self) -> bool:
         """Whether messages lie in inboxes that the peer was not told of."""
-        return self.is_attached and self._incoming.acknowledgement != self._told
+        return self.is_attached and self.incoming.acknowledgement != self._told
 
     def acknowledge(self) -> None:
         """Make a pending acknowledgement due at once: later there may be no connection."""
         if self.has_ack_pending:
-            self._incoming.acknowledgement_asked = True
+            self.incoming.acknowledgement_asked = True
 
     # -- what happened
 
@@ -370,17 +316,17 @@ class ConnectionCore:
                 self._ack_wr_id = 0
             if task is not None:
                 self._handle_piece_completed(task, outcome if number == wr_id else Outcome.DONE)
-        if self._outgoing.ended:
+        if self.outgoing.ended:
             self._tell_ended()
 
     def _handle_piece_completed(self, task: Task, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
-            if self._outgoing.handle_piece_done(task):
+            if self.outgoing.handle_piece_done(task):
                 self._count_success(task.operation)
         elif outcome is Outcome.REMOTE_ACCESS:
-            self._outgoing.handle_piece_failed(task, RdmaStatus.REMOTE_ERROR)
+            self.outgoing.handle_piece_failed(task, RdmaStatus.REMOTE_ERROR)
         elif outcome is Outcome.FAILED:
-            self._outgoing.handle_piece_failed(task, RdmaStatus.OTHER_ERROR)
+            self.outgoing.handle_piece_failed(task, RdmaStatus.OTHER_ERROR)
         # FLUSHED: the end of the connection reports DROPPED; kernel parity.
 
     def _count_success(self, operation: Operation) -> None:
@@ -394,7 +340,7 @@ class ConnectionCore:
             self.rdma.ib_atomic_fadd += not operation.is_compare
 
     def _tell_ended(self) -> None:
-        ended = self._outgoing.ended
+        ended = self.outgoing.ended
         while ended:
             self._around.operation_ended(*ended.popleft())
 
@@ -416,9 +362,9 @@ class ConnectionCore:
             self.counters.recv_drop_bad_checksum += 1
             return f"header checksum {fields[8]:#06x} does not match"
         acknowledged, credit = fields[1], fields[6]
-        if acknowledged and not self._outgoing.handle_acknowledged(acknowledged):
+        if acknowledged and not self.outgoing.handle_acknowledged(acknowledged):
             self.counters.recv_drop_bad_ack += 1
-            return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {self.sequence_next}"
+            return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {self.outgoing.sequence_next}"
         self._was_acknowledged |= acknowledged > 0
         if credit:
             self.rdma.ib_rx_credit_updates += 1
@@ -426,7 +372,7 @@ class ConnectionCore:
                 return f"credits above {CREDITS_MAX}"
         payload = data[HEADER_BYTES:]
         if not is_ack_only(fields):
-            return self._incoming.take_fragment(fields, payload)
+            return self.incoming.take_fragment(fields, payload)
         self.rdma.ib_ack_received += 1
         return f"{len(payload)} bytes behind an acknowledgement" if payload else None
 
@@ -434,8 +380,8 @@ class ConnectionCore:
         """Queue a pong; pings beyond the bound of messages stay unanswered."""
         if not self._around.may_answer_ping(port):
             return
-        if self._outgoing.message_count() >= self.limits.messages_max:
+        if self.outgoing.message_count() >= self.limits.messages_max:
             self.counters.recv_drop_control_full += 1
             return
-        self._outgoing.queue(None, 0, port, b"")
+        self.outgoing.queue(None, 0, port, b"")
         self.counters.send_pong += 1

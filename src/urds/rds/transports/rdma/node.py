@@ -207,9 +207,9 @@ class RdmaNode:
     def _remember(self, host: RdmaHost, path: RdmaPath) -> None:
         """Keep the number of a peer that is about to be evicted, if its generation is known."""
         peer = host.endpoint.find(path.key)
-        if peer is None or peer.generation is None or not path.core.sequence_expected:
+        if peer is None or peer.generation is None or not path.core.incoming.sequence_expected:
             return
-        host.evicted[path.key, peer.generation] = path.core.sequence_expected
+        host.evicted[path.key, peer.generation] = path.core.incoming.sequence_expected
         if len(host.evicted) > _EVICTED_MAX:
             del host.evicted[next(iter(host.evicted))]
 

@@ -92,7 +92,7 @@ class RdmaPath:
         # A sender whose account is half full waits for acknowledgements soon. Source:
         # docs/reference/rds.md 1.6.
         ack_required = sender.will_ask(self, len(payload))
-        self.core.queue(
+        self.core.outgoing.queue(
             sender,
             sender.port,
             target_port,
@@ -126,12 +126,12 @@ class RdmaPath:
         return count
 
     def _finish_taken_out(self, mailbox: Mailbox) -> None:
-        mailbox.give_back(self, self.core.freed.pop(mailbox, 0))
+        mailbox.give_back(self, self.core.outgoing.freed.pop(mailbox, 0))
         self.finish_freed()
 
     def holds(self, mailbox: Mailbox | None = None) -> bool:
         """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
-        return self.core.holds(mailbox)
+        return self.core.outgoing.holds(mailbox)
 
     def note_map_due(self) -> None:
         """Send the local map with the next push."""
@@ -139,12 +139,12 @@ class RdmaPath:
 
     def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
         """Count a mailbox's messages, or those of all: never sent, and not acknowledged."""
-        return self.core.counts(mailbox)
+        return self.core.outgoing.counts(mailbox)
 
     def row(self) -> PathRow:
         """Describe the path for rds-info."""
         core = self.core
-        unsent = sum(1 for _ in core.unsent_messages())
+        unsent = sum(1 for _ in core.outgoing.unsent_entries())
         return PathRow(
             local=self.local,
             peer=self.peer,
@@ -154,10 +154,10 @@ class RdmaPath:
             up=self.link is not None,
             sending=core.wants_work(),
             held=False,
-            sequence_next=core.sequence_next,
-            sequence_expected=core.sequence_expected,
+            sequence_next=core.outgoing.sequence_next,
+            sequence_expected=core.incoming.sequence_expected,
             unsent_messages=unsent,
-            unacknowledged_messages=core.message_count() - unsent,
+            unacknowledged_messages=core.outgoing.message_count() - unsent,
             local_stream=None,
             peer_stream=None,
             header_remaining_bytes=0,
@@ -172,13 +172,14 @@ class RdmaPath:
         """List what was never sent."""
         return [
             self._message_row(0, *message)
-            for _, *message in islice(self.core.unsent_messages(), _ROWS_MAX)
+            for _, *message in islice(self.core.outgoing.unsent_entries(), _ROWS_MAX)
         ]
 
     def sent_rows(self) -> list[MessageRow]:
         """List what was sent and is not acknowledged."""
         return [
-            self._message_row(*message) for message in islice(self.core.sent_messages(), _ROWS_MAX)
+            self._message_row(*message)
+            for message in islice(self.core.outgoing.sent_entries(), _ROWS_MAX)
         ]
 
     def _message_row(
@@ -188,16 +189,16 @@ class RdmaPath:
         return MessageRow(sequence, payload_bytes, *here, *there, self.key.tos)
 
     def _check_full(self) -> None:
-        full = self.core.message_count() >= self._limits.messages_max
+        full = self.core.outgoing.message_count() >= self._limits.messages_max
         if full is not self.full:
             self.full = full
             self.plane.note_full(self)
 
     def finish_freed(self) -> None:
         """Report freed messages to their owners, and to senders that wait at the bound."""
-        for owner, freed_bytes in self.core.freed.items():
+        for owner, freed_bytes in self.core.outgoing.freed.items():
             self.plane.note_freed(self, owner, freed_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
-        self.core.freed.clear()
+        self.core.outgoing.freed.clear()
         if self.full or self.room_wanted:
             self._check_full()
             if not self.full:
@@ -311,7 +312,7 @@ class RdmaPath:
                 self.is_paused = self._is_wanted = False
                 self.core.detach()
                 self.finish_freed()
-                if self.core.holds():
+                if self.core.outgoing.holds():
                     self.want()
         self.plane.finish_pass()
 
@@ -330,7 +331,7 @@ class RdmaPath:
         with self.plane.lock:
             count = self.core.drop_all()
             self._count_given_up(count)
-            for owner in self.core.freed:
+            for owner in self.core.outgoing.freed:
                 owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
             self._is_wanted = False
             self.finish_freed()
@@ -344,7 +345,7 @@ class RdmaPath:
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged. No lock held."""
         with self.plane.lock:
-            return self.core.holds()
+            return self.core.outgoing.holds()
 
     # -- as the core's surroundings; plane's lock held
 

@@ -113,7 +113,11 @@ class Outgoing:
         *,
         ack_required: bool = False,
     ) -> None:
-        """Queue one message; its payload counts in the owner's account until acknowledged."""
+        """Queue one message; its payload counts in the owner's account until acknowledged.
+
+        The caller has checked every bound. `ack_required` asks for an acknowledgement: the account
+        is half full with this message.
+        """
         message = Message(
             owner, source_port, target_port, payload, extension, ack_required=ack_required
         )
@@ -138,14 +142,14 @@ class Outgoing:
         count = len(self.unsent) + len(self.retransmits) + len(self.unacked) + len(self._silents)
         return count + len(self._tracked_current())
 
-    def holds(self, owner: Owner | None) -> bool:
+    def holds(self, owner: Owner | None = None) -> bool:
         """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
         if owner is not None and owner.send_queued_bytes:
             return True
         owners = (message.owner for message in self._messages())
         return any(one is not None and owner in (None, one) for one in owners)
 
-    def counts(self, owner: Owner | None) -> tuple[int, int]:
+    def counts(self, owner: Owner | None = None) -> tuple[int, int]:
         """Count the messages of the owner, or of any: never sent, and not acknowledged."""
         unsent, every = (
             sum(one.owner is not None and owner in (None, one.owner) for one in messages)
