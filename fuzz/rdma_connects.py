@@ -16,12 +16,12 @@ from urds.rds.constants import SockOpt
 from urds.rds.control.settings import LocalAddressSettings
 from urds.rds.rdma import read_free, read_region
 from urds.rds.transports.rdma import events
+from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import Failure, PeerKey, Reason
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.peer import REJECTION, read_offer
 from urds.rds.transports.rdma.settings import PeerSettings
 from urds.rds.transports.rdma.state import PeerState
-from urds.rds.transports.rdma.stats import RdmaStats
 from urds.rds.wire.private_data import ConnectData, accepted_version
 
 STEPS_MAX = 300

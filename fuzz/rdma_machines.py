@@ -16,8 +16,7 @@ from urds.rds.plane.python.outgoing import Owner
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.credits import CREDITS_MAX
-from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader
-from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, Frame, MessageHeader, Outcome
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
 

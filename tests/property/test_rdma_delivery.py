@@ -17,7 +17,7 @@ from tests.support.examples import examples
 from urds.rds.constants import RdmaStatus
 from urds.rds.plane.operations import Operation
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
+from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 
 BAD_KEY = 0xBAD
 SIDES = st.integers(0, 1)

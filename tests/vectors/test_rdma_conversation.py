@@ -18,8 +18,14 @@ from urds.rds.plane.operations import Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
-from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece
+from urds.rds.transports.rdma.frames import (
+    FRAGMENT_BYTES,
+    Frame,
+    MessageHeader,
+    Outcome,
+    Piece,
+    fragment_count,
+)
 from urds.rds.wire.congestion_map import CongestionMap
 from urds.rds.wire.header import HEADER_BYTES, Header
 

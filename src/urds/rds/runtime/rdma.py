@@ -63,8 +63,8 @@ class Rdma:
     def _make(self) -> RdmaNode:
         # A process that never asks for RDMA never pays for importing it.
         from urds.rds.runtime.control_thread import first_sequence
+        from urds.rds.transports.rdma.device import open_devices
         from urds.rds.transports.rdma.node import RdmaNode
-        from urds.rds.transports.rdma.open import open_devices
 
         driver = self._driver
         names = driver.settings.rdma_devices

@@ -8,9 +8,9 @@ Source: linux v6.12 include/uapi/linux/rds.h; bytes of 6.1 in tests/vectors/linu
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from ipaddress import IPv4Address, IPv6Address
-from typing import Final, Protocol, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from urds.common.errors import WireError
 from urds.common.struct_layout import Layout
@@ -30,166 +30,101 @@ _TCP_SOCKET_OLD: Final = Layout("TCP socket without tos", "=4s2s4s2sQQIII", size
 _TCP_SOCKET6: Final = Layout("TCP socket (IPv6)", "=16s2s16s2sQQIII", size_bytes=64)
 _RDMA: Final = Layout("RDMA connection", "=4s4s16s16sIIIIIBB2xI", size_bytes=68)
 _RDMA6: Final = Layout("RDMA connection (IPv6)", "=16s16s16s16sIIIIIBB2xI", size_bytes=92)
+_WITHOUT_TOS: Final = (_CONNECTION6, _TCP_SOCKET6, _TCP_SOCKET_OLD)  # the last member
+
+Port = Annotated[int, "two bytes, big-endian"]
+CounterName = Annotated[str, 31]  # ASCII, of at most so many bytes
+TransportName = Annotated[str, 16]
 
 
-class Record(Protocol):
-    """What every record of a list can do."""
+class Record:
+    """A record of a list: its fields are the structure's members, in their order."""
+
+    __slots__ = ()
+    LAYOUTS: ClassVar[tuple[Layout, ...]]  # of IPv4, of IPv6, and of older kernels
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Read one record; its size tells its form. Raises WireError for any other size."""
+        form = next((one for one in cls.LAYOUTS if one.size_bytes == len(data)), cls.LAYOUTS[0])
+        values = zip(_fields_of(cls), form.unpack(data), strict=form not in _WITHOUT_TOS)
+        return cls(**{one.name: _parse(one.type, value) for one, value in values})
 
     def emit(self, *, ipv6: bool = False) -> bytes:
         """Write the IPv4 or the IPv6 form. Raises WireError if a field does not fit it."""
+        form = self.LAYOUTS[ipv6]
+        values = [
+            _emit(one.type, getattr(self, one.name), ipv6=ipv6) for one in _fields_of(type(self))
+        ]
+        return form.pack(*values[:-1] if form in _WITHOUT_TOS else values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counter:
+class Counter(Record):
     """COUNTERS: one statistic. It has one form only."""
 
-    name: str  # at most 31 bytes of ASCII
+    LAYOUTS = (_COUNTER, _COUNTER)
+
+    name: CounterName
     value: int
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 40 bytes. Raises WireError for another size."""
-        name, value = _COUNTER.unpack(data)
-        return cls(name=_text(name), value=value)
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 40 bytes, in either form. Raises WireError if a field does not fit."""
-        return _COUNTER.pack(_text_bytes(self.name, bytes_max=31), self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class Connection(Record):
     """CONNECTIONS: path 0 of a connection."""
+
+    LAYOUTS = (_CONNECTION, _CONNECTION6)
 
     sequence_next: int  # of the next message sent
     sequence_expected: int  # of the next message received
     local: IPAddress
     peer: IPAddress
-    transport: str  # "tcp", "infiniband", "loopback"
+    transport: TransportName  # "tcp", "infiniband", "loopback"
     flags: ConnectionFlag
     tos: int = 0  # not in the IPv6 form
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 42 or 65 bytes. Raises WireError for another size."""
-        layout = _CONNECTION6 if len(data) == _CONNECTION6.size_bytes else _CONNECTION
-        fields = layout.unpack(data)
-        return cls(
-            sequence_next=fields[0],
-            sequence_expected=fields[1],
-            local=_address(fields[2]),
-            peer=_address(fields[3]),
-            transport=_text(fields[4]),
-            flags=ConnectionFlag(fields[5]),
-            tos=fields[6] if layout is _CONNECTION else 0,
-        )
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 42 bytes, or 65 for IPv6. Raises WireError if a field does not fit."""
-        fields = (
-            self.sequence_next,
-            self.sequence_expected,
-            _address_bytes(self.local, ipv6=ipv6),
-            _address_bytes(self.peer, ipv6=ipv6),
-            _text_bytes(self.transport, bytes_max=16),
-            int(self.flags),
-        )
-        return _CONNECTION6.pack(*fields) if ipv6 else _CONNECTION.pack(*fields, self.tos)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedMessage:
+class QueuedMessage(Record):
     """SEND_MESSAGES, RETRANS_MESSAGES, RECV_MESSAGES: one message that waits."""
+
+    LAYOUTS = (_MESSAGE, _MESSAGE6)
 
     sequence: int
     payload_bytes: int
     local: IPAddress  # of the receiver in RECV_MESSAGES
     peer: IPAddress
-    local_port: int
-    peer_port: int
+    local_port: Port
+    peer_port: Port
     flags: int = 0
     tos: int = 0
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 26 or 50 bytes. Raises WireError for another size."""
-        fields = (_MESSAGE6 if len(data) == _MESSAGE6.size_bytes else _MESSAGE).unpack(data)
-        return cls(
-            sequence=fields[0],
-            payload_bytes=fields[1],
-            local=_address(fields[2]),
-            peer=_address(fields[3]),
-            local_port=_port(fields[4]),
-            peer_port=_port(fields[5]),
-            flags=fields[6],
-            tos=fields[7],
-        )
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 26 bytes, or 50 for IPv6. Raises WireError if a field does not fit."""
-        return (_MESSAGE6 if ipv6 else _MESSAGE).pack(
-            self.sequence,
-            self.payload_bytes,
-            _address_bytes(self.local, ipv6=ipv6),
-            _address_bytes(self.peer, ipv6=ipv6),
-            _port_bytes(self.local_port),
-            _port_bytes(self.peer_port),
-            self.flags,
-            self.tos,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SocketEntry:
+class SocketEntry(Record):
     """SOCKETS: one RDS socket; addresses and ports it does not have are zero."""
+
+    LAYOUTS = (_SOCKET, _SOCKET6)
 
     send_buffer_bytes: int
     bound: IPAddress
     connected: IPAddress
-    bound_port: int
-    connected_port: int
+    bound_port: Port
+    connected_port: Port
     receive_buffer_bytes: int
     inode: int
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 28 or 52 bytes. Raises WireError for another size."""
-        fields = (_SOCKET6 if len(data) == _SOCKET6.size_bytes else _SOCKET).unpack(data)
-        return cls(
-            send_buffer_bytes=fields[0],
-            bound=_address(fields[1]),
-            connected=_address(fields[2]),
-            bound_port=_port(fields[3]),
-            connected_port=_port(fields[4]),
-            receive_buffer_bytes=fields[5],
-            inode=fields[6],
-        )
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 28 bytes, or 52 for IPv6. Raises WireError if a field does not fit."""
-        return (_SOCKET6 if ipv6 else _SOCKET).pack(
-            self.send_buffer_bytes,
-            _address_bytes(self.bound, ipv6=ipv6),
-            _address_bytes(self.connected, ipv6=ipv6),
-            _port_bytes(self.bound_port),
-            _port_bytes(self.connected_port),
-            self.receive_buffer_bytes,
-            self.inode,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TcpSocket:
+class TcpSocket(Record):
     """TCP_SOCKETS: the TCP connection under a path."""
 
+    LAYOUTS = (_TCP_SOCKET, _TCP_SOCKET6, _TCP_SOCKET_OLD)
+
     local: IPAddress
-    local_port: int
+    local_port: Port
     peer: IPAddress
-    peer_port: int
+    peer_port: Port
     header_bytes_remaining: int  # still to read of the header that is coming in
     payload_bytes_remaining: int  # and of its payload
     last_sent_next: int  # TCP sequence of the start of the last message sent
@@ -197,44 +132,12 @@ class TcpSocket:
     last_seen_una: int  # TCP sequence acknowledged last
     tos: int = 0  # not in the IPv6 form, nor before Linux 5.0
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 41 bytes, 40 of a kernel before 5.0, or 64. Raises WireError for another size."""
-        by_size = {form.size_bytes: form for form in (_TCP_SOCKET_OLD, _TCP_SOCKET6)}
-        layout = by_size.get(len(data), _TCP_SOCKET)
-        fields = layout.unpack(data)
-        return cls(
-            local=_address(fields[0]),
-            local_port=_port(fields[1]),
-            peer=_address(fields[2]),
-            peer_port=_port(fields[3]),
-            header_bytes_remaining=fields[4],
-            payload_bytes_remaining=fields[5],
-            last_sent_next=fields[6],
-            last_expected_una=fields[7],
-            last_seen_una=fields[8],
-            tos=fields[9] if layout is _TCP_SOCKET else 0,
-        )
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 41 bytes, or 64 for IPv6. Raises WireError if a field does not fit."""
-        fields = (
-            _address_bytes(self.local, ipv6=ipv6),
-            _port_bytes(self.local_port),
-            _address_bytes(self.peer, ipv6=ipv6),
-            _port_bytes(self.peer_port),
-            self.header_bytes_remaining,
-            self.payload_bytes_remaining,
-            self.last_sent_next,
-            self.last_expected_una,
-            self.last_seen_una,
-        )
-        return _TCP_SOCKET6.pack(*fields) if ipv6 else _TCP_SOCKET.pack(*fields, self.tos)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RdmaConnection:
+class RdmaConnection(Record):
     """IB_CONNECTIONS: one connection over RDMA."""
+
+    LAYOUTS = (_RDMA, _RDMA6)
 
     source: IPAddress
     target: IPAddress
@@ -248,42 +151,6 @@ class RdmaConnection:
     tos: int = 0
     service_level: int = 0
     cache_allocations: int = 0
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read 68 or 92 bytes. Raises WireError for another size."""
-        fields = (_RDMA6 if len(data) == _RDMA6.size_bytes else _RDMA).unpack(data)
-        return cls(
-            source=_address(fields[0]),
-            target=_address(fields[1]),
-            source_gid=IPv6Address(fields[2]),
-            target_gid=IPv6Address(fields[3]),
-            send_requests_max=fields[4],
-            receive_requests_max=fields[5],
-            send_segments_max=fields[6],
-            regions_max=fields[7],
-            region_pages_max=fields[8],
-            tos=fields[9],
-            service_level=fields[10],
-            cache_allocations=fields[11],
-        )
-
-    def emit(self, *, ipv6: bool = False) -> bytes:
-        """Write 68 bytes, or 92 for IPv6. Raises WireError if a field does not fit."""
-        return (_RDMA6 if ipv6 else _RDMA).pack(
-            _address_bytes(self.source, ipv6=ipv6),
-            _address_bytes(self.target, ipv6=ipv6),
-            self.source_gid.packed,
-            self.target_gid.packed,
-            self.send_requests_max,
-            self.receive_requests_max,
-            self.send_segments_max,
-            self.regions_max,
-            self.region_pages_max,
-            self.tos,
-            self.service_level,
-            self.cache_allocations,
-        )
 
 
 # The size of one element is what a successful getsockopt returns.
@@ -319,6 +186,30 @@ def split(data: bytes, *, element_bytes: int) -> Sequence[bytes]:
     return [data[at : at + element_bytes] for at in range(0, len(data), element_bytes)]
 
 
+def _fields_of(record: type[Record]) -> tuple[Field[Any], ...]:
+    return fields(record)  # type: ignore[arg-type]  # every record is a dataclass
+
+
+def _parse(kind: Any, value: Any) -> Any:
+    """Return the value of a field of that type."""
+    if kind is Port:
+        return int.from_bytes(value, "big")
+    if kind in (CounterName, TransportName):
+        return value.split(b"\0", 1)[0].decode("ascii", "replace")
+    return _address(value) if kind == IPAddress else kind(value)
+
+
+def _emit(kind: Any, value: Any, *, ipv6: bool) -> int | bytes:
+    """Return what the layout packs for a field of that type."""
+    if kind is Port:
+        return _port_bytes(value)
+    if kind in (CounterName, TransportName):
+        return _text_bytes(value, bytes_max=kind.__metadata__[0])
+    if kind == IPAddress:
+        return _address_bytes(value, ipv6=ipv6)
+    return value.packed if kind is IPv6Address else int(value)
+
+
 def _address(data: bytes) -> IPAddress:
     if len(data) == 4:
         return IPv4Address(data)
@@ -335,18 +226,10 @@ def _address_bytes(address: IPAddress, *, ipv6: bool) -> bytes:
     return b"\0" * 10 + b"\xff\xff" + address.packed if mapped else address.packed
 
 
-def _port(data: bytes) -> int:
-    return int.from_bytes(data, "big")
-
-
 def _port_bytes(port: int) -> bytes:
     if not 0 <= port <= 0xFFFF:
         raise WireError(f"port {port} is not in 0 to 65535")
     return port.to_bytes(2, "big")
-
-
-def _text(data: bytes) -> str:
-    return data.split(b"\0", 1)[0].decode("ascii", "replace")
 
 
 def _text_bytes(text: str, *, bytes_max: int) -> bytes:

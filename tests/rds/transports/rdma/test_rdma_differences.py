@@ -30,8 +30,8 @@ from urds.rds.transports.rdma.events import (
     Reject,
     RestartPeer,
 )
+from urds.rds.transports.rdma.frames import Outcome
 from urds.rds.transports.rdma.regions import RegionTable
-from urds.rds.transports.rdma.work import Outcome
 from urds.rds.wire.private_data import ConnectData
 
 ARRIVAL_S = 10.0

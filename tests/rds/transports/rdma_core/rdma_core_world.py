@@ -9,7 +9,7 @@ from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
+from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000

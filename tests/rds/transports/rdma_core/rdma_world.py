@@ -15,6 +15,7 @@ from random import Random
 
 from urds.common.types import IPAddress
 from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
@@ -29,7 +30,6 @@ from urds.rds.transports.rdma.events import (
 )
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.settings import PeerSettings
-from urds.rds.transports.rdma.stats import RdmaStats
 from urds.rds.wire.private_data import ConnectData
 
 US = 1_000

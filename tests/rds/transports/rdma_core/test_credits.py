@@ -12,7 +12,7 @@ from tests.rds.transports.rdma_core.rdma_core_world import (
 )
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.credits import ADVERTISED_MAX, CREDITS_MAX, Credits
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece
+from urds.rds.transports.rdma.frames import Frame, Outcome, Piece
 
 ON = CoreLimits(flow_control=True)
 

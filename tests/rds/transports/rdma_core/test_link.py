@@ -19,9 +19,9 @@ from urds.rds.plane.operations import RdmaTransfer
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.events import PeerKey
+from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 from urds.rds.transports.rdma.link import Link, receives_at_first
 from urds.rds.transports.rdma.path import RdmaPath
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnectionEvent

@@ -19,8 +19,7 @@ from tests.rds.transports.rdma_core.rdma_core_world import (
 )
 from urds.rds.constants import HeaderFlag
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.frames import LONG_FRAGMENT_BYTES
-from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.transports.rdma.frames import LONG_FRAGMENT_BYTES, Frame, Outcome
 from urds.rds.wire.extensions import Extension, emit
 from urds.rds.wire.header import HEADER_BYTES, Header
 

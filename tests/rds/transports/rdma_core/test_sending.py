@@ -18,7 +18,7 @@ from tests.rds.transports.rdma_core.rdma_core_world import (
     sequences,
 )
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.work import Frame, Outcome
+from urds.rds.transports.rdma.frames import Frame, Outcome
 from urds.rds.wire.header import HEADER_BYTES
 
 LONG = bytes(range(256)) * 40  # 10240 bytes: three fragments

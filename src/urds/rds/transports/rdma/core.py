@@ -30,12 +30,14 @@ from urds.rds.transports.rdma.frames import (
     ACK_ONLY,
     FRAGMENT_BYTES,
     LONG_FRAGMENT_BYTES,
+    Frame,
+    Outcome,
+    Work,
     is_ack_only,
 )
 from urds.rds.transports.rdma.messages import Task
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing, Want
-from urds.rds.transports.rdma.work import Frame, Outcome, Work
 from urds.rds.wire.checksum import header_intact
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 

@@ -1,17 +1,20 @@
-"""Counters of RDS over RDMA, named as rds-info prints them.
+"""Counters of RDS over RDMA since the start.
 
-Source of names and meanings: linux v6.12 net/rds/ib_stats.c and net/rds/ib.h.
+Source of names and meanings of `RdmaCounters`: linux v6.12 net/rds/ib_stats.c and net/rds/ib.h.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from urds.rds.transports.rdma.events import Reason
+
 
 @dataclass(slots=True)
 class RdmaCounters:
-    """Plain integers of one host, in Linux's order; the shell adds under the plane's lock.
+    """Plain integers of one host, as rds-info prints them, in Linux's order.
 
+    The shell adds under the plane's lock.
     Those of regions (ib_rdma_mr_*) belong to the region table and its lock. What concerns the
     kernel's pools, reused regions and workers never counts here.
     """
@@ -59,3 +62,40 @@ class RdmaCounters:
     def as_dict(self) -> dict[str, int]:
         """Return name and value of each, in the order of declaration."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(slots=True)
+class RdmaStats:
+    """Rare events and error reasons; shared by all local addresses of a node."""
+
+    connects: int = 0
+    connect_failures: int = 0  # rejections and silence included
+    rejected_by_peer: int = 0
+    silent: int = 0  # attempts and answers whose end the device never reported
+    accepts: int = 0
+    accept_failures: int = 0
+    ups: int = 0
+    downs: int = 0
+    protocol_errors: int = 0
+    wrong_keys: int = 0  # of them: a key that no region has any more, or bytes outside of it
+    connect_raced: int = 0  # a request met an attempt or an answer under way
+    listen_closed_stale: int = 0  # a request met a connection that seemed up
+    peer_restarts: int = 0
+    gave_up: int = 0  # times; the path counts the messages
+    evicted: int = 0
+    refused_not_allowed: int = 0
+    refused_peers: int = 0
+    refused_version: int = 0  # of requests and of replies
+    refused_address: int = 0  # the private data names other addresses than the connection
+    refused_quarantined: int = 0  # shortly after the peer broke the protocol
+
+    def count_rejection(self, reason: Reason) -> None:
+        """Count a connection that was refused for good."""
+        if reason is Reason.NOT_ALLOWED:
+            self.refused_not_allowed += 1
+        elif reason is Reason.TOO_MANY_PEERS:
+            self.refused_peers += 1
+        elif reason is Reason.VERSION:
+            self.refused_version += 1
+        else:
+            self.refused_address += 1

@@ -10,12 +10,14 @@ Everything needs the adapter's lock, unless it says otherwise.
 
 from __future__ import annotations
 
+import errno
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort, IPAddress
+from urds.verbs.device import find_device
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import NestedDomain
 from urds.verbs.engine.numbers import (
@@ -141,6 +143,25 @@ class RdmaDevice:
             with self.confine(link.cut_after_fault):
                 link.take(wc)
         return True
+
+
+def open_devices(names: Sequence[str]) -> list[RdmaDevice]:
+    """Open devices in the order in which peers are tried on them.
+
+    Raises OSError: ENODEV for no name or one that no device has, or its provider's error; then
+    none of them stays open.
+    """
+    if not names:
+        raise OSError(errno.ENODEV, "no device is named")
+    opened: list[RdmaDevice] = []
+    try:
+        for name in names:
+            opened.append(RdmaDevice(find_device(name).open_adapter()))
+    except OSError:
+        for device in opened:
+            device.close()
+        raise
+    return opened
 
 
 def let_out(_recover: Callable[[], None]) -> AbstractContextManager[None]:

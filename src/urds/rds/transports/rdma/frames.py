@@ -1,4 +1,7 @@
-"""Frames of RDS over RDMA: each SEND is a whole header and one fragment of payload.
+"""What a core asks its device to post, and frames: a header and one fragment of payload each.
+
+A core never touches a queue pair. It gives work in the order in which it must be posted, numbered
+by `wr_id`; completions come in that order with these numbers.
 
 A fragment has up to 4096 bytes, between own nodes that agreed on it up to 65536 (docs/adr/0014).
 A message becomes as many frames as it has fragments, at least one. All of them carry the header of
@@ -8,10 +11,13 @@ its checksum. Source: linux v6.12 net/rds/ib_send.c; docs/reference/rds.md 4.2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from urds.rds.constants import IB_FRAGMENT_BYTES
 from urds.rds.plane.contract import Buffer
+from urds.rds.plane.operations import Operation
 from urds.rds.wire.checksum import header_checksum
 from urds.rds.wire.header import HEADER
 
@@ -20,6 +26,38 @@ LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than
 
 # Header fields in the order of wire.header.HEADER.
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One SEND: a header and one fragment of payload."""
+
+    wr_id: int
+    data: bytes
+    solicited: bool = False  # the last fragment of a message
+    fence: bool = False  # behind a read of the same message that asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One work request of an operation: piece `number` of a transfer, or an atomic (number 0)."""
+
+    wr_id: int
+    operation: Operation
+    number: int
+    remote_address: int  # of this piece
+
+
+Work = Frame | Piece
+
+
+class Outcome(Enum):
+    """How a work request ended."""
+
+    DONE = auto()
+    REMOTE_ACCESS = auto()  # the peer's memory refused it
+    FLUSHED = auto()  # never done, or unknown: the connection broke
+    FAILED = auto()  # anything else
 
 
 class MessageHeader:

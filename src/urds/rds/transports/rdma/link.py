@@ -19,9 +19,15 @@ from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
 from urds.rds.plane.contract import RdmaRow
 from urds.rds.plane.operations import AtomicOperation, RdmaTransfer
 from urds.rds.transports.rdma.device import RdmaDevice
-from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, LONG_FRAGMENT_BYTES
+from urds.rds.transports.rdma.frames import (
+    FRAGMENT_BYTES,
+    LONG_FRAGMENT_BYTES,
+    Frame,
+    Outcome,
+    Piece,
+    Work,
+)
 from urds.rds.transports.rdma.regions import REGIONS_MAX
-from urds.rds.transports.rdma.work import Frame, Outcome, Piece, Work
 from urds.rds.wire.header import HEADER_BYTES
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import (

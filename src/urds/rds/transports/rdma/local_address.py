@@ -20,6 +20,7 @@ from urds.common.types import IPAddress
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.settings import LocalAddressSettings
 from urds.rds.control.timers import Timers
+from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import (
     Action,
     Failure,
@@ -32,7 +33,6 @@ from urds.rds.transports.rdma.events import (
 from urds.rds.transports.rdma.peer import REJECTION, RdmaPeer, key_of, read_offer
 from urds.rds.transports.rdma.quarantine import Quarantine
 from urds.rds.transports.rdma.settings import PeerSettings
-from urds.rds.transports.rdma.stats import RdmaStats
 from urds.rds.wire.private_data import accepted_version
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urds.rds.constants import ExtensionType, RdmaStatus
 from urds.rds.plane.contract import Buffer
 from urds.rds.plane.operations import Operation, RdmaTransfer
-from urds.rds.transports.rdma.work import Piece
+from urds.rds.transports.rdma.frames import Piece
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import EXTENSION_BYTES
 

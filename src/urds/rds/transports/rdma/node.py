@@ -25,7 +25,7 @@ from urds.rds.plane.contract import Mailbox, Wanted
 from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.counters import RdmaCounters, RdmaStats
 from urds.rds.transports.rdma.device import Confine, RdmaDevice, let_out
 from urds.rds.transports.rdma.events import PeerKey
 from urds.rds.transports.rdma.link import Link, receives_at_first
@@ -33,7 +33,6 @@ from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.rdma.regions import RegionTable
 from urds.rds.transports.rdma.settings import PeerSettings
-from urds.rds.transports.rdma.stats import RdmaStats
 from urds.verbs.providers.base import Listener
 
 if TYPE_CHECKING:

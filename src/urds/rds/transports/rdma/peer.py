@@ -32,6 +32,7 @@ from urds.common.errors import WireError
 from urds.common.types import IPAddress
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
+from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import (
     Abandon,
     Accept,
@@ -57,7 +58,6 @@ from urds.rds.transports.rdma.state import (
     PeerState,
     next_state,
 )
-from urds.rds.transports.rdma.stats import RdmaStats
 from urds.rds.wire.private_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, ConnectData
 
 if TYPE_CHECKING:

@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING
 from urds.rds.constants import HeaderFlag, RdmaStatus
 from urds.rds.plane.contract import Buffer
 from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
-from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, MessageHeader, fragment_count
+from urds.rds.transports.rdma.frames import (
+    FRAGMENT_BYTES,
+    Frame,
+    MessageHeader,
+    Piece,
+    fragment_count,
+)
 from urds.rds.transports.rdma.messages import (
     Message,
     MessageEntry,
@@ -39,7 +45,6 @@ from urds.rds.transports.rdma.messages import (
     next_task,
     with_keys,
 )
-from urds.rds.transports.rdma.work import Frame, Piece
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.counters import Counters
