@@ -39,15 +39,8 @@ class Call(Enum):
     SEND = "sendto"
 
 
-# What Linux answers to a destination or name that is no unicast address, per call and version.
-_NOT_UNICAST: Final = {
-    (Call.BIND, 4): ErrorReason.BAD_ADDRESS,
-    (Call.BIND, 6): ErrorReason.BAD_ADDRESS,
-    (Call.CONNECT, 4): ErrorReason.BAD_ADDRESS,
-    (Call.CONNECT, 6): ErrorReason.ADDRESS_PROTOTYPE,
-    (Call.SEND, 4): ErrorReason.BAD_ADDRESS,
-    (Call.SEND, 6): ErrorReason.BAD_ADDRESS,
-}
+# What Linux answers to what is no unicast address, where it is not EINVAL.
+_NOT_UNICAST: Final = {(Call.CONNECT, 6): ErrorReason.ADDRESS_PROTOTYPE}
 
 
 def parse(given: object, call: Call) -> tuple[IPAddress, int]:
@@ -183,6 +176,7 @@ def _check(address: IPAddress, call: Call) -> None:
     if address.is_unspecified and address.version == 4 and call is Call.CONNECT:
         raise os_error(ErrorReason.DESTINATION_ANY)
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
-        raise os_error(_NOT_UNICAST[call, address.version], f"{address} is not unicast")
+        reason = _NOT_UNICAST.get((call, address.version), ErrorReason.BAD_ADDRESS)
+        raise os_error(reason, f"{address} is not unicast")
     if isinstance(address, IPv6Address) and address.is_link_local and not address.scope_id:
         raise os_error(ErrorReason.BAD_ADDRESS, f"{address} is link-local and has no scope")

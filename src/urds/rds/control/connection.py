@@ -36,14 +36,7 @@ from urds.rds.control.events import (
     RestartPeer,
     SendControl,
 )
-from urds.rds.control.peer import (
-    PeerFacts,
-    emit_ours,
-    has_restarted,
-    learn,
-    restarted,
-    taken_for_linux,
-)
+from urds.rds.control.peer import PeerFacts, emit_ours
 from urds.rds.control.state import PathInput, PathRecord, PathState
 from urds.rds.control.streams import Streams
 from urds.rds.control.timers import TimerKind
@@ -234,7 +227,7 @@ class Connection(Streams):
         """Count the kernel's next handshake afresh: the plane saw that it restarted."""
         self.stats.peer_restarts += 1
         self._emit(PeerStartedAnew(self.peer, self.facts.generation, None))
-        self.facts = restarted(self.facts)
+        self.facts = self.facts.restarted()
         self._announced = False
         path = self._paths[0]
         if self.settings.npaths > 1 and path.state is PathState.UP:
@@ -333,8 +326,8 @@ class Connection(Streams):
     def _learn(self, path: PathRecord, handshake: Handshake, now_ns: int) -> None:
         """Note the peer's identity. What a restart drops is dropped before anything is released."""
         before = self.facts
-        self.facts = learn(before, handshake, self.settings)
-        if has_restarted(before, handshake):
+        self.facts = before.learn(handshake, self.settings)
+        if before.has_restarted(handshake):
             self.stats.peer_restarts += 1
             self._emit(RestartPeer(self.peer))
             self._emit(PeerStartedAnew(self.peer, before.generation, handshake.generation))
@@ -446,7 +439,7 @@ class Connection(Streams):
             self._confirm(path, now_ns)
         elif self.facts.kind is PeerKind.UNKNOWN or path.held:
             self.stats.handshake_timeouts += 1
-            before, self.facts = self.facts, taken_for_linux(self.facts)
+            before, self.facts = self.facts, self.facts.taken_for_linux()
             self._tell(before)
             self._unpark(now_ns)
             for held in self._paths:

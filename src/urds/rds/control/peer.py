@@ -1,9 +1,11 @@
-"""What a connection knows of its peer, and how a handshake changes it: pure functions.
+"""What a connection knows of its peer, and how a handshake changes it: values.
 
 The mark of a probe or its answer identifies an own node; no mark, or no answer, means Linux.
 Between own nodes a generation per start tells a restart. The data plane sees a kernel's restart,
 before the duplicate rule; here it only means that the next handshake counts afresh.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -55,47 +57,44 @@ class PeerFacts:
         """The peer's facts that paths need: release, checksum, longest message."""
         return self.release, self.checksum, self.message_bytes_max
 
+    def has_restarted(self, handshake: Handshake) -> bool:
+        """Tell whether an own node restarted; the first generation seen is no restart."""
+        return (
+            self.kind is PeerKind.URDS
+            and handshake.mark is not None
+            and None not in (self.generation, handshake.generation)
+            and self.generation != handshake.generation
+        )
 
-def has_restarted(peer: PeerFacts, handshake: Handshake) -> bool:
-    """Tell whether an own node restarted; the first generation seen is no restart."""
-    return (
-        peer.kind is PeerKind.URDS
-        and handshake.mark is not None
-        and None not in (peer.generation, handshake.generation)
-        and peer.generation != handshake.generation
-    )
+    def learn(self, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
+        """Return what is known after a handshake.
 
+        The number of paths never shrinks during a generation of the peer.
+        """
+        kind = PeerKind.URDS if handshake.mark else PeerKind.LINUX
+        afresh = self.stale or kind is not self.kind or self.has_restarted(handshake)
+        count = agreed_npaths(settings.npaths, handshake.npaths)
+        generation = handshake.generation
+        if generation is None and kind is self.kind:
+            # A probe of an own node that does not know this one has none.
+            generation = self.generation
+        return PeerFacts(
+            kind=kind,
+            npaths=count if afresh else max(count, self.npaths),
+            generation=generation,
+            # The mark implies it: own nodes connect from ports that carry the index.
+            sport_index=handshake.sport_index or handshake.mark is not None,
+            capabilities=_shared(settings.capabilities, handshake.mark),
+            message_bytes_max=_shared_message_bytes(settings.message_bytes_max, handshake.mark),
+        )
 
-def learn(peer: PeerFacts, handshake: Handshake, settings: ConnectionSettings) -> PeerFacts:
-    """Return what is known after a handshake.
+    def taken_for_linux(self) -> PeerFacts:
+        """Return what is known of a peer that stayed silent: one path, TCP's acknowledgements."""
+        return PeerFacts(kind=PeerKind.LINUX, npaths=self.npaths, sport_index=self.sport_index)
 
-    The number of paths never shrinks during a generation of the peer.
-    """
-    kind = PeerKind.URDS if handshake.mark else PeerKind.LINUX
-    afresh = peer.stale or kind is not peer.kind or has_restarted(peer, handshake)
-    count = agreed_npaths(settings.npaths, handshake.npaths)
-    generation = handshake.generation
-    if generation is None and kind is peer.kind:
-        generation = peer.generation  # a probe of an own node that does not know this one has none
-    return PeerFacts(
-        kind=kind,
-        npaths=count if afresh else max(count, peer.npaths),
-        generation=generation,
-        # The mark implies it: own nodes connect from ports that carry the index.
-        sport_index=handshake.sport_index or handshake.mark is not None,
-        capabilities=_shared(settings.capabilities, handshake.mark),
-        message_bytes_max=_shared_message_bytes(settings.message_bytes_max, handshake.mark),
-    )
-
-
-def taken_for_linux(peer: PeerFacts) -> PeerFacts:
-    """Return what is known of a peer that stayed silent: one path, TCP's acknowledgements."""
-    return PeerFacts(kind=PeerKind.LINUX, npaths=peer.npaths, sport_index=peer.sport_index)
-
-
-def restarted(peer: PeerFacts) -> PeerFacts:
-    """Return what is known of a kernel after the plane saw its restart."""
-    return replace(peer, stale=True)
+    def restarted(self) -> PeerFacts:
+        """Return what is known of a kernel after the plane saw its restart."""
+        return replace(self, stale=True)
 
 
 def emit_ours(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:

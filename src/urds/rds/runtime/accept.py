@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.timers import Timers
 from urds.rds.plane.contract import Interest
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import tcp
 from urds.rds.wire.header import HEADER_BYTES

@@ -17,17 +17,6 @@ from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
 if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver
 
-_HOLDS = {
-    events.Hold.NOTHING: base.Hold.NOTHING,
-    events.Hold.FIRST_FRAME: base.Hold.FIRST_FRAME,
-    events.Hold.RELEASE: base.Hold.RELEASE,
-}
-_RELEASES = {
-    events.ReleaseRule.NOT_YET: base.Release.NOT_YET,
-    events.ReleaseRule.STREAM_ACKNOWLEDGED: base.Release.STREAM_ACKNOWLEDGED,
-    events.ReleaseRule.PEER_ACKNOWLEDGED: base.Release.PEER_ACKNOWLEDGED,
-}
-
 
 class Actions:
     """The dispatch table of a driver; control lock held."""
@@ -71,7 +60,7 @@ class Actions:
         path = self._path(host, action.peer, action.index)
         stream = self._driver.streams.take(action.stream, path)
         if stream is not None:
-            path.attach(stream, hold=_HOLDS[action.hold])
+            path.attach(stream, hold=base.Hold[action.hold.name])
 
     def _refuse(self, host: LocalAddressState, action: events.Refuse) -> None:
         self._driver.streams.refuse(action.stream)
@@ -119,7 +108,7 @@ class Actions:
     def _agree(self, host: LocalAddressState, action: events.Agree) -> None:
         paths = self._paths(host, action.peer)
         paths.agreed = base.Agreement(
-            release=_RELEASES[action.release],
+            release=base.Release[action.release.name],
             checksum=action.checksum,
             message_bytes_max=action.message_bytes_max,
         )
@@ -129,7 +118,6 @@ class Actions:
     def _restart_peer(self, host: LocalAddressState, action: events.RestartPeer) -> None:
         paths = self._paths(host, action.peer)
         lost = sum(path.restart_peer() for path in paths.paths)
-        paths.given_up_messages += lost
         if lost:
             text = "%s restarted: %s sent to it may be lost"
             self._driver.log.warning(text, action.peer, messages(lost))
@@ -157,7 +145,7 @@ class Actions:
         paths = self._paths(host, action.peer)
         self._route(action.peer, paths, action.count)
         for path in paths.paths[action.count :]:
-            paths.given_up_messages += path.drop_queue()
+            path.drop_queue()
             self._driver.forget_path(path)
         del paths.paths[action.count :]
 
@@ -168,7 +156,6 @@ class Actions:
 
     def _give_up(self, host: LocalAddressState, action: events.GiveUp) -> None:
         dropped = self._path(host, action.peer, action.index).drop_queue()
-        self._paths(host, action.peer).given_up_messages += dropped
         seconds = action.down_ns / 1e9
         text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
         self._driver.log.warning(text, action.peer, seconds, messages(dropped))

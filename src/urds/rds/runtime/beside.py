@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
 from urds.rds.plane.contract import Event, LingerOver, Plane, Snapshot
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.undelivered import tell_linger_over
 
 if TYPE_CHECKING:

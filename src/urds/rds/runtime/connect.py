@@ -13,16 +13,17 @@ whose retransmits go unanswered is reset. A peer that merely does not read answe
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
 from urds.rds.plane.contract import Interest, Path
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.local_addresses import LocalAddressState
-from urds.rds.transports import fault, tcp
+from urds.rds.transports import tcp
 
 if TYPE_CHECKING:
     from urds.rds.plane.native.lane import Lane
@@ -126,7 +127,7 @@ class Streams:
             if stream.fileno() >= 0:
                 with suppress(OSError):
                     if isinstance(stream, tcp.TcpStream):
-                        fault.reset_in_place(stream)
+                        tcp.reset_in_place(stream)
                     else:
                         stream.end()
                     count += 1
@@ -148,13 +149,8 @@ class Streams:
         if rule is not None:
             low, high = tcp.port_range()
             ports = rule.ports(range_low=low, range_high=high)
-        connection = host.endpoint.find(peer)
-        assert connection is not None
-        try:
-            stream = tcp.connect(host.address, peer, driver.tcp, ports)
-        except OSError as failure:
-            host.note_connect(peer, failure.errno or errno.EIO)
-            connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
+        stream = self._begin(host, peer, index, ports)
+        if stream is None:
             return
         attempt = _Attempt(host, peer, index, stream, now_ns() + _CONNECT_NS)
         descriptor = stream.fileno()
@@ -172,24 +168,32 @@ class Streams:
         self._attempts[descriptor] = attempt
         driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
+    def _begin(
+        self,
+        host: LocalAddressState,
+        peer: IPAddress,
+        index: int,
+        ports: Iterable[int] | None = None,
+    ) -> tcp.TcpStream | None:
+        """Begin to connect; None if not even that was possible, which is reported."""
+        connection = host.endpoint.find(peer)
+        assert connection is not None
+        try:
+            return tcp.connect(host.address, peer, self._driver.tcp, ports)
+        except OSError as failure:
+            host.note_connect(peer, failure.errno or errno.EIO)
+            connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
+            return None
+
     def _fail(self, attempt: _Attempt, failure: int) -> None:
         attempt.stream.close()
-        attempt.host.note_connect(attempt.peer, failure)
-        connection = attempt.host.endpoint.find(attempt.peer)
-        if connection is not None:
-            with self._driver.guard.confine(attempt.host, attempt.peer):
-                connection.handle_connect_failed(attempt.index, failure, now_ns())
+        self._connect_failed(attempt, attempt.index, failure)
 
     def request_call_back(self, host: LocalAddressState, peer: IPAddress) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
         driver = self._driver
-        connection = host.endpoint.find(peer)
-        assert connection is not None
-        try:
-            stream = tcp.connect(host.address, peer, driver.tcp)
-        except OSError as failure:
-            host.note_connect(peer, failure.errno or errno.EIO)
-            connection.handle_connect_failed(0, failure.errno or errno.EIO, now_ns())
+        stream = self._begin(host, peer, 0)
+        if stream is None:
             return
         descriptor = stream.fileno()
         request = _CallBackRequest(host, peer, stream, now_ns() + _CALL_BACK_WAIT_NS)
@@ -198,7 +202,7 @@ class Streams:
             failure = tcp.connect_error(stream)
             if failure:
                 self._end_call_back_request(descriptor)
-                self._connect_failed(request, failure)
+                self._connect_failed(request, 0, failure)
                 return
             request.stands = True
             found = host.endpoint.find(peer)
@@ -209,12 +213,12 @@ class Streams:
         self._call_back_requests[descriptor] = request
         driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
-    def _connect_failed(self, request: _CallBackRequest, failure: int) -> None:
-        request.host.note_connect(request.peer, failure)
-        connection = request.host.endpoint.find(request.peer)
+    def _connect_failed(self, tried: _Attempt | _CallBackRequest, index: int, failure: int) -> None:
+        tried.host.note_connect(tried.peer, failure)
+        connection = tried.host.endpoint.find(tried.peer)
         if connection is not None:
-            with self._driver.guard.confine(request.host, request.peer):
-                connection.handle_connect_failed(0, failure, now_ns())
+            with self._driver.guard.confine(tried.host, tried.peer):
+                connection.handle_connect_failed(index, failure, now_ns())
 
     def _end_call_back_request(self, descriptor: int) -> None:
         request = self._call_back_requests.pop(descriptor, None)
@@ -228,7 +232,7 @@ class Streams:
             if request.until_ns <= at_ns:
                 self._end_call_back_request(descriptor)
                 if not request.stands:
-                    self._connect_failed(request, errno.ETIMEDOUT)
+                    self._connect_failed(request, 0, errno.ETIMEDOUT)
         for descriptor, attempt in list(self._attempts.items()):
             if attempt.until_ns <= at_ns:
                 del self._attempts[descriptor]

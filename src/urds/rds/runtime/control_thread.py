@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from random import Random
+from time import monotonic_ns as now_ns
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue
@@ -36,7 +37,6 @@ from urds.rds.plane.choose import lane_class
 from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Plane
 from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.connect import Streams
 from urds.rds.runtime.guard import Guard
 from urds.rds.runtime.info_server import InformationSocket

@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv6Address, ip_address
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
@@ -30,7 +31,6 @@ from urds.rds.plane.contract import (
     SocketAddress,
 )
 from urds.rds.plane.python.host import socket_address
-from urds.rds.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver

@@ -13,10 +13,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.local_addresses import LocalAddressState
 
 if TYPE_CHECKING:

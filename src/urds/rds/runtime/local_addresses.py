@@ -25,7 +25,6 @@ class PeerPaths:
     paths: list[Path]
     npaths: int = 1
     mailboxes: set[Mailbox] = field(default_factory=set)
-    given_up_messages: int = 0
     connect_error: int = 0  # errno of the last attempt, 0 while it was good
     agreed: Agreement | None = None  # of the handshake, for paths made later
 

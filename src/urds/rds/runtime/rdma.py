@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, os_error
@@ -18,7 +19,6 @@ from urds.rds.plane import contract as base
 from urds.rds.plane.choose import plane_beside
 from urds.rds.plane.contract import Mailbox, Plane, Snapshot
 from urds.rds.runtime.beside import PlaneBeside, both
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.crossings import Crossings
 
 if TYPE_CHECKING:

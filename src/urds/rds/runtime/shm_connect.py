@@ -14,12 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import MSG_NOSIGNAL, socket
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
 from urds.rds.plane.contract import Interest
-from urds.rds.runtime.clock import now_ns
 from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import shm, tcp
 

@@ -8,6 +8,7 @@ Source: linux v6.12 net/rds/tcp.c, net/rds/tcp_listen.c, net/rds/tcp_connect.c.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
-from typing import Self
+from typing import Final, Self
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
@@ -28,6 +29,8 @@ _INT = Struct("i")
 _LINGER = Struct("ii")
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 _PORT_RANGE_DEFAULT = (32768, 60999)
+_UNSPECIFIED: Final = bytes(16)  # a socket address of family AF_UNSPEC
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +187,18 @@ def port_range() -> tuple[int, int]:
     except (OSError, ValueError):
         return _PORT_RANGE_DEFAULT
     return low, high
+
+
+def reset_in_place(stream: socket.socket) -> None:
+    """Make both ends of a connection see a reset while its descriptor stays open.
+
+    A fault on purpose, for tests and demonstrations; no running node uses it.
+    Received but unread bytes are thrown away, although TCP acknowledged them: as harsh as a
+    fault can be. Raises OSError. Source: connect(2), AF_UNSPEC dissolves the association.
+    """
+    if _libc.connect(stream.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _new_socket(local: IPAddress) -> socket.socket:

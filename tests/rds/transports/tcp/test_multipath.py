@@ -23,8 +23,7 @@ from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.runtime.actions import Actions
 from urds.rds.runtime.local_addresses import PeerPaths
 from urds.rds.transports import tcp
-from urds.rds.transports.fault import reset_in_place
-from urds.rds.transports.tcp import TcpSettings
+from urds.rds.transports.tcp import TcpSettings, reset_in_place
 
 ORDERS = ["lower", "higher"]
 PATHS = [2, 4, 8]

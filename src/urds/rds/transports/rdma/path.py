@@ -64,7 +64,6 @@ class RdmaPath:
         self.destinations: dict[Mailbox, Destination] = {}  # that the sockets' messages count in
         self.absent = False  # messages have long waited for a connection
         self.mailboxes: set[base.Mailbox] = set()  # routed here; control lock
-        self.given_up_messages = 0
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
         self.failure = ""  # why the last attempt to connect failed
@@ -121,7 +120,7 @@ class RdmaPath:
     def give_up(self, mailbox: Mailbox) -> int:
         """Remove a mailbox's messages: their peer is absent too long; return how many."""
         count = self.core.cancel(mailbox, None, RdmaStatus.DROPPED)
-        self._count_given_up(count)
+        self.plane.counters.send_given_up += count
         self._finish_taken_out(mailbox)
         return count
 
@@ -321,7 +320,7 @@ class RdmaPath:
         with self.plane.lock:
             count = self.core.restart_peer()
             self.plane.counters.peer_restarted += 1
-            self._count_given_up(count)
+            self.plane.counters.send_given_up += count
             self.finish_freed()
         self.plane.finish_pass()
         return count
@@ -330,17 +329,13 @@ class RdmaPath:
         """Drop every message; each sender gets EHOSTUNREACH once."""
         with self.plane.lock:
             count = self.core.drop_all()
-            self._count_given_up(count)
+            self.plane.counters.send_given_up += count
             for owner in self.core.outgoing.freed:
                 owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
             self._is_wanted = False
             self.finish_freed()
         self.plane.finish_pass()
         return count
-
-    def _count_given_up(self, count: int) -> None:
-        self.given_up_messages += count
-        self.plane.counters.send_given_up += count
 
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged. No lock held."""

@@ -35,21 +35,6 @@ _NO_EXTENSION = b""
 class Incoming:
     """State of one receiving direction."""
 
-    __slots__ = (
-        "_answer_ping",
-        "_around",
-        "_counters",
-        "_header",
-        "_limits",
-        "_missing_bytes",
-        "_pieces",
-        "_rdma",
-        "acknowledgement",
-        "acknowledgement_asked",
-        "fragment_bytes",
-        "sequence_expected",
-    )
-
     def __init__(
         self,
         limits: CoreLimits,

@@ -36,15 +36,7 @@ from urds.rds.transports.rdma.frames import (
     Piece,
     fragment_count,
 )
-from urds.rds.transports.rdma.messages import (
-    Message,
-    MessageEntry,
-    Task,
-    asks_fence,
-    has_succeeded,
-    next_task,
-    with_keys,
-)
+from urds.rds.transports.rdma.messages import Message, MessageEntry, Task, with_keys
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.counters import Counters
@@ -66,25 +58,6 @@ class Want(Enum):
 
 class Outgoing:
     """Queues, numbers and operations of one direction of a connection."""
-
-    __slots__ = (
-        "_fragment",
-        "_header",
-        "_running",
-        "_silents",
-        "_unacked_bytes_left",
-        "_unacked_packets_left",
-        "counters",
-        "current",
-        "ended",
-        "fragment_bytes",
-        "freed",
-        "limits",
-        "retransmits",
-        "sequence_next",
-        "unacked",
-        "unsent",
-    )
 
     def __init__(self, limits: CoreLimits, counters: Counters, *, sequence_first: int) -> None:
         self.limits = limits
@@ -191,18 +164,18 @@ class Outgoing:
             if not self.unsent:
                 return Want.NOTHING
             message = self.unsent[0]
-        return Want.PIECE if next_task(message) else Want.FRAME
+        return Want.PIECE if message.next_task() else Want.FRAME
 
     def take_piece(self, wr_id: int) -> tuple[Piece, Task]:
         """Take the next piece of an operation, and with its first one the message, for posting."""
         message = self._begin_next()
-        task = next_task(message)
+        task = message.next_task()
         assert task is not None, "the caller asks `want` first"
         if not message.was_handed_over:
             message.was_handed_over = True
             self._running.update(dict.fromkeys(message.tasks))
         piece = task.next_piece(wr_id)
-        if message.is_silent and next_task(message) is None:
+        if message.is_silent and message.next_task() is None:
             self._silents[message] = None
             self.current = None
         return piece, task
@@ -234,7 +207,7 @@ class Outgoing:
             self.current = None
             if not message.is_map and not message.is_taken_back:
                 self.unacked.append(message)
-        fence = is_first and bool(message.tasks) and asks_fence(message)
+        fence = is_first and bool(message.tasks) and message.asks_fence()
         return Frame(wr_id, data, solicited=solicited or is_last, fence=fence)
 
     def _begin_next(self) -> Message:
@@ -361,8 +334,8 @@ class Outgoing:
                 sent.append(current)
             elif current.was_handed_over:
                 self._return_to_unsent(current)
-        kept = [message for message in sent if has_succeeded(message)]
-        lost = [message for message in sent if not has_succeeded(message)]
+        kept = [message for message in sent if message.has_succeeded()]
+        lost = [message for message in sent if not message.has_succeeded()]
         lost += self._silents
         self._silents.clear()
         self.unacked.clear()
@@ -375,7 +348,7 @@ class Outgoing:
 
     def _return_to_unsent(self, message: Message) -> None:
         """Keep a message without a number, if its operations are done; they are not retried."""
-        if has_succeeded(message):
+        if message.has_succeeded():
             message.tasks = ()
             self.unsent.appendleft(message)
         else:
