@@ -19,8 +19,7 @@ from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import Failure, PeerKey, Reason
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.peer import REJECTION, read_offer
-from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.peer import REJECTION, PeerSettings, read_offer
 from urds.rds.transports.rdma.state import PeerState
 from urds.rds.wire.private_data import ConnectData, accepted_version
 
@@ -87,7 +86,7 @@ class Shell:
             case 0 | 1 | 2:
                 endpoint.handle_established(key, number, data, now_ns)
             case 3 | 4:
-                endpoint.handle_failed(key, number, Failure(1 + place % 4), data, now_ns)
+                endpoint.handle_failed(key, number, Failure(1 + place % 4), now_ns)
             case 5:
                 endpoint.handle_ended(key, number, now_ns)
             case 6:

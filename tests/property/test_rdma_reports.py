@@ -110,7 +110,7 @@ def test_numbers_end_once_and_requests_are_answered_once(
         elif what == "established":
             core.handle_established(key, chosen, data, now_ns)
         elif what == "failed":
-            core.handle_failed(key, chosen, Failure.REJECTED, data, now_ns)
+            core.handle_failed(key, chosen, Failure.REJECTED, now_ns)
         elif what == "ended":
             core.handle_ended(key, chosen, now_ns)
         elif what == "protocol_error":

@@ -26,8 +26,8 @@ from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
 from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.transports.rdma.regions import RegionTable
-from urds.rds.transports.rdma.settings import PeerSettings
 from urds.verbs.providers.sim import SimNetwork
 
 US = 1_000

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -54,24 +54,30 @@ class Rule:
     allowed: str
 
 
-def _integer(low: int, high: int) -> Rule:
+def _number(read_one: Callable[[object], int], chosen: Container[int], allowed: str) -> Rule:
     def read(value: object) -> int:
-        number = int(value, 0) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
+        number = read_one(value)
+        if number not in chosen:
             raise ValueError
         return number
 
-    return Rule(read, f"a whole number from {low} to {high}")
+    return Rule(read, allowed)
+
+
+def _integer(low: int, high: int) -> Rule:
+    return _number(_whole, range(low, high + 1), f"a whole number from {low} to {high}")
 
 
 def _size(low: int, high: int) -> Rule:
-    def read(value: object) -> int:
-        number = _bytes_of(value)
-        if not low <= number <= high:
-            raise ValueError
-        return number
+    allowed = f"a size from {low} to {high} bytes, such as 64KiB or 5M"
+    return _number(_bytes_of, range(low, high + 1), allowed)
 
-    return Rule(read, f"a size from {low} to {high} bytes, such as 64KiB or 5M")
+
+def _whole(value: object) -> int:
+    number = int(value, 0) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError
+    return number
 
 
 def _bytes_of(value: object) -> int:
@@ -86,9 +92,7 @@ def _bytes_of(value: object) -> int:
         digits, unit, binary = found.groups()
         base = 1000 if binary and binary.lower() == "b" else 1024
         return int(digits) * (base ** _POWERS[unit.lower()] if unit else 1)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError
-    return value
+    return _whole(value)
 
 
 def _seconds(high: float) -> Rule:
@@ -112,13 +116,7 @@ def _switch() -> Rule:
 
 
 def _one_of(*choices: int) -> Rule:
-    def read(value: object) -> int:
-        number = _bytes_of(value)
-        if number not in choices:
-            raise ValueError
-        return number
-
-    return Rule(read, "one of " + ", ".join(map(str, choices)))
+    return _number(_bytes_of, choices, "one of " + ", ".join(map(str, choices)))
 
 
 def _word(*choices: str) -> Rule:
@@ -130,22 +128,20 @@ def _word(*choices: str) -> Rule:
     return Rule(read, "one of " + ", ".join(choices))
 
 
-def _words() -> Rule:
-    def read(value: object) -> tuple[str, ...]:
-        given = value.replace(",", " ").split() if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise TypeError
-        return tuple(given)
+def _names(value: object) -> tuple[str, ...]:
+    given = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        raise TypeError
+    return tuple(given)
 
-    return Rule(read, "names with commas between them")
+
+def _words() -> Rule:
+    return Rule(_names, "names with commas between them")
 
 
 def _networks() -> Rule:
     def read(value: object) -> tuple[str, ...]:
-        given = value.replace(",", " ").split() if isinstance(value, str) else value
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise TypeError
-        return tuple(one if one == ANY else _network(one) for one in given)
+        return tuple(one if one == ANY else _network(one) for one in _names(value))
 
     return Rule(read, f"networks such as 10.0.0.0/8 or fd00::/8, or `{ANY}`")
 

@@ -49,7 +49,7 @@ def test_they_stand_behind_the_generic_ones_and_before_those_of_tcp() -> None:
 
 def test_without_rdma_there_are_none() -> None:
     unused = Rdma(None)  # type: ignore[arg-type]  # as above
-    assert not unused.is_in_use
+    assert unused.node is None
     assert (unused.counters(), unused.own_counters()) == ({}, {})
     assert with_rdma({"conn_reset": 1, "tcp_x": 2}, {}) == {"conn_reset": 1, "tcp_x": 2}
 

@@ -75,6 +75,7 @@ class AsyncioProgress(LoopProgress):
     """See `progress.LoopProgress`."""
 
     loop: AbstractEventLoop
+    sleepers = AsyncioSleeper
 
     def __init__(self, plane: Plane, loop: AbstractEventLoop) -> None:
         super().__init__(plane, loop)
@@ -118,12 +119,6 @@ class AsyncioProgress(LoopProgress):
     def schedule_flush(self) -> None:
         """Call `flush` in the next iteration of the loop."""
         self.loop.call_soon(self.flush)
-
-    def sleeper(
-        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
-    ) -> Sleeper:
-        """Make the object on which the running task sleeps."""
-        return AsyncioSleeper(self, mailbox, room=room, address=address)
 
     async def one_pass(self) -> None:
         """Let the loop run one iteration."""

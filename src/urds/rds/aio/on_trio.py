@@ -77,6 +77,7 @@ class TrioProgress(LoopProgress):
     """See `progress.LoopProgress`."""
 
     loop: trio.lowlevel.TrioToken
+    sleepers = TrioSleeper
 
     def __init__(self, plane: Plane, loop: trio.lowlevel.TrioToken) -> None:
         super().__init__(plane, loop)
@@ -142,12 +143,6 @@ class TrioProgress(LoopProgress):
     def schedule_flush(self) -> None:
         """Call `flush` among the tasks of the next batch."""
         self._flusher.wake()
-
-    def sleeper(
-        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
-    ) -> Sleeper:
-        """Make the object on which the running task sleeps."""
-        return TrioSleeper(self, mailbox, room=room, address=address)
 
     async def one_pass(self) -> None:
         """Let the run make a pass."""

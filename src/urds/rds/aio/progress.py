@@ -93,6 +93,8 @@ class Sleeper(ABC):
 class LoopProgress(ABC):
     """One loop's progress of one plane. Its methods run in the loop's thread, `leave` in any."""
 
+    sleepers: type[Sleeper]  # how a task of this loop sleeps
+
     def __init__(self, plane: Plane, loop: Any) -> None:
         self.loop = loop
         self.plane = plane
@@ -141,6 +143,12 @@ class LoopProgress(ABC):
         self.schedule_flush()
         return True
 
+    def sleeper(
+        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
+    ) -> Sleeper:
+        """Make the object on which the running task sleeps: a message, or room to `address`."""
+        return self.sleepers(self, mailbox, room=room, address=address)
+
     @abstractmethod
     def is_here(self) -> bool:
         """Tell whether the calling task runs in this loop."""
@@ -160,12 +168,6 @@ class LoopProgress(ABC):
     @abstractmethod
     def schedule_flush(self) -> None:
         """Call `flush` when the tasks that are ready now have run."""
-
-    @abstractmethod
-    def sleeper(
-        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
-    ) -> Sleeper:
-        """Make the object on which the running task sleeps: a message, or room to `address`."""
 
     @abstractmethod
     async def one_pass(self) -> None:

@@ -11,30 +11,44 @@ _S = 1_000 * _MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionSettings:
-    """What every connection of a node shares."""
+class ReconnectSettings:
+    """What connections of a node share, over TCP and over RDMA."""
 
     generation: int  # of this start, 1 to 2**32 - 1; another one at each start
+    reconnect_delay_min_ns: int = 1 * _MS
+    reconnect_delay_max_ns: int = 1 * _S
+    # What is lost is reconnected even if no message waits here: one may wait at the peer, or a
+    # sender there for a congestion map. Then the delay grows further, up to this: a server does
+    # not call departed clients all day.
+    reconnect_delay_idle_max_ns: int = 60 * _S
+    reconnect_give_up_ns: int = 0  # 0: never
+
+    def __post_init__(self) -> None:
+        assert 0 < self.generation < 1 << 32, f"generation {self.generation}"
+        assert 0 < self.reconnect_delay_min_ns <= self.reconnect_delay_max_ns
+        assert self.reconnect_delay_max_ns <= self.reconnect_delay_idle_max_ns
+
+    def delay_max_ns(self, *, wanted: bool) -> int:
+        """Return the longest delay of the back-off; `wanted` if messages wait."""
+        return self.reconnect_delay_max_ns if wanted else self.reconnect_delay_idle_max_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings(ReconnectSettings):
+    """What every connection of a node over TCP shares."""
+
     npaths: int = 1  # 1, 2, 4 or 8
     capabilities: Capability = (
         Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO
     )
     message_bytes_max: int = MAX_MESSAGE_BYTES
-    reconnect_delay_min_ns: int = 1 * _MS
-    reconnect_delay_max_ns: int = 1 * _S
-    # A lost path is reconnected even if no message waits here, for one may wait at the peer. Then
-    # the delay grows further, up to this: a server does not call departed clients all day.
-    reconnect_delay_idle_max_ns: int = 60 * _S
-    reconnect_give_up_ns: int = 0  # 0: never
     handshake_wait_ns: int = 1 * _S  # after the first frame; then the peer counts as Linux
     liveness_wait_ns: int = _S // 5  # until a second stream of an own node takes its path
     hello_wait_ns: int = 5 * _S  # the same for a peer that was an own node before
 
     def __post_init__(self) -> None:
-        assert 0 < self.generation < 1 << 32, f"generation {self.generation}"
+        ReconnectSettings.__post_init__(self)  # `super` does not work in a class with slots
         assert self.npaths in (1, 2, 4, PATHS_MAX), f"npaths {self.npaths}"
-        assert 0 < self.reconnect_delay_min_ns <= self.reconnect_delay_max_ns
-        assert self.reconnect_delay_max_ns <= self.reconnect_delay_idle_max_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

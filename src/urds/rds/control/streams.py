@@ -171,12 +171,8 @@ class Streams:
 
     def _reconnect_later(self, path: PathRecord, now_ns: int) -> None:
         """Connect after the back-off's delay."""
-        settings = self.settings
-        delay_ns = path.backoff.next_ns(
-            max_ns=settings.reconnect_delay_max_ns
-            if path.wanted
-            else settings.reconnect_delay_idle_max_ns
-        )
+        delay_max_ns = self.settings.delay_max_ns(wanted=path.wanted)
+        delay_ns = path.backoff.next_ns(max_ns=delay_max_ns)
         if not self.lower:
             delay_ns += _CALL_BACK_NS
         self._reconnect(path, delay_ns, now_ns)

@@ -41,7 +41,7 @@ from urds.rds.runtime.connect import Streams
 from urds.rds.runtime.guard import Guard
 from urds.rds.runtime.info_server import InformationSocket
 from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
-from urds.rds.runtime.rdma import Rdma, wants_rdma
+from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
 from urds.rds.runtime.shm_connect import ShmStreams
 from urds.rds.runtime.undelivered import tell_left, tell_linger_over
 from urds.rds.settings import Settings
@@ -344,11 +344,7 @@ class Driver:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         with self.lock:
-            for host in self.hosts.values():
-                host.listener.close()
-            self.shm_streams.close()
-            self.streams.close()
-            self.acceptor.close()
+            self._close_pending()
             self.rdma.stop_listening()
             if self._information is not None:
                 self._information.close()
@@ -369,11 +365,7 @@ class Driver:
         self.plane.fail()  # before anything that may fail as well: it wakes all waiters
         self.rdma.fail()
         with self.lock:
-            for host in self.hosts.values():
-                host.listener.close()
-            self.shm_streams.close()
-            self.streams.close()
-            self.acceptor.close()
+            self._close_pending()
             self.rdma.close()
             if self._information is not None:
                 self._information.close()
@@ -387,14 +379,18 @@ class Driver:
         self.lock, self.holds_lock = new_lock()
         self.log.abandon_in_child()
         os.close(self._doorbell)
+        self._close_pending()
+        self.rdma.abandon_in_child()
+        if self._information is not None:
+            self._information.abandon_in_child()
+
+    def _close_pending(self) -> None:
+        """Close the listeners, and what is attached to no path."""
         for host in self.hosts.values():
             host.listener.close()
         self.shm_streams.close()
         self.streams.close()
         self.acceptor.close()
-        self.rdma.abandon_in_child()
-        if self._information is not None:
-            self._information.abandon_in_child()
 
     # -- for the dispatchers; control lock held
 
@@ -638,10 +634,7 @@ def connection_settings_of(settings: Settings, generation: int) -> ConnectionSet
         generation=generation,
         npaths=settings.npaths,
         message_bytes_max=settings.max_message_bytes,
-        reconnect_delay_min_ns=settings.reconnect_min_delay_ms * _MS,
-        reconnect_delay_max_ns=settings.reconnect_max_delay_ms * _MS,
-        reconnect_delay_idle_max_ns=max(60 * _S, settings.reconnect_max_delay_ms * _MS),
-        reconnect_give_up_ns=round(settings.reconnect_give_up_s * _S),
+        **delays_of(settings),
     )
 
 

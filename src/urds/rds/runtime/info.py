@@ -118,18 +118,7 @@ def _connection(row: PathRow) -> Connection | None:
 
 def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[IPAddress, QueuedMessage]]:
     for row in rows:
-        yield (
-            row.local,
-            QueuedMessage(
-                sequence=row.sequence,
-                payload_bytes=row.payload_bytes,
-                local=row.local,
-                peer=row.peer,
-                local_port=row.local_port,
-                peer_port=row.peer_port,
-                tos=row.tos,
-            ),
-        )
+        yield row.local, QueuedMessage(**row._asdict())
 
 
 def _socket(row: MailboxRow, peer: Endpoint | None) -> SocketEntry:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
@@ -154,11 +154,6 @@ class Rdma:
 
     # -- info and ends
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a socket has asked for RDMA."""
-        return self.node is not None
-
     def complete(self, snapshot: Snapshot) -> Snapshot:
         """Add what the plane of RDMA has to a snapshot of the driver's."""
         if self._beside is not None:
@@ -167,7 +162,7 @@ class Rdma:
                 own = self.crossings.leave_out(own, self._beside.plane)
                 snapshot = self.crossings.leave_out(snapshot, self._driver.plane)
             snapshot = both(snapshot, own)
-        return replace(snapshot, rdma_in_use=self.is_in_use)
+        return replace(snapshot, rdma_in_use=self.node is not None)
 
     def counters(self) -> Mapping[str, int]:
         """Return Linux's counters ib_* in its order; none while RDMA is not in use."""
@@ -238,20 +233,24 @@ class Rdma:
             self.node.abandon_in_child()
 
 
+def delays_of(settings: Settings) -> dict[str, Any]:
+    """Return the settings of reconnecting that TCP and RDMA have in common."""
+    return {
+        "reconnect_delay_min_ns": settings.reconnect_min_delay_ms * _MS,
+        "reconnect_delay_max_ns": settings.reconnect_max_delay_ms * _MS,
+        "reconnect_delay_idle_max_ns": max(60 * _S, settings.reconnect_max_delay_ms * _MS),
+        "reconnect_give_up_ns": round(settings.reconnect_give_up_s * _S),
+    }
+
+
 def node_settings_of(settings: Settings, generation: int) -> NodeSettings:
     """Return what RDMA connections share."""
     from urds.rds.transports.rdma.core import CoreLimits
     from urds.rds.transports.rdma.node import NodeSettings
-    from urds.rds.transports.rdma.settings import PeerSettings
+    from urds.rds.transports.rdma.peer import PeerSettings
 
     return NodeSettings(
-        peer=PeerSettings(
-            generation=generation,
-            reconnect_delay_min_ns=settings.reconnect_min_delay_ms * _MS,
-            reconnect_delay_max_ns=settings.reconnect_max_delay_ms * _MS,
-            reconnect_delay_idle_max_ns=max(60 * _S, settings.reconnect_max_delay_ms * _MS),
-            reconnect_give_up_ns=round(settings.reconnect_give_up_s * _S),
-        ),
+        peer=PeerSettings(generation=generation, **delays_of(settings)),
         core=CoreLimits(
             send_ring=settings.ib_max_send_wr,
             receive_ring=settings.ib_max_recv_wr,

@@ -10,7 +10,7 @@ from urds.rds.control.settings import LocalAddressSettings
 from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import Action, Connect, PeerKey
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.wire.private_data import ConnectData
 
 INCOMPATIBLE = b"\x01\x00\x00\x00"  # what a rejection says

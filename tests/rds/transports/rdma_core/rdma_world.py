@@ -29,7 +29,7 @@ from urds.rds.transports.rdma.events import (
     RestartPeer,
 )
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.settings import PeerSettings
+from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.wire.private_data import ConnectData
 
 US = 1_000
@@ -294,7 +294,7 @@ class Node:
             return
         key, node = end.key, end.node
         node._report(
-            lambda: node.endpoint.handle_failed(key, end.number, failure, data, self.world.now_ns)
+            lambda: node.endpoint.handle_failed(key, end.number, failure, self.world.now_ns)
         )
 
     def _answer(self, end: End, data: bytes) -> None:

@@ -158,7 +158,7 @@ def test_a_request_that_came_to_nothing_is_no_new_life_but_leaves_doubt() -> Non
     bench = Bench()
     bench.join(generation=4)
     bench.request(generation=5)
-    bench.core.handle_failed(TO_HIGH, REQUEST, Failure.ERROR, b"", NOW)
+    bench.core.handle_failed(TO_HIGH, REQUEST, Failure.ERROR, NOW)
     assert bench.actions()[0] == Abandon(TO_HIGH, REQUEST)
     (connect,) = bench.wait(SECOND)
     data = bench.core.offer(TO_HIGH, acknowledged=77, credits=0)

@@ -28,14 +28,14 @@ def test_reports_about_what_has_ended_are_ignored() -> None:
     for is_up in (False, True):
         for key, number in [(TO_HIGH, 99), (unknown_peer, 1)]:
             core.handle_established(key, number, b"", NOW)
-            core.handle_failed(key, number, Failure.REFUSED, b"", NOW)
+            core.handle_failed(key, number, Failure.REFUSED, NOW)
             core.handle_ended(key, number, NOW)
             core.handle_protocol_error(key, number, NOW)
         core.handle_fault(unknown_peer, NOW)
         core.handle_wanted(unknown_peer, NOW)
         if is_up:
             core.handle_established(TO_HIGH, 1, b"", NOW)
-            core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+            core.handle_failed(TO_HIGH, 1, Failure.ERROR, NOW)
             core.handle_wanted(TO_HIGH, NOW)
         assert bench.actions() == []
         bench.establish(1, bench.data(generation=4))
@@ -52,7 +52,7 @@ def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
 def test_a_request_ends_the_wait_for_our_next_attempt() -> None:
     bench = Bench()
     bench.want()
-    bench.core.handle_failed(TO_HIGH, 1, Failure.REFUSED, b"", NOW)
+    bench.core.handle_failed(TO_HIGH, 1, Failure.REFUSED, NOW)
     bench.actions()
     assert bench.request(generation=4) == [Accept(TO_HIGH, REQUEST)]
     assert bench.wait(2 * SECOND) == []
@@ -72,7 +72,7 @@ def fail_all(bench: Bench, now_ns: int, *, span_ns: int) -> list[Action]:
         for action in bench.actions():
             if isinstance(action, Connect):
                 number = action.number
-                bench.core.handle_failed(TO_HIGH, number, Failure.UNREACHABLE, b"", now_ns)
+                bench.core.handle_failed(TO_HIGH, number, Failure.UNREACHABLE, now_ns)
             elif not isinstance(action, Abandon):
                 found.append(action)
         due_ns = bench.core.poll_timeout()
@@ -109,7 +109,7 @@ def test_what_was_given_up_is_not_tried_again() -> None:
     bench = Bench(reconnect_give_up_ns=2 * SECOND)
     bench.want()
     bench.wait(2 * SECOND)
-    bench.core.handle_failed(TO_HIGH, 1, Failure.UNREACHABLE, b"", NOW + 3 * SECOND)
+    bench.core.handle_failed(TO_HIGH, 1, Failure.UNREACHABLE, NOW + 3 * SECOND)
     assert bench.actions() == [Abandon(TO_HIGH, 1)]
     assert bench.core.poll_timeout() is None
 
@@ -165,8 +165,8 @@ def test_our_own_attempts_wait_for_a_rest_that_began_after_they_were_planned() -
     bench.join(generation=4)
     to_three = PeerKey(HIGH, 3)
     assert bench.want(tos=3) == [Connect(to_three, 2)]
-    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, b"", NOW)
-    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, b"", NOW)
+    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, NOW)
+    bench.core.handle_failed(to_three, 2, Failure.UNREACHABLE, NOW)
     planned_ns = bench.core.poll_timeout()
     assert planned_ns is not None and planned_ns < NOW + SECOND // 100
     bench.actions()
@@ -190,8 +190,8 @@ def test_after_a_fault_of_ours_everything_starts_over(state: PeerState) -> None:
     elif state is not PeerState.DOWN:
         bench.want()
     if state is PeerState.WAITING:
-        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
-        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, b"", NOW)
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, NOW)
+        bench.core.handle_failed(TO_HIGH, 1, Failure.ERROR, NOW)
     elif state is PeerState.UP:
         bench.establish(1, bench.data())
     key = bench.core.key_for(HIGH, 0, NOW)

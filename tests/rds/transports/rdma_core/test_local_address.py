@@ -302,7 +302,7 @@ def test_the_passive_end_has_the_other_one_connect() -> None:
     bench = Bench()
     active, passive = PeerKey(LOW, 0), PeerKey(LOW, 0, passive=True)
     bench.core.handle_request(REQUEST, LOW, bench.data(LOW, generation=OURS), NOW)
-    bench.core.handle_failed(passive, REQUEST, Failure.ERROR, b"", NOW)
+    bench.core.handle_failed(passive, REQUEST, Failure.ERROR, NOW)
     bench.actions()
     bench.core.handle_wanted(passive, NOW)
     assert bench.actions() == [Connect(active, 1)]

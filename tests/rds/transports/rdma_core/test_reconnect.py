@@ -17,7 +17,7 @@ def failing_attempts(bench: Bench, now_ns: int, *, span_ns: int) -> Iterator[int
         for action in bench.actions():
             if isinstance(action, Connect):
                 yield now_ns
-                bench.core.handle_failed(action.key, action.number, Failure.REFUSED, b"", now_ns)
+                bench.core.handle_failed(action.key, action.number, Failure.REFUSED, now_ns)
         due_ns = bench.core.poll_timeout()
         if due_ns is None or due_ns > end_ns:
             return

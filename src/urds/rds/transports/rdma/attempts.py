@@ -15,6 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
+from urds.rds.constants import RDS_CM_PORT, RDS_PORT
 from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.events import Failure, PeerKey
@@ -24,8 +25,6 @@ from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, Verb
 if TYPE_CHECKING:
     from urds.rds.transports.rdma.node import RdmaHost, RdmaNode
 
-PORT_V4: Final = 18634
-PORT_V6: Final = 16385
 _FAILURES: Final = {
     ConnectionEventKind.REJECTED: Failure.REJECTED,
     ConnectionEventKind.REFUSED: Failure.REFUSED,
@@ -103,7 +102,7 @@ class Attempts:
                     request.connection.close()
         self._node.log.debug("cannot accept %s: %s", key.peer, problem)
         self._drop(number)
-        self._report_failure(host, key, number, Failure.ERROR, b"")
+        self._report_failure(host, key, number, Failure.ERROR)
 
     def reject(self, number: int, private_data: bytes) -> None:
         """Reject a request."""
@@ -141,11 +140,9 @@ class Attempts:
                     )
                     self._close_link(attempt)
         self._drop(number)
-        self._report_failure(host, key, number, Failure.UNREACHABLE, b"")
+        self._report_failure(host, key, number, Failure.UNREACHABLE)
 
-    def _fail(
-        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, data: bytes
-    ) -> None:
+    def _fail(self, host: RdmaHost, key: PeerKey, number: int, failure: Failure) -> None:
         """Ask the next device after one where the peer does not listen, or report the failure."""
         attempt = self._attempts.get(number)
         if attempt is None:
@@ -155,13 +152,11 @@ class Attempts:
             self._ask(host, key, number, attempt)
             return
         self._drop(number)
-        self._report_failure(host, key, number, failure, data)
+        self._report_failure(host, key, number, failure)
 
-    def _report_failure(
-        self, host: RdmaHost, key: PeerKey, number: int, failure: Failure, data: bytes
-    ) -> None:
+    def _report_failure(self, host: RdmaHost, key: PeerKey, number: int, failure: Failure) -> None:
         self._node.path(host, key).failure = failure.name.lower()
-        host.endpoint.handle_failed(key, number, failure, data, self._node.now_ns())
+        host.endpoint.handle_failed(key, number, failure, self._node.now_ns())
 
     def _new_link(self, host: RdmaHost, key: PeerKey, number: int, device: RdmaDevice) -> Link:
         limits = self._node.settings.core
@@ -180,10 +175,11 @@ class Attempts:
     ) -> None:
         """Handle an event of a connection; inside its device's call, the control lock not held."""
         node, endpoint = self._node, host.endpoint
-        number, data = link.number, event.parameters.private_data
+        number = link.number
         recover = partial(node.start_over, host, key)
         if event.kind is ConnectionEventKind.ESTABLISHED:
             link.is_established = True
+            data = event.parameters.private_data
             node.report(
                 lambda: endpoint.handle_established(key, number, data, node.now_ns()), recover
             )
@@ -196,7 +192,7 @@ class Attempts:
             )
             return
         failure = _FAILURES.get(event.kind, Failure.ERROR)
-        node.report(lambda: self._fail(host, key, number, failure, data), recover)
+        node.report(lambda: self._fail(host, key, number, failure), recover)
 
     # -- links
 
@@ -251,4 +247,4 @@ def port_of(address: IPAddress, device: RdmaDevice) -> int:
     iWARP shares TCP's ports, where 16385 is RDS over TCP's, so it has 18634 for IPv6 as well.
     Source: linux v6.12 net/rds/rdma_transport.c; docs/reference/rds.md 1.1.
     """
-    return PORT_V6 if address.version == 6 and device.provider != "tcp" else PORT_V4
+    return RDS_CM_PORT if address.version == 6 and device.provider != "tcp" else RDS_PORT

@@ -30,9 +30,8 @@ from urds.rds.transports.rdma.events import (
     Refused,
     Reject,
 )
-from urds.rds.transports.rdma.peer import REJECTION, RdmaPeer, key_of, read_offer
+from urds.rds.transports.rdma.peer import REJECTION, PeerSettings, RdmaPeer, key_of, read_offer
 from urds.rds.transports.rdma.quarantine import Quarantine
-from urds.rds.transports.rdma.settings import PeerSettings
 from urds.rds.wire.private_data import accepted_version
 
 if TYPE_CHECKING:
@@ -187,13 +186,11 @@ class RdmaEndpoint:
         if (peer := self._peers.get(key)) is not None:
             peer.handle_established(number, data, now_ns)
 
-    def handle_failed(
-        self, key: PeerKey, number: int, failure: Failure, data: bytes, now_ns: int
-    ) -> None:
-        """Try again later. `data`: private data of a rejection.
+    def handle_failed(self, key: PeerKey, number: int, failure: Failure, now_ns: int) -> None:
+        """Try again later.
 
-        They would tell which version to offer next; but a connection begins with the version to
-        which Linux falls back, so they are not read.
+        The private data of a rejection would tell which version to offer next; but a connection
+        begins with the version to which Linux falls back, so they are not read.
         """
         if (peer := self._peers.get(key)) is not None:
             peer.handle_failed(number, failure, now_ns)

@@ -31,8 +31,8 @@ from urds.rds.transports.rdma.events import PeerKey
 from urds.rds.transports.rdma.link import Link, receives_at_first
 from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.transports.rdma.regions import RegionTable
-from urds.rds.transports.rdma.settings import PeerSettings
 from urds.verbs.providers.base import Listener
 
 if TYPE_CHECKING:

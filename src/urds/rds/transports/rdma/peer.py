@@ -26,11 +26,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import WireError
 from urds.common.types import IPAddress
 from urds.rds.control.paths import address_bytes
+from urds.rds.control.settings import ReconnectSettings
 from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
 from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import (
@@ -50,7 +52,6 @@ from urds.rds.transports.rdma.events import (
     RestartPeer,
 )
 from urds.rds.transports.rdma.quarantine import Quarantine
-from urds.rds.transports.rdma.settings import PeerSettings
 from urds.rds.transports.rdma.state import (
     UNDER_WAY,
     WITHOUT_CONNECTION,
@@ -63,6 +64,7 @@ from urds.rds.wire.private_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, C
 if TYPE_CHECKING:
     from random import Random
 
+_S: Final = 1_000_000_000
 # The time that a Linux peer has to ask again, after its request dropped a connection here.
 _CALL_BACK_NS: Final = 20_000_000
 _TOS_BITS: Final = 8
@@ -70,6 +72,20 @@ _TOS_MASK: Final = (1 << _TOS_BITS) - 1
 _TIMERS: Final = (TimerKind.ATTEMPT, TimerKind.GIVE_UP, TimerKind.ANSWER)
 # An int in the host order of the peer; where kernel RDS runs over RDMA, that is little-endian.
 REJECTION: Final = REJECTED_INCOMPATIBLE.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings(ReconnectSettings):
+    """What every peer of a node over RDMA shares."""
+
+    long_frames: bool = True  # offered to own nodes
+    # For the device to report how an attempt ended. The slowest of the present connection managers
+    # takes 10 s; this is for one that forgot the attempt.
+    answer_wait_ns: int = 30 * _S
+    # How long the present connection wins against a request of the same generation of an own node,
+    # which may be the older one: the lower address's attempt, an accepted request, a connection.
+    # After that it counts as dead: an attempt may have gone to an earlier generation of the peer.
+    duel_wait_ns: int = 1 * _S
 
 
 def read_offer(
@@ -333,12 +349,8 @@ class RdmaPeer:
 
     def _reconnect_later(self, now_ns: int) -> None:
         """Connect after the back-off's delay."""
-        settings = self._settings
-        delay_ns = self._backoff.next_ns(
-            max_ns=settings.reconnect_delay_max_ns
-            if self.wanted
-            else settings.reconnect_delay_idle_max_ns
-        )
+        delay_max_ns = self._settings.delay_max_ns(wanted=self.wanted)
+        delay_ns = self._backoff.next_ns(max_ns=delay_max_ns)
         self._reconnect(delay_ns, now_ns)
 
     def _reconnect(self, delay_ns: int, now_ns: int) -> None:
