@@ -18,7 +18,6 @@ from urds.cli.rds import info
 from urds.cli.rds.info import TABLES
 from urds.rds.plane.choose import NATIVE
 from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
-from urds.rds.runtime import info_server as information
 from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report
 
@@ -275,8 +274,8 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
         processes.parse(data)
 
 
-def serve(data: bytes) -> information.InformationSocket:
-    served = information.InformationSocket.open(lambda: data)
+def serve(data: bytes) -> processes.InformationSocket:
+    served = processes.InformationSocket.open(lambda: data)
     assert served is not None
     return served
 
@@ -292,7 +291,7 @@ def test_a_socket_is_for_this_user_only_and_leaves_with_the_process(folder: Path
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
 def test_a_folder_that_others_may_enter_is_not_used(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    assert information.InformationSocket.open(lambda: b"") is None
+    assert processes.InformationSocket.open(lambda: b"") is None
     assert processes.find() == []
 
 
@@ -300,14 +299,14 @@ def test_a_link_to_a_folder_is_not_used(folder: Path, tmp_path: Path) -> None:
     folder.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    assert information.InformationSocket.open(lambda: b"") is None
+    assert processes.InformationSocket.open(lambda: b"") is None
 
 
 def test_a_place_that_is_too_long_for_a_socket_is_no_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / ("x" * 120)))
-    assert information.InformationSocket.open(lambda: b"") is None
+    assert processes.InformationSocket.open(lambda: b"") is None
 
 
 def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:

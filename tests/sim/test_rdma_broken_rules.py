@@ -19,8 +19,8 @@ from urds.rds.plane.python import notifications
 from urds.rds.transports.rdma import receiving, regions, sending
 from urds.rds.transports.rdma.core import ConnectionCore
 from urds.rds.transports.rdma.credits import Credits
+from urds.rds.transports.rdma.frames import Message, Task
 from urds.rds.transports.rdma.link import Link
-from urds.rds.transports.rdma.messages import Message, Task
 from urds.rds.transports.rdma.node import RdmaNode
 from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.rdma.peer import RdmaPeer

@@ -19,6 +19,7 @@ from urds.common.errors import ErrorReason, os_error
 from urds.rds.constants import (
     MSG_CTRUNC,
     RDS_MSG_RX_DGRAM_TRACE_MAX,
+    SCM_TIMESTAMP,
     SOL_RDS,
     SOL_SOCKET,
     ZCOPY_COOKIES_MAX,
@@ -28,7 +29,6 @@ from urds.rds.constants import (
 
 Ancillary = tuple[int, int, bytes]
 
-SCM_TIMESTAMP: Final = 29
 SCM_TIMESTAMP_NEW: Final = 63
 
 _HEADER_BYTES: Final = 16  # struct cmsghdr on a 64-bit machine

@@ -151,19 +151,6 @@ class PendingAtomic(PendingOperation):
         return int.from_bytes(self._operation.result, sys.byteorder)
 
 
-def key_of(cookie: int) -> int:
-    """Return the key in a cookie: its lower half."""
-    return cookie & _KEY_MASK
-
-
-def remote_address(cookie: int, address: int) -> int:
-    """Return an address in a peer's region as its device knows it.
-
-    The upper half of the cookie is where in a page the region begins; sums wrap at 64 bits.
-    """
-    return (cookie >> _KEY_BITS) + address & _U64_MAX
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Local memory as a struct rds_iovec names it."""
@@ -310,8 +297,7 @@ def atomic(asked: Atomic, *, report_failure: bool) -> AtomicOperation:
 def _operation_of(asked: RdmaArgs | Atomic, *, report_failure: bool) -> dict[str, Any]:
     """Return the fields of `Operation`, which all kinds have."""
     return {
-        "key": key_of(asked.cookie),
-        "remote_address": remote_address(asked.cookie, asked.remote_address),
+        **_place_of(asked.cookie, asked.remote_address),
         "token": asked.user_token,
         "notify": bool(asked.flags & RdmaFlag.NOTIFY_ME),
         "report_failure": report_failure,
@@ -333,16 +319,19 @@ def transfer_of(
     buffers: object, cookie: int, offset: int, *, silent: bool, is_write: bool, fence: bool
 ) -> RdmaTransfer:
     """Return the operation of `Socket.rdma_write` or `rdma_read`; raises as they do."""
-    place = _place_of(cookie, offset)
+    check_64_bits(cookie=cookie, offset=offset)
     pieces = spans(buffers, writable=not is_write)
     check_span(sum(map(len, pieces)))
     if len(pieces) > RDMA_PIECES_MAX:
         raise os_error(ErrorReason.TOO_LONG, f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}")
-    return RdmaTransfer(**place, silent=silent, fence=fence, is_write=is_write, pieces=pieces)
+    return RdmaTransfer(
+        **_place_of(cookie, offset), silent=silent, fence=fence, is_write=is_write, pieces=pieces
+    )
 
 
 def atomic_of(cookie: int, offset: int, *, silent: bool, **asked: Any) -> AtomicOperation:
     """Return the operation of `Socket.fetch_add` or `compare_swap`; raises as they do."""
+    check_64_bits(cookie=cookie, offset=offset)
     result = memoryview(bytearray(_ATOMIC_BYTES))
     return AtomicOperation(**_place_of(cookie, offset), silent=silent, result=result, **asked)
 
@@ -362,9 +351,14 @@ def spans(buffers: object, *, writable: bool) -> tuple[memoryview, ...]:
     return tuple(view.cast("B") for view in views if view.nbytes)
 
 
-def _place_of(cookie: int, offset: int) -> dict[str, Any]:
-    check_64_bits(cookie=cookie, offset=offset)
-    return {"key": key_of(cookie), "remote_address": remote_address(cookie, offset)}
+def _place_of(cookie: int, address: int) -> dict[str, Any]:
+    """Return a place in a peer's region, as its device knows it.
+
+    The key is the cookie's lower half. The upper half is where in a page the region begins; sums
+    wrap at 64 bits.
+    """
+    remote_address = (cookie >> _KEY_BITS) + address & _U64_MAX
+    return {"key": cookie & _KEY_MASK, "remote_address": remote_address}
 
 
 def check_span(payload_bytes: int) -> None:

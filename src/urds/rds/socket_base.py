@@ -551,9 +551,7 @@ def option_bytes(value: Any, value_bytes: int | None) -> bytes:
             raise os_error(ErrorReason.OPTION_FAULT, f"{value_bytes} bytes at no address")
         return b""
     if isinstance(value, int):
-        return _INT.pack(value) if -(1 << 31) <= value < 1 << 31 else _too_large(value)
+        if not -(1 << 31) <= value < 1 << 31:
+            raise OverflowError(f"{value} is not a C int; give 8 bytes instead")
+        return _INT.pack(value)
     return bytes(value)
-
-
-def _too_large(value: int) -> NoReturn:
-    raise OverflowError(f"{value} is not a C int; give 8 bytes instead")

@@ -191,14 +191,8 @@ class RdmaSocket(SocketBase):
         if not -(1 << 63) <= addend < _U64_END:
             raise ValueError(f"addend {addend} has more than 64 bits")
         rdma.check_64_bits(no_carry_mask=no_carry_mask)
-        operation = rdma.atomic_of(
-            cookie,
-            offset,
-            silent=payload is None,
-            is_compare=False,
-            operand=addend % _U64_END,
-            no_carry_mask=no_carry_mask,
-        )
+        asked = {"is_compare": False, "operand": addend % _U64_END, "no_carry_mask": no_carry_mask}
+        operation = rdma.atomic_of(cookie, offset, silent=payload is None, **asked)
         mailbox = self._post(payload, flags, address, operations=(operation,))
         return rdma.PendingAtomic(mailbox, operation)
 
@@ -225,15 +219,8 @@ class RdmaSocket(SocketBase):
 
         masks = {"compare_mask": compare_mask, "swap_mask": swap_mask}
         rdma.check_64_bits(expected=expected, new=new, **masks)
-        operation = rdma.atomic_of(
-            cookie,
-            offset,
-            silent=payload is None,
-            is_compare=True,
-            operand=expected,
-            swap=new,
-            **masks,
-        )
+        asked = {"is_compare": True, "operand": expected, "swap": new, **masks}
+        operation = rdma.atomic_of(cookie, offset, silent=payload is None, **asked)
         mailbox = self._post(payload, flags, address, operations=(operation,))
         return rdma.PendingAtomic(mailbox, operation)
 

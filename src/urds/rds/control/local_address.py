@@ -135,9 +135,7 @@ class LocalAddress:
 
     def allows(self, peer: IPAddress) -> bool:
         """Tell whether the peer may exchange messages with this node."""
-        if peer.is_loopback:  # from this machine, whatever the local address
-            return True
-        return any(peer in network for network in self._settings.allowed)
+        return self._settings.allows(peer)
 
     def _make_connection(self, peer: IPAddress, now_ns: int) -> Connection | None:
         """Make a connection; None if there are too many and none is idle."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
+from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
 
 Network = IPv4Network | IPv6Network
@@ -62,3 +63,7 @@ class LocalAddressSettings:
     pending_max: int = 64  # accepted, but no frame yet and no earlier acquaintance
     pending_per_address_max: int = 16
     pending_wait_ns: int = 30 * _S
+
+    def allows(self, peer: IPAddress) -> bool:
+        """Tell whether the peer is admitted; one of this machine is, whatever the local address."""
+        return peer.is_loopback or any(peer in network for network in self.allowed)

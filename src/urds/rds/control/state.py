@@ -103,9 +103,8 @@ class PathRecord:
     hello_sent: bool = False
     probe_sent: bool = False
     held: bool = False  # until `Release`
-    own: bool = (
-        False  # the stream itself shows that the peer is an own node, of whatever generation
-    )
+    # The stream itself shows that the peer is an own node, of whatever generation.
+    own: bool = False
     acquainted: bool = False  # the peer was known as an own node when the stream began
     confirmed: bool = False  # the peer showed on this stream that it knows this node
 

@@ -80,9 +80,6 @@ class Actions:
                 paths.paths[-1].agree(paths.agreed)
         return paths.paths[index]
 
-    def _paths(self, host: LocalAddressState, peer: IPAddress) -> PeerPaths:
-        return self._driver.paths_to(host, peer)
-
     def _send_control(self, host: LocalAddressState, action: events.SendControl) -> None:
         if not action.source_port and not self._may_answer(host, action):
             self._driver.pongs_kept_back += 1
@@ -106,7 +103,7 @@ class Actions:
         )
 
     def _agree(self, host: LocalAddressState, action: events.Agree) -> None:
-        paths = self._paths(host, action.peer)
+        paths = self._driver.paths_to(host, action.peer)
         paths.agreed = base.Agreement(
             release=base.Release[action.release.name],
             checksum=action.checksum,
@@ -116,7 +113,7 @@ class Actions:
             path.agree(paths.agreed)
 
     def _restart_peer(self, host: LocalAddressState, action: events.RestartPeer) -> None:
-        paths = self._paths(host, action.peer)
+        paths = self._driver.paths_to(host, action.peer)
         lost = sum(path.restart_peer() for path in paths.paths)
         if lost:
             text = "%s restarted: %s sent to it may be lost"
@@ -125,14 +122,14 @@ class Actions:
     def _remember_handshake(
         self, host: LocalAddressState, action: events.RememberHandshake
     ) -> None:
-        for path in self._paths(host, action.peer).paths:
+        for path in self._driver.paths_to(host, action.peer).paths:
             path.remember_handshake(action.generation)
 
     def _probe_dead_stream(self, host: LocalAddressState, action: events.ProbeDeadStream) -> None:
         self._path(host, action.peer, action.index).poke()
 
     def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
-        paths = self._paths(host, action.peer)
+        paths = self._driver.paths_to(host, action.peer)
         others = [self._path(host, action.peer, index) for index in range(1, action.count)]
         for path in others:
             path.hold_behind(None)
@@ -142,7 +139,7 @@ class Actions:
             path.hold_behind(paths.paths[0])
 
     def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
-        paths = self._paths(host, action.peer)
+        paths = self._driver.paths_to(host, action.peer)
         self._route(action.peer, paths, action.count)
         for path in paths.paths[action.count :]:
             path.drop_queue()

@@ -39,8 +39,8 @@ from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
 from urds.rds.runtime.connect import Streams
 from urds.rds.runtime.guard import Guard
-from urds.rds.runtime.info_server import InformationSocket
 from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
+from urds.rds.runtime.processes import InformationSocket
 from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
 from urds.rds.runtime.shm_connect import ShmStreams
 from urds.rds.runtime.undelivered import tell_left, tell_linger_over
@@ -248,7 +248,7 @@ class Driver:
             if mailbox not in host.mailboxes:
                 raise os_error(ErrorReason.CLOSED)
             if mailbox in self.rdma:
-                self.rdma.resolve(mailbox, peer)
+                self.rdma.bound.resolve(mailbox, peer)
                 return
             if peer in self.hosts:
                 mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,10 @@ class Guard:
 
     @contextmanager
     def confine(
-        self, host: LocalAddressState | None = None, peer: IPAddress | None = None
+        self,
+        host: LocalAddressState | None = None,
+        peer: IPAddress | None = None,
+        recover: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Keep an exception from ending the thread; control lock held.
 
@@ -64,6 +67,8 @@ class Guard:
             yield
         except Exception:  # noqa: BLE001 - the guard is for these
             self._start_over(host, peer)
+            if recover is not None:
+                recover()
 
     def confined(
         self, host: LocalAddressState, peer: IPAddress, handler: Callable[[], None]
@@ -86,17 +91,12 @@ class Guard:
                 raise
             self._start_over(host, peer)
 
-    @contextmanager
-    def confine_to(self, recover: Callable[[], None]) -> Iterator[None]:
+    def confine_to(self, recover: Callable[[], None]) -> AbstractContextManager[None]:
         """Keep an exception from ending the thread, and have its part recover from it.
 
         For the threads of devices as well; no lock is needed.
         """
-        try:
-            yield
-        except Exception:  # noqa: BLE001 - as in `confine`
-            self._start_over(None, None)
-            recover()
+        return self.confine(recover=recover)
 
     def _start_over(self, host: LocalAddressState | None, peer: IPAddress | None) -> None:
         """Log, count, and have the peer's connections connected anew; called in an `except`."""

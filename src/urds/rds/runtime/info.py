@@ -32,21 +32,16 @@ Endpoint = tuple[IPAddress, int]
 _COUNTER_NAME_MAX: Final = 31
 _TCP_SEQUENCES: Final = 1 << 32
 _V4_OF: Final = {
-    InfoOpt.V6_CONNECTIONS: InfoOpt.CONNECTIONS,
-    InfoOpt.V6_SEND_MESSAGES: InfoOpt.SEND_MESSAGES,
-    InfoOpt.V6_RETRANS_MESSAGES: InfoOpt.RETRANS_MESSAGES,
-    InfoOpt.V6_RECV_MESSAGES: InfoOpt.RECV_MESSAGES,
-    InfoOpt.V6_SOCKETS: InfoOpt.SOCKETS,
-    InfoOpt.V6_TCP_SOCKETS: InfoOpt.TCP_SOCKETS,
-    InfoOpt.V6_IB_CONNECTIONS: InfoOpt.IB_CONNECTIONS,
+    option: InfoOpt[option.name.removeprefix("V6_")]
+    for option in InfoOpt
+    if option >= InfoOpt.V6_CONNECTIONS
 }
-_LISTED: Final = {InfoOpt.COUNTERS, *_V4_OF, *_V4_OF.values()}
 _OF_RDMA: Final = {InfoOpt.IB_CONNECTIONS, InfoOpt.V6_IB_CONNECTIONS}
 
 
 def element_bytes(option: int, *, rdma_in_use: bool = False) -> int:
     """Return the size of one element of a list. Raises OSError (ENOPROTOOPT) if there is none."""
-    if option not in _LISTED or (option in _OF_RDMA and not rdma_in_use):
+    if option not in ELEMENT_BYTES or (option in _OF_RDMA and not rdma_in_use):
         raise os_error(ErrorReason.NO_SUCH_OPTION, f"RDS_INFO {option}")
     return ELEMENT_BYTES[InfoOpt(option)]
 

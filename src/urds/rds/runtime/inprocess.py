@@ -85,12 +85,12 @@ class InProcess:
     def regions(self) -> RegionTable:
         """Return the memory regions of this process, for mailboxes over RDMA."""
         with self._driver.lock:
-            return self._driver.rdma.regions()
+            return self._driver.rdma.bound.regions
 
     def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether a mailbox over RDMA has a connection to the peer; if not, ask for one."""
         with self._driver.lock:
-            return self._driver.rdma.connected(mailbox, peer)
+            return self._driver.rdma.bound.connected(mailbox, peer)
 
     def closed(self, mailbox: Mailbox) -> None:
         """Free the port of a mailbox that its socket has closed."""

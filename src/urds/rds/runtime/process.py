@@ -60,7 +60,7 @@ class Process:
     def backend(self) -> Backend:
         """Return the backend, made at the first call.
 
-        Raises OSError (EDEADLK) in a handler or finaliser that interrupts the making.
+        Raises SettingError, and OSError: EDEADLK in a handler or finaliser that interrupts the making.
         """
         with self._lock:
             if self._backend is None:
@@ -98,7 +98,11 @@ class Process:
             return True
 
     def plane_in_use(self) -> tuple[str, str]:
-        """Return which plane the backend has, or would have, and why; makes no backend."""
+        """Return which plane the backend has or would have, "python" or "native", and why.
+
+        Makes no backend. Raises SettingError for an unknown URDS_IMPL, PlaneError if it asks for
+        what is not there.
+        """
         from urds.rds.plane.choose import choose
 
         with self._lock:
@@ -173,18 +177,8 @@ os.register_at_fork(after_in_child=process.after_fork_in_child)
 # run before this one, and what they send leaves.
 atexit.register(process.close_at_exit)
 
-
-def current() -> Backend:
-    """Return the backend of this process, made at the first call. Raises SettingError, OSError."""
-    return process.backend()
-
-
-def plane_in_use() -> tuple[str, str]:
-    """Return which data plane this process has or would get, "python" or "native", and why.
-
-    Raises SettingError for an unknown URDS_IMPL, PlaneError if it asks for what is not there.
-    """
-    return process.plane_in_use()
+current = process.backend
+plane_in_use = process.plane_in_use
 
 
 def configure(**values: object) -> Settings:

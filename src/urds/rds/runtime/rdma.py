@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver
     from urds.rds.settings import Settings
     from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
-    from urds.rds.transports.rdma.regions import RegionTable
 
 _LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
 _MS = 1_000_000
@@ -117,19 +116,9 @@ class Rdma:
             self._mailboxes.discard(mailbox)
             self.node.forget_mailbox(mailbox)
 
-    def resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
-        """Route a mailbox to a peer. Raises OSError: EACCES, EUSERS."""
-        self._have().resolve(mailbox, peer)
-
-    def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
-        """Tell whether there is a connection to the peer; if not, ask for one."""
-        return self._have().connected(mailbox, peer)
-
-    def regions(self) -> RegionTable:
-        """Return the memory regions of this process."""
-        return self._have().regions
-
-    def _have(self) -> RdmaNode:
+    @property
+    def bound(self) -> RdmaNode:
+        """The node, for a mailbox over RDMA."""
         assert self.node is not None, "a mailbox over RDMA was bound with a node"
         return self.node
 

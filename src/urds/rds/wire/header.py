@@ -8,7 +8,7 @@ The wire specification 3.1 says 40 bytes; its own fields sum to 48, and that is 
 Source: linux v6.12 net/rds/rds.h (struct rds_header), net/rds/message.c (checksum).
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from struct import Struct
 from typing import Final, Self
 
@@ -56,18 +56,9 @@ class Header:
             raise WireError(
                 f"header checksum {fields[8]:#06x}, computed {_computed_checksum(fields):#06x}"
             )
-        return cls(
-            sequence=fields[0],
-            ack=fields[1],
-            payload_bytes=fields[2],
-            source_port=fields[3],
-            target_port=fields[4],
-            flags=HeaderFlag(fields[5]),
-            credit=fields[6],
-            padding=fields[7],
-            checksum=fields[8],
-            extension=bytes(data[-EXTENSION_BYTES:]),
-        )
+        values = dict(zip(cls.__slots__[:-1], fields[:-2], strict=True))
+        values["flags"] = HeaderFlag(values["flags"])
+        return cls(**values, extension=bytes(data[-EXTENSION_BYTES:]))
 
     def emit(self, *, checksum: bool = False) -> bytes:
         """Write the 48 bytes.
@@ -85,19 +76,8 @@ class Header:
             raise WireError(
                 f"extension space of {len(self.extension)} bytes, not {EXTENSION_BYTES}"
             )
-        return (
-            self.sequence,
-            self.ack,
-            self.payload_bytes,
-            self.source_port,
-            self.target_port,
-            int(self.flags),
-            self.credit,
-            self.padding,
-            self.checksum,
-            int.from_bytes(self.extension[:8], "big"),
-            int.from_bytes(self.extension[8:], "big"),
-        )
+        words = (int.from_bytes(self.extension[at : at + 8], "big") for at in (0, 8))
+        return (*map(int, astuple(self)[:-1]), *words)
 
 
 def _computed_checksum(fields: tuple[int, ...]) -> int:

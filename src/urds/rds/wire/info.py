@@ -154,22 +154,18 @@ class RdmaConnection(Record):
 
 
 # The size of one element is what a successful getsockopt returns.
-ELEMENT_BYTES: Final[dict[InfoOpt, int]] = {
-    InfoOpt.COUNTERS: _COUNTER.size_bytes,
-    InfoOpt.CONNECTIONS: _CONNECTION.size_bytes,
-    InfoOpt.SEND_MESSAGES: _MESSAGE.size_bytes,
-    InfoOpt.RETRANS_MESSAGES: _MESSAGE.size_bytes,
-    InfoOpt.RECV_MESSAGES: _MESSAGE.size_bytes,
-    InfoOpt.SOCKETS: _SOCKET.size_bytes,
-    InfoOpt.TCP_SOCKETS: _TCP_SOCKET.size_bytes,
-    InfoOpt.IB_CONNECTIONS: _RDMA.size_bytes,
-    InfoOpt.V6_CONNECTIONS: _CONNECTION6.size_bytes,
-    InfoOpt.V6_SEND_MESSAGES: _MESSAGE6.size_bytes,
-    InfoOpt.V6_RETRANS_MESSAGES: _MESSAGE6.size_bytes,
-    InfoOpt.V6_RECV_MESSAGES: _MESSAGE6.size_bytes,
-    InfoOpt.V6_SOCKETS: _SOCKET6.size_bytes,
-    InfoOpt.V6_TCP_SOCKETS: _TCP_SOCKET6.size_bytes,
-    InfoOpt.V6_IB_CONNECTIONS: _RDMA6.size_bytes,
+ELEMENT_BYTES: Final[dict[int, int]] = {InfoOpt.COUNTERS: _COUNTER.size_bytes} | {
+    InfoOpt[prefix + name]: record.LAYOUTS[form].size_bytes
+    for form, prefix in enumerate(("", "V6_"))
+    for name, record in {
+        "CONNECTIONS": Connection,
+        "SEND_MESSAGES": QueuedMessage,
+        "RETRANS_MESSAGES": QueuedMessage,
+        "RECV_MESSAGES": QueuedMessage,
+        "SOCKETS": SocketEntry,
+        "TCP_SOCKETS": TcpSocket,
+        "IB_CONNECTIONS": RdmaConnection,
+    }.items()
 }
 
 

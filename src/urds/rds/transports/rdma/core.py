@@ -32,10 +32,10 @@ from urds.rds.transports.rdma.frames import (
     LONG_FRAGMENT_BYTES,
     Frame,
     Outcome,
+    Task,
     Work,
     is_ack_only,
 )
-from urds.rds.transports.rdma.messages import Task
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing, Want
 from urds.rds.wire.checksum import header_intact

@@ -103,9 +103,7 @@ class RdmaEndpoint:
 
     def allows(self, peer: IPAddress) -> bool:
         """Tell whether the peer may exchange messages with this node."""
-        if peer.is_loopback or self._is_ourselves(peer):
-            return True
-        return any(peer in network for network in self._settings.allowed)
+        return self._is_ourselves(peer) or self._settings.allows(peer)
 
     def _is_ourselves(self, peer: IPAddress) -> bool:
         return address_bytes(peer) == address_bytes(self.local)

@@ -32,11 +32,14 @@ from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,
     Frame,
+    Message,
+    MessageEntry,
     MessageHeader,
     Piece,
+    Task,
     fragment_count,
+    with_keys,
 )
-from urds.rds.transports.rdma.messages import Message, MessageEntry, Task, with_keys
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.counters import Counters
