@@ -33,8 +33,7 @@ from urds.rds.socket_base import SocketBase, option_bytes
 if TYPE_CHECKING:
     from urds.rds.cmsg import RdmaMap, SendRequest
     from urds.rds.rdma import MemoryRegion, PendingAtomic, PendingOperation
-    from urds.rds.runtime.backend import Mailbox, Operation
-    from urds.rds.transports.rdma.regions import RegionTable
+    from urds.rds.runtime.backend import Backend, Mailbox, Operation
 
     Buffer = bytes | bytearray | memoryview
 
@@ -101,8 +100,8 @@ class RdmaSocket(SocketBase):
         peer = None if address is None else addresses.parse(address, Call.SEND)[0]
         flags = RdmaFlag.READWRITE * writable | RdmaFlag.USE_ONCE * use_once
         cookie = self._register(mailbox, data, flags, peer)
-        assert self._backend is not None, "bound sockets have a backend"
-        return rdma.MemoryRegion(self._backend, mailbox, cookie=cookie, region_bytes=len(data))
+        backend = self._bound_backend()
+        return rdma.MemoryRegion(backend, mailbox, cookie=cookie, region_bytes=len(data))
 
     def send_region(
         self, payload: Buffer, region: MemoryRegion, address: Any = None, *, flags: int = 0
@@ -249,9 +248,9 @@ class RdmaSocket(SocketBase):
             raise os_error(ErrorReason.NO_SUCH_REGION, "this socket has none")
         backend.regions().free(mailbox, cookie)
 
-    def _regions(self) -> RegionTable:
+    def _bound_backend(self) -> Backend:
         assert self._backend is not None, "bound sockets have a backend"
-        return self._backend.regions()
+        return self._backend
 
     def _register(
         self,
@@ -263,7 +262,7 @@ class RdmaSocket(SocketBase):
         address: int = 0,
     ) -> int:
         """Register memory and return its cookie. Raises OSError: ENOMEM, EBADF if closed."""
-        regions = self._regions()
+        regions = self._bound_backend().regions()
         cookie = regions.register(
             mailbox,
             view,
@@ -294,7 +293,7 @@ class RdmaSocket(SocketBase):
     def _forget_region(self, mailbox: Mailbox, cookie: int) -> None:
         """Free a region unless a peer or a close was faster."""
         with suppress(OSError):
-            self._regions().free(mailbox, cookie)
+            self._bound_backend().regions().free(mailbox, cookie)
 
     def _bound_to_rdma(self) -> Mailbox:
         mailbox = self._bound()
@@ -421,9 +420,8 @@ class RdmaSocket(SocketBase):
         """Make the region that a message shall bring; EAGAIN while there is no connection."""
         from urds.rds import rdma
 
-        assert self._backend is not None, "bound sockets have a backend"
         view = rdma.view_of_region(wanted)
-        if not self._backend.connected(mailbox, peer):
+        if not self._bound_backend().connected(mailbox, peer):
             raise os_error(ErrorReason.NOT_CONNECTED_YET, f"{peer}: RDMA_MAP needs a connection")
         return self._map(mailbox, wanted, view, peer)
 

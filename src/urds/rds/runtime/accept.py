@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver
 
 _ACCEPTS_PER_PASS: Final = 64
-_PAUSE_FACTOR: Final = 1  # of the processor time that a pass took, while more wait
 _EXHAUSTED_PAUSE_NS: Final = 100_000_000  # when descriptors are used up
 
 
@@ -105,7 +104,7 @@ class Acceptor:
                 self._enqueue(host, pending)
             else:
                 self._report(host, pending)
-        host.listen_at_ns = now_ns() + _PAUSE_FACTOR * (time.thread_time_ns() - began_ns)
+        host.listen_at_ns = now_ns() + time.thread_time_ns() - began_ns
 
     def _report(self, host: LocalAddressState, pending: _Pending) -> None:
         number = self._driver.streams.keep(host, pending.peer, pending.stream)

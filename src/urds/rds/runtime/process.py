@@ -55,12 +55,14 @@ class Process:
     def settings(self) -> Settings:
         """Return the settings, read from their sources at the first call."""
         with self._lock:
-            return self._read_settings()
+            if self._settings is None:
+                self._settings = Settings.load(self._values)
+            return self._settings
 
     def backend(self) -> Backend:
         """Return the backend, made at the first call.
 
-        Raises SettingError, and OSError: EDEADLK in a handler or finaliser that interrupts the making.
+        Raises SettingError, OSError (EDEADLK in a handler or finaliser that interrupts the making).
         """
         with self._lock:
             if self._backend is None:
@@ -69,7 +71,7 @@ class Process:
                 try:
                     self._is_making = True  # no call before: a handler would make one as well
                     _refuse_subinterpreter()
-                    self._backend = _make(self._read_settings(), self._end_unused)
+                    self._backend = _make(self.settings(), self._end_unused)
                 finally:
                     self._is_making = False
             return self._backend
@@ -138,11 +140,6 @@ class Process:
             self._lock = threading.RLock()
             self._backend, self._is_making = None, False
             self.connected = {}
-
-    def _read_settings(self) -> Settings:
-        if self._settings is None:
-            self._settings = Settings.load(self._values)
-        return self._settings
 
 
 def _refuse_subinterpreter() -> None:

@@ -8,7 +8,7 @@ RDMA, the node has a plane and a control thread of its own (`beside`). Control l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,7 @@ class Rdma:
             return {}
         stats = self.node.stats
         return {
-            **self.node.counters.as_dict(),
+            **asdict(self.node.counters),
             "ib_connect_raced": stats.connect_raced,
             "ib_listen_closed_stale": stats.listen_closed_stale,
         }
@@ -168,11 +168,10 @@ class Rdma:
         """Return the counters of RDMA connections and their rejects, as rdma_*; as `counters`."""
         if self.node is None:
             return {}
-        stats = self.node.stats
         return {
-            f"rdma_{one.name}": getattr(stats, one.name)
-            for one in fields(stats)
-            if one.name not in _LINUX_STATS
+            f"rdma_{name}": count
+            for name, count in asdict(self.node.stats).items()
+            if name not in _LINUX_STATS
         }
 
     def failure(self, local: IPAddress, peer: IPAddress) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from socket import MSG_NOSIGNAL, socket
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
@@ -109,15 +109,15 @@ class ShmStreams:
         self, control: socket, local: IPAddress, peer: IPAddress, rule: SourcePortRule | None
     ) -> Lane:
         """Make the local end and send the other. Raises OSError."""
-        assert self._make is not None
         ring_bytes = self._driver.settings.shared_memory_bytes
         port = 0
         if rule is not None:
             low, high = tcp.port_range()
             port = next(iter(rule.ports(range_low=low, range_high=high)), 0)
-        memory = shm.make_memory(self._memory_bytes(ring_bytes))
+        make: Any = self._make  # the class, which also knows what its rings take
+        memory = shm.make_memory(make.memory_bytes(ring_bytes))
         try:
-            stream = self._make(
+            stream: Lane = make(
                 control.fileno(),
                 memory,
                 ring_bytes,
@@ -129,12 +129,6 @@ class ShmStreams:
         finally:
             os.close(memory)
         return stream
-
-    def _memory_bytes(self, ring_bytes: int) -> int:
-        make = self._make
-        assert make is not None
-        byte_count: int = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
-        return byte_count
 
     def _answered(self, descriptor: int) -> None:
         dial = self._dials.pop(descriptor)

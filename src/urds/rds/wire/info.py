@@ -154,18 +154,19 @@ class RdmaConnection(Record):
 
 
 # The size of one element is what a successful getsockopt returns.
-ELEMENT_BYTES: Final[dict[int, int]] = {InfoOpt.COUNTERS: _COUNTER.size_bytes} | {
-    InfoOpt[prefix + name]: record.LAYOUTS[form].size_bytes
-    for form, prefix in enumerate(("", "V6_"))
-    for name, record in {
-        "CONNECTIONS": Connection,
-        "SEND_MESSAGES": QueuedMessage,
-        "RETRANS_MESSAGES": QueuedMessage,
-        "RECV_MESSAGES": QueuedMessage,
-        "SOCKETS": SocketEntry,
-        "TCP_SOCKETS": TcpSocket,
-        "IB_CONNECTIONS": RdmaConnection,
-    }.items()
+_LISTED: Final[dict[str, type[Record]]] = {
+    "CONNECTIONS": Connection,
+    "SEND_MESSAGES": QueuedMessage,
+    "RETRANS_MESSAGES": QueuedMessage,
+    "RECV_MESSAGES": QueuedMessage,
+    "SOCKETS": SocketEntry,
+    "TCP_SOCKETS": TcpSocket,
+    "IB_CONNECTIONS": RdmaConnection,
+}
+ELEMENT_BYTES: Final[dict[int, int]] = {
+    InfoOpt.COUNTERS: _COUNTER.size_bytes,
+    **{InfoOpt[name]: one.LAYOUTS[0].size_bytes for name, one in _LISTED.items()},
+    **{InfoOpt[f"V6_{name}"]: one.LAYOUTS[1].size_bytes for name, one in _LISTED.items()},
 }
 
 

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from ipaddress import ip_address
 from itertools import pairwise
 from random import Random
@@ -331,7 +332,7 @@ def test_regions_are_counted_as_small_ones_or_large_ones(
     world.table.free(OWNER, large)
     world.table.handle_key_used(OWNER, once & 0xFFFFFFFF)
     world.table.free_all(OWNER)
-    counted = {name: value for name, value in world.counters.as_dict().items() if value}
+    counted = {name: value for name, value in asdict(world.counters).items() if value}
     assert counted == {
         "ib_rdma_mr_8k_alloc": 1,
         "ib_rdma_mr_8k_free": 1,

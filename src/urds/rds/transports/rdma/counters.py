@@ -5,7 +5,7 @@ Source of names and meanings of `RdmaCounters`: linux v6.12 net/rds/ib_stats.c a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from urds.rds.transports.rdma.events import Reason
 
@@ -58,10 +58,6 @@ class RdmaCounters:
     ib_rdma_mr_1m_reused: int = 0
     ib_atomic_cswp: int = 0
     ib_atomic_fadd: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Return name and value of each, in the order of declaration."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(slots=True)
