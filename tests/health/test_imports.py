@@ -20,10 +20,9 @@ CORES = (
     *("rds.wire", "rds.control", "verbs.engine", "verbs.cm"),
     *("rsocket.wire", "rsocket.core"),
     *(f"rds.plane.python.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
-    *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "messages")),
-    *(f"rds.transports.rdma.{part}" for part in ("credits", "frames", "reconnect", "state")),
-    *(f"rds.transports.rdma.{part}" for part in ("local_address", "peer", "events", "settings")),
-    *(f"rds.transports.rdma.{part}" for part in ("stats", "work")),
+    *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "credits")),
+    *(f"rds.transports.rdma.{part}" for part in ("frames", "state", "counters", "quarantine")),
+    *(f"rds.transports.rdma.{part}" for part in ("local_address", "peer", "events")),
 )
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from socket import MSG_NOSIGNAL, socket
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
@@ -114,10 +114,12 @@ class ShmStreams:
         if rule is not None:
             low, high = tcp.port_range()
             port = next(iter(rule.ports(range_low=low, range_high=high)), 0)
-        make: Any = self._make  # the class, which also knows what its rings take
-        memory = shm.make_memory(make.memory_bytes(ring_bytes))
+        make = self._make
+        assert make is not None
+        byte_count = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
+        memory = shm.make_memory(byte_count)
         try:
-            stream: Lane = make(
+            stream = make(
                 control.fileno(),
                 memory,
                 ring_bytes,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
 LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than its memory
-
 _ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses those without memory
 
 # Header fields in the order of wire.header.HEADER.
