@@ -6,10 +6,10 @@ thread. Source: docs/reference/verbs-and-roce.md 18.
 """
 
 from urds.verbs.ah import AH, AHAttr, GlobalRoute
+from urds.verbs.channels import CompChannel
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
 from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID
-from urds.verbs.comp_channel import CompChannel
 from urds.verbs.context import GID, PD, AsyncEvent, Context, PortAttr
 from urds.verbs.cq import CQ
 from urds.verbs.device import Device, get_device_list

@@ -15,7 +15,7 @@ from urds.verbs.engine.work import WC
 from urds.verbs.providers.base import Adapter
 
 if TYPE_CHECKING:
-    from urds.verbs.comp_channel import CompChannel
+    from urds.verbs.channels import CompChannel
     from urds.verbs.cq import CQ
 
 _IDLE_S: Final = 0.001

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from urds.verbs.comp_channel import CompChannel
+from urds.verbs.channels import CompChannel
 from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import AsyncEventType, QPAttrMask, QPState
