@@ -23,9 +23,8 @@ from urds.verbs import (
     get_device_list,
 )
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
-from urds.verbs.cm_identifier import IdentifierState
 from urds.verbs.cm_parameters import RAI_PASSIVE, UD_QKEY, AddrInfo, ConnParam
-from urds.verbs.cmid import CMID
+from urds.verbs.cmid import CMID, IdentifierState
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.sim import SimNetwork
 

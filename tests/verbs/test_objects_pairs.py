@@ -235,7 +235,7 @@ def test_a_chain_that_leads_back_to_its_start_ends(monkeypatch: pytest.MonkeyPat
     with pytest.raises(VerbsPostError, match="queue is full"):
         world.left.qp.post_send(ring)
     world.left.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
-    monkeypatch.setattr("urds.verbs.wr.REQUESTS_MAX", 1000)
+    monkeypatch.setattr("urds.verbs.qp.REQUESTS_MAX", 1000)
     with pytest.raises(VerbsPostError, match="more than 1000 work requests"):
         world.left.qp.post_send(ring)
 

@@ -40,8 +40,7 @@ from urds.verbs.errors import (
 )
 from urds.verbs.mr import MR, MW, MWBind, MWBindInfo, MWType
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
-from urds.verbs.qp import QP, QPInitAttr
-from urds.verbs.srq import SRQ, SrqAttr, SrqInitAttr
+from urds.verbs.qp import QP, SRQ, QPInitAttr, SrqAttr, SrqInitAttr
 
 __all__ = [
     "AH",

@@ -5,19 +5,16 @@ docs/reference/verbs-and-roce.md 14.3.
 """
 
 import errno
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from urds.common.readiness import EventDescriptor
+from urds.verbs.channels import EventChannel
 from urds.verbs.cm_parameters import ConnParam
 from urds.verbs.context import Context
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import VerbsError, VerbsTimeoutError
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
-from urds.verbs.resource import Resource
 
 if TYPE_CHECKING:
     import asyncio
@@ -146,29 +143,18 @@ class CMError(VerbsError):
         self.event = event
 
 
-class CMEventChannel(Resource):
+class CMEventChannel(EventChannel[EventRecord]):
     """Receives the events of identifiers of one device. Closing it closes the identifiers."""
 
     close_rank: ClassVar[int] = -1
+    _owned: Context | None = None
 
     def __init__(self, context: Context | None = None) -> None:
         """Make a channel. Without a context it opens the default device, and closes it too."""
-        self._owned = Context() if context is None else None
-        self.context = context or self._owned_context()
+        if context is None:
+            context = self._owned = Context()
         self.events_lost = 0
-        self._events: deque[EventRecord] = deque()
-        self._descriptor = EventDescriptor()
-        self._listeners: list[Callable[[], None]] = []
-        super().__init__(self.context.adapter.lock, self.context)
-
-    def _owned_context(self) -> Context:
-        assert self._owned is not None
-        return self._owned
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE."""
-        with self._calling():
-            return self._descriptor.fileno()
+        super().__init__(context)
 
     def get_event(self, timeout_s: float | None = None) -> CMEvent:
         """Wait for the next event; `timeout_s` 0 does not wait, `None` waits for ever.
@@ -182,27 +168,14 @@ class CMEventChannel(Resource):
 
         Raises VerbsClosedError; VerbsTimeoutError in virtual time, when none can come any more.
         """
-        import asyncio  # slow to load, and many never need it
-
-        while True:
-            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            wake = _waker(woken)
-            with self._calling():
-                if self._events:
-                    return CMEvent.of(self._pop())
-                self._listeners.append(wake)
-            try:
-                await self._until(woken)
-            finally:
-                with self._lock:
-                    self._listeners.remove(wake)
+        return CMEvent.of(await self._wait_to_take(self._take))
 
     # -- for identifiers
 
     def wait(self, timeout_s: float | None) -> EventRecord:
         """Wait for the next event and take it. Several threads may; each event goes to one."""
         record = self.context.wait_to_take(
-            lambda: self.closed or bool(self._events), self._pop, timeout_s
+            lambda: self.closed or bool(self._events), self._take, timeout_s
         )
         if record is None:
             raise VerbsTimeoutError(f"no connection event in {timeout_s} s")
@@ -213,32 +186,33 @@ class CMEventChannel(Resource):
         if len(self._events) >= EVENTS_MAX:
             self.events_lost += 1
             return
-        self._events.append(record)
-        self._descriptor.set(True)
-        self._wake()
+        super().post(record)
 
     def forget(self, cmid: object) -> list[EventRecord]:
         """Drop the events of an identifier that is closed, and return them. Lock held."""
         dropped = [record for record in self._events if record.cmid is cmid]
-        self._events = deque(record for record in self._events if record.cmid is not cmid)
-        self._descriptor.set(bool(self._events))
+        self._keep(lambda record: record.cmid is not cmid)
         return dropped
+
+    def wake(self) -> None:
+        """Wake every waiting task and thread. Lock held."""
+        super().wake()
+        self.context.adapter.notify()
 
     # -- inside
 
-    def _pop(self) -> EventRecord:
+    def _take(self) -> EventRecord | None:
         self._demand_open()
-        record = self._events.popleft()
-        self._descriptor.set(bool(self._events))
+        if not self._events:
+            return None
+        record = self._events[0]
+        self._remove(record)
         return record
 
-    async def _until(self, woken: "asyncio.Future[None]") -> None:
-        adapter = self.context.adapter
-        if adapter.attributes.provider != "sim":
-            await woken
-            return
+    async def _run_until(self, woken: "asyncio.Future[None]") -> None:
         from asyncio import sleep
 
+        adapter = self.context.adapter
         # This loop alone runs the virtual clock; other tasks run between the steps.
         for _ in range(_VIRTUAL_STEPS_MAX):
             await sleep(0)
@@ -251,31 +225,3 @@ class CMEventChannel(Resource):
         owned, self._owned = self._owned, None
         if owned is not None:
             owned.close()
-
-    def _release(self, *, forced: bool) -> None:
-        self._events.clear()
-        self._descriptor.close()
-
-    def _announce_end(self) -> None:
-        self._wake()
-
-    def _wake(self) -> None:
-        for wake in list(self._listeners):
-            wake()
-        self.context.adapter.notify()
-
-
-def _waker(woken: "asyncio.Future[None]") -> Callable[[], None]:
-    loop = woken.get_loop()
-
-    def complete() -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    def wake() -> None:
-        try:
-            loop.call_soon_threadsafe(complete)
-        except RuntimeError:  # the loop is closed
-            return
-
-    return wake

@@ -97,14 +97,18 @@ class CQ(Resource):
         Uses the queue's channel, and makes one if there is none. A cancelled wait takes nothing.
         Raises VerbsClosedError.
         """
-        from urds.verbs import aio
-
         with self._calling():
             if self.channel is None:
                 self.channel = CompChannel(self.context)
                 self.channel._add_child(self)
                 self._parents = (*self._parents, self.channel)
-        return await aio.completions(self, count)
+        while not (found := self.poll(count)[1]):
+            self.req_notify()
+            if found := self.poll(count)[1]:
+                break
+            await self.channel.event(self)
+            self.ack_events(1)
+        return found
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """Request one event for the next completion, or for the next solicited or failed one.

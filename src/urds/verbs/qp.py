@@ -1,39 +1,42 @@
-"""Queue pairs of an application.
+"""Queue pairs of an application, and receive queues that several of them share.
 
 A program takes a queue pair through its states: RESET, INIT (receives may be posted), RTR (it
 receives), RTS (it sends). The connection manager does the same for its connections. Each accepted
 work request ends in exactly one completion, or without one where it was unsignalled and succeeded.
-Source: docs/reference/verbs-and-roce.md 10 and 18.
+Source: docs/reference/verbs-and-roce.md 10, 12 and 18.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from urds.verbs.ah import vector_of
-from urds.verbs.context import PD
+from urds.verbs.context import PD, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
     Acceptance,
+    AsyncEventType,
     QPAttrMask,
     QPState,
     QPType,
+    SRQAttrMask,
     WROpcode,
 )
 from urds.verbs.engine.pieces import message_bytes
 from urds.verbs.engine.qp_state import step
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
 from urds.verbs.mr import MW, MWBind, MWBindInfo
 from urds.verbs.providers.base import DeviceAttributes
 from urds.verbs.resource import Resource
-from urds.verbs.srq import SRQ
-from urds.verbs.wr import requests_of
 
 _Request = TypeVar("_Request", SendWR, RecvWR)
 
+REQUESTS_MAX: Final = 1 << 20  # of one call: a chain may lead back to its start
+_ONE: Final = (SendWR, RecvWR)
 # Which capability of a device an opcode needs; the others every device has.
 _CAPABILITY: Final = {
     WROpcode.SEND_WITH_IMM: "send_with_imm",
@@ -46,6 +49,100 @@ _CAPABILITY: Final = {
     WROpcode.LOCAL_INV: "memory_windows",
     WROpcode.SEND_WITH_INV: "memory_windows",
 }
+
+
+@dataclass(slots=True)
+class SrqAttr:
+    """Capacity of a shared receive queue, and the limit below which SRQ_LIMIT_REACHED comes."""
+
+    max_wr: int = 100
+    max_sge: int = 1
+    srq_limit: int = 0  # 0: none is armed
+
+
+@dataclass(slots=True)
+class SrqInitAttr:
+    """Parameters of a new queue. `srq_limit` is ignored: arm it with `modify`."""
+
+    attr: SrqAttr = field(default_factory=SrqAttr)
+
+
+class SRQ(Resource):
+    """A shared receive queue. Closing it closes the queue pairs that take from it first."""
+
+    close_rank: ClassVar[int] = 2
+
+    def __init__(self, pd: PD, init_attr: SrqInitAttr | SrqAttr | None = None) -> None:
+        """Make a queue. Raises VerbsArgumentError: beyond `max_srq_wr` or `max_srq_sge`."""
+        attr = init_attr.attr if isinstance(init_attr, SrqInitAttr) else init_attr or SrqAttr()
+        self.pd = pd
+        self._demand_capacity(attr.max_wr)
+        sge_max = pd.context.attributes.max_srq_sge
+        if not 1 <= attr.max_sge <= sge_max:
+            raise VerbsArgumentError(f"max_sge {attr.max_sge}, from 1 to {sge_max}")
+        self.engine = SharedReceiveQueue(attr.max_wr, attr.max_sge, pd=pd.engine)
+        self.engine.on_limit = weak_call(self, SRQ._handle_limit)
+        super().__init__(pd.context.adapter.lock, pd)
+        with self._lock:
+            pd.context.adopt(self.engine, self)
+
+    def __len__(self) -> int:
+        """Return how many receives wait to be taken."""
+        return len(self.engine)
+
+    def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
+        """Post a receive, a list of them, or a chain by `next_wr`.
+
+        Raises VerbsPostError: ENOMEM when the queue is full, EINVAL for too many SGEs; `bad_wr`
+        is the index of the rejected one, those before it are posted.
+        """
+        with self._lock:
+            self._demand_open()
+            for index, one in enumerate(_requests_of(wr)):
+                try:
+                    self.engine.post(one)
+                except OSError as error:
+                    raise VerbsPostError.of(error, index) from error
+
+    def modify(self, attr: SrqAttr, attr_mask: int) -> None:
+        """Set the capacity (MAX_WR), or arm the limit (LIMIT), or both.
+
+        SRQ_LIMIT_REACHED comes once per arming, when fewer receives than the limit wait; at once
+        if that is so already. Raises VerbsArgumentError: a capacity below what waits or below the
+        limit, a limit above the capacity, no known bit in the mask. Then nothing changes.
+        """
+        mask = SRQAttrMask(attr_mask)
+        known = SRQAttrMask.MAX_WR | SRQAttrMask.LIMIT
+        if not mask or int(mask) & ~int(known):
+            raise VerbsArgumentError(f"mask {attr_mask:#x}, known are {int(known):#x}")
+        with self._calling():
+            capacity = self.engine.capacity
+            if SRQAttrMask.MAX_WR in mask:
+                self._demand_capacity(attr.max_wr)
+                self.engine.resize(attr.max_wr)
+            if SRQAttrMask.LIMIT in mask:
+                try:
+                    self.engine.arm_limit(attr.srq_limit)
+                except OSError:
+                    self.engine.capacity = capacity
+                    raise
+
+    def query(self) -> SrqAttr:
+        """Return the capacity, and the limit while it is armed."""
+        with self._calling():
+            return SrqAttr(self.engine.capacity, self.engine.max_sge, self.engine.limit)
+
+    def _demand_capacity(self, max_wr: int) -> None:
+        limit = self.pd.context.attributes.max_srq_wr
+        if not 1 <= max_wr <= limit:
+            raise VerbsArgumentError(f"max_wr {max_wr}, from 1 to {limit}")
+
+    def _handle_limit(self) -> None:
+        self.pd.context.report(AsyncEventType.SRQ_LIMIT_REACHED, self)
+
+    def _release(self, *, forced: bool) -> None:
+        self.pd.context.forget(self.engine, self)
+        self.engine.on_limit = None
 
 
 @dataclass(slots=True)
@@ -243,7 +340,7 @@ class QP(Resource):
         now_ns = adapter.now_ns()
         posted = 0
         try:
-            for one in requests_of(wr):
+            for one in _requests_of(wr):
                 post(one, now_ns)
                 posted += 1
         except OSError as error:
@@ -314,3 +411,25 @@ def _check_capacities(cap: QPCap, attributes: DeviceAttributes) -> None:
     for name, value, limit in limits:
         if not 0 <= value <= limit:
             raise VerbsArgumentError(f"{name} {value}, from 0 to {limit}")
+
+
+def _requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
+    """Return the work requests that were given, each followed by what is chained to it.
+
+    Iterating raises VerbsArgumentError beyond REQUESTS_MAX.
+    """
+    if isinstance(given, _ONE):
+        return (given,) if given.next_wr is None else _unchained((given,))
+    return _unchained(given)
+
+
+def _unchained(heads: Iterable[_Request]) -> Iterator[_Request]:
+    room = REQUESTS_MAX
+    for head in heads:
+        request: _Request | None = head
+        while request is not None:
+            if room == 0:
+                raise VerbsArgumentError(f"more than {REQUESTS_MAX} work requests in one call")
+            room -= 1
+            yield request
+            request = request.next_wr
