@@ -23,6 +23,7 @@ Source: docs/reference/verbs-and-roce.md 14.3 for behaviour; comments name the d
 import errno
 from collections import Counter, OrderedDict, deque
 from collections.abc import KeysView
+from dataclasses import replace
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any, Final
@@ -101,7 +102,7 @@ class CmCore:
             stats=self.stats,
             random=random,
             deadlines=self._peer_deadlines,
-            send=self._send,
+            send=self._put,
         )
 
     # -- calls of the owner
@@ -146,18 +147,9 @@ class CmCore:
         )
         connection.owner, connection.give_up_ns = owner, give_up_ns
         kind = CmMessageKind.SIDR_REQ if connection.is_datagram else CmMessageKind.REQ
-        connection.data = CmMessage(
-            kind=kind,
-            context_guid=self.context_guid,
-            local_id=connection.local_id,
-            space=space,
-            source=request.source,
-            source_port=request.source_port,
-            target=request.target,
-            target_port=request.target_port,
-            offer=request.offer,
-            private_data=request.private_data,
-        ).emit()
+        local_id, guid = connection.local_id, self.context_guid
+        message = replace(request, kind=kind, context_guid=guid, local_id=local_id, space=space)
+        connection.data = message.emit()
         self._add(connection)
         self.stats.requests_sent += 1
         self._send_with_retry(connection, now_ns)
@@ -173,11 +165,10 @@ class CmCore:
         self._answered(connection)
         connection.offer = offer
         kind = CmMessageKind.SIDR_REP if connection.is_datagram else CmMessageKind.REP
-        reply = self._message(connection, kind, offer=offer, private_data=private_data)
-        connection.data = reply.emit()
+        connection.data = self._message(connection, kind, offer=offer, private_data=private_data)
         if connection.is_datagram:
             # There is no confirmation: a duplicate request gets the remembered answer.
-            self._put(connection, connection.data)
+            self._put(connection.route, connection.data)
             self._remember(connection, connection.data)
             self._establish(connection, None, now_ns)
             return
@@ -228,11 +219,11 @@ class CmCore:
         """Disconnect every peer once and forget everything."""
         for connection in list(self._connections.values()):
             if connection.state is CmState.REQ_SENT:
-                self._send_rejection(connection, RejectReason.TIMEOUT)
+                self._say(connection, CmMessageKind.REJ, reason=RejectReason.TIMEOUT)
             elif connection.state is CmState.REQUESTED:
-                self._send_rejection(connection, RejectReason.INVALID_SERVICE)
+                self._say(connection, CmMessageKind.REJ, reason=RejectReason.INVALID_SERVICE)
             else:
-                self._put(connection, self._message(connection, CmMessageKind.DREQ).emit())
+                self._say(connection, CmMessageKind.DREQ)
             connection.is_silent = True
             self._drop(connection)
         self._listeners.clear()
@@ -355,8 +346,7 @@ class CmCore:
         listener = self._listener(message.space, local)
         reject_reason = self._reject_reason(listener)
         if listener is None or reject_reason is not RejectReason.NONE:
-            answer = self._answer_to(message, CmMessageKind.REJ, reject_reason)
-            self._send(route, answer)
+            self._answer_stranger(message, route, CmMessageKind.REJ, reject_reason)
             return
         self.stats.requests_received += 1
         self._replace_stale(message, route)
@@ -385,13 +375,13 @@ class CmCore:
 
     def _answer_again(self, message: CmMessage, route: Route, known: CmConnection | None) -> None:
         if known is None:
-            self._put_bytes(route, self._past[message.context_guid, message.local_id])
+            self._put(route, self._past[message.context_guid, message.local_id])
         elif known.route != route:
             self.stats.dropped_unknown += 1
         elif known.state is CmState.REQUESTED:
-            self._put(known, self._message(known, CmMessageKind.MRA).emit())
+            self._say(known, CmMessageKind.MRA)
         elif known.state is CmState.REP_SENT:
-            self._put(known, known.data)
+            self._put(route, known.data)
         # Established or leaving: the requester has had its answer.
 
     def _reject_reason(self, listener: CmListener | None) -> RejectReason:
@@ -436,11 +426,10 @@ class CmCore:
     def _answer_unknown(self, message: CmMessage, route: Route) -> None:
         self.stats.dropped_unknown += 1
         if message.kind is CmMessageKind.DREQ:
-            self._send(route, self._answer_to(message, CmMessageKind.DREP))
+            self._answer_stranger(message, route, CmMessageKind.DREP)
         elif message.kind is CmMessageKind.REP:
-            self._send(
-                route, self._answer_to(message, CmMessageKind.REJ, RejectReason.INVALID_COMM_ID)
-            )
+            reason = RejectReason.INVALID_COMM_ID
+            self._answer_stranger(message, route, CmMessageKind.REJ, reason)
 
     def _receive_known(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
         kind, state = message.kind, connection.state
@@ -470,7 +459,7 @@ class CmCore:
         elif connection.state is not CmState.ESTABLISHED:
             return  # DREQ sent: it tells the listener's side
         if message.kind is CmMessageKind.REP:
-            self._put(connection, self._message(connection, CmMessageKind.RTU).emit())
+            self._say(connection, CmMessageKind.RTU)
 
     def _receive_rejection(self, connection: CmConnection, message: CmMessage) -> None:
         state, words = connection.state, message.reason.name.lower().replace("_", " ")
@@ -481,7 +470,7 @@ class CmCore:
             self._lose(connection, f"peer says: {words}")
 
     def _receive_dreq(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
-        self._put(connection, self._message(connection, CmMessageKind.DREP).emit())
+        self._say(connection, CmMessageKind.DREP)
         if connection.state is CmState.REP_SENT:
             self._establish(connection, None, now_ns)  # a DREQ implies our answer
         if connection.state not in (CmState.ESTABLISHED, CmState.DREQ_SENT):
@@ -504,7 +493,7 @@ class CmCore:
         elif state is CmState.REQ_SENT:
             self._cancel(connection, CmEventKind.UNREACHABLE, "no answer")
         elif state is CmState.REP_SENT:
-            self._send_rejection(connection, RejectReason.TIMEOUT)
+            self._say(connection, CmMessageKind.REJ, reason=RejectReason.TIMEOUT)
             self._end(connection, CmEventKind.ERROR, reason="the answer was not confirmed")
         else:
             self._end(connection, CmEventKind.DISCONNECTED, reason="peer did not confirm")
@@ -518,7 +507,7 @@ class CmCore:
     def _send_with_retry(self, connection: CmConnection, now_ns: int) -> None:
         """Send the message that waits for an answer, and schedule its retry."""
         assert connection.state in _REPEATED, connection.state
-        self._put(connection, connection.data)
+        self._put(connection.route, connection.data)
         wait_ns = min(self.settings.retry_first_ns << connection.tries, self.settings.retry_max_ns)
         connection.tries += 1
         deadline_ns = now_ns + wait_ns
@@ -541,7 +530,7 @@ class CmCore:
     def _leave(
         self, connection: CmConnection, reason: RejectReason, now_ns: int, wait_ns: int = 0
     ) -> None:
-        connection.data = self._message(connection, CmMessageKind.DREQ, reason=reason).emit()
+        connection.data = self._message(connection, CmMessageKind.DREQ, reason=reason)
         connection.state, connection.tries = CmState.DREQ_SENT, 0
         self._peers.leave(connection)
         if wait_ns:
@@ -553,17 +542,16 @@ class CmCore:
         self, connection: CmConnection, reason: RejectReason, private_data: bytes = b""
     ) -> None:
         """Reject a request that the owner had, and remember the answer for its duplicates."""
-        rejection = self._message(
+        data = self._message(
             connection, CmMessageKind.REJ, reason=reason, private_data=private_data
         )
-        data = rejection.emit()
-        self._put(connection, data)
+        self._put(connection.route, data)
         self._remember(connection, data)
         self._drop(connection)
 
     def _cancel(self, connection: CmConnection, kind: CmEventKind, reason: str) -> None:
         """Cancel a request of this side, and tell the listener if it can be reached."""
-        self._send_rejection(connection, RejectReason.TIMEOUT)
+        self._say(connection, CmMessageKind.REJ, reason=RejectReason.TIMEOUT)
         self._end(connection, kind, reason=reason)
 
     def _lose(self, connection: CmConnection, reason: str) -> None:
@@ -634,47 +622,37 @@ class CmCore:
             if number and number not in self._connections:
                 return number
 
-    def _message(
-        self,
-        connection: CmConnection,
-        kind: CmMessageKind,
-        *,
-        offer: Offer | None = None,
-        private_data: bytes = b"",
-        reason: RejectReason = RejectReason.NONE,
-    ) -> CmMessage:
-        return CmMessage(
+    def _message(self, connection: CmConnection, kind: CmMessageKind, **content: Any) -> bytes:
+        message = CmMessage(
             kind=kind,
             context_guid=self.context_guid,
             local_id=connection.local_id,
             remote_id=connection.remote_id,
-            private_data=private_data,
-            offer=offer or Offer(),
-            reason=reason,
+            **content,
         )
+        return message.emit()
 
-    def _answer_to(
-        self, message: CmMessage, kind: CmMessageKind, reason: RejectReason = RejectReason.NONE
-    ) -> CmMessage:
+    def _say(self, connection: CmConnection, kind: CmMessageKind, **content: Any) -> None:
+        self._put(connection.route, self._message(connection, kind, **content))
+
+    def _answer_stranger(
+        self,
+        message: CmMessage,
+        route: Route,
+        kind: CmMessageKind,
+        reason: RejectReason = RejectReason.NONE,
+    ) -> None:
         """Answer a message for an unknown connection."""
-        return CmMessage(
+        answer = CmMessage(
             kind=kind,
             context_guid=self.context_guid,
             local_id=message.remote_id,
             remote_id=message.local_id,
             reason=reason,
         )
+        self._put(route, answer.emit())
 
-    def _send_rejection(self, connection: CmConnection, reason: RejectReason) -> None:
-        self._put(connection, self._message(connection, CmMessageKind.REJ, reason=reason).emit())
-
-    def _put(self, connection: CmConnection, data: bytes) -> None:
-        self._put_bytes(connection.route, data)
-
-    def _send(self, route: Route, message: CmMessage) -> None:
-        self._put_bytes(route, message.emit())
-
-    def _put_bytes(self, route: Route, data: bytes) -> None:
+    def _put(self, route: Route, data: bytes) -> None:
         if data:
             self._outgoing.append((route, data))
 

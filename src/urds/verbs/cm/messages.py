@@ -10,8 +10,9 @@ ignored. Integers are big-endian.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from urds.common.errors import WireError
@@ -141,69 +142,32 @@ class CmMessage:
         return header + layout.pack(*fields_of(self)) + self.private_data
 
 
-def _offer(*fields: int) -> Offer:
-    qpn, sequence_start, mtu_bytes, responder, initiator, retries, rnr, acceptance, qkey = fields
-    if qpn > QPN_MAX:
-        raise WireError(f"queue pair {qpn:#x}, limit {QPN_MAX:#x}")
-    if sequence_start >> 24:
-        raise WireError(f"starting sequence {sequence_start:#x} has more than 24 bits")
-    if mtu_bytes < MTU_BYTES_MIN:
-        raise WireError(f"mtu of {mtu_bytes} bytes, at least {MTU_BYTES_MIN}")
-    if max(responder, initiator) > READS_MAX:
-        raise WireError(f"{max(responder, initiator)} outstanding reads, limit {READS_MAX}")
-    if max(retries, rnr) > 7:
-        raise WireError(f"retry count {max(retries, rnr)}, limit 7")
-    if acceptance > 2:
-        raise WireError(f"acceptance {acceptance} is unknown")
-    return Offer(
-        qpn=qpn,
-        sequence_start=sequence_start,
-        mtu_bytes=mtu_bytes,
-        responder_resources=responder,
-        initiator_depth=initiator,
-        retry_count=retries,
-        rnr_retry_count=rnr,
-        acceptance=acceptance,
-        qkey=qkey,
-    )
+_OFFER_FIELDS: Final = tuple(each.name for each in fields(Offer))
+_REQUEST_FIELDS: Final = ("space", "source_port", "target_port", "source", "target")
+_offer_values: Final = attrgetter(*_OFFER_FIELDS)
+_request_values: Final = attrgetter(*_REQUEST_FIELDS)
 
 
-def _offer_fields(offer: Offer) -> tuple[int, ...]:
-    return (
-        offer.qpn,
-        offer.sequence_start,
-        offer.mtu_bytes,
-        offer.responder_resources,
-        offer.initiator_depth,
-        offer.retry_count,
-        offer.rnr_retry_count,
-        offer.acceptance,
-        offer.qkey,
-    )
+def _offer(*values: int) -> Offer:
+    offer = Offer(**dict(zip(_OFFER_FIELDS, values, strict=True)))
+    if offer.qpn > QPN_MAX:
+        raise WireError(f"queue pair {offer.qpn:#x}, limit {QPN_MAX:#x}")
+    if offer.sequence_start >> 24:
+        raise WireError(f"starting sequence {offer.sequence_start:#x} has more than 24 bits")
+    if offer.mtu_bytes < MTU_BYTES_MIN:
+        raise WireError(f"mtu of {offer.mtu_bytes} bytes, at least {MTU_BYTES_MIN}")
+    if (reads := max(offer.responder_resources, offer.initiator_depth)) > READS_MAX:
+        raise WireError(f"{reads} outstanding reads, limit {READS_MAX}")
+    if (retries := max(offer.retry_count, offer.rnr_retry_count)) > 7:
+        raise WireError(f"retry count {retries}, limit 7")
+    if offer.acceptance > 2:
+        raise WireError(f"acceptance {offer.acceptance} is unknown")
+    return offer
 
 
-def _parse_request(
-    space: int, source_port: int, target_port: int, source: bytes, target: bytes, *offer: int
-) -> dict[str, Any]:
-    return {
-        "space": space,
-        "source_port": source_port,
-        "target_port": target_port,
-        "source": source,
-        "target": target,
-        "offer": _offer(*offer),
-    }
-
-
-def _request_fields(message: CmMessage) -> tuple[object, ...]:
-    return (
-        message.space,
-        message.source_port,
-        message.target_port,
-        message.source,
-        message.target,
-        *_offer_fields(message.offer),
-    )
+def _parse_request(*values: Any) -> dict[str, Any]:
+    offer = _offer(*values[len(_REQUEST_FIELDS) :])
+    return {**dict(zip(_REQUEST_FIELDS, values, strict=False)), "offer": offer}
 
 
 def _parse_reason(reason: int) -> dict[str, Any]:
@@ -224,11 +188,15 @@ _REASON: Final = Layout("reason", ">H2x", size_bytes=4)
 _NOTHING: Final = Layout("nothing", ">", size_bytes=0)
 
 _Body = tuple[Layout, Callable[..., dict[str, Any]], Callable[[CmMessage], tuple[object, ...]]]
-_REQUEST_BODY: Final[_Body] = (_REQUEST, _parse_request, _request_fields)
+_REQUEST_BODY: Final[_Body] = (
+    _REQUEST,
+    _parse_request,
+    lambda message: (*_request_values(message), *_offer_values(message.offer)),
+)
 _REPLY_BODY: Final[_Body] = (
     _REPLY,
-    lambda *fields: {"offer": _offer(*fields)},
-    lambda message: _offer_fields(message.offer),
+    lambda *values: {"offer": _offer(*values)},
+    lambda message: _offer_values(message.offer),
 )
 _REASON_BODY: Final[_Body] = (_REASON, _parse_reason, lambda message: (message.reason,))
 _NO_BODY: Final[_Body] = (_NOTHING, dict, lambda _message: ())

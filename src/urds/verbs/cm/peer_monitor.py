@@ -30,7 +30,7 @@ class PeerMonitor:
         stats: CmStats,
         random: "Random",
         deadlines: "Deadlines[PeerKey]",
-        send: "Callable[[Route, CmMessage], None]",
+        send: "Callable[[Route, bytes], None]",
     ) -> None:
         self._context_guid = context_guid
         self._settings = settings
@@ -84,7 +84,7 @@ class PeerMonitor:
                 context_guid=self._context_guid,
                 remote_id=message.local_id,
             )
-            self._send(route, answer)
+            self._send(route, answer.emit())
         gone: list[CmConnection] = []
         for key in self._at.get(route, ()):
             peer = self._peers[key]
@@ -124,7 +124,7 @@ class PeerMonitor:
         probe = CmMessage(
             kind=CmMessageKind.ALIVE, context_guid=self._context_guid, local_id=peer.nonce
         )
-        self._send(peer.route, probe)
+        self._send(peer.route, probe.emit())
         wait_ns = settings.alive_suspect_ns if peer.is_suspect else settings.alive_retry_ns
         self._deadlines.set(key, now_ns + wait_ns)
         return []
