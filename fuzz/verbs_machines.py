@@ -23,8 +23,7 @@ from fuzz.verbs_parsers import PACKETS
 from urds.common.errors import WireError
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import Acceptance, QPType
-from urds.verbs.engine.packet_codec import parse_packet
-from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.packets import Packet, PacketKind, parse_packet
 
 STEPS_MAX = 400
 _PSN_MASK = (1 << 24) - 1

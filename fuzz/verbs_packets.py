@@ -2,8 +2,7 @@
 
 from fuzz.guarded import FIRST_PSN, QPN, REGION_BYTES
 from fuzz.script import step
-from urds.verbs.engine.packet_codec import emit_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, emit_packet
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST | PacketFlag.ACK_REQUEST
 KEY, AT = 0x100, 0x10000

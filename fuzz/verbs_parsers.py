@@ -18,8 +18,7 @@ from urds.verbs.cm.mpa import (
     MpaTerms,
 )
 from urds.verbs.engine.numbers import PSN_MASK
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, emit_packet, parse_packet
 from urds.verbs.providers.shm.messages import (
     MAGIC,
     Hello,

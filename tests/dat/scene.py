@@ -11,8 +11,7 @@ from typing import Any
 from urds import dat
 from urds.dat.records import RmrTriplet
 from urds.verbs.engine.numbers import Acceptance
-from urds.verbs.engine.packet_codec import emit_packet
-from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.packets import Packet, PacketKind, emit_packet
 from urds.verbs.providers.sim import PacketHold, SimAdapter, SimNetwork
 
 PACKET_BYTES = 256

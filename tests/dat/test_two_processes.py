@@ -14,8 +14,7 @@ import pytest
 from tests.dat.query_process import HOST, WAIT_S, peer_process, sending_endpoint
 from urds import dat
 from urds.common.errors import WireError
-from urds.verbs.engine.packet_codec import parse_packet
-from urds.verbs.engine.packets import PacketKind
+from urds.verbs.engine.packets import PacketKind, parse_packet
 from urds.verbs.providers.udp import UdpAdapter, UdpSettings
 
 BUFFERS = 40

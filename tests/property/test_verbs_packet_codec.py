@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from urds.common.errors import WireError
 from urds.verbs.engine.numbers import PSN_MASK
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
+from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, emit_packet, parse_packet
 
 psns = st.integers(0, PSN_MASK)
 longs = st.integers(0, (1 << 32) - 1)

@@ -25,8 +25,7 @@ from urds.common.types import IPAddress
 from urds.rds.plane.contract import Limits, MailboxSettings
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.verbs.engine.packet_codec import parse_packet
-from urds.verbs.engine.packets import Syndrome
+from urds.verbs.engine.packets import Syndrome, parse_packet
 from urds.verbs.providers.sim import LinkProfile, SimAdapter, SimNetwork
 
 STABLE_PORTS = (4000, 4001)  # bound as long as their node lives

@@ -12,10 +12,10 @@ from tests.sim.broken import Patch, demand_felt, instead, nothing
 from tests.sim.verbs_world import World
 from urds.verbs.engine import requester, responder
 from urds.verbs.engine.flight import Flight
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import Acceptance, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.requester import Requester, SendQueue
-from urds.verbs.engine.responder import AheadPackets, Responder
+from urds.verbs.engine.responder import Responder
 
 pytestmark = pytest.mark.sim
 
@@ -96,18 +96,19 @@ def _acknowledge_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tell_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    original = AheadPackets.ranges
+    original = responder._ranges
     patch.setattr(
-        AheadPackets,
-        "ranges",
-        lambda self: tuple((first, last + 1 & 0xFFFFFF) for first, last in original(self)),
+        responder,
+        "_ranges",
+        lambda psns: tuple((first, last + 1 & 0xFFFFFF) for first, last in original(psns)),
     )
 
 
 def _complete_in_any_order(self: SendQueue) -> None:
     for request in [request for request in self.started if not request.unanswered]:
         self.started.remove(request)
-        self._push_success(request)
+        if request.signalled:
+            self._qp.complete_send(request, WCStatus.SUCCESS)
 
 
 def _take_as_next(self: Responder, packet: Packet, psn: int = 0) -> None:

@@ -20,8 +20,7 @@ from urds.verbs.engine.numbers import (
     SendFlag,
     WROpcode,
 )
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet
+from urds.verbs.engine.packets import Packet, emit_packet, parse_packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import SGE, WC, AddressVector, RecvWR, SendWR

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from urds.common.errors import WireError
-from urds.verbs.engine.packet_codec import parse_packet
-from urds.verbs.engine.packets import Packet
+from urds.verbs.engine.packets import Packet, parse_packet
 
 HOST = "127.0.0.1"
 HELD_MAX = 8  # at random; a script may hold any number

@@ -26,8 +26,7 @@ from urds.verbs import (
     WCStatus,
     WROpcode,
 )
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import PacketKind
+from urds.verbs.engine.packets import PacketKind, emit_packet, parse_packet
 from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.sim import SimNetwork
 

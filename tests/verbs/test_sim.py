@@ -9,8 +9,7 @@ import pytest
 from tests.verbs.pair import EVERYTHING, End, bytes_of, connect, reads
 from urds.verbs import Context, QPAttr, QPAttrMask, QPState, SendWR, WCStatus, WROpcode
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN, CmMessage, CmMessageKind
-from urds.verbs.engine.packet_codec import emit_packet
-from urds.verbs.engine.packets import Packet, PacketKind
+from urds.verbs.engine.packets import Packet, PacketKind, emit_packet
 from urds.verbs.providers.base import (
     ConnectionEventKind,
     ConnectParameters,

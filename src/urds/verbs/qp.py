@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from urds.verbs.ah import vector_of
 from urds.verbs.context import PD, weak_call
 from urds.verbs.cq import CQ
+from urds.verbs.engine.attributes import QPAttr, QPCap, step
 from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
     Acceptance,
@@ -23,9 +24,7 @@ from urds.verbs.engine.numbers import (
     SRQAttrMask,
     WROpcode,
 )
-from urds.verbs.engine.pieces import message_bytes
-from urds.verbs.engine.qp_state import step
-from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
+from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
@@ -357,7 +356,7 @@ class QP(Resource):
         if self._refused and wr.opcode in self._refused:
             raise VerbsNotSupportedError(self.context.name, self._refused[wr.opcode])
         if self._message_bytes_max < MESSAGE_BYTES_MAX:
-            length = message_bytes(wr)
+            length = wr.message_bytes
             if length > self._message_bytes_max:
                 raise VerbsArgumentError(
                     f"message of {length} bytes, limit {self._message_bytes_max}"

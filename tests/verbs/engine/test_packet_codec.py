@@ -3,8 +3,15 @@
 import pytest
 
 from urds.common.errors import WireError
-from urds.verbs.engine.packet_codec import HEADER_BYTES, emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.packets import (
+    HEADER_BYTES,
+    Packet,
+    PacketFlag,
+    PacketKind,
+    Syndrome,
+    emit_packet,
+    parse_packet,
+)
 
 ONLY = PacketFlag.FIRST | PacketFlag.LAST
 

@@ -5,9 +5,8 @@ import pytest
 from tests.sim.verbs_pair import MTU_BYTES, Side
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import WCStatus
-from urds.verbs.engine.pieces import gather, scatter, total_bytes
 from urds.verbs.engine.queue_pair import LinkTraits
-from urds.verbs.engine.work import SGE
+from urds.verbs.engine.work import SGE, total_bytes
 
 
 def make() -> tuple[Side, list[SGE]]:
@@ -22,19 +21,19 @@ def make() -> tuple[Side, list[SGE]]:
 def test_bytes_are_gathered_from_anywhere(offset: int, length: int) -> None:
     side, sg = make()
     whole = bytes([*range(10), *range(20, 25), *range(90, 100)])
-    found = gather(side.keys, side.pd, sg, offset, length)
+    found = side.keys.gather(side.pd, sg, offset, length)
     assert total_bytes(sg) == 25 and bytes(found) == whole[offset : offset + length]
 
 
 def test_bytes_of_one_piece_are_not_copied() -> None:
     side, sg = make()
-    found = gather(side.keys, side.pd, sg, 10, 5)
+    found = side.keys.gather(side.pd, sg, 10, 5)
     assert isinstance(found, memoryview) and found.obj is side.memory
 
 
 def test_bytes_are_scattered_over_the_pieces() -> None:
     side, sg = make()
-    scatter(side.keys, side.pd, sg, 8, b"abcdefghij")
+    side.keys.scatter(side.pd, sg, 8, b"abcdefghij")
     assert side.memory[8:10] == b"ab" and side.memory[20:25] == b"cdefg"
     assert side.memory[90:93] == b"hij" and side.memory[93] == 93
 
@@ -42,7 +41,7 @@ def test_bytes_are_scattered_over_the_pieces() -> None:
 def test_bytes_beyond_the_pieces_are_a_length_error() -> None:
     side, sg = make()
     with pytest.raises(AccessError, match="2 bytes more") as raised:
-        scatter(side.keys, side.pd, sg, 20, b"1234567")
+        side.keys.scatter(side.pd, sg, 20, b"1234567")
     assert raised.value.status is WCStatus.LOC_LEN_ERR
 
 
@@ -50,7 +49,7 @@ def test_a_piece_outside_its_region_is_a_protection_error() -> None:
     side, _ = make()
     for sg in ([side.sge(4090, 10)], [SGE(side.address, 10, side.region.lkey ^ 1)]):
         with pytest.raises(AccessError) as raised:
-            gather(side.keys, side.pd, sg, 0, 10)
+            side.keys.gather(side.pd, sg, 0, 10)
         assert raised.value.status is WCStatus.LOC_PROT_ERR
         with pytest.raises(AccessError):
-            scatter(side.keys, side.pd, sg, 0, b"0123456789")
+            side.keys.scatter(side.pd, sg, 0, b"0123456789")

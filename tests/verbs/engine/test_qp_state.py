@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
+from urds.verbs.engine.attributes import TRANSITIONS, check_modify, step
 from urds.verbs.engine.numbers import QPAttrMask as Mask
 from urds.verbs.engine.numbers import QPState as State
 from urds.verbs.engine.numbers import QPType
-from urds.verbs.engine.qp_state import TRANSITIONS, check_modify, step
 
 RC, UD = QPType.RC, QPType.UD
 # Source: docs/reference/verbs-and-roce.md 10.

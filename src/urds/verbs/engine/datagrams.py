@@ -11,6 +11,7 @@ Source: docs/reference/verbs-and-roce.md 12.
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -27,10 +28,9 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.pieces import scatter
 from urds.verbs.engine.receives import ReceiveQueue
-from urds.verbs.engine.requests import WC_OPCODE, SendRequest
-from urds.verbs.engine.work import WC, AddressVector, RecvWR
+from urds.verbs.engine.requests import SendRequest
+from urds.verbs.engine.work import WC, AddressVector
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -71,14 +71,14 @@ def parse_grh(data: bytes | bytearray | memoryview) -> AddressVector:
     return AddressVector(source_gid, label & _PORT_MASK)
 
 
+@dataclass(slots=True, eq=False)
 class UdTransport:
     """Both halves of a queue pair of type UD."""
 
-    def __init__(self, qp: "QueuePair", queue: ReceiveQueue) -> None:
-        self._qp = qp
-        self._queue = queue
-        self._posted: deque[SendRequest] = deque()
-        self._next_psn = 0
+    _qp: "QueuePair"
+    _queue: ReceiveQueue
+    _posted: deque[SendRequest] = field(default_factory=deque)
+    _next_psn: int = 0
 
     def __len__(self) -> int:
         return len(self._posted)
@@ -100,7 +100,7 @@ class UdTransport:
         try:
             payload = request.data(qp.keys, qp.pd, 0, request.length)
         except AccessError as fault:
-            self._push(request, fault.status)
+            qp.complete_send(request, fault.status)
             qp.enter_send_error()
             return None
         packet = Packet(
@@ -120,7 +120,7 @@ class UdTransport:
             packet.immediate = request.immediate
         self._next_psn += 1
         if request.signalled:
-            self._push(request, WCStatus.SUCCESS)
+            qp.complete_send(request, WCStatus.SUCCESS)
         return packet
 
     def receive(self, packet: Packet, source: AddressVector | None) -> None:
@@ -136,10 +136,9 @@ class UdTransport:
         bits = int(packet.flags)
         status = WCStatus.SUCCESS
         try:
-            pd = qp.pd if qp.srq is None or qp.srq.pd is None else qp.srq.pd
             grh = emit_grh(origin, qp.gid, size)
-            scatter(qp.keys, pd, wr.sg, 0, grh)
-            scatter(qp.keys, pd, wr.sg, GRH_BYTES, packet.payload)
+            qp.keys.scatter(qp.receive_pd, wr.sg, 0, grh)
+            qp.keys.scatter(qp.receive_pd, wr.sg, GRH_BYTES, packet.payload)
         except AccessError as fault:
             status = fault.status
         qp.recv_cq.push(
@@ -159,23 +158,7 @@ class UdTransport:
     def flush_sends(self) -> None:
         """Complete all posted datagrams as flushed."""
         while self._posted:
-            self._push(self._posted.popleft(), WCStatus.WR_FLUSH_ERR)
-
-    def flush_receives(self) -> None:
-        """Complete all receives of an own queue as flushed."""
-        while self._qp.srq is None and (wr := self._queue.take()) is not None:
-            self.flush_receive(wr)
-
-    def flush_receive(self, wr: RecvWR) -> None:
-        """Complete one receive as flushed."""
-        self._qp.recv_cq.push(
-            WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self._qp.qpn)
-        )
-
-    def _push(self, request: SendRequest, status: WCStatus) -> None:
-        self._qp.send_cq.push(
-            WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
-        )
+            self._qp.complete_send(self._posted.popleft(), WCStatus.WR_FLUSH_ERR)
 
 
 _WITH_IMMEDIATE: Final = WCFlag.GRH | WCFlag.WITH_IMM

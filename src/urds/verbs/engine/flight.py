@@ -6,10 +6,23 @@ keeps a link that reorders from being flooded with retries.
 
 The window bounds the unanswered PSNs. It is halved when the peer or the timer makes the requester
 go back, since the responder drops everything behind a loss, and widens with every answer.
+
+The attribute `timeout` of a queue pair is often seconds, so that a lost last packet would stall
+the connection for as long. The retry timer follows the measured round trip instead (as RFC 6298
+does, with 1 ms as the least) and doubles with each expiry up to that attribute. The attribute
+keeps its meaning for giving up: `retry_cnt` retries, one `timeout` apart, must all have failed,
+so the requester gives up after (retry_cnt + 1) timeouts without any progress.
+Source: docs/reference/verbs-and-roce.md 8, which allows local timers.
+
+A link without loss still drops what is sent to a queue pair that does not exist, or not yet. There
+the timer does not learn: a late answer means that the peer is busy, not that a packet is lost. It
+retries once per `timeout`, as hardware does, at least 20 ms apart, and with `timeout` 0 it does
+not run at all.
 """
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from urds.verbs.engine.packets import PacketKind
@@ -18,41 +31,34 @@ from urds.verbs.engine.requests import READ_PORTION_PACKETS, SendRequest
 WINDOW_PACKETS: Final = 128  # PSNs that may wait for an answer
 WINDOW_LEAST_PACKETS: Final = 4
 REORDER_MAX: Final = 3  # transmissions by which an answer may be overtaken
+MS: Final = 1_000_000
+LEAST_NS: Final = MS
+FIRST_NS: Final = 20 * MS  # before anything was measured
+MOST_NS: Final = 2_000 * MS  # between repeats, when the attribute sets no bound
+TIMEOUT_UNIT_NS: Final = 4096
 
 
+@dataclass(slots=True, eq=False)
 class _PendingPsn:
     """A PSN that waits for its answer."""
 
-    __slots__ = ("request", "sent_ns", "transmission")
-
-    def __init__(self, request: SendRequest, transmission: int, sent_ns: int) -> None:
-        self.request = request
-        self.transmission = transmission
-        self.sent_ns = sent_ns
+    request: SendRequest
+    transmission: int
+    sent_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
     """PSNs that wait for answers, counted without wrapping; iteration yields the lowest first."""
 
-    __slots__ = (
-        "_answered_transmission",
-        "_completed_count",
-        "_entries",
-        "_retry_set",
-        "_transmissions",
-        "_window",
-        "retries",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        # New PSNs are the highest and repeats keep their place, so the dict stays sorted.
-        self._entries: dict[int, _PendingPsn] = {}
-        self._transmissions = 0
-        self._answered_transmission = 0
-        self.retries: list[int] = []  # a heap
-        self._retry_set: dict[int, None] = {}  # an empty set takes three times as much
-        self._window = WINDOW_PACKETS
-        self._completed_count = 0  # since the window was widened
+    # New PSNs are the highest and repeats keep their place, so the dict stays sorted.
+    _entries: dict[int, _PendingPsn] = field(default_factory=dict)
+    _transmissions: int = 0
+    _answered_transmission: int = 0
+    retries: list[int] = field(default_factory=list)  # a heap
+    _retry_set: dict[int, None] = field(default_factory=dict)  # an empty set takes three times more
+    _window: int = WINDOW_PACKETS
+    _completed_count: int = 0  # since the window was widened
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -189,3 +195,107 @@ class Flight:
         psn = heapq.heappop(self.retries)
         del self._retry_set[psn]
         return psn
+
+
+def timeout_ns(code: int) -> int | None:
+    """Return the duration of a code of the attribute `timeout`; `None` for 0, no timeout."""
+    return TIMEOUT_UNIT_NS << code if code else None
+
+
+@dataclass(slots=True, eq=False)
+class LossTimer:
+    """One timer for all unanswered packets. `deadline_ns` is `None` while there are none."""
+
+    deadline_ns: int | None = None
+    is_used: bool = True  # false: nothing is to be noted, the timer never runs
+    _learns: bool = True
+    _most_ns: int = MOST_NS
+    _patience_ns: int | None = None
+    _smooth_ns: int | None = None
+    _variation_ns: int = 0
+    _wait_ns: int = FIRST_NS
+    _backoff: int = 0
+    _since_ns: int = 0  # the last progress
+    _probe: tuple[int, int] | None = None  # a PSN, and when it was sent for the first time
+
+    def configure(self, period_ns: int | None, retry_count: int, *, lossless: bool) -> None:
+        """Set the longest wait, `None` for no bound, and how many retries must fail."""
+        self._learns = not lossless
+        self.is_used = self._learns or period_ns is not None
+        least_ns = LEAST_NS if self._learns else FIRST_NS
+        self._most_ns = MOST_NS if period_ns is None else max(least_ns, period_ns)
+        self._patience_ns = None if period_ns is None else self._most_ns * (retry_count + 1)
+        if lossless:
+            self._wait_ns = self._most_ns
+        if not self.is_used:
+            self.deadline_ns = None
+
+    @property
+    def round_trip_ns(self) -> int:
+        """Return the smoothed round trip, 0 before it was measured."""
+        return self._smooth_ns or 0
+
+    @property
+    def overdue_ns(self) -> int:
+        """Return the age from which an overtaken answer counts as lost."""
+        return self.round_trip_ns + 2 * self._variation_ns
+
+    def note_sent(self, psn: int, now_ns: int, *, is_retry: bool) -> None:
+        """Record a sent packet; the timer runs from the first one on."""
+        if is_retry:
+            # An answer may be to either transmission (Karn's rule).
+            if self._probe is not None and self._probe[0] >= psn:
+                self._probe = None
+        elif self._probe is None and self._learns:
+            self._probe = (psn, now_ns)
+        if self.deadline_ns is None:
+            self._since_ns = now_ns
+            self._arm(now_ns)
+
+    def note_answered(self, psn: int, now_ns: int) -> None:
+        """Record that a PSN was answered."""
+        if self._probe is not None and psn >= self._probe[0]:
+            sample_ns = now_ns - self._probe[1]
+            self._probe = None
+            self._measure(sample_ns)
+
+    def note_progress(self, now_ns: int, *, is_idle: bool) -> None:
+        """Restart after progress; stop when nothing is unanswered."""
+        self._backoff = 0
+        self._since_ns = now_ns
+        if is_idle:
+            self.deadline_ns = None
+        else:
+            self._arm(now_ns)
+
+    def stop(self) -> None:
+        """Stop until the next packet is sent."""
+        self.deadline_ns = None
+
+    def expire(self, now_ns: int) -> bool:
+        """Handle an expiry; return whether to give up."""
+        # A late timer is a delay of this side: the peer's answer may wait to be read.
+        self._since_ns += max(0, now_ns - (self.deadline_ns or now_ns))
+        if self._patience_ns is not None and now_ns - self._since_ns >= self._patience_ns:
+            self.deadline_ns = None
+            return True
+        self._backoff += 1
+        self._probe = None
+        self._arm(now_ns)
+        return False
+
+    def _arm(self, now_ns: int) -> None:
+        deadline_ns = now_ns + min(self._wait_ns << min(self._backoff, 16), self._most_ns)
+        if self._patience_ns is not None:
+            deadline_ns = min(deadline_ns, self._since_ns + self._patience_ns)
+        self.deadline_ns = deadline_ns
+
+    def _measure(self, sample_ns: int) -> None:
+        if self._smooth_ns is None:
+            self._smooth_ns, self._variation_ns = sample_ns, sample_ns // 2
+        else:
+            deviation = abs(self._smooth_ns - sample_ns)
+            self._variation_ns = (3 * self._variation_ns + deviation) // 4
+            self._smooth_ns = (7 * self._smooth_ns + sample_ns) // 8
+        wait_ns = self._smooth_ns + 4 * self._variation_ns
+        self._wait_ns = max(LEAST_NS, wait_ns)

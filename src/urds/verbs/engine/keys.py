@@ -13,11 +13,14 @@ takes no lock; its adapter's lock guards it. Source: docs/reference/verbs-and-ro
 
 import errno
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.common.types import BytesLike
 from urds.verbs.engine.numbers import AccessFlag, WCStatus
 from urds.verbs.engine.packets import Syndrome
+from urds.verbs.engine.work import SGE
 
 if TYPE_CHECKING:
     from random import Random
@@ -38,6 +41,10 @@ _REMOTE_CHANGE: Final = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
 _REMOTE: Final = int(_REMOTE_CHANGE | AccessFlag.REMOTE_READ)
 _LOCAL_WRITE: Final = int(AccessFlag.LOCAL_WRITE)
 _MW_BIND: Final = int(AccessFlag.MW_BIND)
+_SYNDROME: Final = {
+    WCStatus.LOC_PROT_ERR: Syndrome.NAK_REMOTE_OPERATION,
+    WCStatus.REM_ACCESS_ERR: Syndrome.NAK_REMOTE_ACCESS,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -61,10 +68,10 @@ class AccessError(Exception):
     `status` is that of a local completion, `syndrome` what a responder answers.
     """
 
-    def __init__(self, message: str, *, status: WCStatus, syndrome: Syndrome) -> None:
+    def __init__(self, message: str, status: WCStatus) -> None:
         super().__init__(message)
         self.status = status
-        self.syndrome = syndrome
+        self.syndrome = _SYNDROME.get(status, Syndrome.NAK_INVALID_REQUEST)
 
 
 @dataclass(slots=True, eq=False)
@@ -273,11 +280,7 @@ class KeyTable:
         if length == 0:
             return memoryview(bytearray())
         reason = _reason(region, pd, address, length, _LOCAL_WRITE if write else 0)
-        raise AccessError(
-            f"local key {lkey:#x}: {reason}",
-            status=WCStatus.LOC_PROT_ERR,
-            syndrome=Syndrome.NAK_REMOTE_OPERATION,
-        )
+        raise AccessError(f"local key {lkey:#x}: {reason}", WCStatus.LOC_PROT_ERR)
 
     def remote(
         self,
@@ -316,11 +319,52 @@ class KeyTable:
             start = address - window.region.address
             return window.region.view[start : start + length]
         reason = _reason(window or region, pd, address, length, bits)
-        raise AccessError(
-            f"remote key {rkey:#x}: {reason}",
-            status=WCStatus.REM_ACCESS_ERR,
-            syndrome=Syndrome.NAK_REMOTE_ACCESS,
-        )
+        raise AccessError(f"remote key {rkey:#x}: {reason}", WCStatus.REM_ACCESS_ERR)
+
+    # -- scatter/gather: a message in the pieces of memory that a work request names. Each access
+    # looks the key up again, so memory that was deregistered in between is not touched.
+
+    def gather(self, pd: object, sg: Sequence[SGE], offset: int, length: int) -> BytesLike:
+        """Return `length` bytes of the message from `offset`: a view, or a copy over two pieces.
+
+        Raises AccessError (LOC_PROT_ERR) where a key does not allow it.
+        """
+        if length == 0:
+            return b""
+        found: list[memoryview] = []
+        for piece in sg:
+            if offset >= piece.length:
+                offset -= piece.length
+                continue
+            count = min(length, piece.length - offset)
+            found.append(self.local(piece.lkey, piece.addr + offset, count, pd=pd, write=False))
+            offset, length = 0, length - count
+            if not length:
+                break
+        assert not length, "more bytes than the pieces have"
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def scatter(self, pd: object, sg: Sequence[SGE], offset: int, data: BytesLike) -> None:
+        """Copy bytes into the pieces, from `offset` bytes after their start. Copies once.
+
+        Raises AccessError: LOC_PROT_ERR where a key does not allow it, LOC_LEN_ERR when the pieces
+        end before the data. What lies before the fault has been written.
+        """
+        source = memoryview(data)
+        for piece in sg:
+            if not source:
+                return
+            if offset >= piece.length:
+                offset -= piece.length
+                continue
+            count = min(len(source), piece.length - offset)
+            target = self.local(piece.lkey, piece.addr + offset, count, pd=pd, write=True)
+            target[:] = source[:count]
+            offset, source = 0, source[count:]
+        if source:
+            raise AccessError(
+                f"{len(source)} bytes more than the pieces hold", WCStatus.LOC_LEN_ERR
+            )
 
     # -- windows
 
@@ -348,11 +392,7 @@ class KeyTable:
         invalidated first. Raises AccessError (MW_BIND_ERR); then nothing changes.
         """
         if (refusal := self._bind_error(window, region, address, length, int(access))) is not None:
-            raise AccessError(
-                f"memory window {window.rkey:#x}: {refusal}",
-                status=WCStatus.MW_BIND_ERR,
-                syndrome=Syndrome.NAK_INVALID_REQUEST,
-            )
+            raise AccessError(f"memory window {window.rkey:#x}: {refusal}", WCStatus.MW_BIND_ERR)
         self._unbind(window)
         if length:
             window.region, window.address, window.length = region, address, length
@@ -387,8 +427,7 @@ class KeyTable:
             return
         raise AccessError(
             f"key {rkey:#x} is not a window of kind 2 bound by queue pair {qpn:#x}",
-            status=WCStatus.LOC_QP_OP_ERR,
-            syndrome=Syndrome.NAK_INVALID_REQUEST,
+            WCStatus.LOC_QP_OP_ERR,
         )
 
     def unbind_all(self, region: Region) -> None:

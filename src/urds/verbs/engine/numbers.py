@@ -14,7 +14,7 @@ class QPType(IntEnum):
 
 
 class QPState(IntEnum):
-    """States of a queue pair; `engine.qp_state` has the table of transitions."""
+    """States of a queue pair; `engine.attributes` has the table of transitions."""
 
     RESET = 0
     INIT = 1

@@ -8,10 +8,18 @@ of its completion queues may call back into it.
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from dataclasses import InitVar, dataclass
+from typing import Final
 
 from urds.common.types import BytesLike
-from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap, adopt, check_values
+from urds.verbs.engine.attributes import (
+    LinkTraits,
+    QPAttr,
+    QPCap,
+    adopt,
+    check_modify,
+    check_values,
+)
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.datagrams import GID_BYTES, UdTransport
 from urds.verbs.engine.keys import AccessError, KeyTable
@@ -26,7 +34,6 @@ from urds.verbs.engine.numbers import (
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketKind
-from urds.verbs.engine.qp_state import check_modify
 from urds.verbs.engine.receives import (
     IncomingMessages,
     ReceiveQueue,
@@ -38,9 +45,6 @@ from urds.verbs.engine.requests import WC_OPCODE, SendRequest, check_send, copy_
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
 
-if TYPE_CHECKING:
-    import random
-
 __all__ = ["LinkTraits", "QPAttr", "QPCap", "QueuePair"]
 
 _ANSWERS: Final = {PacketKind.READ_RESPONSE, PacketKind.ATOMIC_RESPONSE, PacketKind.ACK}
@@ -50,40 +54,27 @@ _SIGNALED: Final = int(SendFlag.SIGNALED)
 _EVENTS_MAX: Final = 64
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class QueuePair:
     """A queue pair of type RC or UD. Not thread-safe: its adapter's lock guards it."""
 
-    def __init__(
-        self,
-        *,
-        qpn: int,
-        qp_type: QPType,
-        pd: object,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        srq: SharedReceiveQueue | None = None,
-        cap: QPCap,
-        sq_sig_all: bool = False,
-        keys: KeyTable,
-        link: LinkTraits,
-        acceptance: Acceptance = Acceptance.IN_ORDER,
-        random: "random.Random | None" = None,
-    ) -> None:
-        self.qpn = qpn
-        self.qp_type = qp_type
-        self.pd = pd
-        self.send_cq = send_cq
-        self.recv_cq = recv_cq
-        self.srq = srq
-        self.keys = keys
-        self.link = link
-        self.acceptance = acceptance
-        self.sq_sig_all = sq_sig_all
-        self.random = random  # not used today
+    qpn: int
+    qp_type: QPType
+    pd: object
+    send_cq: CompletionQueue
+    recv_cq: CompletionQueue
+    srq: SharedReceiveQueue | None = None
+    cap: InitVar[QPCap]
+    sq_sig_all: bool = False
+    keys: KeyTable
+    link: LinkTraits
+    acceptance: Acceptance = Acceptance.IN_ORDER
+
+    def __post_init__(self, cap: QPCap) -> None:
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
         self.state = QPState.RESET
         self.attr = QPAttr(cap=cap)
-        self.mtu_bytes = link.mtu_bytes
+        self.mtu_bytes = self.link.mtu_bytes
         self.tracker = ReceiveTracker()
         self.peer: AddressVector | None = None
         # Shared memory: writes bytes straight to the peer's key and address; True if done.
@@ -94,12 +85,13 @@ class QueuePair:
         self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
-        self._queue: ReceiveQueue = own if srq is None else srq  # an empty one is false
+        # An empty queue is false.
+        self._queue: ReceiveQueue = own if self.srq is None else self.srq
         self._forget()
 
     def _forget(self) -> None:
         """Start over: no work, no connection."""
-        self._incoming = IncomingMessages(self, self._queue, shared=self.srq is not None)
+        self._incoming = IncomingMessages(self, self._queue, self.tracker, self.srq is not None)
         is_datagram = self.qp_type is QPType.UD
         self._datagrams = UdTransport(self, self._queue) if is_datagram else None
         self._requester = Requester(self, 0)
@@ -161,7 +153,8 @@ class QueuePair:
             self._responder.abandon()
         if self._datagrams is not None:
             self._datagrams.flush_sends()
-            self._datagrams.flush_receives()
+            while self.srq is None and (wr := self._queue.take()) is not None:
+                self.flush_receive(wr)
         else:
             self._requester.flush()
             self._incoming.flush()
@@ -210,11 +203,26 @@ class QueuePair:
         if self.state is QPState.RESET:
             raise OSError(errno.EINVAL, f"receive posted in state {self.state.name}")
         if self.state is QPState.ERR:
-            self._incoming.flush_one(wr)
+            self.flush_receive(wr)
             return
         self._queue.post(RecvWR(wr.wr_id, list(wr.sg)))
         if self.qp_type is QPType.RC:
             self.tracker.allocate_next()
+
+    def complete_send(self, request: SendRequest, status: WCStatus) -> None:
+        """Complete a request that has left its queue."""
+        brings = status is WCStatus.SUCCESS and request.is_answered
+        byte_len = request.length if brings else 0
+        self.send_cq.push(WC(request.wr_id, status, WC_OPCODE[request.opcode], byte_len, self.qpn))
+
+    def flush_receive(self, wr: RecvWR) -> None:
+        """Complete a receive that has left its queue as flushed."""
+        self.recv_cq.push(WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qpn))
+
+    @property
+    def receive_pd(self) -> object:
+        """Return the domain whose keys its receives use."""
+        return self.pd if self.srq is None or self.srq.pd is None else self.srq.pd
 
     @property
     def outstanding_requests(self) -> int:

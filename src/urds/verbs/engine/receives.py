@@ -14,6 +14,7 @@ buffers.
 import errno
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.keys import AccessError
@@ -25,7 +26,6 @@ from urds.verbs.engine.numbers import (
     WCStatus,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.pieces import scatter
 from urds.verbs.engine.work import WC, RecvWR
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class SharedReceiveQueue(ReceiveQueue):
                 self.on_limit()
 
 
+@dataclass(slots=True, eq=False)
 class ReceiveTracker:
     """Which messages of one connection hold a receive buffer.
 
@@ -130,18 +131,13 @@ class ReceiveTracker:
     own) until `complete` (its completion is generated). Completions come in message order.
     """
 
-    __slots__ = (
-        "_allocated", "_hard_armed", "_highest", "_soft_armed", "hard_max", "last_completed",
-        "soft_max",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.last_completed = 0
-        self._allocated: dict[int, None] = {}  # an empty set takes three times as much
-        self._highest = 0
-        self.soft_max: int | None = None
-        self.hard_max: int | None = None
-        self._soft_armed = self._hard_armed = False
+    last_completed: int = 0
+    _allocated: dict[int, None] = field(default_factory=dict)  # an empty set takes three times more
+    _highest: int = 0
+    soft_max: int | None = None
+    hard_max: int | None = None
+    _soft_armed: bool = False
+    _hard_armed: bool = False
 
     def snapshot(self) -> tuple[int, int]:
         """Return how many buffers are held, and the span of messages that they cover.
@@ -226,20 +222,18 @@ _INVALIDATE = int(PacketFlag.INVALIDATE)
 _SOLICITED = int(PacketFlag.SOLICITED)
 
 
+@dataclass(slots=True, eq=False)
 class IncomingMessages:
     """The receives of one connected queue pair that have been taken and not yet completed."""
 
-    __slots__ = ("_held", "_qp", "_queue", "_shared", "_taken", "_taken_up_to", "_tracker")
-
-    def __init__(self, qp: "QueuePair", queue: ReceiveQueue, *, shared: bool) -> None:
-        self._qp = qp
-        self._queue = queue
-        self._shared = shared
-        self._tracker: ReceiveTracker = qp.tracker
-        # Taken receives by message number; the numbers may have gaps with BY_ARRIVAL only.
-        self._taken: dict[int, RecvWR] = {}
-        self._taken_up_to = 0  # without gaps: the highest message that has a receive
-        self._held: list[tuple[int, WC, bool]] = []  # no deque: see SendQueue
+    _qp: "QueuePair"
+    _queue: ReceiveQueue
+    _tracker: ReceiveTracker
+    _shared: bool
+    # Taken receives by message number; the numbers may have gaps with BY_ARRIVAL only.
+    _taken: dict[int, RecvWR] = field(default_factory=dict)
+    _taken_up_to: int = 0  # without gaps: the highest message that has a receive
+    _held: list[tuple[int, WC, bool]] = field(default_factory=list)  # no deque: see SendQueue
 
     def take(self, msn: int, acceptance: Acceptance) -> bool:
         """Assign a receive to message `msn` if it has none; return whether it has one now.
@@ -278,8 +272,7 @@ class IncomingMessages:
         Raises AccessError: LOC_LEN_ERR for a receive that is too small, LOC_PROT_ERR.
         """
         qp = self._qp
-        pd = qp.pd if qp.srq is None or qp.srq.pd is None else qp.srq.pd
-        scatter(qp.keys, pd, self._taken[msn].sg, packet.offset, packet.payload)
+        qp.keys.scatter(qp.receive_pd, self._taken[msn].sg, packet.offset, packet.payload)
 
     def finish(self, packet: Packet, msn: int, message_bytes: int) -> None:
         """Complete the receive of message `msn`: all packets up to its last have arrived."""
@@ -322,15 +315,11 @@ class IncomingMessages:
         self.release()
         self._tracker.flush()
         for msn in sorted(self._taken):
-            self._push_flushed(self._taken.pop(msn))
+            self._qp.flush_receive(self._taken.pop(msn))
         while not self._shared and (wr := self._queue.take()) is not None:
-            self._push_flushed(wr)
+            self._qp.flush_receive(wr)
         if self._shared:
             self._qp.emit_event(AsyncEventType.QP_LAST_WQE_REACHED)
-
-    def flush_one(self, wr: RecvWR) -> None:
-        """Complete a receive that was posted after the end."""
-        self._push_flushed(wr)
 
     def forget(self) -> None:
         """Drop everything without a completion: the queue pair is reset."""
@@ -340,11 +329,6 @@ class IncomingMessages:
         self._tracker.reset()
         while not self._shared and self._queue.take() is not None:
             pass
-
-    def _push_flushed(self, wr: RecvWR) -> None:
-        self._qp.recv_cq.push(
-            WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self._qp.qpn)
-        )
 
 
 def _wc_flags(bits: int) -> WCFlag:

@@ -15,9 +15,10 @@ Source: docs/reference/verbs-and-roce.md 8.
 """
 
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from urds.verbs.engine.flight import Flight
+from urds.verbs.engine.flight import Flight, LossTimer, timeout_ns
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
     PSN_BITS,
@@ -31,18 +32,14 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.pieces import scatter
-from urds.verbs.engine.recovery import LossTimer, timeout_ns
 from urds.verbs.engine.requests import (
     READ_PORTION_PACKETS,
-    WC_OPCODE,
     SendRequest,
     build_atomic,
     build_data,
     build_read,
     psn_count,
 )
-from urds.verbs.engine.work import WC
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -62,31 +59,30 @@ _STATUS: Final = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Requester:
     """The half of a queue pair that sends requests to its peer."""
 
-    __slots__ = (
-        "_answered_open", "_current", "_flight", "_is_stopped", "_look_again_ns", "_next_msn",
-        "_next_psn", "_paused_psn", "_paused_until_ns", "_qp", "_queue", "_resources_open",
-        "_rnr_left", "_rnr_waits", "_timer", "_unplaced",
-    )  # fmt: skip
+    _qp: "QueuePair"
+    _next_psn: int  # counted without wrapping
+    _queue: "SendQueue" = field(init=False)
+    _current: SendRequest | None = None  # the last one started, while packets are unsent
+    _is_stopped: bool = False  # one has failed: what is behind it is not sent any more
+    _next_msn: int = 1
+    _flight: Flight = field(default_factory=Flight)
+    _answered_open: int = 0  # reads and atomics that have not completed
+    _resources_open: int = 0  # of them what the peer spends: portions of reads, atomics
+    # What bytes that the provider places may overtake.
+    _unplaced: list[SendRequest] = field(default_factory=list)
+    _look_again_ns: int | None = None  # for what was overtaken a moment ago
+    _paused_until_ns: int | None = None
+    _paused_psn: int = 0
+    _rnr_left: int = 0
+    _rnr_waits: int = 0  # for one receive, until there is progress
+    _timer: LossTimer = field(default_factory=LossTimer)
 
-    def __init__(self, qp: "QueuePair", first_psn: int) -> None:
-        self._qp = qp
-        self._queue = SendQueue(qp)
-        self._current: SendRequest | None = None  # the last one started, while packets are unsent
-        self._is_stopped = False  # one has failed: what is behind it is not sent any more
-        self._next_psn = first_psn  # counted without wrapping
-        self._next_msn = 1
-        self._flight = Flight()
-        self._answered_open = 0  # reads and atomics that have not completed
-        self._resources_open = 0  # of them what the peer spends: portions of reads, atomics
-        self._unplaced: list[SendRequest] = []  # what bytes that the provider places may overtake
-        self._look_again_ns: int | None = None  # for what was overtaken a moment ago
-        self._paused_until_ns: int | None = None
-        self._paused_psn = 0
-        self._rnr_waits = 0  # for one receive, until there is progress
-        self._timer = LossTimer()
+    def __post_init__(self) -> None:
+        self._queue = SendQueue(self._qp)
         self.configure()
 
     def configure(self) -> None:
@@ -97,8 +93,7 @@ class Requester:
         self._rnr_left = attr.rnr_retry
 
     def __len__(self) -> int:
-        queue = self._queue
-        return len(queue.posted) + len(queue.started)
+        return len(self._queue)
 
     def post(self, request: SendRequest) -> None:
         """Queue a request that passed the checks."""
@@ -374,7 +369,7 @@ class Requester:
         if offset is None:
             return False
         try:
-            scatter(self._qp.keys, self._qp.pd, request.sg, offset, data)
+            self._qp.keys.scatter(self._qp.pd, request.sg, offset, data)
         except AccessError as fault:
             self._stop_at(request, fault.status)
             return False
@@ -490,6 +485,7 @@ class _Unbuildable(Exception):
         self.status = status
 
 
+@dataclass(slots=True, eq=False)
 class SendQueue:
     """Requests that were posted and not started, and those that were started and not completed.
 
@@ -498,13 +494,10 @@ class SendQueue:
     thousands of queue pairs, and shifting a list costs less.
     """
 
-    __slots__ = ("_is_drained", "_qp", "posted", "started")
-
-    def __init__(self, qp: "QueuePair") -> None:
-        self._qp = qp
-        self.posted: list[SendRequest] = []
-        self.started: list[SendRequest] = []
-        self._is_drained = False  # told since SQD began
+    _qp: "QueuePair"
+    posted: list[SendRequest] = field(default_factory=list)
+    started: list[SendRequest] = field(default_factory=list)
+    _is_drained: bool = False  # told since SQD began
 
     def __len__(self) -> int:
         return len(self.posted) + len(self.started)
@@ -523,7 +516,8 @@ class SendQueue:
             if request.unanswered:
                 return
             self.started.pop(0)
-            self._push_success(request)
+            if request.signalled:
+                self._qp.complete_send(request, WCStatus.SUCCESS)
         self.note_draining()
 
     def fail(self, request: SendRequest, status: WCStatus) -> None:
@@ -534,19 +528,19 @@ class SendQueue:
         while self.started:
             other = self.started.pop(0)
             if other is request:
-                self._push_failure(request, status)
+                self._qp.complete_send(request, status)
                 break
             if other.unanswered:
-                self._push_failure(other, WCStatus.WR_FLUSH_ERR)
-            else:
-                self._push_success(other)  # its callback may flush all that is left
+                self._qp.complete_send(other, WCStatus.WR_FLUSH_ERR)
+            elif other.signalled:
+                self._qp.complete_send(other, WCStatus.SUCCESS)  # it may flush all that is left
         self._qp.enter_error()
 
     def flush(self) -> None:
         """Complete everything as flushed, in posting order."""
         for queue in (self.started, self.posted):
             while queue:
-                self._push_failure(queue.pop(0), WCStatus.WR_FLUSH_ERR)
+                self._qp.complete_send(queue.pop(0), WCStatus.WR_FLUSH_ERR)
 
     def note_draining(self) -> None:
         """Emit SQ_DRAINED once per SQD when everything that was started has completed."""
@@ -555,20 +549,3 @@ class SendQueue:
         elif not self.started and not self._is_drained:
             self._is_drained = True
             self._qp.emit_event(AsyncEventType.SQ_DRAINED)
-
-    def _push_success(self, request: SendRequest) -> None:
-        if not request.signalled:
-            return
-        self._qp.send_cq.push(
-            WC(
-                request.wr_id,
-                WCStatus.SUCCESS,
-                WC_OPCODE[request.opcode],
-                byte_len=request.length if request.is_answered else 0,
-                qp_num=self._qp.qpn,
-            )
-        )
-
-    def _push_failure(self, request: SendRequest, status: WCStatus) -> None:
-        wc = WC(request.wr_id, status, WC_OPCODE[request.opcode], qp_num=self._qp.qpn)
-        self._qp.send_cq.push(wc)

@@ -24,8 +24,7 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import ANSWERED, ATOMICS, Packet, PacketFlag, PacketKind
-from urds.verbs.engine.pieces import gather, message_bytes, total_bytes
-from urds.verbs.engine.work import SendWR
+from urds.verbs.engine.work import SendWR, total_bytes
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
 READ_PORTION_PACKETS: Final = 64  # answers that one READ_REQUEST asks for, on a lossy link
@@ -113,7 +112,7 @@ class SendRequest:
         self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
         self.window, self.bind = wr.window, wr.bind
         self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
-        self.length = message_bytes(wr)
+        self.length = wr.message_bytes
         self.signalled = signalled
         self.inline = inline  # bytes that no key stands for: a copy, or the caller's own
         self.on_detach = on_detach  # of a provider that keeps views of payloads: it copies them
@@ -162,7 +161,7 @@ class SendRequest:
         """Return bytes of the message. Raises AccessError."""
         if self.inline is not None:
             return memoryview(self.inline)[offset : offset + length]
-        return gather(keys, pd, self.sg, offset, length)
+        return keys.gather(pd, self.sg, offset, length)
 
 
 def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
@@ -175,7 +174,7 @@ def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | 
         return bytes(wr.data) if int(wr.send_flags) & _INLINE else wr.data
     if not int(wr.send_flags) & _INLINE:
         return None
-    return bytes(gather(keys, pd, wr.sg, 0, total_bytes(wr.sg)))
+    return bytes(keys.gather(pd, wr.sg, 0, total_bytes(wr.sg)))
 
 
 def psn_count(request: SendRequest, link: LinkTraits, mtu_bytes: int) -> int:
@@ -288,7 +287,7 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
         raise _invalid(f"opcode {wr.opcode!r}")
     if wr.data is not None:
         _check_bytes(wr)
-    length = message_bytes(wr)
+    length = wr.message_bytes
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:

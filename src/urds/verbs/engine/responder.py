@@ -21,7 +21,8 @@ a masked one without boundaries. Source: commit 5e80ba8ff0bd of linux v2.6.35; R
 """
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.keys import AccessError
@@ -36,10 +37,10 @@ from urds.verbs.engine.numbers import (
     QPState,
     WCStatus,
 )
-from urds.verbs.engine.packet_codec import SELECTIVE_MAX
 from urds.verbs.engine.packets import (
     ANSWERED,
     ATOMICS,
+    SELECTIVE_MAX,
     Packet,
     PacketFlag,
     PacketKind,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 ATOMIC_RESULTS_MAX: Final = 128  # as many as a requester may have unacknowledged
 ANSWERS_MAX: Final = 256  # that wait to be sent; reads and atomics beyond it count as lost
 ATOMIC_BYTES: Final = 8
+AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
 
 _FIRST: Final = int(PacketFlag.FIRST)
 _LAST: Final = int(PacketFlag.LAST)
@@ -78,61 +80,43 @@ class _NoReceive(_NotNow):
     """A message needs a receive and there is none."""
 
 
+@dataclass(slots=True, eq=False)
 class _Reading:
     """A read that is being answered."""
 
-    __slots__ = ("is_duplicate", "offset", "psn", "request")
-
-    def __init__(self, request: Packet, psn: int, *, is_duplicate: bool) -> None:
-        self.request = request
-        self.psn = psn  # of the next answer
-        self.offset = 0  # of the bytes answered
-        self.is_duplicate = is_duplicate
+    request: Packet
+    psn: int  # of the next answer
+    is_duplicate: bool
+    offset: int = 0  # of the bytes answered
 
 
+@dataclass(slots=True, eq=False)
 class Responder:
     """The half of a queue pair that serves its peer."""
 
-    __slots__ = (
-        "_ack_due",
-        "_ahead",
-        "_answers",
-        "_atomic_results",
-        "_expected",
-        "_final",
-        "_final_due",
-        "_gap_due",
-        "_gap_told",
-        "_incoming",
-        "_messages_done",
-        "_open",
-        "_open_bytes",
-        "_qp",
-        "_reads_open",
-        "_receives_done",
-        "_reported_psn",
-        "_rnr_psn",
-    )  # fmt: skip
+    _qp: "QueuePair"
+    _incoming: IncomingMessages
+    _expected: int  # PSN, counted without wrapping
+    # What arrived ahead, by PSN, at most AHEAD_MAX beyond the expected one.
+    _ahead: dict[int, Packet] = field(default_factory=dict)
+    _messages_done: int = 0
+    _receives_done: int = 0  # of them those that consumed a receive: the last MSN
+    # The message whose packets come next: kind and bytes so far; None between messages.
+    _open: PacketKind | None = None
+    _open_bytes: int = 0
+    _reported_psn: int = field(init=False)  # the expected PSN when it was last told
+    _ack_due: bool = False
+    _gap_due: bool = False
+    _gap_told: bool = False
+    _rnr_psn: int | None = None  # an RNR NAK to send
+    _final: Packet | None = None  # what ended this queue pair
+    _final_due: bool = False
+    _answers: list[_Reading | Packet] = field(default_factory=list)  # no deque: see SendQueue
+    _reads_open: int = 0
+    _atomic_results: dict[int, int] = field(default_factory=dict)
 
-    def __init__(self, qp: "QueuePair", incoming: IncomingMessages, expected_psn: int) -> None:
-        self._qp = qp
-        self._incoming = incoming
-        self._expected = expected_psn  # counted without wrapping
-        self._ahead = AheadPackets()
-        self._messages_done = 0
-        self._receives_done = 0  # of them those that consumed a receive: the last MSN
-        # The message whose packets come next: kind and bytes so far; None between messages.
-        self._open: PacketKind | None = None
-        self._open_bytes = 0
-        self._reported_psn = expected_psn  # the expected PSN when it was last told
-        self._ack_due = False
-        self._gap_due = self._gap_told = False
-        self._rnr_psn: int | None = None  # an RNR NAK to send
-        self._final: Packet | None = None  # what ended this queue pair
-        self._final_due = False
-        self._answers: list[_Reading | Packet] = []  # no deque: see SendQueue
-        self._reads_open = 0
-        self._atomic_results: dict[int, int] = {}
+    def __post_init__(self) -> None:
+        self._reported_psn = self._expected
 
     # -- packets in
 
@@ -173,7 +157,7 @@ class Responder:
         """Execute what arrived ahead and is next now."""
         # A completion may have ended the queue pair: its owner was called back.
         while self._ahead and self._qp.state is not QPState.ERR:
-            packet = self._ahead.take(self._expected)
+            packet = self._ahead.pop(self._expected, None)
             if packet is None:
                 return
             try:
@@ -206,7 +190,7 @@ class Responder:
         except (_NotNow, AccessError):
             return
         else:
-            self._ahead.keep(psn, _to_keep(packet))
+            self._ahead[psn] = _to_keep(packet)
 
     def _handle_duplicate(self, packet: Packet, psn: int) -> None:
         """Answer a packet that was executed before."""
@@ -219,7 +203,7 @@ class Responder:
             return
         try:
             self._check(packet)
-            self._source(packet, 0, packet.length)
+            self._memory(packet, 0, packet.length)
         except (_NotNow, AccessError):
             return
         end = psn + self._psn_count(packet)
@@ -227,8 +211,7 @@ class Responder:
         self._reads_open += 1
         if end > self._expected:
             # Asked in other portions than before: what is new of this one is done as well.
-            self._expected = end
-            self._ahead.forget_before(end)
+            self._skip_to(end)
             self._carry_out_following()
 
     # -- checks
@@ -290,15 +273,7 @@ class Responder:
             self._place_message(packet)
         if packet.kind is PacketKind.SEND:
             return
-        qp = self._qp
-        target = qp.keys.remote(
-            packet.rkey,
-            packet.address,
-            _placed_bytes(packet),
-            pd=qp.pd,
-            access=AccessFlag.REMOTE_WRITE,
-            qpn=qp.qpn,
-        )
+        target = self._memory(packet, 0, _placed_bytes(packet), AccessFlag.REMOTE_WRITE)
         if packet.payload:
             target[:] = packet.payload
 
@@ -320,11 +295,10 @@ class Responder:
         psn = self._expected
         self._gap_told = False
         if packet.kind is PacketKind.READ_REQUEST:
-            self._source(packet, 0, packet.length)
+            self._memory(packet, 0, packet.length)
             self._answers.append(_Reading(packet, psn, is_duplicate=False))
             self._reads_open += 1
-            self._expected += self._psn_count(packet)
-            self._ahead.forget_before(self._expected)
+            self._skip_to(self._expected + self._psn_count(packet))
             self._messages_done += 1
         elif packet.kind in ANSWERED:
             self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
@@ -352,15 +326,7 @@ class Responder:
 
     def _change_cell(self, packet: Packet, psn: int) -> int:
         """Execute an atomic operation; keep and return the value before."""
-        qp = self._qp
-        cell = qp.keys.remote(
-            packet.rkey,
-            packet.address,
-            ATOMIC_BYTES,
-            pd=qp.pd,
-            access=AccessFlag.REMOTE_ATOMIC,
-            qpn=qp.qpn,
-        )
+        cell = self._memory(packet, 0, ATOMIC_BYTES, AccessFlag.REMOTE_ATOMIC)
         before = int.from_bytes(cell, sys.byteorder)
         cell[:] = value_after(packet, before).to_bytes(ATOMIC_BYTES, sys.byteorder)
         self._atomic_results[psn] = before
@@ -368,22 +334,25 @@ class Responder:
             del self._atomic_results[next(iter(self._atomic_results))]
         return before
 
-    def _source(self, request: Packet, offset: int, length: int) -> memoryview:
-        """Return bytes that a read asks for. Raises AccessError."""
-        return self._qp.keys.remote(
-            request.rkey,
-            request.address + offset,
-            length,
-            pd=self._qp.pd,
-            access=AccessFlag.REMOTE_READ,
-            qpn=self._qp.qpn,
-        )
+    def _memory(
+        self, packet: Packet, offset: int, length: int, access: AccessFlag = AccessFlag.REMOTE_READ
+    ) -> memoryview:
+        """Return the bytes that a packet names, from `offset` on. Raises AccessError."""
+        qp = self._qp
+        address = packet.address + offset
+        return qp.keys.remote(packet.rkey, address, length, pd=qp.pd, access=access, qpn=qp.qpn)
 
     def _psn_count(self, request: Packet) -> int:
         """Return how many PSNs a read takes: one per packet of its answer."""
         if self._qp.link.lossless:
             return 1
         return max(1, -(-request.length // self._qp.mtu_bytes))
+
+    def _skip_to(self, psn: int) -> None:
+        """Expect a PSN behind those that a read has taken for its responses."""
+        self._expected = psn
+        for stale in [found for found in self._ahead if found < psn]:
+            del self._ahead[stale]
 
     def _plan_rnr_nak(self, psn: int) -> None:
         """Answer a packet with an RNR NAK: its message has no receive."""
@@ -423,7 +392,7 @@ class Responder:
             self._reported_psn = self._expected
             packet = self._answer(self._expected - 1, Syndrome.ACK)
             if self._ahead:
-                packet.selective = self._ahead.ranges()
+                packet.selective = _ranges(self._ahead)
             return packet
         if self._rnr_psn is not None:
             psn, self._rnr_psn = self._rnr_psn, None
@@ -448,7 +417,7 @@ class Responder:
         request, offset = reading.request, reading.offset
         end = min(request.length, offset + self._qp.mtu_bytes)
         try:
-            data = self._source(request, offset, end - offset)
+            data = self._memory(request, offset, end - offset)
         except AccessError as fault:  # the memory went away since the request came
             self._finish_reading()
             if not reading.is_duplicate and self._final is None:
@@ -509,59 +478,23 @@ def _to_keep(packet: Packet) -> Packet:
 
 
 def _invalid(message: str) -> AccessError:
-    return AccessError(
-        message, status=WCStatus.REM_INV_REQ_ERR, syndrome=Syndrome.NAK_INVALID_REQUEST
-    )
+    return AccessError(message, WCStatus.REM_INV_REQ_ERR)
 
 
-AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
+def _ranges(psns: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return PSNs as ranges of wire PSNs, lowest first, at most `SELECTIVE_MAX`.
 
-
-class AheadPackets:
-    """Packets by PSN (counted without wrapping), at most `AHEAD_MAX` beyond the expected."""
-
-    __slots__ = ("_packets",)
-
-    def __init__(self) -> None:
-        self._packets: dict[int, Packet] = {}
-
-    def __len__(self) -> int:
-        return len(self._packets)
-
-    def __contains__(self, psn: int) -> bool:
-        return psn in self._packets
-
-    def keep(self, psn: int, packet: Packet) -> None:
-        """Keep a packet until it is next."""
-        self._packets[psn] = packet
-
-    def take(self, psn: int) -> Packet | None:
-        """Remove and return the packet of a PSN, `None` if it did not arrive."""
-        return self._packets.pop(psn, None)
-
-    def forget_before(self, psn: int) -> None:
-        """Drop what lies before a PSN: a read has taken these numbers for its responses."""
-        for stale in [found for found in self._packets if found < psn]:
-            del self._packets[stale]
-
-    def clear(self) -> None:
-        """Drop all of them."""
-        self._packets.clear()
-
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Return the PSNs held as ranges of wire PSNs, lowest first, at most `SELECTIVE_MAX`.
-
-        Ranges beyond the limit are reported later: the requester may retry them meanwhile.
-        """
-        found: list[list[int]] = []
-        for psn in sorted(self._packets):
-            if found and psn == found[-1][1] + 1:
-                found[-1][1] = psn
-            elif len(found) == SELECTIVE_MAX:
-                break
-            else:
-                found.append([psn, psn])
-        return tuple((first & PSN_MASK, last & PSN_MASK) for first, last in found)
+    Ranges beyond the limit are reported later: the requester may retry them meanwhile.
+    """
+    found: list[list[int]] = []
+    for psn in sorted(psns):
+        if found and psn == found[-1][1] + 1:
+            found[-1][1] = psn
+        elif len(found) == SELECTIVE_MAX:
+            break
+        else:
+            found.append([psn, psn])
+    return tuple((first & PSN_MASK, last & PSN_MASK) for first, last in found)
 
 
 _ADDS: Final = {PacketKind.ATOMIC_ADD, PacketKind.MASKED_ADD}

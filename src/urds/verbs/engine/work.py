@@ -4,6 +4,7 @@ The names are libibverbs' and pyverbs' (docs/reference/verbs-and-roce.md 18). Th
 bytes: a scatter/gather entry names memory by address and key, resolved when it is used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +26,13 @@ class SGE:
     addr: int
     length: int
     lkey: int
+
+
+def total_bytes(sg: Sequence[SGE]) -> int:
+    """Return the total length of the pieces in bytes."""
+    if len(sg) == 1:
+        return sg[0].length
+    return sum(piece.length for piece in sg)
 
 
 @dataclass(slots=True)
@@ -70,6 +78,11 @@ class SendWR:
     bind: Any = None
     data: bytes | memoryview | None = None
     next_wr: "SendWR | None" = None  # posted after this one by the same call
+
+    @property
+    def message_bytes(self) -> int:
+        """Return the length of its message in bytes: of its pieces, or of its own data."""
+        return total_bytes(self.sg) if self.data is None else len(self.data)
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """Name the remote memory of a read or write."""

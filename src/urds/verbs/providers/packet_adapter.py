@@ -30,8 +30,14 @@ from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, Offer
 from urds.verbs.cm.records import CmListener, CmSettings
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import PSN_MASK, QPState, QPType
-from urds.verbs.engine.packet_codec import emit_packet, parse_packet
-from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
+from urds.verbs.engine.packets import (
+    Packet,
+    PacketFlag,
+    PacketKind,
+    Syndrome,
+    emit_packet,
+    parse_packet,
+)
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector, EngineEvent
 from urds.verbs.providers.base import (

@@ -25,8 +25,7 @@ from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import Acceptance
-from urds.verbs.engine.packet_codec import parse_packet
-from urds.verbs.engine.packets import Packet
+from urds.verbs.engine.packets import Packet, parse_packet
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
