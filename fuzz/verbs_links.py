@@ -124,7 +124,7 @@ def connections(data: bytes) -> None:
         assert len(core._past) <= settings.past_max
         assert 0 <= listener.pending <= 4 and 0 <= core._pending <= settings.pending_max
         assert len(core._requests) + len(core._queue_pairs) <= 2 * len(core._connections)
-        assert len(core._peer_deadlines) <= len(core._connections)
+        assert len(core._peers.deadlines) <= len(core._connections)
     core.close()
     assert not core._connections and not core._requests and not core._queue_pairs
 

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 from urds.verbs.channels import CompChannel
 from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.numbers import AsyncEventType, QPAttrMask, QPState
-from urds.verbs.engine.queue_pair import QPAttr
+from urds.verbs.engine.numbers import AsyncEventType, QPState
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
 from urds.verbs.resource import Resource
@@ -160,8 +159,7 @@ class CQ(Resource):
         for child in self._children():
             engine = getattr(child, "engine", None)
             if engine is not None and engine.state is not QPState.RESET:
-                error = QPAttr(qp_state=QPState.ERR)
-                engine.modify(error, QPAttrMask.STATE, adapter.now_ns())
+                engine.enter_error()
                 adapter.progress_qp(engine)
 
     def _release(self, *, forced: bool) -> None:

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import weakref
-from types import TracebackType
 from typing import ClassVar, Self
 
 from urds.verbs.errors import VerbsClosedError, VerbsError, verbs_error
@@ -55,12 +54,7 @@ class Resource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -141,12 +135,7 @@ class _Calling:
             resource._lock.release()
             resource._demand_open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._resource._lock.release()
         if isinstance(error, OSError) and not isinstance(error, VerbsError):
             raise verbs_error(error) from error

@@ -39,7 +39,7 @@ from urds.verbs.cm.messages import (
     Offer,
     RejectReason,
 )
-from urds.verbs.cm.peer_monitor import PeerKey, PeerMonitor
+from urds.verbs.cm.peer_monitor import PeerMonitor
 from urds.verbs.cm.records import (
     CmConnection,
     CmEvent,
@@ -59,6 +59,10 @@ _END_OF_REASON: Final = {
     RejectReason.CONSUMER: CmEventKind.REJECTED,
     RejectReason.INVALID_SERVICE: CmEventKind.REFUSED,
     RejectReason.NO_RESOURCES: CmEventKind.REFUSED,
+}
+_END_OF_LOSS: Final = {
+    CmState.ESTABLISHED: CmEventKind.BROKEN,
+    CmState.DREQ_SENT: CmEventKind.DISCONNECTED,
 }
 _REPEATED: Final = (CmState.REQ_SENT, CmState.REP_SENT, CmState.DREQ_SENT)
 RequestKey = tuple[bytes, int]  # the requester's opening, its id or its queue pair
@@ -95,15 +99,7 @@ class CmCore:
         self._past: OrderedDict[RequestKey, bytes] = OrderedDict()
         self._pending = 0
         self._deadlines: Deadlines[int] = Deadlines()
-        self._peer_deadlines: Deadlines[PeerKey] = Deadlines()
-        self._peers = PeerMonitor(
-            context_guid=self.context_guid,
-            settings=self.settings,
-            stats=self.stats,
-            random=random,
-            deadlines=self._peer_deadlines,
-            send=self._put,
-        )
+        self._peers = PeerMonitor(self.context_guid, self.settings, self.stats, random, self._put)
 
     # -- calls of the owner
 
@@ -307,14 +303,14 @@ class CmCore:
         """Run the timers that are due."""
         while (local_id := self._deadlines.pop_due(now_ns)) is not None:
             self._handle_due(self._connections[local_id], now_ns)
-        while (key := self._peer_deadlines.pop_due(now_ns)) is not None:
+        while (key := self._peers.deadlines.pop_due(now_ns)) is not None:
             for connection in self._peers.handle_due(key, now_ns):
                 # It may still run, behind a bad path: then it has to be told.
                 self.fail(connection, reason="peer does not answer", now_ns=now_ns)
 
     def poll_timeout(self) -> int | None:
         """Return the next deadline, None if nothing waits."""
-        first_ns, second_ns = self._deadlines.next_ns(), self._peer_deadlines.next_ns()
+        first_ns, second_ns = self._deadlines.next_ns(), self._peers.deadlines.next_ns()
         if first_ns is None or (second_ns is not None and second_ns < first_ns):
             return second_ns
         return first_ns
@@ -556,13 +552,9 @@ class CmCore:
 
     def _lose(self, connection: CmConnection, reason: str) -> None:
         """End a connection that the peer no longer holds."""
-        if connection.state is CmState.ESTABLISHED:
-            self.stats.broken += 1
-            self._end(connection, CmEventKind.BROKEN, reason=reason)
-        elif connection.state is CmState.DREQ_SENT:
-            self._end(connection, CmEventKind.DISCONNECTED, reason=reason)
-        else:
-            self._end(connection, CmEventKind.ERROR, reason=reason)
+        kind = _END_OF_LOSS.get(connection.state, CmEventKind.ERROR)
+        self.stats.broken += kind is CmEventKind.BROKEN
+        self._end(connection, kind, reason=reason)
 
     def _end(
         self,

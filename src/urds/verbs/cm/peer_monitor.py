@@ -6,6 +6,7 @@ connections with the same device context, so that a thousand of them cost one pr
 packet from a peer counts as a sign of life.
 """
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from urds.common.timers import Deadlines
@@ -19,27 +20,18 @@ if TYPE_CHECKING:
 PeerKey = tuple[Route, bytes]
 
 
+@dataclass(slots=True, eq=False)
 class PeerMonitor:
     """The peers of one connection manager; `send` queues a message."""
 
-    def __init__(
-        self,
-        *,
-        context_guid: bytes,
-        settings: CmSettings,
-        stats: CmStats,
-        random: "Random",
-        deadlines: "Deadlines[PeerKey]",
-        send: "Callable[[Route, bytes], None]",
-    ) -> None:
-        self._context_guid = context_guid
-        self._settings = settings
-        self._stats = stats
-        self._random = random
-        self._deadlines = deadlines
-        self._send = send
-        self._peers: dict[PeerKey, CmPeer] = {}
-        self._at: dict[Route, set[PeerKey]] = {}
+    context_guid: bytes
+    settings: CmSettings
+    stats: CmStats
+    random: "Random"
+    send: "Callable[[Route, bytes], None]"
+    deadlines: Deadlines[PeerKey] = field(default_factory=Deadlines)
+    _peers: dict[PeerKey, CmPeer] = field(default_factory=dict)
+    _at: dict[Route, set[PeerKey]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Count the peers."""
@@ -52,8 +44,8 @@ class PeerMonitor:
         if peer is None:
             peer = self._peers[key] = CmPeer(connection.route, connection.context_guid, now_ns)
             self._at.setdefault(connection.route, set()).add(key)
-            if self._settings.alive_idle_ns is not None:
-                self._deadlines.set(key, now_ns + self._settings.alive_idle_ns)
+            if self.settings.alive_idle_ns is not None:
+                self.deadlines.set(key, now_ns + self.settings.alive_idle_ns)
         peer.heard_ns = now_ns
         peer.connections.add(connection)
         connection.monitored_peer = peer
@@ -67,7 +59,7 @@ class PeerMonitor:
         if not peer.connections:
             key = (peer.route, peer.context_guid)
             del self._peers[key]
-            self._deadlines.cancel(key)
+            self.deadlines.cancel(key)
             self._at[peer.route].discard(key)
             if not self._at[peer.route]:
                 del self._at[peer.route]
@@ -78,13 +70,13 @@ class PeerMonitor:
         Another device context that answers a probe has replaced the old one: the process restarted.
         """
         if message.kind is CmMessageKind.ALIVE:
-            self._stats.alive_received += 1
+            self.stats.alive_received += 1
             answer = CmMessage(
                 kind=CmMessageKind.ALIVE_ANSWER,
-                context_guid=self._context_guid,
+                context_guid=self.context_guid,
                 remote_id=message.local_id,
             )
-            self._send(route, answer.emit())
+            self.send(route, answer.emit())
         gone: list[CmConnection] = []
         for key in self._at.get(route, ()):
             peer = self._peers[key]
@@ -98,33 +90,33 @@ class PeerMonitor:
 
     def handle_suspicion(self, route: Route, now_ns: int) -> None:
         """Probe the peers of a route at once: a host reports that the port is closed."""
-        if self._settings.alive_idle_ns is None:
+        if self.settings.alive_idle_ns is None:
             return
         for key in self._at.get(route, ()):
             peer = self._peers[key]
             if not peer.is_suspect:
                 peer.is_suspect = True
-                peer.heard_ns = now_ns - self._settings.alive_idle_ns
-                peer.tries = max(peer.tries, self._settings.alive_tries_max - 2)
-                self._deadlines.set(key, now_ns)
+                peer.heard_ns = now_ns - self.settings.alive_idle_ns
+                peer.tries = max(peer.tries, self.settings.alive_tries_max - 2)
+                self.deadlines.set(key, now_ns)
 
     def handle_due(self, key: PeerKey, now_ns: int) -> list[CmConnection]:
         """Probe a silent peer again; return its connections after the last try."""
-        peer, settings = self._peers[key], self._settings
+        peer, settings = self._peers[key], self.settings
         assert settings.alive_idle_ns is not None, "a peer without probes has no deadline"
         if now_ns - peer.heard_ns < settings.alive_idle_ns:
             peer.tries, peer.nonce = 0, 0
-            self._deadlines.set(key, peer.heard_ns + settings.alive_idle_ns)
+            self.deadlines.set(key, peer.heard_ns + settings.alive_idle_ns)
             return []
         if peer.tries >= settings.alive_tries_max:
             return list(peer.connections)
         peer.tries += 1
-        peer.nonce = peer.nonce or self._random.getrandbits(32) or 1
-        self._stats.alive_sent += 1
+        peer.nonce = peer.nonce or self.random.getrandbits(32) or 1
+        self.stats.alive_sent += 1
         probe = CmMessage(
-            kind=CmMessageKind.ALIVE, context_guid=self._context_guid, local_id=peer.nonce
+            kind=CmMessageKind.ALIVE, context_guid=self.context_guid, local_id=peer.nonce
         )
-        self._send(peer.route, probe.emit())
+        self.send(peer.route, probe.emit())
         wait_ns = settings.alive_suspect_ns if peer.is_suspect else settings.alive_retry_ns
-        self._deadlines.set(key, now_ns + wait_ns)
+        self.deadlines.set(key, now_ns + wait_ns)
         return []

@@ -175,7 +175,8 @@ class Acceptance(IntEnum):
     FILL_GAPS = 2  # keep it; messages below it take their buffers at once as well
 
 
-CELL_MASK = (1 << 64) - 1  # of the eight bytes that an atomic operation changes
+ATOMIC_BYTES = 8
+CELL_MASK = (1 << 64) - 1  # of the bytes that an atomic operation changes
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
 MESSAGE_BYTES_MAX = 1 << 31

@@ -81,6 +81,8 @@ class Syndrome(IntEnum):
 
 
 _NO_FLAGS = PacketFlag(0)
+# Each combination, by its bits: combining flags of an enum is slow.
+PACKET_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
 
 
 @dataclass(slots=True)
@@ -166,7 +168,6 @@ _WITH_PAYLOAD: Final = {
     PacketKind.SEND, PacketKind.WRITE, PacketKind.READ_RESPONSE, PacketKind.DATAGRAM,
 }  # fmt: skip
 _KINDS: Final = {int(kind): kind for kind in PacketKind}
-_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
 _WITH_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE)
 _PLACED: Final = int(PacketFlag.PLACED)
 
@@ -211,11 +212,11 @@ def parse_packet(data: BytesLike, *, checksum: bool = False) -> Packet:
     kind = _KINDS.get(kind_number)
     if version != VERSION or kind is None:
         raise WireError(f"packet of version {version} and kind {kind_number}")
-    if flags >= len(_FLAGS) or qpn > PSN_MASK or psn > PSN_MASK:
+    if flags >= len(PACKET_FLAGS) or qpn > PSN_MASK or psn > PSN_MASK:
         raise WireError(f"packet with flags {flags:#x}, queue pair {qpn:#x}, PSN {psn:#x}")
     if flags & _PLACED and kind is not PacketKind.WRITE:
         raise WireError(f"PLACED packet of kind {kind.name}")
-    packet = Packet(kind, qpn, psn, _FLAGS[flags])
+    packet = Packet(kind, qpn, psn, PACKET_FLAGS[flags])
     rest = _parse_fields(packet, view[HEADER_BYTES:], flags)
     if range_count:
         rest = _parse_selective(packet, rest, range_count)

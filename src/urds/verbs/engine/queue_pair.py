@@ -41,7 +41,7 @@ from urds.verbs.engine.receives import (
     SharedReceiveQueue,
 )
 from urds.verbs.engine.requester import Requester
-from urds.verbs.engine.requests import WC_OPCODE, SendRequest, check_send, copy_inline
+from urds.verbs.engine.requests import OPCODES, SendRequest, check_send, copy_inline
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
 
@@ -173,13 +173,14 @@ class QueuePair:
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
         if self.state is QPState.ERR or self.state is QPState.SQE:
-            opcode = WC_OPCODE.get(wr.opcode, WCOpcode.SEND)
+            known = OPCODES.get(wr.opcode)
+            opcode = WCOpcode.SEND if known is None else known.wc_opcode
             self.send_cq.push(WC(wr.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qpn))
             return None
         if self.state not in _SENDING:
             raise OSError(errno.EINVAL, f"send posted in state {self.state.name}")
         cap = self.attr.cap
-        check_send(wr, self.qp_type, cap, self.attr, self.link)
+        check_send(wr, self.qp_type, self.attr, self.link)
         if self.outstanding_requests >= cap.max_send_wr:
             raise OSError(
                 errno.ENOMEM, f"send queue is full: {cap.max_send_wr} work requests (max_send_wr)"
@@ -213,7 +214,7 @@ class QueuePair:
         """Complete a request that has left its queue."""
         brings = status is WCStatus.SUCCESS and request.is_answered
         byte_len = request.length if brings else 0
-        self.send_cq.push(WC(request.wr_id, status, WC_OPCODE[request.opcode], byte_len, self.qpn))
+        self.send_cq.push(WC(request.wr_id, status, request.wc_opcode, byte_len, self.qpn))
 
     def flush_receive(self, wr: RecvWR) -> None:
         """Complete a receive that has left its queue as flushed."""
@@ -296,9 +297,9 @@ class QueuePair:
         tracker = self.tracker
         if self.srq is None or (tracker.soft_max is None and tracker.hard_max is None):
             return
-        if self.tracker.passes_soft():
+        if tracker.passes_soft():
             self.emit_event(AsyncEventType.QP_RECV_SOFT_WATERMARK)
-        if self.tracker.passes_hard():
+        if tracker.passes_hard():
             self.emit_event(AsyncEventType.QP_RECV_HARD_WATERMARK)
             self.enter_error()
 

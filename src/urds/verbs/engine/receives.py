@@ -134,10 +134,8 @@ class ReceiveTracker:
     last_completed: int = 0
     _allocated: dict[int, None] = field(default_factory=dict)  # an empty set takes three times more
     _highest: int = 0
-    soft_max: int | None = None
+    soft_max: int | None = None  # None: not armed
     hard_max: int | None = None
-    _soft_armed: bool = False
-    _hard_armed: bool = False
 
     def snapshot(self) -> tuple[int, int]:
         """Return how many buffers are held, and the span of messages that they cover.
@@ -200,26 +198,31 @@ class ReceiveTracker:
     def set_marks(self, soft: int | None, hard: int | None) -> None:
         """Set both watermarks and arm them; `None` is none. Source: docs/reference/dat.md 14."""
         self.soft_max, self.hard_max = soft, hard
-        self._soft_armed, self._hard_armed = soft is not None, hard is not None
 
     def passes_soft(self) -> bool:
         """Return True once per `set_marks`: when more buffers are held than the soft mark."""
-        if not self._soft_armed or self.soft_max is None or len(self._allocated) <= self.soft_max:
+        if self.soft_max is None or len(self._allocated) <= self.soft_max:
             return False
-        self._soft_armed = False
+        self.soft_max = None
         return True
 
     def passes_hard(self) -> bool:
         """Return True once per `set_marks`: when more buffers are held than the hard mark."""
-        if not self._hard_armed or self.hard_max is None or len(self._allocated) <= self.hard_max:
+        if self.hard_max is None or len(self._allocated) <= self.hard_max:
             return False
-        self._hard_armed = False
+        self.hard_max = None
         return True
 
 
 _IMMEDIATE = int(PacketFlag.IMMEDIATE)
 _INVALIDATE = int(PacketFlag.INVALIDATE)
 _SOLICITED = int(PacketFlag.SOLICITED)
+_WC_FLAGS = {
+    0: WCFlag(0),
+    _IMMEDIATE: WCFlag.WITH_IMM,
+    _INVALIDATE: WCFlag.WITH_INV,
+    _IMMEDIATE | _INVALIDATE: WCFlag.WITH_IMM,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -285,7 +288,7 @@ class IncomingMessages:
             qp_num=self._qp.qpn,
             src_qp=self._qp.attr.dest_qp_num,
             imm_data=packet.immediate,
-            wc_flags=_wc_flags(bits),
+            wc_flags=_WC_FLAGS[bits & (_IMMEDIATE | _INVALIDATE)],
         )
         self._held.append((msn, wc, bool(bits & _SOLICITED)))
         if not self._qp.hold_receives:
@@ -329,14 +332,3 @@ class IncomingMessages:
         self._tracker.reset()
         while not self._shared and self._queue.take() is not None:
             pass
-
-
-def _wc_flags(bits: int) -> WCFlag:
-    if bits & _IMMEDIATE:
-        return WCFlag.WITH_IMM
-    if bits & _INVALIDATE:
-        return WCFlag.WITH_INV
-    return _NO_FLAGS
-
-
-_NO_FLAGS = WCFlag(0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urds.verbs.engine.flight import Flight, LossTimer, timeout_ns
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
+    ATOMIC_BYTES,
     PSN_BITS,
     PSN_MASK,
     RNR_RETRY_FOREVER,
@@ -32,19 +33,10 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.requests import (
-    READ_PORTION_PACKETS,
-    SendRequest,
-    build_atomic,
-    build_data,
-    build_read,
-    psn_count,
-)
+from urds.verbs.engine.requests import READ_PORTION_PACKETS, SendRequest
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
-
-ATOMIC_BYTES: Final = 8
 
 _HALF: Final = 1 << PSN_BITS - 1
 _FENCE: Final = int(SendFlag.FENCE)
@@ -197,7 +189,7 @@ class Requester:
         if request.takes_receive:
             self._next_msn += 1
         request.is_placed = self._place_remote(request)
-        request.start(self._next_psn, msn, psn_count(request, qp.link, qp.mtu_bytes))
+        request.start(self._next_psn, msn, qp.link, qp.mtu_bytes)
         self._next_psn += request.psn_count
         if request.is_answered:
             self._answered_open += 1
@@ -255,9 +247,9 @@ class Requester:
         qp = self._qp
         target_qpn, mtu_bytes = qp.attr.dest_qp_num, qp.mtu_bytes
         if request.kind is PacketKind.READ_REQUEST:
-            packet = build_read(request, psn, count, target_qpn=target_qpn, mtu_bytes=mtu_bytes)
+            packet = request.build_read(psn, count, target_qpn, mtu_bytes)
         elif request.is_answered:
-            packet = build_atomic(request, target_qpn=target_qpn)
+            packet = request.build_atomic(target_qpn)
         else:
             offset = (psn - request.psn) * mtu_bytes
             payload = (
@@ -265,7 +257,7 @@ class Requester:
                 if request.is_placed
                 else self._bytes(request, offset, min(mtu_bytes, request.length - offset))
             )
-            packet = build_data(request, psn, payload, target_qpn=target_qpn, mtu_bytes=mtu_bytes)
+            packet = request.build_data(psn, payload, target_qpn, mtu_bytes)
             if is_retry:
                 packet.flags |= PacketFlag.ACK_REQUEST
         self._flight.note_sent(request, psn, count, now_ns)

@@ -8,12 +8,13 @@ depends on memory or on the peer fails with a completion.
 
 import errno
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from urds.common.types import BytesLike
-from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
+from urds.verbs.engine.attributes import LinkTraits, QPAttr
 from urds.verbs.engine.keys import KeyTable, WindowBinding
 from urds.verbs.engine.numbers import (
+    ATOMIC_BYTES,
     CELL_MASK,
     MESSAGE_BYTES_MAX,
     PSN_MASK,
@@ -23,7 +24,14 @@ from urds.verbs.engine.numbers import (
     WCStatus,
     WROpcode,
 )
-from urds.verbs.engine.packets import ANSWERED, ATOMICS, Packet, PacketFlag, PacketKind
+from urds.verbs.engine.packets import (
+    ANSWERED,
+    ATOMICS,
+    PACKET_FLAGS,
+    Packet,
+    PacketFlag,
+    PacketKind,
+)
 from urds.verbs.engine.work import SendWR, total_bytes
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
@@ -35,47 +43,52 @@ _ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
 _WITH_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE | PacketFlag.INVALIDATE)
 _SOLICITED: Final = int(SendFlag.SOLICITED)
 _INLINE: Final = int(SendFlag.INLINE)
-_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(int(sum(PacketFlag)) + 1))
 _MSN_MASK: Final = (1 << 32) - 1
 _ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer rejects invalid ones
 
-_KIND: Final = {
-    WROpcode.SEND: PacketKind.SEND,
-    WROpcode.SEND_WITH_IMM: PacketKind.SEND,
-    WROpcode.SEND_WITH_INV: PacketKind.SEND,
-    WROpcode.RDMA_WRITE: PacketKind.WRITE,
-    WROpcode.RDMA_WRITE_WITH_IMM: PacketKind.WRITE,
-    WROpcode.RDMA_READ: PacketKind.READ_REQUEST,
-    WROpcode.ATOMIC_CMP_AND_SWP: PacketKind.ATOMIC_SWAP,
-    WROpcode.ATOMIC_FETCH_AND_ADD: PacketKind.ATOMIC_ADD,
-    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: PacketKind.MASKED_SWAP,
-    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: PacketKind.MASKED_ADD,
+
+class Opcode(NamedTuple):
+    """What an opcode means: how it completes, its packets, and what they carry.
+
+    kind: of its packets; `None`: it is carried out here, without any.  mark: of its last packet.
+    operands: fields of an atomic operation that have to fit 64 bits.
+    """
+
+    wc_opcode: WCOpcode
+    kind: PacketKind | None = None
+    takes_receive: bool = False  # of the peer
+    mark: int = 0
+    operands: tuple[str, ...] = ()
+
+
+_IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
+_INVALIDATE: Final = int(PacketFlag.INVALIDATE)
+_SWAP: Final = ("compare_add", "swap")
+OPCODES: Final = {
+    WROpcode.SEND: Opcode(WCOpcode.SEND, PacketKind.SEND, True),
+    WROpcode.SEND_WITH_IMM: Opcode(WCOpcode.SEND, PacketKind.SEND, True, _IMMEDIATE),
+    WROpcode.SEND_WITH_INV: Opcode(WCOpcode.SEND, PacketKind.SEND, True, _INVALIDATE),
+    WROpcode.RDMA_WRITE: Opcode(WCOpcode.RDMA_WRITE, PacketKind.WRITE),
+    WROpcode.RDMA_WRITE_WITH_IMM: Opcode(WCOpcode.RDMA_WRITE, PacketKind.WRITE, True, _IMMEDIATE),
+    WROpcode.RDMA_READ: Opcode(WCOpcode.RDMA_READ, PacketKind.READ_REQUEST),
+    WROpcode.ATOMIC_CMP_AND_SWP: Opcode(WCOpcode.COMP_SWAP, PacketKind.ATOMIC_SWAP, operands=_SWAP),
+    WROpcode.ATOMIC_FETCH_AND_ADD: Opcode(
+        WCOpcode.FETCH_ADD, PacketKind.ATOMIC_ADD, operands=("compare_add",)
+    ),
+    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: Opcode(
+        WCOpcode.COMP_SWAP,
+        PacketKind.MASKED_SWAP,
+        operands=(*_SWAP, "compare_mask", "swap_mask"),
+    ),
+    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: Opcode(
+        WCOpcode.FETCH_ADD, PacketKind.MASKED_ADD, operands=("compare_add", "boundary")
+    ),
+    WROpcode.BIND_MW: Opcode(WCOpcode.BIND_MW),
+    WROpcode.LOCAL_INV: Opcode(WCOpcode.LOCAL_INV, mark=_INVALIDATE),
 }
-WC_OPCODE: Final = {
-    WROpcode.SEND: WCOpcode.SEND,
-    WROpcode.SEND_WITH_IMM: WCOpcode.SEND,
-    WROpcode.SEND_WITH_INV: WCOpcode.SEND,
-    WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
-    WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
-    WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
-    WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
-    WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
-    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
-    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
-    WROpcode.BIND_MW: WCOpcode.BIND_MW,
-    WROpcode.LOCAL_INV: WCOpcode.LOCAL_INV,
-}
-# Marks that the last packet of a message carries.
-_LAST_MARKS: Final = {
-    WROpcode.SEND_WITH_IMM: int(PacketFlag.IMMEDIATE),
-    WROpcode.RDMA_WRITE_WITH_IMM: int(PacketFlag.IMMEDIATE),
-    WROpcode.SEND_WITH_INV: int(PacketFlag.INVALIDATE),
-}
-_INVALIDATES: Final = {WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV}
-_TAKES_RECEIVE: Final = {
-    WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_WRITE_WITH_IMM,
-}  # fmt: skip
+assert OPCODES.keys() == set(WROpcode), "each opcode has its meaning"
 _CHANGES: Final = ATOMICS | {PacketKind.WRITE}
+_CARRIES: Final = {PacketKind.SEND, PacketKind.WRITE}
 
 
 class SendRequest:
@@ -86,10 +99,10 @@ class SendRequest:
 
     __slots__ = (
         "ah", "bind", "boundary", "compare_add", "compare_mask", "failed", "flags", "immediate",
-        "inline", "is_answered", "is_placed", "kind", "length", "msn", "on_detach", "opcode",
-        "portions_left", "psn", "psn_count", "received", "remote_addr", "remote_qkey",
-        "remote_qpn", "rkey", "sent", "sg", "signalled", "swap", "swap_mask", "unanswered",
-        "window", "wr_id",
+        "inline", "is_answered", "is_placed", "kind", "length", "mark", "msn", "on_detach",
+        "opcode", "portions_left", "psn", "psn_count", "received", "remote_addr", "remote_qkey",
+        "remote_qpn", "rkey", "sent", "sg", "signalled", "swap", "swap_mask", "takes_receive",
+        "unanswered", "wc_opcode", "window", "wr_id",
     )  # fmt: skip
 
     def __init__(
@@ -102,16 +115,16 @@ class SendRequest:
     ) -> None:
         self.wr_id = wr.wr_id
         self.opcode = wr.opcode
+        self.wc_opcode, self.kind, self.takes_receive, self.mark, _ = OPCODES[wr.opcode]
         self.flags = int(wr.send_flags)
         self.sg = tuple(wr.sg)
-        self.immediate = wr.invalidate_rkey if wr.opcode in _INVALIDATES else wr.imm_data
+        self.immediate = wr.invalidate_rkey if self.mark == _INVALIDATE else wr.imm_data
         self.remote_addr, self.rkey = wr.remote_addr, wr.rkey
         self.compare_add, self.swap = wr.compare_add, wr.swap
         self.compare_mask, self.swap_mask = wr.compare_mask, wr.swap_mask
         self.boundary = wr.boundary
         self.ah, self.remote_qpn, self.remote_qkey = wr.ah, wr.remote_qpn, wr.remote_qkey
         self.window, self.bind = wr.window, wr.bind
-        self.kind = _KIND.get(wr.opcode)  # None: carried out here, without packets
         self.length = wr.message_bytes
         self.signalled = signalled
         self.inline = inline  # bytes that no key stands for: a copy, or the caller's own
@@ -127,19 +140,21 @@ class SendRequest:
         self.portions_left: dict[int, int] = {}  # of a read: answers that are missing, by portion
 
     @property
-    def takes_receive(self) -> bool:
-        """Return whether it consumes a receive of the peer."""
-        return self.opcode in _TAKES_RECEIVE
-
-    @property
     def is_overtakable(self) -> bool:
         """Return whether bytes that a provider places itself could land before its own."""
         return self.kind in _CHANGES and not self.is_placed and self.length > 0
 
-    def start(self, psn: int, msn: int, psn_count: int) -> None:
-        """Assign its numbers; it is in flight from here on."""
-        self.psn, self.msn, self.psn_count = psn, msn, psn_count
-        self.unanswered = psn_count
+    def start(self, psn: int, msn: int, link: LinkTraits, mtu_bytes: int) -> None:
+        """Assign its numbers; it is in flight from here on.
+
+        It takes one PSN per packet, a read one per response.
+        """
+        is_one = self.is_placed or self.kind in ATOMICS
+        if is_one or (self.kind is PacketKind.READ_REQUEST and link.lossless):
+            self.psn_count = 1
+        else:
+            self.psn_count = max(1, -(-self.length // mtu_bytes))
+        self.psn, self.msn, self.unanswered = psn, msn, self.psn_count
 
     def detach(self) -> int:
         """Stop using the caller's memory; return how many bytes were copied for that.
@@ -163,6 +178,74 @@ class SendRequest:
             return memoryview(self.inline)[offset : offset + length]
         return keys.gather(pd, self.sg, offset, length)
 
+    # -- packets
+
+    def build_data(self, psn: int, payload: BytesLike, target_qpn: int, mtu_bytes: int) -> Packet:
+        """Return the packet of a SEND or WRITE that has the given PSN."""
+        index = psn - self.psn
+        offset = index * mtu_bytes
+        bits = 0 if index else _FIRST
+        if (is_last := index == self.psn_count - 1) or (index + 1) % ACK_EVERY_PACKETS == 0:
+            bits |= _ACK_REQUEST
+        packet = Packet(PacketKind.SEND, target_qpn, psn & PSN_MASK, offset=offset, payload=payload)
+        if self.kind is PacketKind.WRITE:
+            packet.kind = PacketKind.WRITE
+            packet.address = self.remote_addr + offset & _ADDRESS_MASK
+            packet.rkey = self.rkey
+        if self.takes_receive:
+            packet.msn = self.msn & _MSN_MASK
+        marks = self.mark
+        # SendFlag and PacketFlag name the same mark by different bits.
+        if self.flags & _SOLICITED:
+            marks |= int(PacketFlag.SOLICITED)
+        if is_last:
+            bits |= _LAST | marks
+        elif self.kind is PacketKind.SEND:
+            packet.announced = PACKET_FLAGS[marks]
+        if (bits | int(packet.announced)) & _WITH_IMMEDIATE:
+            packet.immediate = self.immediate
+        if self.is_placed:
+            bits |= int(PacketFlag.PLACED)
+            packet.length = self.length
+        packet.flags = PACKET_FLAGS[bits]
+        return packet
+
+    def build_read(self, psn: int, count: int, target_qpn: int, mtu_bytes: int) -> Packet:
+        """Return a READ_REQUEST for the bytes of `count` PSNs, the whole rest if that is all."""
+        offset = (psn - self.psn) * mtu_bytes
+        is_rest = psn + count == self.psn + self.psn_count
+        return Packet(
+            PacketKind.READ_REQUEST,
+            target_qpn,
+            psn & PSN_MASK,
+            PACKET_FLAGS[_FIRST | _LAST | _ACK_REQUEST],
+            length=self.length - offset if is_rest else count * mtu_bytes,
+            address=self.remote_addr + offset & _ADDRESS_MASK,
+            rkey=self.rkey,
+        )
+
+    def build_atomic(self, target_qpn: int) -> Packet:
+        """Return the packet of an atomic operation."""
+        kind = self.kind
+        assert kind is not None
+        packet = Packet(
+            kind,
+            target_qpn,
+            self.psn & PSN_MASK,
+            PACKET_FLAGS[_FIRST | _LAST | _ACK_REQUEST],
+            address=self.remote_addr,
+            rkey=self.rkey,
+            compare_add=self.compare_add,
+        )
+        # What the opcode does not use is ignored, whatever its request says.
+        if kind is PacketKind.MASKED_ADD:
+            packet.boundary = self.boundary
+        elif kind is not PacketKind.ATOMIC_ADD:
+            packet.swap = self.swap
+        if kind is PacketKind.MASKED_SWAP:
+            packet.compare_mask, packet.swap_mask = self.compare_mask, self.swap_mask
+        return packet
+
 
 def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
     """Return what a request carries outside its pieces: a copy with INLINE. Raises AccessError.
@@ -177,117 +260,15 @@ def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | 
     return bytes(keys.gather(pd, wr.sg, 0, total_bytes(wr.sg)))
 
 
-def psn_count(request: SendRequest, link: LinkTraits, mtu_bytes: int) -> int:
-    """Return how many PSNs a request takes: one per packet, of a read one per response."""
-    if request.is_placed or request.kind in ATOMICS:
-        return 1
-    if request.kind is PacketKind.READ_REQUEST and link.lossless:
-        return 1
-    return max(1, -(-request.length // mtu_bytes))
-
-
-def build_data(
-    request: SendRequest, psn: int, payload: BytesLike, *, target_qpn: int, mtu_bytes: int
-) -> Packet:
-    """Return the packet of a SEND or WRITE that has the given PSN."""
-    index = psn - request.psn
-    offset = index * mtu_bytes
-    bits = 0 if index else _FIRST
-    if (is_last := index == request.psn_count - 1) or (index + 1) % ACK_EVERY_PACKETS == 0:
-        bits |= _ACK_REQUEST
-    packet = Packet(PacketKind.SEND, target_qpn, psn & PSN_MASK, offset=offset, payload=payload)
-    if request.kind is PacketKind.WRITE:
-        packet.kind = PacketKind.WRITE
-        packet.address = request.remote_addr + offset & _ADDRESS_MASK
-        packet.rkey = request.rkey
-    if request.takes_receive:
-        packet.msn = request.msn & _MSN_MASK
-    marks = _LAST_MARKS.get(request.opcode, 0)
-    # SendFlag and PacketFlag name the same mark by different bits.
-    if request.flags & _SOLICITED:
-        marks |= int(PacketFlag.SOLICITED)
-    if is_last:
-        bits |= _LAST | marks
-    elif request.kind is PacketKind.SEND:
-        packet.announced = _FLAGS[marks]
-    if (bits | int(packet.announced)) & _WITH_IMMEDIATE:
-        packet.immediate = request.immediate
-    if request.is_placed:
-        bits |= int(PacketFlag.PLACED)
-        packet.length = request.length
-    packet.flags = _FLAGS[bits]
-    return packet
-
-
-def build_read(
-    request: SendRequest, psn: int, count: int, *, target_qpn: int, mtu_bytes: int
-) -> Packet:
-    """Return a READ_REQUEST for the bytes of `count` PSNs, the whole rest if that is all."""
-    offset = (psn - request.psn) * mtu_bytes
-    is_rest = psn + count == request.psn + request.psn_count
-    return Packet(
-        PacketKind.READ_REQUEST,
-        target_qpn,
-        psn & PSN_MASK,
-        _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
-        length=request.length - offset if is_rest else count * mtu_bytes,
-        address=request.remote_addr + offset & _ADDRESS_MASK,
-        rkey=request.rkey,
-    )
-
-
-def build_atomic(request: SendRequest, *, target_qpn: int) -> Packet:
-    """Return the packet of an atomic operation."""
-    kind = request.kind
-    assert kind is not None
-    packet = Packet(
-        kind,
-        target_qpn,
-        request.psn & PSN_MASK,
-        _FLAGS[_FIRST | _LAST | _ACK_REQUEST],
-        address=request.remote_addr,
-        rkey=request.rkey,
-        compare_add=request.compare_add,
-    )
-    # What the opcode does not use is ignored, whatever its request says.
-    if kind is PacketKind.MASKED_ADD:
-        packet.boundary = request.boundary
-    elif kind is not PacketKind.ATOMIC_ADD:
-        packet.swap = request.swap
-    if kind is PacketKind.MASKED_SWAP:
-        packet.compare_mask, packet.swap_mask = request.compare_mask, request.swap_mask
-    return packet
-
-
-ATOMIC_BYTES = 8
-
-_OPCODES = frozenset(WROpcode)
-_DATAGRAM = {WROpcode.SEND, WROpcode.SEND_WITH_IMM}
-_OPERANDS = {
-    WROpcode.ATOMIC_CMP_AND_SWP: ("compare_add", "swap"),
-    WROpcode.ATOMIC_FETCH_AND_ADD: ("compare_add",),
-    WROpcode.MASKED_ATOMIC_CMP_AND_SWP: ("compare_add", "swap", "compare_mask", "swap_mask"),
-    WROpcode.MASKED_ATOMIC_FETCH_AND_ADD: ("compare_add", "boundary"),
-}
-_CARRIES = frozenset(
-    {
-        WROpcode.SEND,
-        WROpcode.SEND_WITH_IMM,
-        WROpcode.SEND_WITH_INV,
-        WROpcode.RDMA_WRITE,
-        WROpcode.RDMA_WRITE_WITH_IMM,
-    }
-)
-_BRINGS_DATA = {*_OPERANDS, WROpcode.RDMA_READ}
-
-
-def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: LinkTraits) -> None:
+def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> None:
     """Check a send work request. Raises OSError: EINVAL."""
-    if wr.opcode not in _OPCODES:
+    if (opcode := OPCODES.get(wr.opcode)) is None:
         raise _invalid(f"opcode {wr.opcode!r}")
     if wr.data is not None:
-        _check_bytes(wr)
-    length = wr.message_bytes
+        if opcode.kind not in _CARRIES:
+            raise _invalid(f"{wr.opcode.name} with data of its own")
+        _check_bytes(wr.data)
+    length, cap = wr.message_bytes, attr.cap
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:
@@ -296,21 +277,18 @@ def check_send(wr: SendWR, qp_type: QPType, cap: QPCap, attr: QPAttr, link: Link
     if length > MESSAGE_BYTES_MAX:
         raise _invalid(f"message of {length} bytes, limit {MESSAGE_BYTES_MAX}")
     if int(wr.send_flags) & _INLINE:
-        if wr.opcode in _BRINGS_DATA:
+        if opcode.kind in ANSWERED:
             raise _invalid(f"{wr.opcode.name} cannot be inline")
         if length > cap.max_inline_data:
             raise _invalid(f"{length} bytes inline, limit {cap.max_inline_data} (max_inline_data)")
     if qp_type is QPType.UD:
-        _check_datagram(wr, length, link)
+        _check_datagram(wr, opcode, length, link)
     else:
-        _check_connected(wr, length, attr)
+        _check_connected(wr, opcode, length, attr)
 
 
-def _check_bytes(wr: SendWR) -> None:
-    """Check data that a request brings itself: of a SEND or WRITE, and plain bytes."""
-    if wr.opcode not in _CARRIES:
-        raise _invalid(f"{wr.opcode.name} with data of its own")
-    data = wr.data
+def _check_bytes(data: object) -> None:
+    """Check data that a request brings itself: plain bytes."""
     if isinstance(data, memoryview):
         if data.format != "B" or data.ndim != 1 or not data.contiguous:
             raise _invalid(
@@ -320,8 +298,8 @@ def _check_bytes(wr: SendWR) -> None:
         raise _invalid(f"bytes of type {type(data).__name__}, neither bytes nor memoryview")
 
 
-def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:
-    if wr.opcode not in _DATAGRAM:
+def _check_datagram(wr: SendWR, opcode: Opcode, length: int, link: LinkTraits) -> None:
+    if opcode.kind is not PacketKind.SEND or opcode.mark == _INVALIDATE:
         raise _invalid(f"{wr.opcode.name} on a datagram queue pair")
     if wr.ah is None:
         raise _invalid("datagram without an address handle")
@@ -329,23 +307,18 @@ def _check_datagram(wr: SendWR, length: int, link: LinkTraits) -> None:
         raise _invalid(f"datagram of {length} bytes, limit {link.mtu_bytes} (mtu)")
 
 
-def _check_connected(wr: SendWR, length: int, attr: QPAttr) -> None:
-    if wr.opcode in _BRINGS_DATA and not attr.max_rd_atomic:
+def _check_connected(wr: SendWR, opcode: Opcode, length: int, attr: QPAttr) -> None:
+    if opcode.kind in ANSWERED and not attr.max_rd_atomic:
         raise _invalid(f"{wr.opcode.name} with max_rd_atomic 0")
-    if (operands := _OPERANDS.get(wr.opcode)) is not None:
-        _check_atomic(wr, length, operands)
+    if opcode.operands and length != ATOMIC_BYTES:
+        raise _invalid(f"room of {length} bytes for an atomic result of {ATOMIC_BYTES}")
+    for name in opcode.operands:
+        if not 0 <= (value := getattr(wr, name)) <= CELL_MASK:
+            raise _invalid(f"{name} {value:#x} of {wr.opcode.name} outside 64 bits")
     if wr.opcode is WROpcode.BIND_MW and not (
         wr.window is not None and isinstance(wr.bind, WindowBinding)
     ):
         raise _invalid("BIND_MW without a window and its WindowBinding")
-
-
-def _check_atomic(wr: SendWR, length: int, operands: tuple[str, ...]) -> None:
-    if length != ATOMIC_BYTES:
-        raise _invalid(f"room of {length} bytes for an atomic result of {ATOMIC_BYTES}")
-    for name in operands:
-        if not 0 <= (value := getattr(wr, name)) <= CELL_MASK:
-            raise _invalid(f"{name} {value:#x} of {wr.opcode.name} outside 64 bits")
 
 
 def _invalid(message: str) -> OSError:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
+    ATOMIC_BYTES,
     CELL_MASK,
     MESSAGE_BYTES_MAX,
     PSN_BITS,
@@ -40,6 +41,7 @@ from urds.verbs.engine.numbers import (
 from urds.verbs.engine.packets import (
     ANSWERED,
     ATOMICS,
+    PACKET_FLAGS,
     SELECTIVE_MAX,
     Packet,
     PacketFlag,
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
 
 ATOMIC_RESULTS_MAX: Final = 128  # as many as a requester may have unacknowledged
 ANSWERS_MAX: Final = 256  # that wait to be sent; reads and atomics beyond it count as lost
-ATOMIC_BYTES: Final = 8
 AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
 
 _FIRST: Final = int(PacketFlag.FIRST)
@@ -62,7 +63,6 @@ _ACK_REQUEST: Final = int(PacketFlag.ACK_REQUEST)
 _IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
 _INVALIDATE: Final = int(PacketFlag.INVALIDATE)
 _PLACED: Final = int(PacketFlag.PLACED)
-_ANSWER_FLAGS: Final = tuple(PacketFlag(bits) for bits in range(_FIRST + _LAST + 1))
 _ACCESS: Final = {
     PacketKind.WRITE: int(AccessFlag.REMOTE_WRITE),
     PacketKind.READ_REQUEST: int(AccessFlag.REMOTE_READ),
@@ -426,7 +426,7 @@ class Responder:
         packet = self._answer(reading.psn)
         packet.kind, packet.offset, packet.payload = PacketKind.READ_RESPONSE, offset, data
         is_last = end == request.length
-        packet.flags = _ANSWER_FLAGS[(0 if offset else _FIRST) | (_LAST if is_last else 0)]
+        packet.flags = PACKET_FLAGS[(0 if offset else _FIRST) | (_LAST if is_last else 0)]
         reading.offset = end
         if not self._qp.link.lossless:
             reading.psn += 1
