@@ -22,14 +22,7 @@ from typing import ClassVar, Final
 
 from urds.common.types import HostPort
 from urds.verbs.ah import AH
-from urds.verbs.cm_events import (
-    TYPES,
-    CMError,
-    CMEvent,
-    CMEventChannel,
-    CMEventType,
-    EventRecord,
-)
+from urds.verbs.cm_events import TYPES, CMError, CMEvent, CMEventChannel, CMEventType, EventRecord
 from urds.verbs.cm_parameters import UD_QKEY, AddrInfo, ConnParam
 from urds.verbs.context import PD, Context, weak_call
 from urds.verbs.cq import CQ

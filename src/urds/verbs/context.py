@@ -12,11 +12,7 @@ from urds.common.readiness import EventDescriptor
 from urds.verbs.device import Device, find_device
 from urds.verbs.engine import work
 from urds.verbs.engine.numbers import MTU, AsyncEventType
-from urds.verbs.errors import (
-    VerbsArgumentError,
-    VerbsTimeoutError,
-    verbs_error,
-)
+from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, verbs_error
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 from urds.verbs.resource import Resource
 

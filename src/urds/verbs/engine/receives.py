@@ -18,13 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.keys import AccessError
-from urds.verbs.engine.numbers import (
-    Acceptance,
-    AsyncEventType,
-    WCFlag,
-    WCOpcode,
-    WCStatus,
-)
+from urds.verbs.engine.numbers import Acceptance, AsyncEventType, WCFlag, WCOpcode, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.work import WC, RecvWR
 
