@@ -5,13 +5,11 @@ are made from it, are context managers, and may be closed in any order. All call
 thread. Source: docs/reference/verbs-and-roce.md 18.
 """
 
-from urds.verbs.ah import AH, AHAttr, GlobalRoute
-from urds.verbs.channels import CompChannel
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
 from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID
-from urds.verbs.context import GID, PD, AsyncEvent, Context, PortAttr
-from urds.verbs.cq import CQ
+from urds.verbs.context import AH, GID, PD, AHAttr, AsyncEvent, Context, GlobalRoute, PortAttr
+from urds.verbs.cq import CQ, CompChannel
 from urds.verbs.device import Device, get_device_list
 from urds.verbs.engine.attributes import QPAttr, QPCap
 from urds.verbs.engine.numbers import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from urds.verbs.channels import EventChannel
 from urds.verbs.cm_parameters import ConnParam
 from urds.verbs.context import Context
+from urds.verbs.cq import EventChannel
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import VerbsError, VerbsTimeoutError
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent

@@ -21,10 +21,9 @@ from enum import IntEnum
 from typing import ClassVar, Final
 
 from urds.common.types import HostPort
-from urds.verbs.ah import AH
 from urds.verbs.cm_events import TYPES, CMError, CMEvent, CMEventChannel, CMEventType, EventRecord
 from urds.verbs.cm_parameters import UD_QKEY, AddrInfo, ConnParam
-from urds.verbs.context import PD, Context, weak_call
+from urds.verbs.context import AH, PD, Context, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import AccessFlag, QPType, SendFlag, WROpcode

@@ -1,4 +1,7 @@
-"""An opened device: what it is, its one port, its asynchronous events."""
+"""An opened device: what it is, its one port, its asynchronous events; domains and addresses.
+
+Source: docs/reference/verbs-and-roce.md 2, 12 and 18.
+"""
 
 import os
 import weakref
@@ -8,10 +11,12 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, ClassVar, Final, TypeVar
 
+from urds.common.errors import WireError
 from urds.common.readiness import EventDescriptor
 from urds.verbs.device import Device, find_device
-from urds.verbs.engine import work
-from urds.verbs.engine.numbers import MTU, AsyncEventType
+from urds.verbs.engine.datagrams import parse_grh
+from urds.verbs.engine.numbers import MTU, AsyncEventType, WCFlag
+from urds.verbs.engine.work import WC, AddressVector, EngineEvent
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, verbs_error
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 from urds.verbs.resource import Resource
@@ -20,6 +25,7 @@ ASYNC_EVENTS_MAX: Final = 4096
 PORT_COUNT: Final = 1
 PKEY_DEFAULT: Final = 0xFFFF
 GID_BYTES: Final = 16
+UDP_PORT_MAX: Final = 0xFFFF
 _NS: Final = 1_000_000_000
 _Taken = TypeVar("_Taken")
 
@@ -221,7 +227,7 @@ class Context(Resource):
         self._descriptor.set(bool(self._events))
         return event
 
-    def _handle_event(self, event: work.EngineEvent) -> None:
+    def _handle_event(self, event: EngineEvent) -> None:
         """Queue an event of the engine; events of closed objects are dropped."""
         known = self._elements.get(id(event.element))
         element = known() if known is not None else None
@@ -270,3 +276,91 @@ class PD(Resource):
         # The engine knows a domain by identity only; it must not keep this object alive.
         self.engine = object()
         super().__init__(context.adapter.lock, context)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalRoute:
+    """The route to a port. Only `dgid` counts; there is one source GID, of index 0."""
+
+    dgid: GID | bytes | str
+    sgid_index: int = 0
+    flow_label: int = 0
+    hop_limit: int = 64
+    traffic_class: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AHAttr:
+    """Attributes of an address handle, and of the path of a connected queue pair.
+
+    `udp_port` is for devices on IP whose contexts share an address: the UDP port of the peer's.
+    """
+
+    gr: GlobalRoute | None = None
+    is_global: int = 1
+    port_num: int = 1
+    sl: int = 0
+    dlid: int = 0
+    udp_port: int = 0
+
+    def vector(self) -> AddressVector:
+        """Return the engine's form. Raises VerbsArgumentError: no route, no such port."""
+        if self.gr is None or not self.is_global:
+            raise VerbsArgumentError("an address needs a global route: AHAttr(gr=GlobalRoute(…))")
+        if self.port_num != 1 or self.gr.sgid_index != 0:
+            raise VerbsArgumentError(
+                f"port {self.port_num}, GID index {self.gr.sgid_index}: there are only 1 and 0"
+            )
+        if not 0 <= self.udp_port <= UDP_PORT_MAX:
+            raise VerbsArgumentError(f"UDP port {self.udp_port}, from 0 to {UDP_PORT_MAX}")
+        return AddressVector(GID.of(self.gr.dgid).raw, self.udp_port)
+
+
+class AH(Resource):
+    """An address handle, from attributes or from a received datagram.
+
+    attr: the destination.  wc, grh: a completion with WCFlag.GRH and the first 40 bytes of its
+    buffer; the handle leads to its sender.
+    """
+
+    close_rank: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        pd: PD,
+        attr: AHAttr | None = None,
+        *,
+        wc: WC | None = None,
+        grh: bytes | bytearray | memoryview | None = None,
+    ) -> None:
+        """Make a handle. Raises VerbsArgumentError: neither attributes nor a whole header."""
+        self.pd = pd
+        self.vector = _sender(wc, grh) if attr is None else attr.vector()
+        super().__init__(pd.context.adapter.lock, pd)
+
+
+def _sender(wc: WC | None, grh: bytes | bytearray | memoryview | None) -> AddressVector:
+    """Return the source of a datagram, from the header before its data."""
+    if wc is None or grh is None:
+        raise VerbsArgumentError("an address handle needs attr, or wc and grh")
+    if WCFlag.GRH not in wc.wc_flags:
+        raise VerbsArgumentError("the completion has no WCFlag.GRH: the sender is unknown")
+    try:
+        return parse_grh(grh)
+    except WireError as error:
+        raise VerbsArgumentError(str(error)) from error
+
+
+def vector_of(value: object) -> AddressVector:
+    """Return the engine's form of an `AH`, `AHAttr` or `AddressVector`.
+
+    Raises VerbsArgumentError: it is none of them; VerbsClosedError: the handle is closed.
+    """
+    if isinstance(value, AddressVector):
+        return value
+    if isinstance(value, AHAttr):
+        return value.vector()
+    if isinstance(value, AH):
+        value._demand_open()
+        return value.vector
+    raise VerbsArgumentError(f"{type(value).__name__} is no address: give an AH or AHAttr")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
-from urds.verbs.ah import vector_of
-from urds.verbs.context import PD, weak_call
+from urds.verbs.context import PD, vector_of, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr, QPCap, step
 from urds.verbs.engine.numbers import (

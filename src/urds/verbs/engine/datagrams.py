@@ -10,8 +10,7 @@ pair continues: an unknown sender must not be able to end it.
 Source: docs/reference/verbs-and-roce.md 12.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from urds.verbs.engine.numbers import (
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.receives import ReceiveQueue
-from urds.verbs.engine.requests import SendRequest
+from urds.verbs.engine.requester import SendQueue
 from urds.verbs.engine.work import WC, AddressVector
 
 if TYPE_CHECKING:
@@ -76,27 +75,16 @@ class UdTransport:
     """Both halves of a queue pair of type UD."""
 
     _qp: "QueuePair"
+    _sends: SendQueue
     _queue: ReceiveQueue
-    _posted: deque[SendRequest] = field(default_factory=deque)
-    _next_psn: int = 0
-
-    def __len__(self) -> int:
-        return len(self._posted)
-
-    def start(self, first_psn: int) -> None:
-        """Set the PSN of the next datagram."""
-        self._next_psn = first_psn
-
-    def post(self, request: SendRequest) -> None:
-        """Queue a datagram that passed the checks."""
-        self._posted.append(request)
+    next_psn: int = 0
 
     def poll(self) -> Packet | None:
         """Return the next datagram; its request completes with that."""
         qp = self._qp
-        if not self._posted or qp.state is not QPState.RTS:
+        if not self._sends.posted or qp.state is not QPState.RTS:
             return None
-        request = self._posted.popleft()
+        request = self._sends.posted.pop(0)
         try:
             payload = request.data(qp.keys, qp.pd, 0, request.length)
         except AccessError as fault:
@@ -106,7 +94,7 @@ class UdTransport:
         packet = Packet(
             PacketKind.DATAGRAM,
             request.remote_qpn,
-            self._next_psn & PSN_MASK,
+            self.next_psn & PSN_MASK,
             PacketFlag.FIRST | PacketFlag.LAST,
             source_qpn=qp.qpn,
             qkey=qp.attr.qkey if request.remote_qkey & OWN_QKEY_BIT else request.remote_qkey,
@@ -118,7 +106,7 @@ class UdTransport:
         if request.opcode is WROpcode.SEND_WITH_IMM:
             packet.flags |= PacketFlag.IMMEDIATE
             packet.immediate = request.immediate
-        self._next_psn += 1
+        self.next_psn += 1
         if request.signalled:
             qp.complete_send(request, WCStatus.SUCCESS)
         return packet
@@ -154,11 +142,6 @@ class UdTransport:
             ),
             solicited=bool(bits & _SOLICITED),
         )
-
-    def flush_sends(self) -> None:
-        """Complete all posted datagrams as flushed."""
-        while self._posted:
-            self._qp.complete_send(self._posted.popleft(), WCStatus.WR_FLUSH_ERR)
 
 
 _WITH_IMMEDIATE: Final = WCFlag.GRH | WCFlag.WITH_IMM

@@ -40,7 +40,7 @@ from urds.verbs.engine.receives import (
     ReceiveTracker,
     SharedReceiveQueue,
 )
-from urds.verbs.engine.requester import Requester
+from urds.verbs.engine.requester import Requester, SendQueue
 from urds.verbs.engine.requests import OPCODES, SendRequest, check_send, copy_inline
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
@@ -93,8 +93,9 @@ class QueuePair:
         """Start over: no work, no connection."""
         self._incoming = IncomingMessages(self, self._queue, self.tracker, self.srq is not None)
         is_datagram = self.qp_type is QPType.UD
-        self._datagrams = UdTransport(self, self._queue) if is_datagram else None
-        self._requester = Requester(self, 0)
+        self._sends = SendQueue(self)
+        self._datagrams = UdTransport(self, self._sends, self._queue) if is_datagram else None
+        self._requester = Requester(self, self._sends, 0)
         self._responder: Responder | None = None
         self._is_established = False  # a packet has come since RTR
 
@@ -123,16 +124,13 @@ class QueuePair:
             self.peer = self.attr.ah_attr
             self._responder = Responder(self, self._incoming, self.attr.rq_psn)
         elif new_state is QPState.RTS and old_state is QPState.RTR:
-            self._requester = Requester(self, self.attr.sq_psn)
+            self._requester = Requester(self, self._sends, self.attr.sq_psn)
             if self._datagrams is not None:
-                self._datagrams.start(self.attr.sq_psn)
+                self._datagrams.next_psn = self.attr.sq_psn
         elif old_state is QPState.SQD:
             self.peer = self.attr.ah_attr
             self._requester.configure()
-        if self.qp_type is QPType.RC:
-            self._requester.note_draining()
-        elif new_state is QPState.SQD and old_state is not QPState.SQD:
-            self.emit_event(AsyncEventType.SQ_DRAINED)
+        self._sends.note_draining()
 
     def _reset(self) -> None:
         cap = self.attr.cap
@@ -151,19 +149,17 @@ class QueuePair:
         self.state = self.attr.qp_state = QPState.ERR
         if self._responder is not None:
             self._responder.abandon()
-        if self._datagrams is not None:
-            self._datagrams.flush_sends()
-            while self.srq is None and (wr := self._queue.take()) is not None:
-                self.flush_receive(wr)
-        else:
-            self._requester.flush()
+        self._requester.flush()
+        if self._datagrams is None:
             self._incoming.flush()
+            return
+        while self.srq is None and (wr := self._queue.take()) is not None:
+            self.flush_receive(wr)
 
     def enter_send_error(self) -> None:
         """Go to SQE after a failed datagram: sending stops, receiving continues."""
-        assert self._datagrams is not None, "only datagram queue pairs have this state"
         self.state = self.attr.qp_state = QPState.SQE
-        self._datagrams.flush_sends()
+        self._sends.flush()
 
     # -- work
 
@@ -191,10 +187,7 @@ class QueuePair:
             raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
         signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
         request = SendRequest(wr, signalled=signalled, inline=inline, on_detach=self.on_detach)
-        if self._datagrams is not None:
-            self._datagrams.post(request)
-        else:
-            self._requester.post(request)
+        self._sends.posted.append(request)
         return request
 
     def post_recv(self, wr: RecvWR, now_ns: int) -> None:
@@ -228,7 +221,7 @@ class QueuePair:
     @property
     def outstanding_requests(self) -> int:
         """Return how many posted sends have not completed."""
-        return len(self._requester if self._datagrams is None else self._datagrams)
+        return len(self._sends)
 
     # -- packets and time
 

@@ -319,10 +319,9 @@ class IncomingMessages:
             self._qp.emit_event(AsyncEventType.QP_LAST_WQE_REACHED)
 
     def forget(self) -> None:
-        """Drop everything without a completion: the queue pair is reset."""
+        """Drop everything without a completion: the queue pair is reset, maybe in a callback."""
         self._taken.clear()
         self._held.clear()
-        self._taken_up_to = 0
         self._tracker.reset()
         while not self._shared and self._queue.take() is not None:
             pass

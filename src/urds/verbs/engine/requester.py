@@ -56,8 +56,8 @@ class Requester:
     """The half of a queue pair that sends requests to its peer."""
 
     _qp: "QueuePair"
+    _queue: "SendQueue"
     _next_psn: int  # counted without wrapping
-    _queue: "SendQueue" = field(init=False)
     _current: SendRequest | None = None  # the last one started, while packets are unsent
     _is_stopped: bool = False  # one has failed: what is behind it is not sent any more
     _next_msn: int = 1
@@ -74,7 +74,6 @@ class Requester:
     _timer: LossTimer = field(default_factory=LossTimer)
 
     def __post_init__(self) -> None:
-        self._queue = SendQueue(self._qp)
         self.configure()
 
     def configure(self) -> None:
@@ -83,13 +82,6 @@ class Requester:
         lossless = self._qp.link.lossless
         self._timer.configure(timeout_ns(attr.timeout), attr.retry_cnt, lossless=lossless)
         self._rnr_left = attr.rnr_retry
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def post(self, request: SendRequest) -> None:
-        """Queue a request that passed the checks."""
-        self._queue.posted.append(request)
 
     # -- time
 
@@ -446,10 +438,6 @@ class Requester:
         self._paused_until_ns = now_ns + pause_ns
 
     # -- ends
-
-    def note_draining(self) -> None:
-        """Record that the state changed to SQD or from it."""
-        self._queue.note_draining()
 
     def _stop_at(self, request: SendRequest, status: WCStatus) -> None:
         """Fail a request once all before it are done; nothing behind it is sent."""
