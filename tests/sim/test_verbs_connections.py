@@ -14,8 +14,7 @@ import pytest
 from tests.verbs.pair import ENDS, End, bytes_of
 from urds.verbs import Context, QPState, RecvWR, WCStatus
 from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.peer_monitor import PeerMonitor
-from urds.verbs.cm.records import CmState
+from urds.verbs.cm.records import CmState, PeerMonitor
 from urds.verbs.providers import packet_connection
 from urds.verbs.providers.base import (
     ConnectionEventKind,

@@ -168,14 +168,14 @@ class CMEventChannel(EventChannel[EventRecord]):
 
         Raises VerbsClosedError; VerbsTimeoutError in virtual time, when none can come any more.
         """
-        return CMEvent.of(await self._wait_to_take(self._take))
+        return CMEvent.of(await self._wait_to_take(self._take_first))
 
     # -- for identifiers
 
     def wait(self, timeout_s: float | None) -> EventRecord:
         """Wait for the next event and take it. Several threads may; each event goes to one."""
         record = self.context.wait_to_take(
-            lambda: self.closed or bool(self._events), self._take, timeout_s
+            lambda: self.closed or bool(self._events), self._take_first, timeout_s
         )
         if record is None:
             raise VerbsTimeoutError(f"no connection event in {timeout_s} s")
@@ -200,14 +200,6 @@ class CMEventChannel(EventChannel[EventRecord]):
         self.context.adapter.notify()
 
     # -- inside
-
-    def _take(self) -> EventRecord | None:
-        self._demand_open()
-        if not self._events:
-            return None
-        record = self._events[0]
-        self._remove(record)
-        return record
 
     async def _run_until(self, woken: "asyncio.Future[None]") -> None:
         from asyncio import sleep

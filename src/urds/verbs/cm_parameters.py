@@ -106,11 +106,6 @@ class AddrInfo:
         return f"AddrInfo(src={self.src}, dst={self.dst}, port_space={self.port_space.name})"
 
 
-def resolve(host: str, port: int) -> HostPort:
-    """Return a numeric address for a name. Raises VerbsError: EADDRNOTAVAIL."""
-    return _resolved(host, port, 0)
-
-
 def _resolved(host: str | None, service: str | int | None, flags: int) -> HostPort:
     known = socket.AI_NUMERICHOST if flags & RAI_NUMERICHOST else 0
     if flags & RAI_PASSIVE:

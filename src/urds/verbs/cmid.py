@@ -482,7 +482,12 @@ class CMID(Resource):
     def _begin(self, creator: AddrInfo | CMEventChannel | CMEvent | None) -> None:
         """Take the steps that the creator implies."""
         if isinstance(creator, CMEvent):
-            self._adopt(creator)
+            if creator.event_type is not CMEventType.CONNECT_REQUEST or creator.connection is None:
+                raise VerbsArgumentError(f"{creator} is no request for a connection")
+            with self._lock:
+                self._connection = creator.connection
+                self._connection.on_event = weak_call(self, CMID._take_event)
+                self.state = IdentifierState.REQUESTED
         elif isinstance(creator, AddrInfo):
             self.port_space = creator.port_space
             if creator.is_passive:
@@ -492,14 +497,6 @@ class CMID(Resource):
             self.resolve_route()
         if self._init is not None:
             self.create_qp(self._init)
-
-    def _adopt(self, event: CMEvent) -> None:
-        if event.event_type is not CMEventType.CONNECT_REQUEST or event.connection is None:
-            raise VerbsArgumentError(f"{event} is no request for a connection")
-        with self._lock:
-            self._connection = event.connection
-            self._connection.on_event = weak_call(self, CMID._take_event)
-            self.state = IdentifierState.REQUESTED
 
     def _close(self, *, forced: bool) -> None:
         super()._close(forced=forced)

@@ -5,21 +5,19 @@ Source: docs/reference/verbs-and-roce.md 2, 12 and 18.
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, ClassVar, Final, TypeVar
 
 from urds.common.errors import WireError
-from urds.common.readiness import EventDescriptor
 from urds.verbs.device import Device, find_device
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import MTU, AsyncEventType, WCFlag
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, verbs_error
 from urds.verbs.providers.base import Adapter, DeviceAttributes
-from urds.verbs.resource import Resource
+from urds.verbs.resource import EventSource, Resource
 
 ASYNC_EVENTS_MAX: Final = 4096
 PORT_COUNT: Final = 1
@@ -87,7 +85,7 @@ class AsyncEvent:
         """Do nothing: programs written for pyverbs acknowledge their events."""
 
 
-class Context(Resource):
+class Context(EventSource[AsyncEvent]):
     """An opened device. Closing it closes all its objects, then the device.
 
     `name`: a `Device`, its name, or `None` for the default; or `adapter`, for a simulated one.
@@ -111,8 +109,6 @@ class Context(Resource):
         self.engine = adapter
         self.attributes = adapter.attributes
         self.async_events_lost = 0
-        self._events: deque[AsyncEvent] = deque()
-        self._descriptor = EventDescriptor()
         # Engine object to ours, while both live; by identity, for engines may be slotted.
         self._elements: dict[int, weakref.ref[Resource]] = {}
         super().__init__(adapter.lock)
@@ -159,17 +155,12 @@ class Context(Resource):
 
     # -- asynchronous events
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while an asynchronous event waits."""
-        with self._calling():
-            return self._descriptor.fileno()
-
     def get_async_event(self, timeout_s: float | None = None) -> AsyncEvent:
         """Wait for the next asynchronous event; `timeout_s` 0 does not wait, `None` for ever.
 
         Raises VerbsTimeoutError; VerbsClosedError if the context is closed meanwhile.
         """
-        event = self.wait_to_take(lambda: bool(self._events), self._take_event, timeout_s)
+        event = self.wait_to_take(lambda: bool(self._events), self._take_first, timeout_s)
         if event is None:
             raise VerbsTimeoutError(f"no asynchronous event in {timeout_s} s")
         return event
@@ -209,23 +200,16 @@ class Context(Resource):
     def forget(self, engine: object, element: Resource) -> None:
         """Forget an engine and the events of its object. Lock held."""
         self._elements.pop(id(engine), None)
-        self._events = deque(event for event in self._events if event.element is not element)
-        self._descriptor.set(bool(self._events))
+        self._keep(lambda event: event.element is not element)
 
     def report(self, event_type: AsyncEventType, element: Resource | None) -> None:
         """Queue an asynchronous event. Lock held. Beyond ASYNC_EVENTS_MAX events are lost."""
         if len(self._events) >= ASYNC_EVENTS_MAX:
             self.async_events_lost += 1
             return
-        self._events.append(AsyncEvent(event_type, element))
-        self._descriptor.set(True)
+        self._add(AsyncEvent(event_type, element))
 
     # -- inside
-
-    def _take_event(self) -> AsyncEvent:
-        event = self._events.popleft()
-        self._descriptor.set(bool(self._events))
-        return event
 
     def _handle_event(self, event: EngineEvent) -> None:
         """Queue an event of the engine; events of closed objects are dropped."""
@@ -240,10 +224,6 @@ class Context(Resource):
         if was_open:
             # Without the lock: the adapter ends a thread that may wait for it.
             self.adapter.close()
-
-    def _release(self, *, forced: bool) -> None:
-        self._events.clear()
-        self._descriptor.close()
 
     def _announce_end(self) -> None:
         self.adapter.notify()

@@ -10,17 +10,15 @@ sleeps outside of the device, which `Adapter.add_external_waiter` counts. In vir
 runs the simulated device until the event is there, yielding to other tasks between the steps.
 """
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from urds.common.readiness import EventDescriptor
 from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import AsyncEventType, QPState
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
-from urds.verbs.resource import Resource
+from urds.verbs.resource import EventSource, Resource
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,43 +27,26 @@ _Event = TypeVar("_Event")
 _IDLE_S: Final = 0.001
 
 
-class EventChannel(Resource, Generic[_Event]):
-    """Events in the order in which they came, a descriptor for them, and who waits in asyncio."""
+class EventChannel(EventSource[_Event]):
+    """Events of one device for tasks that wait in asyncio."""
 
     def __init__(self, context: Context) -> None:
         """Make a channel. Raises VerbsClosedError."""
         self.context = context
-        self._events: deque[_Event] = deque()
-        self._descriptor = EventDescriptor()
         self._listeners: list[Callable[[], None]] = []
         super().__init__(context.adapter.lock, context)
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE."""
-        with self._calling():
-            return self._descriptor.fileno()
 
     # -- for those who make events, and for derived classes; lock held
 
     def post(self, event: _Event) -> None:
         """Queue an event."""
-        self._events.append(event)
-        self._descriptor.set(True)
+        self._add(event)
         self.wake()
 
     def wake(self) -> None:
         """Wake every waiting task."""
         for listener in list(self._listeners):
             listener()
-
-    def _remove(self, event: _Event) -> None:
-        self._events.remove(event)
-        self._descriptor.set(bool(self._events))
-
-    def _keep(self, is_kept: Callable[[_Event], bool]) -> None:
-        """Drop the events that are not kept."""
-        self._events = deque(event for event in self._events if is_kept(event))
-        self._descriptor.set(bool(self._events))
 
     async def _wait_to_take(self, take: Callable[[], _Event | None]) -> _Event:
         """Wait in asyncio until `take`, called with the lock held, gives an event.
@@ -103,10 +84,6 @@ class EventChannel(Resource, Generic[_Event]):
             adapter.progress()
             # Without a next event, only another task can cause one.
             await sleep(0 if adapter.now_ns() != before_ns else _IDLE_S)
-
-    def _release(self, *, forced: bool) -> None:
-        self._events.clear()
-        self._descriptor.close()
 
     def _announce_end(self) -> None:
         self.wake()
@@ -192,7 +169,8 @@ class CompChannel(EventChannel["CQ"]):
         if not self._has_event(cq):
             return None
         found = self._events[0] if cq is None else cq
-        self._remove(found)
+        self._events.remove(found)
+        self._descriptor.set(bool(self._events))
         found.unacked_events += 1
         return found
 

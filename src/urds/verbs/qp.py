@@ -348,10 +348,7 @@ class QP(Resource):
                 adapter.progress_qp(self.engine)
 
     def _send(self, wr: SendWR, now_ns: int) -> None:
-        self.engine.post_send(self._prepared(wr), now_ns)
-
-    def _prepared(self, wr: SendWR) -> SendWR:
-        """Return the request in the engine's form: without our objects."""
+        """Post a request in the engine's form: without our objects."""
         if self._refused and wr.opcode in self._refused:
             raise VerbsNotSupportedError(self.context.name, self._refused[wr.opcode])
         if self._message_bytes_max < MESSAGE_BYTES_MAX:
@@ -366,10 +363,10 @@ class QP(Resource):
             wr.window._demand_open()
             wr.bind.mr._demand_open()
             wr.window.bound_mr = wr.bind.mr
-            return replace(wr, window=wr.window.engine, bind=wr.bind.binding())
-        if self._is_datagram and not isinstance(wr.ah, AddressVector):
-            return replace(wr, ah=vector_of(wr.ah))
-        return wr
+            wr = replace(wr, window=wr.window.engine, bind=wr.bind.binding())
+        elif self._is_datagram and not isinstance(wr.ah, AddressVector):
+            wr = replace(wr, ah=vector_of(wr.ah))
+        self.engine.post_send(wr, now_ns)
 
     def _release(self, *, forced: bool) -> None:
         self.context.adapter.remove(self.engine)

@@ -13,9 +13,14 @@ import os
 import sys
 import threading
 import weakref
-from typing import ClassVar, Self
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar, Generic, Self, TypeVar
 
+from urds.common.readiness import EventDescriptor
 from urds.verbs.errors import VerbsClosedError, VerbsError, verbs_error
+
+_Event = TypeVar("_Event")
 
 
 class Resource:
@@ -118,6 +123,43 @@ class Resource:
     def _calling(self) -> "_Calling":
         """Hold the lock for a call of an open object; what is raised becomes a `VerbsError`."""
         return _Calling(self)
+
+
+class EventSource(Resource, Generic[_Event]):
+    """Base of objects that have events: in the order in which they came, with a descriptor."""
+
+    def __init__(self, lock: threading.RLock, *parents: Resource) -> None:
+        """As `Resource`, without events."""
+        self._events: deque[_Event] = deque()
+        self._descriptor = EventDescriptor()
+        super().__init__(lock, *parents)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE."""
+        with self._calling():
+            return self._descriptor.fileno()
+
+    # -- lock held
+
+    def _add(self, event: _Event) -> None:
+        self._events.append(event)
+        self._descriptor.set(True)
+
+    def _take_first(self) -> _Event | None:
+        """Take the oldest event, `None` if there is none. Raises VerbsClosedError."""
+        self._demand_open()
+        event = self._events.popleft() if self._events else None
+        self._descriptor.set(bool(self._events))
+        return event
+
+    def _keep(self, is_kept: Callable[[_Event], bool]) -> None:
+        """Drop the events that are not kept."""
+        self._events = deque(event for event in self._events if is_kept(event))
+        self._descriptor.set(bool(self._events))
+
+    def _release(self, *, forced: bool) -> None:
+        self._events.clear()
+        self._descriptor.close()
 
 
 class _Calling:

@@ -39,7 +39,6 @@ from urds.verbs.cm.messages import (
     Offer,
     RejectReason,
 )
-from urds.verbs.cm.peer_monitor import PeerMonitor
 from urds.verbs.cm.records import (
     CmConnection,
     CmEvent,
@@ -48,6 +47,7 @@ from urds.verbs.cm.records import (
     CmSettings,
     CmState,
     CmStats,
+    PeerMonitor,
     Route,
 )
 
@@ -75,6 +75,12 @@ def check_private_data(data: bytes) -> None:
             errno.ENOMEM,
             f"private data of {len(data)} bytes, limit {PRIVATE_DATA_BYTES_MAX}",
         )
+
+
+def _check_answer(call: str, connection: CmConnection, private_data: bytes) -> None:
+    check_private_data(private_data)
+    if connection.state is not CmState.REQUESTED:
+        raise OSError(errno.EINVAL, f"{call} of a connection {connection.state.name}")
 
 
 class CmCore:
@@ -155,9 +161,7 @@ class CmCore:
         self, connection: CmConnection, *, offer: Offer, private_data: bytes, now_ns: int
     ) -> None:
         """Answer a request. Raises OSError: EINVAL if none is pending, ENOMEM as `connect`."""
-        check_private_data(private_data)
-        if connection.state is not CmState.REQUESTED:
-            raise OSError(errno.EINVAL, f"accept of a connection {connection.state.name}")
+        _check_answer("accept", connection, private_data)
         self._answered(connection)
         connection.offer = offer
         kind = CmMessageKind.SIDR_REP if connection.is_datagram else CmMessageKind.REP
@@ -173,9 +177,7 @@ class CmCore:
 
     def reject(self, connection: CmConnection, *, private_data: bytes = b"") -> None:
         """Reject a request; no event follows. Raises OSError as `accept`."""
-        check_private_data(private_data)
-        if connection.state is not CmState.REQUESTED:
-            raise OSError(errno.EINVAL, f"reject of a connection {connection.state.name}")
+        _check_answer("reject", connection, private_data)
         self._reject_request(connection, RejectReason.CONSUMER, private_data)
 
     def disconnect(self, connection: CmConnection, *, now_ns: int) -> None:

@@ -396,7 +396,5 @@ def _bounded(frame: MpaFrame, count: int) -> int:
 
 def _chosen(offered: MpaFirstFrame) -> MpaFirstFrame:
     """Return the cheapest of the first frames that a peer offers."""
-    for choice in (MpaFirstFrame.WRITE, MpaFirstFrame.READ, MpaFirstFrame.EMPTY_FPDU):
-        if choice in offered:
-            return choice
-    return MpaFirstFrame.NONE
+    cheap = (MpaFirstFrame.WRITE, MpaFirstFrame.READ, MpaFirstFrame.EMPTY_FPDU)
+    return next((choice for choice in cheap if choice in offered), MpaFirstFrame.NONE)

@@ -204,7 +204,10 @@ def timeout_ns(code: int) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class LossTimer:
-    """One timer for all unanswered packets. `deadline_ns` is `None` while there are none."""
+    """One timer for all unanswered packets.
+
+    `deadline_ns` is `None` while there are none, and when it was stopped until the next is sent.
+    """
 
     deadline_ns: int | None = None
     is_used: bool = True  # false: nothing is to be noted, the timer never runs
@@ -267,10 +270,6 @@ class LossTimer:
             self.deadline_ns = None
         else:
             self._arm(now_ns)
-
-    def stop(self) -> None:
-        """Stop until the next packet is sent."""
-        self.deadline_ns = None
 
     def expire(self, now_ns: int) -> bool:
         """Handle an expiry; return whether to give up."""

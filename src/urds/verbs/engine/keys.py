@@ -241,15 +241,15 @@ class KeyTable:
         Raises OSError: EBUSY while windows are bound, EINVAL as `register`. Then nothing changes.
         """
         self._demand_free_of_windows(region)
+        address = region.address if address is None else address
         data, bits = _checked(
             region.view if view is None else view,
-            region.address if address is None else address,
+            address,
             region.access if access is None else access,
         )
         del self._regions[region.lkey]
         region.pd = region.pd if pd is None else pd
-        region.view, region.length = data, data.nbytes
-        region.address = region.address if address is None else address
+        region.view, region.address, region.length = data, address, data.nbytes
         region.access, region.access_bits = AccessFlag(bits), bits
         region.lkey = region.rkey = next_variant(region.lkey)
         self._regions[region.lkey] = region

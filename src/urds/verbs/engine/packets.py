@@ -139,7 +139,6 @@ SELECTIVE_MAX: Final = 8
 _HEADER: Final = Struct(">BBBBII")
 _LONG: Final = Struct(">I")
 _RANGE: Final = Struct(">II")
-_CHECKSUM: Final = Struct(">I")
 assert _HEADER.size == HEADER_BYTES
 
 # What each kind carries, in order. Structure and field names stand side by side.
@@ -194,7 +193,7 @@ def emit_packet(packet: Packet, *, checksum: bool = False) -> list[BytesLike]:
         parts.append(packet.payload)
     if checksum:
         value = crc32(packet.payload, crc32(head))
-        parts.append(_CHECKSUM.pack(value))
+        parts.append(_LONG.pack(value))
     return parts
 
 
@@ -229,7 +228,7 @@ def parse_packet(data: BytesLike, *, checksum: bool = False) -> Packet:
 def _checked(view: memoryview) -> memoryview:
     if len(view) < CHECKSUM_BYTES:
         raise WireError(f"packet of {len(view)} bytes, its checksum has {CHECKSUM_BYTES}")
-    (expected,) = _CHECKSUM.unpack_from(view, len(view) - CHECKSUM_BYTES)
+    (expected,) = _LONG.unpack_from(view, len(view) - CHECKSUM_BYTES)
     body = view[:-CHECKSUM_BYTES]
     if crc32(body) != expected:
         raise WireError("packet checksum does not match")

@@ -41,7 +41,7 @@ from urds.verbs.engine.receives import (
     SharedReceiveQueue,
 )
 from urds.verbs.engine.requester import Requester, SendQueue
-from urds.verbs.engine.requests import OPCODES, SendRequest, check_send, copy_inline
+from urds.verbs.engine.requests import OPCODES, SendRequest, check_send
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
 
@@ -72,25 +72,25 @@ class QueuePair:
 
     def __post_init__(self, cap: QPCap) -> None:
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
-        self.state = QPState.RESET
-        self.attr = QPAttr(cap=cap)
-        self.mtu_bytes = self.link.mtu_bytes
         self.tracker = ReceiveTracker()
-        self.peer: AddressVector | None = None
         # Shared memory: writes bytes straight to the peer's key and address; True if done.
         self.place_remote: Callable[[QueuePair, int, int, BytesLike], bool] | None = None
         self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
-        self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         # An empty queue is false.
         self._queue: ReceiveQueue = own if self.srq is None else self.srq
-        self._forget()
+        self._begin(cap)
 
-    def _forget(self) -> None:
-        """Start over: no work, no connection."""
+    def _begin(self, cap: QPCap) -> None:
+        """Begin, or begin anew: no work, no connection."""
+        self.state = QPState.RESET
+        self.attr = QPAttr(cap=cap)
+        self.mtu_bytes = self.link.mtu_bytes
+        self.peer: AddressVector | None = None
+        self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
         self._incoming = IncomingMessages(self, self._queue, self.tracker, self.srq is not None)
         is_datagram = self.qp_type is QPType.UD
         self._sends = SendQueue(self)
@@ -109,7 +109,8 @@ class QueuePair:
         check_values(attr, mask, self.state)
         adopt(self.attr, attr, mask)
         if new_state is QPState.RESET:
-            self._reset()
+            self._incoming.forget()
+            self._begin(self.attr.cap)
         elif new_state is QPState.ERR:
             self.enter_error()
         else:
@@ -131,16 +132,6 @@ class QueuePair:
             self.peer = self.attr.ah_attr
             self._requester.configure()
         self._sends.note_draining()
-
-    def _reset(self) -> None:
-        cap = self.attr.cap
-        self.state = QPState.RESET
-        self.attr = QPAttr(cap=cap)
-        self.mtu_bytes = self.link.mtu_bytes
-        self.peer = None
-        self._events.clear()
-        self._incoming.forget()
-        self._forget()
 
     def enter_error(self) -> None:
         """Go to ERR: all posted work completes as flushed. Safe twice."""
@@ -181,12 +172,13 @@ class QueuePair:
             raise OSError(
                 errno.ENOMEM, f"send queue is full: {cap.max_send_wr} work requests (max_send_wr)"
             )
+        signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
         try:
-            inline = copy_inline(wr, self.keys, self.pd)
+            request = SendRequest(
+                wr, self.keys, self.pd, signalled=signalled, on_detach=self.on_detach
+            )
         except AccessError as fault:
             raise OSError(errno.EINVAL, f"inline data: {fault}") from fault
-        signalled = self.sq_sig_all or bool(int(wr.send_flags) & _SIGNALED)
-        request = SendRequest(wr, signalled=signalled, inline=inline, on_detach=self.on_detach)
         self._sends.posted.append(request)
         return request
 

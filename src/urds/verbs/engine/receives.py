@@ -140,10 +140,6 @@ class ReceiveTracker:
         count = len(self._allocated)
         return (count, self._highest - self.last_completed) if count else (0, 0)
 
-    def is_allocated(self, msn: int) -> bool:
-        """Return whether message `msn` holds a buffer."""
-        return msn in self._allocated
-
     def allocate(self, msn: int) -> None:
         """Count a buffer for message `msn`, which must be neither completed nor counted."""
         assert msn > self.last_completed, f"message {msn}, completed up to {self.last_completed}"
@@ -322,6 +318,7 @@ class IncomingMessages:
         """Drop everything without a completion: the queue pair is reset, maybe in a callback."""
         self._taken.clear()
         self._held.clear()
+        self._taken_up_to = 0
         self._tracker.reset()
         while not self._shared and self._queue.take() is not None:
             pass

@@ -18,6 +18,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from urds.common.types import BytesLike
 from urds.verbs.engine.flight import Flight, LossTimer, timeout_ns
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
@@ -58,6 +59,7 @@ class Requester:
     _qp: "QueuePair"
     _queue: "SendQueue"
     _next_psn: int  # counted without wrapping
+    _building: SendRequest = field(init=False)  # whose memory is looked up now
     _current: SendRequest | None = None  # the last one started, while packets are unsent
     _is_stopped: bool = False  # one has failed: what is behind it is not sent any more
     _next_msn: int = 1
@@ -131,8 +133,8 @@ class Requester:
                 if self._paused_until_ns is not None or self._is_stopped:
                     return None
                 return self._next_new(now_ns)
-            except _Unbuildable as fault:
-                self._stop_at(fault.request, fault.status)
+            except AccessError as fault:
+                self._stop_at(self._building, fault.status)
 
     def _next_retry(self, psn: int, now_ns: int) -> Packet | None:
         is_paused = self._paused_until_ns is not None and psn >= self._paused_psn
@@ -173,7 +175,8 @@ class Requester:
             return False
         if request.is_answered and self._resources_open >= qp.attr.max_rd_atomic:
             return False
-        self._queue.start_next()
+        self._queue.started.append(self._queue.posted.pop(0))
+        self._building = request
         if request.kind is None:
             self._carry_out_here(request)
             return True
@@ -203,7 +206,7 @@ class Requester:
             or (self._unplaced and self._overtakes(request))
         ):
             return False
-        data = self._bytes(request, 0, request.length)
+        data = request.data(qp.keys, qp.pd, 0, request.length)
         return qp.place_remote(qp, request.rkey, request.remote_addr, data)
 
     def _overtakes(self, request: SendRequest) -> bool:
@@ -222,14 +225,11 @@ class Requester:
     def _carry_out_here(self, request: SendRequest) -> None:
         """Bind or invalidate a memory window; no packet is sent."""
         qp, bind = self._qp, request.bind
-        try:
-            if request.opcode is WROpcode.LOCAL_INV:
-                qp.keys.invalidate(request.immediate, pd=qp.pd, qpn=qp.qpn)
-            else:
-                region, access = bind.region, bind.access
-                qp.keys.bind(request.window, region, bind.address, bind.length, access, qpn=qp.qpn)
-        except AccessError as fault:
-            raise _Unbuildable(request, fault.status) from fault
+        if request.opcode is WROpcode.LOCAL_INV:
+            qp.keys.invalidate(request.immediate, pd=qp.pd, qpn=qp.qpn)
+        else:
+            region, access = bind.region, bind.access
+            qp.keys.bind(request.window, region, bind.address, bind.length, access, qpn=qp.qpn)
         self._queue.complete()
 
     def _emit(
@@ -244,11 +244,11 @@ class Requester:
             packet = request.build_atomic(target_qpn)
         else:
             offset = (psn - request.psn) * mtu_bytes
-            payload = (
-                b""
-                if request.is_placed
-                else self._bytes(request, offset, min(mtu_bytes, request.length - offset))
-            )
+            payload: BytesLike = b""
+            if not request.is_placed:
+                size = min(mtu_bytes, request.length - offset)
+                self._building = request
+                payload = request.data(qp.keys, qp.pd, offset, size)
             packet = request.build_data(psn, payload, target_qpn, mtu_bytes)
             if is_retry:
                 packet.flags |= PacketFlag.ACK_REQUEST
@@ -256,14 +256,6 @@ class Requester:
         if self._timer.is_used:
             self._timer.note_sent(psn, now_ns, is_retry=is_retry)
         return packet
-
-    def _bytes(
-        self, request: SendRequest, offset: int, length: int
-    ) -> memoryview | bytes | bytearray:
-        try:
-            return request.data(self._qp.keys, self._qp.pd, offset, length)
-        except AccessError as fault:
-            raise _Unbuildable(request, fault.status) from fault
 
     # -- answers in
 
@@ -346,7 +338,7 @@ class Requester:
         if is_read is not (packet.kind is PacketKind.READ_RESPONSE):
             return False
         if is_read:
-            data: bytes | bytearray | memoryview = packet.payload
+            data: BytesLike = packet.payload
             offset = self._read_offset(request, packet, psn)
         else:
             data, offset = packet.compare_add.to_bytes(ATOMIC_BYTES, sys.byteorder), 0
@@ -433,7 +425,7 @@ class Requester:
         else:
             self._queue.fail(request, WCStatus.RNR_RETRY_EXC_ERR)
             return
-        self._timer.stop()
+        self._timer.deadline_ns = None
         self._paused_psn = psn
         self._paused_until_ns = now_ns + pause_ns
 
@@ -451,18 +443,9 @@ class Requester:
         """Complete everything as flushed, in posting order."""
         self._current = None
         self._flight.clear()
-        self._timer.stop()
+        self._timer.deadline_ns = None
         self._paused_until_ns = self._look_again_ns = None
         self._queue.flush()
-
-
-class _Unbuildable(Exception):
-    """A request cannot be sent or carried out for a reason of this side."""
-
-    def __init__(self, request: SendRequest, status: WCStatus) -> None:
-        super().__init__(f"{request.opcode.name}: {status.name}")
-        self.request = request
-        self.status = status
 
 
 @dataclass(slots=True, eq=False)
@@ -481,10 +464,6 @@ class SendQueue:
 
     def __len__(self) -> int:
         return len(self.posted) + len(self.started)
-
-    def start_next(self) -> None:
-        """Move the oldest posted request to the started ones."""
-        self.started.append(self.posted.pop(0))
 
     def complete(self) -> None:
         """Complete requests from the oldest on, up to the first unanswered one."""

@@ -32,7 +32,7 @@ from urds.verbs.engine.packets import (
     PacketFlag,
     PacketKind,
 )
-from urds.verbs.engine.work import SendWR, total_bytes
+from urds.verbs.engine.work import SendWR
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
 READ_PORTION_PACKETS: Final = 64  # answers that one READ_REQUEST asks for, on a lossy link
@@ -108,11 +108,13 @@ class SendRequest:
     def __init__(
         self,
         wr: SendWR,
+        keys: KeyTable,
+        pd: object,
         *,
         signalled: bool,
-        inline: bytes | memoryview | None,
         on_detach: Callable[[], None] | None = None,
     ) -> None:
+        """Copy what INLINE asks for. Raises AccessError."""
         self.wr_id = wr.wr_id
         self.opcode = wr.opcode
         self.wc_opcode, self.kind, self.takes_receive, self.mark, _ = OPCODES[wr.opcode]
@@ -127,7 +129,12 @@ class SendRequest:
         self.window, self.bind = wr.window, wr.bind
         self.length = wr.message_bytes
         self.signalled = signalled
-        self.inline = inline  # bytes that no key stands for: a copy, or the caller's own
+        # Bytes that no key stands for: a copy, or the caller's own.
+        self.inline = wr.data
+        if self.flags & _INLINE:
+            self.inline = bytes(
+                keys.gather(pd, wr.sg, 0, self.length) if wr.data is None else wr.data
+            )
         self.on_detach = on_detach  # of a provider that keeps views of payloads: it copies them
         self.is_answered = self.kind in ANSWERED  # by data that it brings back
         self.is_placed = False  # by the provider itself, into shared memory
@@ -245,19 +252,6 @@ class SendRequest:
         if kind is PacketKind.MASKED_SWAP:
             packet.compare_mask, packet.swap_mask = self.compare_mask, self.swap_mask
         return packet
-
-
-def copy_inline(wr: SendWR, keys: KeyTable, pd: object) -> bytes | memoryview | None:
-    """Return what a request carries outside its pieces: a copy with INLINE. Raises AccessError.
-
-    Without the flag, the request's own data is used as it is. `None`: the bytes stay in the
-    pieces until they are sent.
-    """
-    if wr.data is not None:
-        return bytes(wr.data) if int(wr.send_flags) & _INLINE else wr.data
-    if not int(wr.send_flags) & _INLINE:
-        return None
-    return bytes(keys.gather(pd, wr.sg, 0, total_bytes(wr.sg)))
 
 
 def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> None:
