@@ -234,7 +234,7 @@ class Guarded:
         """Check that nothing was written outside the region for every peer, nor kept."""
         responder = self.qp._responder
         if responder is not None:
-            assert all(psn > responder._expected for psn in responder._ahead._packets)
+            assert all(psn > responder._expected for psn in responder._ahead)
         part = len(GUARD) + REGION_BYTES
         for index in range(4):
             assert self._memory[index * part :].startswith(GUARD), f"guard {index}"

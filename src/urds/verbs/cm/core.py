@@ -344,7 +344,7 @@ class CmCore:
         listener = self._listener(message.space, local)
         reject_reason = self._reject_reason(listener)
         if listener is None or reject_reason is not RejectReason.NONE:
-            self._answer_stranger(message, route, CmMessageKind.REJ, reject_reason)
+            self._answer_unconnected(message, route, CmMessageKind.REJ, reject_reason)
             return
         self.stats.requests_received += 1
         self._replace_stale(message, route)
@@ -424,10 +424,10 @@ class CmCore:
     def _answer_unknown(self, message: CmMessage, route: Route) -> None:
         self.stats.dropped_unknown += 1
         if message.kind is CmMessageKind.DREQ:
-            self._answer_stranger(message, route, CmMessageKind.DREP)
+            self._answer_unconnected(message, route, CmMessageKind.DREP)
         elif message.kind is CmMessageKind.REP:
             reason = RejectReason.INVALID_COMM_ID
-            self._answer_stranger(message, route, CmMessageKind.REJ, reason)
+            self._answer_unconnected(message, route, CmMessageKind.REJ, reason)
 
     def _receive_known(self, connection: CmConnection, message: CmMessage, now_ns: int) -> None:
         kind, state = message.kind, connection.state
@@ -629,7 +629,7 @@ class CmCore:
     def _say(self, connection: CmConnection, kind: CmMessageKind, **content: Any) -> None:
         self._put(connection.route, self._message(connection, kind, **content))
 
-    def _answer_stranger(
+    def _answer_unconnected(
         self,
         message: CmMessage,
         route: Route,

@@ -10,7 +10,7 @@ Loss is found in four ways, and only unanswered PSNs are retried:
 - packets that were sent later have been answered: each transmission has an ordinal, and one that
   is `REORDER_MAX` behind an answered one is lost. So a lost response of a read is found as well;
 - the responder had no receive and named the PSN to retry after a time;
-- nothing came at all until the timer expired (`recovery`).
+- nothing came at all until the timer expired (`LossTimer`).
 Source: docs/reference/verbs-and-roce.md 8.
 """
 
