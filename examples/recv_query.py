@@ -7,7 +7,7 @@ messages below it as well.
 """
 
 from urds import dat
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.sim import PacketHold, SimNetwork
 
@@ -70,11 +70,11 @@ def deliver(network: SimNetwork, hold: PacketHold, packets: tuple[tuple[int, int
         network.run(for_ns=1000)
 
 
-def show(acceptance: Acceptance) -> None:
+def show(receive_order: ReceiveOrder) -> None:
     """Print the table for one way to take buffers."""
     network = SimNetwork()
-    for name in (names := (f"left {acceptance.name}", f"right {acceptance.name}")):
-        support = dat.Support(acceptance=acceptance)
+    for name in (names := (f"left {receive_order.name}", f"right {receive_order.name}")):
+        support = dat.Support(receive_order=receive_order)
         dat.register(name, lambda name=name: network.adapter(name), support=support)
     with dat.open(names[0]) as left, dat.open(names[1]) as right:
         (sender, memory), (receiver, _) = endpoint(left), endpoint(right, shared=30)
@@ -83,7 +83,7 @@ def show(acceptance: Acceptance) -> None:
         hold = network.hold(lambda packet, *_: packet.kind is PacketKind.SEND)
         for _ in range(5):
             sender.post_send([memory.triplet(0, BYTES)])
-        print(f"{acceptance.name.replace('_', ' ').lower():<46} nbufs  span  available")
+        print(f"{receive_order.name.replace('_', ' ').lower():<46} nbufs  span  available")
         for packets, text in STEPS:
             deliver(network, hold, packets)
             info, queue = receiver.recv_query(), receiver.srq.query()
@@ -94,5 +94,5 @@ def show(acceptance: Acceptance) -> None:
 
 
 if __name__ == "__main__":
-    show(Acceptance.BY_ARRIVAL)
-    show(Acceptance.FILL_GAPS)
+    show(ReceiveOrder.ARRIVAL_ORDER)
+    show(ReceiveOrder.FILL_GAPS)

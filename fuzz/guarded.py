@@ -14,11 +14,11 @@ from urds.verbs.engine.flight import WINDOW_PACKETS
 from urds.verbs.engine.keys import KeyTable, Region
 from urds.verbs.engine.numbers import (
     PSN_MASK,
-    Acceptance,
     AccessFlag,
     QPAttrMask,
     QPState,
     QPType,
+    ReceiveOrder,
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketKind
@@ -76,7 +76,7 @@ class Guarded:
         *,
         qp_type: QPType = QPType.RC,
         lossless: bool = False,
-        acceptance: Acceptance = Acceptance.IN_ORDER,
+        receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER,
         shared: bool = False,
         completions_max: int = 64,
         mtu_bytes: int = MTU_BYTES,
@@ -103,7 +103,7 @@ class Guarded:
             cap=QPCap(16, RECEIVES, 2, 2, 64),
             keys=self.keys,
             link=LinkTraits(mtu_bytes, lossless),
-            acceptance=acceptance,
+            receive_order=receive_order,
         )
         self.cq.on_overflow = self.qp.enter_error
         self._ends: Counter[int] = Counter()

@@ -22,7 +22,7 @@ from fuzz.verbs_packets import (
 from fuzz.verbs_parsers import PACKETS
 from urds.common.errors import WireError
 from urds.verbs.engine.datagrams import parse_grh
-from urds.verbs.engine.numbers import Acceptance, QPType
+from urds.verbs.engine.numbers import QPType, ReceiveOrder
 from urds.verbs.engine.packets import Packet, PacketKind, parse_packet
 
 STEPS_MAX = 400
@@ -40,7 +40,7 @@ def queue_pair(data: bytes) -> None:
     choices = script.number()
     side = Guarded(
         lossless=bool(choices & 1),
-        acceptance=tuple(Acceptance)[(choices >> 1 & 3) % len(Acceptance)],
+        receive_order=tuple(ReceiveOrder)[(choices >> 1 & 3) % len(ReceiveOrder)],
         shared=bool(choices & 8),
         completions_max=4 if choices & 16 else 64,
     )

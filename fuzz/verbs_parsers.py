@@ -243,7 +243,7 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         bytes(_RING_BYTES) + b"\x16hello\0\1" * 20 + b"\x03\x00\xff" + bytes([0xF5]) + bytes(8),
     ),
     "dat_conf": (
-        b'# comment\ndat0 u1.2 nonthreadsafe default "lib x" 1 "tcp0 ::1 acceptance=1" "a \\" b"\n',
+        b'# text\ndat0 u1.2 nonthreadsafe default "lib x" 1 "tcp0 ::1 receive_order=1" "a \\" b"\n',
         b"dat1 k2.0 threadsafe nondefault l p i o # more",
     ),
 }

@@ -10,14 +10,14 @@ import sys
 
 from urds import dat
 from urds.verbs.device import find_device
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 
 WAIT_S = 30.0
 
 
 def main(device: str, strategy: str, buffers: int, message_bytes: int) -> None:
     """Serve one connection until the input ends."""
-    support = dat.Support(acceptance=Acceptance[strategy])
+    support = dat.Support(receive_order=ReceiveOrder[strategy])
     dat.register("peer", find_device(device).open_adapter, support=support)
     with dat.open("peer") as ia:
         pz = ia.create_pz()

@@ -10,7 +10,7 @@ from typing import Any
 
 from urds import dat
 from urds.dat.records import RmrTriplet
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import Packet, PacketKind, emit_packet
 from urds.verbs.providers.sim import PacketHold, SimAdapter, SimNetwork
 
@@ -147,7 +147,7 @@ class Scene:
         *,
         completed: int = 0,
         connected: bool = True,
-        acceptance: Acceptance = Acceptance.BY_ARRIVAL,
+        receive_order: ReceiveOrder = ReceiveOrder.ARRIVAL_ORDER,
         support: dat.Support | None = None,
         network: SimNetwork | None = None,
         a_attr: dict[str, Any] | None = None,
@@ -160,7 +160,7 @@ class Scene:
         """
         self.network = network or SimNetwork(mtu_bytes=PACKET_BYTES)
         self.a = End(self.network, name="a", **(a_attr or {}))
-        support = support or dat.Support(acceptance=acceptance)
+        support = support or dat.Support(receive_order=receive_order)
         self.b = End(self.network, name="b", buffers=buffers, support=support, **b)
         self.answers: list[Packet] = []  # what B said of A's packets
         self.hold: PacketHold | None = None

@@ -25,7 +25,7 @@ from tests.dat.scene import (
 )
 from tests.support.examples import examples
 from urds import dat
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.receives import ReceiveTracker
 from urds.verbs.providers.sim import SimNetwork
 
@@ -368,13 +368,13 @@ def test_who_only_gives_back_what_completed_stalls_for_good() -> None:
 @given(
     halves=st.permutations([(message, half) for message in range(1, 9) for half in (0, 1)]),
     repeats=st.lists(st.integers(0, 15), max_size=4),
-    acceptance=st.sampled_from([Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS]),
+    receive_order=st.sampled_from([ReceiveOrder.ARRIVAL_ORDER, ReceiveOrder.FILL_GAPS]),
 )
 def test_whatever_the_order_of_arrival_counts_and_order_are_right(
-    halves: list[tuple[int, int]], repeats: list[int], acceptance: Acceptance
+    halves: list[tuple[int, int]], repeats: list[int], receive_order: ReceiveOrder
 ) -> None:
     """Both counts are those of a model: which messages have begun, which are complete."""
-    with Scene(buffers=10, acceptance=acceptance) as scene:
+    with Scene(buffers=10, receive_order=receive_order) as scene:
         scene.gate(8)
         arrived: set[tuple[int, int]] = set()
         for index, (message, half) in enumerate(halves):
@@ -387,7 +387,7 @@ def test_whatever_the_order_of_arrival_counts_and_order_are_right(
                 done += 1
             begun = {message for message, _ in arrived if message > done}
             highest = max(begun, default=done)
-            fills = acceptance is Acceptance.FILL_GAPS
+            fills = receive_order is ReceiveOrder.FILL_GAPS
             count = highest - done if fills else len(begun)
             assert scene.b.info == (count, highest - done)
             assert len(scene.b.recv) == done

@@ -19,7 +19,7 @@ from tests.dat.scene import (
     worked_example,
 )
 from urds import dat
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.sim import SimNetwork
 
@@ -77,7 +77,7 @@ def test_s3_the_first_fragment_takes_a_buffer() -> None:
 
 
 @pytest.mark.rule("dat-example", "dat-gaps", "dat-span-sequence", "dat-span-meaning", "dat-span")
-def test_s4_fragments_of_19_22_and_23_by_arrival() -> None:
+def test_s4_fragments_of_19_22_and_23_in_arrival_order() -> None:
     with worked_example(spare=SPARE) as scene:
         assert scene.b.info == (3, 5)
         assert scene.b.counts == (SPARE - 3, SPARE)
@@ -85,7 +85,7 @@ def test_s4_fragments_of_19_22_and_23_by_arrival() -> None:
 
 @pytest.mark.rule("dat-fill-gaps-allowed", "dat-span-at-least-count")
 def test_s5_the_same_fragments_with_the_gap_filled() -> None:
-    with worked_example(spare=SPARE, acceptance=Acceptance.FILL_GAPS) as scene:
+    with worked_example(spare=SPARE, receive_order=ReceiveOrder.FILL_GAPS) as scene:
         assert scene.b.info == (5, 5)
         assert scene.b.counts == (SPARE - 5, SPARE)
 

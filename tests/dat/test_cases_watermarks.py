@@ -4,7 +4,7 @@ import pytest
 
 from tests.dat.scene import MESSAGE_BYTES, Scene, connect, worked_example
 from urds import dat
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 
 SOFT = (dat.EventNumber.ASYNC_WATERMARK, dat.EpReason.SRQ_SOFT_HIGH_WATERMARK_EVENT)
 BROKEN = [dat.EventNumber.CONNECTION_BROKEN]
@@ -135,7 +135,7 @@ def test_w7_the_soft_one_comes_before_the_hard_one() -> None:
 
 
 def test_w7_both_in_one_step_come_in_this_order_as_well() -> None:
-    with Scene(buffers=20, acceptance=Acceptance.FILL_GAPS) as scene:
+    with Scene(buffers=20, receive_order=ReceiveOrder.FILL_GAPS) as scene:
         scene.b.ep.set_watermark(soft=2, hard=4)
         scene.gate(5)
         begin(scene, 5)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dat.scene import MESSAGE_BYTES, PACKET_BYTES, SECOND_NS, drain
 from urds import dat
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.providers.sim import SimNetwork
 
 QUAL = 4000
@@ -34,8 +34,8 @@ class Side:
     def __init__(self, network: SimNetwork, name: str, random: Random) -> None:
         self.random = random
         adapter = network.adapter(name)
-        acceptance = random.choice([Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS])
-        support = dat.Support(acceptance=acceptance)
+        receive_order = random.choice([ReceiveOrder.ARRIVAL_ORDER, ReceiveOrder.FILL_GAPS])
+        support = dat.Support(receive_order=receive_order)
         self.ia = dat.InterfaceAdapter(name, adapter, address=adapter.address, support=support)
         self.pz = self.ia.create_pz()
         self.piece = [self.pz.register(bytearray(MESSAGE_BYTES)).triplet()]

@@ -14,7 +14,7 @@ from urds.dat.conf import ConfError, parse_conf, split_fields
 from urds.dat.records import ProviderInfo
 from urds.dat.registry import Provider, Registry, Support, parse_params
 from urds.dat.returns import Subtype
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 
 LINE = 'soft0-1 u1.2 nonthreadsafe default libdapl.so dapl.1.2 "soft0 1" ""'
 
@@ -79,7 +79,12 @@ def test_a_line_that_is_none_is_named(line: str) -> None:
         ("udp0 10.0.0.7", "udp0", "10.0.0.7", Support()),
         ("shm0 127.0.0.1 ep_recv_info=0x01", "shm0", "127.0.0.1", Support(ep_recv_info=1)),
         ("shm0 srq_watermarks=0 srq_info=16", "shm0", None, Support(srq_watermarks=0, srq_info=16)),
-        ("shm0 acceptance=fill_gaps", "shm0", None, Support(acceptance=Acceptance.FILL_GAPS)),
+        (
+            "shm0 receive_order=fill_gaps",
+            "shm0",
+            None,
+            Support(receive_order=ReceiveOrder.FILL_GAPS),
+        ),
     ],
 )
 def test_parameters_of_an_adapter(
@@ -88,7 +93,9 @@ def test_parameters_of_an_adapter(
     assert parse_params(text) == (device, address, support)
 
 
-@pytest.mark.parametrize("text", ["", "a b c", "shm0 speed=9", "shm0 srq_info=x", "acceptance=x"])
+@pytest.mark.parametrize(
+    "text", ["", "a b c", "shm0 speed=9", "shm0 srq_info=x", "receive_order=x"]
+)
 def test_parameters_that_cannot_be(text: str) -> None:
     with pytest.raises(ValueError, match=r"parameter|invalid literal"):
         parse_params(text)

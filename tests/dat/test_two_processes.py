@@ -92,7 +92,7 @@ class Relay:
 
 # Messages of which the first packet comes, in this order, and what the counts are then.
 EXAMPLE = {
-    "BY_ARRIVAL": {19: (1, 1), 22: (2, 4), 23: (3, 5)},
+    "ARRIVAL_ORDER": {19: (1, 1), 22: (2, 4), 23: (3, 5)},
     "FILL_GAPS": {19: (1, 1), 22: (4, 4), 23: (5, 5)},
 }
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.verbs_pair import ALL_ACCESS, MTU_BYTES, Side
-from urds.verbs.engine.numbers import Acceptance, SendFlag, WROpcode
+from urds.verbs.engine.numbers import ReceiveOrder, SendFlag, WROpcode
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.receives import SharedReceiveQueue
@@ -22,11 +22,11 @@ lengths = st.one_of(st.integers(0, 700), st.integers(0, (1 << 32) - 1))
 numbers = st.one_of(st.integers(0, 20), st.integers(0, (1 << 32) - 1))
 
 
-def guarded(acceptance: Acceptance, *, lossless: bool, shared: bool) -> tuple[Side, bytearray]:
+def guarded(receive_order: ReceiveOrder, *, lossless: bool, shared: bool) -> tuple[Side, bytearray]:
     """Return a side whose region is the middle of a memory, and that memory."""
     memory = bytearray(GUARD + bytes(REGION_BYTES) + GUARD)
     srq = SharedReceiveQueue(16, 2) if shared else None
-    side = Side(0xB, LinkTraits(MTU_BYTES, lossless), acceptance=acceptance, srq=srq)
+    side = Side(0xB, LinkTraits(MTU_BYTES, lossless), receive_order=receive_order, srq=srq)
     side.keys.deregister(side.region)
     middle = memoryview(memory)[GUARD_BYTES : GUARD_BYTES + REGION_BYTES]
     side.region = side.keys.register(side.pd, middle, ADDRESS, ALL_ACCESS)
@@ -63,11 +63,11 @@ def packets(draw: st.DrawFn, rkey: int) -> Packet:
     )
 
 
-@given(st.data(), st.sampled_from(Acceptance), st.booleans(), st.booleans())
+@given(st.data(), st.sampled_from(ReceiveOrder), st.booleans(), st.booleans())
 def test_no_packet_reaches_beyond_a_region(
-    data: st.DataObject, acceptance: Acceptance, lossless: bool, shared: bool
+    data: st.DataObject, receive_order: ReceiveOrder, lossless: bool, shared: bool
 ) -> None:
-    side, memory = guarded(acceptance, lossless=lossless, shared=shared)
+    side, memory = guarded(receive_order, lossless=lossless, shared=shared)
     for wr_id in range(8):
         side.receive(wr_id, wr_id * 64, 64)
     posted = 0
@@ -89,10 +89,12 @@ def test_no_packet_reaches_beyond_a_region(
     assert len(received) == len(set(received))
 
 
-@given(st.data(), st.sampled_from(Acceptance))
-def test_a_silent_end_still_ends_every_request(data: st.DataObject, acceptance: Acceptance) -> None:
+@given(st.data(), st.sampled_from(ReceiveOrder))
+def test_a_silent_end_still_ends_every_request(
+    data: st.DataObject, receive_order: ReceiveOrder
+) -> None:
     """After any nonsense, time alone brings every request to its end."""
-    side, _ = guarded(acceptance, lossless=False, shared=False)
+    side, _ = guarded(receive_order, lossless=False, shared=False)
     for wr_id in range(4):
         side.send(wr_id, 0, 100)
     now_ns = 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.verbs_pair import MTU_BYTES, Side
-from urds.verbs.engine.numbers import Acceptance, WCStatus
+from urds.verbs.engine.numbers import ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.receives import SharedReceiveQueue
@@ -49,16 +49,16 @@ def fragments(counts: list[int]) -> list[Packet]:
 class Model:
     """Which messages hold a buffer, by the definitions of docs/reference/dat.md 13.1."""
 
-    def __init__(self, packets: list[Packet], acceptance: Acceptance) -> None:
+    def __init__(self, packets: list[Packet], receive_order: ReceiveOrder) -> None:
         self._packets = packets
-        self._acceptance = acceptance
+        self._receive_order = receive_order
         self._there: set[int] = set()
         self.completed = 0
 
     def take(self, index: int) -> None:
         """Count a packet by its index among all."""
         in_order = next(n for n in range(len(self._packets) + 1) if n not in self._there)
-        if self._acceptance is Acceptance.IN_ORDER and index > in_order:
+        if self._receive_order is ReceiveOrder.IN_ORDER and index > in_order:
             return
         self._there.add(index)
         while in_order in self._there:
@@ -73,23 +73,23 @@ class Model:
         if not held:
             return 0, 0
         span = max(held) - self.completed
-        return (span if self._acceptance is Acceptance.FILL_GAPS else len(held)), span
+        return (span if self._receive_order is ReceiveOrder.FILL_GAPS else len(held)), span
 
 
-@given(message_lengths, st.sampled_from(Acceptance), st.data())
+@given(message_lengths, st.sampled_from(ReceiveOrder), st.data())
 def test_counts_are_those_of_the_model_in_any_order(
-    counts: list[int], acceptance: Acceptance, data: st.DataObject
+    counts: list[int], receive_order: ReceiveOrder, data: st.DataObject
 ) -> None:
     packets = fragments(counts)
     side = Side(
-        0xB, LINK, memory_bytes=MESSAGES_MAX * SLOT_BYTES, acceptance=acceptance,
+        0xB, LINK, memory_bytes=MESSAGES_MAX * SLOT_BYTES, receive_order=receive_order,
         srq=SharedReceiveQueue(MESSAGES_MAX, 1),
     )  # fmt: skip
     side.lead(0xA, rq_psn=0xFFFFF0)
     for slot in range(MESSAGES_MAX):
         side.receive(slot, slot * SLOT_BYTES, SLOT_BYTES)
     assert side.srq is not None
-    model = Model(packets, acceptance)
+    model = Model(packets, receive_order)
     everything = list(range(len(packets)))
     retries = data.draw(st.lists(st.sampled_from(everything), max_size=20))
     order = data.draw(st.permutations([*everything, *retries]))

@@ -12,7 +12,7 @@ from tests.sim.broken import Patch, demand_felt, instead, nothing
 from tests.sim.verbs_world import World
 from urds.verbs.engine import requester, responder
 from urds.verbs.engine.flight import Flight
-from urds.verbs.engine.numbers import Acceptance, WCStatus
+from urds.verbs.engine.numbers import ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.requester import Requester, SendQueue
 from urds.verbs.engine.responder import Responder
@@ -29,11 +29,13 @@ class Broken:
 
     rule: str
     patch: Patch
-    acceptance: Acceptance = Acceptance.IN_ORDER
+    receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
     lossless: bool = False
 
     def run(self, seed: int) -> None:
-        World(seed, self.acceptance, shared=True, lossless=self.lossless).run(steps_max=STEPS_MAX)
+        World(seed, self.receive_order, shared=True, lossless=self.lossless).run(
+            steps_max=STEPS_MAX
+        )
 
 
 def _add_again(patch: pytest.MonkeyPatch) -> None:
@@ -125,12 +127,12 @@ BROKEN = [
     Broken(
         "a packet ahead is not taken as the next one",
         instead(Responder, "_accept_ahead", _take_as_next),
-        Acceptance.BY_ARRIVAL,
+        ReceiveOrder.ARRIVAL_ORDER,
     ),
-    Broken("a read waits for what is before it", _read_early, Acceptance.BY_ARRIVAL),
-    Broken("a write waits for what is before it", _write_early, Acceptance.BY_ARRIVAL),
+    Broken("a read waits for what is before it", _read_early, ReceiveOrder.ARRIVAL_ORDER),
+    Broken("a write waits for what is before it", _write_early, ReceiveOrder.ARRIVAL_ORDER),
     Broken("only what arrived is acknowledged", _acknowledge_one_too_many),
-    Broken("only what is kept is told", _tell_one_too_many, Acceptance.FILL_GAPS),
+    Broken("only what is kept is told", _tell_one_too_many, ReceiveOrder.FILL_GAPS),
     Broken(
         "an acknowledgement stands in for no data",
         instead(Flight, "acknowledged", lambda self, up_to: [psn for psn in self if psn <= up_to]),

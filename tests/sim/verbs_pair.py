@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import KeyTable, Region
 from urds.verbs.engine.numbers import (
-    Acceptance,
     AccessFlag,
     QPAttrMask,
     QPState,
     QPType,
+    ReceiveOrder,
     SendFlag,
     WROpcode,
 )
@@ -63,7 +63,7 @@ class Side:
     qpn: int
     link: LinkTraits
     memory_bytes: int = 4096
-    acceptance: Acceptance = Acceptance.IN_ORDER
+    receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
     cap: QPCap = field(default_factory=lambda: QPCap(256, 256, 8, 8, 256))
     srq: SharedReceiveQueue | None = None
     sq_sig_all: bool = False
@@ -93,7 +93,7 @@ class Side:
             sq_sig_all=self.sq_sig_all,
             keys=self.keys,
             link=self.link,
-            acceptance=self.acceptance,
+            receive_order=self.receive_order,
         )
 
     def lead(self, peer_qpn: int, now_ns: int = 0, **changes: object) -> None:

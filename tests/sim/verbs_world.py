@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 
 from tests.sim.verbs_pair import US, Pair, Side
-from urds.verbs.engine.numbers import Acceptance, SendFlag, WCOpcode, WCStatus, WROpcode
+from urds.verbs.engine.numbers import ReceiveOrder, SendFlag, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.receives import SharedReceiveQueue
 
@@ -115,13 +115,15 @@ class Actor:
 class World:
     """Two actors and the link."""
 
-    def __init__(self, seed: int, acceptance: Acceptance, *, shared: bool, lossless: bool) -> None:
+    def __init__(
+        self, seed: int, receive_order: ReceiveOrder, *, shared: bool, lossless: bool
+    ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         sides = [
             {
                 "memory_bytes": MEMORY_BYTES,
-                "acceptance": acceptance,
+                "receive_order": receive_order,
                 "cap": QPCap(POSTED_MAX, SLOTS, 4, 4, 64),
                 "srq": SharedReceiveQueue(SLOTS, 4) if shared else None,
             }

@@ -34,8 +34,8 @@ def progress(processes: Sequence[RoleProcess], elapsed_s: float) -> str:
     failures = sum(one.failures for one in processes)
     clock = time.strftime("%H:%M:%S", time.gmtime())
     return (
-        f"{clock} {elapsed_s / 60:5.1f} min  {total.messages:,} messages  {total.byte_count / MIB:,.0f}"
-        f" MiB  {total.errors + failures} errors  {total.resets} resets  {restarts} restarts"
+        f"{clock} {elapsed_s / 60:5.1f} min  {total.messages:,} messages"
+        f"  {total.byte_count / MIB:,.0f} MiB  {total.errors + failures} errors  {total.resets} resets  {restarts} restarts"
         f"  {total.sockets} sockets | {looks}"
     )
 

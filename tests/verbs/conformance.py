@@ -22,7 +22,6 @@ from urds.verbs import (
     QP,
     SRQ,
     WC,
-    Acceptance,
     AccessFlag,
     AddressVector,
     AHAttr,
@@ -37,6 +36,7 @@ from urds.verbs import (
     QPInitAttr,
     QPState,
     QPType,
+    ReceiveOrder,
     RecvWR,
     SendFlag,
     SendWR,
@@ -119,7 +119,7 @@ class Side:
         cqe: int = 1024,
         srq: int = 0,
         sq_sig_all: bool = False,
-        acceptance: Acceptance = Acceptance.IN_ORDER,
+        receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER,
         access: AccessFlag = EVERYTHING,
     ) -> None:
         self.world, self.context = world, context
@@ -137,7 +137,7 @@ class Side:
             srq=self.srq,
             cap=cap or QPCap(max_send_wr=128, max_recv_wr=128),
             sq_sig_all=sq_sig_all,
-            acceptance=acceptance,
+            receive_order=receive_order,
         )
         self.attr = QPAttr(qp_access_flags=access, qkey=QKEY)
         self.qp = QP(self.pd, self.init_attr, self.attr)
@@ -317,7 +317,7 @@ class World:
             adapter = self.network.adapter()
             if self.provider == "bare":
                 lacking: dict[str, Any] = dict.fromkeys(LACKING, False)
-                lacking["acceptance"] = frozenset({Acceptance.IN_ORDER})
+                lacking["receive_order"] = frozenset({ReceiveOrder.IN_ORDER})
                 adapter.attributes = replace(adapter.attributes, **lacking)
             opened = Context(adapter=adapter)
         elif self.provider == "shm":
@@ -364,9 +364,9 @@ class World:
         self.has_refused = self.has_refused or lacking
         return lacking
 
-    def lacks_acceptance(self, acceptance: Acceptance) -> bool:
+    def lacks_receive_order(self, receive_order: ReceiveOrder) -> bool:
         """Tell whether the device cannot accept so."""
-        lacking = acceptance not in self.context().attributes.acceptance
+        lacking = receive_order not in self.context().attributes.receive_order
         self.has_refused = self.has_refused or lacking
         return lacking
 

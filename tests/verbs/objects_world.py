@@ -9,7 +9,6 @@ from urds.verbs import (
     PD,
     QP,
     SRQ,
-    Acceptance,
     AccessFlag,
     AHAttr,
     CompChannel,
@@ -19,6 +18,7 @@ from urds.verbs import (
     QPCap,
     QPInitAttr,
     QPType,
+    ReceiveOrder,
     RecvWR,
     SendFlag,
     SendWR,
@@ -48,7 +48,7 @@ class Side:
         cqe: int = 64,
         cap: QPCap | None = None,
         srq: int = 0,
-        acceptance: Acceptance = Acceptance.IN_ORDER,
+        receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER,
     ) -> None:
         self.context = context
         self.channel = CompChannel(context)
@@ -63,7 +63,7 @@ class Side:
             rcq=self.cq,
             srq=self.srq,
             cap=cap or QPCap(),
-            acceptance=acceptance,
+            receive_order=receive_order,
         )
         self.qp = QP(self.pd, self.init_attr)
 

@@ -6,12 +6,12 @@ from urds.verbs import (
     MR,
     PD,
     QP,
-    Acceptance,
     AccessFlag,
     Context,
     QPAttr,
     QPCap,
     QPInitAttr,
+    ReceiveOrder,
     RecvWR,
     SendWR,
     WCStatus,
@@ -44,7 +44,11 @@ class End:
     """One context, its domain, queue, region and a queue pair in INIT."""
 
     def __init__(
-        self, context: Context, *, acceptance: Acceptance = Acceptance.IN_ORDER, depth: int = 256
+        self,
+        context: Context,
+        *,
+        receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER,
+        depth: int = 256,
     ) -> None:
         self.context = context
         self.adapter = context.adapter
@@ -52,7 +56,7 @@ class End:
         self.cq = CQ(context, 4096)
         self.mr = MR(self.pd, REGION_BYTES, EVERYTHING)
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth)
-        init = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap, acceptance=acceptance)
+        init = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap, receive_order=receive_order)
         self.qp = QP(self.pd, init, QPAttr(qp_access_flags=EVERYTHING))
         self.events: list[VerbsConnectionEvent] = []
         self.connection: VerbsConnection | None = None

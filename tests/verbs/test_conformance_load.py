@@ -12,9 +12,9 @@ from tests.verbs.conformance import Pair, Side, World
 from tests.verbs.relay import Relay
 from urds.verbs import (
     QP,
-    Acceptance,
     QPCap,
     QPState,
+    ReceiveOrder,
     RecvWR,
     SendFlag,
     SendWR,
@@ -137,16 +137,16 @@ def test_a_fork_leaves_the_device_to_the_parent(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", ["sim"], indirect=True)
-@pytest.mark.parametrize("acceptance", list(Acceptance), ids=lambda one: one.name)
+@pytest.mark.parametrize("receive_order", list(ReceiveOrder), ids=lambda one: one.name)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_bad_link_changes_nothing_of_the_outcome(
-    world: World, acceptance: Acceptance, seed: int
+    world: World, receive_order: ReceiveOrder, seed: int
 ) -> None:
     """Loses, repeats, reorders and breaks packets: every request happens once, in order."""
     world.network = SimNetwork(
         seed, mtu_bytes=512, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02, jitter_ns=9000
     )
-    pair = world.pair(acceptance=acceptance)
+    pair = world.pair(receive_order=receive_order)
     mixed_work(pair, Random(seed))
 
 

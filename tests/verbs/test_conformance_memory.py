@@ -26,7 +26,6 @@ from urds.verbs import (
     PD,
     QP,
     SRQ,
-    Acceptance,
     AccessFlag,
     AsyncEventType,
     CompChannel,
@@ -34,6 +33,7 @@ from urds.verbs import (
     MWBind,
     MWBindInfo,
     MWType,
+    ReceiveOrder,
     VerbsArgumentError,
     VerbsClosedError,
     VerbsError,
@@ -55,7 +55,7 @@ def test_a_device_says_what_it_is_and_what_it_can_do(world: World) -> None:
     attributes = context.query_device()
     assert attributes.link.lossless is world.is_lossless
     assert attributes.link.mtu_bytes >= 256
-    assert Acceptance.IN_ORDER in attributes.acceptance
+    assert ReceiveOrder.IN_ORDER in attributes.receive_order
     assert attributes.max_msg_sz >= REGION_BYTES
     port = context.query_port()
     assert (port.state, port.gid_tbl_len, port.pkey_tbl_len) == (4, 1, 1)

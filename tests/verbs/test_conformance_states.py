@@ -17,7 +17,6 @@ from tests.verbs.conformance import (
 )
 from urds.verbs import (
     QP,
-    Acceptance,
     AccessFlag,
     AsyncEventType,
     QPAttr,
@@ -26,6 +25,7 @@ from urds.verbs import (
     QPInitAttr,
     QPState,
     QPType,
+    ReceiveOrder,
     RecvWR,
     SendWR,
     VerbsArgumentError,
@@ -99,17 +99,17 @@ def test_what_a_queue_pair_needs_must_be_there(world: World) -> None:
         QP(side.pd, replace(side.init_attr, qp_type=3))
 
 
-@pytest.mark.parametrize("acceptance", list(Acceptance)[1:])
-def test_acceptance_is_what_the_device_states(world: World, acceptance: Acceptance) -> None:
+@pytest.mark.parametrize("receive_order", list(ReceiveOrder)[1:])
+def test_receive_order_is_what_the_device_states(world: World, receive_order: ReceiveOrder) -> None:
     side = world.side()
-    init_attr = replace(side.init_attr, acceptance=acceptance)
-    if world.lacks_acceptance(acceptance):
+    init_attr = replace(side.init_attr, receive_order=receive_order)
+    if world.lacks_receive_order(receive_order):
         with pytest.raises(VerbsNotSupportedError) as caught:
             QP(side.pd, init_attr)
         assert caught.value.errno == errno.EOPNOTSUPP
-        assert acceptance.name in caught.value.capability
+        assert receive_order.name in caught.value.capability
         return
-    pair = world.pair(acceptance=acceptance, srq=8)
+    pair = world.pair(receive_order=receive_order, srq=8)
     pair.right.receive(8, count=4)
     for number in range(4):
         pair.left.post(wr_id=number)

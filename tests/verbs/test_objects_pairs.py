@@ -15,7 +15,6 @@ from urds.verbs import (
     SGE,
     SRQ,
     WC,
-    Acceptance,
     AddressVector,
     AHAttr,
     AsyncEventType,
@@ -28,6 +27,7 @@ from urds.verbs import (
     QPInitAttr,
     QPState,
     QPType,
+    ReceiveOrder,
     RecvWR,
     SendFlag,
     SendWR,
@@ -175,10 +175,12 @@ def test_an_opcode_that_the_device_has_not_got_is_refused(
 
 
 def test_kinds_and_ways_that_the_device_has_not_got_are_refused() -> None:
-    side = poor(datagrams=False, raw_connect=False, acceptance=frozenset({Acceptance.IN_ORDER}))
+    side = poor(
+        datagrams=False, raw_connect=False, receive_order=frozenset({ReceiveOrder.IN_ORDER})
+    )
     for change, match in [
         ({"qp_type": QPType.UD}, "`datagrams`"),
-        ({"acceptance": Acceptance.BY_ARRIVAL}, "`acceptance BY_ARRIVAL`"),
+        ({"receive_order": ReceiveOrder.ARRIVAL_ORDER}, "`receive_order ARRIVAL_ORDER`"),
     ]:
         with pytest.raises(VerbsNotSupportedError, match=match) as refused:
             QP(side.pd, replace(side.init_attr, **change))

@@ -42,7 +42,7 @@ from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, li
 from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.timeouts import ns_of_s
-from urds.verbs.engine.numbers import Acceptance, AsyncEventType, QPType, WROpcode
+from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROpcode
 from urds.verbs.engine.queue_pair import QPCap, QueuePair
 from urds.verbs.engine.work import SendWR
 
@@ -538,7 +538,7 @@ class Endpoint(DatObject):
             cap=cap,
             keys=self.device.adapter.keys,
             link=device.link,
-            acceptance=_acceptance(self.device),
+            receive_order=_receive_order(self.device),
         )
         self.device.adapter.add(engine)
         self.device.adopt(engine, self)
@@ -552,12 +552,16 @@ class Endpoint(DatObject):
             )
 
 
-def _acceptance(device: OpenDevice) -> Acceptance:
+def _receive_order(device: OpenDevice) -> ReceiveOrder:
     """Return what the adapter was opened with, else by arrival where messages can overtake."""
-    offered = device.adapter.attributes.acceptance
-    wanted = device.support.acceptance
+    offered = device.adapter.attributes.receive_order
+    wanted = device.support.receive_order
     if wanted is None:
-        wanted = Acceptance.BY_ARRIVAL if Acceptance.BY_ARRIVAL in offered else Acceptance.IN_ORDER
+        wanted = (
+            ReceiveOrder.ARRIVAL_ORDER
+            if ReceiveOrder.ARRIVAL_ORDER in offered
+            else ReceiveOrder.IN_ORDER
+        )
     return wanted
 
 

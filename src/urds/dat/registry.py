@@ -24,7 +24,7 @@ from urds.dat.constants import EpRecvInfo, SrqInfo, SrqWatermarks
 from urds.dat.errors import dat_error
 from urds.dat.records import ProviderInfo
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Support:
         SrqWatermarks.SRQ_LOW | SrqWatermarks.EP_SOFT_HIGH | SrqWatermarks.EP_HARD_HIGH
     )
     srq_info: int = SrqInfo.AVAILABLE_DTO_COUNT | SrqInfo.OUTSTANDING_DTO_COUNT
-    acceptance: Acceptance | None = None  # of messages ahead of others; the device's best
+    receive_order: ReceiveOrder | None = None  # of messages ahead of others; the device's best
 
 
 @dataclass(slots=True, eq=False)
@@ -171,8 +171,8 @@ def parse_params(ia_params: str) -> tuple[str, str | None, Support]:
     """Return device, address if it has one, and support from the seventh field of dat.conf.
 
     Its form is `DEVICE [ADDRESS] [NAME=VALUE ...]` with the fields of `Support` as names: numbers,
-    such as `shm0 127.0.0.1 ep_recv_info=0x01`, and `acceptance=fill_gaps` or another name of
-    `Acceptance`. Raises ValueError: not of that form.
+    such as `shm0 127.0.0.1 ep_recv_info=0x01`, and `receive_order=fill_gaps` or another name of
+    `ReceiveOrder`. Raises ValueError: not of that form.
     """
     words = ia_params.split()
     plain = [word for word in words if "=" not in word]
@@ -187,8 +187,8 @@ def parse_params(ia_params: str) -> tuple[str, str | None, Support]:
                 support = replace(support, srq_watermarks=int(value, 0))
             case "srq_info":
                 support = replace(support, srq_info=int(value, 0))
-            case "acceptance" if value.upper() in Acceptance.__members__:
-                support = replace(support, acceptance=Acceptance[value.upper()])
+            case "receive_order" if value.upper() in ReceiveOrder.__members__:
+                support = replace(support, receive_order=ReceiveOrder[value.upper()])
             case _:
                 raise ValueError(f"unknown parameter {name}={value}")
     return plain[0], plain[1] if len(plain) > 1 else None, support

@@ -15,11 +15,11 @@ from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr, QPCap, step
 from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
-    Acceptance,
     AsyncEventType,
     QPAttrMask,
     QPState,
     QPType,
+    ReceiveOrder,
     SRQAttrMask,
     WROpcode,
 )
@@ -149,7 +149,7 @@ class QPInitAttr:
 
     scq, rcq: where its sends and receives complete; one queue may be both.  srq: takes receives
     from there; it has no receive queue of its own then.  sq_sig_all: each send completes, whatever
-    its flags.  acceptance: ours; what it does with a message that arrives ahead of others.
+    its flags.  receive_order: ours; what it does with a message that arrives ahead of others.
     """
 
     qp_type: QPType = QPType.RC
@@ -159,7 +159,7 @@ class QPInitAttr:
     cap: QPCap = field(default_factory=QPCap)
     sq_sig_all: bool = False
     qp_context: Any = None
-    acceptance: Acceptance = Acceptance.IN_ORDER
+    receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
 
 
 class QP(Resource):
@@ -174,7 +174,7 @@ class QP(Resource):
         """Make a queue pair.
 
         Raises VerbsArgumentError: no completion queues, objects of another device, capacities
-        beyond the device's. VerbsNotSupportedError: datagrams or acceptance that the device
+        beyond the device's. VerbsNotSupportedError: datagrams or receive_order that the device
         lacks. VerbsError: ENOMEM.
         """
         scq, rcq = _checked(pd, init_attr)
@@ -205,7 +205,7 @@ class QP(Resource):
                 sq_sig_all=init_attr.sq_sig_all,
                 keys=adapter.keys,
                 link=attributes.link,
-                acceptance=init_attr.acceptance,
+                receive_order=init_attr.receive_order,
             )
             self.engine.gid = adapter.gid
             adapter.add(self.engine)
@@ -389,8 +389,10 @@ def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:
         raise VerbsArgumentError(f"queue pair of kind {init_attr.qp_type}, known are {known}")
     if init_attr.qp_type == QPType.UD and not attributes.datagrams:
         raise VerbsNotSupportedError(attributes.name, "datagrams")
-    if init_attr.acceptance not in attributes.acceptance:
-        raise VerbsNotSupportedError(attributes.name, f"acceptance {init_attr.acceptance.name}")
+    if init_attr.receive_order not in attributes.receive_order:
+        raise VerbsNotSupportedError(
+            attributes.name, f"receive_order {init_attr.receive_order.name}"
+        )
     _check_capacities(init_attr.cap, attributes)
     return init_attr.scq, init_attr.rcq
 

@@ -21,7 +21,7 @@ from urds.verbs.cm.messages import (
 OPENING = b"opening!"
 OFFER = Offer(
     qpn=0x1234, sequence_start=0xABCDEF, mtu_bytes=4096, responder_resources=3,
-    initiator_depth=4, retry_count=7, rnr_retry_count=6, acceptance=2, qkey=0x1111_1111,
+    initiator_depth=4, retry_count=7, rnr_retry_count=6, receive_order=2, qkey=0x1111_1111,
 )  # fmt: skip
 REQUEST = CmMessage(
     kind=CmMessageKind.REQ, context_guid=OPENING, local_id=7, space=0x0106, source=bytes(range(16)),
@@ -39,7 +39,7 @@ offers = st.builds(
     initiator_depth=counts,
     retry_count=st.integers(0, 7),
     rnr_retry_count=st.integers(0, 7),
-    acceptance=st.integers(0, 2),
+    receive_order=st.integers(0, 2),
     qkey=st.integers(0, (1 << 32) - 1),
 )
 
@@ -95,7 +95,7 @@ def test_a_cut_request_is_refused(length: int) -> None:
         ({"mtu_bytes": 255}, "at least 256"),
         ({"responder_resources": READS_MAX + 1}, "129 outstanding reads, limit 128"),
         ({"retry_count": 8}, "retry count 8, limit 7"),
-        ({"acceptance": 3}, "acceptance 3 is unknown"),
+        ({"receive_order": 3}, "receive_order 3 is unknown"),
     ],
 )
 def test_an_impossible_offer_is_refused(changes: dict[str, int], words: str) -> None:

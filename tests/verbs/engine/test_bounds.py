@@ -22,7 +22,7 @@ from tests.verbs.engine.verbs_sides import (
     write,
 )
 from urds.dat.conf import ConfError, parse_conf
-from urds.verbs.engine.numbers import PSN_MASK, Acceptance, QPState, WCStatus
+from urds.verbs.engine.numbers import PSN_MASK, QPState, ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.responder import ANSWERS_MAX
@@ -48,7 +48,7 @@ def test_ranges_of_any_width_cost_no_time() -> None:
 
 def test_a_read_over_numbers_that_came_ahead_leaves_nothing_of_them() -> None:
     """Its answers take the numbers that two writes claim: they are never next."""
-    side = make_answering(acceptance=Acceptance.BY_ARRIVAL)
+    side = make_answering(receive_order=ReceiveOrder.ARRIVAL_ORDER)
     ahead = [write(side, psn, 0, b"x") for psn in (101, 102, 103)]
     answers(side, *ahead, read(side, 100, 0, 3 * MTU_BYTES))
     (ack,) = answers(side, write(side, 106, 0, b"x"))
@@ -56,7 +56,7 @@ def test_a_read_over_numbers_that_came_ahead_leaves_nothing_of_them() -> None:
 
 
 def test_a_read_that_grows_when_repeated_leaves_nothing_of_them() -> None:
-    side = make_answering(acceptance=Acceptance.BY_ARRIVAL)
+    side = make_answering(receive_order=ReceiveOrder.ARRIVAL_ORDER)
     answers(side, read(side, 100, 0, 10))
     answers(side, write(side, 102, 0, b"x"), read(side, 100, 0, 4 * MTU_BYTES))
     (ack,) = answers(side, write(side, 106, 0, b"x"))

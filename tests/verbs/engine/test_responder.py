@@ -20,10 +20,10 @@ from tests.verbs.engine.verbs_sides import (
 )
 from urds.verbs.engine.numbers import (
     RNR_TIMER_NS,
-    Acceptance,
     AccessFlag,
     AsyncEventType,
     QPState,
+    ReceiveOrder,
     WCFlag,
     WCOpcode,
     WCStatus,
@@ -377,9 +377,9 @@ def test_a_link_without_loss_is_silent_about_what_is_ahead() -> None:
     assert answers(side, write(side, 101, 0, b"x")) == []
 
 
-@pytest.mark.parametrize("acceptance", list(Acceptance))
-def test_before_rtr_and_after_reset_nothing_is_taken(acceptance: Acceptance) -> None:
-    side = Side(0xB, LOSSY, acceptance=acceptance)
+@pytest.mark.parametrize("receive_order", list(ReceiveOrder))
+def test_before_rtr_and_after_reset_nothing_is_taken(receive_order: ReceiveOrder) -> None:
+    side = Side(0xB, LOSSY, receive_order=receive_order)
     assert answers(side, write(side, 100, 0, b"x")) == [] and side.memory[:1] == b"\0"
 
 

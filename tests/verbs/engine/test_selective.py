@@ -1,4 +1,4 @@
-"""Selective acceptance: packets ahead of others, receive buffers out of order, the counts.
+"""Selective receive order: packets ahead of others, receive buffers out of order, the counts.
 
 The cases S3 to S19 and W1 to W9 of docs/reference/dat.md 23 are played here with packets, without
 the endpoints that count them for an application.
@@ -19,7 +19,7 @@ from tests.verbs.engine.verbs_sides import (
     send,
     write,
 )
-from urds.verbs.engine.numbers import Acceptance, AsyncEventType, QPAttrMask, QPState, WCStatus
+from urds.verbs.engine.numbers import AsyncEventType, QPAttrMask, QPState, ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.receives import SharedReceiveQueue
@@ -29,10 +29,12 @@ OK, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 SLOT_BYTES = 128
 
 
-def make(acceptance: Acceptance = Acceptance.BY_ARRIVAL, *, receives: int = 30, shared=True):
+def make(
+    receive_order: ReceiveOrder = ReceiveOrder.ARRIVAL_ORDER, *, receives: int = 30, shared=True
+):
     """Return a side with receives posted; receive n has slot n of the memory."""
     srq = SharedReceiveQueue(512, 4) if shared else None
-    side = Side(0xB, LOSSY, memory_bytes=64 * SLOT_BYTES, acceptance=acceptance, srq=srq)
+    side = Side(0xB, LOSSY, memory_bytes=64 * SLOT_BYTES, receive_order=receive_order, srq=srq)
     side.lead(0xA)
     for wr_id in range(receives):
         side.receive(wr_id, wr_id * SLOT_BYTES, SLOT_BYTES)
@@ -62,9 +64,9 @@ def complete_to(side: Side, msn: int) -> None:
     assert [wc.status for wc in side.received()] == [OK] * msn
 
 
-def in_s4(acceptance: Acceptance = Acceptance.BY_ARRIVAL) -> Side:
+def in_s4(receive_order: ReceiveOrder = ReceiveOrder.ARRIVAL_ORDER) -> Side:
     """Completed up to 18; first fragments of 19, 22 and 23 are there."""
-    side = make(acceptance)
+    side = make(receive_order)
     complete_to(side, 18)
     give(side, first(19), first(22), first(23))
     return side
@@ -90,13 +92,13 @@ def test_s3_a_first_fragment_takes_a_buffer() -> None:
     assert side.qp.recv_query() == (1, 1) and len(side.srq) == 9
 
 
-def test_s4_by_arrival_three_buffers_span_five_messages() -> None:
+def test_s4_in_arrival_order_three_buffers_span_five_messages() -> None:
     side = in_s4()
     assert side.qp.recv_query() == (3, 5) and len(side.srq) == 30 - 18 - 3
 
 
 def test_s5_filled_gaps_hold_five_buffers() -> None:
-    side = in_s4(Acceptance.FILL_GAPS)
+    side = in_s4(ReceiveOrder.FILL_GAPS)
     assert side.qp.recv_query() == (5, 5) and len(side.srq) == 30 - 18 - 5
 
 
@@ -330,7 +332,7 @@ def test_what_is_there_is_told_as_ranges() -> None:
 
 
 def test_ranges_wrap_with_the_psns() -> None:
-    side = Side(0xB, LOSSY, acceptance=Acceptance.BY_ARRIVAL)
+    side = Side(0xB, LOSSY, receive_order=ReceiveOrder.ARRIVAL_ORDER)
     side.lead(0xA, rq_psn=0xFFFFFE)
     (ack,) = give(side, write(side, 0xFFFFFF, 0, b"a"), write(side, 0, 1, b"b"))
     assert ack.psn == 0xFFFFFD and ack.selective == ((0xFFFFFF, 0),)

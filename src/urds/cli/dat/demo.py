@@ -15,7 +15,7 @@ from urds import dat
 from urds.cli.dat.test_peer import connect_endpoints
 from urds.cli.output import BAD, GOOD, Exit, Output, columns
 from urds.cli.parser import Command, json_option
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.sim import PacketHold, SimNetwork
 
@@ -28,7 +28,7 @@ _BUFFERS: Final = 30
 _WAIT_S: Final = 5.0
 _STEP_NS: Final = 1000  # of virtual time: long before the sender retries anything
 
-STRATEGIES: Final = (Acceptance.BY_ARRIVAL, Acceptance.FILL_GAPS)
+STRATEGIES: Final = (ReceiveOrder.ARRIVAL_ORDER, ReceiveOrder.FILL_GAPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Step:
 
     text: str
     packets: tuple[tuple[int, int], ...]
-    by_arrival: tuple[int, int]
+    arrival_order: tuple[int, int]
     fill_gaps: tuple[int, int]
 
 
@@ -95,7 +95,7 @@ def run(options: DatDemoOptions) -> Exit:
     return Exit.OK if is_good else Exit.FAILED
 
 
-def evolution(strategy: Acceptance) -> Iterator[Row]:
+def evolution(strategy: ReceiveOrder) -> Iterator[Row]:
     """Yield a row after each step of the script."""
     network = SimNetwork(mtu_bytes=_PACKET_BYTES)
     with _open(network, "sender", strategy) as left, _open(network, "receiver", strategy) as right:
@@ -115,11 +115,11 @@ def evolution(strategy: Acceptance) -> Iterator[Row]:
             yield _row(strategy, step, completed, receiver)
 
 
-def _row(strategy: Acceptance, step: Step, completed: int, receiver: dat.Endpoint) -> Row:
+def _row(strategy: ReceiveOrder, step: Step, completed: int, receiver: dat.Endpoint) -> Row:
     info = receiver.recv_query()
     assert receiver.srq is not None, "the receiver was made with a shared queue"
     queue = receiver.srq.query()
-    expected = step.by_arrival if strategy is Acceptance.BY_ARRIVAL else step.fill_gaps
+    expected = step.arrival_order if strategy is ReceiveOrder.ARRIVAL_ORDER else step.fill_gaps
     return Row(
         strategy.name,
         step.text,
@@ -132,9 +132,9 @@ def _row(strategy: Acceptance, step: Step, completed: int, receiver: dat.Endpoin
     )
 
 
-def _open(network: SimNetwork, name: str, strategy: Acceptance) -> dat.InterfaceAdapter:
+def _open(network: SimNetwork, name: str, strategy: ReceiveOrder) -> dat.InterfaceAdapter:
     adapter = network.adapter(name)
-    support = dat.Support(acceptance=strategy)
+    support = dat.Support(receive_order=strategy)
     return dat.InterfaceAdapter(name, adapter, address=adapter.address, support=support)
 
 
@@ -171,10 +171,10 @@ def _deliver(network: SimNetwork, hold: PacketHold, message: int, half: int) -> 
     network.run(for_ns=_STEP_NS)
 
 
-def _print_table(output: Output, strategy: Acceptance, rows: list[Row]) -> None:
+def _print_table(output: Output, strategy: ReceiveOrder, rows: list[Row]) -> None:
     title = {
-        Acceptance.BY_ARRIVAL: "A message takes its buffer when it arrives",
-        Acceptance.FILL_GAPS: "A message takes buffers for those below it, too",
+        ReceiveOrder.ARRIVAL_ORDER: "A message takes its buffer when it arrives",
+        ReceiveOrder.FILL_GAPS: "A message takes buffers for those below it, too",
     }[strategy]
     output.table(
         title,

@@ -68,7 +68,7 @@ class Offer:
     initiator_depth: int = 0
     retry_count: int = 0
     rnr_retry_count: int = 0
-    acceptance: int = 0
+    receive_order: int = 0
     qkey: int = 0
 
 
@@ -160,8 +160,8 @@ def _offer(*values: int) -> Offer:
         raise WireError(f"{reads} outstanding reads, limit {READS_MAX}")
     if (retries := max(offer.retry_count, offer.rnr_retry_count)) > 7:
         raise WireError(f"retry count {retries}, limit 7")
-    if offer.acceptance > 2:
-        raise WireError(f"acceptance {offer.acceptance} is unknown")
+    if offer.receive_order > 2:
+        raise WireError(f"receive_order {offer.receive_order} is unknown")
     return offer
 
 
@@ -179,7 +179,7 @@ def _parse_reason(reason: int) -> dict[str, Any]:
 
 # magic kind (1 reserved) private_bytes local_id remote_id opening
 _HEADER: Final = Layout("connection message", ">4sBxHII8s", size_bytes=24)
-# qpn sequence_start mtu_bytes responder initiator retries rnr acceptance (3 reserved) qkey
+# qpn sequence_start mtu_bytes responder initiator retries rnr receive_order (3 reserved) qkey
 _OFFER_FORMAT: Final = "IIIBBBBB3xI"
 # space source_port target_port (2 reserved) source target, offer
 _REQUEST: Final = Layout("request", ">HHH2x16s16s" + _OFFER_FORMAT, size_bytes=64)

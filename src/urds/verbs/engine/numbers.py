@@ -167,11 +167,11 @@ class MTU(IntEnum):
     MTU_4096 = 5
 
 
-class Acceptance(IntEnum):
+class ReceiveOrder(IntEnum):
     """What a responder does with a packet that arrives ahead of others."""
 
     IN_ORDER = 0  # drop it: the requester goes back N. Receive buffers never have gaps
-    BY_ARRIVAL = 1  # keep it; its message takes a buffer when its first byte arrives
+    ARRIVAL_ORDER = 1  # keep it; its message takes a buffer when its first byte arrives
     FILL_GAPS = 2  # keep it; messages below it take their buffers at once as well
 
 

@@ -24,11 +24,11 @@ from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.datagrams import GID_BYTES, UdTransport
 from urds.verbs.engine.keys import AccessError, KeyTable
 from urds.verbs.engine.numbers import (
-    Acceptance,
     AsyncEventType,
     QPAttrMask,
     QPState,
     QPType,
+    ReceiveOrder,
     SendFlag,
     WCOpcode,
     WCStatus,
@@ -68,7 +68,7 @@ class QueuePair:
     sq_sig_all: bool = False
     keys: KeyTable
     link: LinkTraits
-    acceptance: Acceptance = Acceptance.IN_ORDER
+    receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
 
     def __post_init__(self, cap: QPCap) -> None:
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it

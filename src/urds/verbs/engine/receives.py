@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from urds.verbs.engine.keys import AccessError
-from urds.verbs.engine.numbers import Acceptance, AsyncEventType, WCFlag, WCOpcode, WCStatus
+from urds.verbs.engine.numbers import AsyncEventType, ReceiveOrder, WCFlag, WCOpcode, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
 from urds.verbs.engine.work import WC, RecvWR
 
@@ -223,12 +223,12 @@ class IncomingMessages:
     _queue: ReceiveQueue
     _tracker: ReceiveTracker
     _shared: bool
-    # Taken receives by message number; the numbers may have gaps with BY_ARRIVAL only.
+    # Taken receives by message number; the numbers may have gaps with ARRIVAL_ORDER only.
     _taken: dict[int, RecvWR] = field(default_factory=dict)
     _taken_up_to: int = 0  # without gaps: the highest message that has a receive
     _held: list[tuple[int, WC, bool]] = field(default_factory=list)  # no deque: see SendQueue
 
-    def take(self, msn: int, acceptance: Acceptance) -> bool:
+    def take(self, msn: int, receive_order: ReceiveOrder) -> bool:
         """Assign a receive to message `msn` if it has none; return whether it has one now.
 
         The receives of a queue pair's own queue belong to the next messages in posting order, so
@@ -244,7 +244,7 @@ class IncomingMessages:
             if self._shared:
                 self._tracker.allocate(msn)
             return True
-        if self._shared and acceptance is Acceptance.BY_ARRIVAL:
+        if self._shared and receive_order is ReceiveOrder.ARRIVAL_ORDER:
             wanted = range(msn, msn + 1)
         else:
             wanted = range(self._taken_up_to + 1, msn + 1)

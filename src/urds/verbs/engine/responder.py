@@ -3,9 +3,9 @@
 Requests take effect in the order of their PSNs. A packet at the expected PSN is checked, placed
 and executed. One behind it is a duplicate: sends and writes are only acknowledged again, reads
 are read again, atomic operations answered from memory and never executed twice. One ahead is
-dropped (the requester goes back), or, with selective acceptance, its bytes are placed at once and
-the rest waits for what is missing. A packet ahead that breaks a rule counts as not arrived: it is
-checked again when it is next.
+dropped (the requester goes back), or, with a selective receive order, its bytes are placed at once
+and the rest waits for what is missing. A packet ahead that breaks a rule counts as not arrived: it
+is checked again when it is next.
 
 A request that breaks a rule is answered with a NAK and ends the queue pair; the NAK is repeated
 for each further request, since it may get lost.
@@ -32,10 +32,10 @@ from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
     PSN_BITS,
     PSN_MASK,
-    Acceptance,
     AccessFlag,
     AsyncEventType,
     QPState,
+    ReceiveOrder,
     WCStatus,
 )
 from urds.verbs.engine.packets import (
@@ -130,7 +130,7 @@ class Responder:
             self._accept_in_order(packet)
         elif ahead < 0:
             self._handle_duplicate(packet, self._expected + ahead)
-        elif self._qp.acceptance is Acceptance.IN_ORDER:
+        elif self._qp.receive_order is ReceiveOrder.IN_ORDER:
             # Told once, until the sequence goes on. Without loss it is a resend that is awaited.
             if not self._gap_told and not self._qp.link.lossless:
                 self._gap_told = self._gap_due = True
@@ -281,7 +281,7 @@ class Responder:
         """Take a receive for the message of a packet; put the bytes of a send into it."""
         qp = self._qp
         msn = qp.tracker.unwrap(packet.msn)
-        if not self._incoming.take(msn, qp.acceptance):
+        if not self._incoming.take(msn, qp.receive_order):
             raise _NoReceive
         qp.check_marks()
         if qp.state is QPState.ERR:

@@ -21,7 +21,7 @@ from typing import Any
 
 from urds.common.types import HostPort
 from urds.verbs.engine.keys import KeyTable
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.queue_pair import LinkTraits, QueuePair
 from urds.verbs.engine.work import AddressVector, EngineEvent
 
@@ -64,7 +64,7 @@ class DeviceAttributes:
     rnr: bool = True  # a missing receive buffer is waited for; else it ends the connection
     remote_errors: bool = True  # the failed request itself completes with the remote's reason
     raw_connect: bool = True  # INIT, RTR, RTS by hand; else by the connection manager only
-    acceptance: frozenset[Acceptance] = frozenset({Acceptance.IN_ORDER})
+    receive_order: frozenset[ReceiveOrder] = frozenset({ReceiveOrder.IN_ORDER})
 
 
 class PortSpace(IntEnum):

@@ -407,7 +407,7 @@ class PacketAdapter(Adapter):
             initiator_depth=parameters.initiator_depth,
             retry_count=parameters.retry_count,
             rnr_retry_count=parameters.rnr_retry_count,
-            acceptance=qp.acceptance,
+            receive_order=qp.receive_order,
             qkey=parameters.qkey or qp.attr.qkey,
         )
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.keys import KeyTable
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import Packet, parse_packet
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
@@ -174,7 +174,7 @@ class SimNetwork:
                 name=name or f"sim{number - 1}",
                 provider="sim",
                 link=self._link,
-                acceptance=frozenset(Acceptance),
+                receive_order=frozenset(ReceiveOrder),
             )
             adapter = SimAdapter(self, attributes, address, self._settings, self._random)
             self._adapters[adapter.gid] = adapter

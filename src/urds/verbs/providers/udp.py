@@ -28,7 +28,7 @@ from typing import Any, Final
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import MTU_BYTES_MIN
 from urds.verbs.cm.records import CmSettings
-from urds.verbs.engine.numbers import Acceptance
+from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
@@ -207,7 +207,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             name=name,
             provider="udp",
             link=LinkTraits(mtu_bytes=mtu_bytes, lossless=False),
-            acceptance=frozenset(Acceptance),
+            receive_order=frozenset(ReceiveOrder),
         )
         super().__init__(
             attributes,
