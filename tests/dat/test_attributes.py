@@ -7,7 +7,7 @@ import pytest
 from tests.dat.fakes import FakeFeeder, fake_of, open_fake
 from urds import dat
 from urds.dat import AsyncEvdHandle, EvdFlag, HandleType
-from urds.dat.addresses import numeric_address, port_of
+from urds.dat.arguments import numeric_address, port_of
 from urds.dat.constants import IaField, ProviderField
 from urds.dat.evd import EventDispatcher
 from urds.dat.ia import InterfaceAdapter

@@ -16,7 +16,6 @@ from urds.dat import returns as _returns
 from urds.dat.api import *  # noqa: F403 - each call is defined once, there
 from urds.dat.api_resources import *  # noqa: F403 - each call is defined once, there
 from urds.dat.constants import *  # noqa: F403 - each number is defined once, there
-from urds.dat.cr import ConnectionRequest, ConnectionRequestEvent, CrParam
 from urds.dat.devices import dat_provider_fini, dat_provider_init
 from urds.dat.endpoint import ConnectionEvent, DtoCompletionEvent, Endpoint, EpParam
 from urds.dat.errors import *  # noqa: F403 - each kind is defined once, there
@@ -35,6 +34,7 @@ from urds.dat.records import *  # noqa: F403 - each record is defined once, ther
 from urds.dat.registry import Provider, Support
 from urds.dat.returns import DatReturn, ReturnType, Subtype
 from urds.dat.rsp import ReservedServicePoint, RspParam
+from urds.dat.service_points import ConnectionRequest, ConnectionRequestEvent, CrParam
 from urds.dat.srq import SharedReceiveQueue, SrqParam
 
 globals().update(_constants.FLAT | _returns.FLAT)

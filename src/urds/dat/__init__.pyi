@@ -31,7 +31,7 @@ from urds.dat.constants import (
     ProviderField, PspField, PspFlag, PzField, PzSupport, Qos, RmrField, RspField, ServiceType,
     SrqField, SrqInfo, SrqReason, SrqState, SrqWatermarks,
 )
-from urds.dat.cr import ConnectionRequest, ConnectionRequestEvent, CrParam
+from urds.dat.service_points import ConnectionRequest, ConnectionRequestEvent, CrParam
 from urds.dat.devices import dat_provider_fini, dat_provider_init
 from urds.dat.endpoint import ConnectionEvent, DtoCompletionEvent, Endpoint, EpParam
 from urds.dat.errors import (

@@ -9,7 +9,7 @@ when `ret` is not SUCCESS. Source: docs/reference/dat.md 4, 8, 9, 10, 13, 14, 20
 from collections.abc import Sequence
 from typing import Any, Final
 
-from urds.dat.addresses import IaAddress
+from urds.dat.arguments import IaAddress
 from urds.dat.calling import (
     SUCCESS,
     bytes_of,
@@ -37,7 +37,6 @@ from urds.dat.constants import (
     PspFlag,
     RspField,
 )
-from urds.dat.cr import ConnectionRequest, CrParam
 from urds.dat.endpoint import Endpoint, EpParam
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits
 from urds.dat.evd import EventDispatcher
@@ -57,6 +56,7 @@ from urds.dat.records import (
 from urds.dat.registry import REGISTRY, Provider
 from urds.dat.returns import DatReturn, ReturnType, Subtype, names_of
 from urds.dat.rsp import ReservedServicePoint, RspParam
+from urds.dat.service_points import ConnectionRequest, CrParam
 from urds.dat.srq import SharedReceiveQueue
 from urds.dat.timeouts import ns_of_us
 

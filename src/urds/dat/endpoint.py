@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from urds.dat.addresses import IaAddress, numeric_address, port_of
+from urds.dat.arguments import IaAddress, numeric_address, port_of
 from urds.dat.constants import (
     DAT_HW_DEFAULT,
     CompletionFlag,

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from urds.dat.addresses import port_of
+from urds.dat.arguments import port_of
 from urds.dat.constants import EpState, HandleType, PspFlag
-from urds.dat.cr import ConnectionRequest
 from urds.dat.endpoint import Endpoint
 from urds.dat.errors import dat_error, from_os_error
 from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import ReturnType, Subtype
+from urds.dat.service_points import ConnectionRequest
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from urds.dat.addresses import port_of
+from urds.dat.arguments import port_of
 from urds.dat.constants import EpState, HandleType
-from urds.dat.cr import ConnectionRequest
 from urds.dat.endpoint import Endpoint
 from urds.dat.ep_state import Input, next_state
 from urds.dat.errors import from_os_error
@@ -18,6 +17,7 @@ from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import Subtype
+from urds.dat.service_points import ConnectionRequest
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
 if TYPE_CHECKING:

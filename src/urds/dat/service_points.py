@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from urds.dat.addresses import port_of
+from urds.dat.arguments import port_of
 from urds.dat.constants import EpState, EventNumber, HandleType
 from urds.dat.endpoint import Endpoint
 from urds.dat.ep_state import Input
