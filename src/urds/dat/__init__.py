@@ -14,7 +14,6 @@ from types import ModuleType as _ModuleType
 from urds.dat import constants as _constants
 from urds.dat import returns as _returns
 from urds.dat.api import *  # noqa: F403 - each call is defined once, there
-from urds.dat.api_resources import *  # noqa: F403 - each call is defined once, there
 from urds.dat.constants import *  # noqa: F403 - each number is defined once, there
 from urds.dat.devices import dat_provider_fini, dat_provider_init
 from urds.dat.endpoint import ConnectionEvent, DtoCompletionEvent, Endpoint, EpParam
@@ -28,13 +27,19 @@ from urds.dat.memory import (
     RmrBindCompletionEvent,
     RmrParam,
 )
-from urds.dat.psp import PspParam, PublicServicePoint
 from urds.dat.pz import ProtectionZone, PzParam
 from urds.dat.records import *  # noqa: F403 - each record is defined once, there
 from urds.dat.registry import Provider, Support
 from urds.dat.returns import DatReturn, ReturnType, Subtype
-from urds.dat.rsp import ReservedServicePoint, RspParam
-from urds.dat.service_points import ConnectionRequest, ConnectionRequestEvent, CrParam
+from urds.dat.service_points import (
+    ConnectionRequest,
+    ConnectionRequestEvent,
+    CrParam,
+    PspParam,
+    PublicServicePoint,
+    ReservedServicePoint,
+    RspParam,
+)
 from urds.dat.srq import SharedReceiveQueue, SrqParam
 
 globals().update(_constants.FLAT | _returns.FLAT)

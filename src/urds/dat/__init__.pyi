@@ -3,23 +3,21 @@
 # fmt: off
 from typing import Final
 from urds.dat.api import (
-    dat_cr_accept, dat_cr_handoff, dat_cr_query, dat_cr_reject, dat_ep_connect, dat_ep_create,
+    dat_cno_create, dat_cno_free, dat_cno_modify_agent, dat_cno_query, dat_cno_wait, dat_cr_accept,
+    dat_cr_handoff, dat_cr_query, dat_cr_reject, dat_ep_connect, dat_ep_create,
     dat_ep_create_with_srq, dat_ep_disconnect, dat_ep_dup_connect, dat_ep_free, dat_ep_get_status,
     dat_ep_modify, dat_ep_post_rdma_read, dat_ep_post_rdma_write, dat_ep_post_recv,
     dat_ep_post_send, dat_ep_query, dat_ep_recv_query, dat_ep_reset, dat_ep_set_watermark,
-    dat_get_consumer_context, dat_get_handle_type, dat_ia_close, dat_ia_open, dat_ia_openv,
-    dat_ia_query, dat_psp_create, dat_psp_create_any, dat_psp_free, dat_psp_query,
-    dat_registry_add_provider, dat_registry_list_providers, dat_registry_remove_provider,
-    dat_rsp_create, dat_rsp_free, dat_rsp_query, dat_set_consumer_context, dat_strerror,
-)
-from urds.dat.api_resources import (
-    dat_cno_create, dat_cno_free, dat_cno_modify_agent, dat_cno_query, dat_cno_wait,
     dat_evd_clear_unwaitable, dat_evd_create, dat_evd_dequeue, dat_evd_disable, dat_evd_enable,
     dat_evd_free, dat_evd_modify_cno, dat_evd_post_se, dat_evd_query, dat_evd_resize,
-    dat_evd_set_unwaitable, dat_evd_wait, dat_lmr_create, dat_lmr_free, dat_lmr_query,
-    dat_lmr_sync_rdma_read, dat_lmr_sync_rdma_write, dat_pz_create, dat_pz_free, dat_pz_query,
-    dat_rmr_bind, dat_rmr_create, dat_rmr_free, dat_rmr_query, dat_srq_create, dat_srq_free,
-    dat_srq_post_recv, dat_srq_query, dat_srq_resize, dat_srq_set_lw,
+    dat_evd_set_unwaitable, dat_evd_wait, dat_get_consumer_context, dat_get_handle_type,
+    dat_ia_close, dat_ia_open, dat_ia_openv, dat_ia_query, dat_lmr_create, dat_lmr_free,
+    dat_lmr_query, dat_lmr_sync_rdma_read, dat_lmr_sync_rdma_write, dat_psp_create,
+    dat_psp_create_any, dat_psp_free, dat_psp_query, dat_pz_create, dat_pz_free, dat_pz_query,
+    dat_registry_add_provider, dat_registry_list_providers, dat_registry_remove_provider,
+    dat_rmr_bind, dat_rmr_create, dat_rmr_free, dat_rmr_query, dat_rsp_create, dat_rsp_free,
+    dat_rsp_query, dat_set_consumer_context, dat_srq_create, dat_srq_free, dat_srq_post_recv,
+    dat_srq_query, dat_srq_resize, dat_srq_set_lw, dat_strerror,
 )
 from urds.dat.constants import (
     AsyncEvdHandle, CloseFlag, CnoField, CompletionFlag, ConnectFlag, CrField, DAT_FALSE,
@@ -31,7 +29,6 @@ from urds.dat.constants import (
     ProviderField, PspField, PspFlag, PzField, PzSupport, Qos, RmrField, RspField, ServiceType,
     SrqField, SrqInfo, SrqReason, SrqState, SrqWatermarks,
 )
-from urds.dat.service_points import ConnectionRequest, ConnectionRequestEvent, CrParam
 from urds.dat.devices import dat_provider_fini, dat_provider_init
 from urds.dat.endpoint import ConnectionEvent, DtoCompletionEvent, Endpoint, EpParam
 from urds.dat.errors import (
@@ -47,7 +44,6 @@ from urds.dat.evd import (
 )
 from urds.dat.ia import InterfaceAdapter, open_ia, providers, register, unregister
 from urds.dat.memory import LmrParam, LocalMemory, RemoteMemory, RmrBindCompletionEvent, RmrParam
-from urds.dat.psp import PspParam, PublicServicePoint
 from urds.dat.pz import ProtectionZone, PzParam
 from urds.dat.records import (
     EpAttr, EpStatus, IaAttr, LmrTriplet, NamedAttr, ProviderAttr, ProviderInfo, RecvInfo,
@@ -55,7 +51,10 @@ from urds.dat.records import (
 )
 from urds.dat.registry import Provider, Support
 from urds.dat.returns import DatReturn, ReturnType, Subtype
-from urds.dat.rsp import ReservedServicePoint, RspParam
+from urds.dat.service_points import (
+    ConnectionRequest, ConnectionRequestEvent, CrParam, PspParam, PublicServicePoint,
+    ReservedServicePoint, RspParam,
+)
 from urds.dat.srq import SharedReceiveQueue, SrqParam
 open = open_ia
 __all__ = [

@@ -1,21 +1,29 @@
-"""Addresses of interface adapters, and connection qualifiers as ports.
+"""What callers give, checked: addresses, qualifiers, times, counted lists, numbers of enums.
 
+Connection qualifiers become ports. Times become nanoseconds: they are microseconds in the C calls,
+seconds in the objects.
 Source: docs/reference/dat.md 1.1, 9, 17.1 (the rule of the library over rdma_cm for qualifiers).
 """
 
 import ipaddress
-from typing import Final
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from urds.common.types import HostPort, IPAddress
+from urds.dat.constants import DAT_TIMEOUT_INFINITE, DAT_VALUE_UNKNOWN
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.returns import ReturnType, Subtype
 
+A = TypeVar("A")
 IaAddress = str | IPAddress | HostPort
 
 QUAL_MAX: Final = (1 << 64) - 1
 PORT_LAST: Final = 65_535
 _FOLDED_FIRST: Final = 33_534
 _FOLDED_COUNT: Final = 32_001
+_NS_PER_US: Final = 1000
+_US_PER_S: Final = 1_000_000
 
 
 def numeric_address(address: object) -> str:
@@ -45,6 +53,63 @@ def port_of(conn_qual: object, *, argument: int) -> int:
     if conn_qual <= PORT_LAST:
         return conn_qual
     return _FOLDED_FIRST + conn_qual % _FOLDED_COUNT
+
+
+def ns_of_us(timeout_us: int, *, argument: int) -> int | None:
+    """Return nanoseconds; `None` for DAT_TIMEOUT_INFINITE.
+
+    Raises DatInvalidParameter: not 0 to 2**32 - 1.
+    """
+    if not 0 <= timeout_us <= DAT_TIMEOUT_INFINITE:
+        detail = f"timeout of {timeout_us} us, from 0 to {DAT_TIMEOUT_INFINITE}"
+        raise bad_argument(argument, detail)
+    return None if timeout_us == DAT_TIMEOUT_INFINITE else timeout_us * _NS_PER_US
+
+
+def ns_of_s(timeout_s: float | None, *, argument: int) -> int | None:
+    """Return nanoseconds, rounded up to a whole microsecond; `None` for `None`.
+
+    Raises DatInvalidParameter: negative or not finite.
+    """
+    if timeout_s is None:
+        return None
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise bad_argument(argument, f"timeout of {timeout_s} s, from 0 on and finite")
+    return math.ceil(timeout_s * _US_PER_S) * _NS_PER_US
+
+
+def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
+    """Return the first `count` segments of a list, arguments 2 and 3 of the calls that post.
+
+    Raises DatInvalidParameter: fewer are there, or it is no list.
+    """
+    given: Sequence[A] = () if iov is None else iov
+    if not isinstance(given, Sequence):
+        raise bad_argument(3, f"{given!r} is no list of segments")
+    if not 0 <= count <= len(given):
+        raise bad_argument(2, f"{count} segments of {len(given)}")
+    return given[:count]
+
+
+def bytes_of(count_bytes: int, data: bytes | None, *, argument: int) -> bytes:
+    """Return the first bytes of private data. Raises DatInvalidParameter: fewer are there."""
+    given = b"" if data is None else bytes(data)
+    if not 0 <= count_bytes <= len(given):
+        raise bad_argument(argument, f"{count_bytes} bytes of private data of {len(given)}")
+    return given[:count_bytes]
+
+
+def choice(kind: Callable[[int], A], value: int, *, argument: int) -> A:
+    """Return the member of an enum. Raises DatInvalidParameter: it has none of this value."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise bad_argument(argument, str(error)) from None
+
+
+def or_unknown(count: int | None) -> int:
+    """Return a count, DAT_VALUE_UNKNOWN for one that the provider does not support."""
+    return DAT_VALUE_UNKNOWN if count is None else count
 
 
 def _bad_address(subtype: Subtype, detail: str) -> Exception:

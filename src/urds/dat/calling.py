@@ -4,12 +4,11 @@ A call without outputs returns `ret`; one with outputs returns `(ret, first, sec
 order of the C call, each `None` when `ret` is not SUCCESS. Source: docs/reference/dat.md 20.1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
-from urds.dat.constants import DAT_VALUE_UNKNOWN
-from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
+from urds.dat.errors import DatError, demand_bits, from_os_error
 from urds.dat.handles import DatObject, live
 from urds.dat.returns import DatReturn, ReturnType, Subtype
 
@@ -96,42 +95,3 @@ def queried(
         return query(found)
 
     return one_output(call)()
-
-
-def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
-    """Return the first `count` segments of a list, arguments 2 and 3 of the calls that post.
-
-    Raises DatInvalidParameter: fewer are there, or it is no list.
-    """
-    given: Sequence[A] = () if iov is None else iov
-    if not isinstance(given, Sequence):
-        raise bad_argument(3, f"{given!r} is no list of segments")
-    if not 0 <= count <= len(given):
-        raise bad_argument(2, f"{count} segments of {len(given)}")
-    return given[:count]
-
-
-def bytes_of(count_bytes: int, data: bytes | None, *, argument: int) -> bytes:
-    """Return the first bytes of private data. Raises DatInvalidParameter: fewer are there."""
-    given = b"" if data is None else bytes(data)
-    if not 0 <= count_bytes <= len(given):
-        raise bad_argument(argument, f"{count_bytes} bytes of private data of {len(given)}")
-    return given[:count_bytes]
-
-
-def choice(kind: Callable[[int], A], value: int, *, argument: int) -> A:
-    """Return the member of an enum. Raises DatInvalidParameter: it has none of this value."""
-    try:
-        return kind(value)
-    except ValueError as error:
-        raise bad_argument(argument, str(error)) from None
-
-
-def queue_is_empty() -> DatError:
-    """Return the error of a dequeue that found nothing."""
-    return dat_error(ReturnType.QUEUE_EMPTY)
-
-
-def or_unknown(count: int | None) -> int:
-    """Return a count, DAT_VALUE_UNKNOWN for one that the provider does not support."""
-    return DAT_VALUE_UNKNOWN if count is None else count

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from urds.dat.arguments import IaAddress, numeric_address, port_of
+from urds.dat.arguments import IaAddress, ns_of_s, numeric_address, port_of
 from urds.dat.constants import (
     DAT_HW_DEFAULT,
     CompletionFlag,
@@ -41,7 +41,6 @@ from urds.dat.events import raise_for
 from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone
 from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
-from urds.dat.timeouts import ns_of_s
 from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROpcode
 from urds.verbs.engine.queue_pair import QPCap, QueuePair
 from urds.verbs.engine.work import SendWR

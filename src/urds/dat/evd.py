@@ -29,6 +29,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from urds.dat.arguments import ns_of_s
 from urds.dat.constants import (
     CompletionFlag,
     EvdFlag,
@@ -40,7 +41,6 @@ from urds.dat.errors import bad_argument, dat_error
 from urds.dat.evd_streams import Role, Streams, demand_flags
 from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import ReturnType, Subtype
-from urds.dat.timeouts import ns_of_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

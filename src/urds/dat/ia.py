@@ -28,12 +28,11 @@ from urds.dat.evd_streams import Role
 from urds.dat.events import async_number, async_reason
 from urds.dat.handles import DatObject, OpenDevice, live
 from urds.dat.memory import find_piece
-from urds.dat.psp import PublicServicePoint
 from urds.dat.pz import ProtectionZone
 from urds.dat.records import IaAttr, LmrTriplet, ProviderAttr, ProviderInfo
 from urds.dat.registry import REGISTRY, Provider, Support
 from urds.dat.returns import ReturnType, Subtype
-from urds.dat.rsp import ReservedServicePoint
+from urds.dat.service_points import PublicServicePoint, ReservedServicePoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -136,11 +135,11 @@ class InterfaceAdapter(DatObject):
         evd: EventDispatcher,
         provider_ep: bool = False,
     ) -> PublicServicePoint:
-        """Listen at a connection qualifier, a free one with `None`; see `urds.dat.psp`."""
+        """Listen at a connection qualifier, a free one with `None`; see `PublicServicePoint`."""
         return PublicServicePoint(self, conn_qual, evd, provider_ep=provider_ep)
 
     def reserve(self, conn_qual: int, ep: Endpoint, evd: EventDispatcher) -> ReservedServicePoint:
-        """Listen once for an endpoint; see `urds.dat.rsp`."""
+        """Listen once for an endpoint; see `ReservedServicePoint`."""
         return ReservedServicePoint(self, conn_qual, ep, evd)
 
     # -- asking

@@ -1,6 +1,8 @@
-"""Connection requests: made when a peer asks, gone when they are accepted, rejected or passed on.
+"""Service points, which listen, and the connection requests that reach them.
 
-Source: docs/reference/dat.md 3, 8, 9.
+A public service point listens at a connection qualifier until it is freed, a reserved one for one
+request, which is for one endpoint. A request is made when a peer asks, and gone when it is
+accepted, rejected or passed on. Source: docs/reference/dat.md 3, 4.3, 8, 9.
 """
 
 from __future__ import annotations
@@ -9,16 +11,174 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from urds.dat.arguments import port_of
-from urds.dat.constants import EpState, EventNumber, HandleType
+from urds.dat.constants import EpState, EventNumber, HandleType, PspFlag
 from urds.dat.endpoint import Endpoint
-from urds.dat.ep_state import Input
+from urds.dat.ep_state import Input, next_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.handles import DatObject, live
+from urds.dat.evd_streams import Role
+from urds.dat.handles import DatObject, IaHandle, live
 from urds.dat.returns import ReturnType, Subtype
+from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
 if TYPE_CHECKING:
     from urds.verbs.providers.base import VerbsConnection, VerbsConnectionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class PspParam:
+    """What a public service point is. Mask bits: `PspField`."""
+
+    ia_handle: IaHandle
+    conn_qual: int
+    evd_handle: EventDispatcher
+    psp_flags: PspFlag
+
+
+class PublicServicePoint(DatObject):
+    """A listener. Requests that were queued stay valid when it is freed."""
+
+    handle_type: ClassVar[HandleType] = HandleType.PSP
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_PSP
+
+    def __init__(
+        self,
+        ia: DatObject,
+        conn_qual: int | None,
+        evd: EventDispatcher,
+        *,
+        provider_ep: bool = False,
+    ) -> None:
+        """Listen at `conn_qual`, at a free one with `None`; as many may wait as `evd` is long.
+
+        With `provider_ep` each request brings an endpoint that has neither zone nor dispatchers.
+        Raises DatConnQualInUse, DatConnQualUnavailable, DatInvalidHandle, DatInvalidParameter.
+        """
+        with ia.lock:
+            ia.demand_live()
+            live(evd, EventDispatcher, Role.CR.subtype)
+            ia.device.demand_own(evd)
+            port = 0 if conn_qual is None else port_of(conn_qual, argument=2)
+            super().__init__(ia)
+            self.evd = evd
+            self.flags = PspFlag.PROVIDER if provider_ep else PspFlag.CONSUMER
+            evd.attach(Role.CR, self)
+            try:
+                self._listener = ia.device.adapter.listen(
+                    (ia.device.address, port),
+                    PortSpace.TCP,
+                    backlog=evd.qlen,
+                    on_event=self._handle_event,
+                )
+            except OSError as error:
+                evd.detach(Role.CR, self)
+                if conn_qual is None:
+                    kind = ReturnType.CONN_QUAL_UNAVAILABLE
+                    raise dat_error(kind, detail=str(error)) from error
+                raise from_os_error(error) from error
+            self.conn_qual = self._listener.local[1] if conn_qual is None else conn_qual
+            self.device.takers[self.conn_qual] = self.take
+            self.enlist()
+
+    def query(self) -> PspParam:
+        """Return what the service point is."""
+        with self.lock:
+            self.demand_live()
+            return PspParam(self.ia, self.conn_qual, self.evd, self.flags)
+
+    def take(self, connection: VerbsConnection, private_data: bytes) -> bool:
+        """Queue a request; False if the dispatcher is full. Lock held."""
+        ep = self._tentative_ep() if self.flags is PspFlag.PROVIDER else None
+        request = ConnectionRequest(self.ia, connection, private_data, ep)
+        return request.announce(self.evd, self, self.conn_qual)
+
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return
+        if not self.take(event.connection, event.parameters.private_data):
+            event.connection.close()
+
+    def _tentative_ep(self) -> Endpoint:
+        ep = Endpoint(self.ia, None)
+        ep.state = EpState.TENTATIVE_CONNECTION_PENDING
+        return ep
+
+    def _dispose(self) -> None:
+        del self.device.takers[self.conn_qual]
+        self._listener.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RspParam:
+    """What a reserved service point is. Mask bits: `RspField`."""
+
+    ia_handle: IaHandle
+    conn_qual: int
+    evd_handle: EventDispatcher
+    ep_handle: Endpoint
+
+
+class ReservedServicePoint(DatObject):
+    """A listener that its first request ends; freed before, its endpoint is unconnected again."""
+
+    handle_type: ClassVar[HandleType] = HandleType.RSP
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RSP
+
+    def __init__(self, ia: DatObject, conn_qual: int, ep: Endpoint, evd: EventDispatcher) -> None:
+        """Listen at `conn_qual` for `ep`, which must be UNCONNECTED.
+
+        Raises DatConnQualInUse, DatInvalidHandle, DatInvalidParameter, DatInvalidState.
+        """
+        with ia.lock:
+            ia.demand_live()
+            port = port_of(conn_qual, argument=2)
+            live(ep, Endpoint)
+            live(evd, EventDispatcher, Role.CR.subtype)
+            ia.device.demand_own(ep, evd)
+            reserved = next_state(ep.state, Input.RESERVE)
+            super().__init__(ia)
+            self.conn_qual, self.ep, self.evd = conn_qual, ep, evd
+            self._is_met = False
+            evd.attach(Role.CR, self)
+            try:
+                self._listener = ia.device.adapter.listen(
+                    (ia.device.address, port), PortSpace.TCP, backlog=1, on_event=self._handle_event
+                )
+            except OSError as error:
+                evd.detach(Role.CR, self)
+                raise from_os_error(error) from error
+            ep.state = reserved
+            self.hold(ep)
+            self.enlist()
+
+    def query(self) -> RspParam:
+        """Return what the service point is."""
+        with self.lock:
+            self.demand_live()
+            return RspParam(self.ia, self.conn_qual, self.evd, self.ep)
+
+    def _handle_event(self, event: VerbsConnectionEvent) -> None:
+        if event.kind is not ConnectionEventKind.REQUEST:
+            return
+        if not self.live:
+            event.connection.close()
+            return
+        connection = event.connection
+        self.ep.meet(Input.REQUEST, connection.peer[:2], connection.local[:2])
+        data = event.parameters.private_data
+        request = ConnectionRequest(self.ia, connection, data, self.ep)
+        if not request.announce(self.evd, None, self.conn_qual):
+            connection.close()
+        self._is_met = True
+        self.end()
+
+    def _dispose(self) -> None:
+        if self.ep.live and self.ep.state is EpState.RESERVED:
+            self.ep.move(Input.UNRESERVE)
+        if self._is_met:
+            self.device.adapter.call_soon(self._listener.close)  # it is the one that calls
+        else:
+            self._listener.close()
 
 
 @dataclass(frozen=True, slots=True)
