@@ -22,8 +22,7 @@ from urds.dat import (
     RmrTriplet,
 )
 from urds.dat.ia import InterfaceAdapter
-from urds.dat.memory import LocalMemory
-from urds.dat.pz import ProtectionZone
+from urds.dat.memory import LocalMemory, ProtectionZone
 from urds.dat.returns import Subtype
 from urds.verbs.providers.sim import SimNetwork
 

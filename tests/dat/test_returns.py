@@ -6,10 +6,16 @@ import pickle
 import pytest
 
 from urds import dat
-from urds.dat.calling import no_output, one_output
 from urds.dat.constants import DtoStatus
-from urds.dat.errors import EXCEPTION_OF, RETURN_OF_ERRNO, dat_error, from_os_error
-from urds.dat.events import dto_status
+from urds.dat.ep_transfers import DTO_STATUS_OF
+from urds.dat.errors import (
+    EXCEPTION_OF,
+    RETURN_OF_ERRNO,
+    dat_error,
+    from_os_error,
+    no_output,
+    one_output,
+)
 from urds.dat.returns import DatReturn, ReturnType, Subtype, names_of
 from urds.verbs.engine.numbers import WCStatus
 
@@ -140,4 +146,4 @@ def test_errno_becomes_a_return_value() -> None:
     ],
 )
 def test_a_verbs_status_becomes_a_dat_status(verbs: WCStatus, status: int) -> None:
-    assert dto_status(verbs) is DtoStatus(status)
+    assert DTO_STATUS_OF[verbs] is DtoStatus(status)

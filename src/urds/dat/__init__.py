@@ -23,11 +23,12 @@ from urds.dat.ia import InterfaceAdapter, open_ia, providers, register, unregist
 from urds.dat.memory import (
     LmrParam,
     LocalMemory,
+    ProtectionZone,
+    PzParam,
     RemoteMemory,
     RmrBindCompletionEvent,
     RmrParam,
 )
-from urds.dat.pz import ProtectionZone, PzParam
 from urds.dat.records import *  # noqa: F403 - each record is defined once, there
 from urds.dat.registry import Provider, Support
 from urds.dat.returns import DatReturn, ReturnType, Subtype

@@ -43,8 +43,9 @@ from urds.dat.evd import (
     SoftwareEvent,
 )
 from urds.dat.ia import InterfaceAdapter, open_ia, providers, register, unregister
-from urds.dat.memory import LmrParam, LocalMemory, RemoteMemory, RmrBindCompletionEvent, RmrParam
-from urds.dat.pz import ProtectionZone, PzParam
+from urds.dat.memory import (
+    LmrParam, LocalMemory, ProtectionZone, PzParam, RemoteMemory, RmrBindCompletionEvent, RmrParam,
+)
 from urds.dat.records import (
     EpAttr, EpStatus, IaAttr, LmrTriplet, NamedAttr, ProviderAttr, ProviderInfo, RecvInfo,
     RmrTriplet, SrqAttr,

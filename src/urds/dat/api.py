@@ -6,9 +6,9 @@ DAT_HANDLE_NULL. No call raises for what DAT has a return value for. A call with
 when `ret` is not SUCCESS. Source: docs/reference/dat.md 4, 5, 8 to 14, 20.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from urds.dat.arguments import (
     IaAddress,
@@ -17,14 +17,6 @@ from urds.dat.arguments import (
     ns_of_us,
     or_unknown,
     segments_of,
-)
-from urds.dat.calling import (
-    SUCCESS,
-    no_output,
-    one_output,
-    queried,
-    three_outputs,
-    two_outputs,
 )
 from urds.dat.constants import (
     DAT_THREADSAFE,
@@ -48,7 +40,17 @@ from urds.dat.constants import (
     SrqField,
 )
 from urds.dat.endpoint import Endpoint, EpParam
-from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits
+from urds.dat.errors import (
+    SUCCESS,
+    DatError,
+    bad_argument,
+    dat_error,
+    demand_bits,
+    no_output,
+    one_output,
+    three_outputs,
+    two_outputs,
+)
 from urds.dat.evd import (
     CnoParam,
     EvdParam,
@@ -61,8 +63,7 @@ from urds.dat.evd import (
 from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, live
 from urds.dat.ia import InterfaceAdapter, open_ia
-from urds.dat.memory import LmrParam, LocalMemory, RemoteMemory, RmrParam
-from urds.dat.pz import ProtectionZone, PzParam
+from urds.dat.memory import LmrParam, LocalMemory, ProtectionZone, PzParam, RemoteMemory, RmrParam
 from urds.dat.records import (
     EpAttr,
     IaAttr,
@@ -84,6 +85,8 @@ from urds.dat.service_points import (
 )
 from urds.dat.srq import SharedReceiveQueue, SrqParam
 
+ObjectT = TypeVar("ObjectT", bound=DatObject)
+Record = TypeVar("Record")
 AsyncEvd = EventDispatcher | AsyncEvdHandle
 Iov = Sequence[LmrTriplet] | None
 LmrOutputs = tuple[
@@ -234,7 +237,7 @@ def dat_psp_create_any(ia: object, evd: object, psp_flags: int) -> tuple[int, Pu
 
 def dat_psp_query(psp: object, mask: int) -> tuple[DatReturn, PspParam | None]:
     """Ask what a public service point is; `ret, param`."""
-    return queried(psp, PublicServicePoint, PublicServicePoint.query, mask, PspField.ALL)
+    return _queried(psp, PublicServicePoint, PublicServicePoint.query, mask, PspField.ALL)
 
 
 @no_output
@@ -253,7 +256,7 @@ def dat_rsp_create(ia: object, conn_qual: int, ep: object, evd: object) -> Reser
 
 def dat_rsp_query(rsp: object, mask: int) -> tuple[DatReturn, RspParam | None]:
     """Ask what a reserved service point is; `ret, param`."""
-    return queried(rsp, ReservedServicePoint, ReservedServicePoint.query, mask, RspField.ALL)
+    return _queried(rsp, ReservedServicePoint, ReservedServicePoint.query, mask, RspField.ALL)
 
 
 @no_output
@@ -264,7 +267,7 @@ def dat_rsp_free(rsp: object) -> None:
 
 def dat_cr_query(cr: object, mask: int) -> tuple[DatReturn, CrParam | None]:
     """Ask what a connection request says; `ret, param`."""
-    return queried(cr, ConnectionRequest, ConnectionRequest.query, mask, CrField.ALL)
+    return _queried(cr, ConnectionRequest, ConnectionRequest.query, mask, CrField.ALL)
 
 
 @no_output
@@ -383,7 +386,7 @@ def dat_ep_create_with_srq(
 
 def dat_ep_query(ep: object, mask: int) -> tuple[DatReturn, EpParam | None]:
     """Ask what an endpoint is; `ret, param`."""
-    return queried(ep, Endpoint, Endpoint.query, mask, EpField.ALL)
+    return _queried(ep, Endpoint, Endpoint.query, mask, EpField.ALL)
 
 
 @no_output
@@ -515,7 +518,7 @@ def dat_cno_modify_agent(cno: object, agent: ProxyAgent | None) -> None:
 
 def dat_cno_query(cno: object, mask: int) -> tuple[DatReturn, CnoParam | None]:
     """Ask what a notification point is; `ret, param`."""
-    return queried(cno, NotificationPoint, NotificationPoint.query, mask, CnoField.ALL)
+    return _queried(cno, NotificationPoint, NotificationPoint.query, mask, CnoField.ALL)
 
 
 @one_output
@@ -540,7 +543,7 @@ def dat_evd_create(
 
 def dat_evd_query(evd: object, mask: int) -> tuple[DatReturn, EvdParam | None]:
     """Ask what a dispatcher is; `ret, param`."""
-    return queried(evd, EventDispatcher, EventDispatcher.query, mask, EvdField.ALL)
+    return _queried(evd, EventDispatcher, EventDispatcher.query, mask, EvdField.ALL)
 
 
 @no_output
@@ -629,7 +632,7 @@ def dat_pz_create(ia: object) -> ProtectionZone:
 
 def dat_pz_query(pz: object, mask: int) -> tuple[DatReturn, PzParam | None]:
     """Ask what a zone is; `ret, param`."""
-    return queried(pz, ProtectionZone, ProtectionZone.query, mask, PzField.ALL)
+    return _queried(pz, ProtectionZone, ProtectionZone.query, mask, PzField.ALL)
 
 
 @no_output
@@ -666,7 +669,7 @@ def dat_lmr_create(
 
 def dat_lmr_query(lmr: object, mask: int) -> tuple[DatReturn, LmrParam | None]:
     """Ask what a region is; `ret, param`."""
-    return queried(lmr, LocalMemory, LocalMemory.query, mask, LmrField.ALL)
+    return _queried(lmr, LocalMemory, LocalMemory.query, mask, LmrField.ALL)
 
 
 @no_output
@@ -709,7 +712,7 @@ def dat_rmr_bind(
 
 def dat_rmr_query(rmr: object, mask: int) -> tuple[DatReturn, RmrParam | None]:
     """Ask what a window is bound to; `ret, param`."""
-    return queried(rmr, RemoteMemory, RemoteMemory.query, mask, RmrField.ALL)
+    return _queried(rmr, RemoteMemory, RemoteMemory.query, mask, RmrField.ALL)
 
 
 @no_output
@@ -739,7 +742,7 @@ def dat_srq_post_recv(srq: object, num_segments: int, local_iov: Iov, user_cooki
 
 def dat_srq_query(srq: object, mask: int) -> tuple[DatReturn, SrqParam | None]:
     """Ask what a shared receive queue is; `ret, param`."""
-    return queried(srq, SharedReceiveQueue, _srq_param, mask, SrqField.ALL)
+    return _queried(srq, SharedReceiveQueue, _srq_param, mask, SrqField.ALL)
 
 
 @no_output
@@ -767,6 +770,22 @@ def _srq_param(srq: SharedReceiveQueue) -> SrqParam:
         available_dto_count=or_unknown(param.available_dto_count),
         outstanding_dto_count=or_unknown(param.outstanding_dto_count),
     )
+
+
+def _queried(
+    handle: object, kind: type[ObjectT], query: Callable[[ObjectT], Record], mask: int, known: int
+) -> tuple[DatReturn, Record | None]:
+    """Return how the query of a handle went, and its record; an unknown bit of `mask` is an error.
+
+    A query fills all fields whatever the mask says.
+    """
+
+    def call() -> Record:
+        found = live(handle, kind)
+        demand_bits("mask", mask, known, argument=2)
+        return query(found)
+
+    return one_output(call)()
 
 
 __all__ = [name for name in globals() if name.startswith("dat_") and name != "dat_error"]

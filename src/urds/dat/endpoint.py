@@ -35,9 +35,8 @@ from urds.dat.ep_transfers import (
     demand_flags,
     demand_length,
 )
-from urds.dat.errors import bad_argument, dat_error, from_os_error
+from urds.dat.errors import bad_argument, dat_error, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.events import raise_for
 from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone
 from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype

@@ -14,8 +14,6 @@ from urds.dat.constants import CompletionFlag, DtoStatus, EpState
 from urds.dat.ep_state import wrong_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd_streams import is_signalled
-from urds.dat.events import dto_status
-from urds.dat.iov import pieces_of
 from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.completions import CompletionQueue
@@ -39,6 +37,28 @@ SEND_FLAGS: Final = (
 )
 RDMA_FLAGS: Final = SEND_FLAGS & ~CompletionFlag.SOLICITED_WAIT
 RECV_FLAGS: Final = CompletionFlag.UNSIGNALLED
+DTO_STATUS_OF: Final[dict[WCStatus, DtoStatus]] = {
+    WCStatus.SUCCESS: DtoStatus.SUCCESS,
+    WCStatus.LOC_LEN_ERR: DtoStatus.ERR_LOCAL_LENGTH,
+    WCStatus.LOC_QP_OP_ERR: DtoStatus.ERR_LOCAL_EP,
+    WCStatus.LOC_PROT_ERR: DtoStatus.ERR_LOCAL_PROTECTION,
+    WCStatus.WR_FLUSH_ERR: DtoStatus.ERR_FLUSHED,
+    WCStatus.MW_BIND_ERR: DtoStatus.RMR_OPERATION_FAILED,
+    WCStatus.BAD_RESP_ERR: DtoStatus.ERR_BAD_RESPONSE,
+    WCStatus.LOC_ACCESS_ERR: DtoStatus.ERR_LOCAL_PROTECTION,
+    WCStatus.REM_INV_REQ_ERR: DtoStatus.ERR_REMOTE_RESPONDER,
+    WCStatus.REM_ACCESS_ERR: DtoStatus.ERR_REMOTE_ACCESS,
+    WCStatus.REM_OP_ERR: DtoStatus.ERR_REMOTE_RESPONDER,
+    WCStatus.RETRY_EXC_ERR: DtoStatus.ERR_TRANSPORT,
+    WCStatus.RNR_RETRY_EXC_ERR: DtoStatus.ERR_RECEIVER_NOT_READY,
+    WCStatus.LOC_RDD_VIOL_ERR: DtoStatus.ERR_LOCAL_PROTECTION,
+    WCStatus.REM_INV_RD_REQ_ERR: DtoStatus.ERR_REMOTE_RESPONDER,
+    WCStatus.REM_ABORT_ERR: DtoStatus.ERR_REMOTE_RESPONDER,
+    WCStatus.FATAL_ERR: DtoStatus.ERR_TRANSPORT,
+    WCStatus.RESP_TIMEOUT_ERR: DtoStatus.ERR_RECEIVER_NOT_READY,
+    WCStatus.GENERAL_ERR: DtoStatus.ERR_TRANSPORT,
+}
+assert DTO_STATUS_OF.keys() == set(WCStatus), "each verbs status has its DAT status"
 _HARMLESS: Final = {DtoStatus.SUCCESS, DtoStatus.ERR_FLUSHED}  # all else breaks the connection
 
 
@@ -97,8 +117,7 @@ class Transfers:
         if zone is None:
             subtype = Subtype.INVALID_STATE_EP_NOTREADY
             raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-        keys = self._ep.device.adapter.keys
-        return pieces_of(iov, keys, zone, write=write, segments_max=segments_max)
+        return self._ep.device.pieces(iov, zone, write=write, segments_max=segments_max)
 
     def demand_request(
         self, flags: int, allowed: CompletionFlag, *, argument: int
@@ -175,7 +194,7 @@ class Transfers:
 
     def _finish_request(self, wc: WC, solicited: bool) -> bool:
         posted = self._requests.pop(wc.wr_id)
-        status = dto_status(wc.status)
+        status = DTO_STATUS_OF[wc.status]
         self._ep.note_status(status)
         if not self._requests:
             self._ep.note_drained()
@@ -200,7 +219,7 @@ class Transfers:
         else:
             cookie = srq.cookie_of(wc.wr_id)
             posted, on_taken = _Posted(cookie, CompletionFlag.DEFAULT), srq.count_taken
-        status = dto_status(wc.status)
+        status = DTO_STATUS_OF[wc.status]
         self._ep.note_status(status)
         evd = self._config.recv_evd
         if evd is None:

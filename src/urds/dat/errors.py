@@ -1,24 +1,43 @@
-"""Exceptions of the object layer, one per return type, and the table from errno to return type.
+"""Exceptions of the object layer, one per return type, and what they are in calls.
 
 An exception is also of the builtin type that a Python program would catch, where there is one.
-A completion that failed is no exception: its event has a status.
-Source: docs/reference/dat.md 6, 20.3.
+A completion that failed is no exception: its event has a status. The thin `dat_*` calls raise
+nothing: exceptions become return values there, and outputs stand beside them.
+Source: docs/reference/dat.md 6, 20.1, 20.3.
 """
 
 import errno
-from typing import Final
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
+from urds.dat.constants import DtoStatus
 from urds.dat.returns import DatReturn, ReturnType, Subtype
+
+P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+SUCCESS: Final = DatReturn(ReturnType.SUCCESS)
+EXCEPTION_OF: Final[dict[ReturnType, type["DatError"]]] = {}
 
 
 class DatError(Exception):
     """A DAT call that failed: `ret` is what the C call would have returned."""
 
+    def __init_subclass__(cls, *, kind: ReturnType | None = None) -> None:
+        super().__init_subclass__()
+        if kind is not None:
+            EXCEPTION_OF[kind] = cls
+
     def __init__(self, ret: int, detail: str = "") -> None:
         self.ret = DatReturn(ret)
         self.detail = detail
         super().__init__(ret, detail)
-        _set_errno(self, self.ret, detail)
+        if isinstance(self, OSError):  # it has taken its arguments for errno and text
+            self.errno = _ERRNO_OF.get(self.ret.type, errno.EIO)
+            self.strerror, self.filename = detail or self.ret.name, None
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (int(self.ret), self.detail)
@@ -37,13 +56,6 @@ class DatError(Exception):
         return f"{self.ret.name}: {self.detail}" if self.detail else self.ret.name
 
 
-def _set_errno(error: BaseException, ret: DatReturn, detail: str) -> None:
-    """Give an OSError its errno and text: it has taken its arguments for them."""
-    if isinstance(error, OSError):
-        error.errno = _ERRNO_OF.get(ret.type, errno.EIO)
-        error.strerror, error.filename = detail or ret.name, None
-
-
 _ERRNO_OF: Final[dict[int, int]] = {
     ReturnType.CONN_QUAL_IN_USE: errno.EADDRINUSE,
     ReturnType.CONN_QUAL_UNAVAILABLE: errno.EADDRNOTAVAIL,
@@ -55,87 +67,87 @@ _ERRNO_OF: Final[dict[int, int]] = {
 }
 
 
-class DatAbort(DatError):
+class DatAbort(DatError, kind=ReturnType.ABORT):
     """A wait was broken off: the adapter was closed or the dispatcher destroyed."""
 
 
-class DatConnQualInUse(DatError, OSError):
+class DatConnQualInUse(DatError, OSError, kind=ReturnType.CONN_QUAL_IN_USE):
     """This connection qualifier is in use by a listener."""
 
 
-class DatInsufficientResources(DatError):
+class DatInsufficientResources(DatError, kind=ReturnType.INSUFFICIENT_RESOURCES):
     """Memory, a queue or a limit of the device is exhausted."""
 
 
-class DatInternalError(DatError):
+class DatInternalError(DatError, kind=ReturnType.INTERNAL_ERROR):
     """A fault of the provider."""
 
 
-class DatInvalidHandle(DatError):
+class DatInvalidHandle(DatError, kind=ReturnType.INVALID_HANDLE):
     """Not a live object of the kind that is asked for."""
 
 
-class DatInvalidParameter(DatError, ValueError):
+class DatInvalidParameter(DatError, ValueError, kind=ReturnType.INVALID_PARAMETER):
     """A value that is not allowed."""
 
 
-class DatInvalidState(DatError):
+class DatInvalidState(DatError, kind=ReturnType.INVALID_STATE):
     """The object is in another state, or in use."""
 
 
-class DatLengthError(DatError, ValueError):
+class DatLengthError(DatError, ValueError, kind=ReturnType.LENGTH_ERROR):
     """A buffer is too small for the transfer."""
 
 
-class DatModelNotSupported(DatError, NotImplementedError):
+class DatModelNotSupported(DatError, NotImplementedError, kind=ReturnType.MODEL_NOT_SUPPORTED):
     """A legal wish that this provider cannot serve."""
 
 
-class DatProviderNotFound(DatError, LookupError):
+class DatProviderNotFound(DatError, LookupError, kind=ReturnType.PROVIDER_NOT_FOUND):
     """The registry knows no such adapter."""
 
 
-class DatPrivilegesViolation(DatError, PermissionError):
+class DatPrivilegesViolation(DatError, PermissionError, kind=ReturnType.PRIVILEGES_VIOLATION):
     """The memory lacks the right that is needed."""
 
 
-class DatProtectionViolation(DatError, PermissionError):
+class DatProtectionViolation(DatError, PermissionError, kind=ReturnType.PROTECTION_VIOLATION):
     """The memory belongs to another protection zone."""
 
 
-class DatQueueEmpty(DatError):
+class DatQueueEmpty(DatError, kind=ReturnType.QUEUE_EMPTY):
     """No event is queued, or nothing triggered a notification object in time."""
 
 
-class DatQueueFull(DatError):
+class DatQueueFull(DatError, kind=ReturnType.QUEUE_FULL):
     """No room for a software event."""
 
 
-class DatTimeoutExpired(DatError, TimeoutError):
+class DatTimeoutExpired(DatError, TimeoutError, kind=ReturnType.TIMEOUT_EXPIRED):
     """Fewer events than the threshold came in time."""
 
 
-class DatProviderAlreadyRegistered(DatError):
+class DatProviderAlreadyRegistered(DatError, kind=ReturnType.PROVIDER_ALREADY_REGISTERED):
     """The registry has an adapter of this name already."""
 
 
-class DatProviderInUse(DatError):
+class DatProviderInUse(DatError, kind=ReturnType.PROVIDER_IN_USE):
     """The adapter is open."""
 
 
-class DatInvalidAddress(DatError, OSError):
+class DatInvalidAddress(DatError, OSError, kind=ReturnType.INVALID_ADDRESS):
     """The remote address cannot be used."""
 
 
-class DatInterruptedCall(DatError, InterruptedError):
+class DatInterruptedCall(DatError, InterruptedError, kind=ReturnType.INTERRUPTED_CALL):
     """A signal ended a wait."""
 
 
-class DatConnQualUnavailable(DatError, OSError):
+class DatConnQualUnavailable(DatError, OSError, kind=ReturnType.CONN_QUAL_UNAVAILABLE):
     """No connection qualifier is free."""
 
 
-class DatNotImplemented(DatError, NotImplementedError):
+class DatNotImplemented(DatError, NotImplementedError, kind=ReturnType.NOT_IMPLEMENTED):
     """The provider does not have this call."""
 
 
@@ -147,29 +159,6 @@ class DatCompletionError(Exception):
         super().__init__(text)
 
 
-EXCEPTION_OF: Final[dict[ReturnType, type[DatError]]] = {
-    ReturnType.ABORT: DatAbort,
-    ReturnType.CONN_QUAL_IN_USE: DatConnQualInUse,
-    ReturnType.INSUFFICIENT_RESOURCES: DatInsufficientResources,
-    ReturnType.INTERNAL_ERROR: DatInternalError,
-    ReturnType.INVALID_HANDLE: DatInvalidHandle,
-    ReturnType.INVALID_PARAMETER: DatInvalidParameter,
-    ReturnType.INVALID_STATE: DatInvalidState,
-    ReturnType.LENGTH_ERROR: DatLengthError,
-    ReturnType.MODEL_NOT_SUPPORTED: DatModelNotSupported,
-    ReturnType.PROVIDER_NOT_FOUND: DatProviderNotFound,
-    ReturnType.PRIVILEGES_VIOLATION: DatPrivilegesViolation,
-    ReturnType.PROTECTION_VIOLATION: DatProtectionViolation,
-    ReturnType.QUEUE_EMPTY: DatQueueEmpty,
-    ReturnType.QUEUE_FULL: DatQueueFull,
-    ReturnType.TIMEOUT_EXPIRED: DatTimeoutExpired,
-    ReturnType.PROVIDER_ALREADY_REGISTERED: DatProviderAlreadyRegistered,
-    ReturnType.PROVIDER_IN_USE: DatProviderInUse,
-    ReturnType.INVALID_ADDRESS: DatInvalidAddress,
-    ReturnType.INTERRUPTED_CALL: DatInterruptedCall,
-    ReturnType.CONN_QUAL_UNAVAILABLE: DatConnQualUnavailable,
-    ReturnType.NOT_IMPLEMENTED: DatNotImplemented,
-}
 assert EXCEPTION_OF.keys() == set(ReturnType) - {ReturnType.SUCCESS}
 __all__ = [each.__name__ for each in (DatError, DatCompletionError, *EXCEPTION_OF.values())]
 
@@ -217,3 +206,72 @@ def from_os_error(error: OSError) -> DatError:
         error.errno or 0, (ReturnType.INTERNAL_ERROR, Subtype.NO_SUBTYPE)
     )
     return dat_error(kind, subtype, error.strerror or str(error))
+
+
+def raise_for(status: DtoStatus, what: str) -> None:
+    """Raise DatCompletionError for a status that is not SUCCESS; `what` has completed."""
+    if status is not DtoStatus.SUCCESS:
+        raise DatCompletionError(status, f"{what}: {status.name}")
+
+
+# -- calls that return instead of raising
+
+
+def _run(call: Callable[P, A], args: Any, kwargs: Any) -> tuple[DatReturn, A | None]:
+    try:
+        return SUCCESS, call(*args, **kwargs)
+    except DatError as error:
+        return error.ret, None
+    except OSError as error:
+        return from_os_error(error).ret, None
+    except MemoryError:
+        kind = ReturnType.INSUFFICIENT_RESOURCES
+        return DatReturn.error(kind, Subtype.RESOURCE_MEMORY), None
+
+
+def no_output(call: Callable[P, object]) -> Callable[P, DatReturn]:
+    """Let a call return how it went."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> DatReturn:
+        return _run(call, args, kwargs)[0]
+
+    return returned
+
+
+def one_output(call: Callable[P, A]) -> Callable[P, tuple[DatReturn, A | None]]:
+    """Let a call return how it went, and its output."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None]:
+        return _run(call, args, kwargs)
+
+    return returned
+
+
+def two_outputs(
+    call: Callable[P, tuple[A, B]],
+) -> Callable[P, tuple[DatReturn, A | None, B | None]]:
+    """Let a call return how it went, and its two outputs."""
+
+    @wraps(call)
+    def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None, B | None]:
+        ret, outputs = _run(call, args, kwargs)
+        return (ret, None, None) if outputs is None else (ret, *outputs)
+
+    return returned
+
+
+def three_outputs(
+    call: Callable[P, tuple[A, B, C]],
+) -> Callable[P, tuple[DatReturn, A | None, B | None, C | None]]:
+    """Let a call return how it went, and its three outputs."""
+
+    @wraps(call)
+    def returned(
+        *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[DatReturn, A | None, B | None, C | None]:
+        ret, outputs = _run(call, args, kwargs)
+        return (ret, None, None, None) if outputs is None else (ret, *outputs)
+
+    return returned

@@ -8,7 +8,7 @@ How an endpoint, a service point or a shared receive queue feeds one (lock held 
 - An endpoint gives its queue pair two engine `CompletionQueue`s of its own, one per direction (so
   a failed completion tells its direction, and ep_modify may change the dispatcher). Their `on_push`
   is the endpoint's; it finds the cookie by `wc.wr_id`, returns True and queues an event with
-  `dto_status(wc.status)` and `signals=is_signalled(attribute_flags, posted_flags, ...)`.
+  `DTO_STATUS_OF[wc.status]` and `signals=is_signalled(attribute_flags, posted_flags, ...)`.
 - `evd.queue(event, signals=..., on_taken=...)` returns whether there was room. `on_taken` is called
   once when the event leaves the dispatcher: dequeued, lost or dropped with it. A shared receive
   queue lowers its outstanding count there.

@@ -27,13 +27,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from urds.dat.constants import HandleType
-from urds.dat.errors import dat_error
+from urds.dat.errors import bad_argument, dat_error
+from urds.dat.records import LmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AccessFlag
+from urds.verbs.engine.work import SGE
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from urds.dat.constants import EventNumber
     from urds.dat.records import IaAttr, ProviderAttr
@@ -128,6 +130,29 @@ class OpenDevice:
     def owner_of(self, engine: object) -> DatObject | None:
         """Return whose engine object this is, `None` if it is no object's."""
         return self._owners.get(id(engine))
+
+    def pieces(
+        self, iov: Sequence[LmrTriplet], pz: object, *, write: bool, segments_max: int
+    ) -> list[SGE]:
+        """Return segments as the engine takes them; those of length 0 mean nothing and go.
+
+        `write`: the memory will be written. Raises DatInvalidParameter: too many segments, one
+        that is none or outside its region. DatProtectionViolation: a region of another zone.
+        DatPrivilegesViolation: a context that is not valid, or a region that may not be written.
+        Source: docs/reference/dat.md 10, 11, post-time checks.
+        """
+        if len(iov) > segments_max:
+            raise bad_argument(2, f"{len(iov)} segments, limit {segments_max}")
+        found = []
+        for segment in iov:
+            if not isinstance(segment, LmrTriplet):
+                raise bad_argument(3, f"{segment!r} is no piece of local memory")
+            if segment.segment_length:
+                region = self.adapter.keys.region(segment.lmr_context)
+                _check_piece(segment, region, pz, write=write)
+                piece = SGE(segment.virtual_address, segment.segment_length, segment.lmr_context)
+                found.append(piece)
+        return found
 
     def unbinding_region(self, zone: DatObject) -> Region:
         """Return the region that a bind of no bytes in a zone names: it must name one."""
@@ -273,3 +298,24 @@ def _take_one(counts: Counter[DatObject], item: DatObject) -> None:
     counts[item] -= 1
     if not counts[item]:
         del counts[item]
+
+
+def _check_piece(segment: LmrTriplet, region: Region | None, pz: object, *, write: bool) -> None:
+    context = f"lmr_context {segment.lmr_context:#x}"
+    wanted = Subtype.PRIVILEGES_WRITE if write else Subtype.PRIVILEGES_READ
+    if region is None:
+        raise dat_error(ReturnType.PRIVILEGES_VIOLATION, wanted, f"{context} is not valid")
+    if region.pd is not pz:
+        subtype = Subtype.PROTECTION_WRITE if write else Subtype.PROTECTION_READ
+        raise dat_error(
+            ReturnType.PROTECTION_VIOLATION, subtype, f"{context} is of another protection zone"
+        )
+    if write and AccessFlag.LOCAL_WRITE not in region.access:
+        raise dat_error(ReturnType.PRIVILEGES_VIOLATION, wanted, f"{context} may not be written")
+    offset = segment.virtual_address - region.address
+    if segment.segment_length < 0 or not 0 <= offset <= region.length - segment.segment_length:
+        raise bad_argument(
+            3,
+            f"{segment.segment_length} bytes at {segment.virtual_address:#x}, {context} has "
+            f"{region.length} at {region.address:#x}",
+        )

@@ -25,14 +25,13 @@ from urds.dat.endpoint import Endpoint
 from urds.dat.errors import dat_error, demand_bits, from_os_error
 from urds.dat.evd import AsyncErrorEvent, EventDispatcher, NotificationPoint, ProxyAgent
 from urds.dat.evd_streams import Role
-from urds.dat.events import async_number, async_reason
 from urds.dat.handles import DatObject, OpenDevice, live
-from urds.dat.memory import find_piece
-from urds.dat.pz import ProtectionZone
+from urds.dat.memory import ProtectionZone, find_piece
 from urds.dat.records import IaAttr, LmrTriplet, ProviderAttr, ProviderInfo
 from urds.dat.registry import REGISTRY, Provider, Support
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.service_points import PublicServicePoint, ReservedServicePoint
+from urds.verbs.engine.numbers import AsyncEventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,6 +47,21 @@ _END_ORDER: Final = (
     HandleType.CR, HandleType.PSP, HandleType.RSP, HandleType.EP, HandleType.SRQ,
     HandleType.RMR, HandleType.LMR, HandleType.PZ, HandleType.EVD, HandleType.CNO,
 )  # fmt: skip
+
+# What is not listed is no event of DAT: the endpoint deals with it, or there is no need.
+_ASYNC_NUMBER_OF: Final[dict[AsyncEventType, EventNumber]] = {
+    AsyncEventType.CQ_ERR: EventNumber.ASYNC_EVD_OVERFLOW,
+    AsyncEventType.DEVICE_FATAL: EventNumber.ASYNC_PROVIDER_INTERNAL_ERROR,
+    AsyncEventType.PORT_ERR: EventNumber.ASYNC_IA_CATASTROPHIC,
+    AsyncEventType.QP_FATAL: EventNumber.ASYNC_EP_BROKEN,
+    AsyncEventType.QP_REQ_ERR: EventNumber.ASYNC_EP_BROKEN,
+    AsyncEventType.QP_ACCESS_ERR: EventNumber.ASYNC_EP_BROKEN,
+    AsyncEventType.SQ_DRAINED: EventNumber.ASYNC_EP_BROKEN,
+    AsyncEventType.SRQ_ERR: EventNumber.ASYNC_PROVIDER_INTERNAL_ERROR,
+    AsyncEventType.SRQ_LIMIT_REACHED: EventNumber.ASYNC_WATERMARK,
+    AsyncEventType.QP_RECV_SOFT_WATERMARK: EventNumber.ASYNC_WATERMARK,
+}
+_WATERMARK_REASON: Final = 2  # of an endpoint as of a shared receive queue
 
 
 class InterfaceAdapter(DatObject):
@@ -212,13 +226,8 @@ class InterfaceAdapter(DatObject):
 
     # -- asynchronous events; lock held
 
-    def post_async(
-        self, number: EventNumber, subject: DatObject, reason: int | None = None
-    ) -> None:
-        """Queue an asynchronous event about `subject`, where there is a dispatcher for them.
-
-        Unless told, the reason is the one of this event for that kind of object.
-        """
+    def post_async(self, number: EventNumber, subject: DatObject) -> None:
+        """Queue an asynchronous event about `subject`, where there is a dispatcher for them."""
         evd = self._async_evd
         if evd is None:
             return
@@ -226,15 +235,15 @@ class InterfaceAdapter(DatObject):
         # in the order of openings, newest first, so two adapters cannot wait for each other.
         with evd.lock:
             if evd.live:
-                if reason is None:
-                    reason = async_reason(number, subject.handle_type)
+                # Other events have reason 0 of their handle's kind.
+                reason = _WATERMARK_REASON if number is EventNumber.ASYNC_WATERMARK else 0
                 evd.queue(AsyncErrorEvent(number, evd, subject, reason))
 
     def _handle_event(self, event: EngineEvent) -> None:
         owner = self if event.element is None else self.device.owner_of(event.element)
         if owner is None:
             return
-        number = async_number(event.event_type)
+        number = _ASYNC_NUMBER_OF.get(event.event_type)
         if number is not None:
             self.post_async(number, owner)
         owner.handle_async(event.event_type)

@@ -1,10 +1,11 @@
-"""Local memory, registered for transfers, and remote memory: windows that are bound to parts of it.
+"""Protection zones; local memory, registered for transfers; remote memory, windows on parts of it.
 
-A region has a context for local pieces and, if its privileges let a peer in, one for peers; below
-they are the keys of the adapter, which check every access; what can be told when a request is
-posted is told then, by `urds.dat.iov`. Reading locally is always granted. Addresses are those of
-the buffer in this process; nothing follows one, they only count bytes within a region.
-Source: docs/reference/dat.md 11.
+Objects of different zones cannot be used together. A region has a context for local pieces and, if
+its privileges let a peer in, one for peers; below they are the keys of the adapter, which check
+every access; what can be told when a request is posted is told then, by `OpenDevice.pieces`.
+Reading locally is always granted. Addresses are those of the buffer in this process; nothing
+follows one, they only count bytes within a region.
+Source: docs/reference/dat.md 3, 11.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from urds.dat.constants import (
     MemType,
 )
 from urds.dat.endpoint import Endpoint
-from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error
+from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.events import raise_for
 from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live
-from urds.dat.records import LmrTriplet, RmrTriplet
+from urds.dat.records import EpAttr, LmrTriplet, RmrTriplet, SrqAttr
 from urds.dat.returns import ReturnType, Subtype
+from urds.dat.srq import SharedReceiveQueue
 from urds.verbs.engine.keys import MemoryWindow, WindowBinding, next_variant
 from urds.verbs.engine.numbers import AccessFlag, WROpcode
 from urds.verbs.engine.work import SendWR
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 
 
 _REMOTE: Final = MemPriv.REMOTE_READ | MemPriv.REMOTE_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class PzParam:
+    """What a protection zone is. Mask bits: `PzField`."""
+
+    ia_handle: IaHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,59 @@ class RmrBindCompletionEvent(Event):
     def raise_for_status(self) -> None:
         """Raise DatCompletionError if the bind did not succeed."""
         raise_for(self.status, f"bind of cookie {self.user_cookie!r}")
+
+
+class ProtectionZone(DatObject):
+    """A protection zone; to the keys of the adapter it is a protection domain."""
+
+    handle_type: ClassVar[HandleType] = HandleType.PZ
+    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_PZ
+    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_PZ_IN_USE
+
+    def __init__(self, ia: DatObject) -> None:
+        """Make a zone of `ia`. Raises DatInsufficientResources."""
+        super().__init__(ia)
+        self.enlist()
+
+    def query(self) -> PzParam:
+        """Return what the zone is."""
+        with self.lock:
+            self.demand_live()
+            return PzParam(self.ia)
+
+    def register(
+        self,
+        buffer: ReadableBuffer | LocalMemory,
+        privileges: int = MemPriv.ALL,
+        mem_type: int = MemType.VIRTUAL,
+    ) -> LocalMemory:
+        """Register a writable buffer, or with MemType.LMR the memory of another region.
+
+        Raises DatInvalidParameter, DatModelNotSupported, DatInsufficientResources.
+        """
+        return LocalMemory(self, buffer, privileges, mem_type)
+
+    def create_rmr(self) -> RemoteMemory:
+        """Make a window that can be bound to a part of a region."""
+        return RemoteMemory(self)
+
+    def create_ep(
+        self,
+        recv_evd: EventDispatcher | None = None,
+        request_evd: EventDispatcher | None = None,
+        connect_evd: EventDispatcher | None = None,
+        attr: EpAttr | None = None,
+        srq: SharedReceiveQueue | None = None,
+    ) -> Endpoint:
+        """Make an endpoint; see `urds.dat.endpoint`."""
+        return Endpoint(self.ia, self, recv_evd, request_evd, connect_evd, attr, srq)
+
+    def create_srq(self, max_recv_dtos: int, max_recv_iov: int = 1) -> SharedReceiveQueue:
+        """Make a shared receive queue; see `urds.dat.srq`."""
+        return SharedReceiveQueue(self, SrqAttr(max_recv_dtos, max_recv_iov))
+
+    def _dispose(self) -> None:
+        self.device.forget_zone(self)
 
 
 class LocalMemory(DatObject):

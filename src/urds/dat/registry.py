@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.forks import renewed
 from urds.dat.conf import FILE_BYTES_MAX, ConfEntry, ConfError, parse_conf
@@ -27,7 +27,7 @@ from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import ReceiveOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from urds.verbs.providers.base import Adapter
 
@@ -126,9 +126,10 @@ class Registry:
         with self._lock:
             known = list(self._providers)
             static = static_entries() if _closest(known, wanted) is not None else []
-            missing = _closest([*known, *map(_info, static)], wanted)
+            known += map(_info, static)
+            missing = _closest(known, wanted)
             if missing is not None:
-                names = dict.fromkeys(info.ia_name for info in [*known, *map(_info, static)])
+                names = dict.fromkeys(info.ia_name for info in known)
                 detail = f"{_text_of(wanted)}; there are {', '.join(names) or 'none'}"
                 raise dat_error(ReturnType.PROVIDER_NOT_FOUND, missing, detail)
             for entry in static:
@@ -178,20 +179,15 @@ def parse_params(ia_params: str) -> tuple[str, str | None, Support]:
     plain = [word for word in words if "=" not in word]
     if not 1 <= len(plain) <= 2:
         raise ValueError(f"adapter parameters {ia_params!r}, such as 'shm0 127.0.0.1'")
-    support = Support()
+    given: dict[str, Any] = {}
     for name, _, value in (word.partition("=") for word in words if "=" in word):
-        match name:
-            case "ep_recv_info":
-                support = replace(support, ep_recv_info=int(value, 0))
-            case "srq_watermarks":
-                support = replace(support, srq_watermarks=int(value, 0))
-            case "srq_info":
-                support = replace(support, srq_info=int(value, 0))
-            case "receive_order" if value.upper() in ReceiveOrder.__members__:
-                support = replace(support, receive_order=ReceiveOrder[value.upper()])
-            case _:
-                raise ValueError(f"unknown parameter {name}={value}")
-    return plain[0], plain[1] if len(plain) > 1 else None, support
+        if name in {"ep_recv_info", "srq_watermarks", "srq_info"}:
+            given[name] = int(value, 0)
+        elif name == "receive_order" and value.upper() in ReceiveOrder.__members__:
+            given[name] = ReceiveOrder[value.upper()]
+        else:
+            raise ValueError(f"unknown parameter {name}={value}")
+    return plain[0], plain[1] if len(plain) > 1 else None, Support(**given)
 
 
 def _read(path: Path) -> list[ConfEntry]:
@@ -226,22 +222,13 @@ def _load(entry: ConfEntry) -> bool:
     return True
 
 
-def _closest(known: list[ProviderInfo], wanted: ProviderInfo) -> Subtype | None:
+def _closest(known: Iterable[ProviderInfo], wanted: ProviderInfo) -> Subtype | None:
     """Return why none of the known ones will do, as specific as can be; `None` if one does."""
-    misses = {_miss(info, wanted) for info in known}
+    misses = [_miss(info, wanted) for info in known]
     if None in misses:
         return None
-    # The later in this order, the more of the four parts were right.
-    reached = [each for each in _MISSES if each in misses]
-    return reached[-1] if reached else Subtype.NAME_NOT_REGISTERED
-
-
-_MISSES: Final = (
-    Subtype.NAME_NOT_REGISTERED,
-    Subtype.MAJOR_NOT_FOUND,
-    Subtype.MINOR_NOT_FOUND,
-    Subtype.THREAD_SAFETY_NOT_FOUND,
-)
+    # The higher the subtype, the more of the four parts were right.
+    return max(filter(None, misses), default=Subtype.NAME_NOT_REGISTERED)
 
 
 def _miss(info: ProviderInfo, wanted: ProviderInfo) -> Subtype | None:

@@ -20,7 +20,6 @@ from urds.dat.constants import (
 )
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone
-from urds.dat.iov import pieces_of
 from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType
@@ -87,8 +86,7 @@ class SharedReceiveQueue(DatObject):
         """
         with self.lock:
             self.demand_live()
-            keys = self.device.adapter.keys
-            sg = pieces_of(iov, keys, self.pz, write=True, segments_max=self.max_recv_iov)
+            sg = self.device.pieces(iov, self.pz, write=True, segments_max=self.max_recv_iov)
             if self.outstanding >= self.max_recv_dtos:
                 raise dat_error(
                     ReturnType.INSUFFICIENT_RESOURCES,
