@@ -35,9 +35,7 @@ class DatError(Exception):
         self.ret = DatReturn(ret)
         self.detail = detail
         super().__init__(ret, detail)
-        if isinstance(self, OSError):  # it has taken its arguments for errno and text
-            self.errno = _ERRNO_OF.get(self.ret.type, errno.EIO)
-            self.strerror, self.filename = detail or self.ret.name, None
+        _set_errno(self, self.ret, detail)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (int(self.ret), self.detail)
@@ -54,6 +52,13 @@ class DatError(Exception):
 
     def __str__(self) -> str:
         return f"{self.ret.name}: {self.detail}" if self.detail else self.ret.name
+
+
+def _set_errno(error: BaseException, ret: DatReturn, detail: str) -> None:
+    """Give an OSError its errno and text: it has taken its arguments for them."""
+    if isinstance(error, OSError):
+        error.errno = _ERRNO_OF.get(ret.type, errno.EIO)
+        error.strerror, error.filename = detail or ret.name, None
 
 
 _ERRNO_OF: Final[dict[int, int]] = {
