@@ -31,7 +31,6 @@ from urds.dat.ep_transfers import (
     SEND_FLAGS,
     BoundWindow,
     Transfers,
-    breaks_connection,
     demand_flags,
     demand_length,
 )
@@ -149,13 +148,11 @@ class Endpoint(DatObject):
             super().__init__(ia)
             self.state = EpState.UNCONNECTED
             self._config = EpConfig(self, checked, srq)
-            self.transfers = Transfers(self, self._config)
+            self.connection = EpConnection(self, self._config)
+            self.transfers = Transfers(self, self._config, self.connection)
             self._config.feed(recv_evd, request_evd, connect_evd, checked)
             self.engine = self._make_engine(pz)
-            self.connection = EpConnection(self, self._config)
             self.connection.prepare()
-            self._local: tuple[str, int] | None = None
-            self._remote: tuple[str, int] | None = None
             if srq is not None:
                 self._set_watermarks()
             self._config.set_zone(pz)
@@ -216,7 +213,7 @@ class Endpoint(DatObject):
         """Return what the endpoint is, its attributes and watermarks as they are now."""
         with self.lock:
             self.demand_live()
-            local, remote = self._local, self._remote
+            local, remote = self.connection.local, self.connection.remote
             return EpParam(
                 ia_handle=self.ia,
                 ep_state=self.state,
@@ -376,7 +373,7 @@ class Endpoint(DatObject):
             self.demand_live()
             peer = (numeric_address(address), port_of(conn_qual, argument=3))
             timeout_ns = _timeout_ns(timeout_s, argument=4)
-            self._demand_private_data(private_data, argument=5)
+            self.device.demand_private_data(private_data, argument=5)
             if qos != Qos.BEST_EFFORT or flags != ConnectFlag.DEFAULT:
                 detail = f"quality {qos}, flags {flags}: only best effort on one path"
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
@@ -387,7 +384,6 @@ class Endpoint(DatObject):
             except OSError as error:
                 raise from_os_error(error) from error
             self.state = after
-            self._remote = peer
 
     def dup_connect(
         self,
@@ -400,12 +396,12 @@ class Endpoint(DatObject):
         """Connect to where another endpoint is connected. Raises as `connect`."""
         with self.lock:
             live(connected, Endpoint)
-            if connected.state is not EpState.CONNECTED or connected._remote is None:
+            remote = connected.connection.remote
+            if connected.state is not EpState.CONNECTED or remote is None:
                 raise wrong_state(connected.state, "the endpoint to follow is not connected")
-            address, port = connected._remote
             _timeout_ns(timeout_s, argument=3)
-            self._demand_private_data(private_data, argument=4)
-            self.connect(address, port, timeout_s=timeout_s, private_data=private_data, qos=qos)
+            self.device.demand_private_data(private_data, argument=4)
+            self.connect(*remote[:2], timeout_s=timeout_s, private_data=private_data, qos=qos)
 
     def disconnect(self, *, graceful: bool = False) -> None:
         """End the connection; gracefully it ends when the requests under way are over.
@@ -422,7 +418,8 @@ class Endpoint(DatObject):
                 self.connection.end(EventNumber.CONNECTION_DISCONNECTED)
             elif self.state is EpState.CONNECTED:
                 self.move(Input.DRAIN)
-                self.connection.drain()
+                if self.request_idle:
+                    self.connection.drain()
 
     def reset(self) -> None:
         """Make a disconnected endpoint unconnected; an unconnected one keeps its receives.
@@ -436,7 +433,6 @@ class Endpoint(DatObject):
             if was_over:
                 self.transfers.forget()
                 self.connection.reset()
-                self._local = self._remote = None
 
     # -- for the parts and the service points; lock held
 
@@ -453,21 +449,11 @@ class Endpoint(DatObject):
             subtype = Subtype.INVALID_STATE_EP_NOTREADY
             raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
 
-    def meet(self, event: Input, remote: tuple[str, int], local: tuple[str, int]) -> None:
-        """Note a request that met the reserved service point, or is being accepted: `event`."""
-        self.move(event)
-        self._remote, self._local = remote, local
-
     def undo_accept(self, state: EpState) -> None:
         """Go back to the state before an accept: the request could not be answered."""
         self.state = state
         if state is EpState.UNCONNECTED:
-            self._remote = self._local = None
-
-    def note_established(self, local: tuple[str, int]) -> None:
-        """Note the local address: the side that connects learns it only now."""
-        self.move(Input.ESTABLISHED)
-        self._local = local
+            self.connection.forget_addresses()
 
     def post_connection(self, number: EventNumber, private_data: bytes) -> None:
         """Queue an event of the connection, where there is a dispatcher."""
@@ -480,16 +466,6 @@ class Endpoint(DatObject):
     ) -> DtoCompletionEvent:
         """Return the event of a transfer that has completed."""
         return DtoCompletionEvent(EventNumber.DTO_COMPLETION, evd, self, cookie, status, byte_count)
-
-    def note_status(self, status: DtoStatus) -> None:
-        """Break the connection after a completion that failed by itself."""
-        if breaks_connection(status):
-            self.connection.break_soon()
-
-    def note_drained(self) -> None:
-        """Go on with a graceful disconnect: no request is outstanding."""
-        if self.state is EpState.DISCONNECT_PENDING:
-            self.connection.drain()
 
     def handle_async(self, kind: AsyncEventType) -> None:
         """Break the connection where the engine says that it cannot go on."""
@@ -541,13 +517,6 @@ class Endpoint(DatObject):
         self.device.adapter.add(engine)
         self.device.adopt(engine, self)
         return engine
-
-    def _demand_private_data(self, private_data: bytes, *, argument: int) -> None:
-        limit = self.device.provider_attr.max_private_data_size
-        if len(private_data) > limit:
-            raise bad_argument(
-                argument, f"private data of {len(private_data)} bytes, limit {limit}"
-            )
 
 
 def _receive_order(device: OpenDevice) -> ReceiveOrder:

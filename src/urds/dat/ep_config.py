@@ -62,24 +62,11 @@ class EpOwner(Protocol):
     device: OpenDevice
     engine: QueuePair
 
-    @property
-    def request_idle(self) -> bool:
-        """Return whether no request is outstanding."""
-
     def demand_live(self) -> None:
         """Raise DatInvalidHandle if it was freed."""
 
     def move(self, event: Input) -> None:
         """Change the state."""
-
-    def note_established(self, local: tuple[str, int]) -> None:
-        """Note that it is connected, and from where."""
-
-    def note_status(self, status: DtoStatus) -> None:
-        """Note how a transfer ended."""
-
-    def note_drained(self) -> None:
-        """Note that no request is outstanding any more."""
 
     def post_connection(self, number: EventNumber, private_data: bytes) -> None:
         """Queue an event of the connection."""
@@ -151,14 +138,7 @@ class EpConfig:
         evds = [changes.get(f"{name}_handle", getattr(self, name)) for _, name in _STREAMS]
         attr_changes = {name: value for name, value in changes.items() if name in _ATTR_FIELDS}
         attr = replace(self.attr, **attr_changes)
-        check_attr(
-            attr,
-            self._owner.device.attr,
-            argument=3,
-            has_recv_evd=evds[0] is not None,
-            has_request_evd=evds[1] is not None,
-            has_srq=self.srq is not None,
-        )
+        check_attr(attr, self._owner.device.attr, evds[0], evds[1], self.srq, argument=3)
         zone = live_zone(changes["pz_handle"]) if "pz_handle" in changes else None
         self._owner.device.demand_own(zone)
         self.feed(evds[0], evds[1], evds[2], attr)
@@ -196,31 +176,30 @@ def creation_attr(
     Raises as `check_attr`; DatInvalidHandle: no live shared receive queue. DatInvalidParameter:
     one without attributes.
     """
-    has_recv_evd, has_request_evd = recv_evd is not None, request_evd is not None
     if srq is not None:
         live(srq, SharedReceiveQueue)
         if attr is None:
             raise bad_argument(7, "no attributes: an endpoint on a shared queue needs them")
-    found = attr or _default_attr(has_recv_evd=has_recv_evd, has_request_evd=has_request_evd)
-    check_attr(
-        found,
-        limits,
-        argument=6 if srq is None else 7,
-        has_recv_evd=has_recv_evd,
-        has_request_evd=has_request_evd,
-        has_srq=srq is not None,
-    )
-    return found
+    if attr is None:
+        attr = EpAttr()
+        # A queue goes with its dispatcher: without one the endpoint takes nothing of that kind.
+        attr = replace(
+            attr,
+            max_recv_dtos=0 if recv_evd is None else attr.max_recv_dtos,
+            max_request_dtos=0 if request_evd is None else attr.max_request_dtos,
+        )
+    check_attr(attr, limits, recv_evd, request_evd, srq, argument=6 if srq is None else 7)
+    return attr
 
 
 def check_attr(
     attr: EpAttr,
     limits: IaAttr,
+    recv_evd: EventDispatcher | None,
+    request_evd: EventDispatcher | None,
+    srq: SharedReceiveQueue | None,
     *,
     argument: int,
-    has_recv_evd: bool,
-    has_request_evd: bool,
-    has_srq: bool,
 ) -> None:
     """Accept attributes or say what is wrong with them; `argument` is where they came from.
 
@@ -235,10 +214,10 @@ def check_attr(
         raise bad_argument(argument, f"recv_completion_flags {attr.recv_completion_flags!r}")
     if attr.request_completion_flags not in _REQUEST_FLAGS:
         raise bad_argument(argument, f"request_completion_flags {attr.request_completion_flags!r}")
-    _check_limits(attr, limits, argument, has_srq=has_srq)
-    if not has_srq:
-        _check_pair("recv", attr.max_recv_dtos, argument, has_evd=has_recv_evd)
-    _check_pair("request", attr.max_request_dtos, argument, has_evd=has_request_evd)
+    _check_limits(attr, limits, argument, has_srq=srq is not None)
+    if srq is None:
+        _check_pair("recv", attr.max_recv_dtos, argument, has_evd=recv_evd is not None)
+    _check_pair("request", attr.max_request_dtos, argument, has_evd=request_evd is not None)
 
 
 def high_watermark(value: int) -> int | None:
@@ -275,13 +254,3 @@ def _check_pair(direction: str, dtos_max: int, argument: int, *, has_evd: bool) 
         state = "a" if has_evd else "no"
         detail = f"max_{direction}_dtos {dtos_max} with {state} {direction} dispatcher"
         raise bad_argument(argument, detail)
-
-
-def _default_attr(*, has_recv_evd: bool, has_request_evd: bool) -> EpAttr:
-    # A queue goes with its dispatcher: without one the endpoint takes nothing of that kind.
-    attr = EpAttr()
-    return replace(
-        attr,
-        max_recv_dtos=attr.max_recv_dtos if has_recv_evd else 0,
-        max_request_dtos=attr.max_request_dtos if has_request_evd else 0,
-    )

@@ -43,6 +43,12 @@ _ATTEMPT_ENDS: Final = {
     Kind.DISCONNECTED: EventNumber.CONNECTION_NON_PEER_REJECTED,
     Kind.BROKEN: EventNumber.CONNECTION_NON_PEER_REJECTED,
 }
+_BREAKS: Final = {
+    EpState.ACTIVE_CONNECTION_PENDING: EventNumber.CONNECTION_NON_PEER_REJECTED,
+    EpState.COMPLETION_PENDING: EventNumber.CONNECTION_ACCEPT_COMPLETION_ERROR,
+    EpState.CONNECTED: EventNumber.CONNECTION_BROKEN,
+    EpState.DISCONNECT_PENDING: EventNumber.CONNECTION_BROKEN,
+}
 
 
 class EpConnection:
@@ -53,6 +59,8 @@ class EpConnection:
         self._config = config
         self._adapter = ep.device.adapter
         self.connection: VerbsConnection | None = None
+        self.local: HostPort | None = None
+        self.remote: HostPort | None = None
         self._deadline_ns: int | None = None
         self._generation = 0  # counts resets: what was deferred before one means nothing after it
 
@@ -79,6 +87,12 @@ class EpConnection:
             on_event=self._handle_event,
             timeout_ns=timeout_ns,
         )
+        self.remote = peer
+
+    def meet(self, event: Input, request: VerbsConnection) -> None:
+        """Note a request that met the reserved service point, or is being accepted: `event`."""
+        self._ep.move(event)
+        self.remote, self.local = request.peer[:2], request.local[:2]
 
     def accept(self, connection: VerbsConnection, private_data: bytes) -> None:
         """Answer a request. Raises OSError; then nothing has changed."""
@@ -95,8 +109,8 @@ class EpConnection:
     # -- how it ends
 
     def drain(self) -> None:
-        """Disconnect once nothing is outstanding; called again when a request completes."""
-        if self._ep.request_idle:
+        """Go on with a graceful disconnect, if one is under way: no request is outstanding."""
+        if self._ep.state is EpState.DISCONNECT_PENDING:
             self._adapter.call_soon(partial(self._finish_drain, self._generation))
 
     def end(self, number: EventNumber | None, private_data: bytes = b"") -> None:
@@ -120,6 +134,11 @@ class EpConnection:
         self._generation += 1
         self._ep.engine.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, now_ns)
         self.prepare()
+        self.forget_addresses()
+
+    def forget_addresses(self) -> None:
+        """Forget both addresses: there is no connection and no request any more."""
+        self.local = self.remote = None
 
     def dispose(self) -> None:
         """Let go of everything: the endpoint is being freed."""
@@ -148,7 +167,8 @@ class EpConnection:
     def _establish(self, event: VerbsConnectionEvent) -> None:
         ep = self._ep
         is_active = ep.state is EpState.ACTIVE_CONNECTION_PENDING
-        ep.note_established(event.connection.local[:2])
+        ep.move(Input.ESTABLISHED)
+        self.local = event.connection.local[:2]  # the side that connects learns it only now
         # Only the side that asked learns what the other said; the accepting one gave it itself.
         private_data = event.parameters.private_data if is_active else b""
         ep.post_connection(EventNumber.CONNECTION_ESTABLISHED, private_data)
@@ -195,15 +215,9 @@ class EpConnection:
             self.end(EventNumber.CONNECTION_DISCONNECTED)
 
     def _break(self, generation: int) -> None:
-        state = self._ep.state
-        if not self._ep.live or generation != self._generation:
-            return
-        if state in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
-            self.end(EventNumber.CONNECTION_BROKEN)
-        elif state is EpState.COMPLETION_PENDING:
-            self.end(EventNumber.CONNECTION_ACCEPT_COMPLETION_ERROR)
-        elif state is EpState.ACTIVE_CONNECTION_PENDING:
-            self.end(EventNumber.CONNECTION_NON_PEER_REJECTED)
+        number = _BREAKS.get(self._ep.state)
+        if self._ep.live and generation == self._generation and number is not None:
+            self.end(number)
 
     def _flush(self) -> None:
         engine = self._ep.engine

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from urds.dat.ep_config import EpConfig, EpOwner
+    from urds.dat.ep_connection import EpConnection
     from urds.dat.evd import Event, EventDispatcher
     from urds.dat.records import LmrTriplet
     from urds.verbs.engine.keys import WindowBinding
@@ -84,9 +85,10 @@ class _Posted:
 class Transfers:
     """The requests and receives of one endpoint that have not completed. Lock held throughout."""
 
-    def __init__(self, ep: EpOwner, config: EpConfig) -> None:
+    def __init__(self, ep: EpOwner, config: EpConfig, connection: EpConnection) -> None:
         self._ep = ep
         self._config = config
+        self._connection = connection
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Posted] = {}
         self._receives: dict[int, _Posted] = {}
@@ -100,11 +102,6 @@ class Transfers:
     def requests_outstanding(self) -> int:
         """Return how many requests have not completed."""
         return len(self._requests)
-
-    @property
-    def receives_outstanding(self) -> int:
-        """Return how many receives posted to the endpoint itself have not completed."""
-        return len(self._receives)
 
     def forget(self) -> None:
         """Forget what was posted: the queue pair did the same."""
@@ -192,12 +189,18 @@ class Transfers:
 
     # -- completions, from the engine
 
+    def _status_of(self, wc: WC) -> DtoStatus:
+        """Return how a transfer ended; one that failed by itself breaks the connection."""
+        status = DTO_STATUS_OF[wc.status]
+        if status not in _HARMLESS:
+            self._connection.break_soon()
+        return status
+
     def _finish_request(self, wc: WC, solicited: bool) -> bool:
         posted = self._requests.pop(wc.wr_id)
-        status = DTO_STATUS_OF[wc.status]
-        self._ep.note_status(status)
+        status = self._status_of(wc)
         if not self._requests:
-            self._ep.note_drained()
+            self._connection.drain()
         if posted.window is not None and posted.bind is not None:
             posted.window.handle_bound(posted.bind)
         evd = self._config.request_evd
@@ -219,8 +222,7 @@ class Transfers:
         else:
             cookie = srq.cookie_of(wc.wr_id)
             posted, on_taken = _Posted(cookie, CompletionFlag.DEFAULT), srq.count_taken
-        status = DTO_STATUS_OF[wc.status]
-        self._ep.note_status(status)
+        status = self._status_of(wc)
         evd = self._config.recv_evd
         if evd is None:
             if on_taken is not None:
@@ -232,11 +234,6 @@ class Transfers:
         event = self._ep.dto_event(evd, posted.cookie, status, wc.byte_len)
         evd.queue(event, signals=signals, on_taken=on_taken)
         return True
-
-
-def breaks_connection(status: DtoStatus) -> bool:
-    """Return whether a completion with this status ends the connection."""
-    return status not in _HARMLESS
 
 
 def demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:

@@ -100,6 +100,13 @@ class OpenDevice:
                 detail = f"{other!r} belongs to another adapter"
                 raise dat_error(ReturnType.INVALID_HANDLE, other.invalid_subtype, detail)
 
+    def demand_private_data(self, private_data: bytes, *, argument: int) -> None:
+        """Raise DatInvalidParameter if it is longer than a connection takes."""
+        limit = self.provider_attr.max_private_data_size
+        if len(private_data) > limit:
+            detail = f"private data of {len(private_data)} bytes, limit {limit}"
+            raise bad_argument(argument, detail)
+
     def demand_room(self, kind: HandleType) -> None:
         """Raise DatInsufficientResources if there can be no more objects of this kind."""
         if kind in _LIMIT_OF:

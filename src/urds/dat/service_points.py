@@ -88,7 +88,10 @@ class PublicServicePoint(DatObject):
 
     def take(self, connection: VerbsConnection, private_data: bytes) -> bool:
         """Queue a request; False if the dispatcher is full. Lock held."""
-        ep = self._tentative_ep() if self.flags is PspFlag.PROVIDER else None
+        ep = None
+        if self.flags is PspFlag.PROVIDER:
+            ep = Endpoint(self.ia, None)
+            ep.state = EpState.TENTATIVE_CONNECTION_PENDING
         request = ConnectionRequest(self.ia, connection, private_data, ep)
         return request.announce(self.evd, self, self.conn_qual)
 
@@ -97,11 +100,6 @@ class PublicServicePoint(DatObject):
             return
         if not self.take(event.connection, event.parameters.private_data):
             event.connection.close()
-
-    def _tentative_ep(self) -> Endpoint:
-        ep = Endpoint(self.ia, None)
-        ep.state = EpState.TENTATIVE_CONNECTION_PENDING
-        return ep
 
     def _dispose(self) -> None:
         del self.device.takers[self.conn_qual]
@@ -164,7 +162,7 @@ class ReservedServicePoint(DatObject):
             event.connection.close()
             return
         connection = event.connection
-        self.ep.meet(Input.REQUEST, connection.peer[:2], connection.local[:2])
+        self.ep.connection.meet(Input.REQUEST, connection)
         data = event.parameters.private_data
         request = ConnectionRequest(self.ia, connection, data, self.ep)
         if not request.announce(self.evd, None, self.conn_qual):
@@ -251,14 +249,12 @@ class ConnectionRequest(DatObject):
         with self.lock:
             self.demand_live()
             chosen = self._choose(ep)
-            limit = self.device.provider_attr.max_private_data_size
-            if len(private_data) > limit:
-                raise bad_argument(3, f"private data of {len(private_data)} bytes, limit {limit}")
+            self.device.demand_private_data(private_data, argument=3)
             if chosen.pz is None or chosen.connect_evd is None:
                 raise _bad_endpoint(chosen, "it lacks a zone or a connect dispatcher")
             connection, state = self._connection, chosen.state
             assert connection is not None, "a live request has its connection"
-            chosen.meet(Input.ACCEPT, connection.peer[:2], connection.local[:2])
+            chosen.connection.meet(Input.ACCEPT, connection)
             try:
                 if not self._is_gone:
                     chosen.connection.accept(connection, bytes(private_data))
@@ -305,14 +301,10 @@ class ConnectionRequest(DatObject):
         number, address = EventNumber.CONNECTION_REQUEST, self.device.address
         queued = evd.queue(ConnectionRequestEvent(number, evd, sp, address, conn_qual, self))
         if not queued:
-            self._withdraw()
+            self._connection = None  # which stays
+            self._return_endpoint()
+            self.end()
         return queued
-
-    def _withdraw(self) -> None:
-        """Forget the request, of which no event was queued; its connection stays. Lock held."""
-        self._connection = None
-        self._return_endpoint()
-        self.end()
 
     # -- inside
 
