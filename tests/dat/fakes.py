@@ -87,7 +87,7 @@ class FakeFeeder(DatObject):
     def __init__(self, ia: InterfaceAdapter) -> None:
         super().__init__(ia)
         self.overflows: list[EventDispatcher] = []
-        self.enlist()
+        self.device.add(self)
 
     def handle_evd_overflow(self, evd: EventDispatcher) -> None:
         """Note it; an endpoint would break its connection."""

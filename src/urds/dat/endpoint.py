@@ -157,7 +157,7 @@ class Endpoint(DatObject):
                 self._set_watermarks()
             self._config.set_zone(pz)
             self.hold(srq)
-            self.enlist()
+            self.device.add(self)
 
     # -- what it is
 

@@ -96,14 +96,6 @@ class CnoParam:
     agent: ProxyAgent | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    """One queued event."""
-
-    event: Event
-    on_taken: Callable[[], None] | None
-
-
 class EventDispatcher(DatObject):
     """A queue of at least `min_qlen` events, made enabled and waitable.
 
@@ -132,7 +124,8 @@ class EventDispatcher(DatObject):
         self.nmore = 0  # events left when the last `wait` ended
         self.lost_count = 0
         self._cno: NotificationPoint | None = None
-        self._queue: deque[_Queued] = deque()
+        # Each event, and what is called when it leaves.
+        self._queue: deque[tuple[Event, Callable[[], None] | None]] = deque()
         self._streams = Streams()
         self._waitable = True
         self._is_dead = False  # an asynchronous dispatcher that overflowed
@@ -141,7 +134,7 @@ class EventDispatcher(DatObject):
         self._signalled = False  # since it began to wait
         if cno is not None:
             self._set_cno(cno)
-        self.enlist()
+        self.device.add(self)
 
     def __len__(self) -> int:
         """Return how many events are queued."""
@@ -308,7 +301,7 @@ class EventDispatcher(DatObject):
             if self.live:
                 self._lose()
             return False
-        self._queue.append(_Queued(event, on_taken))
+        self._queue.append((event, on_taken))
         if not signals:
             return True
         if self._threshold:
@@ -330,19 +323,19 @@ class EventDispatcher(DatObject):
 
     def _dispose(self) -> None:
         self._cno = None
-        for queued in self._queue:
-            if queued.on_taken is not None:
-                queued.on_taken()
+        for _, on_taken in self._queue:
+            if on_taken is not None:
+                on_taken()
         self._queue.clear()
         self._streams = Streams()
         self.device.adapter.notify()
 
     def _take(self) -> Event:
-        queued = self._queue.popleft()
+        event, on_taken = self._queue.popleft()
         self._overflowed = False
-        if queued.on_taken is not None:
-            queued.on_taken()
-        return queued.event
+        if on_taken is not None:
+            on_taken()
+        return event
 
     def _lose(self) -> None:
         """Count a lost event; the first one since there was room breaks what feeds this queue."""
@@ -441,7 +434,7 @@ class NotificationPoint(DatObject):
         self._triggered_by: EventDispatcher | None = None
         self._waiting_count = 0
         self._desertions = 0  # how often the last dispatcher went
-        self.enlist()
+        self.device.add(self)
 
     @property
     def agent(self) -> ProxyAgent | None:
@@ -548,12 +541,6 @@ def _checked(agent: ProxyAgent | None) -> ProxyAgent | None:
 
 
 __all__ = [
-    "AsyncErrorEvent",
-    "CnoParam",
-    "EvdParam",
-    "Event",
-    "EventDispatcher",
-    "NotificationPoint",
-    "ProxyAgent",
-    "SoftwareEvent",
+    "AsyncErrorEvent", "CnoParam", "EvdParam", "Event", "EventDispatcher", "NotificationPoint",
+    "ProxyAgent", "SoftwareEvent",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ Rules for a class of objects (Endpoint, SharedReceiveQueue, service points):
   `handle_async` and `handle_evd_overflow` for what the layers below tell.
 - `self.device.adopt(engine, self)` makes the adapter hand on asynchronous events about an engine
   object (queue pair, shared queue) and finds the owner of a region; `disown(engine)` ends it.
-- `__init__` ends with `self.enlist()`: then the adapter knows the object and closes it with itself.
+- `__init__` ends with `self.device.add(self)`: then the adapter closes the object with itself.
 - How events are fed is at the top of `urds.dat.evd`.
 """
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from urds.dat.constants import HandleType
@@ -63,6 +64,7 @@ _LIMIT_OF: Final[dict[HandleType, tuple[str, Subtype]]] = {
 }
 
 
+@dataclass(eq=False)
 class OpenDevice:
     """What the objects of one interface adapter share: the device below, its lock and limits.
 
@@ -70,28 +72,22 @@ class OpenDevice:
     throughout.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        *,
-        address: str,
-        attr: IaAttr,
-        provider_attr: ProviderAttr,
-        support: Support,
-    ) -> None:
-        self.adapter = adapter
-        self.lock: threading.RLock = adapter.lock
-        self.address = address
-        self.attr = attr
-        self.provider_attr = provider_attr
-        self.support = support
-        self.objects: dict[int, DatObject] = {}  # by handle; the interface adapter is none of them
-        # What takes a request that is handed off, by connection qualifier.
-        self.takers: dict[int, Callable[[VerbsConnection, bytes], bool]] = {}
-        self.post_async: Callable[[EventNumber, DatObject], None] = lambda _number, _subject: None
-        self._counts: Counter[HandleType] = Counter()
-        self._owners: dict[int, DatObject] = {}  # of engine objects, by identity
-        self._unbinding: dict[DatObject, Region] = {}  # by zone
+    adapter: Adapter
+    address: str
+    attr: IaAttr
+    provider_attr: ProviderAttr
+    support: Support
+    # By handle; the interface adapter is none of them.
+    objects: dict[int, DatObject] = field(default_factory=dict)
+    # What takes a request that is handed off, by connection qualifier.
+    takers: dict[int, Callable[[VerbsConnection, bytes], bool]] = field(default_factory=dict)
+    post_async: Callable[[EventNumber, DatObject], None] = lambda _number, _subject: None
+    _counts: Counter[HandleType] = field(default_factory=Counter)
+    _owners: dict[int, DatObject] = field(default_factory=dict)  # of engine objects, by identity
+    _unbinding: dict[DatObject, Region] = field(default_factory=dict)  # by zone
+
+    def __post_init__(self) -> None:
+        self.lock: threading.RLock = self.adapter.lock
 
     def demand_own(self, *others: DatObject | None) -> None:
         """Raise DatInvalidHandle if one belongs to another adapter."""
@@ -235,10 +231,6 @@ class DatObject:
         if self._users:
             users = ", ".join(repr(user) for user in itertools.islice(self._users, 3))
             raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, f"used by {users}")
-
-    def enlist(self) -> None:
-        """Make the object known to its adapter, which closes it with itself."""
-        self.device.add(self)
 
     def hold(self, other: DatObject | None) -> None:
         """Use another object until `drop`, or until this one ends."""

@@ -101,7 +101,7 @@ class ProtectionZone(DatObject):
     def __init__(self, ia: DatObject) -> None:
         """Make a zone of `ia`. Raises DatInsufficientResources."""
         super().__init__(ia)
-        self.enlist()
+        self.device.add(self)
 
     def query(self) -> PzParam:
         """Return what the zone is."""
@@ -181,7 +181,7 @@ class LocalMemory(DatObject):
             self._origin = source if isinstance(source, LocalMemory) else None
             self._view = view
             self.hold(pz)
-            self.enlist()
+            self.device.add(self)
             self.device.adopt(self.region, self)
 
     # -- what it is
@@ -329,7 +329,7 @@ class RemoteMemory(DatObject):
             self._pending: list[tuple[WindowBinding, _Binding]] = []
             self.rmr_context = self.window.rkey  # as of the bind that was posted last
             self.hold(pz)
-            self.enlist()
+            self.device.add(self)
 
     def bind(
         self,

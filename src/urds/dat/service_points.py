@@ -78,7 +78,7 @@ class PublicServicePoint(DatObject):
                 raise from_os_error(error) from error
             self.conn_qual = self._listener.local[1] if conn_qual is None else conn_qual
             self.device.takers[self.conn_qual] = self.take
-            self.enlist()
+            self.device.add(self)
 
     def query(self) -> PspParam:
         """Return what the service point is."""
@@ -147,7 +147,7 @@ class ReservedServicePoint(DatObject):
                 raise from_os_error(error) from error
             ep.state = reserved
             self.hold(ep)
-            self.enlist()
+            self.device.add(self)
 
     def query(self) -> RspParam:
         """Return what the service point is."""
@@ -225,7 +225,7 @@ class ConnectionRequest(DatObject):
         self._connection: VerbsConnection | None = connection
         self._is_gone = False
         connection.on_event = self._note_end
-        self.enlist()
+        self.device.add(self)
 
     def query(self) -> CrParam:
         """Return what the request says."""

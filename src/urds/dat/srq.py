@@ -76,7 +76,7 @@ class SharedReceiveQueue(DatObject):
         self._numbers = itertools.count(1)
         self.device.adopt(self.engine, self)
         self.hold(pz)
-        self.enlist()
+        self.device.add(self)
 
     def post_recv(self, iov: Sequence[LmrTriplet], cookie: Any = None) -> None:
         """Give a buffer to the queue. Every completion wakes waiters as its endpoint's flags say.
