@@ -7,7 +7,7 @@ them hold a receive buffer. Source: docs/reference/dat.md 4, 9, 10, 13, 14.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.dat.arguments import IaAddress, ns_of_s, numeric_address, port_of
 from urds.dat.constants import (
@@ -115,11 +115,8 @@ class ConnectionEvent(Event):
         return self.ep_handle
 
 
-class Endpoint(DatObject):
+class Endpoint(DatObject, kind=HandleType.EP):
     """One endpoint, UNCONNECTED when it is made. Every call is safe from any thread."""
-
-    handle_type: ClassVar[HandleType] = HandleType.EP
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_EP
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from urds.dat.arguments import ns_of_s
 from urds.dat.constants import (
@@ -96,16 +96,11 @@ class CnoParam:
     agent: ProxyAgent | None
 
 
-class EventDispatcher(DatObject):
+class EventDispatcher(DatObject, kind=HandleType.EVD):
     """A queue of at least `min_qlen` events, made enabled and waitable.
 
     Safe from any thread; at most one thread waits at a time. Iterating takes what is queued.
     """
-
-    handle_type: ClassVar[HandleType] = HandleType.EVD
-    # A dispatcher has a subtype per role only; as itself it is the first handle of its calls.
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE1
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_EVD_IN_USE
 
     def __init__(
         self,
@@ -413,16 +408,12 @@ class EventDispatcher(DatObject):
         self._cno = cno
 
 
-class NotificationPoint(DatObject):
+class NotificationPoint(DatObject, kind=HandleType.CNO):
     """A place where threads wait for any of several dispatchers, or a proxy agent is called.
 
     The agent is called once, in a thread of its own without a lock, with its `instance_data` and
     the dispatcher; then it is no longer attached: set `agent` again for the next time.
     """
-
-    handle_type: ClassVar[HandleType] = HandleType.CNO
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_CNO
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_CNO_IN_USE
 
     def __init__(self, ia: DatObject, agent: ProxyAgent | None = None) -> None:
         """Make a notification point of `ia`.

@@ -182,6 +182,16 @@ class DatObject:
     invalid_subtype: ClassVar[Subtype]  # of INVALID_HANDLE when something else was given
     in_use_subtype: ClassVar[Subtype] = Subtype.NO_SUBTYPE  # of INVALID_STATE when it is used
 
+    def __init_subclass__(cls, *, kind: HandleType | None = None) -> None:
+        """Let a class be the objects of a kind; the subtypes of errors about them bear its name."""
+        super().__init_subclass__()
+        if kind is not None:
+            cls.handle_type = kind
+            # A dispatcher has a subtype per role only; as itself it is the first handle of a call.
+            invalid, in_use = f"INVALID_HANDLE_{kind.name}", f"INVALID_STATE_{kind.name}_IN_USE"
+            cls.invalid_subtype = Subtype.__members__.get(invalid, Subtype.INVALID_HANDLE1)
+            cls.in_use_subtype = Subtype.__members__.get(in_use, Subtype.NO_SUBTYPE)
+
     def __init__(self, ia: DatObject) -> None:
         self.ia: IaHandle = ia
         self.device: OpenDevice = ia.device

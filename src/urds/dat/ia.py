@@ -7,7 +7,7 @@ Source: docs/reference/dat.md 3, 6, 7, 16.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from urds.dat.constants import (
     DAT_THREADSAFE,
@@ -34,7 +34,7 @@ from urds.dat.handles import DatObject, OpenDevice, live
 from urds.dat.memory import ProtectionZone, find_piece
 from urds.dat.records import IaAttr, LmrTriplet, NamedAttr, ProviderAttr, ProviderInfo
 from urds.dat.registry import REGISTRY, Provider, Support
-from urds.dat.returns import ReturnType, Subtype
+from urds.dat.returns import ReturnType
 from urds.dat.service_points import PublicServicePoint, ReservedServicePoint
 from urds.verbs.engine.numbers import AsyncEventType
 
@@ -74,12 +74,8 @@ _ASYNC_NUMBER_OF: Final[dict[AsyncEventType, EventNumber]] = {
 _WATERMARK_REASON: Final = 2  # of an endpoint as of a shared receive queue
 
 
-class InterfaceAdapter(DatObject):
+class InterfaceAdapter(DatObject, kind=HandleType.IA):
     """One opening of a device. As a context manager it closes abruptly, so nothing is left."""
-
-    handle_type: ClassVar[HandleType] = HandleType.IA
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_IA
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_IA_IN_USE
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.dat.constants import (
     CompletionFlag,
@@ -91,12 +91,8 @@ class RmrBindCompletionEvent(Event):
         raise_for(self.status, f"bind of cookie {self.user_cookie!r}")
 
 
-class ProtectionZone(DatObject):
+class ProtectionZone(DatObject, kind=HandleType.PZ):
     """A protection zone; to the keys of the adapter it is a protection domain."""
-
-    handle_type: ClassVar[HandleType] = HandleType.PZ
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_PZ
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_PZ_IN_USE
 
     def __init__(self, ia: DatObject) -> None:
         """Make a zone of `ia`. Raises DatInsufficientResources."""
@@ -144,12 +140,8 @@ class ProtectionZone(DatObject):
         self.device.forget_zone(self)
 
 
-class LocalMemory(DatObject):
+class LocalMemory(DatObject, kind=HandleType.LMR):
     """A registered buffer; the buffer stays alive and exported until the region is freed."""
-
-    handle_type: ClassVar[HandleType] = HandleType.LMR
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_LMR
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_LMR_IN_USE
 
     def __init__(
         self,
@@ -302,14 +294,11 @@ class _Binding:
         return window.region is self.lmr.region and place == (window.address, window.length)
 
 
-class RemoteMemory(DatObject):
+class RemoteMemory(DatObject, kind=HandleType.RMR):
     """A window: a context for peers that stands for a part of a region while it is bound to it.
 
     Its region cannot be freed from the post of the bind until it is bound elsewhere or freed.
     """
-
-    handle_type: ClassVar[HandleType] = HandleType.RMR
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RMR
 
     def __init__(self, pz: DatObject) -> None:
         """Make an unbound window. Raises DatInsufficientResources, DatModelNotSupported."""

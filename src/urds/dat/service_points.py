@@ -8,7 +8,7 @@ accepted, rejected or passed on. Source: docs/reference/dat.md 3, 4.3, 8, 9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from urds.dat.arguments import port_of
 from urds.dat.constants import EpState, EventNumber, HandleType, PspFlag
@@ -35,11 +35,8 @@ class PspParam:
     psp_flags: PspFlag
 
 
-class PublicServicePoint(DatObject):
+class PublicServicePoint(DatObject, kind=HandleType.PSP):
     """A listener. Requests that were queued stay valid when it is freed."""
-
-    handle_type: ClassVar[HandleType] = HandleType.PSP
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_PSP
 
     def __init__(
         self,
@@ -116,11 +113,8 @@ class RspParam:
     ep_handle: Endpoint
 
 
-class ReservedServicePoint(DatObject):
+class ReservedServicePoint(DatObject, kind=HandleType.RSP):
     """A listener that its first request ends; freed before, its endpoint is unconnected again."""
-
-    handle_type: ClassVar[HandleType] = HandleType.RSP
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_RSP
 
     def __init__(self, ia: DatObject, conn_qual: int, ep: Endpoint, evd: EventDispatcher) -> None:
         """Listen at `conn_qual` for `ep`, which must be UNCONNECTED.
@@ -205,11 +199,8 @@ class ConnectionRequestEvent(Event):
         return self.cr_handle
 
 
-class ConnectionRequest(DatObject):
+class ConnectionRequest(DatObject, kind=HandleType.CR):
     """One pending request. A peer that gives up meanwhile is told of after the accept."""
-
-    handle_type: ClassVar[HandleType] = HandleType.CR
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_CR
 
     def __init__(
         self,

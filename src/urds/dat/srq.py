@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from urds.dat.constants import (
     DAT_SRQ_LW_DEFAULT,
@@ -49,12 +49,8 @@ class SrqParam:
     outstanding_dto_count: int | None
 
 
-class SharedReceiveQueue(DatObject):
+class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
     """A queue of receive buffers, unattached and operational when it is made."""
-
-    handle_type: ClassVar[HandleType] = HandleType.SRQ
-    invalid_subtype: ClassVar[Subtype] = Subtype.INVALID_HANDLE_SRQ
-    in_use_subtype: ClassVar[Subtype] = Subtype.INVALID_STATE_SRQ_IN_USE
 
     def __init__(self, pz: DatObject, attr: SrqAttr) -> None:
         """Make a queue whose buffers are of `pz`.
