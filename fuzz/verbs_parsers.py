@@ -6,8 +6,7 @@ from contextlib import suppress
 
 from fuzz.script import Script, split, step
 from urds.common.errors import RemoteProtocolError
-from urds.dat.conf import ConfEntry, ConfError, parse_conf
-from urds.dat.registry import parse_params
+from urds.dat.registry import ConfEntry, ConfError, parse_conf, parse_params
 from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.mpa import (
     PRIVATE_BYTES_MAX,

@@ -10,9 +10,16 @@ import pytest
 from tests.dat.fakes import FakeAdapter
 from urds import dat
 from urds.dat import registry
-from urds.dat.conf import ConfError, parse_conf, split_fields
 from urds.dat.records import ProviderInfo
-from urds.dat.registry import Provider, Registry, Support, parse_params
+from urds.dat.registry import (
+    ConfError,
+    Provider,
+    Registry,
+    Support,
+    parse_conf,
+    parse_params,
+    split_fields,
+)
 from urds.dat.returns import Subtype
 from urds.verbs.engine.numbers import ReceiveOrder
 

@@ -518,15 +518,11 @@ class Endpoint(DatObject, kind=HandleType.EP):
 
 def _receive_order(device: OpenDevice) -> ReceiveOrder:
     """Return what the adapter was opened with, else by arrival where messages can overtake."""
+    if device.support.receive_order is not None:
+        return device.support.receive_order
     offered = device.adapter.attributes.receive_order
-    wanted = device.support.receive_order
-    if wanted is None:
-        wanted = (
-            ReceiveOrder.ARRIVAL_ORDER
-            if ReceiveOrder.ARRIVAL_ORDER in offered
-            else ReceiveOrder.IN_ORDER
-        )
-    return wanted
+    best = ReceiveOrder.ARRIVAL_ORDER
+    return best if best in offered else ReceiveOrder.IN_ORDER
 
 
 def _timeout_ns(timeout_s: float | None, *, argument: int) -> int | None:

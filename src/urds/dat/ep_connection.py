@@ -113,7 +113,7 @@ class EpConnection:
         if self._ep.state is EpState.DISCONNECT_PENDING:
             self._adapter.call_soon(partial(self._finish_drain, self._generation))
 
-    def end(self, number: EventNumber | None, private_data: bytes = b"") -> None:
+    def end(self, number: EventNumber) -> None:
         """End the connection from this side, whatever its state: flush, tell the peer, tell us."""
         ep, connection = self._ep, self.connection
         self.connection = None
@@ -121,8 +121,7 @@ class EpConnection:
         if connection is not None:
             connection.close()
         self._flush()
-        if number is not None:
-            ep.post_connection(number, private_data)
+        ep.post_connection(number, b"")
 
     def break_soon(self) -> None:
         """Break the connection once the engine call under way is over."""

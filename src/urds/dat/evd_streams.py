@@ -26,15 +26,9 @@ class Role(Enum):
     CR = (EvdFlag.CR, Subtype.INVALID_HANDLE_EVD_CR)
     ASYNC = (EvdFlag.ASYNC, Subtype.INVALID_HANDLE_EVD_ASYNC)
 
-    @property
-    def flag(self) -> EvdFlag:
-        """Return the flag that the dispatcher needs."""
-        return self.value[0]
-
-    @property
-    def subtype(self) -> Subtype:
-        """Return the subtype of INVALID_HANDLE for a dispatcher without it."""
-        return self.value[1]
+    def __init__(self, flag: EvdFlag, subtype: Subtype) -> None:
+        self.flag = flag
+        self.subtype = subtype  # of INVALID_HANDLE, for a dispatcher without the flag
 
 
 DTO_ROLES: Final = frozenset({Role.RECV, Role.REQUEST})

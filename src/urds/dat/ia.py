@@ -197,7 +197,8 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             if graceful and left:
                 detail = f"{len(left)} objects are left, {left[0]!r} among them"
                 raise dat_error(ReturnType.INVALID_STATE, self.in_use_subtype, detail)
-            self._end_children()
+            for child in sorted(children, key=lambda child: _END_ORDER.index(child.handle_type)):
+                child.end()
             self.end()
         # Not with the lock: the adapter waits for its thread.
         self.adapter.close()
@@ -210,14 +211,6 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.close()
-
-    def _end_children(self) -> None:
-        by_kind: dict[HandleType, list[DatObject]] = {kind: [] for kind in _END_ORDER}
-        for child in self.children.values():
-            by_kind[child.handle_type].append(child)
-        for kind in _END_ORDER:
-            for child in by_kind[kind]:
-                child.end()
 
     def _dispose(self) -> None:
         self.adapter.on_async_event = lambda _event: None

@@ -21,7 +21,7 @@ from tests.verbs.engine.verbs_sides import (
     send,
     write,
 )
-from urds.dat.conf import ConfError, parse_conf
+from urds.dat.registry import ConfError, parse_conf
 from urds.verbs.engine.numbers import PSN_MASK, QPState, ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
