@@ -10,14 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from urds.dat.arguments import (
-    IaAddress,
-    bytes_of,
-    choice,
-    ns_of_us,
-    or_unknown,
-    segments_of,
-)
+from urds.dat.arguments import IaAddress, bytes_of, choice, ns_of_us, or_unknown, segments_of
 from urds.dat.constants import (
     DAT_THREADSAFE,
     DAT_VERSION_MAJOR,

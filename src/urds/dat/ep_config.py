@@ -31,17 +31,12 @@ from urds.dat.returns import ReturnType
 from urds.dat.srq import SharedReceiveQueue
 from urds.verbs.engine.queue_pair import QueuePair
 
-_RECV_FLAGS: Final = {
-    CompletionFlag.DEFAULT,
-    CompletionFlag.UNSIGNALLED,
-    CompletionFlag.SOLICITED_WAIT,
-    CompletionFlag.EVD_THRESHOLD,
-}
 _REQUEST_FLAGS: Final = {
     CompletionFlag.DEFAULT,
     CompletionFlag.UNSIGNALLED,
     CompletionFlag.EVD_THRESHOLD,
 }
+_RECV_FLAGS: Final = _REQUEST_FLAGS | {CompletionFlag.SOLICITED_WAIT}
 
 _STREAMS: Final = (
     (Role.RECV, "recv_evd"),

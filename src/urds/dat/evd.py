@@ -30,13 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from urds.dat.arguments import ns_of_s
-from urds.dat.constants import (
-    CompletionFlag,
-    EvdFlag,
-    EvdState,
-    EventNumber,
-    HandleType,
-)
+from urds.dat.constants import CompletionFlag, EvdFlag, EvdState, EventNumber, HandleType
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.evd_streams import Role, Streams, demand_flags
 from urds.dat.handles import DatObject, IaHandle, live

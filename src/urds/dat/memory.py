@@ -15,14 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from urds.dat.constants import (
-    CompletionFlag,
-    DtoStatus,
-    EventNumber,
-    HandleType,
-    MemPriv,
-    MemType,
-)
+from urds.dat.constants import CompletionFlag, DtoStatus, EventNumber, HandleType, MemPriv, MemType
 from urds.dat.endpoint import Endpoint
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher

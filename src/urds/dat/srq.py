@@ -11,13 +11,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from urds.dat.constants import (
-    DAT_SRQ_LW_DEFAULT,
-    HandleType,
-    SrqInfo,
-    SrqState,
-    SrqWatermarks,
-)
+from urds.dat.constants import DAT_SRQ_LW_DEFAULT, HandleType, SrqInfo, SrqState, SrqWatermarks
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone
 from urds.dat.records import SrqAttr
