@@ -25,15 +25,7 @@ from urds.dat.constants import (
 from urds.dat.ep_config import EpConfig, creation_attr, high_watermark
 from urds.dat.ep_connection import EpConnection
 from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
-from urds.dat.ep_transfers import (
-    RDMA_FLAGS,
-    RECV_FLAGS,
-    SEND_FLAGS,
-    BoundWindow,
-    Transfers,
-    demand_flags,
-    demand_length,
-)
+from urds.dat.ep_transfers import Transfers
 from urds.dat.errors import bad_argument, dat_error, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
 from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone
@@ -41,13 +33,14 @@ from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROpcode
 from urds.verbs.engine.queue_pair import QPCap, QueuePair
-from urds.verbs.engine.work import SendWR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from urds.dat.ep_transfers import EventMaker
     from urds.dat.records import LmrTriplet, RmrTriplet
     from urds.dat.srq import SharedReceiveQueue
+    from urds.verbs.engine.work import SendWR
 
 _BREAKING_EVENTS: Final = {
     AsyncEventType.QP_FATAL,
@@ -300,10 +293,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
             self.demand_live()
             if self.srq is not None:
                 raise wrong_state(self.state, f"receives come from {self.srq!r}")
-            wanted, attribute = CompletionFlag(flags), self.attr.recv_completion_flags
-            demand_flags(wanted, RECV_FLAGS, attribute, argument=5)
-            sg = self.transfers.pieces(iov, self.attr.max_recv_iov, write=True)
-            self.transfers.post_receive(sg, cookie, wanted)
+            self.transfers.post_receive(iov, cookie, flags)
 
     def post_send(
         self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
@@ -313,10 +303,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
         Raises DatInvalidState unless connected, or disconnected: then it is flushed at once.
         """
         with self.lock:
-            wanted = self.transfers.demand_request(flags, SEND_FLAGS, argument=5)
-            sg = self.transfers.pieces(iov, self.attr.max_request_iov, write=False)
-            demand_length(iov, self.attr.max_message_size, argument=3)
-            self.transfers.post_request(SendWR(opcode=WROpcode.SEND, sg=sg), cookie, wanted)
+            self.transfers.post_send(iov, cookie, flags)
 
     def post_rdma_write(
         self,
@@ -341,12 +328,16 @@ class Endpoint(DatObject, kind=HandleType.EP):
             self.transfers.post_rdma(WROpcode.RDMA_READ, iov, remote, cookie, flags)
 
     def post_bind(
-        self, rmr: BoundWindow, request: SendWR, cookie: Any, flags: int = CompletionFlag.DEFAULT
+        self,
+        request: SendWR,
+        cookie: Any,
+        flags: int,
+        make_event: EventMaker,
+        on_done: Callable[[], None],
     ) -> None:
         """Post the bind of a window; `urds.dat.memory` makes the request. Raises as `post_send`."""
         with self.lock:
-            wanted = self.transfers.demand_request(flags, RDMA_FLAGS, argument=6)
-            self.transfers.post_request(request, cookie, wanted, window=rmr)
+            self.transfers.post_bind(request, cookie, flags, make_event, on_done)
 
     # -- connection
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.dat.constants import CompletionFlag, DtoStatus, EpState
 from urds.dat.ep_state import wrong_state
@@ -21,23 +21,24 @@ from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.work import RecvWR, SendWR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from urds.dat.ep_config import EpConfig, EpOwner
     from urds.dat.ep_connection import EpConnection
     from urds.dat.evd import Event, EventDispatcher
     from urds.dat.records import LmrTriplet
-    from urds.verbs.engine.keys import WindowBinding
     from urds.verbs.engine.work import SGE, WC
 
-SEND_FLAGS: Final = (
+    # Makes the event of dispatcher, cookie, status and bytes.
+    EventMaker = Callable[[EventDispatcher, Any, DtoStatus, int], Event]
+
+_SEND_FLAGS: Final = (
     CompletionFlag.SUPPRESS
     | CompletionFlag.SOLICITED_WAIT
     | CompletionFlag.UNSIGNALLED
     | CompletionFlag.BARRIER_FENCE
 )
-RDMA_FLAGS: Final = SEND_FLAGS & ~CompletionFlag.SOLICITED_WAIT
-RECV_FLAGS: Final = CompletionFlag.UNSIGNALLED
+_RDMA_FLAGS: Final = _SEND_FLAGS & ~CompletionFlag.SOLICITED_WAIT
 DTO_STATUS_OF: Final[dict[WCStatus, DtoStatus]] = {
     WCStatus.SUCCESS: DtoStatus.SUCCESS,
     WCStatus.LOC_LEN_ERR: DtoStatus.ERR_LOCAL_LENGTH,
@@ -63,23 +64,13 @@ assert DTO_STATUS_OF.keys() == set(WCStatus), "each verbs status has its DAT sta
 _HARMLESS: Final = {DtoStatus.SUCCESS, DtoStatus.ERR_FLUSHED}  # all else breaks the connection
 
 
-class BoundWindow(Protocol):
-    """A window that a request binds."""
-
-    def handle_bound(self, asked: WindowBinding) -> None:
-        """Note that the bind has completed."""
-
-    def bind_event(self, evd: EventDispatcher, cookie: Any, status: DtoStatus) -> Event:
-        """Return the event of that."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Posted:
     cookie: Any
     flags: CompletionFlag
     byte_count: int = 0  # of a request; verbs completions of requests do not tell
-    window: BoundWindow | None = None  # of a bind
-    bind: WindowBinding | None = None
+    make_event: EventMaker | None = None  # of a bind
+    on_done: Callable[[], None] | None = None  # of a bind
 
 
 class Transfers:
@@ -108,25 +99,27 @@ class Transfers:
         self._requests.clear()
         self._receives.clear()
 
-    def pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[SGE]:
-        """Return segments as the engine takes them. Raises DatInvalidState without a zone."""
-        zone = self._config.pz
-        if zone is None:
-            subtype = Subtype.INVALID_STATE_EP_NOTREADY
-            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-        return self._ep.device.pieces(iov, zone, write=write, segments_max=segments_max)
+    def post_send(self, iov: Sequence[LmrTriplet], cookie: Any, flags: int) -> None:
+        """Post a message. Raises DatInvalidParameter: longer than the attribute allows."""
+        wanted = self._demand_request(flags, _SEND_FLAGS, argument=5)
+        attr = self._config.attr
+        sg = self._pieces(iov, attr.max_request_iov, write=False)
+        byte_count, limit = sum(segment.segment_length for segment in iov), attr.max_message_size
+        if byte_count > limit:
+            raise bad_argument(3, f"message of {byte_count} bytes, max_message_size is {limit}")
+        self._post_request(SendWR(opcode=WROpcode.SEND, sg=sg), cookie, wanted)
 
-    def demand_request(
-        self, flags: int, allowed: CompletionFlag, *, argument: int
-    ) -> CompletionFlag:
-        """Return the flags of a request. Raises DatInvalidState where none may be posted."""
-        ep = self._ep
-        ep.demand_live()
-        if ep.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
-            raise wrong_state(ep.state, "requests need a connection")
-        wanted, attribute = CompletionFlag(flags), self._config.attr.request_completion_flags
-        demand_flags(wanted, allowed, attribute, argument=argument)
-        return wanted
+    def post_bind(
+        self,
+        request: SendWR,
+        cookie: Any,
+        flags: int,
+        make_event: EventMaker,
+        on_done: Callable[[], None],
+    ) -> None:
+        """Post the bind of a window, whose event `make_event` makes after `on_done` was called."""
+        wanted = self._demand_request(flags, _RDMA_FLAGS, argument=6)
+        self._post_request(request, cookie, wanted, make_event, on_done)
 
     def post_rdma(
         self,
@@ -140,12 +133,12 @@ class Transfers:
 
         Raises DatLengthError: too long for the peer's segment or the limit.
         """
-        wanted = self.demand_request(flags, RDMA_FLAGS, argument=6)
+        wanted = self._demand_request(flags, _RDMA_FLAGS, argument=6)
         if not isinstance(remote, RmrTriplet):
             raise bad_argument(5, f"{remote!r} is no piece of a peer's memory")
         attr, is_read = self._config.attr, opcode is WROpcode.RDMA_READ
         segments_max = attr.max_rdma_read_iov if is_read else attr.max_rdma_write_iov
-        sg = self.pieces(iov, segments_max, write=is_read)
+        sg = self._pieces(iov, segments_max, write=is_read)
         byte_count = sum(segment.segment_length for segment in iov)
         if byte_count > min(remote.segment_length, attr.max_rdma_size):
             room = f"the peer's segment has {remote.segment_length}"
@@ -153,22 +146,54 @@ class Transfers:
             raise dat_error(ReturnType.LENGTH_ERROR, detail=detail)
         request = SendWR(opcode=opcode, sg=sg)
         request.set_wr_rdma(remote.rmr_context, remote.target_address)
-        self.post_request(request, cookie, wanted)
+        self._post_request(request, cookie, wanted)
 
-    def post_request(
+    def post_receive(self, iov: Sequence[LmrTriplet], cookie: Any, flags: int) -> None:
+        """Post a receive. Raises DatInsufficientResources: `max_recv_dtos` are outstanding."""
+        wanted, attr = CompletionFlag(flags), self._config.attr
+        _demand_flags(wanted, CompletionFlag.UNSIGNALLED, attr.recv_completion_flags, argument=5)
+        sg = self._pieces(iov, attr.max_recv_iov, write=True)
+        _demand_slot("recv", len(self._receives), attr.max_recv_dtos)
+        number = next(self._numbers)
+        self._receives[number] = _Posted(cookie, wanted)
+        adapter = self._ep.device.adapter
+        self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
+        adapter.progress_qp(self._ep.engine)
+
+    def _pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[SGE]:
+        """Return segments as the engine takes them. Raises DatInvalidState without a zone."""
+        zone = self._config.pz
+        if zone is None:
+            subtype = Subtype.INVALID_STATE_EP_NOTREADY
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
+        return self._ep.device.pieces(iov, zone, write=write, segments_max=segments_max)
+
+    def _demand_request(
+        self, flags: int, allowed: CompletionFlag, *, argument: int
+    ) -> CompletionFlag:
+        """Return the flags of a request. Raises DatInvalidState where none may be posted."""
+        ep = self._ep
+        ep.demand_live()
+        if ep.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
+            raise wrong_state(ep.state, "requests need a connection")
+        wanted, attribute = CompletionFlag(flags), self._config.attr.request_completion_flags
+        _demand_flags(wanted, allowed, attribute, argument=argument)
+        return wanted
+
+    def _post_request(
         self,
         request: SendWR,
         cookie: Any,
         flags: CompletionFlag,
-        *,
-        window: BoundWindow | None = None,
+        make_event: EventMaker | None = None,
+        on_done: Callable[[], None] | None = None,
     ) -> None:
         """Post a request. Raises DatInsufficientResources: `max_request_dtos` are outstanding."""
         _demand_slot("request", len(self._requests), self._config.attr.max_request_dtos)
         request.wr_id = next(self._numbers)
         request.send_flags = _send_flags(flags)
         self._requests[request.wr_id] = _Posted(
-            cookie, flags, sum(piece.length for piece in request.sg), window, request.bind
+            cookie, flags, sum(piece.length for piece in request.sg), make_event, on_done
         )
         adapter = self._ep.device.adapter
         try:
@@ -176,15 +201,6 @@ class Transfers:
         except OSError as error:
             del self._requests[request.wr_id]
             raise from_os_error(error) from error
-        adapter.progress_qp(self._ep.engine)
-
-    def post_receive(self, sg: list[SGE], cookie: Any, flags: CompletionFlag) -> None:
-        """Post a receive. Raises DatInsufficientResources: `max_recv_dtos` are outstanding."""
-        _demand_slot("recv", len(self._receives), self._config.attr.max_recv_dtos)
-        number = next(self._numbers)
-        self._receives[number] = _Posted(cookie, flags)
-        adapter = self._ep.device.adapter
-        self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
         adapter.progress_qp(self._ep.engine)
 
     # -- completions, from the engine
@@ -201,18 +217,15 @@ class Transfers:
         status = self._status_of(wc)
         if not self._requests:
             self._connection.drain()
-        if posted.window is not None and posted.bind is not None:
-            posted.window.handle_bound(posted.bind)
+        if posted.on_done is not None:
+            posted.on_done()
         evd = self._config.request_evd
         suppressed = wc.status is WCStatus.SUCCESS and CompletionFlag.SUPPRESS in posted.flags
         if suppressed or evd is None:
             return True
         signals = is_signalled(self._config.attr.request_completion_flags, posted.flags)
-        if posted.window is not None:
-            event = posted.window.bind_event(evd, posted.cookie, status)
-        else:
-            event = self._ep.dto_event(evd, posted.cookie, status, posted.byte_count)
-        evd.queue(event, signals=signals)
+        make_event = posted.make_event or self._ep.dto_event
+        evd.queue(make_event(evd, posted.cookie, status, posted.byte_count), signals=signals)
         return True
 
     def _finish_receive(self, wc: WC, solicited: bool) -> bool:
@@ -236,14 +249,7 @@ class Transfers:
         return True
 
 
-def demand_length(iov: Sequence[LmrTriplet], limit: int, *, argument: int) -> None:
-    """Raise DatInvalidParameter: a message longer than the endpoint's attribute allows."""
-    byte_count = sum(segment.segment_length for segment in iov)
-    if byte_count > limit:
-        raise bad_argument(argument, f"message of {byte_count} bytes, max_message_size is {limit}")
-
-
-def demand_flags(
+def _demand_flags(
     flags: CompletionFlag, allowed: CompletionFlag, attribute: CompletionFlag, *, argument: int
 ) -> None:
     """Raise DatInvalidParameter: flags that this post does not take.

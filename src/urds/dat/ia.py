@@ -95,7 +95,8 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
         self.attr: IaAttr = ia_attributes(name, address, adapter.attributes)
         self.provider_attr: ProviderAttr = provider_attributes(adapter.attributes, support)
         self.device = OpenDevice(adapter, address, self.attr, self.provider_attr, support)
-        self.adapter, self.address = adapter, address
+        self.name, self.adapter, self.address = name, adapter, address
+        self.children: dict[int, DatObject] = self.device.objects  # by handle
         self._on_close = on_close
         super().__init__(self)
         self._own_async_evd: EventDispatcher | None = None
@@ -106,19 +107,9 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             adapter.on_async_event = self._handle_event
 
     @property
-    def name(self) -> str:
-        """Return the name under which the adapter was opened."""
-        return self.attr.adapter_name
-
-    @property
     def async_evd(self) -> EventDispatcher | AsyncEvdHandle:
         """Return where asynchronous events go; OUT_OF_SCOPE if that is not known here."""
         return AsyncEvdHandle.OUT_OF_SCOPE if self._async_evd is None else self._async_evd
-
-    @property
-    def children(self) -> dict[int, DatObject]:
-        """Return the objects of the adapter by handle."""
-        return self.device.objects
 
     # -- making objects
 

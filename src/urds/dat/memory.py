@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from urds.dat.constants import CompletionFlag, DtoStatus, EventNumber, HandleType, MemPriv, MemType
@@ -346,7 +347,9 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             self._pending.append((asked, binding))
             context = self.rmr_context = next_variant(self.rmr_context)
             try:
-                ep.post_bind(self, request, cookie, CompletionFlag(flags))
+                ep.post_bind(
+                    request, cookie, flags, self._bind_event, partial(self._note_bound, asked)
+                )
             except DatError:
                 self._pending.pop()
                 self.drop(binding.lmr)
@@ -361,7 +364,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             bound = self._bound
             return RmrParam(self.ia, self.pz, bound.triplet, bound.privileges, self.rmr_context)
 
-    def handle_bound(self, asked: WindowBinding) -> None:
+    def _note_bound(self, asked: WindowBinding) -> None:
         """Note that a bind has completed; its endpoint tells. Lock held.
 
         The window says what holds now: a bind that was carried out behind requests that had yet
@@ -376,8 +379,8 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
         self.drop(binding.lmr)
         self._foretell_context()
 
-    def bind_event(
-        self, evd: EventDispatcher, cookie: Any, status: DtoStatus
+    def _bind_event(
+        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, _byte_count: int
     ) -> RmrBindCompletionEvent:
         """Return the event of a bind that has completed."""
         return RmrBindCompletionEvent(EventNumber.RMR_BIND_COMPLETION, evd, self, cookie, status)
