@@ -163,7 +163,9 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         """Wait as `wait` does, for nanoseconds."""
         with self.lock:
             self.demand_live()
-            self._demand_waitable()
+            if not self._may_wait:
+                raise self._unwaitable()
+            self._demand_no_waiter()
             self._demand_threshold(threshold)
             if len(self._queue) >= threshold:
                 self.nmore = len(self._queue) - 1
@@ -350,9 +352,7 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         return self.live and self._waitable and not self._is_dead
 
     def _is_over(self) -> bool:
-        if not self._may_wait:
-            return True
-        return self._signalled and len(self._queue) >= self._threshold
+        return not self._may_wait or (self._signalled and len(self._queue) >= self._threshold)
 
     def _reason_of_no_event(self) -> Exception:
         if not self.live:
@@ -368,11 +368,6 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         else:
             subtype, detail = Subtype.INVALID_STATE_EVD_UNWAITABLE, f"{self!r}"
         return dat_error(ReturnType.INVALID_STATE, subtype, detail)
-
-    def _demand_waitable(self) -> None:
-        if not self._may_wait:
-            raise self._unwaitable()
-        self._demand_no_waiter()
 
     def _demand_no_waiter(self) -> None:
         if self._threshold:
@@ -446,23 +441,22 @@ class NotificationPoint(DatObject, kind=HandleType.CNO):
             self.demand_live()
             desertions = self._desertions
             self._waiting_count += 1
+
+        def is_deserted() -> bool:
+            return not self.live or self._desertions != desertions
+
         try:
             self.device.adapter.wait(
-                lambda: (
-                    not self.live
-                    or self._triggered_by is not None
-                    or self._desertions != desertions
-                ),
-                timeout_ns,
+                lambda: self._triggered_by is not None or is_deserted(), timeout_ns
             )
             with self.lock:
                 evd, self._triggered_by = self._triggered_by, None
-                is_deserted = not self.live or self._desertions != desertions
+                ends_empty = is_deserted()
         finally:
             # Also after an interrupt, which takes no trigger.
             with self.lock:
                 self._waiting_count -= 1
-        if evd is None and not is_deserted:
+        if evd is None and not ends_empty:
             raise dat_error(ReturnType.QUEUE_EMPTY, detail="nothing triggered it in time")
         return evd
 

@@ -395,12 +395,14 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             raise bad_argument(2, f"{triplet!r} is no piece of local memory")
         demand_bits("privileges", privileges, MemPriv.ALL, argument=3)
         if ep.pz is not self.pz:
-            raise _foreign(f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}")
+            detail = f"{ep!r} is of zone {ep.pz!r}, not {self.pz!r}"
+            raise dat_error(ReturnType.PROTECTION_VIOLATION, detail=detail)
         if triplet.segment_length == 0:
             return _Binding()
         lmr = find_piece(self.device, triplet)
         if lmr.pz is not self.pz:
-            raise _foreign(f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}")
+            detail = f"{lmr!r} is of zone {lmr.pz!r}, not {self.pz!r}"
+            raise dat_error(ReturnType.PROTECTION_VIOLATION, detail=detail)
         if privileges & MemPriv.REMOTE_WRITE and not lmr.privileges & MemPriv.LOCAL_WRITE:
             detail = f"REMOTE_WRITE, but {lmr!r} has {lmr.privileges!r}"
             subtype = Subtype.PRIVILEGES_RDMA_WRITE
@@ -457,7 +459,3 @@ def _bytes(source: object) -> memoryview:
     except (ValueError, TypeError):
         # Items that memoryview cannot cast, such as records and complex numbers of NumPy.
         return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
-
-
-def _foreign(detail: str) -> Exception:
-    return dat_error(ReturnType.PROTECTION_VIOLATION, detail=detail)
