@@ -172,9 +172,9 @@ def dat_conf(data: bytes) -> None:
 def _conf_line(entry: ConfEntry) -> str:
     kind = "u" if entry.is_user_level else "k"
     fields = (
-        entry.ia_name,
-        f"{kind}{entry.major}.{entry.minor}",
-        "threadsafe" if entry.is_thread_safe else "nonthreadsafe",
+        entry.info.ia_name,
+        f"{kind}{entry.info.dapl_version_major}.{entry.info.dapl_version_minor}",
+        "threadsafe" if entry.info.is_thread_safe else "nonthreadsafe",
         "default" if entry.is_default else "nondefault",
         entry.library,
         entry.provider_version,

@@ -38,8 +38,8 @@ def no_file_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_a_line_has_eight_fields() -> None:
     (entry,) = parse_conf(f"# a comment\n\n{LINE}   # and another\n")
-    assert (entry.ia_name, entry.major, entry.minor) == ("soft0-1", 1, 2)
-    assert (entry.is_user_level, entry.is_thread_safe, entry.is_default) == (True, False, True)
+    assert entry.info == ProviderInfo("soft0-1", 1, 2, False)
+    assert (entry.is_user_level, entry.is_default) == (True, True)
     assert (entry.library, entry.provider_version) == ("libdapl.so", "dapl.1.2")
     assert (entry.ia_params, entry.platform_params) == ("soft0 1", "")
 

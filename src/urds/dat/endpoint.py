@@ -35,12 +35,10 @@ from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROp
 from urds.verbs.engine.queue_pair import QPCap, QueuePair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from urds.dat.ep_transfers import EventMaker
     from urds.dat.records import LmrTriplet, RmrTriplet
     from urds.dat.srq import SharedReceiveQueue
-    from urds.verbs.engine.work import SendWR
 
 _BREAKING_EVENTS: Final = {
     AsyncEventType.QP_FATAL,
@@ -139,7 +137,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
             self.state = EpState.UNCONNECTED
             self._config = EpConfig(self, checked, srq)
             self.connection = EpConnection(self, self._config)
-            self.transfers = Transfers(self, self._config, self.connection)
+            self.transfers = Transfers(self, self._config, self.connection, self._dto_event)
             self._config.feed(recv_evd, request_evd, connect_evd, checked)
             self.engine = self._make_engine(pz)
             self.connection.prepare()
@@ -327,18 +325,6 @@ class Endpoint(DatObject, kind=HandleType.EP):
         with self.lock:
             self.transfers.post_rdma(WROpcode.RDMA_READ, iov, remote, cookie, flags)
 
-    def post_bind(
-        self,
-        request: SendWR,
-        cookie: Any,
-        flags: int,
-        make_event: EventMaker,
-        on_done: Callable[[], None],
-    ) -> None:
-        """Post the bind of a window; `urds.dat.memory` makes the request. Raises as `post_send`."""
-        with self.lock:
-            self.transfers.post_bind(request, cookie, flags, make_event, on_done)
-
     # -- connection
 
     def connect(
@@ -449,12 +435,6 @@ class Endpoint(DatObject, kind=HandleType.EP):
         if evd is not None:
             evd.queue(ConnectionEvent(number, evd, self, private_data))
 
-    def dto_event(
-        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, byte_count: int
-    ) -> DtoCompletionEvent:
-        """Return the event of a transfer that has completed."""
-        return DtoCompletionEvent(EventNumber.DTO_COMPLETION, evd, self, cookie, status, byte_count)
-
     def handle_async(self, kind: AsyncEventType) -> None:
         """Break the connection where the engine says that it cannot go on."""
         if kind in _BREAKING_EVENTS:
@@ -476,6 +456,12 @@ class Endpoint(DatObject, kind=HandleType.EP):
         self.device.disown(self.engine)
 
     # -- inside
+
+    def _dto_event(
+        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, byte_count: int
+    ) -> DtoCompletionEvent:
+        """Return the event of a transfer that has completed."""
+        return DtoCompletionEvent(EventNumber.DTO_COMPLETION, evd, self, cookie, status, byte_count)
 
     def _set_watermarks(self) -> None:
         soft, hard = self.attr.srq_soft_hw, self.attr.max_recv_dtos

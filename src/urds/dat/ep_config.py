@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 from urds.dat.constants import (
     DAT_HW_DEFAULT,
     CompletionFlag,
-    DtoStatus,
     EpState,
     EventNumber,
     Qos,
@@ -23,7 +22,7 @@ from urds.dat.constants import (
 )
 from urds.dat.ep_state import MODIFIABLE, Input, wrong_state
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.evd import Event, EventDispatcher
+from urds.dat.evd import EventDispatcher
 from urds.dat.evd_streams import Role
 from urds.dat.handles import DatObject, OpenDevice, live, live_zone
 from urds.dat.records import EpAttr, IaAttr
@@ -65,11 +64,6 @@ class EpOwner(Protocol):
 
     def post_connection(self, number: EventNumber, private_data: bytes) -> None:
         """Queue an event of the connection."""
-
-    def dto_event(
-        self, evd: EventDispatcher, cookie: Any, status: DtoStatus, byte_count: int
-    ) -> Event:
-        """Return the event of a transfer that has completed."""
 
 
 class EpConfig:

@@ -76,10 +76,13 @@ class _Posted:
 class Transfers:
     """The requests and receives of one endpoint that have not completed. Lock held throughout."""
 
-    def __init__(self, ep: EpOwner, config: EpConfig, connection: EpConnection) -> None:
+    def __init__(
+        self, ep: EpOwner, config: EpConfig, connection: EpConnection, make_event: EventMaker
+    ) -> None:
         self._ep = ep
         self._config = config
         self._connection = connection
+        self._make_event = make_event
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Posted] = {}
         self._receives: dict[int, _Posted] = {}
@@ -117,7 +120,10 @@ class Transfers:
         make_event: EventMaker,
         on_done: Callable[[], None],
     ) -> None:
-        """Post the bind of a window, whose event `make_event` makes after `on_done` was called."""
+        """Post the bind of a window, whose event `make_event` makes after `on_done` was called.
+
+        Raises as `post_send`.
+        """
         wanted = self._demand_request(flags, _RDMA_FLAGS, argument=6)
         self._post_request(request, cookie, wanted, make_event, on_done)
 
@@ -224,7 +230,7 @@ class Transfers:
         if suppressed or evd is None:
             return True
         signals = is_signalled(self._config.attr.request_completion_flags, posted.flags)
-        make_event = posted.make_event or self._ep.dto_event
+        make_event = posted.make_event or self._make_event
         evd.queue(make_event(evd, posted.cookie, status, posted.byte_count), signals=signals)
         return True
 
@@ -244,7 +250,7 @@ class Transfers:
         signals = is_signalled(
             self._config.attr.recv_completion_flags, posted.flags, solicited=solicited
         )
-        event = self._ep.dto_event(evd, posted.cookie, status, wc.byte_len)
+        event = self._make_event(evd, posted.cookie, status, wc.byte_len)
         evd.queue(event, signals=signals, on_taken=on_taken)
         return True
 

@@ -347,7 +347,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             self._pending.append((asked, binding))
             context = self.rmr_context = next_variant(self.rmr_context)
             try:
-                ep.post_bind(
+                ep.transfers.post_bind(
                     request, cookie, flags, self._bind_event, partial(self._note_bound, asked)
                 )
             except DatError:

@@ -61,11 +61,8 @@ class ConfError(ValueError):
 class ConfEntry:
     """One line of dat.conf."""
 
-    ia_name: str
+    info: ProviderInfo
     is_user_level: bool  # `u`; `k` is for the kernel
-    major: int
-    minor: int
-    is_thread_safe: bool
     is_default: bool
     library: str
     provider_version: str
@@ -143,7 +140,7 @@ class Registry:
 
         Raises DatInternalError: the file of the static registry cannot be read.
         """
-        static = [_info(entry) for entry in static_entries()]
+        static = [entry.info for entry in static_entries()]
         with self._lock:
             added = tuple(info for info in self._providers if info not in static)
         return [*added, *dict.fromkeys(static)]
@@ -160,14 +157,14 @@ class Registry:
         with self._lock:
             known = list(self._providers)
             static = static_entries() if _closest(known, wanted) is not None else []
-            known += map(_info, static)
+            known += (entry.info for entry in static)
             missing = _closest(known, wanted)
             if missing is not None:
                 names = dict.fromkeys(info.ia_name for info in known)
                 detail = f"{_text_of(wanted)}; there are {', '.join(names) or 'none'}"
                 raise dat_error(ReturnType.PROVIDER_NOT_FOUND, missing, detail)
             for entry in static:
-                if _closest([_info(entry)], wanted) is None and _load(entry):
+                if _closest([entry.info], wanted) is None and _load(entry):
                     break
             for info, provider in self._providers.items():
                 if _closest([info], wanted) is None:
@@ -265,11 +262,10 @@ def _entry(fields: list[str]) -> ConfEntry:
     if thread_safety not in _THREAD_SAFETY or default not in _DEFAULT:
         raise ConfError(f"{thread_safety!r} {default!r}, such as threadsafe default")
     return ConfEntry(
-        ia_name=name,
+        info=ProviderInfo(
+            name, int(found["major"]), int(found["minor"]), _THREAD_SAFETY[thread_safety]
+        ),
         is_user_level=found["kind"] == "u",
-        major=int(found["major"]),
-        minor=int(found["minor"]),
-        is_thread_safe=_THREAD_SAFETY[thread_safety],
         is_default=_DEFAULT[default],
         library=library,
         provider_version=provider_version,
@@ -286,10 +282,6 @@ def _read(path: Path) -> list[ConfEntry]:
     return parse_conf(text)
 
 
-def _info(entry: ConfEntry) -> ProviderInfo:
-    return ProviderInfo(entry.ia_name, entry.major, entry.minor, entry.is_thread_safe)
-
-
 def _text_of(info: ProviderInfo) -> str:
     safety = "thread-safe" if info.is_thread_safe else "not thread-safe"
     version = f"{info.dapl_version_major}.{info.dapl_version_minor}"
@@ -303,9 +295,9 @@ def _load(entry: ConfEntry) -> bool:
     except (ImportError, AttributeError):
         return False
     try:
-        init(_info(entry), entry.ia_params)
+        init(entry.info, entry.ia_params)
     except ValueError as error:
-        detail = f"{entry.ia_name}: {error}"
+        detail = f"{entry.info.ia_name}: {error}"
         raise dat_error(ReturnType.INTERNAL_ERROR, detail=detail) from error
     return True
 
