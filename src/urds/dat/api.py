@@ -765,20 +765,17 @@ def _srq_param(srq: SharedReceiveQueue) -> SrqParam:
     )
 
 
+@one_output
 def _queried(
     handle: object, kind: type[ObjectT], query: Callable[[ObjectT], Record], mask: int, known: int
-) -> tuple[DatReturn, Record | None]:
-    """Return how the query of a handle went, and its record; an unknown bit of `mask` is an error.
+) -> Record:
+    """Return the record of a handle: all of its fields, whatever the mask says.
 
-    A query fills all fields whatever the mask says.
+    Raises DatInvalidHandle, DatInvalidParameter: the mask has an unknown bit.
     """
-
-    def call() -> Record:
-        found = live(handle, kind)
-        demand_bits("mask", mask, known, argument=2)
-        return query(found)
-
-    return one_output(call)()
+    found = live(handle, kind)
+    demand_bits("mask", mask, known, argument=2)
+    return query(found)
 
 
 __all__ = [name for name in globals() if name.startswith("dat_") and name != "dat_error"]

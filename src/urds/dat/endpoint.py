@@ -352,7 +352,12 @@ class Endpoint(DatObject, kind=HandleType.EP):
                 detail = f"quality {qos}, flags {flags}: only best effort on one path"
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
             after = next_state(self.state, Input.CONNECT)
-            self.demand_ready()
+            if self.connect_evd is None:
+                detail = "no connect dispatcher"
+                raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EVD_CONN, detail)
+            if self.pz is None:
+                subtype = Subtype.INVALID_STATE_EP_NOTREADY
+                raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
             try:
                 self.connection.connect(peer, bytes(private_data), timeout_ns)
             except OSError as error:
@@ -414,15 +419,6 @@ class Endpoint(DatObject, kind=HandleType.EP):
         """Change the state. Raises DatInvalidState if it cannot be left so."""
         self.state = next_state(self.state, event)
 
-    def demand_ready(self) -> None:
-        """Raise DatInvalidHandle or DatInvalidState without what a connection needs."""
-        if self.connect_evd is None:
-            detail = "no connect dispatcher"
-            raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EVD_CONN, detail)
-        if self.pz is None:
-            subtype = Subtype.INVALID_STATE_EP_NOTREADY
-            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-
     def undo_accept(self, state: EpState) -> None:
         """Go back to the state before an accept: the request could not be answered."""
         self.state = state
@@ -432,7 +428,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
     def post_connection(self, number: EventNumber, private_data: bytes) -> None:
         """Queue an event of the connection, where there is a dispatcher."""
         evd = self.connect_evd
-        if evd is not None:
+        if self.live and evd is not None:
             evd.queue(ConnectionEvent(number, evd, self, private_data))
 
     def handle_async(self, kind: AsyncEventType) -> None:

@@ -180,7 +180,7 @@ class EpConnection:
         self.connection = None
         ep.move(Input.ENDED)
         if ep.engine.state is QPState.ERR:
-            self._tell(number, private_data)
+            ep.post_connection(number, private_data)
         else:
             finish = partial(self._finish_loss, self._generation, number, private_data)
             self._adapter.call_soon(finish)
@@ -189,7 +189,7 @@ class EpConnection:
         """Flush what is posted, then tell: the event comes after the transfers."""
         if generation == self._generation:
             self._flush()
-        self._tell(number, private_data)
+        self._ep.post_connection(number, private_data)
 
     def _number_of_end(self, kind: Kind) -> EventNumber:
         state = self._ep.state
@@ -203,10 +203,6 @@ class EpConnection:
         if kind is Kind.DISCONNECTED or state is EpState.DISCONNECT_PENDING:
             return EventNumber.CONNECTION_DISCONNECTED
         return EventNumber.CONNECTION_BROKEN
-
-    def _tell(self, number: EventNumber, private_data: bytes) -> None:
-        if self._ep.live:
-            self._ep.post_connection(number, private_data)
 
     def _finish_drain(self, generation: int) -> None:
         ep = self._ep
