@@ -35,7 +35,8 @@ def progress(processes: Sequence[RoleProcess], elapsed_s: float) -> str:
     clock = time.strftime("%H:%M:%S", time.gmtime())
     return (
         f"{clock} {elapsed_s / 60:5.1f} min  {total.messages:,} messages"
-        f"  {total.byte_count / MIB:,.0f} MiB  {total.errors + failures} errors  {total.resets} resets  {restarts} restarts"
+        f"  {total.byte_count / MIB:,.0f} MiB  {total.errors + failures} errors"
+        f"  {total.resets} resets  {restarts} restarts"
         f"  {total.sockets} sockets | {looks}"
     )
 

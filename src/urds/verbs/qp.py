@@ -174,7 +174,7 @@ class QP(Resource):
         """Make a queue pair.
 
         Raises VerbsArgumentError: no completion queues, objects of another device, capacities
-        beyond the device's. VerbsNotSupportedError: datagrams or receive_order that the device
+        beyond the device's. VerbsNotSupportedError: datagrams or a receive order that the device
         lacks. VerbsError: ENOMEM.
         """
         scq, rcq = _checked(pd, init_attr)
