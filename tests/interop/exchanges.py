@@ -10,7 +10,7 @@ from pathlib import Path
 from .conftest import Ends, Note
 from .lab.guest import Lab
 from .lab.judge import Verdict, judge
-from .lab.ledger import Ledger
+from .lab.message_log import Ledger
 from .lab.wire import Direction, Orders
 
 IDLE_S = 20.0

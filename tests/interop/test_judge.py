@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .lab.judge import Faults, judge
-from .lab.ledger import HEADER, MAP_FLAGS, REPEATED, Ledger, Transmission
+from .lab.message_log import HEADER, MAP_FLAGS, REPEATED, Ledger, Transmission
 from .lab.wire import ACK, RST, SYN, Direction, Recording, Segment, Wire
 
 TO_US, TO_KERNEL = Direction.TO_HOST, Direction.TO_GUEST

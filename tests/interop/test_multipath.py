@@ -17,7 +17,7 @@ from .conftest import KERNEL_PORT, OUR_PORT, Ends, Note, OpenOurs
 from .exchanges import assert_faultless
 from .lab.guest import GUEST, Lab
 from .lab.judge import judge, together
-from .lab.ledger import Ledger
+from .lab.message_log import Ledger
 from .lab.remote import Remote
 from .lab.wire import Direction
 

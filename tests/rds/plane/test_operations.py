@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.rds.plane.carried_world import PORT, TARGET, CarriedWorld, transfer, wait_until
+from tests.rds.plane.message_transport_world import PORT, TARGET, CarriedWorld, transfer, wait_until
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import CongestionNotice, Message
 from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rds.plane.carried_world import LOCAL, OTHER, PEER, PEER_PORT, CarriedWorld, FakePath
+from tests.rds.plane.message_transport_world import (
+    LOCAL,
+    OTHER,
+    PEER,
+    PEER_PORT,
+    CarriedWorld,
+    FakePath,
+)
 from urds.rds.plane.contract import Carrier, PathRow
 
 

@@ -24,7 +24,7 @@ mod finishing;
 pub mod forks;
 mod holding;
 pub mod host;
-pub mod lane;
+pub mod shm_stream;
 pub mod loop_path;
 pub mod mailbox;
 pub mod mailbox_calls;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use urds_path::{Header, Hold, Limits, SocketAddress};
 
 use super::*;
-use crate::lane::{LaneStream, Side, memory_bytes};
+use crate::shm_stream::{LaneStream, Side, memory_bytes};
 use crate::mailbox::MailboxSettings;
 use crate::receiving::Taken;
 use crate::ring::RING_BYTES_MIN;

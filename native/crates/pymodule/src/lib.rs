@@ -14,7 +14,7 @@ mod events;
 mod fast_calls;
 mod ffi;
 mod gil;
-mod lane;
+mod shm_stream;
 mod mailbox;
 mod memory;
 mod path;
@@ -40,7 +40,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
     module.add_class::<path::Path>()?;
-    module.add_class::<lane::Lane>()?;
+    module.add_class::<shm_stream::Lane>()?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     fast_calls::add_methods(&module.py().get_type::<mailbox::Mailbox>())

@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyBlockingIOError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
-use urds_dataplane::lane::LaneStream;
+use urds_dataplane::shm_stream::LaneStream;
 use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
 
 use crate::deferred::{Deferred, defer};
 use crate::errors::EBADF;
 use crate::ffi::raise_later;
-use crate::lane::Lane;
+use crate::shm_stream::Lane;
 use crate::sys::Lent;
 
 /// The owner of a stream; dropping this has it closed, unless it was taken back before.

@@ -26,7 +26,7 @@ from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import tcp
 
 if TYPE_CHECKING:
-    from urds.rds.plane.native.lane import Lane
+    from urds.rds.plane.native.shm_stream import Lane
     from urds.rds.runtime.control_thread import Driver
 
     _Stream = tcp.TcpStream | Lane

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use urds_dataplane::lane::{LaneStream, Side, memory_bytes};
+use urds_dataplane::shm_stream::{LaneStream, Side, memory_bytes};
 use urds_dataplane::stream::Stream;
 use urds_path::SocketAddress;
 

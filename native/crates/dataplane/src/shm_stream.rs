@@ -312,5 +312,5 @@ impl Stream for LaneStream {
 }
 
 #[cfg(test)]
-#[path = "lane_tests.rs"]
+#[path = "shm_stream_tests.rs"]
 mod tests;

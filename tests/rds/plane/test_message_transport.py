@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rds.plane.carried_world import (
+from tests.rds.plane.message_transport_world import (
     LOCAL,
     MS,
     OTHER,
