@@ -107,9 +107,9 @@ class _Holder:
         """Leave everything idle for a while."""
         time.sleep(_REST_S)
 
-    def lanes(self, start: int, stop: int) -> float:
+    def shm_streams(self, start: int, stop: int) -> float:
         """Return how many shm streams this process has."""
-        return Path("/proc/self/maps").read_text(encoding="utf-8").count("urds-lane")
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("urds-shm")
 
     def host(self, start: int, stop: int) -> None:
         """Bind a socket at each of these addresses."""
@@ -157,7 +157,7 @@ def _serve(pipe: Connection, ours: type[Urds]) -> None:
             "mark",
             "look",
             "rest",
-            "lanes",
+            "shm_streams",
             "host",
             "bind",
             "poll",

@@ -15,7 +15,7 @@ from results import BYTES, Line, Table, Verdict
 
 KIND = "memory"
 _ALL = (WARM_UP, WARM_UP + COUNT)
-_LANES_AT_ONCE = 20
+_STREAMS_AT_ONCE = 20
 _EVERY = (0, WARM_UP + COUNT)
 _REMARKS = (
     "the growth of a process's resident set while they are made, divided by their number,",
@@ -32,8 +32,8 @@ class _Item:
 _ITEMS = {
     "peer_connecting": _Item("idle peer, side that sends first", 16 << 10),
     "peer_accepting": _Item("idle peer, other side", 16 << 10),
-    "lane_connecting": _Item("idle peer over a lane, side that sends first", 16 << 10),
-    "lane_accepting": _Item("idle peer over a lane, other side", 16 << 10),
+    "shm_connecting": _Item("idle peer over a shm stream, side that sends first", 16 << 10),
+    "shm_accepting": _Item("idle peer over a shm stream, other side", 16 << 10),
     "socket": _Item("idle socket", 8 << 10),
     "socket_polled": _Item("idle socket with a descriptor", None),
     "host": _Item("hosted address with a socket", None),
@@ -44,12 +44,12 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
     """Return the table, and whether a process did not finish. Every round has fresh processes."""
     found: dict[str, list[float]] = {name: [] for name in _ITEMS}
     missing, late = Urds.missing() or "", ""
-    no_lanes = UrdsOverMemory.missing() or ""
+    no_shm = UrdsOverMemory.missing() or ""
     for _ in range(0 if missing else rounds):
         try:
             round_bytes = _measure_peers(limit_s) | _measure_sockets(limit_s)
-            if not no_lanes:
-                round_bytes |= _measure_lanes(limit_s)
+            if not no_shm:
+                round_bytes |= _measure_shm(limit_s)
         except LateError as error:
             late = str(error)
             break
@@ -64,7 +64,7 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
         placement="on any vCPU; nobody spins",
         subject="",
         lines=tuple(
-            _line(name, found[name], missing or late or no_lanes * name.startswith("lane"))
+            _line(name, found[name], missing or late or no_shm * name.startswith("shm"))
             for name in _ITEMS
         ),
         remarks=_REMARKS,
@@ -109,7 +109,7 @@ def _measure_peers(limit_s: float) -> dict[str, float]:
         }
 
 
-def _measure_lanes(limit_s: float) -> dict[str, float]:
+def _measure_shm(limit_s: float) -> dict[str, float]:
     """Do the same over shared memory, and leave the peers idle until they free their rings."""
     hosting = Side(limit_s=limit_s, ours=UrdsOverMemory)
     visiting = Side(limit_s=limit_s, ours=UrdsOverMemory)
@@ -120,14 +120,14 @@ def _measure_lanes(limit_s: float) -> dict[str, float]:
         hosting.ask("mark")
         visiting.ask("mark")
         # Some at a time: a peer that finds no thread free to answer uses TCP.
-        for start in range(*_ALL, _LANES_AT_ONCE):
-            _exchange(visiting, hosting, start, min(start + _LANES_AT_ONCE, _ALL[1]))
-        if (lanes := int(visiting.ask("lanes"))) < _ALL[1]:
-            raise LateError(f"{lanes} lanes, not {_ALL[1]}")
+        for start in range(*_ALL, _STREAMS_AT_ONCE):
+            _exchange(visiting, hosting, start, min(start + _STREAMS_AT_ONCE, _ALL[1]))
+        if (streams := int(visiting.ask("shm_streams"))) < _ALL[1]:
+            raise LateError(f"{streams} shm streams, not {_ALL[1]}")
         visiting.ask("rest")
         return {
-            "lane_connecting": visiting.ask("look", *_ALL),
-            "lane_accepting": hosting.ask("look", *_ALL),
+            "shm_connecting": visiting.ask("look", *_ALL),
+            "shm_accepting": hosting.ask("look", *_ALL),
         }
 
 

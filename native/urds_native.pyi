@@ -90,7 +90,7 @@ class Plane:
     def abandon_in_child(self) -> None:
         """In the child of a fork: fail every call, touch nothing that is the parent's."""
 
-class Lane:
+class ShmStream:
     """A shm stream to another process of this host."""
 
     def __new__(

@@ -108,7 +108,7 @@ def test_tasks_of_asyncio_are_measured() -> None:
     assert "  asyncio streams " in out
 
 
-def test_without_lanes_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shm_streams_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the line above the table does not say that nobody spins."""
     monkeypatch.setenv("URDS_IMPL", "python")
     chosen = "urds_memory,urds_memory_spins,seqpacket_spins,memory_round_trip"
@@ -120,8 +120,8 @@ def test_without_lanes_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(planes.in_use() != NATIVE, reason="lanes are of the compiled plane")
-def test_lanes_are_measured_beside_the_ways_of_others(bench: Any, tmp_path: Path) -> None:
+@pytest.mark.skipif(planes.in_use() != NATIVE, reason="shm streams are of the compiled plane")
+def test_shm_streams_are_measured_beside_the_ways_of_others(bench: Any, tmp_path: Path) -> None:
     code, out, err = run(
         "run.py", "--quick", "--rounds", "1", "--sizes", "64", "--json", str(tmp_path / "out.json"),
         "--only", "urds_memory,urds_memory_spins,seqpacket,memory_one_way,memory_round_trip",

@@ -1,9 +1,9 @@
-"""What carries the messages of a test: TCP, a lane through shared memory, or RDMA on a device.
+"""What carries the messages of a test: TCP, a shm stream, or RDMA on a device.
 
 A test marked `carried` runs once over each; `carried("shm0")` leaves the other device to
 `URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
 makes it, by environment: processes that a test starts inherit it, and backends that are made by
-hand take it from `chosen`. Lanes are for runs with the compiled plane alone. In a module so marked,
+hand take it from `chosen`. Shm streams need the compiled plane. In a module so marked,
 `carried(False)` takes out a test that is the same over each, and `tcp_only` with its reason skips
 one that applies to TCP alone.
 """
@@ -21,14 +21,14 @@ from urds.rds.constants import Transport
 from urds.rds.plane.choose import NATIVE
 
 TCP: Final = "tcp"
-LANE: Final = "lane"
+SHM: Final = "shm"
 CARRIERS: Final[Mapping[str, Mapping[str, str]]] = {
     TCP: {"URDS_TRANSPORT": "tcp", "URDS_SHARED_MEMORY": "0"},
-    LANE: {"URDS_TRANSPORT": "tcp", "URDS_SHARED_MEMORY": "1"},
+    SHM: {"URDS_TRANSPORT": "tcp", "URDS_SHARED_MEMORY": "1"},
     "shm0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "shm0"},
     "tcp0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "tcp0"},
 }
-RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name not in {TCP, LANE})
+RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name not in {TCP, SHM})
 _TAKES_ALL: Final = os.environ.get("URDS_CARRIERS") == "all"
 _VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES", "URDS_SHARED_MEMORY")
 
@@ -49,9 +49,9 @@ def transport() -> Transport:
 
 
 def here() -> list[str]:
-    """Return the carriers of this run: a lane needs the compiled plane, and both on one host."""
-    has_lanes = planes.in_use() == NATIVE and places.is_loopback()
-    return [name for name in CARRIERS if name != LANE or has_lanes]
+    """Return the carriers of this run; shm needs the compiled plane and both ends on one host."""
+    has_shm = planes.in_use() == NATIVE and places.is_loopback()
+    return [name for name in CARRIERS if name != SHM or has_shm]
 
 
 def control_counter(name: str) -> str:
@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
         if not places.is_loopback():  # shared memory reaches no other host
             devices = ("tcp0",)
-        streams = [name for name in (TCP, LANE) if name in here()]
+        streams = [name for name in (TCP, SHM) if name in here()]
         given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (*streams, *devices)]
         metafunc.parametrize("carrier", given, indirect=True)
 

@@ -73,7 +73,7 @@ class Plan:
         ]
 
 
-class Lane:
+class Channel:
     """One queue pair of a side, with queues of its own and memory for both directions."""
 
     def __init__(self, context: Context, pd: PD, plan: Plan) -> None:
@@ -154,7 +154,7 @@ class Lane:
 
 
 class Side:
-    """One context and its lanes: the one that listens, or the one that connects."""
+    """One context and its channels: the one that listens, or the one that connects."""
 
     def __init__(self, device: str, plan: Plan, *, listens: bool) -> None:
         self.context = Context(device)
@@ -164,7 +164,7 @@ class Side:
         self._accepted = self._established = 0
         self._failures: list[Exception] = []
         pd = PD(self.context)
-        self._lanes = [Lane(self.context, pd, plan) for _ in range(plan.pairs)]
+        self._channels = [Channel(self.context, pd, plan) for _ in range(plan.pairs)]
 
     def listen(self) -> int:
         """Listen, and return at which port."""
@@ -175,26 +175,26 @@ class Side:
         return listener.local[1]
 
     def connect(self, port: int) -> None:
-        """Connect all lanes, one after another: the other side has them in the same order."""
-        for index, lane in enumerate(self._lanes):
+        """Connect all channels, one after another: the other side has them in the same order."""
+        for index, channel in enumerate(self._channels):
             with self._adapter.lock:
                 self._adapter.connect(
-                    lane.qp.engine,
+                    channel.qp.engine,
                     (_LOOPBACK, port),
                     PortSpace.TCP,
-                    ConnectParameters(lane.near),
+                    ConnectParameters(channel.near),
                     on_event=self._handle_event,
                 )
             self._wait_established(index + 1)
 
     def start(self) -> list[threading.Thread]:
-        """Start the threads of all lanes, once these are connected."""
-        self._wait_established(len(self._lanes))
+        """Start the threads of all channels, once these are connected."""
+        self._wait_established(len(self._channels))
         threads = []
-        for index, lane in enumerate(self._lanes):
+        for index, channel in enumerate(self._channels):
             ours = self._plan.requests(index, from_listener=self._listens)
             theirs = self._plan.requests(index, from_listener=not self._listens)
-            for work, requests in ((lane.ask, ours), (lane.receive, theirs)):
+            for work, requests in ((channel.ask, ours), (channel.receive, theirs)):
                 threads.append(threading.Thread(target=self._run, args=(work, requests)))
                 threads[-1].start()
         return threads
@@ -215,14 +215,14 @@ class Side:
 
     def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.REQUEST:
-            lane = self._lanes[self._accepted]
+            channel = self._channels[self._accepted]
             self._accepted += 1
-            lane.meet(event.parameters.private_data)
+            channel.meet(event.parameters.private_data)
             event.connection.on_event = self._handle_event
-            event.connection.accept(lane.qp.engine, ConnectParameters(lane.near))
+            event.connection.accept(channel.qp.engine, ConnectParameters(channel.near))
         elif event.kind is ConnectionEventKind.ESTABLISHED:
             if not self._listens:
-                self._lanes[self._established].meet(event.parameters.private_data)
+                self._channels[self._established].meet(event.parameters.private_data)
             self._established += 1
 
 

@@ -1,4 +1,4 @@
-//! A ring of a lane whose other side writes what it likes into its words, and bytes at any time.
+//! A ring of a shm stream whose other side writes what it likes into its words, and bytes at any time.
 //!
 //! The script is what the other side does between our calls. As long as it keeps to the rules the
 //! ring is a queue. After that it may give a protocol error or wrong bytes, but nothing out of bounds, no

@@ -1,6 +1,6 @@
 //! What no lock guards, in every order of two threads; `cargo test --release` in this folder.
 //!
-//! The word of a waiter and the ring of a lane are the data plane's own sources; what lies around
+//! The word of a waiter and the ring of a shm stream are the data plane's own sources; what lies around
 //! them is a model, in `tests`. A thread that would sleep for ever is a deadlock, which loom reports.
 
 mod atomics {

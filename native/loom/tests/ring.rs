@@ -1,4 +1,4 @@
-//! A ring of a lane: one thread writes, one reads, each sleeps when there is nothing to do.
+//! A ring of a shm stream: one thread writes, one reads, each sleeps when there is nothing to do.
 //!
 //! The bell is a model of the line, which stays readable until it is read. Bytes are atomics
 //! without an order of their own: who reads one before it was published gets the one before. That
@@ -34,14 +34,14 @@ impl Doorbell {
     }
 }
 
-struct Lane {
+struct Ring {
     control: Control,
     bytes: Vec<AtomicU8>,
     of_reader: Doorbell,
     of_writer: Doorbell,
 }
 
-impl RingMemory for Lane {
+impl RingMemory for Ring {
     fn control(&self) -> &Control {
         &self.control
     }
@@ -73,7 +73,7 @@ struct Case {
     wanted: usize,
 }
 
-impl Lane {
+impl Ring {
     /// Never freed: loom cannot drop what is its own once it has found a deadlock.
     fn new(ring_bytes: usize) -> &'static Self {
         Box::leak(Box::new(Self {
@@ -103,7 +103,7 @@ impl Lane {
         loop {
             let has_ended = Reader::has_ended(&self.control);
             let mut bytes = [0; 4];
-            let read = reader.read(self, &mut bytes, &mut [], &mut ring);
+            let read = reader.read(self, &mut bytes, &mut [], &mut ring_writer);
             let taken = read.expect("an honest writer");
             got.extend(&bytes[..taken]);
             if taken > 0 {
@@ -130,16 +130,16 @@ fn meet(case: Case, changes: usize) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(changes);
     builder.check(move || {
-        let lane = Lane::new(case.ring_bytes);
+        let ring = Ring::new(case.ring_bytes);
         let told = thread::spawn(move || {
             let mut writer = Writer::default();
             for portion in case.portions {
-                lane.write(&mut writer, portion);
+                ring.write(&mut writer, portion);
             }
             writer
         });
-        let heard = thread::spawn(move || lane.read(case));
-        lane.end(&told.join().expect("no panic"));
+        let heard = thread::spawn(move || ring.read(case));
+        ring.end(&told.join().expect("no panic"));
         assert_eq!(heard.join().expect("no panic"), case.portions.concat());
     });
 }
@@ -147,17 +147,17 @@ fn meet(case: Case, changes: usize) {
 /// One byte must come without an end that rings for it.
 fn bring_one(sleeps_blindly: bool) {
     loom::model(move || {
-        let lane = Lane::new(2);
-        let told = thread::spawn(|| lane.write(&mut Writer::default(), &[1]));
+        let ring = Ring::new(2);
+        let told = thread::spawn(|| ring.write(&mut Writer::default(), &[1]));
         let mut reader = Reader::default();
         let mut byte = [0];
         while reader
-            .read(lane, &mut byte, &mut [], &mut || ())
+            .read(ring, &mut byte, &mut [], &mut || ())
             .expect("an honest writer")
             == 0
         {
-            if reader.sleep(lane, 1).expect("an honest writer") || sleeps_blindly {
-                lane.of_reader.sleep();
+            if reader.sleep(ring, 1).expect("an honest writer") || sleeps_blindly {
+                ring.of_reader.sleep();
             }
         }
         assert_eq!(byte, [1], "what was published");
@@ -168,16 +168,16 @@ fn bring_one(sleeps_blindly: bool) {
 /// A writer that finds the ring full must hear that there is room.
 fn make_room() {
     loom::model(|| {
-        let lane = Lane::new(2);
+        let ring = Ring::new(2);
         let mut writer = Writer::default();
-        lane.write(&mut writer, &[1, 2]);
-        let told = thread::spawn(move || lane.write(&mut writer, &[3]));
+        ring.write(&mut writer, &[1, 2]);
+        let told = thread::spawn(move || ring.write(&mut writer, &[3]));
         let (mut reader, mut bytes) = (Reader::default(), [0; 2]);
-        let mut ring = || lane.of_writer.ring();
-        let read = reader.read(lane, &mut bytes, &mut [], &mut ring);
+        let mut ring_writer = || ring.of_writer.ring();
+        let read = reader.read(ring, &mut bytes, &mut [], &mut ring_writer);
         assert_eq!(read, Ok(2));
         told.join().expect("no panic");
-        assert_eq!(reader.read(lane, &mut bytes, &mut [], &mut ring), Ok(1));
+        assert_eq!(reader.read(ring, &mut bytes, &mut [], &mut ring_writer), Ok(1));
         assert_eq!(bytes, [3, 2]);
     });
 }

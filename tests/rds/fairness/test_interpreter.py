@@ -53,7 +53,7 @@ def computing() -> Iterator[None]:
 
 
 @pytest.mark.rates
-@pytest.mark.parametrize("carrier", ["tcp", "lane"], indirect=True)
+@pytest.mark.parametrize("carrier", ["tcp", "shm"], indirect=True)
 def test_a_computing_thread_takes_few_of_many_round_trips(lab: Lab) -> None:
     """Of 150 at most every third has to wait for the interpreter; otherwise nearly each has to.
 

@@ -1,6 +1,6 @@
 """Each line of docs/differences.md has a test here: `test_difference_` and its name.
 
-Those about RDMA or lanes alone have theirs in files of their own.
+Those about RDMA or shm streams alone have theirs in files of their own.
 """
 
 import ast

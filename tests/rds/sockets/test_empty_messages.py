@@ -20,7 +20,7 @@ from tests.support import carriers
 COUNT = int(os.environ.get("EMPTY_MESSAGES", "200000"))  # 134,000 took the bound of a queue
 MEMORY_BYTES_MAX = 32 << 20
 PORT = 4000
-STREAMS = [name for name in (carriers.TCP, carriers.LANE) if name in carriers.here()]
+STREAMS = [name for name in (carriers.TCP, carriers.SHM) if name in carriers.here()]
 
 
 def rss_bytes() -> int:

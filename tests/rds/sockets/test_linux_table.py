@@ -204,7 +204,7 @@ def replayed(group: str, way: Way) -> dict[str, Any]:
 
 def expected(key: Key, way: Way) -> Any:
     """Return what our sockets shall answer."""
-    if way.carrier not in {carriers.TCP, carriers.LANE} and key in OVER_RDMA:
+    if way.carrier not in {carriers.TCP, carriers.SHM} and key in OVER_RDMA:
         return OVER_RDMA[key]
     differs = DIFFERS.get(key)
     if differs and (differs.strict or not way.strict):

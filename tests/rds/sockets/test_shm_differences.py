@@ -1,4 +1,4 @@
-"""Each line about lanes of docs/differences.md has a test here: `test_difference_` and its name."""
+"""Each line of docs/differences.md about shm streams has a test here, `test_difference_<name>`."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.rds.sockets.remote import RemotePeer
 from urds.rds.plane.choose import NATIVE
 
 
-def test_difference_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_shm_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this run has the compiled plane; else there is no difference."""
     monkeypatch.setenv("URDS_SHARED_MEMORY", "1")
     with RemotePeer() as peer, backend_with() as backend, urds.Socket() as sender:

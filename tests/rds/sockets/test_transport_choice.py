@@ -144,7 +144,7 @@ def test_both_transports_serve_one_address() -> None:
                 assert far[one].recvfrom(100) == (b"over %d" % one, sock.getsockname())
             for backend in (own_node, other_node):
                 carriers = {str(row.transport) for row in backend.snapshot().paths}
-                assert carriers & {"tcp", "shm"}  # with lanes they are what TCP would be
+                assert carriers & {"tcp", "shm"}  # over a shm stream it is "shm"
                 assert carriers - {"tcp", "shm"} == {"infiniband"}
             for sock in (*near.values(), *far.values()):
                 sock.close()

@@ -287,12 +287,12 @@ def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
     remote.stream.unacknowledged_bytes = 1 << 30
     mailbox.sendto(b"first", PEER_ADDRESS)
     behind = scene.plane.path(local=LOCAL, peer=scene.path().peer, index=1, sequence_first=1)
-    lane = scene.lane(behind)
+    behind_remote = scene.attach_remote(behind)
     behind.hold_behind(scene.path())
     mailbox.route(behind.peer, behind)
     mailbox.sendto(b"second", PEER_ADDRESS)
     remote.stream.unacknowledged_bytes = 0
-    return scene.wait_for(lambda: bool(lane.messages()))
+    return scene.wait_for(lambda: bool(behind_remote.messages()))
 
 
 def a_fence_opens_silently(patch: pytest.MonkeyPatch) -> None:

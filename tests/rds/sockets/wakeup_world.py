@@ -72,7 +72,7 @@ class World:
         self.wait_for(lambda: bool(remote.frames()))
         return remote
 
-    def lane(self, path: Path) -> Remote:
+    def attach_remote(self, path: Path) -> Remote:
         """Give another path a stream; return the peer's end, its map read."""
         remote = Remote()
         self.remotes.append(remote)

@@ -24,7 +24,6 @@ mod finishing;
 pub mod forks;
 mod holding;
 pub mod host;
-pub mod shm_stream;
 pub mod loop_path;
 pub mod mailbox;
 pub mod mailbox_calls;
@@ -39,6 +38,7 @@ pub mod ring;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
 pub mod rules;
 pub mod sending;
+pub mod shm_stream;
 mod sink;
 pub mod snapshot;
 mod spinning;

@@ -306,7 +306,7 @@ impl State {
         let path = self.paths.get_mut(id)?;
         let stream = Arc::clone(path.stream.as_ref()?);
         if stream.rings() {
-            self.near.note(id);
+            self.recent.note(id);
         }
         let mut reading = Reading::new(id, stream);
         path.reading = true;

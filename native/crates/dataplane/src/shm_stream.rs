@@ -76,7 +76,7 @@ struct Outward {
 }
 
 /// A shm stream; any thread may make any call, and none waits for the other process.
-pub struct LaneStream {
+pub struct ShmStream {
     memory: SharedMemory,
     line: Descriptor,
     ring_bytes: usize,
@@ -96,7 +96,7 @@ pub struct LaneStream {
     process: u32,
 }
 
-impl LaneStream {
+impl ShmStream {
     /// Make our end from a connected control socket and its memory; the descriptors given stay the
     /// caller's. `addresses` are ours and the peer's.
     ///
@@ -195,7 +195,7 @@ impl LaneStream {
     }
 }
 
-impl Drop for LaneStream {
+impl Drop for ShmStream {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             self.line.forget(); // closed in the child already; the number may be reused
@@ -203,7 +203,7 @@ impl Drop for LaneStream {
     }
 }
 
-impl Stream for LaneStream {
+impl Stream for ShmStream {
     fn descriptor(&self) -> RawFd {
         self.line.get()
     }

@@ -15,18 +15,18 @@ fn address(last: u8, port: u16) -> SocketAddress {
     SocketAddress::new(Address::from(Ipv4Addr::new(127, 0, 0, last)), port)
 }
 
-fn pair() -> (LaneStream, LaneStream) {
+fn pair() -> (ShmStream, ShmStream) {
     let (one, other) = unix_pair().unwrap();
     let memory = make(memory_bytes(RING_BYTES)).unwrap();
     let (here, there) = (address(1, 0), address(2, 16385));
-    let dials = LaneStream::new(
+    let dials = ShmStream::new(
         one.get(),
         memory.get(),
         RING_BYTES,
         Side::Dials,
         (here, there),
     );
-    let accepts = LaneStream::new(
+    let accepts = ShmStream::new(
         other.get(),
         memory.get(),
         RING_BYTES,
@@ -36,13 +36,13 @@ fn pair() -> (LaneStream, LaneStream) {
     (dials.unwrap(), accepts.unwrap())
 }
 
-fn write(lane: &LaneStream, bytes: &[u8]) -> io::Result<usize> {
-    lane.write(&[IoSlice::new(bytes)])
+fn write(stream: &ShmStream, bytes: &[u8]) -> io::Result<usize> {
+    stream.write(&[IoSlice::new(bytes)])
 }
 
-fn read(lane: &LaneStream) -> io::Result<Vec<u8>> {
+fn read(stream: &ShmStream) -> io::Result<Vec<u8>> {
     let (mut first, mut second) = ([0; 3], vec![0; 2 * RING_BYTES]);
-    let taken = lane.read(&mut first, &mut second)?;
+    let taken = stream.read(&mut first, &mut second)?;
     let mut bytes = first[..taken.min(3)].to_vec();
     bytes.extend(&second[..taken.saturating_sub(3)]);
     Ok(bytes)
@@ -52,8 +52,8 @@ fn kind<T>(result: &io::Result<T>) -> Option<ErrorKind> {
     result.as_ref().err().map(io::Error::kind)
 }
 
-fn is_rung(lane: &LaneStream) -> bool {
-    poll_for(lane.descriptor(), libc::POLLIN, 0) != 0
+fn is_rung(stream: &ShmStream) -> bool {
+    poll_for(stream.descriptor(), libc::POLLIN, 0) != 0
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn bytes_go_both_ways() {
 }
 
 #[test]
-fn who_rests_is_rung_once_and_who_does_not_never() {
+fn a_sleeping_side_is_rung_once_and_a_running_one_never() {
     let (dials, accepts) = pair();
     write(&dials, b"one").unwrap();
     assert!(!is_rung(&accepts));
@@ -84,7 +84,7 @@ fn who_rests_is_rung_once_and_who_does_not_never() {
 }
 
 #[test]
-fn a_full_lane_rings_once_half_of_it_is_free() {
+fn a_full_ring_rings_once_half_of_it_is_free() {
     let (dials, accepts) = pair();
     let bytes = vec![1; RING_BYTES + 10];
     assert_eq!(write(&dials, &bytes).unwrap(), RING_BYTES);
@@ -131,7 +131,7 @@ fn what_was_written_before_the_end_is_read_first() {
 }
 
 #[test]
-fn nobody_writes_to_who_is_gone() {
+fn a_write_to_a_side_that_is_gone_fails() {
     let (dials, accepts) = pair();
     drop(accepts);
     dials.hear();
@@ -149,7 +149,7 @@ fn half_an_end_leaves_the_other_direction() {
 }
 
 #[test]
-fn a_wrong_position_ends_the_lane() {
+fn a_wrong_position_ends_the_stream() {
     let (dials, accepts) = pair();
     write(&dials, b"x").unwrap();
     let control = accepts.inward_way().memory.control(0);
@@ -175,21 +175,21 @@ fn a_wrong_position_ends_the_lane() {
 fn memory_is_taken_only_if_it_cannot_shrink() {
     let (one, _other) = unix_pair().unwrap();
     let ends = (address(1, 0), address(2, 0));
-    let lane = |memory: i32, ring_bytes| {
-        LaneStream::new(one.get(), memory, ring_bytes, Side::Dials, ends).map(drop)
+    let open = |memory: i32, ring_bytes| {
+        ShmStream::new(one.get(), memory, ring_bytes, Side::Dials, ends).map(drop)
     };
     let sealed = make(memory_bytes(RING_BYTES)).unwrap();
-    assert!(lane(sealed.get(), RING_BYTES).is_ok());
+    assert!(open(sealed.get(), RING_BYTES).is_ok());
     assert_eq!(
-        kind(&lane(sealed.get(), 2 * RING_BYTES)),
+        kind(&open(sealed.get(), 2 * RING_BYTES)),
         Some(ErrorKind::InvalidData)
     );
     assert_eq!(
-        kind(&lane(sealed.get(), RING_BYTES + 1)),
+        kind(&open(sealed.get(), RING_BYTES + 1)),
         Some(ErrorKind::InvalidInput)
     );
-    assert!(lane(one.get(), RING_BYTES).is_err());
-    assert!(lane(-1, RING_BYTES).is_err());
+    assert!(open(one.get(), RING_BYTES).is_err());
+    assert!(open(-1, RING_BYTES).is_err());
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn an_idle_ring_gives_its_memory_back_and_goes_on() {
 }
 
 /// Return whether the positions page is in the process's memory; Source: proc(5), pagemap.
-fn keeps_positions(lane: &LaneStream) -> bool {
-    let page = std::ptr::from_ref(lane.memory.control(0)).addr() / CONTROL_BYTES;
+fn keeps_positions(stream: &ShmStream) -> bool {
+    let page = std::ptr::from_ref(stream.memory.control(0)).addr() / CONTROL_BYTES;
     let mut entry = [0; 8];
     let map = std::fs::File::open("/proc/self/pagemap").unwrap();
     map.read_exact_at(&mut entry, page as u64 * 8).unwrap();
@@ -218,7 +218,7 @@ fn keeps_positions(lane: &LaneStream) -> bool {
 }
 
 #[test]
-fn an_idle_lane_leaves_memory_and_keeps_its_positions() {
+fn an_idle_stream_gives_memory_back_and_keeps_its_positions() {
     let (dials, accepts) = pair();
     write(&dials, b"once").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"once");
@@ -240,11 +240,11 @@ fn a_stream_of_bytes_comes_whole() {
     const BYTES: u32 = 3_000_000;
     let (dials, accepts) = pair();
     let sleeps = AtomicU32::new(0);
-    let wait = |lane: &LaneStream| {
+    let wait = |stream: &ShmStream| {
         sleeps.fetch_add(1, Ordering::Relaxed);
-        let told = poll_for(lane.descriptor(), libc::POLLIN, 20_000);
+        let told = poll_for(stream.descriptor(), libc::POLLIN, 20_000);
         assert!(told != 0, "a wake-up was lost");
-        lane.hear();
+        stream.hear();
     };
     thread::scope(|scope| {
         scope.spawn(|| {

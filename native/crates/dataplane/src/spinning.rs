@@ -21,15 +21,15 @@ use crate::waiting::Waiter;
 /// Length of a spell: no dues are looked at within it; the soonest is due in half a millisecond.
 pub(crate) const SPELL_NS: u64 = 200_000;
 /// Shm streams that a spell polls; the others ring, and the set is asked.
-const LANES_MAX: usize = 8;
+const POLLED_MAX: usize = 8;
 /// Polls of the shm streams between two calls of the set, each of which is a system call.
 const LOOKS_MAX: u32 = 64;
 
 /// The shm streams that were read last, the last one first; some may be closed.
 #[derive(Debug, Default)]
-pub(crate) struct NearLanes(Vec<PathId>);
+pub(crate) struct RecentStreams(Vec<PathId>);
 
-impl NearLanes {
+impl RecentStreams {
     /// Note that a shm stream is read.
     #[inline]
     pub(crate) fn note(&mut self, path: PathId) {
@@ -40,40 +40,40 @@ impl NearLanes {
 
     fn move_to_front(&mut self, path: PathId) {
         self.0.retain(|other| *other != path);
-        self.0.truncate(LANES_MAX - 1);
+        self.0.truncate(POLLED_MAX - 1);
         self.0.insert(0, path);
     }
 }
 
 impl State {
     /// Return the shm streams that a spell polls. Lock held.
-    fn lanes_to_watch(&self) -> Vec<Lane> {
+    fn streams_to_poll(&self) -> Vec<Polled> {
         let open = |&path: &PathId| {
             let record = self.paths.get(path).filter(|record| !record.paused)?;
             let stream = record.stream.as_ref().filter(|stream| stream.rings())?;
-            Some(Lane(path, Arc::clone(stream)))
+            Some(Polled(path, Arc::clone(stream)))
         };
-        self.near.0.iter().filter_map(open).collect()
+        self.recent.0.iter().filter_map(open).collect()
     }
 }
 
-struct Lane(PathId, Arc<dyn Stream>);
+struct Polled(PathId, Arc<dyn Stream>);
 
 impl Plane {
     /// Poll until `waiter`, which does not sleep, is notified or the time comes; no lock held.
     pub(crate) fn spin(&self, waiter: &Waiter, until_ns: u64) {
-        let mut lanes = self.lock().lanes_to_watch();
-        for Lane(_, stream) in &lanes {
+        let mut streams = self.lock().streams_to_poll();
+        for Polled(_, stream) in &streams {
             stream.wake();
         }
         while !waiter.is_notified() {
-            if let Some(at) = first_with_news(&lanes, waiter) {
-                let Lane(path, stream) = &lanes[at];
+            if let Some(at) = first_with_news(&streams, waiter) {
+                let Polled(path, stream) = &streams[at];
                 if self.read(*path) {
                     stream.wake(); // reading has made it ring again
                 } else {
                     // Another thread reads it, it was paused, or it has ended.
-                    let Lane(path, stream) = lanes.swap_remove(at);
+                    let Polled(path, stream) = streams.swap_remove(at);
                     self.let_rest(path, &*stream);
                 }
                 self.finish_pass();
@@ -84,7 +84,7 @@ impl Plane {
             }
             self.poll_awake();
         }
-        for Lane(path, stream) in &lanes {
+        for Polled(path, stream) in &streams {
             self.let_rest(*path, &**stream);
         }
     }
@@ -102,12 +102,14 @@ impl Plane {
 }
 
 /// Poll the shm streams for some time; return one that has something.
-fn first_with_news(lanes: &[Lane], waiter: &Waiter) -> Option<usize> {
-    if lanes.is_empty() {
+fn first_with_news(streams: &[Polled], waiter: &Waiter) -> Option<usize> {
+    if streams.is_empty() {
         return None;
     }
     for _ in 0..LOOKS_MAX {
-        let news = lanes.iter().position(|Lane(_, stream)| stream.has_news());
+        let news = streams
+            .iter()
+            .position(|Polled(_, stream)| stream.has_news());
         if news.is_some() {
             return news;
         }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use urds_path::{Header, Hold, Limits, SocketAddress};
 
 use super::*;
-use crate::shm_stream::{LaneStream, Side, memory_bytes};
 use crate::mailbox::MailboxSettings;
 use crate::receiving::Taken;
 use crate::ring::RING_BYTES_MIN;
+use crate::shm_stream::{ShmStream, Side, memory_bytes};
 use crate::state::MailboxId;
 use crate::sys::shared_memory::make;
 use crate::sys::sockets::{poll_now, unix_pair};
@@ -31,8 +31,8 @@ fn bound(busy_poll_ns: u64) -> (Arc<Plane>, MailboxId) {
 
 /// The peer's end of a shm stream, and ours, which the plane has.
 struct Pair {
-    theirs: LaneStream,
-    ours: Arc<LaneStream>,
+    theirs: ShmStream,
+    ours: Arc<ShmStream>,
     sequence: u64,
 }
 
@@ -41,14 +41,15 @@ impl Pair {
         let (near, far) = unix_pair().expect("descriptors are left");
         let memory = make(memory_bytes(RING_BYTES_MIN)).expect("there is memory");
         let ends = [address(1), address(peer)].map(|end| SocketAddress::new(end, PORT));
-        let lane = |line, side, ends| {
-            LaneStream::new(line, memory.get(), RING_BYTES_MIN, side, ends).expect("a lane")
+        let open = |line, side, ends| {
+            ShmStream::new(line, memory.get(), RING_BYTES_MIN, side, ends)
+                .expect("the memory is good")
         };
-        let ours = Arc::new(lane(near.get(), Side::Accepts, (ends[0], ends[1])));
+        let ours = Arc::new(open(near.get(), Side::Accepts, (ends[0], ends[1])));
         let path = plane.path(address(1), address(peer), 0, 1);
         plane.attach(path, Arc::clone(&ours) as Arc<dyn Stream>, Hold::Nothing);
         Self {
-            theirs: lane(far.get(), Side::Dials, (ends[1], ends[0])),
+            theirs: open(far.get(), Side::Dials, (ends[1], ends[0])),
             ours,
             sequence: 0,
         }
@@ -143,7 +144,7 @@ fn a_wait_ends_in_time() {
 }
 
 #[test]
-fn a_lane_rings_for_nobody_who_looks() {
+fn a_stream_rings_no_thread_that_polls() {
     let (plane, mailbox) = bound(FOR_EVER_NS);
     let mut pair = Pair::attached(&plane, 2);
     pair.say(1);
@@ -156,13 +157,13 @@ fn a_lane_rings_for_nobody_who_looks() {
             pair.say(byte);
             assert_eq!(taker.join().expect("no panic"), Some(byte));
             assert_eq!(doorbells(&plane), before);
-            assert!(pair.is_at_rest(), "nobody looks any more");
+            assert!(pair.is_at_rest(), "no thread polls any more");
         }
     });
 }
 
 #[test]
-fn the_message_of_one_lane_leaves_the_others_at_rest() {
+fn a_message_of_one_stream_leaves_the_others_asleep() {
     let (plane, mailbox) = bound(FOR_EVER_NS);
     let mut pairs = [2, 3, 4].map(|peer| Pair::attached(&plane, peer));
     for pair in &mut pairs {
@@ -181,9 +182,9 @@ fn the_message_of_one_lane_leaves_the_others_at_rest() {
 }
 
 #[test]
-fn more_lanes_than_it_looks_at_ring() {
+fn streams_beyond_those_polled_ring() {
     let (plane, mailbox) = bound(FOR_EVER_NS);
-    let peers: Vec<u8> = (2..2 + u8::try_from(LANES_MAX).expect("few") + 3).collect();
+    let peers: Vec<u8> = (2..2 + u8::try_from(POLLED_MAX).expect("few") + 3).collect();
     let mut pairs: Vec<Pair> = peers
         .iter()
         .map(|&peer| Pair::attached(&plane, peer))
@@ -198,5 +199,5 @@ fn more_lanes_than_it_looks_at_ring() {
             });
         }
     }
-    assert_eq!(plane.lock().near.0.len(), LANES_MAX);
+    assert_eq!(plane.lock().recent.0.len(), POLLED_MAX);
 }

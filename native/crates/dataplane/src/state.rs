@@ -20,7 +20,7 @@ use crate::plane::Plane;
 use crate::poll_set::PollTables;
 use crate::progress_thread::ProgressThreadState;
 use crate::rules::{self, Rule};
-use crate::spinning::NearLanes;
+use crate::spinning::RecentStreams;
 use crate::stream::Stream;
 use crate::stream_path::StreamPath;
 use crate::sys::epoll::Epoll;
@@ -78,7 +78,7 @@ pub struct State {
     /// Ended streams: dropped, and so closed, when the lock is released.
     deferred: Vec<Arc<dyn Stream>>,
     /// Shm streams that were read last.
-    pub(crate) near: NearLanes,
+    pub(crate) recent: RecentStreams,
     /// Scratch of `dues::serve_due` and the like, kept so that a pass allocates nothing.
     pub(crate) spare_paths: Vec<PathId>,
 }
@@ -112,7 +112,7 @@ impl State {
             missing: Missing::default(),
             events: Vec::new(),
             deferred: Vec::new(),
-            near: NearLanes::default(),
+            recent: RecentStreams::default(),
             spare_paths: Vec::new(),
         }
     }

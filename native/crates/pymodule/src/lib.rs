@@ -14,11 +14,11 @@ mod events;
 mod fast_calls;
 mod ffi;
 mod gil;
-mod shm_stream;
 mod mailbox;
 mod memory;
 mod path;
 mod plane;
+mod shm_stream;
 mod signals;
 mod snapshot;
 mod streams;
@@ -40,7 +40,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
     module.add_class::<path::Path>()?;
-    module.add_class::<shm_stream::Lane>()?;
+    module.add_class::<shm_stream::ShmStream>()?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     fast_calls::add_methods(&module.py().get_type::<mailbox::Mailbox>())

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use urds_dataplane::shm_stream::{LaneStream, Side, memory_bytes};
+use urds_dataplane::shm_stream::{ShmStream as RingStream, Side, memory_bytes};
 use urds_dataplane::stream::Stream;
 use urds_path::SocketAddress;
 
@@ -23,26 +23,26 @@ const SHUT_RD: i32 = 0;
 
 /// See the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
-pub struct Lane {
-    stream: Mutex<Option<Arc<LaneStream>>>,
+pub struct ShmStream {
+    stream: Mutex<Option<Arc<RingStream>>>,
     /// Its value when the stream was closed.
     has_protocol_error: AtomicBool,
 }
 
-impl Lane {
+impl ShmStream {
     /// Return the stream, `None` once closed.
-    pub fn stream(&self) -> Option<Arc<LaneStream>> {
+    pub fn stream(&self) -> Option<Arc<RingStream>> {
         self.stream.lock().clone()
     }
 
-    fn open(&self) -> PyResult<Arc<LaneStream>> {
+    fn open(&self) -> PyResult<Arc<RingStream>> {
         let stream = self.stream();
         stream.ok_or_else(|| io::Error::from_raw_os_error(EBADF).into())
     }
 }
 
 #[pymethods]
-impl Lane {
+impl ShmStream {
     #[new]
     #[pyo3(signature = (line, memory, ring_bytes, dials, local, peer, /))]
     fn new(
@@ -58,7 +58,7 @@ impl Lane {
             PyResult::Ok(SocketAddress::new(addresses::unpack(&bytes, scope)?, port))
         };
         let ends = (end(local)?, end(peer)?);
-        let stream = LaneStream::new(line, memory, ring_bytes, side, ends).map_err(refused)?;
+        let stream = RingStream::new(line, memory, ring_bytes, side, ends).map_err(refused)?;
         Ok(Self {
             stream: Mutex::new(Some(Arc::new(stream))),
             has_protocol_error: AtomicBool::new(false),

@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyBlockingIOError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
-use urds_dataplane::shm_stream::LaneStream;
+use urds_dataplane::shm_stream::ShmStream as RingStream;
 use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
 
 use crate::deferred::{Deferred, defer};
 use crate::errors::EBADF;
 use crate::ffi::raise_later;
-use crate::shm_stream::Lane;
+use crate::shm_stream::ShmStream;
 use crate::sys::Lent;
 
 /// The owner of a stream; dropping this has it closed, unless it was taken back before.
@@ -62,15 +62,15 @@ pub struct ObjectStream {
 }
 
 /// A shm stream, which needs no Python either; its descriptors end with its last user.
-pub struct GivenLane {
-    lane: Arc<LaneStream>,
+pub struct GivenShmStream {
+    stream: Arc<RingStream>,
     owner: Owner,
 }
 
-impl Drop for GivenLane {
+impl Drop for GivenShmStream {
     fn drop(&mut self) {
         if !self.owner.is_taken() {
-            self.lane.end(); // at once: the peer need not wait for the interpreter
+            self.stream.end(); // at once: the peer need not wait for the interpreter
         }
     }
 }
@@ -80,9 +80,9 @@ impl Drop for GivenLane {
 /// Raises `OSError` for a shm stream that is closed, and the errors of another object's `fileno`.
 pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<dyn Stream>> {
     let owner = Owner::new(object.clone().unbind());
-    if let Ok(lane) = object.cast::<Lane>() {
-        return match lane.get().stream() {
-            Some(lane) => Ok(Arc::new(GivenLane { lane, owner })),
+    if let Ok(given) = object.cast::<ShmStream>() {
+        return match given.get().stream() {
+            Some(stream) => Ok(Arc::new(GivenShmStream { stream, owner })),
             None => Err(io::Error::from_raw_os_error(EBADF).into()),
         };
     }
@@ -110,7 +110,7 @@ pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
     if let Some(lent) = stream.downcast_ref::<LentStream>() {
         return lent.owner.take();
     }
-    if let Some(given) = stream.downcast_ref::<GivenLane>() {
+    if let Some(given) = stream.downcast_ref::<GivenShmStream>() {
         return given.owner.take();
     }
     stream
@@ -156,69 +156,69 @@ impl Stream for LentStream {
     }
 }
 
-impl Stream for GivenLane {
+impl Stream for GivenShmStream {
     fn descriptor(&self) -> RawFd {
-        self.lane.descriptor()
+        self.stream.descriptor()
     }
 
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-        self.lane.read(first, second)
+        self.stream.read(first, second)
     }
 
     fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.lane.write(slices)
+        self.stream.write(slices)
     }
 
     fn shutdown(&self) -> io::Result<()> {
-        self.lane.shutdown()
+        self.stream.shutdown()
     }
 
     fn expect(&self, bytes: usize) {
-        self.lane.expect(bytes);
+        self.stream.expect(bytes);
     }
 
     fn waiting(&self) -> usize {
-        self.lane.waiting()
+        self.stream.waiting()
     }
 
     fn has_come(&self, bytes: usize) -> bool {
-        self.lane.has_come(bytes)
+        self.stream.has_come(bytes)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
-        self.lane.unacknowledged()
+        self.stream.unacknowledged()
     }
 
     fn rings(&self) -> bool {
-        self.lane.rings()
+        self.stream.rings()
     }
 
     fn hear(&self) {
-        self.lane.hear();
+        self.stream.hear();
     }
 
     fn rest(&self) -> bool {
-        self.lane.rest()
+        self.stream.rest()
     }
 
     fn wake(&self) {
-        self.lane.wake();
+        self.stream.wake();
     }
 
     fn has_news(&self) -> bool {
-        self.lane.has_news()
+        self.stream.has_news()
     }
 
     fn has_room(&self) -> bool {
-        self.lane.has_room()
+        self.stream.has_room()
     }
 
     fn carrier(&self) -> &'static str {
-        self.lane.carrier()
+        self.stream.carrier()
     }
 
     fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
-        self.lane.addresses()
+        self.stream.addresses()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -20,7 +20,7 @@ from urds.common.errors import PlaneError, SettingError
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Plane
-    from urds.rds.plane.native.shm_stream import Lane
+    from urds.rds.plane.native.shm_stream import ShmStream
 
 VERSION: Final = "0.1.0.dev0"  # of urds; the module must have the same version
 VARIABLE: Final = "URDS_IMPL"
@@ -74,13 +74,13 @@ def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
     return Reference
 
 
-def lane_class(plane: Plane) -> type[Lane] | None:
+def shm_stream_class(plane: Plane) -> type[ShmStream] | None:
     """Return the class of shm streams for a plane; None if the plane supports none."""
     if not _is_compiled(plane):
         return None
-    from urds.rds.plane.native.shm_stream import Lane
+    from urds.rds.plane.native.shm_stream import ShmStream
 
-    return Lane
+    return ShmStream
 
 
 def plane_beside(plane: Plane) -> Callable[..., Plane] | None:

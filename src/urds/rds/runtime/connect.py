@@ -26,10 +26,10 @@ from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import tcp
 
 if TYPE_CHECKING:
-    from urds.rds.plane.native.shm_stream import Lane
+    from urds.rds.plane.native.shm_stream import ShmStream
     from urds.rds.runtime.control_thread import Driver
 
-    _Stream = tcp.TcpStream | Lane
+    _Stream = tcp.TcpStream | ShmStream
 
 _CALL_BACK_WAIT_NS = 1_000_000_000  # the lower side closes it sooner, if it is there
 _CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one retransmit

@@ -33,7 +33,7 @@ from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.stats import Stats
 from urds.rds.plane import contract as base
-from urds.rds.plane.choose import lane_class
+from urds.rds.plane.choose import shm_stream_class
 from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Plane
 from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
@@ -101,7 +101,7 @@ class Driver:
         self._information: InformationSocket | None = None
         with ExitStack() as undo:  # the system may have no descriptor left
             undo.callback(self.plane.release)
-            self.shm_streams = ShmStreams(self, lane_class(self.plane))
+            self.shm_streams = ShmStreams(self, shm_stream_class(self.plane))
             self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             undo.callback(os.close, self._doorbell)
             self._serve_now(self._doorbell, self._answer_doorbell, Interest.READ)

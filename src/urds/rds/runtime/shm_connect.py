@@ -24,7 +24,7 @@ from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import shm, tcp
 
 if TYPE_CHECKING:
-    from urds.rds.plane.native.shm_stream import Lane
+    from urds.rds.plane.native.shm_stream import ShmStream
     from urds.rds.runtime.control_thread import Driver
 
 _S = 1_000_000_000
@@ -43,7 +43,7 @@ class _Dial:
     index: int
     rule: SourcePortRule | None
     control: socket
-    stream: Lane
+    stream: ShmStream
     until_ns: int
 
 
@@ -57,7 +57,7 @@ class _Pending:
 class ShmStreams:
     """Shared-memory streams under way, by their control socket; control lock held."""
 
-    def __init__(self, driver: Driver, make: Callable[..., Lane] | None) -> None:
+    def __init__(self, driver: Driver, make: Callable[..., ShmStream] | None) -> None:
         """Use `make` for the local ends; None, or a setting, leaves all to TCP."""
         self._driver = driver
         wanted = driver.settings.shared_memory and shm.is_possible()
@@ -66,7 +66,7 @@ class ShmStreams:
         self._dials: dict[int, _Dial] = {}
         self._pending: dict[int, _Pending] = {}
         self._paused: dict[IPAddress, tuple[LocalAddressState, int]] = {}  # listeners, until when
-        self._known: dict[tuple[IPAddress, IPAddress], Lane] = {}
+        self._known: dict[tuple[IPAddress, IPAddress], ShmStream] = {}
         self._blocked_until_ns: dict[tuple[IPAddress, IPAddress], int] = {}
 
     def listen(self, host: LocalAddressState) -> None:
@@ -107,7 +107,7 @@ class ShmStreams:
 
     def _greet(
         self, control: socket, local: IPAddress, peer: IPAddress, rule: SourcePortRule | None
-    ) -> Lane:
+    ) -> ShmStream:
         """Make the local end and send the other. Raises OSError."""
         ring_bytes = self._driver.settings.shared_memory_bytes
         port = 0
@@ -216,7 +216,7 @@ class ShmStreams:
 
     # -- both
 
-    def _keep(self, host: LocalAddressState, peer: IPAddress, stream: Lane) -> int:
+    def _keep(self, host: LocalAddressState, peer: IPAddress, stream: ShmStream) -> int:
         self._known[host.address, peer] = stream
         return self._driver.streams.keep(host, peer, stream)
 

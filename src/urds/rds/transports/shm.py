@@ -104,7 +104,7 @@ def connect(peer: IPAddress, port: int) -> socket.socket | None:
 
 def make_memory(byte_count: int) -> int:
     """Return the descriptor of sealed memory. Raises OSError."""
-    memory = os.memfd_create("urds-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    memory = os.memfd_create("urds-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.truncate(memory, byte_count)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
@@ -188,7 +188,7 @@ def _address(family: int, data: bytes, scope: int) -> IPAddress:
 
 def _name(address: IPAddress, port: int) -> str:
     data, scope = _bytes(address)
-    return f"\0urds-lane/{os.geteuid()}/{data.hex()}/{scope}/{port}"
+    return f"\0urds-shm/{os.geteuid()}/{data.hex()}/{scope}/{port}"
 
 
 def _new_socket() -> socket.socket:

@@ -1,4 +1,4 @@
-"""Hosts for the tests of lanes: nodes and processes on addresses of a range of their own."""
+"""Hosts for the tests of shm streams: nodes and processes on addresses of a range of their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from urds.rds.plane.choose import NATIVE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave them out where the nodes of this run have the Python plane, which has no lanes."""
+    """Skip these tests in a run with the Python plane, which has no shm streams."""
     if planes.in_use() != NATIVE:
-        skip = pytest.mark.skip(reason="lanes are of the compiled plane: URDS_IMPL=native")
+        skip = pytest.mark.skip(reason="shm streams are of the compiled plane: URDS_IMPL=native")
         for item in items:
             if "shm" in item.path.parts:
                 item.add_marker(skip)

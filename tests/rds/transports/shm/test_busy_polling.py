@@ -49,7 +49,7 @@ def running(work: Callable[[], None]) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["lane", "tcp"])
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shm", "tcp"])
 def test_answers_come_to_who_polls_on_both_sides(lab: Lab, shared_memory: bool) -> None:
     one, two = (lab.node(host, shared_memory=shared_memory) for host in (1, 2))
     asking, answering = polling(one, 4001, FOR_EVER_NS), polling(two, 4002, FOR_EVER_NS)

@@ -1,4 +1,4 @@
-"""A peer that breaks the rules of a lane: it loses the lane, nobody else anything."""
+"""A peer that breaks the rules of a shm stream loses the stream; no other peer notices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.rows import Carrier
 from urds.rds.runtime import shm_connect
 from urds.rds.settings import Settings
-from urds.rds.transports import shm as lane
+from urds.rds.transports import shm
 from urds.rds.wire.header import HEADER_BYTES
 
 RING_BYTES: Final = 1 << 16
@@ -34,19 +34,19 @@ DIRECTION, HEAD, TAIL = CONTROL_BYTES // 2, 0, 128
 
 
 class Hostile:
-    """Who dials a lane to a node by hand, and has its memory."""
+    """A peer that dials a shm stream to a node by hand, and holds its memory."""
 
     def __init__(self, lab: Lab, host: int, node: Node, **changes: object) -> None:
-        line = lane.connect(ip_address(node.address), RDS_TCP_PORT)
+        line = shm.connect(ip_address(node.address), RDS_TCP_PORT)
         assert line is not None
         self.line = line
         line.settimeout(CUT_S)
         byte_count = int(str(changes.get("memory_bytes", MEMORY_BYTES)))
         self.file = (
-            lane.make_memory(byte_count) if changes.get("sealed", True) else unsealed(byte_count)
+            shm.make_memory(byte_count) if changes.get("sealed", True) else unsealed(byte_count)
         )
         self.memory = mmap.mmap(self.file, byte_count)
-        self.greeting = lane.Greeting(
+        self.greeting = shm.Greeting(
             ip_address(lab.address(host)),
             ip_address(str(changes.get("peer", node.address))),
             0,
@@ -55,8 +55,8 @@ class Hostile:
 
     def greet(self) -> bytes:
         """Greet; return the answer, nothing if the line ended."""
-        lane.send_greeting(self.line, self.greeting, self.file)
-        return self.hear(len(lane.ANSWER))
+        shm.send_greeting(self.line, self.greeting, self.file)
+        return self.hear(len(shm.ANSWER))
 
     def hear(self, byte_count: int = 64) -> bytes:
         """Return what comes over the line."""
@@ -140,19 +140,19 @@ def test_who_does_not_greet_is_dismissed(lab: Lab, node: Node, data: bytes) -> N
 
 
 @pytest.mark.parametrize("position", [RING_BYTES + 1, 1 << 40, (1 << 64) - 1])
-def test_a_wrong_position_of_who_writes_ends_the_lane(lab: Lab, node: Node, position: int) -> None:
+def test_a_wrong_write_position_ends_the_stream(lab: Lab, node: Node, position: int) -> None:
     hostile = Hostile(lab, 1, node)
-    assert hostile.greet() == lane.ANSWER
+    assert hostile.greet() == shm.ANSWER
     hostile.write(HEAD, position)
     assert hostile.is_cut()
     hostile.close()
 
 
 @pytest.mark.parametrize("position", [1 << 20, 1 << 40, (1 << 64) - 1])
-def test_a_wrong_position_of_who_reads_ends_the_lane(lab: Lab, node: Node, position: int) -> None:
+def test_a_wrong_read_position_ends_the_stream(lab: Lab, node: Node, position: int) -> None:
     """The node looks at it when it writes: its hello, which waits for a first frame of ours."""
     hostile = Hostile(lab, 1, node)
-    assert hostile.greet() == lane.ANSWER
+    assert hostile.greet() == shm.ANSWER
     hostile.write(DIRECTION + TAIL, position)
     hostile.write(HEAD, HEADER_BYTES)  # of zeros, which acknowledge nothing
     assert hostile.is_cut()
@@ -162,7 +162,7 @@ def test_a_wrong_position_of_who_reads_ends_the_lane(lab: Lab, node: Node, posit
 def test_bytes_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
     hostile.memory[CONTROL_BYTES : CONTROL_BYTES + RING_BYTES] = b"\xff" * RING_BYTES
-    assert hostile.greet() == lane.ANSWER
+    assert hostile.greet() == shm.ANSWER
     hostile.write(HEAD, RING_BYTES)
     assert hostile.is_cut()
     hostile.close()
@@ -172,7 +172,7 @@ def test_bytes_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
 def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed: int) -> None:
     rng = random.Random(seed)
     hostile = Hostile(lab, 1, node)
-    assert hostile.greet() == lane.ANSWER
+    assert hostile.greet() == shm.ANSWER
     until_s = time.monotonic() + 0.5
     while time.monotonic() < until_s:
         if rng.random() < 0.5:
@@ -189,7 +189,7 @@ def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed
 
 def test_a_flood_of_bells_is_only_that(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
-    assert hostile.greet() == lane.ANSWER
+    assert hostile.greet() == shm.ANSWER
     hostile.line.setblocking(False)
     for _ in range(3000):
         with suppress(BlockingIOError):
@@ -221,7 +221,7 @@ def test_a_flood_at_the_listener_gets_a_turn_and_a_rest(
         if refused is not None:
             raise refused
 
-    monkeypatch.setattr(lane, "accept", accept)
+    monkeypatch.setattr(shm, "accept", accept)
     driver: Any = SimpleNamespace(
         settings=Settings(), serve=lambda *what: served.append(what), guard=None
     )

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from urds.rds.transports import shm as lane
+from urds.rds.transports import shm
 
 ME, PEER = ip_address("127.7.1.1"), ip_address("127.7.1.2")
 PORT = 20_000 + os.getpid() % 40_000  # names are of the whole host
@@ -24,8 +24,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @contextmanager
 def listening(address: IPv4Address | IPv6Address = PEER) -> Iterator[socket.socket]:
-    """Listen for lanes to an address."""
-    listener = lane.listen(address, PORT)
+    """Listen for shm streams to an address."""
+    listener = shm.listen(address, PORT)
     assert listener is not None
     with listener:
         yield listener
@@ -58,13 +58,13 @@ def as_unknown_peer(act: Callable[[], socket.socket]) -> Iterator[None]:
 
 
 def test_nobody_listens() -> None:
-    assert lane.connect(PEER, PORT) is None
+    assert shm.connect(PEER, PORT) is None
 
 
 def test_a_name_is_held_by_one() -> None:
     with listening():
-        assert lane.listen(PEER, PORT) is None
-        other = lane.listen(PEER, PORT + 1)
+        assert shm.listen(PEER, PORT) is None
+        other = shm.listen(PEER, PORT + 1)
         assert other is not None
         other.close()
 
@@ -74,18 +74,18 @@ def test_a_greeting_comes_with_its_memory(text: str) -> None:
     local = ip_address(text)
     peer = PEER if local.version == 4 else local
     with listening() as listener:
-        line = lane.connect(PEER, PORT)
+        line = shm.connect(PEER, PORT)
         assert line is not None
-        memory = lane.make_memory(8192)
-        greeting = lane.Greeting(local, peer, 1234, 4096)
+        memory = shm.make_memory(8192)
+        greeting = shm.Greeting(local, peer, 1234, 4096)
         with line:
-            lane.send_greeting(line, greeting, memory)
-            taken = lane.accept(listener)
+            shm.send_greeting(line, greeting, memory)
+            taken = shm.accept(listener)
             assert taken is not None
             with pytest.raises(BlockingIOError):
-                lane.accept(listener)
+                shm.accept(listener)
             with taken:
-                heard, theirs = lane.receive_greeting(taken)
+                heard, theirs = shm.receive_greeting(taken)
         assert heard == greeting
         assert os.fstat(theirs).st_ino == os.fstat(memory).st_ino
         assert fcntl.fcntl(theirs, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
@@ -95,7 +95,7 @@ def test_a_greeting_comes_with_its_memory(text: str) -> None:
 
 
 def _wrong(change: str) -> tuple[bytes, int]:
-    data = lane._GREETING.pack(*(b"urdslane", 1, 0, 4096, 4, ME.packed, 0, PEER.packed, 0))
+    data = shm._GREETING.pack(*(b"urdslane", 1, 0, 4096, 4, ME.packed, 0, PEER.packed, 0))
     at = {"magic": 0, "version": 9, "family": 16}
     if change in at:
         data = data[: at[change]] + b"\xff" + data[at[change] + 1 :]
@@ -110,20 +110,20 @@ def _wrong(change: str) -> tuple[bytes, int]:
 def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> None:
     data, count = _wrong(change)
     near, far = socket.socketpair()
-    memory = lane.make_memory(8192)
+    memory = shm.make_memory(8192)
     before = len(os.listdir("/proc/self/fd"))
     with near, far:
         rights = array("i", [memory] * count)
         near.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if count else [])
         with pytest.raises((ValueError, OSError)):
-            lane.receive_greeting(far)
+            shm.receive_greeting(far)
         assert len(os.listdir("/proc/self/fd")) == before
     os.close(memory)
 
 
 @needs_root
 def test_another_user_is_not_accepted() -> None:
-    name = lane._name(PEER, PORT)
+    name = shm._name(PEER, PORT)
 
     def call_back_request() -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
@@ -132,8 +132,8 @@ def test_another_user_is_not_accepted() -> None:
 
     with listening() as listener:
         with as_unknown_peer(call_back_request):
-            assert lane.accept(listener) is None
-        line = lane.connect(PEER, PORT)
+            assert shm.accept(listener) is None
+        line = shm.connect(PEER, PORT)
         assert line is not None
         line.close()
 
@@ -142,11 +142,11 @@ _IN_A_CONTAINER = """
 import socket, sys
 sys.path[:0] = sys.argv[3:]
 from ipaddress import ip_address
-from urds.rds.transports import shm as lane
-line = lane.connect(ip_address(sys.argv[1]), int(sys.argv[2]))
+from urds.rds.transports import shm
+line = shm.connect(ip_address(sys.argv[1]), int(sys.argv[2]))
 print(line is None)
 line = socket.socket(socket.AF_UNIX)
-line.connect(lane._name(ip_address(sys.argv[1]), int(sys.argv[2])))
+line.connect(shm._name(ip_address(sys.argv[1]), int(sys.argv[2])))
 print("connected", flush=True)
 sys.stdin.read()
 """
@@ -164,9 +164,9 @@ def test_the_same_user_of_another_container_is_not_accepted() -> None:
             assert container.stdout is not None
             assert container.stdout.readline() == "True\n", "what it found is not believed"
             assert container.stdout.readline() == "connected\n"
-            assert lane.accept(listener) is None, "its look"
-            assert lane.accept(listener) is None
-        line = lane.connect(PEER, PORT)
+            assert shm.accept(listener) is None, "its look"
+            assert shm.accept(listener) is None
+        line = shm.connect(PEER, PORT)
         assert line is not None
         line.close()
 
@@ -177,15 +177,15 @@ def test_an_end_whose_process_is_gone_is_nobodys() -> None:
         child = os.fork()
         if not child:
             line = socket.socket(socket.AF_UNIX)
-            line.connect(lane._name(PEER, PORT))
+            line.connect(shm._name(PEER, PORT))
             os._exit(0)
         os.waitpid(child, 0)
-        assert lane.accept(listener) is None
+        assert shm.accept(listener) is None
 
 
 @needs_root
 def test_who_takes_our_name_is_not_believed() -> None:
-    name = lane._name(PEER, PORT)
+    name = shm._name(PEER, PORT)
 
     def squat() -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
@@ -194,12 +194,12 @@ def test_who_takes_our_name_is_not_believed() -> None:
         return listener
 
     with as_unknown_peer(squat):
-        assert lane.connect(PEER, PORT) is None
-        assert lane.listen(PEER, PORT) is None
+        assert shm.connect(PEER, PORT) is None
+        assert shm.listen(PEER, PORT) is None
 
 
 def test_addresses_of_this_host_are_known() -> None:
-    assert lane.is_local(ip_address("127.200.3.4"))
-    assert lane.is_local(ip_address("::1"))
-    assert not lane.is_local(ip_address("192.0.2.77"))
-    assert not lane.is_local(ip_address("2001:db8::77"))
+    assert shm.is_local(ip_address("127.200.3.4"))
+    assert shm.is_local(ip_address("::1"))
+    assert not shm.is_local(ip_address("192.0.2.77"))
+    assert not shm.is_local(ip_address("2001:db8::77"))

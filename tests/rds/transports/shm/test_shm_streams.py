@@ -1,4 +1,4 @@
-"""Lanes between processes: they carry what TCP would, and nobody needs to know."""
+"""Shm streams between processes: applications see what they see over TCP."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_messages_that_cross_with_breaks_come_once_and_in_order(lab: Lab) -> Non
 
 
 @pytest.mark.parametrize("who", ["node", "other"])
-def test_who_wants_no_lane_gets_tcp(lab: Lab, who: str) -> None:
+def test_who_switches_shm_streams_off_gets_tcp(lab: Lab, who: str) -> None:
     node = lab.node(1, shared_memory=who != "node")
     other = lab.node(2, shared_memory=who != "other")
     node.send(b"over TCP", other.address)
@@ -175,12 +175,12 @@ def test_breaks_and_lives_leave_no_descriptor_and_no_mapping(lab: Lab) -> None:
         wait_for_end(node, peer.address)
         time.sleep(1.2)  # the look for dead streams forgets the last
         gc.collect()
-        maps = Path("/proc/self/maps").read_text().count("urds-lane")
+        maps = Path("/proc/self/maps").read_text().count("urds-shm")
         counts.append((len(os.listdir("/proc/self/fd")), maps))
     assert counts[-1][0] <= counts[1][0] and counts[-1][1] <= counts[1][1], counts
 
 
-def test_the_child_of_a_fork_leaves_a_lane_alone(lab: Lab) -> None:
+def test_the_child_of_a_fork_does_not_touch_a_shm_stream(lab: Lab) -> None:
     node, other = lab.node(1), lab.process(2)
     node.send(b"before", other.address)
     assert other.ask("collect", count=1, wait_s=10.0)[0] == ["before"]

@@ -10,8 +10,8 @@ One thread, one `select`: nothing happens outside `step`. What is modelled, for 
 - probe and pong carry NPATHS, from 7.0 on GEN_NUM and SPORT_IDX too, and 7.0 probes on every
   connection, behind the repeats; a new GEN_NUM of the peer resets all numbers and drops what is
   in flight;
-- from 7.0 on a connection's source port carries the index of its lane;
-- a connection that finds no free lane is reset by 6.x and parked by 7.x, after its TCP has
+- from 7.0 on a connection's source port carries the index of its path;
+- a connection that finds no free path is reset by 6.x and parked by 7.x, after its TCP has
   acknowledged what was sent;
 - what was received and not read dies with a connection.
 
@@ -39,8 +39,8 @@ from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
 REPEATED = 0x04
-_LANES_MAX = 8
-_PORT_GROUPS_FROM, _PORT_GROUPS_TO = 32768 // _LANES_MAX, 61000 // _LANES_MAX
+_PATHS_MAX = 8
+_PORT_GROUPS_FROM, _PORT_GROUPS_TO = 32768 // _PATHS_MAX, 61000 // _PATHS_MAX
 _READ_BYTES = 1 << 18
 _STEP_S = 0.002
 _RECONNECT_S = 0.02  # Linux: a random time up to 1 s; short here, for tests
@@ -66,7 +66,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Lane:
+class KernelPath:
     """One path of the kernel: numbers and queues outlive its connections."""
 
     index: int
@@ -160,7 +160,7 @@ class KernelPeer:
 
     def _boot(self) -> None:
         self.generation = random.randrange(1, 1 << 32)
-        self.lanes = [Lane(index) for index in range(_LANES_MAX)]
+        self.paths = [KernelPath(index) for index in range(_PATHS_MAX)]
         self.npaths = 0  # 0: no handshake yet
         self.node_generation: int | None = None
         self.node_sport_index = False
@@ -174,20 +174,20 @@ class KernelPeer:
     # -- what a test does
 
     def send(self, payload: bytes, *, source_port: int, target_port: int) -> None:
-        """Queue a message on lane 0; a higher kernel without a connection requests a call-back."""
-        lane = self.lanes[0]
+        """Queue a message on path 0; a higher kernel without a connection requests a call-back."""
+        path = self.paths[0]
         if self.probes and (not self.npaths or self._probes_again()):
             self._probe()
-        lane.number(Message(0, source_port, target_port, payload))
-        if lane.connection is None:
+        path.number(Message(0, source_port, target_port, payload))
+        if path.connection is None:
             self.seek()
 
     def seek(self) -> None:
         """Connect if lower, request a call-back if higher."""
         if self.lower:
-            lane = self.lanes[0]
-            if lane.connection is None and lane.connect_at_s is None:
-                lane.connect_at_s = time.monotonic()
+            path = self.paths[0]
+            if path.connection is None and path.connect_at_s is None:
+                path.connect_at_s = time.monotonic()
         else:
             self.call_back_request()
 
@@ -200,25 +200,25 @@ class KernelPeer:
         """Wait for at most `wait_s`, then do everything that can be done."""
         readers: list[socket.socket] = [self.listener]
         writers = []
-        for lane in self.lanes:
-            if lane.connection is not None:
-                lane.fill()
+        for path in self.paths:
+            if path.connection is not None:
+                path.fill()
                 if self.reading:
-                    readers.append(lane.connection)
-                if lane.out:
-                    writers.append(lane.connection)
+                    readers.append(path.connection)
+                if path.out:
+                    writers.append(path.connection)
         ready, writable, _ = select.select(readers, writers, [], wait_s)
         if self.listener in ready:
             self._accept()
-        for lane in self.lanes:
-            if lane.connection in writable:
-                self._write(lane)
-            if lane.connection is not None and lane.connection in ready:
-                self._read(lane)
-            if lane.connection is not None:
-                lane.free()
-            elif lane.connect_at_s is not None and time.monotonic() >= lane.connect_at_s:
-                self._connect(lane)
+        for path in self.paths:
+            if path.connection in writable:
+                self._write(path)
+            if path.connection is not None and path.connection in ready:
+                self._read(path)
+            if path.connection is not None:
+                path.free()
+            elif path.connect_at_s is not None and time.monotonic() >= path.connect_at_s:
+                self._connect(path)
         self._unpark()
 
     def run_until(self, condition: Callable[[], bool], *, wait_s: float = 5.0) -> None:
@@ -239,37 +239,37 @@ class KernelPeer:
         self.runs_until(lambda: False, wait_s=wait_s)
 
     def break_connection(self, index: int = 0) -> None:
-        """Reset the lane's connection, as `ss -K` does on the kernel's host.
+        """Reset the path's connection, as `ss -K` does on the kernel's host.
 
         A kernel takes bytes as they arrive, so what TCP has is read first, unless `reading` is
         off, and nothing is acknowledged after that.
         """
-        lane = self.lanes[index]
-        if lane.connection is None:
+        path = self.paths[index]
+        if path.connection is None:
             return
-        make_deaf(lane.connection)
+        make_deaf(path.connection)
         if self.reading:
-            self._read(lane)
-        if lane.connection is not None:
-            lane.end()
-            self._lost(lane)
+            self._read(path)
+        if path.connection is not None:
+            path.end()
+            self._lost(path)
 
     def cut(self, byte_count: int) -> None:
-        """Write so much of what is to be sent on lane 0, then reset the connection."""
-        lane = self.lanes[0]
-        assert lane.connection is not None
-        lane.fill()
-        lane.written_bytes += lane.connection.send(lane.out[:byte_count])
+        """Write so much of what is to be sent on path 0, then reset the connection."""
+        path = self.paths[0]
+        assert path.connection is not None
+        path.fill()
+        path.written_bytes += path.connection.send(path.out[:byte_count])
         self.break_connection()
 
     def forget_connection(self) -> None:
-        """Lose lane 0 as a power cut would; the caller makes the node deaf, so it hears nothing."""
-        self.lanes[0].end()
+        """Lose path 0 as a power cut would; the caller makes the node deaf, so it hears nothing."""
+        self.paths[0].end()
 
     def reboot(self) -> None:
         """Lose everything that is not on a disk."""
-        for lane in self.lanes:
-            lane.end()
+        for path in self.paths:
+            path.end()
         for connection, _ in self.parked:
             reset(connection)
         self._boot()
@@ -286,20 +286,20 @@ class KernelPeer:
 
     @property
     def up(self) -> bool:
-        """Tell whether lane 0 has a connection."""
-        return self.lanes[0].connection is not None
+        """Tell whether path 0 has a connection."""
+        return self.paths[0].connection is not None
 
     @property
     def connection(self) -> socket.socket:
-        """Return the connection of lane 0."""
-        connection = self.lanes[0].connection
+        """Return the connection of path 0."""
+        connection = self.paths[0].connection
         assert connection is not None
         return connection
 
     @property
     def undelivered(self) -> int:
         """Return how many messages of ours the node's TCP does not have."""
-        return sum(len(lane.queue) + len(lane.in_flight) for lane in self.lanes)
+        return sum(len(path.queue) + len(path.in_flight) for path in self.paths)
 
     # -- connections
 
@@ -316,20 +316,20 @@ class KernelPeer:
             raise
         return connection
 
-    def _connect(self, lane: Lane) -> None:
+    def _connect(self, path: KernelPath) -> None:
         self.connects += 1
         try:
-            connection = self._connect_socket(self._source_port(lane))
+            connection = self._connect_socket(self._source_port(path))
         except OSError:
-            lane.connect_at_s = time.monotonic() + _RECONNECT_S
+            path.connect_at_s = time.monotonic() + _RECONNECT_S
         else:
-            self._begin(lane, connection)
+            self._begin(path, connection)
 
-    def _source_port(self, lane: Lane) -> int:
-        """Return any port, or from 7.0 on one that carries the lane's index."""
+    def _source_port(self, path: KernelPath) -> int:
+        """Return any port, or from 7.0 on one that carries the path's index."""
         if self.release is Release.V6:
             return 0
-        return random.randrange(_PORT_GROUPS_FROM, _PORT_GROUPS_TO) * _LANES_MAX + lane.index
+        return random.randrange(_PORT_GROUPS_FROM, _PORT_GROUPS_TO) * _PATHS_MAX + path.index
 
     def _accept(self) -> None:
         while True:
@@ -343,88 +343,88 @@ class KernelPeer:
                 self.seek()
                 continue
             port = name[1]
-            lane = self._free_lane(port)
-            if lane is not None:
+            path = self._free_path(port)
+            if path is not None:
                 self.node_ports.append(port)
-                self._begin(lane, connection)
+                self._begin(path, connection)
             elif self.release is Release.V6:
                 self.refusals += 1
                 reset(connection)
             else:
                 self.parked.append((connection, port))
 
-    def _free_lane(self, port: int) -> Lane | None:
-        lanes = self.lanes[: max(1, self.npaths)]
+    def _free_path(self, port: int) -> KernelPath | None:
+        paths = self.paths[: max(1, self.npaths)]
         if self.release is Release.V7 and self.node_sport_index:
-            lanes = [self.lanes[port % max(1, self.npaths)]]
-        return next((lane for lane in lanes if lane.connection is None), None)
+            paths = [self.paths[port % max(1, self.npaths)]]
+        return next((path for path in paths if path.connection is None), None)
 
     def _unpark(self) -> None:
         for connection, port in list(self.parked):
-            lane = self._free_lane(port)
-            if lane is not None:
+            path = self._free_path(port)
+            if path is not None:
                 self.parked.remove((connection, port))
-                self._begin(lane, connection)
+                self._begin(path, connection)
 
-    def _begin(self, lane: Lane, connection: socket.socket) -> None:
-        lane.begin(connection)
-        if lane.index or not self.probes:
+    def _begin(self, path: KernelPath, connection: socket.socket) -> None:
+        path.begin(connection)
+        if path.index or not self.probes:
             return
         if (not self.npaths and not self.lower) or self._probes_again():
             self._probe()
 
-    def _lost(self, lane: Lane) -> None:
+    def _lost(self, path: KernelPath) -> None:
         """React to the end of a connection: only the lower side reconnects by itself."""
         self.probe_is_out &= self.release is Release.V6
         if self.lower:
-            lane.connect_at_s = time.monotonic()
+            path.connect_at_s = time.monotonic()
 
     # -- bytes
 
-    def _write(self, lane: Lane) -> None:
-        assert lane.connection is not None
+    def _write(self, path: KernelPath) -> None:
+        assert path.connection is not None
         try:
-            count = lane.connection.send(lane.out[: 1 << 16])
+            count = path.connection.send(path.out[: 1 << 16])
         except BlockingIOError:
             return
         except OSError:
-            self._read(lane)  # what came before the end is read first
-            if lane.connection is not None:
-                lane.end()
-                self._lost(lane)
+            self._read(path)  # what came before the end is read first
+            if path.connection is not None:
+                path.end()
+                self._lost(path)
             return
-        del lane.out[:count]
-        lane.written_bytes += count
+        del path.out[:count]
+        path.written_bytes += count
 
-    def _read(self, lane: Lane) -> None:
-        while lane.connection is not None:
+    def _read(self, path: KernelPath) -> None:
+        while path.connection is not None:
             try:
-                data = lane.connection.recv(_READ_BYTES)
+                data = path.connection.recv(_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
-                lane.end()
-                self._lost(lane)
+                path.end()
+                self._lost(path)
                 return
-            for frame in lane.reader.feed(data):
+            for frame in path.reader.feed(data):
                 self.frames.append(frame)
-                self._receive(lane, frame)
+                self._receive(path, frame)
 
-    def _receive(self, lane: Lane, frame: Frame) -> None:
+    def _receive(self, path: KernelPath, frame: Frame) -> None:
         header = frame.header
         if frame.is_map:
             return
-        if header.flags & REPEATED and header.sequence < lane.next_rx:
+        if header.flags & REPEATED and header.sequence < path.next_rx:
             self.dropped_as_old.append(header.sequence)
             return
-        lane.next_rx = header.sequence + 1
+        path.next_rx = header.sequence + 1
         source_port, target_port = frame.ports
         if not target_port:
             if source_port:
                 extension = self._handshake() if source_port == 1 else NO_EXTENSION
-                lane.number(Message(0, 0, source_port, b"", extension))
+                path.number(Message(0, 0, source_port, b"", extension))
         elif source_port or target_port != 1:
             self.received.append(
                 Message(header.sequence, source_port, target_port, frame.payload, b"", header.flags)
@@ -444,26 +444,26 @@ class KernelPeer:
         )
 
     def _probes_again(self) -> bool:
-        return self.release is Release.V7 and self.lanes[0].connection is None
+        return self.release is Release.V7 and self.paths[0].connection is None
 
     def _probe(self) -> None:
         if not self.probe_is_out:
             self.probe_is_out = True
-            self.lanes[0].number(Message(0, 1, 0, b"", self._handshake()))
+            self.paths[0].number(Message(0, 1, 0, b"", self._handshake()))
 
     def _learn(self, handshake: Handshake) -> None:
         self.npaths = min(self.npaths_max, handshake.npaths or max(1, self.npaths))
         generation = handshake.generation
         if generation is not None:
             if self.node_generation not in (None, generation):
-                for lane in self.lanes:
-                    lane.next_tx, lane.next_rx = 1, 0
-                    lane.in_flight.clear()
-                    lane.queue = deque(one for one in lane.queue if not one.flags & REPEATED)
+                for path in self.paths:
+                    path.next_tx, path.next_rx = 1, 0
+                    path.in_flight.clear()
+                    path.queue = deque(one for one in path.queue if not one.flags & REPEATED)
             self.node_generation = generation
         self.node_sport_index = handshake.sport_index
         self.probe_is_out = False
         if self.lower:
-            for lane in self.lanes[: self.npaths]:
-                if lane.connection is None and lane.connect_at_s is None:
-                    lane.connect_at_s = time.monotonic()
+            for path in self.paths[: self.npaths]:
+                if path.connection is None and path.connect_at_s is None:
+                    path.connect_at_s = time.monotonic()

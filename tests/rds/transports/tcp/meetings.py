@@ -89,7 +89,7 @@ def lose_first_transmission(node: Node, peer: KernelPeer) -> None:
     wait_until(lambda: node.is_connected(peer.address))
     stream = node.stream(peer.address)
     make_deaf(stream)
-    peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)
+    peer.run_until(lambda: not peer.paths[0].queue and not peer.paths[0].out)
     make_hearing(stream)
     peer.break_connection()
 

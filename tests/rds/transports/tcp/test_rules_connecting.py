@@ -78,7 +78,7 @@ def test_without_waiting_a_refused_connection_swallows_messages(
 
 @pytest.mark.reference
 def test_a_parked_connection_delivers_late(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 7.0 on not even that loses a message: the connection is served when a lane is free."""
+    """From 7.0 on not even that loses a message: the connection is served when a path is free."""
     do_not_wait(monkeypatch)
     node, peer = lab.pair("lower", kernel={"release": Release.V7})
     got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)

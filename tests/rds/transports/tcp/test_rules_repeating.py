@@ -142,13 +142,13 @@ def serve_and_reset(peer: KernelPeer) -> None:
     """Take the node's connection, send ten messages, reset it once TCP has them."""
     select.select([peer.listener], [], [], 2.0)
     connection = peer.listener.accept()[0]
-    lane = peer.lanes[0]
+    path = peer.paths[0]
     connection.sendall(emit_map())
     for payload in SENT:
         connection.sendall(
-            emit_frame(payload, sequence=lane.next_tx, source_port=KERNEL_PORT, target_port=PORT)
+            emit_frame(payload, sequence=path.next_tx, source_port=KERNEL_PORT, target_port=PORT)
         )
-        lane.next_tx += 1
+        path.next_tx += 1
     while unacknowledged(connection):
         pass
     reset(connection)

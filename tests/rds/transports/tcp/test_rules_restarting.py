@@ -94,7 +94,7 @@ def restart_with_the_kernels_messages_in_flight(lab: Lab, order: str) -> list[by
     peer.run_until(lambda: node.is_connected(peer.address))
     make_deaf(node.stream(peer.address))
     send_to_node(peer, SENT)
-    peer.run_until(lambda: not peer.lanes[0].queue and not peer.lanes[0].out)
+    peer.run_until(lambda: not peer.paths[0].queue and not peer.paths[0].out)
     peer.reading = True
     probe = (1, 0)
     peer.run_until(lambda: probe in [frame.ports for frame in peer.frames[-3:]])
@@ -246,18 +246,18 @@ def test_treating_a_kernel_as_an_own_node_loses_messages(
 
 # -- all rules together
 
-# Up to 6.19 a kernel with several lanes attaches connections in order of arrival, and after a reset
-# the numbers of two lanes are mixed: nothing that a peer could mend.
+# Up to 6.19 a kernel with several paths attaches connections in order of arrival, and after a reset
+# the numbers of two paths are mixed: nothing that a peer could mend.
 # Source: docs/reference/rds.md 2.8.
-LANES = [
+PATHS = [
     pytest.param(Release.V6, 1, id="V6"),
     pytest.param(Release.V7, 1, id="V7"),
-    pytest.param(Release.V7, 8, id="V7 with 8 lanes"),
+    pytest.param(Release.V7, 8, id="V7 with 8 paths"),
 ]
 
 
 @pytest.mark.rule("wire-reconnect", "rds7-reliable-in-order")
-@pytest.mark.parametrize(("release", "npaths"), LANES)
+@pytest.mark.parametrize(("release", "npaths"), PATHS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_many_resets_in_traffic_both_ways(
     lab: Lab, order: str, release: Release, npaths: int
@@ -275,7 +275,7 @@ def test_many_resets_in_traffic_both_ways(
         for _ in range(rng.randrange(6)):
             peer.step(rng.choice((0.0, 0.001)))
             got += node.take()
-        peer.break_connection(rng.choice([lane.index for lane in peer.lanes if lane.connection]))
+        peer.break_connection(rng.choice([path.index for path in peer.paths if path.connection]))
     got += taken(node, peer, len(to_node) - len(got))
     assert got == to_node
     assert arrived(peer, len(to_kernel)) == to_kernel

@@ -230,7 +230,7 @@ def test_a_bare_pong_means_one_path(lab: Lab, monkeypatch: pytest.MonkeyPatch, o
     send_to_kernel(node, peer, [b"second"])
     assert arrived(peer, 2) == [b"first", b"second"]
     assert len(node.peer_paths(peer.address).paths) == 1
-    assert sum(lane.connection is not None for lane in peer.lanes) == 1
+    assert sum(path.connection is not None for path in peer.paths) == 1
 
 
 @pytest.mark.rule("wire-mprds-capable")

@@ -194,10 +194,10 @@ def test_only_a_marked_peer_hears_our_generation(lab: Lab) -> None:
 def test_source_ports_carry_the_index_of_the_path(lab: Lab) -> None:
     node, peer = lab.pair("lower", kernel={"release": Release.V7, "npaths": 4}, npaths=8)
     meet(node, peer)
-    peer.run_until(lambda: all(lane.connection for lane in peer.lanes[:4]))
+    peer.run_until(lambda: all(path.connection for path in peer.paths[:4]))
     assert sorted(port % 8 for port in peer.node_ports) == [0, 1, 2, 3]
     peer.run_for(0.1)
-    assert not any(lane.connection for lane in peer.lanes[4:])
+    assert not any(path.connection for path in peer.paths[4:])
 
 
 def test_one_path_is_enough_for_a_kernel_that_offers_eight(lab: Lab) -> None:

@@ -69,7 +69,7 @@ impl SharedMemory {
     /// # Panics
     /// Unless it is 0 or 1.
     pub fn control(&self, direction: usize) -> &Control {
-        assert!(direction < 2, "a lane has two directions");
+        assert!(direction < 2, "a stream has two directions");
         // SAFETY: within the first page of the mapping, which is aligned to a page and lives as
         // long as we do; every bit pattern is a `Control`, and the other process changes its
         // atomics as a thread would.
@@ -160,7 +160,7 @@ fn is_sealed(file: i32, length: usize) -> io::Result<bool> {
 /// Of the system.
 pub fn make(length: usize) -> io::Result<Descriptor> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create(c"urds-lane", flags)?;
+    let file = rustix::fs::memfd_create(c"urds-shm", flags)?;
     rustix::fs::ftruncate(&file, length as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(Descriptor::new(file.into_raw_fd()))

@@ -12,7 +12,7 @@ from urds.rds.plane.native.plain import plain
 Place = tuple[IPAddress, int]  # an RDS address and a port, as TCP would have them
 
 
-class Lane(urds_native.Lane):
+class ShmStream(urds_native.ShmStream):
     """A `contract.Stream` that the compiled plane reads and writes without Python."""
 
     def __new__(
