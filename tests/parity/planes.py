@@ -179,7 +179,7 @@ class World:
     def turn(self, ms: float = 0) -> list[Event]:
         """Let time pass, then one pass of the plane; return what it reports."""
         self.now_ns += round(ms * MS)
-        self.plane.pump()
+        self.plane.progress()
         return self.plane.help(0)
 
     def counter(self, name: str) -> int:

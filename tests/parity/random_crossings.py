@@ -4,12 +4,12 @@
 native]`
 
 A case is one call, one piece of bytes from a peer, or one turn. What the call gave is compared;
-then, unless a plane has yet to read something, both are pumped at the same time of their clocks,
+then, unless a plane has yet to read something, both make a pass at the same time of their clocks,
 and the bytes on every stream and readiness are compared; at a turn also reports, and counters
 and tables unless it is a short one between two steps: they take the most time. A world lives for
 some two hundred cases; its seed and the last steps stand in a failure.
 
-When exactly a message leaves before a pump, and with which others in one write, is the plane's own
+When exactly a message leaves before a pass, and with which others in one write, is the plane's own
 affair, and with it when the messages of a path are counted. So is what it reads first: no two
 streams have something to read, nothing is sent while one has, and all is read before the clock
 moves on. How much it reads at once is made alike.

@@ -225,11 +225,11 @@ class Side:
             return Outcome(failure=type(failure).__name__)
 
     def settle(self) -> None:
-        """Pump until nothing is left to do at this time."""
+        """Make passes until nothing is left to do at this time."""
         for _ in range(_PUMPS_MAX):
             for link in self.links.values():
                 link.write()
-            if not self.plane.pump():
+            if not self.plane.progress():
                 break
 
     def read(self) -> dict[str, bytes]:

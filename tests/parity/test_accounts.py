@@ -155,7 +155,7 @@ class TestControlBudget:
             self.number += 1
             remote.say(self.number, source_port=9, target_port=0)
             if apart:
-                world.plane.pump()
+                world.plane.progress()
         return len([event for event in world.turn() if isinstance(event, Control)])
 
     def test_a_burst_is_heard_and_the_rest_is_dropped_and_counted(self, world: World) -> None:

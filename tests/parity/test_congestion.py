@@ -169,7 +169,7 @@ class TestTheHardBound:
         world.turn()
         remote.say(4, b"waits")
         remote.close()  # hang-up and error are told to every member of a poll set
-        assert [world.plane.pump() for _ in range(3)] == [0, 0, 0]
+        assert [world.plane.progress() for _ in range(3)] == [0, 0, 0]
 
     def test_what_waited_is_read_to_its_end(self, world: World) -> None:
         mailbox, remote = self.fill(world)

@@ -53,7 +53,7 @@ def test_what_arrives_during_a_write_is_acknowledged(world: World) -> None:
     def arrive() -> None:
         world.now_ns += MS // 10
         remote.say(3, b"meanwhile")
-        world.plane.pump()
+        world.plane.progress()
 
     world.now_ns += MS // 10  # a pause: the next one leaves at once
     in_the_next_write(remote, arrive)

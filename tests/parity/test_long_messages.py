@@ -124,13 +124,13 @@ class TestBursts:
         assert [len(frame.payload) for frame in remote.messages()] == [LONG, 10_000, 30_000]
 
 
-def test_a_pump_takes_one_plain_message_and_answers_later(world: World) -> None:
+def test_a_pass_takes_one_plain_message_and_answers_later(world: World) -> None:
     """The short way of event loops: the mailbox and its account are as by the general one."""
     mailbox = world.mailbox()
     remote = world.attach()
     remote.say_map()
     for number in range(1, 4):
         remote.say(number, b"ask")
-        assert world.plane.pump() == 1
+        assert world.plane.progress() == 1
         assert take(mailbox) == [b"ask"]
     assert world.counter("recv_queued") == 3

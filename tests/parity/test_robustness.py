@@ -72,7 +72,7 @@ class TestInterrupts:
         with monkeypatch.context() as patch:
             patch.setattr(PairStream, "recv", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                world.plane.pump()
+                world.plane.progress()
         (down,) = [event for event in world.turn() if isinstance(event, Down)]
         assert (down.reason, down.errno) == (DownReason.ERROR, errno.EINTR)
         assert remote.ended()
@@ -174,7 +174,7 @@ def test_a_sweep_of_all_source_ports_takes_no_memory(world: World, target_port: 
                 )
             )
             while remote.stream.waiting():
-                world.plane.pump()
+                world.plane.progress()
             take(mailbox)
         swept, _ = tracemalloc.get_traced_memory()
     finally:
@@ -196,7 +196,7 @@ def test_a_flood_for_nobody_leaves_others_their_turn(world: World) -> None:
     waiting = remote.stream.waiting()
     passes = 0
     while waiting and passes < 100:
-        world.plane.pump()
+        world.plane.progress()
         before, waiting = waiting, remote.stream.waiting()
         assert before - waiting <= 16_384
         passes += 1

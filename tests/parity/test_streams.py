@@ -482,14 +482,14 @@ def test_a_peer_has_delivered_once_a_message_reached_a_socket(world: World) -> N
 
 
 def test_the_plane_says_when_there_is_something_to_read(world: World) -> None:
-    """`fileno` is readable exactly when `pump` has something to read."""
+    """`fileno` is readable exactly when `progress` has something to read."""
     remote = world.attach()
     poll = select.poll()
     poll.register(world.plane.fileno(), select.POLLIN)
     assert poll.poll(0) == []
     remote.say(1)
     assert poll.poll(0)
-    assert world.plane.pump() == 1
+    assert world.plane.progress() == 1
     assert poll.poll(0) == []
 
 

@@ -72,7 +72,7 @@ def test_loops_may_follow_each_other(own: Node, run: Callable[[Main], None]) -> 
 def test_a_loop_that_ends_before_its_socket_is_noticed(
     own: Node, other: Node, run: Callable[[Main], None]
 ) -> None:
-    """Nobody pumps then, so the helper must read again; and the next loop takes the socket over."""
+    """The progress thread reads while no loop does; the next loop takes the socket over."""
     kept = []
 
     async def first() -> None:

@@ -214,7 +214,7 @@ class CarriedWorld:
 
     def turn(self, ms: float = 0) -> list[Event]:
         self.now_ns += round(ms * MS)
-        self.plane.pump()
+        self.plane.progress()
         return self.plane.help(0)
 
     def counter(self, name: str) -> int:

@@ -36,7 +36,7 @@ class Node:
 
     def turn(self) -> None:
         """Do what the helper and the control thread would."""
-        self.plane.pump()
+        self.plane.progress()
         self.plane.help(0)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Case:
         for payload in payloads:
             self.brought.append(payload)
             self.there.mailbox.sendto(payload, self.there.target)
-        self.there.plane.pump()
+        self.there.plane.progress()
 
     def receive(self, messages: int) -> None:
         for _ in range(messages):
@@ -107,10 +107,10 @@ def receiving(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
     return prepare
 
 
-def pumping(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
+def progressing(payloads: list[bytes]) -> Callable[[Case], Callable[[], object]]:
     def prepare(case: Case) -> Callable[[], object]:
         case.bring(*payloads)
-        return case.here.plane.pump
+        return case.here.plane.progress
 
     return prepare
 
@@ -124,8 +124,8 @@ def filling(case: Case) -> Callable[[], object]:
 
     def act() -> None:
         while len(mailbox.queue) < len(CONGESTING):
-            case.there.plane.pump()
-            case.here.plane.pump()
+            case.there.plane.progress()
+            case.here.plane.progress()
 
     return act
 
@@ -141,18 +141,18 @@ def emptying(case: Case) -> Callable[[], object]:
 def repeated(case: Case) -> Callable[[], object]:
     """Bring on a second stream again what the first one brought and was not acknowledged."""
     case.bring(*SHORT)
-    case.here.plane.pump()
+    case.here.plane.progress()
     case.pair.connect()
-    case.there.plane.pump()
+    case.there.plane.progress()
     return lambda: case.receive(len(SHORT))
 
 
 def repeating(case: Case) -> Callable[[], object]:
     """Do the same from the other side."""
     case.send(*SHORT)
-    case.there.plane.pump()
+    case.there.plane.progress()
     case.pair.connect()
-    return case.here.plane.pump
+    return case.here.plane.progress
 
 
 def answering(case: Case) -> Callable[[], object]:
@@ -161,7 +161,7 @@ def answering(case: Case) -> Callable[[], object]:
     def act() -> None:
         for payload in SHORT:
             case.send(payload)
-            case.there.plane.pump()
+            case.there.plane.progress()
             case.bring(payload)
             case.receive(1)
 
@@ -194,10 +194,10 @@ CASES = {
     "receive very long": receiving(VERY_LONG[:1]),
     "receive polled": polled(receiving(SHORT)),
     "receive polled alike": polled(receiving(ALIKE)),
-    "pump alone": pumping(SHORT[:1]),
-    "pump short": pumping(SHORT),
-    "pump alike": pumping(ALIKE),
-    "pump polled": polled(pumping(SHORT)),
+    "progress alone": progressing(SHORT[:1]),
+    "progress short": progressing(SHORT),
+    "progress alike": progressing(ALIKE),
+    "progress polled": polled(progressing(SHORT)),
     "congested": filling,
     "congested no more": emptying,
     "repeated": repeated,
@@ -245,7 +245,7 @@ def test_a_second_interrupt_in_what_cleans_up(name: str) -> None:
         run(name, rng.randint(1, looks), rng.randint(1, 40))
 
 
-@pytest.mark.parametrize("name", ["pump alone", "pump short", "pump alike"])
+@pytest.mark.parametrize("name", ["progress alone", "progress short", "progress alike"])
 def test_whoever_waits_for_a_message_is_told(name: str) -> None:
     for at in places(name):
         case = Case()
@@ -265,13 +265,13 @@ def test_whoever_waits_for_room_is_told() -> None:
     for at in count(1):
         case = Case()
         case.send(*SHORT)
-        case.here.plane.pump()
+        case.here.plane.progress()
         told: list[bool] = []
         cancel = case.here.mailbox.subscribe(lambda told=told: told.append(True), room=True)
-        case.there.plane.pump()
+        case.there.plane.progress()
         case.bring(b"reply")
         with Interruption(at, skip=TESTS) as interruption:
-            case.here.plane.pump()
+            case.here.plane.progress()
         case.pair.settle()
         assert told, f"at {at}: {interruption.positions}"
         cancel()

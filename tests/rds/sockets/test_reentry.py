@@ -258,7 +258,7 @@ def test_a_handler_inside_a_wait_never_waits_for_its_own_thread(
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("call", ["send", "send alone", "receive", "pump"])
+@pytest.mark.parametrize("call", ["send", "send alone", "receive", "progress"])
 def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str) -> None:
     for at in count(1):
         world = World(ReferencePlane)
@@ -273,7 +273,7 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
         if call not in {"send", "send alone"}:
             remote.say(2, b"second")
         if call == "receive":
-            world.plane.pump()
+            world.plane.progress()
         refused: list[int | None] = []
 
         def handle(
@@ -294,8 +294,8 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
                 other.close()
 
         with Interruption(at, handle) as interruption:
-            if call == "pump":
-                world.plane.pump()
+            if call == "progress":
+                world.plane.progress()
             elif call == "receive":
                 assert mailbox.recvfrom(10)[0] == b"second"
             else:
@@ -309,7 +309,7 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
             assert payloads.count(b"sent") == 1, interruption.positions
         assert payloads.count(b"nested") == 2 - len(refused), interruption.positions
         assert set(refused) <= {errno.EDEADLK}
-        if call == "pump":
+        if call == "progress":
             assert take(mailbox) == [b"second"]
         poll = select.poll()
         poll.register(polled.fileno(), select.POLLIN)

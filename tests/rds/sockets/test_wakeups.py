@@ -46,7 +46,7 @@ RULES = [
     Rule("kick the leader", waiting.a_leader_hears_of_a_local_message, waiting.no_kick),
     Rule(
         "leave the kick",
-        waiting.a_pump_leaves_the_kick_to_the_leader,
+        waiting.a_pass_leaves_the_kick_to_the_leader,
         waiting.everybody_reads_the_kick,
     ),
     Rule("pass it on, follower", waiting.an_interrupted_follower_passes_it_on, waiting.keep_it),

@@ -23,7 +23,7 @@ def plain_path(scene: World, mailbox: Mailbox) -> Remote:
     mailbox.sendto(b"route", PEER_ADDRESS)
     scene.wait_for(lambda: bool(remote.messages()))
     remote.say(1, b"reply", target_port=mailbox.port, ack=1)
-    scene.plane.pump()
+    scene.plane.progress()
     mailbox.recvfrom(100)
     return remote
 
@@ -59,7 +59,7 @@ def a_message_before_lone_sleep_is_seen(scene: World) -> bool:
     results = scene.start(lambda: mailbox.recvfrom(100))
     assert pause.reached.wait(scene.bound_s), "it waits alone"
     remote.say(2, b"x", target_port=1)
-    scene.plane.pump()
+    scene.plane.progress()
     pause.go.set()
     return scene.wait_for(lambda: bool(results))
 

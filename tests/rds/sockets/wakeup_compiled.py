@@ -41,7 +41,7 @@ def a_message_before_sleeping_is_seen(scene: Scene) -> bool:
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     stop.wait()
     remote.say(1, target_port=1)
-    scene.plane.pump()
+    scene.plane.progress()
     stop.go_on()
     return scene.wait_for(lambda: bool(results))
 
@@ -69,14 +69,14 @@ def a_leader_hears_of_a_local_message(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(results))
 
 
-def a_pump_leaves_the_kick_to_the_leader(scene: Scene) -> bool:
-    """Kick the leader before it is in epoll, and let a pump look first."""
+def a_pass_leaves_the_kick_to_the_leader(scene: Scene) -> bool:
+    """Kick the leader before it is in epoll, and let a pass look first."""
     mailbox, sender = scene.mailbox(1), scene.mailbox(2)
     stop = Stop(scene, "LeaderSleeps")
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     stop.wait()
     sender.sendto(b"x", (str(LOCAL), 1))
-    scene.plane.pump()
+    scene.plane.progress()
     stop.go_on()
     return scene.wait_for(lambda: bool(results))
 
@@ -126,7 +126,7 @@ def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
 
 
 def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
-    """Count the leader whom a signal woke as told, by a pump, before it leaves."""
+    """Count the leader whom a signal woke as told, by a pass, before it leaves."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
     scene.victim(mailbox)
@@ -134,7 +134,7 @@ def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
     takes = scene.receive(mailbox)
     stop = scene.interrupt()
     remote.say(1, target_port=1)
-    scene.plane.pump()
+    scene.plane.progress()
     stop.go_on()
     return scene.wait_for(lambda: bool(takes))
 
@@ -234,7 +234,7 @@ SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
     "list before sleeping": (a_message_before_sleeping_is_seen, "ListBeforeSleeping"),
     "look after notice": (a_notified_follower_does_not_sleep, "LookAfterNotice"),
     "kick the leader": (a_leader_hears_of_a_local_message, "KickLeader"),
-    "leave the kick": (a_pump_leaves_the_kick_to_the_leader, "OnlyLeaderReadsKick"),
+    "leave the kick": (a_pass_leaves_the_kick_to_the_leader, "OnlyLeaderReadsKick"),
     "name a successor": (a_follower_takes_over, "NameSuccessor"),
     "who is named names": (a_named_one_who_leaves_names_the_next, "NamedOneNames"),
     "pass it on, follower": (an_interrupted_follower_passes_it_on, "PassItOn"),

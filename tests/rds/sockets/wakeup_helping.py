@@ -92,7 +92,7 @@ def a_consumer_keeps_the_helper_from_reading(scene: World) -> bool:
     remote = scene.attach()
     for number in range(1, 41):
         remote.say(number, target_port=1)
-    scene.plane.pump()
+    scene.plane.progress()
     for number in range(41, 81):
         remote.say(number, target_port=1)
     for taken in range(1, 41):

@@ -63,7 +63,7 @@ def a_message_before_sleeping_is_seen(scene: World) -> bool:
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     remote.say(1, b"x", target_port=1)
-    scene.plane.pump()
+    scene.plane.progress()
     pause.go.set()
     return scene.wait_for(lambda: bool(results))
 
@@ -153,14 +153,14 @@ def no_kick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitQueue, "_wake", lambda self, gates, *, kick: wake(self, gates, kick=False))
 
 
-def a_pump_leaves_the_kick_to_the_leader(scene: World) -> bool:
-    """Kick the leader before it is in epoll, and let a pump look first."""
+def a_pass_leaves_the_kick_to_the_leader(scene: World) -> bool:
+    """Kick the leader before it is in epoll, and let a pass look first."""
     mailbox, sender = scene.mailbox(1), scene.mailbox(2)
     pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     sender.sendto(b"x", (str(LOCAL), 1))
-    scene.plane.pump()
+    scene.plane.progress()
     pause.go.set()
     return scene.wait_for(lambda: bool(results))
 

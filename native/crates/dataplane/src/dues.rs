@@ -1,7 +1,7 @@
 //! Work that becomes due with time: in a plane, and on a path.
 //!
 //! Batches and acknowledgements of paths with streams, second checks of mailboxes over their
-//! buffer, ended lingers. The leader does it between two polls, else a pump or the progress thread.
+//! buffer, ended lingers. The leader does it between two polls, else a call of `progress` or the progress thread.
 //!
 //! Linux does not report that its TCP has acknowledged; our TCP is asked, first after a
 //! millisecond, then half as often each time. A sender whose account fills asks by itself.

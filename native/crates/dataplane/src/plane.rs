@@ -38,7 +38,7 @@ pub struct Plane {
     pub(crate) poll_set: Epoll,
     pub(crate) kick: EventFd,
     pub(crate) progress_thread: ProgressThread,
-    /// Event loops that call `pump`.
+    /// Event loops that call `progress`.
     pub(crate) loops: AtomicUsize,
     allocate: AllocateFn,
 }
@@ -218,7 +218,7 @@ impl Plane {
     /// one thread only, without the interpreter.
     pub fn help(&self, deadline_ns: Option<u64>) -> Vec<Event> {
         if deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns()) {
-            self.pump();
+            self.progress();
             return self.lock().take_events();
         }
         self.run_progress_thread(deadline_ns)
@@ -231,7 +231,7 @@ impl Plane {
         state.progress_thread.interrupted = true;
     }
 
-    /// Note an event loop that calls `pump` whenever `descriptor` is readable. Takes no lock.
+    /// Note an event loop that calls `progress` whenever `descriptor` is readable. Takes no lock.
     pub fn adopt(&self) {
         self.loops.fetch_add(1, Ordering::Relaxed);
     }
@@ -243,7 +243,7 @@ impl Plane {
     }
 
     /// Make one pass without blocking; return how many descriptors were ready.
-    pub fn pump(&self) -> usize {
+    pub fn progress(&self) -> usize {
         let has_batches = {
             let mut state = self.lock();
             state.driven = true;
@@ -262,7 +262,7 @@ impl Plane {
         self.lock().batches
     }
 
-    /// Return a descriptor that is readable when `pump` would read something.
+    /// Return a descriptor that is readable when `progress` would read something.
     pub fn descriptor(&self) -> i32 {
         self.poll_set.descriptor()
     }

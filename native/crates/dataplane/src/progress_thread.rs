@@ -5,7 +5,7 @@
 //! set of its own: a doorbell and, nested, the plane's set armed for one event.
 //!
 //! It arms only while there is no leader and no thread has made progress for a tick. Progress is
-//! the end of a wait, a pump, and each message taken: a consumer that empties a full queue must not
+//! the end of a wait, a call of `progress`, and each message taken: a consumer that empties a full queue must not
 //! have the progress thread read too, or the queue grows without bound. It sleeps longer than a
 //! tick only with nothing due and either armed or with a leader for 16 ticks. That decision and
 //! every change that matters to it are made under the plane's lock, so none can slip between.

@@ -33,7 +33,7 @@ fn the_account_is_tested_before_a_message_is_added() {
     assert_eq!(world.send(mailbox, &[]), Err(ErrorReason::QueueFull));
     assert_eq!(world.send(mailbox, &[0; 101]), Err(ErrorReason::TooLong));
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 199);
-    assert_eq!(world.turn(0), [Event::Wanted { path: world.path }]);
+    assert_eq!(world.progress(0), [Event::Wanted { path: world.path }]);
 }
 
 #[test]
@@ -46,16 +46,16 @@ fn a_burst_leaves_as_a_tail_and_a_request_at_once() {
     }
     // By two credits; the rest waits.
     assert_eq!(remote.payloads(), [b"1", b"2"]);
-    world.turn(MS);
+    world.progress(MS);
     assert_eq!(remote.payloads(), [b"3", b"4"]);
     remote.say(acknowledgement(4), &[]);
-    world.turn(0);
+    world.progress(0);
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 0);
     for (sequence, text) in [(5, b"5"), (6, b"6"), (7, b"7"), (8, b"8")] {
         world.send(mailbox, text).unwrap();
         assert_eq!(remote.payloads(), [text]);
         remote.say(acknowledgement(sequence), &[]);
-        world.turn(0);
+        world.progress(0);
     }
 }
 
@@ -78,7 +78,7 @@ fn messages_arrive_with_their_source_and_are_counted() {
         path: world.path,
         attachment,
     };
-    assert_eq!(world.turn(0), [told]);
+    assert_eq!(world.progress(0), [told]);
     let looked = world.plane.take(mailbox, true, |message| message.source);
     assert_eq!(looked.unwrap(), Taken::Message(peer(PEER_PORT)));
     assert_eq!(world.take(mailbox), [&b"first"[..], b"second"]);
@@ -111,7 +111,7 @@ fn long_messages_come_whole_in_whatever_pieces() {
         let mut got = Vec::new();
         for bytes in bytes.chunks(piece) {
             remote.write(bytes);
-            world.turn(0);
+            world.progress(0);
             got.append(&mut world.take(mailbox));
         }
         assert!(got == sent, "in pieces of {piece}");
@@ -127,7 +127,7 @@ fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
     assert_eq!(remote.payloads().len(), 1);
     remote.say_message(1, b"said before the end");
     drop(remote);
-    let events = world.turn(0);
+    let events = world.progress(0);
     assert!(
         matches!(
             events[..],
@@ -168,7 +168,7 @@ fn a_stream_that_takes_no_more_is_written_to_when_it_does() {
     let mut got = Vec::new();
     for _ in 0..100 {
         got.append(&mut remote.payloads());
-        world.turn(MS);
+        world.progress(MS);
     }
     assert!(got == sent, "{} of {}", got.len(), sent.len());
 }
@@ -179,7 +179,7 @@ fn a_protocol_error_cuts_the_stream_and_is_counted() {
     world.mailbox(MailboxSettings::default());
     let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
     remote.say(acknowledgement(7), &[]);
-    let events = world.turn(0);
+    let events = world.progress(0);
     let is_protocol_error = |event: &Event| matches!(event, Event::Down { reason, .. } if *reason == DownReason::BadAcknowledgement);
     assert!(events.iter().any(is_protocol_error), "{events:?}");
     assert_eq!(world.counter("recv_drop_bad_ack"), 1);
@@ -197,14 +197,14 @@ fn a_full_mailbox_marks_its_port_and_pauses_its_peer() {
     for number in 1..=6 {
         remote.say_message(number, &[0; 1000]);
     }
-    world.turn(0);
+    world.progress(0);
     assert_eq!(world.counter("recv_paused"), 1);
     let maps = remote.frames();
     assert!(maps.last().unwrap().1[625] != 0, "port 5000 is in byte 625");
     remote.say_message(7, b"read later");
-    world.turn(0);
+    world.progress(0);
     assert_eq!(world.take(mailbox).len(), 6);
-    world.turn(0);
+    world.progress(0);
     assert_eq!(world.take(mailbox), [b"read later"]);
     assert!(
         remote
@@ -229,12 +229,12 @@ fn a_congested_peer_refuses_until_its_map_says_otherwise() {
     let mut map = vec![0; 8192];
     map[usize::from(PEER_PORT) / 8] = 1 << (PEER_PORT % 8);
     remote.say_map(&map);
-    world.turn(0);
+    world.progress(0);
     assert!(world.plane.peer_is_congested(world.path, PEER_PORT));
     assert_eq!(world.send(mailbox, b"x"), Err(ErrorReason::PeerCongested));
     assert_eq!(world.counter("cong_send_error"), 1);
     remote.say_map(&[0; 8192]);
-    world.turn(0);
+    world.progress(0);
     let noticed = world.plane.take(mailbox, false, |_| ()).unwrap();
     assert_eq!(noticed, Taken::Congestion(1 << (PEER_PORT % 64)));
     assert_eq!(world.send(mailbox, b"x"), Ok(()));
@@ -301,13 +301,13 @@ fn a_closed_mailbox_refuses_and_its_port_takes_nothing() {
     let mailbox = world.mailbox(MailboxSettings::default());
     let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
     remote.say_message(1, b"queued");
-    world.turn(0);
+    world.progress(0);
     world
         .plane
         .close_mailbox(mailbox, Some(0), &mut || false)
         .unwrap();
     remote.say_message(2, b"late");
-    world.turn(0);
+    world.progress(0);
     assert_eq!(world.counter("recv_drop_closed"), 1);
     assert_eq!(world.counter("recv_drop_no_sock"), 1);
     assert_eq!(world.send(mailbox, b"x"), Err(ErrorReason::Closed));
@@ -330,10 +330,10 @@ fn a_fence_keeps_what_goes_by_another_path_behind() {
         .plane
         .route(mailbox, address(2), Some(Route::Stream(other)));
     world.send(mailbox, b"after").unwrap();
-    world.turn(MS);
+    world.progress(MS);
     assert_eq!(behind.payloads().len(), 0);
     remote.say(acknowledgement(1), &[]);
-    world.turn(MS);
+    world.progress(MS);
     assert_eq!(behind.payloads(), [b"after"]);
 }
 
@@ -348,7 +348,7 @@ fn pings_are_reported_up_to_a_bound() {
     for number in 1..=100 {
         remote.say(ping(number), &[]);
     }
-    let events = world.turn(0);
+    let events = world.progress(0);
     let controls = events
         .iter()
         .filter(|event| matches!(event, Event::Control(_)));

@@ -194,7 +194,7 @@ impl Plane {
             return Ok(result);
         }
         if wait_ns == Some(0) {
-            self.pump(); // a call that never waits still makes one pass
+            self.progress(); // a call that never waits still makes one pass
             return attempt(&mut self.lock());
         }
         self.wait_reading(mailbox, what, wait_ns, interrupted, attempt)

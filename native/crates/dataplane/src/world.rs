@@ -146,9 +146,9 @@ impl World {
     }
 
     /// Advance the clock, then make one pass of the plane; return its events.
-    pub(crate) fn turn(&self, ns: u64) -> Vec<Event> {
+    pub(crate) fn progress(&self, ns: u64) -> Vec<Event> {
         self.pass(ns);
-        self.plane.pump();
+        self.plane.progress();
         self.plane.help(Some(0))
     }
 

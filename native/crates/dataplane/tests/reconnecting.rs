@@ -107,11 +107,11 @@ impl Side {
 }
 
 /// Give both sides new streams; by round the old ones are superseded, detached, or cut in between.
-fn reconnect(one: &Side, other: &Side, turn: u32) {
-    if turn % 3 == 1 {
+fn reconnect(one: &Side, other: &Side, round: u32) {
+    if round % 3 == 1 {
         drop(one.plane.detach(one.path));
     }
-    if turn % 3 == 2 {
+    if round % 3 == 2 {
         drop(other.plane.detach(other.path));
         drop(one.plane.detach(one.path));
     }
@@ -126,16 +126,16 @@ fn reconnect(one: &Side, other: &Side, turn: u32) {
 fn each_message_arrives_once_however_often_streams_end() {
     let (one, other) = (Side::new(1, 2), Side::new(2, 1));
     thread::scope(|scope| {
-        let helpers = [&one, &other].map(|side| scope.spawn(|| side.help()));
+        let background = [&one, &other].map(|side| scope.spawn(|| side.help()));
         let works = [&one, &other].map(|side| {
             [
                 scope.spawn(|| side.send_all()),
                 scope.spawn(|| side.receive_all()),
             ]
         });
-        for turn in 0..STREAMS {
-            reconnect(&one, &other, turn);
-            thread::sleep(Duration::from_millis(u64::from(turn % 7) * 3));
+        for round in 0..STREAMS {
+            reconnect(&one, &other, round);
+            thread::sleep(Duration::from_millis(u64::from(round % 7) * 3));
         }
         for work in works.into_iter().flatten() {
             work.join().expect("it went well");
@@ -147,7 +147,7 @@ fn each_message_arrives_once_however_often_streams_end() {
             side.done.store(true, Ordering::Relaxed);
             side.plane.wake();
         }
-        for progress_thread in helpers {
+        for progress_thread in background {
             progress_thread.join().expect("it went well");
         }
     });

@@ -121,7 +121,7 @@ fn send_on(
 ) -> PyResult<()> {
     let py = mailbox.py();
     let own = mailbox.get();
-    let turn = own.plane.get().turn();
+    let gil = own.plane.get().gil();
     let mut signals = Signals::default();
     let mut resolves = 0;
     loop {
@@ -129,17 +129,17 @@ fn send_on(
             Ok(Sent::Done) => return Ok(()),
             Ok(Sent::Leaves(leaving)) => return finish(mailbox, leaving),
             Ok(Sent::Waits(message)) => {
-                sent = if let Some(held_ns) = turn.held_ns(&own.shell, wait_ns) {
+                sent = if let Some(held_ns) = gil.held_ns(&own.shell, wait_ns) {
                     wait_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
                     let sent = own
                         .shell
                         .send_shortly(message, held_ns, &mut || signals.check());
                     if matches!(sent, Ok(Sent::Waits(_))) {
-                        turn.held_for_nothing();
+                        gil.held_for_nothing();
                     }
                     sent
                 } else {
-                    turn.wait_outside(py, &own.shell, || {
+                    gil.wait_outside(py, &own.shell, || {
                         own.shell
                             .send_waiting(message, wait_ns, &mut || signals.check())
                     })
@@ -345,16 +345,16 @@ fn wait_arrival(
     signals: &mut Signals,
 ) -> Result<bool, Rejected> {
     let own = mailbox.get();
-    let (shell, turn) = (&own.shell, own.plane.get().turn());
+    let (shell, gil) = (&own.shell, own.plane.get().gil());
     let mut left_ns = wait_ns;
-    if let Some(held_ns) = turn.held_ns(shell, wait_ns) {
+    if let Some(held_ns) = gil.held_ns(shell, wait_ns) {
         if shell.look_for_arrival(own.id, held_ns, &mut || signals.check())? {
             return Ok(true);
         }
-        turn.held_for_nothing();
+        gil.held_for_nothing();
         left_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
     }
-    turn.wait_outside(mailbox.py(), shell, || {
+    gil.wait_outside(mailbox.py(), shell, || {
         shell.wait_arrival(own.id, left_ns, &mut || signals.check())
     })
 }

@@ -38,7 +38,7 @@ const HELD_NS: u64 = 500_000;
 
 /// Which threads may want the interpreter, and when a call yielded last.
 #[derive(Default)]
-pub struct Turn {
+pub struct GilUse {
     control_is_out: AtomicBool,
     gave_way_ns: AtomicU64,
     /// Calls that are done with a wait and take the interpreter back.
@@ -49,7 +49,7 @@ pub struct Turn {
     held_at_ns: AtomicU64,
 }
 
-impl Turn {
+impl GilUse {
     /// The control thread enters `help`: it needs no interpreter.
     pub fn control_enters(&self) {
         self.control_is_out.store(false, Relaxed);

@@ -17,7 +17,7 @@ use urds_dataplane::state::PathId;
 use urds_path::Received;
 
 use crate::events::event_tuple;
-use crate::gil::Turn;
+use crate::gil::GilUse;
 use crate::path::{Path, ReceivedTuple};
 use crate::{addresses, deferred, errors, ffi, memory, snapshot, values};
 
@@ -43,7 +43,7 @@ pub struct Plane {
     resolve: Mutex<Option<Py<PyAny>>>,
     clock: Option<Clock>,
     paths: Mutex<Paths>,
-    turn: Turn,
+    gil: GilUse,
 }
 
 impl Plane {
@@ -62,13 +62,13 @@ impl Plane {
     #[inline]
     pub(crate) fn give_way(&self, py: Python<'_>) {
         if self.clock.is_none() {
-            self.turn.give_way(py, &self.shell);
+            self.gil.give_way(py, &self.shell);
         }
     }
 
     /// Return the state of the interpreter lock's use.
-    pub(crate) fn turn(&self) -> &Turn {
-        &self.turn
+    pub(crate) fn gil(&self) -> &GilUse {
+        &self.gil
     }
 
     /// Make one call of the shell with the interpreter held: one that never waits, nor writes much.
@@ -188,7 +188,7 @@ impl Plane {
             resolve: Mutex::new(Some(resolve)),
             clock,
             paths: Mutex::default(),
-            turn: Turn::default(),
+            gil: GilUse::default(),
         })
     }
 
@@ -246,10 +246,10 @@ impl Plane {
     fn help<'py>(&self, py: Python<'py>, deadline_ns: Option<i64>) -> PyResult<Bound<'py, PyList>> {
         let closed = std::mem::take(&mut self.paths.lock().closed);
         let deadline_ns = deadline_ns.map(|at_ns| u64::try_from(at_ns).unwrap_or(0));
-        self.turn.control_enters();
+        self.gil.control_enters();
         let events = self.call_detached(py, |shell| {
             let events = memory::as_progress_thread(|| shell.help(deadline_ns));
-            self.turn.control_leaves();
+            self.gil.control_leaves();
             events
         })?;
         let list = PyList::empty(py);
@@ -278,9 +278,9 @@ impl Plane {
         self.shell.abandon();
     }
 
-    fn pump(&self, py: Python<'_>) -> PyResult<usize> {
+    fn progress(&self, py: Python<'_>) -> PyResult<usize> {
         self.give_way(py);
-        self.call(py, |shell| shell.pump())
+        self.call(py, |shell| shell.progress())
     }
 
     fn fileno(&self) -> i32 {
@@ -298,13 +298,13 @@ impl Plane {
     }
 
     fn end_streams(&self, py: Python<'_>) -> PyResult<()> {
-        self.turn.control_enters(); // for good
+        self.gil.control_enters(); // for good
         self.call_detached(py, |shell| shell.end_streams())
     }
 
     #[pyo3(signature = (drain_ns, /))]
     fn close(&self, py: Python<'_>, drain_ns: u64) -> PyResult<usize> {
-        self.turn.control_enters(); // for good
+        self.gil.control_enters(); // for good
         self.call_detached(py, |shell| shell.close(drain_ns))
     }
 

@@ -102,7 +102,7 @@ class TrioProgress(LoopProgress):
         if not self._alive:
             self._alive = True
             self.plane.adopt()
-            trio.lowlevel.spawn_system_task(self._run, name="urds pump")
+            trio.lowlevel.spawn_system_task(self._run, name="urds progress")
 
     async def _run(self) -> None:
         try:

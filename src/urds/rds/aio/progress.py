@@ -101,7 +101,7 @@ class LoopProgress(ABC):
         self.budget = BUDGET
         self.waiting = 0  # tasks that sleep
         self.flush_due = False
-        self._pumped_ns = 0
+        self._progressed_ns = 0
         self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
         self._process = os.getpid()
 
@@ -124,16 +124,16 @@ class LoopProgress(ABC):
         now_ns = time.monotonic_ns()
         taken = self.budget != BUDGET
         self.budget = BUDGET
-        if taken and not self.waiting and now_ns - self._pumped_ns < _TICK_NS:
+        if taken and not self.waiting and now_ns - self._progressed_ns < _TICK_NS:
             return
-        self._pumped_ns = now_ns
-        self.plane.pump()
+        self._progressed_ns = now_ns
+        self.plane.progress()
 
     def flush(self) -> None:
         """Send, at the end of an iteration of the loop, what its sends left to coalesce."""
         self.flush_due = False
         self.budget = BUDGET
-        self.plane.pump()
+        self.plane.progress()
 
     def flush_soon(self) -> bool:
         """Have `flush` called after this iteration; return False if this is another loop."""
@@ -179,16 +179,16 @@ class LoopProgress(ABC):
 
 
 # The loop keeps each one while it runs; a loop of the same identity may follow.
-_pumps: weakref.WeakValueDictionary[tuple[int, int], LoopProgress] = weakref.WeakValueDictionary()
+_running: weakref.WeakValueDictionary[tuple[int, int], LoopProgress] = weakref.WeakValueDictionary()
 
 
-def running_pump(plane: Plane) -> LoopProgress:
+def running_progress(plane: Plane) -> LoopProgress:
     """Return the progress of the running loop. Raises RuntimeError outside of asyncio and trio."""
     loop, make = _running_loop()
     key = (id(loop), id(plane))
-    progress = _pumps.get(key)
+    progress = _running.get(key)
     if progress is None or progress.loop is not loop or progress.plane is not plane:
-        progress = _pumps[key] = make(plane, loop)
+        progress = _running[key] = make(plane, loop)
     return progress
 
 

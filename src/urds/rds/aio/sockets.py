@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from urds.common.errors import ErrorReason, os_error
 from urds.rds import socket as sockets
-from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress, running_pump
+from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress, running_progress
 from urds.rds.constants import MSG_DONTWAIT, MSG_ERRQUEUE
 from urds.rds.runtime.process import current
 
@@ -250,7 +250,7 @@ class Socket:
         if self._plane is None:
             mailbox = self._socket.mailbox  # raises ENOTCONN before bind
             self._plane = current().plane_of(mailbox)
-        progress = running_pump(self._plane)
+        progress = running_progress(self._plane)
         if progress is self._progress and progress.running():
             return progress
         if self._progress is not None:

@@ -422,7 +422,7 @@ class Mailbox(Protocol):
 class Plane(Protocol):
     """The plane of a process; maps carry `generation` in their header, unless it is None."""
 
-    batches: bool  # a message may wait for others to join it; `pump` sends it
+    batches: bool  # a message may wait for others to join it; `progress` sends it
 
     def __init__(
         self,
@@ -464,16 +464,16 @@ class Plane(Protocol):
         """Make `help` return early."""
 
     def adopt(self) -> None:
-        """Promise, as an event loop, to call `pump` whenever `fileno()` is readable."""
+        """Promise, as an event loop, to call `progress` whenever `fileno()` is readable."""
 
     def abandon(self) -> None:
         """End one `adopt`; takes no lock, since a loop may end in a finaliser."""
 
-    def pump(self) -> int:
+    def progress(self) -> int:
         """Make one pass without blocking; return how many descriptors were served."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `pump` would read something."""
+        """Return a descriptor that is readable when `progress` would read something."""
 
     def is_inside(self) -> bool:
         """Return whether the calling thread holds a lock of the plane.

@@ -167,7 +167,7 @@ def test_a_read_from_a_peer_that_serves_none_costs_the_connection_alone(
     memory = memoryview(bytearray(8))
     read = RdmaTransfer(key=1 << 8, remote_address=0, is_write=False, pieces=(memory,))
     path.core.to_say.append(Piece(1, read, 0, 0))
-    pair.links[0].pump()
+    pair.links[0].progress()
     pair.say(b"behind it")
     assert len(path.protocol_errors) == 1
     assert "RDMA_READ" in path.protocol_errors[0]

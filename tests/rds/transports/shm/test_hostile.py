@@ -159,7 +159,7 @@ def test_a_wrong_read_position_ends_the_stream(lab: Lab, node: Node, position: i
     hostile.close()
 
 
-def test_bytes_that_are_no_header_end_the_lane(lab: Lab, node: Node) -> None:
+def test_bytes_that_are_no_header_end_the_stream(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
     hostile.memory[CONTROL_BYTES : CONTROL_BYTES + RING_BYTES] = b"\xff" * RING_BYTES
     assert hostile.greet() == shm.ANSWER

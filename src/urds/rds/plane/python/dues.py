@@ -2,7 +2,7 @@
 
 Batches and acknowledgements of paths with streams, timers of message transports, second checks of
 mailboxes over their buffer, expired lingers. A leader does it between two polls, else the thread
-that calls `pump`, or the progress thread.
+that calls `progress`, or the progress thread.
 """
 
 from __future__ import annotations

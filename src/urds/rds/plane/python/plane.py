@@ -218,7 +218,7 @@ class Plane:
         if result is not None or self.virtual:
             return result
         if wait_ns == 0:
-            self.pump()  # a call that never waits still checks for arrivals
+            self.progress()  # a call that never waits still checks for arrivals
             with self.lock:
                 return attempt()
         return self.wait_reading(attempt, waiters, wait_ns, flush)
@@ -497,7 +497,7 @@ class Plane:
         if deadline_ns is not None and deadline_ns <= self.clock_ns():
             self.catch_up()
             self.interrupts.finish_pass()
-            self.pump()
+            self.progress()
             with self.lock:
                 return self.take_events()
         return self.progress_thread.run(deadline_ns)
@@ -514,7 +514,7 @@ class Plane:
         self.progress_thread.interrupted = True
 
     def adopt(self) -> None:
-        """Leave reading to an event loop that calls `pump`."""
+        """Leave reading to an event loop that calls `progress`."""
         self.loops.append(None)
 
     def abandon(self) -> None:
@@ -543,7 +543,7 @@ class Plane:
         while self._postponed:
             self._postponed.popleft()()
 
-    def pump(self) -> int:
+    def progress(self) -> int:
         """Make one pass without blocking."""
         self.driven = True
         try:

@@ -5,8 +5,8 @@ kernel what a Linux peer's TCP has; and it reads when no other thread does. It s
 its own: a wake descriptor and, nested, the plane's set armed for one event.
 
 It arms only while no leader exists and no thread has made progress for a tick (`driven`): left a
-wait, called `pump`, or taken a message. While a consumer empties a full queue, the progress thread
-must not read too, or the queue grows without bound. It sleeps longer than a tick only with nothing
+wait, called `progress`, or taken a message. While a consumer empties a full queue, the progress
+thread must not read too, or the queue grows without bound. It sleeps longer than a tick only with nothing
 due and either armed or a leader present for 16 ticks. That decision and every change that matters
 to it are made under the plane's lock, so none can slip between.
 """
@@ -105,7 +105,7 @@ class ProgressThread:
         led = plane.wait_queue.leader is not None
         self._tick_ns = min(2 * self._tick_ns, _TICK_MAX_NS) if driven or led else TICK_NS
         self._leader_ticks = self._leader_ticks + 1 if led else 0
-        # An event loop that has not called `pump` for a while may be blocked by its own code.
+        # An event loop that has not called `progress` for a while may be blocked by its own code.
         looping = bool(plane.loops)
         absent = not looping or self._loop_was_silent
         self._loop_was_silent = looping and not driven

@@ -200,7 +200,7 @@ class Link:
                 self._protocol_error_told = True
                 self.path.handle_protocol_error(self, self._protocol_error)
             return
-        self.pump()
+        self.progress()
         self.path.finish_pass()
 
     def finish_soon(self) -> None:
@@ -209,7 +209,7 @@ class Link:
             self._is_due = True
             self.device.soon(self, self.finish_pass)
 
-    def pump(self) -> None:
+    def progress(self) -> None:
         """Post the core's work, until there is none or the ring is full."""
         qp = self._qp
         if not self._attached or qp is None or self._protocol_error is not None:

@@ -211,7 +211,7 @@ class RdmaPath:
         if link is not None:
             with link.device.adapter.lock:
                 try:
-                    link.pump()
+                    link.progress()
                 except BaseException:  # of a signal's handler: what was posted is unknown
                     link.cut("a signal interrupted a send")
                     raise
@@ -246,7 +246,7 @@ class RdmaPath:
         with adapter.lock:
             with self.plane.lock:
                 self.core.acknowledge()
-            link.pump()
+            link.progress()
         left_ns = max(0, until_ns - self.plane.clock_ns())
         adapter.wait(lambda: link.is_over or link.is_idle(), left_ns)
         self.detach()
