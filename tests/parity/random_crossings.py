@@ -303,7 +303,7 @@ class Crossing:
         rng, name = self.rng, self.rng.choice(self.names)
         port, generation = rng.choice([4000, 4001]), rng.choice([None, 1, 2])
         calls: dict[str, Callable[[Side], object]] = {
-            "poke": lambda s: s.paths[name].poke(),
+            "probe_dead_stream": lambda s: s.paths[name].probe_dead_stream(),
             "restart_peer": lambda s: s.paths[name].restart_peer(),
             f"remember {generation}": lambda s: s.paths[name].remember_handshake(generation),
             f"peer_is_congested {port}": lambda s: s.paths[name].peer_is_congested(port),

@@ -304,10 +304,10 @@ class TestReports:
         assert of(PeerRestarted, world.turn()) == [PeerRestarted(world.path())]
         assert take(mailbox) == [b"old life", b"new life"]
 
-    def test_a_poke_is_a_map(self, world: World) -> None:
+    def test_a_probe_of_a_stream_is_a_map(self, world: World) -> None:
         remote = world.attach()
         remote.frames()
-        world.path().poke()
+        world.path().probe_dead_stream()
         assert [frame.header.flags for frame in remote.frames()] == [HeaderFlag.CONG_BITMAP]
 
 

@@ -141,7 +141,7 @@ class World:
     def wanted(self) -> None:
         self.core.outgoing.acknowledgement_wanted = True
 
-    def poke(self) -> None:
+    def probe_dead_stream(self) -> None:
         self.core.map_due = self.core.attached
 
     def fence_here(self) -> None:
@@ -214,7 +214,7 @@ def call(world: World, rng: random.Random) -> tuple[object, ...]:
         ("control", rng.choice((0, 1, 7)), rng.choice((0, 1, 4000)), 5, rng.randrange(2)),
         ("control", 1, 0, 6, rng.randrange(2)),
         ("detach",),
-        ("poke",),
+        ("probe_dead_stream",),
     ])  # fmt: skip
 
 

@@ -96,7 +96,7 @@ impl Plane {
     }
 
     /// Queue a map: a dead connection answers it with a reset, a live one ignores it.
-    pub fn poke(&self, path: PathId) {
+    pub fn probe_dead_stream(&self, path: PathId) {
         if let Some(record) = self.lock().paths.get_mut(path) {
             record.core.map_due = record.core.attached;
         }

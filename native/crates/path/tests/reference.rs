@@ -132,7 +132,7 @@ impl World {
             }
             "drop" => self.news = core.outgoing.drop_all().to_string(),
             "wanted" => core.outgoing.acknowledgement_wanted = true,
-            "poke" => core.map_due = core.attached,
+            "probe_dead_stream" => core.map_due = core.attached,
             "fence_here" => self.fence = Some(core.outgoing.fence()),
             _ => panic!("no call has the name {name}"),
         }

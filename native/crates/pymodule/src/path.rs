@@ -172,9 +172,9 @@ impl Path {
         self.detached(py, |shell| shell.control(id, ports, extension, hello))
     }
 
-    fn poke(&self, py: Python<'_>) -> PyResult<()> {
+    fn probe_dead_stream(&self, py: Python<'_>) -> PyResult<()> {
         let id = self.id;
-        self.detached(py, |shell| shell.poke(id))
+        self.detached(py, |shell| shell.probe_dead_stream(id))
     }
 
     #[pyo3(signature = (port, /))]

@@ -303,7 +303,7 @@ class Path(Protocol):
         acknowledgement field, and goes out once the peer's first frame came, held or not.
         """
 
-    def poke(self) -> None:
+    def probe_dead_stream(self) -> None:
         """Queue a map: a dead connection answers with a reset, a live one ignores it."""
 
     def peer_is_congested(self, port: int) -> bool:

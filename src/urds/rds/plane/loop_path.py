@@ -50,7 +50,7 @@ class LoopPath:
     ) -> None:
         """Do nothing: pings are answered in place."""
 
-    def poke(self) -> None:
+    def probe_dead_stream(self) -> None:
         """Do nothing: a loop has no connection that can be half open."""
 
     def peer_is_congested(self, port: int) -> bool:

@@ -126,7 +126,7 @@ class Actions:
             path.remember_handshake(action.generation)
 
     def _probe_dead_stream(self, host: LocalAddressState, action: events.ProbeDeadStream) -> None:
-        self._path(host, action.peer, action.index).poke()
+        self._path(host, action.peer, action.index).probe_dead_stream()
 
     def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
         paths = self._driver.paths_to(host, action.peer)

@@ -141,13 +141,13 @@ def test_a_call_back_request_uncovers_a_dead_connection(
     assert node.counters["dead_stream_probes"] > 0
 
 
-def test_without_a_poke_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_probe_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Streams, "_probe_dead_stream", lambda self, path: None)
     node, peer = lab.pair("lower")
     assert send_after_a_silent_death(node, peer) == []
 
 
-def test_a_poke_does_not_disturb_a_live_connection(lab: Lab) -> None:
+def test_a_probe_does_not_disturb_a_live_connection(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     meet(node, peer)
     stream = node.stream(peer.address)

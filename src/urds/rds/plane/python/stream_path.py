@@ -408,7 +408,7 @@ class StreamPath:
             )
         self.flush()
 
-    def poke(self) -> None:
+    def probe_dead_stream(self) -> None:
         """Send the local map, so that a dead connection answers with a reset."""
         with self.plane.lock:
             self.core.map_due = self.core.attached
