@@ -6,9 +6,9 @@ its own: a wake descriptor and, nested, the plane's set armed for one event.
 
 It arms only while no leader exists and no thread has made progress for a tick (`driven`): left a
 wait, called `progress`, or taken a message. While a consumer empties a full queue, the progress
-thread must not read too, or the queue grows without bound. It sleeps longer than a tick only with nothing
-due and either armed or a leader present for 16 ticks. That decision and every change that matters
-to it are made under the plane's lock, so none can slip between.
+thread must not read too, or the queue grows without bound. It sleeps longer than a tick only with
+nothing due and either armed or a leader present for 16 ticks. That decision and every change that
+matters to it are made under the plane's lock, so none can slip between.
 """
 
 from __future__ import annotations
