@@ -428,7 +428,7 @@ impl Link {
         }
     }
 
-    /// Liveness: all that was not cancelled is there, and nobody keeps anything.
+    /// Liveness: each message that was not cancelled has arrived, and no side keeps any.
     fn check_whole(&mut self) {
         self.check();
         for left in [0, 1] {

@@ -1,4 +1,4 @@
-//! One receiving direction: bytes of a stranger, cut anywhere, over several streams.
+//! One receiving direction: bytes of an unknown peer, cut anywhere, over several streams.
 //!
 //! The same bytes are taken in whole, in pieces, and in pieces with bodies read into memory of
 //! their own. All three must learn the same, keep to the bounds, and never panic.
@@ -53,7 +53,7 @@ enum Size {
 enum Ports {
     Plain,
     Other(u8),
-    Nobody,
+    Unbound,
     Low(u8, u8),
 }
 
@@ -78,7 +78,7 @@ enum ExtensionKind {
 enum How {
     Whole,
     InPieces,
-    Lent,
+    WithReader,
 }
 
 /// Everything that a receiver has learnt.
@@ -113,7 +113,7 @@ pub fn run(bytes: &[u8]) {
         .collect();
     let whole = learnt(&script, &streams, How::Whole);
     assert_eq!(learnt(&script, &streams, How::InPieces), whole);
-    assert_eq!(learnt(&script, &streams, How::Lent), whole);
+    assert_eq!(learnt(&script, &streams, How::WithReader), whole);
 }
 
 fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
@@ -169,11 +169,11 @@ fn receive(
     mailboxes: &mut Mailboxes,
     counters: &mut Counters,
 ) -> Result<(), DownReason> {
-    if how == How::Lent
+    if how == How::WithReader
         && let Some(mut body) = incoming.take_body()
     {
         assert!(body.total <= FRAME_BYTES_MAX);
-        // Every second time nobody has memory.
+        // Every second time there is no memory.
         if body.memory.is_none() && piece.len().is_multiple_of(2) {
             body.carry_over(Body::zeroed(body.total))
                 .expect("memory of the right length");
@@ -252,7 +252,7 @@ impl Frame {
                 4000 + u16::from(port & 3),
                 FIRST_PORT + u16::from(port >> 6),
             ),
-            Ports::Nobody => (4000, FIRST_PORT - 1),
+            Ports::Unbound => (4000, FIRST_PORT - 1),
             Ports::Low(source, target) => (u16::from(source % 4), u16::from(target % 4)),
         };
         let payload = vec![self.step; self.size()];

@@ -1,4 +1,4 @@
-//! Targets for libFuzzer: what strangers' bytes, and any order of events, may not do to a path.
+//! Targets for libFuzzer: what bytes of unknown peers and any order of events must not do to a path.
 //!
 //! In `native`: `cargo +nightly fuzz run -s none TARGET` (cargo-fuzz 0.13; there is no unsafe code
 //! for a sanitizer to watch). Without libFuzzer, in this folder: `cargo test --no-default-features`

@@ -203,7 +203,7 @@ impl World {
         let mut rung = 0;
         let before = self.writer.position();
         let written = self.writer.write(&self.memory, &pieces, &mut || rung += 1);
-        assert!(rung <= 1, "one word, one bell");
+        assert!(rung <= 1, "one word, one doorbell");
         let taken = written.unwrap_or(0);
         assert!(taken <= room.min(bytes.len()));
         assert_eq!(self.writer.position(), before + taken as u64);
@@ -221,7 +221,7 @@ impl World {
         let read = self
             .reader
             .read(memory, &mut one, &mut other, &mut || rung += 1);
-        assert!(rung <= 1, "one word, one bell");
+        assert!(rung <= 1, "one word, one doorbell");
         let taken = read.unwrap_or(0);
         assert!(taken <= (first + second).min(memory.ring_bytes()));
         let expected = self.queue.len().min(first + second);

@@ -1,6 +1,6 @@
 //! A ring of a shm stream: one thread writes, one reads, each sleeps when there is nothing to do.
 //!
-//! The bell is a model of the line, which stays readable until it is read. Bytes are atomics
+//! The doorbell is a model of the line, which stays readable until it is read. Bytes are atomics
 //! without an order of their own: who reads one before it was published gets the one before. That
 //! the reader has copied before its tail says so is not to be seen this way.
 
@@ -21,14 +21,14 @@ struct Doorbell {
 
 impl Doorbell {
     fn ring(&self) {
-        *self.has_rung.lock().expect("nobody panics") = true;
+        *self.has_rung.lock().expect("no thread panics") = true;
         self.rings.notify_all();
     }
 
     fn sleep(&self) {
-        let mut has_rung = self.has_rung.lock().expect("nobody panics");
+        let mut has_rung = self.has_rung.lock().expect("no thread panics");
         while !*has_rung {
-            has_rung = self.rings.wait(has_rung).expect("nobody panics");
+            has_rung = self.rings.wait(has_rung).expect("no thread panics");
         }
         *has_rung = false;
     }

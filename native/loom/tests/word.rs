@@ -38,22 +38,22 @@ impl Plane {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics")
+        self.state.lock().expect("no thread panics")
     }
 
     /// futex(2): sleep if the word is still so.
     fn sleep_at_gate(&self, doing: u32) {
-        let gate = self.gate.lock().expect("nobody panics");
+        let gate = self.gate.lock().expect("no thread panics");
         if self.word.atomic().load(Ordering::SeqCst) == doing {
-            drop(self.gate_opens.wait(gate).expect("nobody panics"));
+            drop(self.gate_opens.wait(gate).expect("no thread panics"));
         }
     }
 
     /// eventfd(2): sleep until it is readable; it stays so until it is read.
     fn sleep_in_poll(&self) {
-        let mut kick = self.kick.lock().expect("nobody panics");
+        let mut kick = self.kick.lock().expect("no thread panics");
         while !*kick {
-            kick = self.kicked.wait(kick).expect("nobody panics");
+            kick = self.kicked.wait(kick).expect("no thread panics");
         }
         *kick = false;
     }
@@ -76,11 +76,11 @@ impl Plane {
         match wake {
             Wake::Needless => {}
             Wake::Kick => {
-                *self.kick.lock().expect("nobody panics") = true;
+                *self.kick.lock().expect("no thread panics") = true;
                 self.kicked.notify_all();
             }
             Wake::Gate => {
-                drop(self.gate.lock().expect("nobody panics"));
+                drop(self.gate.lock().expect("no thread panics"));
                 self.gate_opens.notify_all();
             }
         }
@@ -183,7 +183,7 @@ fn leave(plane: &Plane, rise: fn(&Word)) {
     rise(&plane.word);
     let state = plane.lock();
     let was_told = !state.listed;
-    assert_eq!(plane.word.stand(), was_told, "nobody passes it on");
+    assert_eq!(plane.word.stand(), was_told, "no thread passes it on");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn who_was_told_and_rises_knows_it() {
 }
 
 #[test]
-#[should_panic(expected = "nobody passes it on")]
+#[should_panic(expected = "no thread passes it on")]
 fn to_rise_by_a_store_is_found() {
     meet(|plane| leave(plane, |word| word.atomic().store(0, Ordering::SeqCst)));
 }

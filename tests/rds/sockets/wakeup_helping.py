@@ -69,7 +69,7 @@ def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
     lingering.close()
     scene.help()
     scene.wait_for(
-        lambda: scene.plane.progress_thread._armed and scene.plane.progress_thread.resting
+        lambda: scene.plane.progress_thread._armed and scene.plane.progress_thread.in_any_sleep
     )
     tail = scene.leave_a_tail(mailbox)
     return scene.wait_for(lambda: tail in payloads(remote))

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_owes_first_is_due_first() {
+    fn the_first_pending_ack_is_due_first() {
         let mut ack_deadlines = AckDeadlines::default();
         assert!(ack_deadlines.insert(path(1, 0), 10));
         assert!(ack_deadlines.insert(path(0, 0), 20));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_is_owed_no_more() {
+    fn a_sent_ack_is_no_longer_pending() {
         let mut ack_deadlines = AckDeadlines::default();
         ack_deadlines.insert(path(1, 0), 10);
         ack_deadlines.remove(path(1, 7)); // an older path of the same slot

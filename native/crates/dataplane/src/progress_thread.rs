@@ -38,7 +38,7 @@ pub struct ProgressThreadState {
     /// In a sleep of more than a tick.
     pub(crate) asleep: bool,
     /// In any sleep.
-    resting: bool,
+    in_any_sleep: bool,
     /// `Plane::wake`: end `run` though there is no event.
     pub(crate) interrupted: bool,
     /// The doorbell rings when the lock is released.
@@ -54,7 +54,7 @@ impl Default for ProgressThreadState {
     fn default() -> Self {
         Self {
             asleep: false,
-            resting: false,
+            in_any_sleep: false,
             interrupted: false,
             wake_due: false,
             armed: false,
@@ -76,9 +76,9 @@ impl ProgressThreadState {
 
     /// There is work that cannot wait: end any sleep.
     pub fn want_now(&mut self) {
-        if (self.asleep || self.resting) && rules::holds(Rule::WakeProgressThread) {
+        if (self.asleep || self.in_any_sleep) && rules::holds(Rule::WakeProgressThread) {
             self.asleep = false;
-            self.resting = false;
+            self.in_any_sleep = false;
             self.wake_due = true;
         }
     }
@@ -160,7 +160,7 @@ impl Plane {
                 state.progress_thread.asleep = false;
                 return events;
             }
-            state.progress_thread.resting = true;
+            state.progress_thread.in_any_sleep = true;
             drop(state);
             if self.rest(timeout_ns) {
                 self.lock().counters.progress_thread_passes += 1;
@@ -232,7 +232,7 @@ impl Plane {
             .unwrap_or(0);
         let mut state = self.lock();
         state.progress_thread.asleep = false;
-        state.progress_thread.resting = false;
+        state.progress_thread.in_any_sleep = false;
         let mut read = false;
         for &libc::epoll_event { u64: number, .. } in &ready[..told] {
             if number == DOORBELL {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_helper_reads_when_nobody_else_does() {
+    fn the_progress_thread_reads_when_no_other_thread_does() {
         let plane = plane();
         let (end, mut far) = UnixStream::pair().expect("descriptors are left");
         plane
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_armed_while_somebody_drives_or_leads() {
+    fn it_is_not_armed_while_a_thread_drives_or_leads() {
         let plane = plane();
         assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
         assert_eq!(decided(&plane, true), (Some(TICK_MAX_NS), false));

@@ -221,7 +221,7 @@ fn byte_at(at: usize) -> u8 {
 
 /// Two threads, a tiny ring, and both asleep as often as possible: a lost doorbell hangs it.
 #[test]
-fn no_bell_is_lost() {
+fn no_doorbell_is_lost() {
     const BYTES: usize = 200_000;
     for wanted in [1, 7] {
         let ring = Own::new(16);

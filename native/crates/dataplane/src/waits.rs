@@ -385,13 +385,13 @@ mod tests {
     fn until(mut is_so: impl FnMut() -> bool) {
         let start = Instant::now();
         while !is_so() {
-            assert!(start.elapsed() < LATE, "somebody sleeps for ever");
+            assert!(start.elapsed() < LATE, "a thread sleeps for ever");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn a_wait_ends_in_time_and_leaves_nobody_behind() {
+    fn a_wait_ends_in_time_and_leaves_no_waiter_behind() {
         let (plane, mailbox) = bound();
         let start = Instant::now();
         assert_eq!(take(&plane, mailbox, Some(20_000_000)), Ok(None));
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_wakes_everybody() {
+    fn closing_wakes_all_waiters() {
         let (plane, mailbox) = bound();
         thread::scope(|scope| {
             let waiters = [(); 3].map(|()| scope.spawn(|| take(&plane, mailbox, None)));
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn the_helper_returns_at_its_deadline_and_when_it_is_woken() {
+    fn the_progress_thread_returns_at_its_deadline_and_when_it_is_woken() {
         let (plane, _) = bound();
         assert!(plane.help(Some(plane.now_ns() + 5_000_000)).is_empty());
         thread::scope(|scope| {

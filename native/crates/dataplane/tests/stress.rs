@@ -250,12 +250,12 @@ fn a_crowd_loses_nothing() {
 }
 
 #[test]
-fn each_reply_comes_with_a_helper() {
+fn each_reply_comes_with_a_progress_thread() {
     converse(0.2, true);
 }
 
 #[test]
-fn each_reply_comes_without_a_helper() {
+fn each_reply_comes_without_a_progress_thread() {
     converse(0.2, false);
 }
 

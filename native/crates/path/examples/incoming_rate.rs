@@ -89,7 +89,7 @@ fn main() {
             let to = if kept {
                 "through a mailbox"
             } else {
-                "to nobody"
+                "to no port"
             };
             println!("{payload_bytes:4} bytes, checksum {checksum:5}, {to:17}: {best:5.1} ns");
         }

@@ -56,7 +56,7 @@ fn gaps_are_no_error_and_the_last_number_is_none() {
 }
 
 #[test]
-fn repeats_of_what_is_here_are_dropped_and_counted() {
+fn retransmits_of_received_messages_are_dropped_and_counted() {
     let mut side = Side::of_own_node();
     assert_eq!(side.hears(&numbered(1..6, 0)), [1, 2, 3, 4, 5]);
     side.reconnect();
@@ -82,7 +82,7 @@ fn a_lower_number_without_the_flag_is_taken_and_followed() {
 }
 
 #[test]
-fn a_repeat_below_the_whole_last_stream_is_a_new_life() {
+fn a_retransmit_below_the_whole_last_stream_is_a_restart() {
     let mut side = kernel(&[100, 101]);
     assert_eq!(side.hears(&retransmits([1, 2])), [1, 2]);
     assert!(side.incoming.restarted);
@@ -91,7 +91,7 @@ fn a_repeat_below_the_whole_last_stream_is_a_new_life() {
 }
 
 #[test]
-fn repeats_within_the_last_stream_are_old() {
+fn retransmits_within_the_last_stream_are_old() {
     let mut side = kernel(&[100, 101, 102]);
     assert_eq!(side.hears(&retransmits([101, 102, 103])), [103]);
     assert!(!side.incoming.restarted);
@@ -105,7 +105,7 @@ fn a_stream_without_traffic_does_not_forget_the_one_before() {
 }
 
 #[test]
-fn dropped_repeats_count_as_traffic_of_their_stream() {
+fn dropped_retransmits_count_as_traffic_of_their_stream() {
     let mut side = kernel(&[100, 101, 102]);
     assert!(side.hears(&retransmits([100, 101])).is_empty());
     assert_eq!(side.hears(&numbered([103], 0)), [103]);
@@ -123,7 +123,7 @@ fn each_stream_with_traffic_has_a_floor_of_its_own() {
 }
 
 #[test]
-fn a_kernel_that_numbers_its_lives_begins_one() {
+fn a_kernel_with_generation_numbers_restarts_by_them() {
     for (generation, sequence, heard) in [(8, 2, &[3][..]), (7, 50, &[])] {
         let mut side = Side::new(Limits::default());
         side.incoming.remember_generation(Some(7));
@@ -151,7 +151,7 @@ fn an_older_kernel_begins_one_with_a_second_probe() {
 }
 
 #[test]
-fn old_repeats_of_an_own_node_stay_old_however_low() {
+fn old_retransmits_of_an_own_node_stay_old_however_low() {
     for numbers in [[1, 2], [50, 51]] {
         let mut side = own_node();
         assert!(side.hears(&retransmits(numbers)).is_empty());
@@ -160,7 +160,7 @@ fn old_repeats_of_an_own_node_stay_old_however_low() {
 }
 
 #[test]
-fn another_life_of_an_own_node_counts_afresh() {
+fn another_generation_of_an_own_node_counts_afresh() {
     for generation in [6, 8] {
         for numbers in [[1, 2], [99, 100], [101, 102], [500, 501]] {
             let mut side = own_node();
@@ -174,7 +174,7 @@ fn another_life_of_an_own_node_counts_afresh() {
 }
 
 #[test]
-fn the_same_life_goes_on_and_a_first_word_begins_none() {
+fn the_same_generation_goes_on_and_a_first_hello_is_no_restart() {
     for generation in [Some(7), None] {
         let mut side = own_node();
         side.hears_generation(generation);

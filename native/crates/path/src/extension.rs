@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_comes_back() {
+    fn a_generation_comes_back() {
         let bytes = emit_generation(0x0102_0304);
         assert_eq!(bytes, space(b"\x06\x01\x02\x03\x04\0\0\0\0\0\0UR\x01"));
         let told = Handshake {

@@ -140,7 +140,7 @@ impl Incoming {
                 Some(header) => (0, HEADER_BYTES + payload_bytes(header) - bytes.len()),
             },
             Partial::Long(body) => (0, body.missing()),
-            Partial::Lent { missing } => (0, *missing),
+            Partial::WithReader { missing } => (0, *missing),
         }
     }
 
@@ -203,7 +203,7 @@ impl Incoming {
     pub fn take_body(&mut self) -> Option<BodyReading> {
         match std::mem::take(&mut self.partial) {
             Partial::Long(body) if body.filled >= LONG_BYTES => {
-                self.partial = Partial::Lent {
+                self.partial = Partial::WithReader {
                     missing: body.missing(),
                 };
                 Some(body)
@@ -225,11 +225,11 @@ impl Incoming {
         sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
-        if body.stream != self.stream || !matches!(self.partial, Partial::Lent { .. }) {
+        if body.stream != self.stream || !matches!(self.partial, Partial::WithReader { .. }) {
             return Ok(()); // lost with its stream
         }
         self.partial = Partial::Nothing;
-        if !body.settle() {
+        if !body.finish_read() {
             return Err(DownReason::Error);
         }
         if body.missing() > 0 {
@@ -267,7 +267,7 @@ impl Incoming {
                 self.take(&header, payload, sink, counters)?;
                 Ok(rest)
             }
-            Partial::Lent { .. } => Err(DownReason::Error), // an error of the reader
+            Partial::WithReader { .. } => Err(DownReason::Error), // an error of the reader
         }
     }
 

@@ -36,8 +36,8 @@ fn any_peer() -> impl Strategy<Value = Peer> {
     })
 }
 
-/// Receive bytes, cut at those places; bodies are read into their memory if `lent`.
-fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], lent: bool) -> Learnt {
+/// Receive bytes, cut at those places; bodies are read into their memory if `with_reader`.
+fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], with_reader: bool) -> Learnt {
     let mut side = Side::new(Limits {
         frame_bytes_max: 200_000,
         control_events_max: 4,
@@ -51,7 +51,7 @@ fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], lent: bool) -> Learnt {
     places.sort_unstable();
     let mut result = Ok(());
     for piece in places.windows(2).map(|ends| &bytes[ends[0]..ends[1]]) {
-        result = if lent {
+        result = if with_reader {
             side.receive_by_body(piece)
         } else {
             side.receive(piece)
@@ -194,15 +194,15 @@ proptest! {
         peer in any_peer(),
         bytes in vec(any::<u8>(), 0..400),
         cuts in vec(any::<usize>(), 0..6),
-        lent: bool,
+        with_reader: bool,
     ) {
         let whole = learnt(peer, &bytes, &[], false);
-        prop_assert_eq!(learnt(peer, &bytes, &cuts, lent), whole);
+        prop_assert_eq!(learnt(peer, &bytes, &cuts, with_reader), whole);
     }
 
     /// The payload length is small, so that the message is whole and gets checked.
     #[test]
-    fn any_header_is_judged(
+    fn any_header_is_checked(
         peer in any_peer(),
         headers in vec(any::<[[u8; 16]; 3]>(), 1..20),
         cuts in vec(any::<usize>(), 0..6),

@@ -48,7 +48,7 @@ fn what_linux_sends_is_taken_as_it_means_it() {
         assert_eq!(controls, [(1, 0), (0, 1)]);
         assert_eq!(
             side.counters.recv_drop_no_sock, 1,
-            "a pong for a port that nobody has"
+            "a pong for an unbound port"
         );
         assert_eq!(side.incoming.frames, 4);
     }
@@ -321,7 +321,7 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
 }
 
 #[test]
-fn a_stranger_is_owed_nothing() {
+fn an_unknown_peer_gets_no_ack() {
     let mut side = Side::new(Limits::default());
     side.receive(&numbered(1..600, 0)).expect("well");
     assert!(!side.incoming.acknowledgement_due);
@@ -404,7 +404,7 @@ fn a_body_of_an_earlier_stream_is_not_taken_for_the_next_one() {
 }
 
 #[test]
-fn a_body_that_nobody_found_memory_for_goes_on() {
+fn a_body_without_memory_goes_on() {
     let mut side = Side::of_own_node();
     let bytes = frame(header(1), &vec![9; 30_000]);
     side.receive(&bytes[..20_000]).expect("well");
@@ -431,7 +431,7 @@ fn memory_of_another_length_ends_the_stream() {
 }
 
 #[test]
-fn maps_and_repeats_of_linux_are_read() {
+fn maps_and_retransmits_of_linux_are_read() {
     let mut side = Side::new(Limits::default());
     side.receive(&vector(LINUX[0], "empty_map")).expect("well");
     assert_eq!(

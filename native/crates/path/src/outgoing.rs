@@ -27,9 +27,9 @@ use crate::write_buffer::WriteBuffer;
 
 /// Messages for which an idle path keeps room.
 const IDLE_MESSAGES: usize = 16;
-/// More room than these costs page faults to get again: one `rest` in 32 frees it.
+/// More room than these costs page faults to get again: one call of `rest` in 32 frees it.
 const CHEAP_MESSAGES: usize = 8192;
-const RESTS: u8 = 32;
+const IDLE_CALLS_PER_RELEASE: u8 = 32;
 
 /// One message that is sent or retransmitted.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ pub struct Outgoing {
     fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
     pub(crate) fence: Option<Fence>,   // on another path: it holds new messages back
     freed: Vec<Freed>,
-    rests: u8,
+    idle_calls: u8,
 }
 
 impl Outgoing {
@@ -118,7 +118,7 @@ impl Outgoing {
             fences: Vec::new(),
             fence: None,
             freed: Vec::new(),
-            rests: 0,
+            idle_calls: 0,
         }
     }
 
@@ -444,8 +444,8 @@ impl Outgoing {
 
     /// Free the memory that an idle path does not need; cheap enough for every pause.
     pub(crate) fn rest(&mut self) {
-        self.rests = (self.rests + 1) % RESTS;
-        if self.rests == 0 || self.unacked.capacity() <= CHEAP_MESSAGES {
+        self.idle_calls = (self.idle_calls + 1) % IDLE_CALLS_PER_RELEASE;
+        if self.idle_calls == 0 || self.unacked.capacity() <= CHEAP_MESSAGES {
             self.unsent.shrink_to(IDLE_MESSAGES);
             self.unacked.shrink_to(IDLE_MESSAGES);
             self.retransmits.shrink_to(0);

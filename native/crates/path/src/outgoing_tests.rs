@@ -39,7 +39,7 @@ impl World {
             .queue(Some(owner), 4000, target_port, payload, NO_EXTENSION);
     }
 
-    fn settle(&mut self) {
+    fn release_accounts(&mut self) {
         let mut freed = Vec::new();
         self.outgoing.take_freed(&mut freed);
         for one in freed {
@@ -49,7 +49,7 @@ impl World {
     }
 
     fn account(&mut self, owner: Owner) -> usize {
-        self.settle();
+        self.release_accounts();
         self.accounts.get(&owner.0).copied().unwrap_or_default()
     }
 
@@ -204,7 +204,7 @@ fn towards_others_nothing_asks() {
 }
 
 #[test]
-fn repeats_keep_their_numbers_and_go_first() {
+fn retransmits_keep_their_numbers_and_go_first() {
     let mut world = World::own_node(Limits::default());
     for _ in 0..3 {
         world.queue(ONE, 5000, b"old");
@@ -348,7 +348,7 @@ fn a_fence_opens_when_all_before_it_is_with_the_peer() {
 }
 
 #[test]
-fn a_gate_holds_back_what_is_new_and_nothing_else() {
+fn a_fence_holds_back_what_is_new_and_nothing_else() {
     let mut world = World::new(Limits::default());
     world.queue(ONE, 5000, b"old");
     world.frame_all();
@@ -367,14 +367,14 @@ fn a_gate_holds_back_what_is_new_and_nothing_else() {
 #[test]
 fn an_idle_path_keeps_little_memory() {
     let mut world = World::own_node(Limits::default());
-    for (messages, rests) in [(5000, 1), (10_000, RESTS)] {
+    for (messages, idle_calls) in [(5000, 1), (10_000, IDLE_CALLS_PER_RELEASE)] {
         for _ in 0..messages {
             world.queue(ONE, 5000, b"x");
         }
         world.frame_all();
         let newest = world.outgoing.sequence_next - 1;
         world.outgoing.handle_peer_acknowledged(newest);
-        (0..rests).for_each(|_| world.outgoing.rest());
+        (0..idle_calls).for_each(|_| world.outgoing.rest());
     }
     assert!(world.outgoing.unacked.capacity() + world.outgoing.unsent.capacity() < 100);
     assert!(size_of::<Queued>() <= 144);

@@ -21,7 +21,7 @@ pub(crate) enum Partial {
     /// A long payload.
     Long(BodyReading),
     /// The same, taken by the reader; so many bytes were missing.
-    Lent { missing: usize },
+    WithReader { missing: usize },
 }
 
 /// An incomplete long payload. The reader takes it, reads behind `filled`, and returns it.
@@ -108,7 +108,7 @@ impl BodyReading {
 
     /// Correct `filled` after the reader: without memory only the head is here. Return whether
     /// memory, if any, and length agree.
-    pub(crate) fn settle(&mut self) -> bool {
+    pub(crate) fn finish_read(&mut self) -> bool {
         self.finish_head();
         match &self.memory {
             None => {

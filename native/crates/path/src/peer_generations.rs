@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_with_another_generation_is_a_new_life() {
+    fn a_map_with_another_generation_is_a_restart() {
         let mut generations = PeerGenerations::default();
         assert!(!generations.is_new_by_map(&emit_generation(1))); // the first one sent
         assert!(!generations.is_new_by_map(&emit_generation(1)));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_tells_its_life_by_generation() {
+    fn a_kernel_restart_shows_in_its_generation() {
         let mut generations = PeerGenerations::default();
         assert!(!generations.is_new_by_probe(&probe(1, 0, 5)));
         assert!(!generations.is_new_by_probe(&probe(9, 0, 5)));

@@ -47,7 +47,7 @@ fn one_is_due_at_256_messages_or_256_kib() {
 }
 
 #[test]
-fn one_is_due_when_required_also_for_a_repeat() {
+fn one_is_due_when_required_also_for_a_retransmit() {
     let mut side = side();
     side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
     assert_eq!(side.write_all(), acknowledgement(1));
@@ -113,7 +113,7 @@ fn only_whole_messages_are_acknowledged() {
 }
 
 #[test]
-fn linux_and_strangers_get_none() {
+fn linux_and_unknown_peers_get_none() {
     for release in [Release::NotYet, Release::StreamAcknowledged] {
         let mut side = Side::begun(release);
         side.take(&map_message(None));
@@ -178,7 +178,7 @@ fn a_fault_of_the_bytes_is_told_before_one_of_their_acknowledgement() {
 }
 
 #[test]
-fn what_is_owed_ends_with_the_stream() {
+fn pending_acks_end_with_the_stream() {
     let mut side = side();
     side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
     side.detach();

@@ -164,7 +164,7 @@ fn the_same_towards_linux_on_the_higher_side() {
 }
 
 #[test]
-fn a_life_gets_nothing_twice_and_what_is_not_given_up_arrives() {
+fn a_generation_gets_nothing_twice_and_what_is_not_given_up_arrives() {
     play(
         Kind::OwnNode,
         Events {

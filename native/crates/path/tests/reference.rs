@@ -136,7 +136,7 @@ impl World {
             "fence_here" => self.fence = Some(core.outgoing.fence()),
             _ => panic!("no call has the name {name}"),
         }
-        self.settle();
+        self.release_accounts();
     }
 
     fn send(&mut self, values: &mut Values<'_>) {
@@ -211,7 +211,7 @@ impl World {
         news.clone_into(&mut self.news);
     }
 
-    fn settle(&mut self) {
+    fn release_accounts(&mut self) {
         let mut freed: Vec<Freed> = Vec::new();
         self.core.take_freed(&mut freed);
         for one in freed {

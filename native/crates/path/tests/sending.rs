@@ -32,7 +32,7 @@ fn a_map_opens_every_stream() {
 }
 
 #[test]
-fn a_map_tells_the_life_unless_to_a_kernel() {
+fn a_map_tells_the_generation_unless_to_a_kernel() {
     for release in [
         Release::NotYet,
         Release::PeerAcknowledged,
@@ -77,7 +77,7 @@ fn what_was_handed_over_is_repeated_whole_before_anything_new() {
 }
 
 #[test]
-fn three_breaks_within_the_repeats_lose_and_reorder_nothing() {
+fn three_breaks_within_the_retransmits_lose_and_reorder_nothing() {
     let mut side = Side::begun(Release::NotYet);
     let sent: Vec<Vec<u8>> = (0..100)
         .map(|number| format!("{number:04}").into_bytes())
@@ -97,7 +97,7 @@ fn three_breaks_within_the_repeats_lose_and_reorder_nothing() {
 }
 
 #[test]
-fn the_rest_of_an_offer_comes_first_in_the_next() {
+fn the_rest_of_a_write_buffer_comes_first_in_the_next() {
     let mut side = Side::begun(Release::NotYet);
     side.send_all(&[&[1; 100], &[2; 9000]]);
     let write_buffer = side.poll().expect("two messages");
@@ -118,7 +118,7 @@ fn the_rest_of_an_offer_comes_first_in_the_next() {
 }
 
 #[test]
-fn an_offer_of_an_earlier_stream_is_not_taken_back() {
+fn a_write_buffer_of_an_earlier_stream_is_not_taken_back() {
     let mut side = Side::begun(Release::NotYet);
     side.send(b"message");
     let write_buffer = side.poll().expect("a message");
@@ -186,7 +186,7 @@ fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
 }
 
 #[test]
-fn controls_go_behind_repeats_and_ahead_of_new_messages() {
+fn controls_go_behind_retransmits_and_ahead_of_new_messages() {
     let mut side = Side::begun(Release::NotYet);
     side.send(b"repeat");
     side.write_all();
@@ -285,7 +285,7 @@ fn a_cancelled_message_goes_to_its_end_and_leaves_a_hole() {
 }
 
 #[test]
-fn a_new_life_of_the_peer_takes_only_what_the_old_one_was_handed() {
+fn a_restart_of_the_peer_takes_only_what_it_was_handed_before() {
     let mut side = Side::begun(Release::PeerAcknowledged);
     side.send(b"handed");
     side.write_all();

@@ -21,7 +21,7 @@ use crate::deferred::{Deferred, defer};
 use crate::errors::EBADF;
 use crate::ffi::raise_later;
 use crate::shm_stream::ShmStream;
-use crate::sys::Lent;
+use crate::sys::Unowned;
 
 /// The owner of a stream; dropping this has it closed, unless it was taken back before.
 struct Owner(Mutex<Option<Py<PyAny>>>);
@@ -49,8 +49,8 @@ impl Drop for Owner {
 }
 
 /// A Python TCP socket, read and written without Python.
-pub struct LentStream {
-    stream: Lent<TcpStream>,
+pub struct TcpSocketStream {
+    stream: Unowned<TcpStream>,
     owner: Owner,
 }
 
@@ -87,8 +87,8 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
         };
     }
     if descriptor >= 0 {
-        let stream = Lent::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
-        return Ok(Arc::new(LentStream { stream, owner }));
+        let stream = Unowned::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
+        return Ok(Arc::new(TcpSocketStream { stream, owner }));
     }
     let descriptor = match object.call_method0("fileno").and_then(|it| it.extract()) {
         Ok(descriptor) => descriptor,
@@ -107,8 +107,8 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
 /// Return the object of a stream made here; dropping the stream no longer closes it.
 pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
     let stream = stream.as_any();
-    if let Some(lent) = stream.downcast_ref::<LentStream>() {
-        return lent.owner.take();
+    if let Some(given) = stream.downcast_ref::<TcpSocketStream>() {
+        return given.owner.take();
     }
     if let Some(given) = stream.downcast_ref::<GivenShmStream>() {
         return given.owner.take();
@@ -118,7 +118,7 @@ pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
         .and_then(|object| object.owner.take())
 }
 
-impl Stream for LentStream {
+impl Stream for TcpSocketStream {
     fn descriptor(&self) -> RawFd {
         self.stream.get().descriptor()
     }
@@ -233,12 +233,12 @@ const SHUT_WR: i32 = 1;
 impl ObjectStream {
     fn ask<T>(
         &self,
-        question: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+        call: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
     ) -> io::Result<T> {
         let ended = || io::Error::from(io::ErrorKind::NotConnected);
         Python::try_attach(|py| {
             let object = self.object.bind(py);
-            question(object).map_err(|error| io_error(py, error))
+            call(object).map_err(|error| io_error(py, error))
         })
         .unwrap_or_else(|| Err(ended()))
     }

@@ -295,12 +295,12 @@ pub fn same_text(one: Borrowed<'_, '_, PyString>, other: Borrowed<'_, '_, PyStri
 }
 
 /// A value made of a descriptor that it must not close: the owner does.
-pub struct Lent<T> {
+pub struct Unowned<T> {
     held: Option<T>,
     give_back: fn(T) -> OwnedFd,
 }
 
-impl<T> Lent<T> {
+impl<T> Unowned<T> {
     /// Make it of an open descriptor; `give_back` returns the same one.
     ///
     /// `make` cannot fail: an error would close a descriptor that is not ours.
@@ -318,7 +318,7 @@ impl<T> Lent<T> {
     }
 }
 
-impl<T> Drop for Lent<T> {
+impl<T> Drop for Unowned<T> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             let _: RawFd = (self.give_back)(held).into_raw_fd();

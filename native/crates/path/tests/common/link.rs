@@ -92,7 +92,7 @@ impl End {
     fn release(&mut self) {
         if let Some(received) = self.hello.filter(|_| self.agreed) {
             self.side.core.release((received > 0).then_some(received));
-            self.side.settle();
+            self.side.release_accounts();
         }
     }
 }
@@ -221,7 +221,7 @@ impl Link {
                 .is_some_and(|known| known != map_generation)
             {
                 end.side.core.restart_peer();
-                end.side.settle();
+                end.side.release_accounts();
             }
             end.hello = Some(message.acknowledgement);
             end.release();
@@ -238,7 +238,7 @@ impl Link {
             end.side.core.agree(Release::PeerAcknowledged, true);
             end.release();
         }
-        end.side.settle();
+        end.side.release_accounts();
     }
 
     /// Query a side's TCP for its peer's acknowledgements.
@@ -249,7 +249,7 @@ impl Link {
             bytes += 60;
         }
         end.side.core.handle_stream_acknowledged(bytes);
-        end.side.settle();
+        end.side.release_accounts();
     }
 
     pub fn tick(&mut self) {

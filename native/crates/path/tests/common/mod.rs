@@ -83,7 +83,7 @@ impl Side {
 
     pub fn detach(&mut self) {
         self.core.detach(&mut self.counters);
-        self.settle();
+        self.release_accounts();
     }
 
     /// Attach and send the map.
@@ -174,12 +174,12 @@ impl Side {
             data = &data[bytes..];
             let (mailbox, counters) = (&mut self.mailbox, &mut self.counters);
             let result = self.core.resume_body(body, self.now_ns, mailbox, counters);
-            self.settle();
+            self.release_accounts();
             result?;
         }
         let (mailbox, counters) = (&mut self.mailbox, &mut self.counters);
         let result = self.core.receive(data, self.now_ns, mailbox, counters);
-        self.settle();
+        self.release_accounts();
         result
     }
 
@@ -189,7 +189,7 @@ impl Side {
     }
 
     /// Update the account.
-    pub fn settle(&mut self) {
+    pub fn release_accounts(&mut self) {
         let mut freed: Vec<Freed> = Vec::new();
         self.core.take_freed(&mut freed);
         for one in freed {
@@ -200,7 +200,7 @@ impl Side {
     }
 
     pub fn account(&mut self) -> usize {
-        self.settle();
+        self.release_accounts();
         self.account
     }
 }

@@ -48,14 +48,14 @@ class ProgressThread:
         self._tick_ns = TICK_NS
         self._loop_was_silent = False
         self.asleep = False  # in a sleep of more than a tick; plane's lock
-        self.resting = False  # in any sleep; plane's lock
+        self.in_any_sleep = False  # in any sleep; plane's lock
         self.interrupted = False  # `Plane.wake`: end `run` even without an event
         self.wake_due = False
 
     def want(self, *, now: bool = False) -> None:
         """End a long sleep, since there is work; with `now` any sleep. Plane's lock held."""
-        if self.asleep or (now and self.resting):
-            self.asleep = self.resting = False
+        if self.asleep or (now and self.in_any_sleep):
+            self.asleep = self.in_any_sleep = False
             self.wake_due = True
 
     def leader_left(self) -> None:
@@ -93,7 +93,7 @@ class ProgressThread:
                     timeout_ns = (
                         remaining_ns if timeout_ns is None else min(timeout_ns, remaining_ns)
                     )
-                self.resting = True
+                self.in_any_sleep = True
             if self._sleep(timeout_ns):
                 plane.counters.progress_thread_passes += 1
                 plane.serve_ready(0.0)
@@ -130,7 +130,7 @@ class ProgressThread:
         ready = self._set.poll(timeout_s)
         plane = self._plane
         with plane.lock:
-            self.asleep = self.resting = False
+            self.asleep = self.in_any_sleep = False
             read = False
             for descriptor, _ in ready:
                 if descriptor == self.wake_descriptor:
@@ -142,7 +142,7 @@ class ProgressThread:
 
     def abandon_in_child(self) -> None:
         """Forget sleepers after a fork: the doorbell is closed, its number may be reused."""
-        self.asleep = self.resting = self.wake_due = False
+        self.asleep = self.in_any_sleep = self.wake_due = False
         self.close()
 
     def close(self) -> None:
