@@ -54,7 +54,13 @@ RDS = ("src/urds/rds", "native/crates")
 RETIRED = (
     Retired("refusal refusals", "error reason, reject", Where.PART),
     Retired("breach breaches breached", "protocol error", Where.PROSE),
-    Retired("repeat repeats", "retransmit (RDS), retry (RDMA)", Where.PART, PRODUCT),
+    Retired(
+        "repeat repeats",
+        "retransmit (RDS), retry (RDMA)",
+        Where.PART,
+        PRODUCT,
+        standard=r"\.repeat\(|\brepeat_n\(",  # of itertools, of Rust's slices and iterators
+    ),
     Retired("life lives", "generation, restart", Where.PART, PRODUCT),
     Retired("owe owes owed owing", "ack_pending, unacked", Where.PART, PRODUCT),
     Retired("question questions", "ack_request", Where.PART, RDS),
@@ -260,9 +266,15 @@ def _pieces(text: str, suffix: str) -> Iterator[_Piece]:
 
 
 def _python_pieces(text: str) -> Iterator[_Piece]:
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.NAME, tokenize.COMMENT):
-            yield _Piece(token.start[0], token.string, token.type == tokenize.NAME)
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    before = ""
+    for token, after in zip(tokens, [*tokens[1:], tokens[-1]], strict=True):
+        if token.type == tokenize.NAME:  # `.name(`, as in Rust: a standard may have the method
+            name = "." * (before == ".") + token.string + "(" * (after.string == "(")
+            yield _Piece(token.start[0], name, is_name=True)
+        elif token.type == tokenize.COMMENT:
+            yield _Piece(token.start[0], token.string, is_name=False)
+        before = token.string
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield _Piece(node.lineno, node.value, False)

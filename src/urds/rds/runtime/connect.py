@@ -256,7 +256,7 @@ class Streams:
             if stream.fileno() < 0:  # it has ended by itself
                 del self._attached[path]
                 continue
-            if stream.unanswered_repeats() < _RETRANSMITS_MAX:
+            if stream.unanswered_retransmits() < _RETRANSMITS_MAX:
                 continue
             host = self._driver.hosts[path.local]
             connection = host.endpoint.find(path.peer)

@@ -117,12 +117,12 @@ def _messages(rows: Iterable[MessageRow]) -> Iterable[tuple[IPAddress, QueuedMes
 
 
 def _socket(row: MailboxRow, peer: Endpoint | None) -> SocketEntry:
-    nobody = IPv4Address(0) if row.local.version == 4 else IPv6Address(0)
+    unspecified = IPv4Address(0) if row.local.version == 4 else IPv6Address(0)
     same = peer if peer is not None and peer[0].version == row.local.version else None
     return SocketEntry(
         send_buffer_bytes=row.send_bytes_max,
         bound=row.local,
-        connected=same[0] if same else nobody,
+        connected=same[0] if same else unspecified,
         bound_port=row.port,
         connected_port=same[1] if same else 0,
         receive_buffer_bytes=row.receive_bytes_max,

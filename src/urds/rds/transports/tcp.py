@@ -78,7 +78,7 @@ class TcpStream(socket.socket):
         byte_count: int = _INT.unpack(fcntl.ioctl(self, _SIOCOUTQ, bytes(_INT.size)))[0]
         return byte_count
 
-    def unanswered_repeats(self) -> int:
+    def unanswered_retransmits(self) -> int:
         """Return how often TCP has retransmitted its oldest bytes since the peer last took any.
 
         A peer with a closed window is probed instead, and counts 0 while it answers. Before the

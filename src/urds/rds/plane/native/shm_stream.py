@@ -31,7 +31,7 @@ class ShmStream(urds_native.ShmStream):
         memory[: len(data)] = data
         return len(data)
 
-    def unanswered_repeats(self) -> int:
+    def unanswered_retransmits(self) -> int:
         """Return 0: the kernel reports a dead peer at once.
 
         The periodic check for dead streams calls this; the call also releases idle ring pages.

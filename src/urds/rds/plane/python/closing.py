@@ -90,13 +90,13 @@ def drain(plane: Plane, drain_ns: int) -> int:
     if plane.closed:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
-    paths, carried = _all_paths(plane), _all_message_transports(plane)
+    paths, transports = _all_paths(plane), _all_message_transports(plane)
     _ask(plane, paths)
-    every: list[StreamPath | MessageTransport] = [*paths, *carried]
+    every: list[StreamPath | MessageTransport] = [*paths, *transports]
     while _is_any_left(plane, every) and plane.clock_ns() < deadline_ns and not plane.virtual:
         for path in paths:
             path.flush()
-        for one in carried:
+        for one in transports:
             one.push()
         plane.serve_ready(_DRAIN_POLL_S)
         plane.serve_due()

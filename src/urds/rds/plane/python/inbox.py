@@ -17,8 +17,9 @@ linux v6.12 net/rds/recv.c (rds_recv_rcvbuf_delta); docs/differences.md.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Protocol
 
 from urds.rds.plane.contract import SocketAddress
@@ -117,7 +118,7 @@ class Inbox:
     def messages(self, first: int = 0) -> chain[Item]:
         """Yield an item for each message, runs expanded; without the first items."""
         return chain.from_iterable(
-            repeat(item, message_count(item)) for item in islice(self.queue, first, None)
+            itertools.repeat(item, message_count(item)) for item in islice(self.queue, first, None)
         )
 
     def message_count(self) -> int:

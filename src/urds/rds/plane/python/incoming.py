@@ -147,13 +147,13 @@ class Incoming:
 
     def remaining(self) -> tuple[int, int]:
         """Return the bytes still missing of a begun header and of a begun payload."""
-        carried = len(self._carry)
-        if not carried:
+        carry_bytes = len(self._carry)
+        if not carry_bytes:
             return 0, self._body_missing
-        if carried < HEADER_BYTES:
-            return HEADER_BYTES - carried, 0
+        if carry_bytes < HEADER_BYTES:
+            return HEADER_BYTES - carry_bytes, 0
         payload_bytes: int = HEADER.unpack_from(self._carry)[2]
-        return 0, HEADER_BYTES + payload_bytes - carried
+        return 0, HEADER_BYTES + payload_bytes - carry_bytes
 
     def begin_stream(self) -> None:
         """Reset the state of a stream; it outlives its stream until the next begins."""
@@ -208,7 +208,7 @@ class Incoming:
             if fields[5] == _ACK_REQUIRED:
                 self.acknowledgement_due = True
                 self.counters.recv_ack_required += 1
-            verdict = self._judge(fields, payload)
+            verdict = self._accept_or_drop(fields, payload)
             if isinstance(verdict, DownReason):
                 return verdict
             if verdict:
@@ -256,7 +256,7 @@ class Incoming:
                 required, flags = required + 1, 0
             if flags or source_port < _FIRST_PORT or not target_port or sequence < expected:
                 run.finish_pass(expected)
-                verdict, expected = self._judge(fields, payload), self._expected()
+                verdict, expected = self._accept_or_drop(fields, payload), self._expected()
                 if verdict is not True:
                     if verdict:
                         reason = verdict
@@ -305,7 +305,7 @@ class Incoming:
         return count, offset + (count + RUN_MIN) * step  # a failed check has its price
 
     def _expected(self) -> int:
-        """Return the number below which `_judge` decides: all before the first accepted one."""
+        """Return the number below which `_accept_or_drop` decides: all before the first accepted one."""
         return self.sequence_expected if self._accepted else _NO_NUMBER
 
     def _keep_rest(self, data: bytes, offset: int, frames: int) -> None:
@@ -365,7 +365,7 @@ class Incoming:
 
     # -- rare cases
 
-    def _judge(self, fields: Fields, payload: bytes) -> DownReason | bool:
+    def _accept_or_drop(self, fields: Fields, payload: bytes) -> DownReason | bool:
         """Check a message that is not plainly next: true if it is for an inbox.
 
         The caller counts its number as received once it is in the inbox.

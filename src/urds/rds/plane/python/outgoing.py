@@ -15,9 +15,10 @@ middle is retransmitted whole. Source: linux v6.12 net/rds/send.c (rds_send_path
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain, islice, repeat, starmap
+from itertools import chain, islice, starmap
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -375,7 +376,7 @@ class Outgoing:
         self, queue: deque[Sent], messages: int, owner: Owner | None, payload_bytes: int
     ) -> None:
         """Drop the first messages of a queue, which are of one owner, and give it the room back."""
-        gone = starmap(queue.popleft, repeat((), messages))
+        gone = starmap(queue.popleft, itertools.repeat((), messages))
         if owner is not None:
             freed_bytes = self.freed.get(owner, 0) + payload_bytes
             self.freed[owner] = freed_bytes
@@ -491,7 +492,9 @@ def _moved(kept: Iterable[Sent], queue: deque[Any], messages: int) -> Iterable[S
 
     It is made of C alone, so that one call moves them all (`interrupts`).
     """
-    return map(_first, zip(kept, starmap(queue.popleft, repeat((), messages)), strict=False))
+    return map(
+        _first, zip(kept, starmap(queue.popleft, itertools.repeat((), messages)), strict=False)
+    )
 
 
 def _is_probe(owner: Owner | None, source_port: int, target_port: int) -> bool:

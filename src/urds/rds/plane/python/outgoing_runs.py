@@ -6,7 +6,7 @@ acknowledgement requests, counters. A value machine: no I/O, no clock, no lock.
 
 from __future__ import annotations
 
-from itertools import repeat
+import itertools
 from typing import TYPE_CHECKING, cast
 
 from urds.rds.plane.contract import Buffer, Release
@@ -43,8 +43,8 @@ def frame_run(own: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement:
     data = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
     numbers = range(sequence, sequence + count)
     ends = range(position + step, position + len(data) + 1, step)
-    same = (repeat(one) for one in (owner, source_port, target_port))
-    messages = zip(numbers, ends, *same, payloads, repeat(b""))
+    same = (itertools.repeat(one) for one in (owner, source_port, target_port))
+    messages = zip(numbers, ends, *same, payloads, itertools.repeat(b""))
     out.append(data)
     if own.release is Release.PEER_ACKNOWLEDGED:
         _count_down(own, asking, count, payload_bytes)

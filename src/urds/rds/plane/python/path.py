@@ -60,9 +60,11 @@ class PathCore:
             limits, counters, inboxes=inboxes, source_of=source_of, wall_ns=wall_ns
         )
         self._map_bytes = map_bytes
-        self._life = _NO_EXTENSION
+        self._own_generation = _NO_EXTENSION
         if generation is not None:
-            self._life = emit_handshake(Handshake(generation=generation, mark=Mark(_NO_CAPABILITY)))
+            self._own_generation = emit_handshake(
+                Handshake(generation=generation, mark=Mark(_NO_CAPABILITY))
+            )
         self.attached = False
         self.hold = Hold.NOTHING
         self.map_due = False
@@ -211,7 +213,7 @@ class PathCore:
         """Frame the local map, with the generation unless the peer is known to be a kernel."""
         self.map_due = False
         to_kernel = self.outgoing.release is Release.STREAM_ACKNOWLEDGED
-        extension = _NO_EXTENSION if to_kernel else self._life
+        extension = _NO_EXTENSION if to_kernel else self._own_generation
         data = self._map_bytes()
         self._append(emit_map(data, extension=extension, checksum=self.outgoing.checksum))
         self.counters.cong_update_queued += 1

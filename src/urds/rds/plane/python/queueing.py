@@ -238,8 +238,8 @@ class _RoomWaiters(Waiters):
 
     def choose(self, mailbox: Mailbox, peer: IPAddress | None) -> None:
         """Wait for room for a peer, with None for every other notification. Lock held."""
-        everybody = mailbox.room_waiters
-        self._chosen = everybody if peer is None else mailbox.room_waiters_of(peer)
+        every = mailbox.room_waiters
+        self._chosen = every if peer is None else mailbox.room_waiters_of(peer)
 
     def add(self, waiter: Waiter) -> None:
         """List a waiter once, in the list of its present wait."""

@@ -6,8 +6,8 @@ changes are stored right before the one call that puts it into the queue (`inter
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 from urds.rds.plane.contract import SocketAddress
@@ -70,7 +70,7 @@ class Run:
         if inbox is not None and not payloads[0]:
             self._put_empty(inbox, len(payloads), expected)
         else:
-            self._items.extend(zip(payloads, repeat(self.source)))
+            self._items.extend(zip(payloads, itertools.repeat(self.source)))
 
     def _put_empty(self, inbox: Inbox, messages: int, expected: int) -> None:
         new, last = inbox.empty_items(self.source, messages)

@@ -90,7 +90,7 @@ def drain(path: StreamPath, stream: Stream) -> None:
                 if not data or path.stream is not stream:
                     return
                 reason = path.core.receive_data(data, plane.clock_ns())
-                _settle(path)
+                _report(path)
                 if reason is not None:
                     _count_protocol_error(path, reason)
                     return
@@ -103,7 +103,7 @@ def abort(path: StreamPath, stream: Stream) -> None:
     """
     with path.plane.lock:
         if path.stream is stream:
-            _settle(path)  # notify waiters for what did arrive
+            _report(path)  # notify waiters for what did arrive
             path.end(DownReason.ERROR, errno.EINTR)
         path.reading = False
 
@@ -177,14 +177,14 @@ def digest(path: StreamPath, data: bytes | memoryview, error: int) -> bool:
         path.end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
         return False
     reason = path.core.receive_data(data, path.plane.clock_ns())
-    _settle(path)
+    _report(path)
     if reason is not None:
         _count_protocol_error(path, reason)
         path.end(reason, 0)
     return reason is None
 
 
-def _settle(path: StreamPath) -> None:
+def _report(path: StreamPath) -> None:
     """Report the results of a read: arrivals, room, control messages, maps. Lock held."""
     plane, incoming = path.plane, path.core.incoming
     path.last_read_was_empty = not (
