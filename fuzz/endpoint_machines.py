@@ -22,9 +22,9 @@ from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 STEPS_MAX = 300
 PEERS_MAX = 4
-STRANGERS_MAX = 5
-STRANGERS_PER_ADDRESS_MAX = 3
-STRANGERS_WIDE = 12  # of both: so that more come than may be parked
+PENDING_MAX = 5
+PENDING_PER_ADDRESS_MAX = 3
+PENDING_WIDE = 12  # of both: so that more come than may be parked
 LOCAL = IPv4Address("127.0.0.5")
 OTHERS = tuple(ip_address(f"127.0.0.{host}") for host in (2, 3, 9, 10, 11, 12))
 ALIEN = ip_address("192.0.2.1")  # not allowed
@@ -49,8 +49,8 @@ class Shell:
         self._attachments: Counter[_Place] = Counter()
         self._connects: list[_Place] = []  # not answered
         self._call_back_requests: list[object] = []
-        self.pending_max = STRANGERS_WIDE if choices & 16 else STRANGERS_MAX
-        self.pending_per_address_max = STRANGERS_WIDE if choices & 16 else STRANGERS_PER_ADDRESS_MAX
+        self.pending_max = PENDING_WIDE if choices & 16 else PENDING_MAX
+        self.pending_per_address_max = PENDING_WIDE if choices & 16 else PENDING_PER_ADDRESS_MAX
         self.endpoint = LocalAddress(
             local=LOCAL,
             settings=LocalAddressSettings(

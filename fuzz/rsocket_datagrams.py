@@ -105,7 +105,7 @@ class Besieged:
         while (found := self.core.receive()) is not None:
             payload, source = found
             assert len(payload) <= SLOT_BYTES and source[1] > 0
-            assert self.core.peer in (None, source), "a stranger's"
+            assert self.core.peer in (None, source), "an unknown peer's"
 
     def check(self) -> None:
         """Take events; check what is kept."""

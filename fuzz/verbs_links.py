@@ -206,7 +206,7 @@ def _greetings(local_id: int = 5) -> tuple[bytes, ...]:
     return tuple(
         CmMessage(
             kind=kind,
-            context_guid=b"stranger",
+            context_guid=b"unknown!",
             local_id=local_id,
             space=0x106,
             target_port=7,

@@ -206,7 +206,7 @@ PACKETS = (
 )
 _OFFER = Offer(qpn=17, sequence_start=100, mtu_bytes=1024, responder_resources=4)
 _MESSAGES = tuple(
-    CmMessage(kind=kind, context_guid=b"stranger", local_id=5, offer=_OFFER, private_data=b"hello")
+    CmMessage(kind=kind, context_guid=b"unknown!", local_id=5, offer=_OFFER, private_data=b"hello")
     for kind in (CmMessageKind.REQ, CmMessageKind.REP, CmMessageKind.REJ, CmMessageKind.RTU)
 )
 _REQUEST = MpaFrame(flags=MpaFlag.ENHANCED, ird=4, ord=4, private_data=b"hello").emit()

@@ -302,7 +302,7 @@ def test_a_refusal_names_the_file(source: Path, into: Path) -> None:
     assert done.err == "urds rsocket rcopy: ../x at the server: Permission denied\n"
 
 
-def test_a_stranger_hurts_nobody(source: Path, into: Path) -> None:
+def test_an_unknown_peer_hurts_no_other(source: Path, into: Path) -> None:
     with server(into) as (port, _):
         for data in (
             b"",
@@ -310,8 +310,8 @@ def test_a_stranger_hurts_nobody(source: Path, into: Path) -> None:
             request("x", 5)[:-1],
             b"urc1" + b"\xff" * 12,
         ):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(data)
+            with socket.create_connection(("127.0.0.1", port)) as unknown_peer:
+                unknown_peer.sendall(data)
         done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1", "-p", str(port))
     assert done.code == 0
     assert [path.name for path in into.iterdir()] == ["source.bin"]

@@ -76,9 +76,9 @@ def test_a_server_passes_over_what_is_no_message_of_it() -> None:
     ) as server:  # fmt: skip
         assert server.stdout is not None
         server.stdout.readline()
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unknown_peer:
             for data in (b"", b"\x00", b"\xff" * 8, bytes([2]) * 2000):
-                stranger.sendto(data, ("127.0.0.1", 27175))
+                unknown_peer.sendto(data, ("127.0.0.1", 27175))
         done = urds(
             *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", "27175"),
             *("-C", "3", "-S", "64", "--json"),

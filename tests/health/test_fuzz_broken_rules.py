@@ -68,7 +68,7 @@ RULES: dict[str, tuple[str, Patch]] = {
         instead(Connection, "_current", _believe_late_reports),
     ),
     "parked streams have a bound": ("rds_endpoint", instead(streams, "_PARKED_MAX", 1000)),
-    "a stranger that is gone counts no more": (
+    "a pending connection that is gone counts no more": (
         "rds_endpoint",
         instead(PendingConnections, "forget", nothing),
     ),

@@ -213,9 +213,9 @@ class TestFullPath:
         return Limits(path_messages_max=100, flush_bytes=1000)
 
     def test_every_mailbox_that_uses_it_shows_it(self, world: World) -> None:
-        sender, other, stranger = (world.mailbox(port) for port in (1, 2, 3))
+        sender, other, unknown_peer = (world.mailbox(port) for port in (1, 2, 3))
         other.sendto(b"", ADDRESS)
-        descriptors = [box.fileno() for box in (sender, other, stranger)]
+        descriptors = [box.fileno() for box in (sender, other, unknown_peer)]
         with suppress(BlockingIOError):
             for _ in range(1000):
                 sender.sendto(b"", ADDRESS)

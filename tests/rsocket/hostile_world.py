@@ -1,6 +1,6 @@
 """A peer of rsockets that says anything, over real devices, beside a connection that is in order.
 
-A `Stranger` has a queue pair and its connection, and no stream behind it: the test makes its
+An `UnknownPeer` has a queue pair and its connection, and no stream behind it: the test makes its
 private data, its words, and where its writes go. It stands on an opening of its own; the victims
 are the two ends of `tests.rsocket.ends`, which have a connection between them already.
 """
@@ -32,7 +32,7 @@ WINDOW_BYTES = 1 << 16
 REQUESTS = 4096
 
 
-class Stranger:
+class UnknownPeer:
     """One queue pair whose words a test makes: what an opening takes for a link."""
 
     def __init__(self, context: DeviceContext) -> None:
@@ -155,7 +155,7 @@ class Stranger:
 
 
 class Siege:
-    """Two ends that talk with each other, and strangers."""
+    """Two ends that talk with each other, and unknown peers."""
 
     def __init__(self, both: Ends, context: DeviceContext) -> None:
         self.both = both
@@ -163,22 +163,22 @@ class Siege:
         adapter = context.adapter
         self.host = adapter.address if isinstance(adapter, SimAdapter) else both.host
         self.link, self.accepted = both.connect()
-        self.strangers: list[Stranger] = []
+        self.unknown_peers: list[UnknownPeer] = []
         self._marks = (both.there.memory_bytes, len(both.there.links))
 
-    def stranger(self) -> Stranger:
-        made = Stranger(self.context)
-        self.strangers.append(made)
+    def unknown_peer(self) -> UnknownPeer:
+        made = UnknownPeer(self.context)
+        self.unknown_peers.append(made)
         return made
 
-    def connected(self, **changes: Any) -> tuple[Stranger, StreamLink]:
-        """Return a stranger who has connected, and the link of its victim."""
-        stranger = self.stranger()
-        stranger.connect(self.both.listener.local, stranger.data(**changes).emit())
-        self.until(lambda: self.both.listener.readiness().readable and stranger.is_connected)
+    def connected(self, **changes: Any) -> tuple[UnknownPeer, StreamLink]:
+        """Return an unknown peer that has connected, and the link of its victim."""
+        unknown_peer = self.unknown_peer()
+        unknown_peer.connect(self.both.listener.local, unknown_peer.data(**changes).emit())
+        self.until(lambda: self.both.listener.readiness().readable and unknown_peer.is_connected)
         victim = self.both.listener.accept()
         assert victim is not None
-        return stranger, victim
+        return unknown_peer, victim
 
     def until(self, is_ready: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         """Drive all three devices until it is so; fail if it does not come."""
@@ -218,17 +218,17 @@ class Siege:
 
 @contextlib.contextmanager
 def siege(device: str, **changes: Any) -> Iterator[Siege]:
-    """Open two ends and a third device for strangers."""
+    """Open two ends and a third device for unknown peers."""
     with ends(device, **changes) as both:
         adapter = both.adapters[0]
         if isinstance(adapter, SimAdapter):
-            opened = adapter.network.adapter("stranger")
+            opened = adapter.network.adapter("unknown_peer")
         else:
             opened = find_device(device).open_adapter()
         made = Siege(both, DeviceContext(opened))
         try:
             yield made
         finally:
-            for stranger in made.strangers:
-                stranger.vanish()
+            for unknown_peer in made.unknown_peers:
+                unknown_peer.vanish()
             opened.close()

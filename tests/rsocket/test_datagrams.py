@@ -296,7 +296,7 @@ def test_a_connected_socket_has_one_peer() -> None:
         assert take(here) == (b"from my peer", address_of(there))
 
 
-def test_a_connected_socket_hears_no_stranger_in_either_way() -> None:
+def test_a_connected_socket_hears_no_unknown_peer_in_either_way() -> None:
     with ends() as made:
         here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
         known, unknown = (made.link("shm0", host=f"127.0.0.{number}") for number in (4, 5))

@@ -1,4 +1,4 @@
-"""What strangers may send to a datagram socket: by UDP, to its queue pair, as look-ups."""
+"""What unknown peers may send to a datagram socket: by UDP, to its queue pair, as look-ups."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def counted(link: DatagramLink, count: Callable[[DatagramStats], int], wanted: i
 
 def say(target: DatagramLink, *messages: bytes) -> None:
     """Send bytes of any kind to the UDP port of a socket."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unknown_peer:
         for data in messages:
-            stranger.sendto(data, address_of(target))
+            unknown_peer.sendto(data, address_of(target))
 
 
 def test_bytes_by_udp_that_are_no_message_are_dropped_and_counted() -> None:
@@ -69,7 +69,7 @@ def test_bytes_by_udp_that_are_no_message_are_dropped_and_counted() -> None:
         assert there.receive() is None
 
 
-def test_a_forged_control_message_from_a_stranger_starts_nothing() -> None:
+def test_a_forged_control_message_from_an_unknown_peer_starts_nothing() -> None:
     with ends() as made:
         here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
         use_queue_pairs(here, there)
@@ -81,7 +81,7 @@ def test_a_forged_control_message_from_a_stranger_starts_nothing() -> None:
         assert here.stats.look_ups == look_ups
 
 
-def test_a_stranger_who_sends_data_costs_no_entry() -> None:
+def test_an_unknown_peer_that_sends_data_costs_no_entry() -> None:
     with ends() as made:
         there = made.link("shm0")
         for number in range(40):
@@ -105,8 +105,8 @@ def find_queue_pair(
     made: Ends, device: str, host: str, port: int, bind_id: bytes
 ) -> tuple[VerbsConnectionEvent, DatagramLink]:
     """Look somebody up by hand; return the answer, and a socket whose queue pair may be used."""
-    stranger = made.link(device, host="127.0.0.4")
-    adapter = stranger.contexts[0].adapter
+    unknown_peer = made.link(device, host="127.0.0.4")
+    adapter = unknown_peer.contexts[0].adapter
     events: list[VerbsConnectionEvent] = []
     with adapter.lock:
         adapter.connect(
@@ -117,7 +117,7 @@ def find_queue_pair(
             on_event=events.append,
         )
     assert adapter.wait(lambda: bool(events), 10_000_000_000)
-    return events[0], stranger
+    return events[0], unknown_peer
 
 
 def ways_of(link: DatagramLink) -> DatagramDevices:
@@ -136,12 +136,12 @@ def test_bytes_at_the_queue_pair_that_are_no_datagram_are_dropped(device: str) -
         use_queue_pairs(here, there)
         said = ways_of(there)
         host = address_of(there)[0]
-        found, stranger = find_queue_pair(
+        found, unknown_peer = find_queue_pair(
             made, device, host, said.device_ports[0].port, said.bind_id
         )
         assert found.kind is ConnectionEventKind.ESTABLISHED
-        adapter = stranger.contexts[0].adapter
-        qp = stranger._devices[0]._qp  # what it says is not what a socket says
+        adapter = unknown_peer.contexts[0].adapter
+        qp = unknown_peer._devices[0]._qp  # what it says is not what a socket says
 
         def post(data: bytes, qkey: int = UD_QKEY) -> None:
             wr = SendWR(ah=found.vector, remote_qpn=found.qpn, remote_qkey=qkey, data=data)

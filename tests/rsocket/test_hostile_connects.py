@@ -1,4 +1,4 @@
-"""Strangers who connect to rsockets, and listeners that are none: refused, counted, forgotten."""
+"""Unknown peers that connect to rsockets, and false listeners: refused, counted, forgotten."""
 
 import errno
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.rsocket.ends import DEVICES
-from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, Stranger, siege
+from tests.rsocket.hostile_world import TABLE_ENTRIES, Siege, UnknownPeer, siege
 from urds.rsocket.link import devices
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.wire.stream import CONNECT_DATA_BYTES, Op, Sge, emit_imm_data
@@ -35,11 +35,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def bad_data(stranger: Stranger, case: str) -> bytes:
+def bad_data(unknown_peer: UnknownPeer, case: str) -> bytes:
     """Return private data that are not in order."""
     if case in CHANGES:
-        return stranger.data(**CHANGES[case]).emit()
-    good = stranger.data().emit()
+        return unknown_peer.data(**CHANGES[case]).emit()
+    good = unknown_peer.data().emit()
     return {
         "a short one": good[: CONNECT_DATA_BYTES - 1].rstrip(b"\0")[:30],
         "none": b"",
@@ -54,10 +54,10 @@ CASES = [*CHANGES, "a short one", "none", "text"]
 @pytest.mark.parametrize("case", CASES)
 def test_a_request_that_is_no_rsockets_is_refused(scene: Siege, case: str) -> None:
     """docs/reference/rsocket.md 19, point 2, for who listens."""
-    stranger = scene.stranger()
-    stranger.connect(scene.both.listener.local, bad_data(stranger, case))
-    scene.until(lambda: stranger.is_over)
-    assert stranger.ends == [ConnectionEventKind.REJECTED]
+    unknown_peer = scene.unknown_peer()
+    unknown_peer.connect(scene.both.listener.local, bad_data(unknown_peer, case))
+    scene.until(lambda: unknown_peer.is_over)
+    assert unknown_peer.ends == [ConnectionEventKind.REJECTED]
     assert scene.both.listener.refused == 1
     assert scene.both.there.stats.refused_private_data == 1
     assert scene.both.listener.accept() is None
@@ -69,8 +69,8 @@ def test_a_request_that_is_no_rsockets_is_refused(scene: Siege, case: str) -> No
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_that_is_no_rsockets_ends_the_connect(scene: Siege, case: str) -> None:
     """docs/reference/rsocket.md 19, point 2, for who connects: ENOTSUP."""
-    stranger = scene.stranger()
-    address = stranger.listen(lambda: bad_data(stranger, case), scene.host)
+    unknown_peer = scene.unknown_peer()
+    address = unknown_peer.listen(lambda: bad_data(unknown_peer, case), scene.host)
     here = scene.both.here
     memory_bytes, link_count = here.memory_bytes, len(here.links)
     link = StreamLink([here], scene.both.settings)
@@ -81,7 +81,7 @@ def test_an_answer_that_is_no_rsockets_ends_the_connect(scene: Siege, case: str)
     assert here.stats.cut_links == 1
     link.close(0)
     assert (here.memory_bytes, len(here.links)) == (memory_bytes, link_count)
-    scene.until(lambda: stranger.is_over)
+    scene.until(lambda: unknown_peer.is_over)
     scene.others_are_well()
 
 
@@ -90,12 +90,12 @@ def test_without_memory_for_its_window_a_request_is_refused(
 ) -> None:
     """So many windows as there are: further connects cost nothing, and the others go on."""
     monkeypatch.setattr(devices, "MEMORY_BYTES_MAX", scene.both.there.memory_bytes)
-    with monkeypatch.context() as unbounded:  # of the stranger's own process
+    with monkeypatch.context() as unbounded:  # of the unknown_peer's own process
         unbounded.setattr(devices, "MEMORY_BYTES_MAX", 1 << 30)
-        stranger = scene.stranger()
-    stranger.connect(scene.both.listener.local, stranger.data().emit())
-    scene.until(lambda: stranger.is_over)
-    assert stranger.ends == [ConnectionEventKind.REJECTED]
+        unknown_peer = scene.unknown_peer()
+    unknown_peer.connect(scene.both.listener.local, unknown_peer.data().emit())
+    scene.until(lambda: unknown_peer.is_over)
+    assert unknown_peer.ends == [ConnectionEventKind.REJECTED]
     assert scene.both.there.stats.memory_refused >= 1
     assert scene.both.there.stats.refused_private_data == 0
     scene.nothing_is_left()
@@ -103,9 +103,9 @@ def test_without_memory_for_its_window_a_request_is_refused(
 
 
 def test_a_listener_that_never_answers(scene: Siege) -> None:
-    stranger = scene.stranger()
-    stranger.is_mute = True
-    address = stranger.listen(lambda: b"", scene.host)
+    unknown_peer = scene.unknown_peer()
+    unknown_peer.is_mute = True
+    address = unknown_peer.listen(lambda: b"", scene.host)
     link = StreamLink([scene.both.here], scene.both.settings)
     link.connect(address, timeout_s=0.3)
     scene.until(lambda: link.state is LinkState.OVER, 10)
@@ -117,16 +117,16 @@ def test_a_listener_that_never_answers(scene: Siege) -> None:
 def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Siege) -> None:
     """Nobody takes what they connected: no more links than the backlog, and the rest wait."""
     scene.both.listener._backlog = 3
-    crowd = [scene.stranger() for _ in range(8)]
+    crowd = [scene.unknown_peer() for _ in range(8)]
     before = len(scene.both.there.links)
-    for stranger in crowd:
-        stranger.connect(scene.both.listener.local, stranger.data().emit())
-    scene.until(lambda: sum(stranger.is_connected for stranger in crowd) >= 3)
+    for unknown_peer in crowd:
+        unknown_peer.connect(scene.both.listener.local, unknown_peer.data().emit())
+    scene.until(lambda: sum(unknown_peer.is_connected for unknown_peer in crowd) >= 3)
     scene.finish_pass()
     assert len(scene.both.there.links) - before == 3
     scene.others_are_well()
-    for stranger in crowd:
-        stranger.vanish()
+    for unknown_peer in crowd:
+        unknown_peer.vanish()
 
     def nobody_is_left() -> bool:
         if (link := scene.both.listener.accept()) is not None:
@@ -138,16 +138,16 @@ def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Si
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_stranger_that_vanishes_while_he_connects(scene: Siege, turns: int) -> None:
+def test_an_unknown_peer_that_vanishes_while_it_connects(scene: Siege, turns: int) -> None:
     """At each step of the handshake: nothing stays, and the listener goes on."""
     before = len(scene.both.there.links)
     for _ in range(5):
-        stranger = scene.stranger()
-        stranger.connect(scene.both.listener.local, stranger.data().emit())
+        unknown_peer = scene.unknown_peer()
+        unknown_peer.connect(scene.both.listener.local, unknown_peer.data().emit())
         for _ in range(turns):
             scene.context.adapter.progress()
             scene.both.there.adapter.progress()
-        stranger.vanish()
+        unknown_peer.vanish()
     left, right = scene.both.connect()
     scene.finish_pass(5)
     while (link := scene.both.listener.accept()) is not None:
@@ -160,9 +160,9 @@ def test_a_stranger_that_vanishes_while_he_connects(scene: Siege, turns: int) ->
 
 def test_words_before_the_offer_are_bounded(scene: Siege) -> None:
     """Who answers may be faster with his words than with his offer: as many wait as credits."""
-    stranger = scene.stranger()
-    stranger.is_mute = True
-    address = stranger.listen(lambda: b"", scene.host)
+    unknown_peer = scene.unknown_peer()
+    unknown_peer.is_mute = True
+    address = unknown_peer.listen(lambda: b"", scene.host)
     link = StreamLink([scene.both.here], replace(scene.both.settings, receive_queue=16))
     link.connect(address, timeout_s=10)
     imm_data = WC(

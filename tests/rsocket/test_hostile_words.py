@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.rsocket.ends import DEVICES
-from tests.rsocket.hostile_world import TABLE_ENTRIES, WINDOW_BYTES, Siege, Stranger, siege
+from tests.rsocket.hostile_world import TABLE_ENTRIES, WINDOW_BYTES, Siege, UnknownPeer, siege
 from urds.rsocket.link.stream_link import LinkState
 from urds.rsocket.wire.stream import (
     CREDIT_HAS_ENTRY,
@@ -32,94 +32,94 @@ def scene(request):
         yield made
 
 
-def buffer_of(stranger: Stranger) -> tuple[int, int]:
+def buffer_of(unknown_peer: UnknownPeer) -> tuple[int, int]:
     """Return where the victim wants its first bytes."""
-    assert stranger.peer is not None
-    return stranger.peer.data_buffer.address, stranger.peer.data_buffer.key
+    assert unknown_peer.peer is not None
+    return unknown_peer.peer.data_buffer.address, unknown_peer.peer.data_buffer.key
 
 
-def entry_at(stranger: Stranger, index: int) -> tuple[int, int]:
+def entry_at(unknown_peer: UnknownPeer, index: int) -> tuple[int, int]:
     """Return where an entry of the victim's table is."""
-    assert stranger.peer is not None
-    table = stranger.peer.target_sgl
+    assert unknown_peer.peer is not None
+    table = unknown_peer.peer.target_sgl
     return table.address + index * SGE_BYTES, table.key
 
 
-def say_data(stranger: Stranger, data: bytes) -> None:
-    stranger.post(emit_imm_data(Op.DATA, len(data)), data, buffer_of(stranger))
+def say_data(unknown_peer: UnknownPeer, data: bytes) -> None:
+    unknown_peer.post(emit_imm_data(Op.DATA, len(data)), data, buffer_of(unknown_peer))
 
 
-def say_entry(stranger: Stranger, index: int, entry: Sge) -> None:
+def say_entry(unknown_peer: UnknownPeer, index: int, entry: Sge) -> None:
     imm_data = emit_imm_data(Op.CREDIT, 384 | CREDIT_HAS_ENTRY)
-    stranger.post(imm_data, entry.emit("little"), entry_at(stranger, index))
+    unknown_peer.post(imm_data, entry.emit("little"), entry_at(unknown_peer, index))
 
 
-def unknown_operation(stranger: Stranger) -> None:
-    stranger.post(0x20000001)
+def unknown_operation(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(0x20000001)
 
 
-def data_without_bytes(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.DATA, 0))
+def data_without_bytes(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.DATA, 0))
 
 
-def more_than_was_published(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.DATA, 1 << 28))
+def more_than_was_published(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.DATA, 1 << 28))
 
 
-def more_messages_than_credits(stranger: Stranger) -> None:
+def more_messages_than_credits(unknown_peer: UnknownPeer) -> None:
     for _ in range(QUEUE + 1):
-        stranger.post(emit_imm_data(Op.DATA, 1))
+        unknown_peer.post(emit_imm_data(Op.DATA, 1))
 
 
-def credits_backwards(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.CREDIT, 60_000))
+def credits_backwards(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.CREDIT, 60_000))
 
 
-def unknown_bits_of_a_credit(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.CREDIT, 384 | 1 << 20))
+def unknown_bits_of_a_credit(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.CREDIT, 384 | 1 << 20))
 
 
-def announced_entry_that_is_empty(stranger: Stranger) -> None:
-    say_entry(stranger, 1, Sge(0, 0, 0))
+def announced_entry_that_is_empty(unknown_peer: UnknownPeer) -> None:
+    say_entry(unknown_peer, 1, Sge(0, 0, 0))
 
 
-def entry_that_wraps_around(stranger: Stranger) -> None:
-    say_entry(stranger, 1, Sge((1 << 64) - 8, 7, 4096))
+def entry_that_wraps_around(unknown_peer: UnknownPeer) -> None:
+    say_entry(unknown_peer, 1, Sge((1 << 64) - 8, 7, 4096))
 
 
-def more_entries_than_the_table_holds(stranger: Stranger) -> None:
+def more_entries_than_the_table_holds(unknown_peer: UnknownPeer) -> None:
     for number in range(1, TABLE_ENTRIES + 1):
-        say_entry(stranger, number % TABLE_ENTRIES, Sge(number << 20, number, 4096))
+        say_entry(unknown_peer, number % TABLE_ENTRIES, Sge(number << 20, number, 4096))
 
 
-def mapping_beyond_the_table(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.IOMAP, SLOTS))
+def mapping_beyond_the_table(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.IOMAP, SLOTS))
 
 
-def mapping_that_wraps_around(stranger: Stranger) -> None:
-    address, rkey = entry_at(stranger, TABLE_ENTRIES)  # the iomap is right behind it
+def mapping_that_wraps_around(unknown_peer: UnknownPeer) -> None:
+    address, rkey = entry_at(unknown_peer, TABLE_ENTRIES)  # the iomap is right behind it
     data = IomapEntry(0, (1 << 64) - 1, 7, 4096).emit("little")
-    stranger.post(emit_imm_data(Op.IOMAP, 0), data, (address, rkey))
+    unknown_peer.post(emit_imm_data(Op.IOMAP, 0), data, (address, rkey))
 
 
-def word_after_the_last(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.CONTROL, Control.SHUTDOWN))
-    stranger.post(emit_imm_data(Op.DATA, 1))
+def word_after_the_last(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.CONTROL, Control.SHUTDOWN))
+    unknown_peer.post(emit_imm_data(Op.DATA, 1))
 
 
-def unknown_control(stranger: Stranger) -> None:
-    stranger.post(emit_imm_data(Op.CONTROL, 9))
+def unknown_control(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(emit_imm_data(Op.CONTROL, 9))
 
 
-def a_send_and_no_write(stranger: Stranger) -> None:
-    stranger.post(7, opcode=WROpcode.SEND_WITH_IMM)
+def a_send_and_no_write(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(7, opcode=WROpcode.SEND_WITH_IMM)
 
 
-def a_send_without_a_word(stranger: Stranger) -> None:
-    stranger.post(None, opcode=WROpcode.SEND)
+def a_send_without_a_word(unknown_peer: UnknownPeer) -> None:
+    unknown_peer.post(None, opcode=WROpcode.SEND)
 
 
-PROTOCOL_ERRORS: dict[Callable[[Stranger], None], str] = {
+PROTOCOL_ERRORS: dict[Callable[[UnknownPeer], None], str] = {
     unknown_operation: "operation",
     data_without_bytes: "message of 0 bytes",
     more_than_was_published: "published are",
@@ -142,13 +142,13 @@ PROTOCOL_ERRORS: dict[Callable[[Stranger], None], str] = {
     "protocol_error", PROTOCOL_ERRORS, ids=lambda protocol_error: protocol_error.__name__
 )
 def test_a_protocol_error_is_cut_with_its_reason(
-    scene: Siege, protocol_error: Callable[[Stranger], None]
+    scene: Siege, protocol_error: Callable[[UnknownPeer], None]
 ) -> None:
-    stranger, victim = scene.connected()
-    protocol_error(stranger)
+    unknown_peer, victim = scene.connected()
+    protocol_error(unknown_peer)
     scene.until_cut(victim, PROTOCOL_ERRORS[protocol_error])
     assert scene.both.there.stats.cut_links == 1
-    scene.until(lambda: stranger.is_over)
+    scene.until(lambda: unknown_peer.is_over)
     scene.nothing_is_left(victim)
     scene.others_are_well()
 
@@ -156,17 +156,17 @@ def test_a_protocol_error_is_cut_with_its_reason(
 @pytest.mark.parametrize("place", ["beyond its end", "before its start", "another key"])
 def test_a_write_outside_of_what_was_named_ends_the_connection(scene: Siege, place: str) -> None:
     """The device itself refuses it: the victim's software never sees the word."""
-    stranger, victim = scene.connected()
-    address, rkey = buffer_of(stranger)
-    assert stranger.peer is not None
+    unknown_peer, victim = scene.connected()
+    address, rkey = buffer_of(unknown_peer)
+    assert unknown_peer.peer is not None
     memory_bytes = 16 * TABLE_ENTRIES + 24 * SLOTS + (1 << 13) + 64
     address += {"beyond its end": memory_bytes, "before its start": -memory_bytes}.get(place, 0)
     rkey += 0x100 if place == "another key" else 0
-    stranger.post(emit_imm_data(Op.DATA, 64), bytes(64), (address, rkey))
+    unknown_peer.post(emit_imm_data(Op.DATA, 64), bytes(64), (address, rkey))
     scene.until(lambda: victim.state is LinkState.OVER)
     assert victim.stream is not None and victim.stream.stats.messages_received == 0
-    scene.until(lambda: bool(stranger.statuses))
-    assert stranger.statuses[0] is not WCStatus.SUCCESS
+    scene.until(lambda: bool(unknown_peer.statuses))
+    assert unknown_peer.statuses[0] is not WCStatus.SUCCESS
     scene.nothing_is_left(victim)
     scene.others_are_well()
 
@@ -176,24 +176,24 @@ def test_memory_that_is_not_the_peers_cannot_be_named(scene: Siege, named: str) 
     """Private data with keys that open nothing: the victim's own writes fail, and it lets go."""
     nothing = Sge(1 << 20, 0, TABLE_ENTRIES)
     changes = {"table": {"target_sgl": nothing}, "data buffer": {"data_buffer": nothing}}[named]
-    stranger, victim = scene.connected(**changes)
+    unknown_peer, victim = scene.connected(**changes)
     with contextlib.suppress(ConnectionResetError):  # its first update may have failed already
         victim.send(memoryview(bytes(16)))
     scene.until(lambda: victim.state is LinkState.OVER)
     assert victim.reason
     with pytest.raises(ConnectionResetError):
         victim.send(memoryview(b"more"))
-    scene.until(lambda: stranger.is_over)
+    scene.until(lambda: unknown_peer.is_over)
     scene.nothing_is_left(victim)
     scene.others_are_well()
 
 
 def test_a_flood_of_words_ends_at_the_credits(scene: Siege) -> None:
-    stranger, victim = scene.connected()
+    unknown_peer, victim = scene.connected()
     before = scene.both.there.memory_bytes
     for _ in range(5):
         for _ in range(200):
-            stranger.post(emit_imm_data(Op.DATA, 1), b"x", buffer_of(stranger))
+            unknown_peer.post(emit_imm_data(Op.DATA, 1), b"x", buffer_of(unknown_peer))
         scene.others_are_well(1000)
     scene.until_cut(victim, "without a credit")
     assert victim.stream is not None
@@ -207,11 +207,11 @@ def test_a_flood_of_words_ends_at_the_credits(scene: Siege) -> None:
 
 def test_a_flood_of_updates_costs_no_memory(scene: Siege) -> None:
     """A limit that says nothing new is no protocol error; it must not be work or memory either."""
-    stranger, victim = scene.connected()
+    unknown_peer, victim = scene.connected()
     before = scene.both.there.memory_bytes
     for _ in range(1000):
-        stranger.post(emit_imm_data(Op.CREDIT, 384))
-    scene.until(lambda: len(stranger.statuses) >= 1000)
+        unknown_peer.post(emit_imm_data(Op.CREDIT, 384))
+    scene.until(lambda: len(unknown_peer.statuses) >= 1000)
     assert victim.state is LinkState.CONNECTED
     assert victim.stream is not None and victim.stream.stats.credits_received == 1000
     assert scene.both.there.memory_bytes == before
@@ -219,22 +219,22 @@ def test_a_flood_of_updates_costs_no_memory(scene: Siege) -> None:
     victim.close(0)
 
 
-@pytest.mark.parametrize("ending", [Stranger.disconnect, Stranger.vanish])
+@pytest.mark.parametrize("ending", [UnknownPeer.disconnect, UnknownPeer.vanish])
 @pytest.mark.parametrize("after", ["connect", "data", "half an entry", "many words"])
 def test_a_peer_that_leaves_at_any_step(
-    scene: Siege, after: str, ending: Callable[[Stranger], None]
+    scene: Siege, after: str, ending: Callable[[UnknownPeer], None]
 ) -> None:
-    stranger, victim = scene.connected()
+    unknown_peer, victim = scene.connected()
     victim.send(memoryview(bytes(5000)))
     if after == "data":
-        say_data(stranger, b"the last")
+        say_data(unknown_peer, b"the last")
         scene.until(lambda: victim.readiness().readable)
     elif after == "half an entry":
-        stranger.post(None, bytes(8), entry_at(stranger, 1))
+        unknown_peer.post(None, bytes(8), entry_at(unknown_peer, 1))
     elif after == "many words":
         for _ in range(QUEUE - 1):
-            say_data(stranger, b"x")
-    ending(stranger)
+            say_data(unknown_peer, b"x")
+    ending(unknown_peer)
     scene.until(lambda: victim.state is LinkState.OVER)
     if after == "data":
         assert victim.receive_into(memoryview(bytearray(99))) == 8

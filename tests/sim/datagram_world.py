@@ -2,7 +2,7 @@
 
 Everything that goes between hosts may be lost, repeated, delayed and overtaken: datagrams by UDP,
 datagrams by queue pair, look-ups. A host that starts anew has a new opening, and of its queue pair
-numbers it may get the old ones again. Strangers send bytes of any kind.
+numbers it may get the old ones again. Unknown peers send bytes of any kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECOND = 1_000 * MS
 STEP_NS = 100 * MS  # between two datagrams of one flow
 HEALED_NS = 75 * SECOND  # longer than the longest pause between look-ups
 LAST_NS = 3 * SECOND  # in which all is judged
-STRANGER: HostPort = ("127.9.9.9", 9)
+UNKNOWN_PEER: HostPort = ("127.9.9.9", 9)
 KINDS = (("shm", "tcp"), ("tcp", "udp"), ("shm", "udp", "tcp"))
 # Who sends to whom: 0 and 1 talk, to 2 both only send, and 2 says nothing.
 FLOWS = ((0, 1), (1, 0), (0, 2), (1, 2))
@@ -179,7 +179,7 @@ class World:
         """Have the application receive: what it gets was sent to it, by who is named."""
         while (datagram := host.core.receive()) is not None:
             payload, source = datagram
-            if source == STRANGER:
+            if source == UNKNOWN_PEER:
                 continue
             sender, target = self.sent.get(payload, (None, None))
             assert (source, host.index) == (sender, target), f"seed {self.seed}: {payload!r}"
@@ -193,7 +193,7 @@ class World:
             data[:8] = (
                 b"UUUU\x04\x07\x10\x00" if self.random.random() < 0.5 else b"UUUU\x04\0\x10\0"
             )
-        self._arrive_by_udp(bytes(data), STRANGER, host.address)
+        self._arrive_by_udp(bytes(data), UNKNOWN_PEER, host.address)
 
     # -- look-ups
 

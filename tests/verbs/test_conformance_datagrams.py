@@ -107,7 +107,7 @@ def test_a_wrong_key_is_dropped_and_the_own_one_serves(world: World) -> None:
         return
     left, right = found
     right.receive(GRH_BYTES + 8)
-    send(left, right, b"stranger", qkey=QKEY + 1)
+    send(left, right, b"unknown!", qkey=QKEY + 1)
     assert left.ended() == [WCStatus.SUCCESS]  # a datagram is complete when it is on its way
     nothing_comes(right)
     send(left, right, b"own key!", qkey=OWN_QKEY_BIT)
@@ -141,7 +141,7 @@ def test_a_datagram_to_nobody_is_lost(world: World) -> None:
 
 @shows(WCStatus.LOC_LEN_ERR)
 def test_a_receive_that_is_too_small_fails_alone(world: World) -> None:
-    """A stranger must not be able to end the queue pair."""
+    """An unknown peer must not be able to end the queue pair."""
     if (found := sides(world)) is None:
         return
     left, right = found

@@ -1,4 +1,4 @@
-"""Conformance: peers that lie, strangers that know half of the protocol, floods of them.
+"""Conformance: peers that lie, unknown peers that know half of the protocol, floods of them.
 
 Complements test_tcp_hostile and test_shm_hostile, which break the rules of one provider's frames,
 rings and greetings: here the rules of every provider's frames are kept and what they say is false,
@@ -234,7 +234,7 @@ def test_all_keys_around_a_good_one_are_closed(world: World) -> None:
         assert memory.mr.read() == bytes(64)
 
 
-# -- strangers
+# -- unknown peers
 
 
 def overheard(world: World, space: PortSpace) -> bytes:
@@ -278,7 +278,7 @@ def changed(data: bytes, rng: Random) -> bytes:
 
 
 def speaker(world: World, right: Side, port: int, space: PortSpace) -> Callable[[bytes], None]:
-    """Return a way for strangers to say bytes to a device."""
+    """Return a way for unknown peers to say bytes to a device."""
     if world.provider == "shm":
         adapter: Any = right.context.adapter
         place = Rendezvous(b"s" * 16, world.directory)
@@ -306,9 +306,7 @@ def speaker(world: World, right: Side, port: int, space: PortSpace) -> Callable[
 
 @REAL
 @pytest.mark.parametrize("space", list(PortSpace))
-def test_strangers_who_know_half_of_the_protocol_cost_nothing(
-    world: World, space: PortSpace
-) -> None:
+def test_peers_that_know_half_of_the_protocol_cost_nothing(world: World, space: PortSpace) -> None:
     """300 of them, bounded descriptors; a good peer's connection runs on and another is made."""
     rng = Random(5)
     pair = world.pair()

@@ -38,7 +38,7 @@ from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
 from urds.verbs.providers.shm.ring import Cell
 
 FILE_BYTES = 4096 + 2 * RING_BYTES
-STRANGER = b"s" * 16
+UNKNOWN_PEER = b"s" * 16
 
 
 @pytest.fixture
@@ -168,8 +168,8 @@ def test_noise_all_over_the_shared_memory_harms_nobody_else(place: Path, seed: i
 # -- greetings
 
 
-def stranger_at(place: Path, victim: Side) -> tuple[Rendezvous, socket.socket]:
-    there = Rendezvous(STRANGER, place)
+def unknown_peer_at(place: Path, victim: Side) -> tuple[Rendezvous, socket.socket]:
+    there = Rendezvous(UNKNOWN_PEER, place)
     connection = there.connect(victim.adapter.gid)
     connection.setblocking(True)
     connection.settimeout(10)
@@ -177,7 +177,7 @@ def stranger_at(place: Path, victim: Side) -> tuple[Rendezvous, socket.socket]:
 
 
 def greeting(**changes: Any) -> bytes:
-    return emit_message(replace(Hello(MAGIC, RING_BYTES, STRANGER), **changes))
+    return emit_message(replace(Hello(MAGIC, RING_BYTES, UNKNOWN_PEER), **changes))
 
 
 def bells() -> list[int]:
@@ -200,7 +200,7 @@ def blocking_bells() -> list[int]:
      "blocking", "request", "nothing"],
 )  # fmt: skip
 def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> None:
-    there, connection = stranger_at(place, victim)
+    there, connection = unknown_peer_at(place, victim)
     memory, good = sealed_file("test", FILE_BYTES), bells()
     data, descriptors = greeting(), [memory, *good]
     extra: list[int] = []
@@ -246,7 +246,7 @@ def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> No
 
 
 def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Side) -> None:
-    there, connection = stranger_at(place, victim)
+    there, connection = unknown_peer_at(place, victim)
     memory, good = sealed_file("test", FILE_BYTES), bells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     assert connection.recv(100) == emit_message(Welcome(victim.adapter.gid))
@@ -266,14 +266,14 @@ def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Sid
 
 @pytest.mark.parametrize(
     "message",
-    [Welcome(STRANGER), MapReply(1, 2, 3, 4, 5), MapReject(1, 2)],
+    [Welcome(UNKNOWN_PEER), MapReply(1, 2, 3, 4, 5), MapReject(1, 2)],
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_out_of_place_harms_nobody(
     place: Path, victim: Side, message: ChannelMessage
 ) -> None:
     """An answer on nothing is dropped, a welcome from who was greeted ends the channel."""
-    there, connection = stranger_at(place, victim)
+    there, connection = unknown_peer_at(place, victim)
     memory, good = sealed_file("test", FILE_BYTES), bells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     connection.recv(100)
@@ -293,9 +293,9 @@ def test_a_message_out_of_place_harms_nobody(
 
 
 def test_guessed_keys_are_declined_and_never_lent(place: Path, pair: tuple[Side, Side]) -> None:
-    """Asked by a stranger who knows everything but is no queue pair's peer."""
+    """Asked by an unknown peer that knows everything but is no queue pair's peer."""
     _, right = pair
-    there, connection = stranger_at(place, right)
+    there, connection = unknown_peer_at(place, right)
     memory, good = sealed_file("test", FILE_BYTES), bells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     connection.recv(100)
@@ -310,11 +310,11 @@ def test_guessed_keys_are_declined_and_never_lent(place: Path, pair: tuple[Side,
     there.close()
 
 
-def test_a_flood_of_strangers_leaves_the_others_alone(
+def test_a_flood_of_unknown_peers_leaves_the_others_alone(
     place: Path, pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair
-    there = Rendezvous(STRANGER, place)
+    there = Rendezvous(UNKNOWN_PEER, place)
     waiting: list[socket.socket] = []
     for _ in range(PENDING_MAX * 3):
         try:

@@ -312,7 +312,7 @@ def test_a_work_request_without_a_receive_waits_for_one(pair: Pair) -> None:
 
 
 def test_a_flood_of_requests_costs_a_bounded_table(pair: Pair) -> None:
-    """Strangers ask under 3000 names; those beyond the backlog are refused and forgotten."""
+    """Unknown peers ask under 3000 names; those beyond the backlog are refused and forgotten."""
     left, right = pair.adapters
     requests: list[VerbsConnectionEvent] = []
     with right.lock:

@@ -1,4 +1,4 @@
-"""Strangers and broken peers of the tcp provider: each loses its own stream and nobody else's."""
+"""Unknown and broken peers of the tcp provider: each loses its own stream alone."""
 
 import socket
 import struct
@@ -50,11 +50,11 @@ def counts(adapter: TcpAdapter, ready: Callable[[], bool]) -> None:
     assert adapter.wait(ready, 5_000_000_000), adapter.stats
 
 
-# -- strangers
+# -- unknown peers
 
 
 @pytest.mark.parametrize("data", [b"", b"MPA ID Req", b"MPA ID Req Frame\x10\x02\x02\x00xyz"])
-def test_a_silent_stranger_is_dropped_in_time(server: Server, data: bytes) -> None:
+def test_a_silent_unknown_peer_is_dropped_in_time(server: Server, data: bytes) -> None:
     with socket.create_connection(server.address) as pending:
         pending.sendall(data)
         assert is_ended(pending)
@@ -74,7 +74,9 @@ def test_a_silent_stranger_is_dropped_in_time(server: Server, data: bytes) -> No
         b"\0" * 5000,
     ],
 )
-def test_a_stranger_who_speaks_otherwise_is_dropped_at_once(server: Server, data: bytes) -> None:
+def test_an_unknown_peer_that_speaks_otherwise_is_dropped_at_once(
+    server: Server, data: bytes
+) -> None:
     with socket.create_connection(server.address) as pending:
         pending.sendall(data)
         while not is_ended(pending):
@@ -83,7 +85,7 @@ def test_a_stranger_who_speaks_otherwise_is_dropped_at_once(server: Server, data
     still_serves(server)
 
 
-def test_strangers_are_bounded() -> None:
+def test_unknown_peers_are_bounded() -> None:
     settings = TcpProviderSettings(pending_max=6, pending_per_host_max=4)
     with adapters(settings) as (adapter,):
         server = Server(adapter, "0.0.0.0")

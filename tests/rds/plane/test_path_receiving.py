@@ -393,7 +393,7 @@ class TestAcknowledging:
         assert [frame.header.ack for frame in side.frames()] == [1]
 
     @pytest.mark.parametrize("release", [Release.STREAM_ACKNOWLEDGED, Release.NOT_YET])
-    def test_linux_and_strangers_get_none(self, release: Release) -> None:
+    def test_linux_and_unknown_peers_get_none(self, release: Release) -> None:
         side = self.side(release)
         for number in range(1, 600):
             side.receive(message(number, flags=ACK_REQUIRED), now_ns=MS)

@@ -78,7 +78,7 @@ def test_a_datagram_by_udp_is_delivered_and_answered() -> None:
     assert DatagramDevices.parse(rest) == DatagramDevices(
         OPENING, (DatagramDevicePort("shm", 7000), DatagramDevicePort("tcp", 7001))
     )
-    assert not core.knows(THERE), "a stranger costs no entry"
+    assert not core.knows(THERE), "an unknown peer costs no entry"
 
 
 def test_the_answer_leaves_from_where_the_question_went() -> None:
@@ -165,8 +165,8 @@ def test_the_receive_queue_has_a_bound() -> None:
 def test_a_connected_socket_hears_its_peer_alone() -> None:
     core = datagrams()
     core.peer = THERE
-    core.receive_queue_pair(by_queue_pair(b"stranger", ("127.0.0.2", 6001)))
-    core.receive_udp(data(b"stranger"), ("127.0.0.3", 6000), 0)
+    core.receive_queue_pair(by_queue_pair(b"unknown!", ("127.0.0.2", 6001)))
+    core.receive_udp(data(b"unknown!"), ("127.0.0.3", 6000), 0)
     core.receive_queue_pair(by_queue_pair(b"friend"))
     assert core.stats.dropped_not_from_peer == 2
     assert (core.receive(), core.receive()) == ((b"friend", THERE), None)

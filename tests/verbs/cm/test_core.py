@@ -120,15 +120,15 @@ def test_connections_are_bounded() -> None:
     with pytest.raises(OSError, match="as many as there may be"):
         world.connect()
     world.run(SECOND)
-    stranger = CmMessage(
+    unknown_peer = CmMessage(
         kind=CmMessageKind.REQ,
-        context_guid=b"stranger",
+        context_guid=b"unknown!",
         local_id=5,
         space=TCP,
         target=bytes(10) + b"\xff\xff\x0a\x00\x00\x02",
         target_port=PORT,
     )
-    world.right.core.receive_data(stranger.emit(), source="left", now_ns=world.now_ns)
+    world.right.core.receive_data(unknown_peer.emit(), source="left", now_ns=world.now_ns)
     assert world.right.core.stats.rejected_connections == 1
 
 
@@ -396,7 +396,7 @@ def test_closing_tells_every_peer_once() -> None:
     assert world.sent[CmMessageKind.DREQ] == 1
 
 
-def test_strangers_cannot_speak_of_a_connection() -> None:
+def test_unknown_peers_cannot_speak_of_a_connection() -> None:
     """Right numbers from another route, or of another opening, change nothing."""
     world = connected()
     connection = world.left.events[0].connection
@@ -425,7 +425,7 @@ def test_messages_out_of_place_are_dropped_and_answered_by_no_more_bytes(
     kind: CmMessageKind,
 ) -> None:
     core = CmCore(random=Random(1))
-    data = CmMessage(kind=kind, context_guid=b"stranger", local_id=3, remote_id=4).emit()
+    data = CmMessage(kind=kind, context_guid=b"unknown!", local_id=3, remote_id=4).emit()
     core.receive_data(data, source="anywhere", now_ns=0)
     answers = []
     while (outgoing := core.poll_transmit()) is not None:

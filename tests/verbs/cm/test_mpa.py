@@ -194,14 +194,14 @@ def test_a_peer_that_wants_markers_is_refused() -> None:
         b"MPA ID Req Frame" + bytes.fromhex("0001 0000") + b"too early",
     ],
 )
-def test_a_stranger_fails(data: bytes) -> None:
+def test_an_unknown_peer_fails(data: bytes) -> None:
     responder = MpaConnection(None, deadline_ns=100)
     responder.receive_data(data)
     assert event_of(responder, MpaFailed).error == MpaError.INVALID_FRAME
     assert responder.poll_event() is None
 
 
-def test_a_silent_stranger_fails_at_the_deadline() -> None:
+def test_a_silent_unknown_peer_fails_at_the_deadline() -> None:
     responder = MpaConnection(None, deadline_ns=100)
     responder.receive_data(ENHANCED_REQUEST[:5])
     assert responder.poll_timeout() == 100

@@ -181,12 +181,12 @@ def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
                 connection.settimeout(HONEST_WAIT_S)
                 select.select([], [connection], [], HONEST_WAIT_S)
                 connection.sendall(emit_map())
-                assert connection.recv(1)  # our map: he was let in
+                assert connection.recv(1)  # our map: it was accepted
                 reset(connection)
             assert node.descriptor_count - descriptors <= 64 + 5 + 2
             assert node.rss_bytes - before < 32 * MIB
             talk(neighbour, node, 100)
-            # Now, not later: once they are gone, those who still wait are let in like anybody.
+            # Now, not later: once they are gone, those that still wait are accepted as any other.
             counters = node.ask("counters")
         turns = 1 + (time.monotonic() - began_s) // PENDING_WAIT_S
         assert counters["call_back_requests"] == 0, "unknown peers are not called back"
@@ -194,7 +194,7 @@ def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
 
 
 def test_from_half_of_the_unknown_peers_on_they_wait_for_their_first_header(lab: Lab) -> None:
-    """In the lobby nothing is made for them. Who speaks is let in, who does not has to go."""
+    """Nothing is made for pending connections. One that sends is accepted, a silent one is dropped."""
     bounds = {"pending_max": 4, "pending_wait_s": 4.0}
     with besieged(lab, **bounds) as (node, _), ExitStack() as ending:
         made = [lab.connect(host, node.address) for host in range(10, 14)]

@@ -305,7 +305,7 @@ class Incoming:
         return count, offset + (count + RUN_MIN) * step  # a failed check has its price
 
     def _expected(self) -> int:
-        """Return the number below which `_accept_or_drop` decides: all before the first accepted one."""
+        """Return the number below which `_accept_or_drop` decides."""
         return self.sequence_expected if self._accepted else _NO_NUMBER
 
     def _keep_rest(self, data: bytes, offset: int, frames: int) -> None:
