@@ -75,7 +75,7 @@ class Account:
     given_up: int = 0
 
 
-class Books:
+class MessageLog:
     """The messages sent and received, and the checks of them."""
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ class Books:
 class Node:
     """One generation of one side: its cores, under a shell that the script drives."""
 
-    def __init__(self, side: int, books: Books, choices: int) -> None:
-        books.lives += 1
-        self.side, self.life, self.books = side, books.lives, books
+    def __init__(self, side: int, log: MessageLog, choices: int) -> None:
+        log.lives += 1
+        self.side, self.life, self.log = side, log.lives, log
         self.account = Account()
         self.inboxes = {port: Inbox(port=port, buffer_bytes=1 << 30) for port in PORTS}
         # Numbers start from the clock, and a clock may be set back.
@@ -157,7 +157,7 @@ class Node:
         if self.core.outgoing.message_count() >= MESSAGES_MAX:
             return
         source_port, target_port = PORTS[choice & 1], PORTS[choice >> 1 & 1]
-        head = self.books.next((self.life, source_port, target_port), receiver)
+        head = self.log.next((self.life, source_port, target_port), receiver)
         filling = _filling(head + bytes(_SIZES[(choice >> 2) % len(_SIZES)]))
         self.core.send(self.account, source_port, target_port, head + filling)
         self._want()
@@ -168,11 +168,11 @@ class Node:
             while inbox.queue:
                 payload = inbox.queue.popleft()[0]
                 inbox.receive_queued_bytes -= len(payload)
-                self.books.check(payload, self.life, port)
+                self.log.check(payload, self.life, port)
 
     def cancel(self) -> None:
         """Take back everything that is not acknowledged."""
-        self.books.cancel(self.life)
+        self.log.cancel(self.life)
         self.core.outgoing.cancel(self.account, None)
 
     # -- the shell of the path
@@ -324,9 +324,9 @@ class World:
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self._numbers = 0
-        self.books = Books()
+        self.log = MessageLog()
         self.now_ns = 0
-        self.nodes = [Node(side, self.books, choices) for side in (0, 1)]
+        self.nodes = [Node(side, self.log, choices) for side in (0, 1)]
 
     @property
     def lives(self) -> tuple[int, int]:
@@ -367,7 +367,7 @@ class World:
         for stream in (*old.offered.values(), old.stream):
             if stream is not None:
                 stream.end()
-        self.nodes[side] = Node(side, self.books, self._choices)
+        self.nodes[side] = Node(side, self.log, self._choices)
         self.pass_time(0)
 
     def pass_time(self, milliseconds: int) -> None:
@@ -396,7 +396,7 @@ class World:
         for node in self.nodes:
             node.take()
             assert not node.account.send_queued_bytes, "the account is wrong"
-        self.books.judge_end(self.lives)
+        self.log.judge_end(self.lives)
 
 
 def rds_pair(data: bytes) -> None:

@@ -65,11 +65,11 @@ class Board:
         cells = array("q", (sent.accepted, sent.full, sent.congested))
         self._cells[start : start + _SENT_CELLS] = cells
 
-    def note_taken(self, peer: str, life: int, ledger: MessageLog, damaged: int) -> None:
+    def note_taken(self, peer: str, life: int, log: MessageLog, damaged: int) -> None:
         """Write what was taken from a life of a peer."""
         start = self._taken_start(peer, life)
-        cells = (ledger.first + 1, ledger.next, ledger.delivered, ledger.duplicated)
-        self._cells[start : start + _TAKEN_CELLS] = array("q", (*cells, ledger.reordered, damaged))
+        cells = (log.first + 1, log.next, log.delivered, log.duplicated)
+        self._cells[start : start + _TAKEN_CELLS] = array("q", (*cells, log.reordered, damaged))
 
     def sent(self, peer: str) -> Sent:
         """Return what was sent to a peer."""

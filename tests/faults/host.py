@@ -71,7 +71,7 @@ class Commands:
 
 
 class Host:
-    """A bound socket, the messages to each peer and the ledgers of what each life of it sent."""
+    """A bound socket, the messages to each peer and the logs of what each life of it sent."""
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
@@ -81,7 +81,7 @@ class Host:
         self._remarks: list[str] = []
         self._damaged = 0
         self._sent = {peer: Sent() for peer in plan.peers}
-        self._ledgers: dict[tuple[str, int], MessageLog] = {}
+        self._logs: dict[tuple[str, int], MessageLog] = {}
         self._lives = dict.fromkeys(plan.peers, 0)
         random = Random(f"{plan.seed} {plan.address} {plan.life}")
         self._writers = {
@@ -154,7 +154,7 @@ class Host:
             self._judge(payload, source[0])
 
     def _judge(self, payload: bytes, peer: str) -> None:
-        """Enter one message into its ledger, and the ledger into the board."""
+        """Enter one message into its log, and the log into the board."""
         life, index = self._lives[peer], -1
         try:
             if payload:
@@ -162,25 +162,25 @@ class Host:
         except DamagedError as damage:
             self._damaged += 1
             self._remark(f"from {peer}: {damage}")
-            self._board.note_taken(peer, life, self._ledger(peer, life), self._damaged)
+            self._board.note_taken(peer, life, self._log_of(peer, life), self._damaged)
             return
-        ledger = self._ledger(peer, life)
+        log = self._log_of(peer, life)
         if payload:
             self._lives[peer] = max(self._lives[peer], life)
             if life < self._lives[peer]:
-                ledger.reordered += 1
+                log.reordered += 1
                 self._remark(f"from {peer}: {index} of life {life} after its life ended")
-            ledger.take(index)
+            log.take(index)
         else:
-            ledger.take_empty()
-        self._board.note_taken(peer, life, ledger, self._damaged)
+            log.take_empty()
+        self._board.note_taken(peer, life, log, self._damaged)
 
-    def _ledger(self, peer: str, life: int) -> MessageLog:
-        found = self._ledgers.get((peer, life))
+    def _log_of(self, peer: str, life: int) -> MessageLog:
+        found = self._logs.get((peer, life))
         if found is None:
             front = f"from {peer}, life {life}: "
             found = MessageLog(lambda text: self._remark(front + text))
-            self._ledgers[peer, life] = found
+            self._logs[peer, life] = found
         return found
 
     def _remark(self, text: str) -> None:

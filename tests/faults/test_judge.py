@@ -35,23 +35,23 @@ def messages(count: int, *, life: int = 0) -> list[bytes]:
 
 
 def taken(payloads: list[bytes]) -> MessageLog:
-    ledger = MessageLog(lambda text: None)
+    log = MessageLog(lambda text: None)
     for payload in payloads:
         if payload:
-            ledger.take(parse(payload, SOURCE, TARGET)[1])
+            log.take(parse(payload, SOURCE, TARGET)[1])
         else:
-            ledger.take_empty()
-    return ledger
+            log.take_empty()
+    return log
 
 
-def missing(ledger: MessageLog) -> int:
-    return ledger.next - ledger.first - ledger.delivered
+def missing(log: MessageLog) -> int:
+    return log.next - log.first - log.delivered
 
 
 def test_what_comes_once_and_in_order_is_well() -> None:
-    ledger = taken(messages(100))
-    assert (ledger.first, ledger.next, ledger.delivered) == (0, 100, 100)
-    assert (ledger.duplicated, ledger.reordered) == (0, 0)
+    log = taken(messages(100))
+    assert (log.first, log.next, log.delivered) == (0, 100, 100)
+    assert (log.duplicated, log.reordered) == (0, 0)
 
 
 @pytest.mark.parametrize("index", [3, 5, 50])  # the second one is empty
@@ -65,16 +65,16 @@ def test_a_message_that_is_left_out_is_missing(index: int) -> None:
 def test_a_message_that_comes_twice_is_counted(index: int) -> None:
     came = messages(100)
     came.insert(index, came[index])
-    ledger = taken(came)
-    assert (ledger.duplicated, missing(ledger)) == (1, 0)
+    log = taken(came)
+    assert (log.duplicated, missing(log)) == (1, 0)
 
 
 @pytest.mark.parametrize("index", [3, 4, 5, 50])  # at 4 and 5 one of the two is empty
 def test_two_messages_that_change_places_are_counted(index: int) -> None:
     came = messages(100)
     came[index], came[index + 1] = came[index + 1], came[index]
-    ledger = taken(came)
-    assert ledger.reordered + ledger.duplicated > 0
+    log = taken(came)
+    assert log.reordered + log.duplicated > 0
 
 
 @pytest.mark.parametrize("byte", [0, 7, 8, 23, 24, -1])
@@ -92,8 +92,8 @@ def test_a_message_for_another_host_is_damage() -> None:
 
 @pytest.mark.parametrize("first", [4, 5, 6])
 def test_a_later_life_of_a_receiver_begins_anywhere(first: int) -> None:
-    ledger = taken(messages(100)[first:])
-    assert (ledger.first, missing(ledger), ledger.duplicated) == (first, 0, 0)
+    log = taken(messages(100)[first:])
+    assert (log.first, missing(log), log.duplicated) == (first, 0, 0)
 
 
 def test_sizes_reach_both_ends_and_the_border_of_64_kib() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .conftest import Ends, Note
 from .lab.guest import Lab
 from .lab.judge import Verdict, judge
-from .lab.message_log import Ledger
+from .lab.message_log import MessageLog
 from .lab.wire import Direction, Orders
 
 IDLE_S = 20.0
@@ -79,9 +79,9 @@ def _judged(
         received[Direction.TO_GUEST] += ends.guest("drain(s)")
         received[Direction.TO_HOST] += ends.ours("drain(s)")
     note(messages=2 * count, resets=lab.counts()["cuts"] - cuts_before)
-    ledger = Ledger.read(recording).transmissions
+    log = MessageLog.read(recording).transmissions
     verdicts = {
-        direction: judge(numbers, count=count, direction=direction, ledger=ledger)
+        direction: judge(numbers, count=count, direction=direction, log=log)
         for direction, numbers in received.items()
     }
     assert_faultless(note, verdicts, recording)

@@ -1,4 +1,4 @@
-"""The judge and the ledger, without a machine: who is at fault for what the wire shows."""
+"""The judge and the log, without a machine: who is at fault for what the wire shows."""
 
 import struct
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .lab.judge import Faults, judge
-from .lab.message_log import HEADER, MAP_FLAGS, REPEATED, Ledger, Transmission
+from .lab.message_log import HEADER, MAP_FLAGS, REPEATED, MessageLog, Transmission
 from .lab.wire import ACK, RST, SYN, Direction, Recording, Segment, Wire
 
 TO_US, TO_KERNEL = Direction.TO_HOST, Direction.TO_GUEST
@@ -46,20 +46,20 @@ def sent(
 
 
 def faults(
-    received: list[int], ledger: list[Transmission], direction: Direction = TO_US
+    received: list[int], log: list[Transmission], direction: Direction = TO_US
 ) -> tuple[Faults, Faults]:
     """Judge three messages; return our faults and the kernel's."""
-    verdict = judge(received, count=3, direction=direction, ledger=ledger)
+    verdict = judge(received, count=3, direction=direction, log=log)
     return verdict.ours, verdict.kernel
 
 
 def test_a_message_that_the_kernel_never_sent_whole_is_its_own_loss() -> None:
-    ledger = [sent(0, place=0), sent(1), sent(1, connection=1, flags=REPEATED), sent(2, place=1)]
-    assert faults([0, 2], ledger) == (Faults(), Faults(lost=(1,)))
+    log = [sent(0, place=0), sent(1), sent(1, connection=1, flags=REPEATED), sent(2, place=1)]
+    assert faults([0, 2], log) == (Faults(), Faults(lost=(1,)))
 
 
 @pytest.mark.parametrize(
-    "ledger",
+    "log",
     [
         [sent(0, place=0), sent(1, place=1), sent(2, place=2)],
         [sent(0, place=0), sent(1), sent(1, connection=1, place=1), sent(2, place=2)],
@@ -67,8 +67,8 @@ def test_a_message_that_the_kernel_never_sent_whole_is_its_own_loss() -> None:
     ],
     ids=["at-once", "again", "not-acknowledged"],
 )
-def test_a_message_that_crossed_whole_to_us_is_our_loss(ledger: list[Transmission]) -> None:
-    assert faults([0, 2], ledger) == (Faults(lost=(1,)), Faults())
+def test_a_message_that_crossed_whole_to_us_is_our_loss(log: list[Transmission]) -> None:
+    assert faults([0, 2], log) == (Faults(lost=(1,)), Faults())
 
 
 def test_a_kernel_that_sends_nothing_later_may_wait_for_us() -> None:
@@ -76,8 +76,8 @@ def test_a_kernel_that_sends_nothing_later_may_wait_for_us() -> None:
 
 
 def test_what_the_wire_never_saw_is_our_loss_to_the_kernel() -> None:
-    ledger = [sent(0, direction=TO_KERNEL, place=0), sent(2, direction=TO_KERNEL, place=1)]
-    assert faults([0, 2], ledger, TO_KERNEL) == (Faults(lost=(1,)), Faults())
+    log = [sent(0, direction=TO_KERNEL, place=0), sent(2, direction=TO_KERNEL, place=1)]
+    assert faults([0, 2], log, TO_KERNEL) == (Faults(lost=(1,)), Faults())
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_a_kernel_has_lost_what_it_had_to_take(copy: Transmission, kernels: bool
 def test_a_receiver_drops_repeats_and_nothing_else(
     direction: Direction, second: dict[str, Any], receivers: bool
 ) -> None:
-    ledger = [sent(number, direction=direction, place=number) for number in range(3)]
-    ledger.append(sent(1, direction=direction, place=3, connection=1, **second))
+    log = [sent(number, direction=direction, place=number) for number in range(3)]
+    log.append(sent(1, direction=direction, place=3, connection=1, **second))
     doubled = Faults(doubled=(1,))
     ours = receivers is (direction is TO_US)
-    found = faults([0, 1, 2, 1], ledger, direction)
+    found = faults([0, 1, 2, 1], log, direction)
     assert found == ((doubled, Faults()) if ours else (Faults(), doubled))
 
 
@@ -121,17 +121,17 @@ def test_a_receiver_drops_repeats_and_nothing_else(
 def test_the_wires_order_says_who_reordered(
     direction: Direction, order: tuple[int, int, int]
 ) -> None:
-    ledger = [sent(number, direction=direction, place=order.index(number)) for number in range(3)]
+    log = [sent(number, direction=direction, place=order.index(number)) for number in range(3)]
     reordered = Faults(reordered=(1,))
     receiver = order == (0, 1, 2)
     ours = receiver is (direction is TO_US)
-    found = faults([0, 2, 1], ledger, direction)
+    found = faults([0, 2, 1], log, direction)
     assert found == ((reordered, Faults()) if ours else (Faults(), reordered))
 
 
 def test_with_several_paths_only_one_connection_is_compared() -> None:
     """Another path has numbers of its own, which may be higher."""
-    ledger = [
+    log = [
         sent(0, direction=TO_KERNEL, place=0, sequence=900, connection=1),
         sent(1, direction=TO_KERNEL, place=1, flags=REPEATED),
         sent(2, direction=TO_KERNEL, place=2),
@@ -139,14 +139,14 @@ def test_with_several_paths_only_one_connection_is_compared() -> None:
     lost = Faults(lost=(1,))
     for one_path, expected in ((True, (lost, Faults())), (False, (Faults(), lost))):
         verdict = judge(
-            [0, 2], count=3, direction=TO_KERNEL, ledger=ledger, one_path=one_path
+            [0, 2], count=3, direction=TO_KERNEL, log=log, one_path=one_path
         )  # fmt: skip
         assert (verdict.ours, verdict.kernel) == expected
 
 
 def test_the_evidence_tells_each_attempt() -> None:
-    ledger = [sent(0, place=0), sent(1), sent(1, connection=1, flags=REPEATED), sent(2, place=1)]
-    verdict = judge([0, 2], count=3, direction=TO_US, ledger=ledger)
+    log = [sent(0, place=0), sent(1), sent(1, connection=1, flags=REPEATED), sent(2, place=1)]
+    verdict = judge([0, 2], count=3, direction=TO_US, log=log)
     assert verdict.evidence == (
         "message 1: connection 0: sequence 101 40 of 100 bytes; "
         "connection 1: sequence 101 40 of 100 bytes repeated",
@@ -157,7 +157,7 @@ def test_what_was_cut_before_its_number_is_known_by_its_neighbours() -> None:
     nameless = sent(1)
     nameless.number = None
     verdict = judge(
-        [0, 2], count=3, direction=TO_US, ledger=[sent(0, place=0), nameless, sent(2, place=1)]
+        [0, 2], count=3, direction=TO_US, log=[sent(0, place=0), nameless, sent(2, place=1)]
     )
     assert verdict.evidence == ("message 1: connection 0: sequence 101 40 of 100 bytes",)
 
@@ -165,14 +165,14 @@ def test_what_was_cut_before_its_number_is_known_by_its_neighbours() -> None:
 @pytest.mark.parametrize("skipped", [0, 1], ids=["without-a-number", "with-one"])
 def test_the_neighbours_are_told_where_nothing_crossed(skipped: int) -> None:
     later = sent(2, place=1, sequence=101 + skipped)
-    verdict = judge([0, 2], count=3, direction=TO_US, ledger=[sent(0, place=0), later])
+    verdict = judge([0, 2], count=3, direction=TO_US, log=[sent(0, place=0), later])
     assert verdict.evidence == (
         "message 1: nothing of it crossed, but message 0 with sequence 100 and "
         f"message 2 with sequence {101 + skipped} did",
     )
 
 
-# --- the wire and the ledger ---
+# --- the wire and the log ---
 
 
 def segment(
@@ -206,11 +206,11 @@ def test_a_connection_that_is_not_answered_yet_is_not_cut() -> None:
     assert [direction for direction, _ in wire.cut_all()] == [TO_KERNEL, TO_US]
 
 
-def opened(ledger: Ledger) -> Ledger:
+def opened(log: MessageLog) -> MessageLog:
     """Enter the handshake of a connection from the host."""
-    ledger.add(segment(TO_KERNEL, -1, flags=SYN))
-    ledger.add(segment(TO_US, -1, flags=SYN | ACK))
-    return ledger
+    log.add(segment(TO_KERNEL, -1, flags=SYN))
+    log.add(segment(TO_US, -1, flags=SYN | ACK))
+    return log
 
 
 def frame(sequence: int, payload: bytes, flags: int = 0) -> bytes:
@@ -222,69 +222,69 @@ MESSAGE = frame(1, PAYLOAD)
 
 @pytest.mark.parametrize("step", [1, 3, 47, 50, 51, 55, len(MESSAGE)])
 def test_a_message_is_found_however_it_is_segmented(step: int) -> None:
-    ledger = opened(Ledger())
+    log = opened(MessageLog())
     stream = MESSAGE + frame(2, b"") + frame(3, PAYLOAD[:3])
     for offset in range(0, len(stream), step):
-        ledger.add(segment(TO_KERNEL, offset, stream[offset : offset + step]))
-    found = [(t.sequence, t.number, t.carried_bytes, t.whole) for t in ledger.transmissions]
+        log.add(segment(TO_KERNEL, offset, stream[offset : offset + step]))
+    found = [(t.sequence, t.number, t.carried_bytes, t.whole) for t in log.transmissions]
     assert found == [(1, 7, 100, True), (2, None, 0, True), (3, None, 3, True)]
 
 
 def test_segments_that_come_twice_or_early_are_put_in_order() -> None:
-    ledger = opened(Ledger())
+    log = opened(MessageLog())
     for start, end in ((100, 148), (0, 60), (0, 60), (50, 110)):
-        ledger.add(segment(TO_KERNEL, start, MESSAGE[start:end]))
-    assert [(t.number, t.whole) for t in ledger.transmissions] == [(7, True)]
+        log.add(segment(TO_KERNEL, start, MESSAGE[start:end]))
+    assert [(t.number, t.whole) for t in log.transmissions] == [(7, True)]
 
 
 def test_a_reset_ends_what_is_received() -> None:
     """Behind it nobody reads, though the bytes cross."""
-    ledger = opened(Ledger())
-    ledger.add(segment(TO_KERNEL, 0, MESSAGE[:100]))
-    ledger.add(segment(TO_KERNEL, 100, flags=RST | ACK))
-    ledger.add(segment(TO_KERNEL, 100, MESSAGE[100:]))
-    (found,) = ledger.transmissions
+    log = opened(MessageLog())
+    log.add(segment(TO_KERNEL, 0, MESSAGE[:100]))
+    log.add(segment(TO_KERNEL, 100, flags=RST | ACK))
+    log.add(segment(TO_KERNEL, 100, MESSAGE[100:]))
+    (found,) = log.transmissions
     assert (found.number, found.carried_bytes, found.whole) == (7, 52, False)
 
 
 def test_a_reset_of_an_earlier_connection_ends_nothing() -> None:
     """The ports are used again, and a late segment of the old connection is answered."""
-    ledger = opened(Ledger())
+    log = opened(MessageLog())
     for offset in (-70_000, 1 << 30):
-        ledger.add(segment(TO_KERNEL, offset, flags=RST))
-    ledger.add(segment(TO_KERNEL, 0, MESSAGE))
-    assert [t.whole for t in ledger.transmissions] == [True]
+        log.add(segment(TO_KERNEL, offset, flags=RST))
+    log.add(segment(TO_KERNEL, 0, MESSAGE))
+    assert [t.whole for t in log.transmissions] == [True]
 
 
 def test_only_the_receivers_own_word_acknowledges() -> None:
     """The wire's reset carries an acknowledgement too, which is its invention."""
-    ledger = opened(Ledger())
-    ledger.add(segment(TO_KERNEL, 0, MESSAGE + MESSAGE))
-    ledger.add(segment(TO_US, 0, answered=len(MESSAGE) + 1))
-    ledger.add(segment(TO_US, 0, flags=RST | ACK, answered=2 * len(MESSAGE)))
-    assert [t.acknowledged for t in ledger.transmissions] == [True, False]
+    log = opened(MessageLog())
+    log.add(segment(TO_KERNEL, 0, MESSAGE + MESSAGE))
+    log.add(segment(TO_US, 0, answered=len(MESSAGE) + 1))
+    log.add(segment(TO_US, 0, flags=RST | ACK, answered=2 * len(MESSAGE)))
+    assert [t.acknowledged for t in log.transmissions] == [True, False]
 
 
 @pytest.mark.parametrize("map_first", [True, False])
 def test_a_connection_is_welcome_when_the_receiver_has_spoken(map_first: bool) -> None:
-    ledger = opened(Ledger())
+    log = opened(MessageLog())
     congestion_map = frame(0, bytes(8192), MAP_FLAGS)
     if map_first:
-        ledger.add(segment(TO_US, 0, congestion_map))
-    ledger.add(segment(TO_KERNEL, 0, MESSAGE))
-    ledger.add(segment(TO_US, 0, congestion_map))
-    (found,) = ledger.transmissions
+        log.add(segment(TO_US, 0, congestion_map))
+    log.add(segment(TO_KERNEL, 0, MESSAGE))
+    log.add(segment(TO_US, 0, congestion_map))
+    (found,) = log.transmissions
     assert found.welcome is map_first
 
 
 def test_a_connection_with_the_same_ports_is_another_one() -> None:
-    ledger = opened(Ledger())
-    ledger.add(segment(TO_KERNEL, 0, MESSAGE[:60]))
+    log = opened(MessageLog())
+    log.add(segment(TO_KERNEL, 0, MESSAGE[:60]))
     again = segment(TO_KERNEL, 999, flags=SYN)
-    ledger.add(again)
-    ledger.add(again)
-    ledger.add(segment(TO_KERNEL, 1000, MESSAGE))
-    assert [(t.connection, t.whole) for t in ledger.transmissions] == [(0, False), (1, True)]
+    log.add(again)
+    log.add(again)
+    log.add(segment(TO_KERNEL, 1000, MESSAGE))
+    assert [(t.connection, t.whole) for t in log.transmissions] == [(0, False), (1, True)]
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -297,5 +297,5 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     recording.close()
     data = (tmp_path / "wire.pcap").read_bytes()
     (tmp_path / "wire.pcap").write_bytes(data[:-1])
-    found = Ledger.read(tmp_path / "wire.pcap").transmissions
+    found = MessageLog.read(tmp_path / "wire.pcap").transmissions
     assert [(t.number, t.whole) for t in found] == [(7, True)]

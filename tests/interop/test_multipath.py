@@ -17,7 +17,7 @@ from .conftest import KERNEL_PORT, OUR_PORT, Ends, Note, OpenOurs
 from .exchanges import assert_faultless
 from .lab.guest import GUEST, Lab
 from .lab.judge import judge, together
-from .lab.message_log import Ledger
+from .lab.message_log import MessageLog
 from .lab.remote import Remote
 from .lab.wire import Direction
 
@@ -109,7 +109,7 @@ def _judge_start_up(
     note: Note, received: dict[Direction, list[list[int]]], recording: Path, *, one_path: bool
 ) -> None:
     """Judge each pair of sockets by itself: their messages have the same numbers."""
-    ledger = Ledger.read(recording).transmissions
+    log = MessageLog.read(recording).transmissions
     ports = {Direction.TO_GUEST: KERNEL_PORT, Direction.TO_HOST: OUR_PORT}
     verdicts = {
         direction: together(
@@ -117,7 +117,7 @@ def _judge_start_up(
                 numbers,
                 count=START_UP_COUNT,
                 direction=direction,
-                ledger=[sent for sent in ledger if sent.target_port == ports[direction] + index],
+                log=[sent for sent in log if sent.target_port == ports[direction] + index],
                 one_path=one_path,
             )
             for index, numbers in enumerate(lists)

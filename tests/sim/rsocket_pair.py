@@ -5,7 +5,7 @@ shared memory, and a word waits until the peer takes it from its completion queu
 words arrive and requests complete in the order of posting. When each of that happens is the
 caller's choice.
 
-What must hold of every write is judged here, from bytes and records of the wire alone: a `Ledger`
+What must hold of every write is judged here, from bytes and records of the wire alone: a `DirectionState`
 keeps what one side has published for the other. So a core that both publishes and believes the
 wrong thing is still found out.
 """
@@ -85,7 +85,7 @@ class Arena:
         return True
 
 
-class Ledger:
+class DirectionState:
     """What the receiver of one direction has published, and what the sender has used of it."""
 
     def __init__(self, sender: ConnectData, receiver: ConnectData) -> None:
@@ -171,7 +171,7 @@ class Side:
     acknowledged: int = 0  # delivered, and their completions not taken
     words: deque[int] = field(default_factory=deque)  # delivered, and not taken
     kinds: deque[PostKind] = field(default_factory=deque)  # of all that are not completed
-    ledger: Ledger = field(init=False)  # of the direction in which this side sends
+    direction: DirectionState = field(init=False)  # of the direction in which this side sends
     mapped: list[IomapEntry] = field(default_factory=list)  # that ever were in this side's iomap
     ends: deque[int] = field(default_factory=deque)  # of messages taken and not read, in bytes
     taken_bytes: int = 0
@@ -195,7 +195,7 @@ class Pair:
         records = [ConnectData.parse(own_data) for own_data in offers]
         for index in (1, 0):  # who is asked learns first
             side = self.sides[index]
-            side.ledger = Ledger(records[index], records[1 - index])
+            side.direction = DirectionState(records[index], records[1 - index])
             # The connection manager pads private data.
             side.core.adopt(offers[1 - index] + bytes(156))
         self.is_cut, self.error = False, 0
@@ -238,8 +238,8 @@ class Pair:
         side.line.append(Flight(post, raw))
 
     def _judge_word(self, side: Side, op: Op, argument: int) -> None:
-        if op is Op.DATA or (op is Op.IOMAP and side.ledger.is_update_paid):
-            self.expect_none(side, side.ledger.spend())
+        if op is Op.DATA or (op is Op.IOMAP and side.direction.is_update_paid):
+            self.expect_none(side, side.direction.spend())
         elif op is Op.CREDIT:
             granted = argument - side.read_messages & CREDIT_LIMIT_MASK
             if granted > side.settings.receive_queue:
@@ -269,7 +269,7 @@ class Pair:
         elif op is Op.DATA:
             side.taken_bytes += argument
             side.ends.append(side.taken_bytes)
-        elif op is Op.IOMAP and self.peer(side).ledger.is_update_returned:
+        elif op is Op.IOMAP and self.peer(side).direction.is_update_returned:
             side.read_messages += 1
         try:
             side.core.receive_data(imm_data)
@@ -306,7 +306,9 @@ class Pair:
         if flight.post.imm_data is not None:
             op, argument = parse_imm_data(flight.post.imm_data)
             if op is Op.CREDIT:
-                self.expect_none(side, self.peer(side).ledger.grant(argument & CREDIT_LIMIT_MASK))
+                self.expect_none(
+                    side, self.peer(side).direction.grant(argument & CREDIT_LIMIT_MASK)
+                )
             self._arrive(side, self.peer(side), flight.post.imm_data)
         return True
 
@@ -317,8 +319,8 @@ class Pair:
         two updates for the halves of the credits, SHUTDOWN and DISCONNECT.
         """
         peer.words.append(imm_data)
-        receives = peer.settings.receive_queue + peer.ledger.table.length + 4
-        if side.ledger.is_update_paid and len(peer.words) > receives:
+        receives = peer.settings.receive_queue + peer.direction.table.length + 4
+        if side.direction.is_update_paid and len(peer.words) > receives:
             raise self.fail(f"{len(peer.words)} words wait for {peer.name}, of {receives} receives")
 
     def _land(self, side: Side, flight: Flight, byte_count: int) -> None:
@@ -334,9 +336,9 @@ class Pair:
     def _judge_write(self, side: Side, kind: PostKind, at: int, rkey: int, data: bytes) -> str:
         peer = self.peer(side)
         if kind is PostKind.DATA:
-            return side.ledger.fill(at, rkey, len(data))
+            return side.direction.fill(at, rkey, len(data))
         if kind is PostKind.CREDIT:
-            return peer.ledger.publish(at, rkey, data)
+            return peer.direction.publish(at, rkey, data)
         if kind is PostKind.IOMAP:
             return self._judge_mapping(peer, at, rkey, data)
         if kind is PostKind.DIRECT:
@@ -344,12 +346,12 @@ class Pair:
         return f"{len(data)} bytes with {kind.name}"
 
     def _judge_mapping(self, peer: Side, at: int, rkey: int, data: bytes) -> str:
-        table = peer.ledger.table
+        table = peer.direction.table
         slot, rest = divmod(at - table.address - table.length * SGE_BYTES, IOMAP_ENTRY_BYTES)
         slots = peer.settings.iomap_slots
         if rest or rkey != table.key or not 0 <= slot < slots:
             return f"a mapping at {at:#x}, where no slot is"
-        entry = IomapEntry.parse(data, peer.ledger.byte_order)
+        entry = IomapEntry.parse(data, peer.direction.byte_order)
         if entry.length:  # else a mapping ended; writes may be under way to it
             peer.mapped.append(entry)
         return ""

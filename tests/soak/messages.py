@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """What one process counted; sums over processes make the summary."""
 
     messages: int = 0  # received and right; records of a stream too
@@ -60,7 +60,7 @@ class Tally:
         """Return how often something happened that must never happen."""
         return sum(getattr(self, name) for name in ERRORS)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: Counters) -> None:
         """Add what another process counted."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
@@ -145,11 +145,11 @@ class _Account:
     missing: set[int] = field(default_factory=set)
 
 
-class Ledger:
+class MessageLog:
     """What a receiver expects of each source. A source that says END is forgotten."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._accounts: dict[SocketAddress, _Account] = {}
 
     @property
@@ -159,21 +159,21 @@ class Ledger:
 
     def check(self, payload: bytes, source: SocketAddress) -> Head | None:
         """Enter a message; return its head if there is something to do for it."""
-        self._tally.byte_count += len(payload)
+        self._counters.byte_count += len(payload)
         if not payload:
             self._count_empty(source)
             return None
         head = Head.parse(payload)
         if head is None:
-            self._tally.damaged += 1
+            self._counters.damaged += 1
             return None
         account = self._account_of(head, source)
         if account is None:
-            self._tally.stale += 1
+            self._counters.stale += 1
             return None
         if not self._is_due(head, account):
             return None
-        self._tally.messages += 1
+        self._counters.messages += 1
         if head.kind is Kind.END:
             del self._accounts[source]
         return head
@@ -181,10 +181,10 @@ class Ledger:
     def _count_empty(self, source: SocketAddress) -> None:
         account = self._accounts.get(source)
         if account is None:  # of a life that has said nothing yet, or has ended
-            self._tally.damaged += 1
+            self._counters.damaged += 1
         else:
             account.empties += 1
-            self._tally.messages += 1
+            self._counters.messages += 1
 
     def _account_of(self, head: Head, source: SocketAddress) -> _Account | None:
         account = self._accounts.get(source)
@@ -195,20 +195,20 @@ class Ledger:
         return account
 
     def _is_due(self, head: Head, account: _Account) -> bool:
-        tally, number = self._tally, head.number
+        counters, number = self._counters, head.number
         if number < account.expected:
             if number in account.missing:  # counted as lost when a later one came
                 account.missing.discard(number)
-                tally.lost -= 1
-                tally.reordered += 1
+                counters.lost -= 1
+                counters.reordered += 1
             else:
-                tally.repeated += 1
+                counters.repeated += 1
             return False
-        tally.lost += number - account.expected
+        counters.lost += number - account.expected
         last = min(number, account.expected + _MISSING_MAX - len(account.missing))
         account.missing.update(range(account.expected, last))
         account.expected = number + 1
-        tally.lost += max(0, head.empties - account.empties)
-        tally.repeated += max(0, account.empties - head.empties)
+        counters.lost += max(0, head.empties - account.empties)
+        counters.repeated += max(0, account.empties - head.empties)
         account.empties = head.empties
         return True

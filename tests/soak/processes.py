@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.soak.measures import Sample, look
-from tests.soak.messages import Tally
+from tests.soak.messages import Counters
 from tests.soak.role import Plan
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,15 +35,15 @@ class RoleProcess:
         self.samples: list[Sample] = []
         self.restarts = 0
         self.failures = 0  # ends that nobody asked for, or with a bad exit code
-        self._ended = Tally()  # of processes before this one
-        self._told = Tally()
+        self._ended = Counters()  # of processes before this one
+        self._told = Counters()
         self._ended_cpu_s = 0.0
         self._child = self._start()
 
     @property
-    def tally(self) -> Tally:
+    def counters(self) -> Counters:
         """Return the counts of all processes of this role."""
-        sum_of_all = Tally()
+        sum_of_all = Counters()
         sum_of_all.add(self._ended)
         sum_of_all.add(self._told)
         return sum_of_all
@@ -76,7 +76,7 @@ class RoleProcess:
             self._ended_cpu_s += self.samples[-1].cpu_s
         self.samples.clear()
         self._ended.add(self._told)
-        self._told = Tally()
+        self._told = Counters()
         self.restarts += 1
         self._child = self._start()
 
@@ -118,4 +118,4 @@ class RoleProcess:
         with child.stdout as lines:
             for line in lines:
                 with suppress(ValueError):  # half a line of a process that was killed
-                    self._told = Tally(**json.loads(line))
+                    self._told = Counters(**json.loads(line))

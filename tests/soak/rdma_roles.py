@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 import urds
-from tests.soak.messages import HEAD_BYTES, Kind, Ledger, body
+from tests.soak.messages import HEAD_BYTES, Kind, MessageLog, body
 from tests.soak.rds_roles import Client
 from tests.soak.role import ANSWER_S, ASK_PORT, Stage
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
@@ -21,7 +21,7 @@ def serve(stage: Stage) -> None:
     """Answer over RDMA; write into memory that a peer gave; show memory of ours."""
     with _socket(stage, ASK_PORT) as sock:
         memory = bytearray(_COUNTER_BYTES) + body(_NUMBER, REGION_BYTES - _COUNTER_BYTES)
-        region, ledger = sock.get_mr(memory), Ledger(stage.tally)
+        region, log = sock.get_mr(memory), MessageLog(stage.counters)
         while not stage.over.is_set():
             sock.settimeout(_WAIT_S)
             try:
@@ -30,7 +30,7 @@ def serve(stage: Stage) -> None:
                 continue
             if source is None:
                 continue
-            head = ledger.check(payload, source)
+            head = log.check(payload, source)
             if head is None or head.kind is Kind.ONE_WAY:
                 continue
             sock.settimeout(ANSWER_S)
@@ -72,7 +72,7 @@ class RegionClient(Client):
         self.sock.settimeout(ANSWER_S)
         payload, _, cookie = self.sock.recv_region(MAX_MESSAGE_BYTES)
         if self.judge(payload) is None or cookie is None:
-            self._stage.tally.unanswered += 1
+            self._stage.counters.unanswered += 1
         self._cookie = cookie or 0
 
     def fill(self) -> None:
@@ -87,35 +87,35 @@ class RegionClient(Client):
         if head is None:
             return
         if head.kind is Kind.EXCUSE:
-            self._stage.tally.excused += 1
+            self._stage.counters.excused += 1
         elif memory != body(head.number, head.byte_count):
-            self._stage.tally.damaged += 1
+            self._stage.counters.damaged += 1
 
     def read(self) -> None:
         """Read from the server's memory."""
-        tally, random = self._stage.tally, self._stage.random
+        counters, random = self._stage.counters, self._stage.random
         byte_count = random.randint(1, REGION_BYTES - _COUNTER_BYTES)
         memory = bytearray(byte_count)
         self.sock.settimeout(ANSWER_S)
         read = self.sock.rdma_read(memory, self._cookie, self.target, offset=_COUNTER_BYTES)
         self._stage.reset_now_and_then()
         if read.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
-            tally.excused += 1
+            counters.excused += 1
         elif memory != body(_NUMBER, byte_count):
-            tally.damaged += 1
+            counters.damaged += 1
         else:
-            tally.messages += 1
+            counters.messages += 1
 
     def add(self) -> None:
         """Add to the number in the server's memory; it only grows."""
-        tally = self._stage.tally
+        counters = self._stage.counters
         self.sock.settimeout(ANSWER_S)
         added = self.sock.fetch_add(self._cookie, 1, self.target)
         self._stage.reset_now_and_then()
         if added.wait(ANSWER_S) is not RdmaStatus.SUCCESS:
-            tally.excused += 1
+            counters.excused += 1
         else:
-            tally.messages += 1
+            counters.messages += 1
 
 
 def _socket(stage: Stage, port: int) -> urds.Socket:

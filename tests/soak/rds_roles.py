@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 import urds
-from tests.soak.messages import Head, Kind, Ledger, Writer
+from tests.soak.messages import Head, Kind, MessageLog, Writer
 from tests.soak.role import ANSWER_S, ASK_PORT, SINK_PORT, Stage
 from urds.rds.constants import MAX_MESSAGE_BYTES, MSG_DONTWAIT
 
@@ -31,7 +31,7 @@ class Client:
         self.sock.bind((stage.address(), port))
         self._stage = stage
         self._polls = stage.random.random() < 0.5  # half of them through a descriptor
-        stage.tally.sockets += 1
+        stage.counters.sockets += 1
 
     def send(self, kind: Kind, byte_count: int) -> None:
         """Send one message; wait while there is no room."""
@@ -59,22 +59,22 @@ class Client:
             payload = self._take()
             if payload is not None and (head := self.judge(payload)) is not None:
                 return head
-        self._stage.tally.unanswered += 1
+        self._stage.counters.unanswered += 1
         return None
 
     def judge(self, payload: bytes) -> Head | None:
         """Enter what came; return it if it is the answer that is due."""
-        tally, head = self._stage.tally, Head.parse(payload)
-        tally.byte_count += len(payload)
+        counters, head = self._stage.counters, Head.parse(payload)
+        counters.byte_count += len(payload)
         if head is None:
-            tally.damaged += 1
+            counters.damaged += 1
         elif self.writer.is_answer(head):
-            tally.messages += 1
+            counters.messages += 1
             return head
         elif head.life == self.writer.life:
-            tally.repeated += 1
+            counters.repeated += 1
         else:
-            tally.stale += 1
+            counters.stale += 1
         return None
 
     def close(self) -> None:
@@ -102,24 +102,24 @@ def serve(stage: Stage) -> None:
         sock.bind((stage.address(), port))
         sock.settimeout(ANSWER_S)  # for answers: a peer that was killed may leave no room
         poll.register(sock.fileno(), select.POLLIN)
-        sockets[sock.fileno()] = (sock, Ledger(stage.tally))
+        sockets[sock.fileno()] = (sock, MessageLog(stage.counters))
     while not stage.over.is_set():
         for descriptor, _ in poll.poll(_POLL_MS):
-            sock, ledger = sockets[descriptor]
-            answer_all(sock, ledger)
+            sock, log = sockets[descriptor]
+            answer_all(sock, log)
         stage.reset_now_and_then()
     for sock, _ in sockets.values():
         sock.close()
 
 
-def answer_all(sock: urds.Socket, ledger: Ledger) -> None:
+def answer_all(sock: urds.Socket, log: MessageLog) -> None:
     """Take what is there, a turn's worth at most, and answer who asks."""
     for _ in range(_TAKES_PER_TURN):
         try:
             payload, source = sock.recvfrom(MAX_MESSAGE_BYTES, MSG_DONTWAIT)
         except BlockingIOError:
             return
-        head = ledger.check(payload, source)
+        head = log.check(payload, source)
         if head is not None and head.kind in _ANSWERED:
             sock.sendto(head.answer(), source)
 

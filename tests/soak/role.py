@@ -19,7 +19,7 @@ from random import Random
 from typing import Final
 
 import urds
-from tests.soak.messages import HEAD_BYTES, MESSAGE_BYTES_MAX, Tally
+from tests.soak.messages import HEAD_BYTES, MESSAGE_BYTES_MAX, Counters
 from urds.rds.runtime import process as backend
 from urds.rds.runtime.inprocess import InProcess
 
@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.tally = Tally()
+        self.counters = Counters()
         self.random = Random(f"{plan.seed} {plan.role}")
         self.over = threading.Event()
         self._reset_at_s = time.monotonic() + plan.reset_every_s
@@ -97,7 +97,7 @@ class Stage:
         if self.is_reset_due():
             place = backend.current()
             assert isinstance(place, InProcess)
-            self.tally.resets += place.break_connections()
+            self.counters.resets += place.break_connections()
 
     def rest_s(self) -> float:
         """Return how long to rest before this process is back at its share of a core."""
@@ -113,7 +113,7 @@ class Stage:
 
     def report(self) -> None:
         """Tell the counts so far."""
-        counts = self.tally.as_dict()
+        counts = self.counters.as_dict()
         if backend.process._backend is not None:  # no public look that makes none
             counts["control_faults"] = backend.current().counters()["control_faults"]
         print(json.dumps(counts), flush=True)
@@ -151,7 +151,7 @@ def main() -> int:
     try:
         play(stage)
     except BaseException:
-        stage.tally.refused += 1
+        stage.counters.refused += 1
         raise
     finally:
         stage.over.set()

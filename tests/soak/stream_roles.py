@@ -53,17 +53,17 @@ def ask(stage: Stage) -> None:
     while not stage.over.is_set():
         connection = _connect(stage)
         if connection is None:
-            stage.tally.refused += not stage.over.is_set()
+            stage.counters.refused += not stage.over.is_set()
             continue
         with connection:
             _converse(connection, stage)
             if stage.is_reset_due():
                 connection.setsockopt(SOL_SOCKET, SO_LINGER, _LINGER_NONE)
-                stage.tally.resets += 1
+                stage.counters.resets += 1
             else:
                 connection.shutdown(SHUT_WR)
                 if connection.recv(1):
-                    stage.tally.repeated += 1  # nothing was due but the end
+                    stage.counters.repeated += 1  # nothing was due but the end
 
 
 def _connect(stage: Stage) -> rsocket.Socket | None:
@@ -77,24 +77,24 @@ def _connect(stage: Stage) -> rsocket.Socket | None:
         except ConnectionRefusedError:  # at the start the server may be slower than we
             stage.over.wait(_WAIT_S)
             continue
-        stage.tally.sockets += 1
+        stage.counters.sockets += 1
         return connection
     return None
 
 
 def _converse(connection: rsocket.Socket, stage: Stage) -> None:
-    writer, tally, end_s = Writer(), stage.tally, stage.end_of_life_s()
+    writer, counters, end_s = Writer(), stage.counters, stage.end_of_life_s()
     while time.monotonic() < end_s and not stage.over.is_set():
         record = writer.next(Kind.ASK, stage.message_bytes())
         connection.sendall(_LENGTH.pack(len(record)) + record)
         answer = _receive(connection)
         if answer is None:
-            tally.unanswered += 1
+            counters.unanswered += 1
             return
-        tally.byte_count += len(answer)
+        counters.byte_count += len(answer)
         head = Head.parse(answer)
         if head is None or not writer.is_answer(head):
-            tally.damaged += 1
+            counters.damaged += 1
         else:
-            tally.messages += 1
+            counters.messages += 1
         stage.rest()

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tests.soak.measures import MIB, Trend, trend
-from tests.soak.messages import ERRORS, Tally
+from tests.soak.messages import ERRORS, Counters
 from tests.soak.processes import RoleProcess
 
 _RESTARTED: Final = "restarted"
 
 
-def totals(processes: Sequence[RoleProcess]) -> Tally:
+def totals(processes: Sequence[RoleProcess]) -> Counters:
     """Return the sum of all counts."""
-    total = Tally()
+    total = Counters()
     for process in processes:
-        total.add(process.tally)
+        total.add(process.counters)
     return total
 
 

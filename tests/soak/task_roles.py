@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 import urds.aio
-from tests.soak.messages import Head, Kind, Ledger, Writer
+from tests.soak.messages import Head, Kind, MessageLog, Writer
 from tests.soak.role import ANSWER_S, ASK_PORT, Stage
 
 TASKS: Final = 4
@@ -29,16 +29,16 @@ async def _play(stage: Stage) -> None:
 
 
 async def _serve(sock: urds.aio.Socket, stage: Stage) -> None:
-    ledger = Ledger(stage.tally)
+    log = MessageLog(stage.counters)
     async for payload, source in sock:
-        head = ledger.check(payload, source)
+        head = log.check(payload, source)
         if head is not None and head.kind in _ANSWERED:
             await sock.send_to(head.answer(), source)
 
 
 async def _ask(stage: Stage, target: tuple[str, int]) -> None:
     while not stage.over.is_set():
-        stage.tally.sockets += 1
+        stage.counters.sockets += 1
         async with await urds.aio.bind((stage.address(), 0)) as sock:
             writer, end_s = Writer(), stage.end_of_life_s()
             while time.monotonic() < end_s and not stage.over.is_set():
@@ -52,7 +52,7 @@ async def _ask(stage: Stage, target: tuple[str, int]) -> None:
 
 async def _answer(sock: urds.aio.Socket, writer: Writer, stage: Stage) -> None:
     """Wait for the answer that is due; a time limit cancels receives now and then."""
-    tally = stage.tally
+    counters = stage.counters
     end_s = time.monotonic() + ANSWER_S
     while time.monotonic() < end_s:
         try:
@@ -61,12 +61,12 @@ async def _answer(sock: urds.aio.Socket, writer: Writer, stage: Stage) -> None:
         except TimeoutError:
             continue
         head = Head.parse(payload)
-        tally.byte_count += len(payload)
+        counters.byte_count += len(payload)
         if head is None:
-            tally.damaged += 1
+            counters.damaged += 1
         elif writer.is_answer(head):
-            tally.messages += 1
+            counters.messages += 1
             return
         else:
-            tally.repeated += 1
-    tally.unanswered += 1
+            counters.repeated += 1
+    counters.unanswered += 1

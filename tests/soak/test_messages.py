@@ -1,9 +1,9 @@
-"""The soak would see what it looks for: each error that its books and trends are there to find."""
+"""The soak would see what it looks for: each error that its message logs and trends are there to find."""
 
 import pytest
 
 from tests.soak.measures import MIB, Sample, trend
-from tests.soak.messages import HEAD_BYTES, Head, Kind, Ledger, Tally, Writer
+from tests.soak.messages import HEAD_BYTES, Head, Kind, MessageLog, Counters, Writer
 
 SOURCE = ("127.0.0.2", 4000)
 
@@ -14,13 +14,13 @@ def written(count: int) -> list[bytes]:
 
 
 def counted(payloads: list[bytes]) -> dict[str, int]:
-    """Return what a ledger counts, zeros and bytes left out."""
-    tally = Tally()
-    ledger = Ledger(tally)
+    """Return what a message log counts, zeros and bytes left out."""
+    counters = Counters()
+    log = MessageLog(counters)
     for payload in payloads:
-        ledger.check(payload, SOURCE)
+        log.check(payload, SOURCE)
     return {
-        name: count for name, count in tally.as_dict().items() if count and name != "byte_count"
+        name: count for name, count in counters.as_dict().items() if count and name != "byte_count"
     }
 
 
@@ -74,11 +74,11 @@ def test_a_later_life_begins_anew_and_an_earlier_one_is_stale() -> None:
 
 
 def test_a_source_that_ended_is_forgotten() -> None:
-    writer, ledger = Writer(), Ledger(Tally())
-    ledger.check(writer.next(Kind.ONE_WAY, 0), SOURCE)
-    assert ledger.source_count == 1
-    ledger.check(writer.next(Kind.END, 0), SOURCE)
-    assert ledger.source_count == 0
+    writer, log = Writer(), MessageLog(Counters())
+    log.check(writer.next(Kind.ONE_WAY, 0), SOURCE)
+    assert log.source_count == 1
+    log.check(writer.next(Kind.END, 0), SOURCE)
+    assert log.source_count == 0
 
 
 def test_an_answer_is_told_from_other_answers() -> None:

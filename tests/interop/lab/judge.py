@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .ledger import Transmission
+from .log import Transmission
 from .wire import Direction
 
 EVIDENCE_LINES_MAX = 6  # of one message
@@ -64,14 +64,14 @@ def judge(
     *,
     count: int,
     direction: Direction,
-    ledger: Iterable[Transmission],
+    log: Iterable[Transmission],
     one_path: bool = True,
 ) -> Verdict:
     """Judge what came of the messages 0 to `count` of one socket in one direction.
 
     With several paths the numbers of two connections are only compared if they are the same one.
     """
-    sent = _Sent(direction, ledger, one_path=one_path)
+    sent = _Sent(direction, log, one_path=one_path)
     found = _faults(received, count)
     to_us = direction is Direction.TO_HOST
     is_lost_by_kernel = sent.never_sent_whole if to_us else sent.was_taken
@@ -104,12 +104,12 @@ class _Sent:
     """The transmissions of one direction by the workload's numbers."""
 
     def __init__(
-        self, direction: Direction, ledger: Iterable[Transmission], *, one_path: bool
+        self, direction: Direction, log: Iterable[Transmission], *, one_path: bool
     ) -> None:
         self._one_path = one_path
         self._of: dict[int, list[Transmission]] = defaultdict(list)
         self._nameless: dict[int, list[Transmission]] = defaultdict(list)
-        for sent in ledger:
+        for sent in log:
             if sent.direction is direction and sent.number is not None:
                 self._of[sent.number].append(sent)
             elif sent.direction is direction:

@@ -89,7 +89,7 @@ class _Half:
         return bytes(fresh)
 
 
-class Ledger:
+class MessageLog:
     """All transmissions of one recording, in the order in which they began."""
 
     def __init__(self) -> None:
@@ -100,13 +100,13 @@ class Ledger:
         self._whole = 0
 
     @classmethod
-    def read(cls, recording: Path) -> "Ledger":
+    def read(cls, recording: Path) -> "MessageLog":
         """Read a capture file of the wire."""
-        ledger = cls()
+        log = cls()
         for frame in _frames(recording.read_bytes()):
             if segment := Segment.parse(frame):
-                ledger.add(segment)
-        return ledger
+                log.add(segment)
+        return log
 
     def add(self, segment: Segment) -> None:
         """Enter one segment that was forwarded."""

@@ -102,7 +102,7 @@ class RdmaNode:
         self.backend.close()
 
 
-class Tally:
+class Counters:
     """What was sent and what arrived, and when something last arrived."""
 
     def __init__(self, senders: int) -> None:
@@ -145,7 +145,7 @@ def wait_ready(descriptor: int, way: str, mask: int) -> None:
         poll.poll(50)
 
 
-def receiver(mailbox: Mailbox, way: str, tally: Tally, stop: threading.Event) -> None:
+def receiver(mailbox: Mailbox, way: str, counters: Counters, stop: threading.Event) -> None:
     polls = way in ("select", "poll", "epoll")
     wait_ns = {"blocking": None, "timed": 3_000_000}.get(way, 0)
     while not stop.is_set():
@@ -153,7 +153,7 @@ def receiver(mailbox: Mailbox, way: str, tally: Tally, stop: threading.Event) ->
             wait_ready(mailbox.fileno(), way, select.POLLIN)
         message = mailbox.receive(wait_ns=wait_ns)
         while message is not None:
-            tally.arrived(message.payload)
+            counters.arrived(message.payload)
             message = mailbox.receive(wait_ns=0)
         if way == "nonblocking":
             time.sleep(0.002)
@@ -163,7 +163,7 @@ def sender(
     mailbox: Mailbox,
     way: str,
     target: tuple[str, int],
-    tally: Tally,
+    counters: Counters,
     index: int,
     rng: random.Random,
     sparse: bool,
@@ -172,8 +172,8 @@ def sender(
     polls = way in ("select", "poll", "epoll")
     wait_ns = {"blocking": None, "timed": 3_000_000}.get(way, 0)
     while not stop.is_set():
-        payload = NUMBER.pack(index, tally.sent[index]) + bytes(rng.choice((0, 50, 2000, 9000)))
-        tally.sent[index] += 1
+        payload = NUMBER.pack(index, counters.sent[index]) + bytes(rng.choice((0, 50, 2000, 9000)))
+        counters.sent[index] += 1
         while True:
             try:
                 mailbox.send([payload], target, wait_ns=wait_ns)
@@ -204,7 +204,7 @@ class Run:
     ) -> None:
         self.nodes = nodes
         self.run_s = run_s
-        self.tally = Tally(2 * len(WAYS))
+        self.counters = Counters(2 * len(WAYS))
         self.stop_sending, self.stop = threading.Event(), threading.Event()
         self.failures: list[BaseException] = []
         self.senders: list[threading.Thread] = []
@@ -217,9 +217,9 @@ class Run:
                 index = side * len(WAYS) + place
                 target = (str(other.local), 100 + index)
                 self._thread(self.receivers, receiver, other.mailbox(100 + index), receive_way,
-                             self.tally, self.stop)  # fmt: skip
+                             self.counters, self.stop)  # fmt: skip
                 self._thread(self.senders, sender, node.mailbox(200 + index), send_way, target,
-                             self.tally, index, random.Random(seed * 100 + index), sparse,
+                             self.counters, index, random.Random(seed * 100 + index), sparse,
                              self.stop_sending)  # fmt: skip
 
     def _thread(
@@ -242,15 +242,15 @@ class Run:
         while time.monotonic() < end and not self.failures:
             during()
             time.sleep(0.01)
-            self.tally.watch()
+            self.counters.watch()
         self.stop_sending.set()
         for thread in self.senders:
             thread.join(END_S)
         end = time.monotonic() + END_S
-        while time.monotonic() < end and not self.tally.done():
+        while time.monotonic() < end and not self.counters.done():
             time.sleep(0.01)
-            self.tally.watch()
-            if self.tally.silence_s > 3 * SILENCE_S:
+            self.counters.watch()
+            if self.counters.silence_s > 3 * SILENCE_S:
                 break
 
     def close(self) -> None:
@@ -264,12 +264,14 @@ class Run:
     def verdict(self) -> str:
         missing = [
             (index, sent - got)
-            for index, (sent, got) in enumerate(zip(self.tally.sent, self.tally.got, strict=True))
+            for index, (sent, got) in enumerate(
+                zip(self.counters.sent, self.counters.got, strict=True)
+            )
             if sent != got
         ]
         return (
-            f"sent {sum(self.tally.sent)}, silence {self.tally.silence_s:.2f} s, missing {missing},"
-            f" wrong {self.tally.wrong[:5]}, failures {self.failures}"
+            f"sent {sum(self.counters.sent)}, silence {self.counters.silence_s:.2f} s, missing {missing},"
+            f" wrong {self.counters.wrong[:5]}, failures {self.failures}"
         )
 
 
@@ -282,8 +284,8 @@ def test_no_message_is_lost_and_no_wait_is_stuck(sparse: bool) -> None:
     run = Run(seed, joined(), sparse=sparse)
     try:
         run.go()
-        assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
-        assert run.tally.silence_s < SILENCE_S, run.verdict()
+        assert run.counters.done() and not run.counters.wrong and not run.failures, run.verdict()
+        assert run.counters.silence_s < SILENCE_S, run.verdict()
         print(run.verdict())
     finally:
         run.close()
@@ -309,8 +311,8 @@ def test_streams_are_replaced_under_full_load() -> None:
 
     try:
         run.go(during=replace)
-        assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
-        assert run.tally.silence_s < SILENCE_S, run.verdict()
+        assert run.counters.done() and not run.counters.wrong and not run.failures, run.verdict()
+        assert run.counters.silence_s < SILENCE_S, run.verdict()
         assert replaced > 20
         print(f"{replaced} streams, {run.verdict()}")
     finally:
@@ -337,8 +339,8 @@ def test_nobody_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> N
 
     try:
         run.go(during=break_one if breaks else lambda: None)
-        assert run.tally.done() and not run.tally.wrong and not run.failures, run.verdict()
-        assert run.tally.silence_s < SILENCE_S, run.verdict()
+        assert run.counters.done() and not run.counters.wrong and not run.failures, run.verdict()
+        assert run.counters.silence_s < SILENCE_S, run.verdict()
         downs = nodes[0].backend.counters()["rdma_downs"]
         assert (downs >= 3) is breaks  # how many depends on the machine
         print(f"{downs} breaks, {run.verdict()}")

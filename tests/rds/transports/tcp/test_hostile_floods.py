@@ -194,7 +194,7 @@ def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
 
 
 def test_from_half_of_the_unknown_peers_on_they_wait_for_their_first_header(lab: Lab) -> None:
-    """Nothing is made for pending connections. One that sends is accepted, a silent one is dropped."""
+    """A pending connection costs nothing: one that sends is accepted, a silent one dropped."""
     bounds = {"pending_max": 4, "pending_wait_s": 4.0}
     with besieged(lab, **bounds) as (node, _), ExitStack() as ending:
         made = [lab.connect(host, node.address) for host in range(10, 14)]
