@@ -37,7 +37,7 @@ class Side:
         """Return the note for readers of the table."""
         return self._peer.note()
 
-    def call_back_request(self) -> None:
+    def send_first(self) -> None:
         """Send one message, for the connection."""
         self._peer.put(1)
 

@@ -84,7 +84,7 @@ class _Holder:
         self._marked_bytes = 0
         prefix = ours(0).network().rpartition(".")[0]
         places = (divmod(index, _HOSTS_PER_BYTE) for index in range(COUNT + WARM_UP))
-        hosts = (f"{prefix}.{_HOSTS_ROW + octet}.{host + 1}" for octet, host in places)
+        hosts = (f"{prefix}.{_HOSTS_ROW + host_row}.{host + 1}" for host_row, host in places)
         self._hosts = [(host, PORT) for host in hosts]
         self._own_host = f"{prefix}.{_HOLDER_ROW}.{_HOLDER_HOST}"
 

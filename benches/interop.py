@@ -90,7 +90,7 @@ sys.path[:0] = [folder + "/src", folder + "/benches"]
 from peers.ours import plane
 platform.release(), platform.python_version(), plane()
 """
-_KNOCKS_MAX = 4
+_FIRST_SENDS_MAX = 4
 _OPEN_WAIT_S = 60.0
 _INTERRUPTED, _NO_LAB = 130, 3
 
@@ -124,11 +124,11 @@ class GuestPair:
 
     def _connect(self) -> None:
         """Have messages pass, before any is counted. Raises PairError if none does."""
-        for _ in range(_KNOCKS_MAX):
-            self._sender("side.call-back request()")
+        for _ in range(_FIRST_SENDS_MAX):
+            self._sender("side.send_first()")
             if self._receiver("side.listen()"):
                 return
-        raise PairError(f"none of {_KNOCKS_MAX} messages came")
+        raise PairError(f"none of {_FIRST_SENDS_MAX} messages came")
 
     def measure(self, count: int) -> Sample:
         """Exchange `count` messages. Raises PairError if it does not end in time."""

@@ -456,7 +456,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {"rds_pair": rds_pair}
 
 _HIGH = 0x80
 _MEET = bytes([8, 0, 10, 0, 8, 0, _HIGH + 8, 0])
-_KNOCK = bytes([_HIGH + 8, 0, _HIGH + 10, 0])
+_CALL_BACK_REQUEST = bytes([_HIGH + 8, 0, _HIGH + 10, 0])
 _MOVE = bytes([3, 255, _HIGH + 3, 255, 6, 255, _HIGH + 6, 255, 8, 0, _HIGH + 8, 0])
 _SEND = bytes([0, 0, 1, 7, 2, 14, _HIGH, 1, _HIGH + 1, 13])
 _TAKE = bytes([15, 0, _HIGH + 15, 0])
@@ -470,6 +470,6 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"\2" + _SEND + _MEET + _MOVE * 3 + _SEND + _RESTART_HIGH + _LATER + _MEET + _MOVE * 4,
         b"\3" + _SEND + _MEET + bytes([12, 255, 12, 255]) + _MOVE * 3 + _SEND + _BREAK + _MOVE,
         b"\x10" + _SEND + _MEET + _MOVE * 3 + _SEND + _RESTART_HIGH + _LATER + _MEET + _MOVE * 4,
-        b"\4" + _SEND + _KNOCK + _MEET + _MOVE + bytes([14, 31]) + _MOVE,
+        b"\4" + _SEND + _CALL_BACK_REQUEST + _MEET + _MOVE + bytes([14, 31]) + _MOVE,
     )
 }

@@ -66,7 +66,7 @@ RDMA = RdmaRow(
     regions_max=65536,
     region_pages_max=257,
 )
-CARRIED = replace(
+RDMA_PATH = replace(
     PATH,
     transport=Carrier.RDMA,
     tos=19,
@@ -82,9 +82,9 @@ SNAPSHOT = Snapshot(
     paths=[
         PATH,
         replace(PATH, index=1, up=False, sending=False, local_stream=None),
-        CARRIED,
-        replace(CARRIED, up=False, sending=False, tos=0, rdma=RdmaRow()),
-        replace(CARRIED, peer=HERE, rdma=replace(RDMA, is_passive=True)),
+        RDMA_PATH,
+        replace(RDMA_PATH, up=False, sending=False, tos=0, rdma=RdmaRow()),
+        replace(RDMA_PATH, peer=HERE, rdma=replace(RDMA, is_passive=True)),
     ],
     send_queue=[MessageRow(0, 30, HERE, 4000, THERE, 4001)],
     retransmit_queue=[MessageRow(11, 8, HERE, 4000, THERE, 4001, 19)],

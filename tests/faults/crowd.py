@@ -33,10 +33,10 @@ def slow_receiver(run: Run, scale: Scale) -> Notes:
         stuck_s += _without_one(run, slow, everybody[1:], each)
     run.finish()
     refused = {host: _refusals(run, host) for host in (slow, *others)}
-    carried = _ROUNDS * each * len(others)
+    delivered = _ROUNDS * each * len(others)
     return {
-        "rate_without_slow": round(carried / healthy_s),
-        "rate_with_slow": round(carried / stuck_s),
+        "rate_without_slow": round(delivered / healthy_s),
+        "rate_with_slow": round(delivered / stuck_s),
         "ratio": round(healthy_s / stuck_s, 3),
         "refused_of_slow": refused.pop(slow),
         "refused_of_others": sum(refused.values()),

@@ -38,7 +38,7 @@ def sent(
         payload_bytes=100,
         end_bytes=0,
         welcome=welcome,
-        carried_bytes=40 if place is None else 100,
+        crossed_bytes=40 if place is None else 100,
         number=number,
         place=place,
         acknowledged=acknowledged and place is not None,
@@ -226,7 +226,7 @@ def test_a_message_is_found_however_it_is_segmented(step: int) -> None:
     stream = MESSAGE + frame(2, b"") + frame(3, PAYLOAD[:3])
     for offset in range(0, len(stream), step):
         log.add(segment(TO_KERNEL, offset, stream[offset : offset + step]))
-    found = [(t.sequence, t.number, t.carried_bytes, t.whole) for t in log.transmissions]
+    found = [(t.sequence, t.number, t.crossed_bytes, t.whole) for t in log.transmissions]
     assert found == [(1, 7, 100, True), (2, None, 0, True), (3, None, 3, True)]
 
 
@@ -244,7 +244,7 @@ def test_a_reset_ends_what_is_received() -> None:
     log.add(segment(TO_KERNEL, 100, flags=RST | ACK))
     log.add(segment(TO_KERNEL, 100, MESSAGE[100:]))
     (found,) = log.transmissions
-    assert (found.number, found.carried_bytes, found.whole) == (7, 52, False)
+    assert (found.number, found.crossed_bytes, found.whole) == (7, 52, False)
 
 
 def test_a_reset_of_an_earlier_connection_ends_nothing() -> None:

@@ -16,7 +16,7 @@ from tests.namespaces.conftest import Say
 from tests.namespaces.traffic import Traffic
 from tests.support.places import LINK, Namespaces
 
-pytestmark = pytest.mark.carried("tcp0")
+pytestmark = pytest.mark.each_carrier("tcp0")
 
 FAULT_S = 1.5
 RECOVERED_S = 12.0

@@ -11,7 +11,7 @@ from tests.rds.transports.tcp.processes import NodeProcess
 from tests.support.places import LINK, Namespaces
 
 pytestmark = [
-    pytest.mark.carried("tcp0"),
+    pytest.mark.each_carrier("tcp0"),
     pytest.mark.parametrize("hosts", ["netns6"], indirect=True),
 ]
 ADDRESSES = ("fe80::8:1", "fe80::8:2")

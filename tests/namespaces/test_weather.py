@@ -33,7 +33,7 @@ def wire(hosts: Namespaces) -> Iterator[Wire]:
     made.close()
 
 
-@pytest.mark.carried("tcp0")
+@pytest.mark.each_carrier("tcp0")
 @pytest.mark.parametrize("weather", WEATHERS.values(), ids=WEATHERS)
 def test_messages_arrive_once_and_in_order(
     hosts: Namespaces, wire: Wire, weather: Weather, say: Say

@@ -52,7 +52,7 @@ class Wire:
         net = "fd75:7264:74::" if hosts.ipv6 else "10.117.115."
         self.addresses = (f"{net}1", f"{net}2")
         self.weather = Weather()
-        self.lost = self.overtaken = self.carried = 0
+        self.lost = self.overtaken = self.forwarded = 0
         self._rng = random.Random(seed)
         self._ends = [self._open(hosts, host) for host in (0, 1)]
         self._under_way: list[tuple[float, int, int, bytes]] = []
@@ -93,7 +93,7 @@ class Wire:
     def _take(self, end: int, target: int) -> None:
         weather, rng = self.weather, self._rng
         while (packet := _read(end)) is not None:
-            self.carried += 1
+            self.forwarded += 1
             if rng.random() < weather.loss:
                 self.lost += 1
                 continue
@@ -102,7 +102,7 @@ class Wire:
                 if rng.random() < weather.late:
                     self.overtaken += 1
                     due_s += weather.late_s
-                heapq.heappush(self._under_way, (due_s, self.carried, target, packet))
+                heapq.heappush(self._under_way, (due_s, self.forwarded, target, packet))
 
 
 def _read(end: int) -> bytes | None:

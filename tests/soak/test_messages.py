@@ -3,7 +3,7 @@
 import pytest
 
 from tests.soak.measures import MIB, Sample, trend
-from tests.soak.messages import HEAD_BYTES, Head, Kind, MessageLog, Counters, Writer
+from tests.soak.messages import HEAD_BYTES, Counters, Head, Kind, MessageLog, Writer
 
 SOURCE = ("127.0.0.2", 4000)
 

@@ -1,10 +1,10 @@
 """What carries the messages of a test: TCP, a shm stream, or RDMA on a device.
 
-A test marked `carried` runs once over each; `carried("shm0")` leaves the other device to
+A test marked `each_carrier` runs once over each; `each_carrier("shm0")` leaves the other device to
 `URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
 makes it, by environment: processes that a test starts inherit it, and backends that are made by
 hand take it from `chosen`. Shm streams need the compiled plane. In a module so marked,
-`carried(False)` takes out a test that is the same over each, and `tcp_only` with its reason skips
+`each_carrier(False)` takes out a test that is the same over each, and `tcp_only` with its reason skips
 one that applies to TCP alone.
 """
 
@@ -60,8 +60,8 @@ def control_counter(name: str) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have a test that is marked `carried` run over each carrier."""
-    mark = metafunc.definition.get_closest_marker("carried")
+    """Have a test that is marked `each_carrier` run over each carrier."""
+    mark = metafunc.definition.get_closest_marker("each_carrier")
     if mark is not None and mark.args != (False,):
         devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
         if not places.is_loopback():  # shared memory reaches no other host
@@ -82,7 +82,7 @@ def _marks(metafunc: pytest.Metafunc, carrier: str) -> list[pytest.MarkDecorator
 def carrier(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str | None]:
-    """Choose the carrier of a test that is marked `carried`; None leaves it to the environment."""
+    """Choose the carrier of a test that is marked `each_carrier`; None leaves it to the environment."""
     name: str | None = getattr(request, "param", None)
     for variable in _VARIABLES if name else ():
         monkeypatch.delenv(variable, raising=False)

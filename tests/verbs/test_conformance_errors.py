@@ -303,7 +303,7 @@ def test_work_posted_after_the_end_is_flushed_at_once(world: World) -> None:
     assert [(wc.wr_id, wc.status) for wc in left.received()] == [(2, WCStatus.WR_FLUSH_ERR)]
 
 
-def test_requests_carried_out_before_a_failure_succeed(world: World) -> None:
+def test_requests_executed_before_a_failure_succeed(world: World) -> None:
     pair = world.pair()
     left, right = pair.left, pair.right
     with left.context.adapter.lock:

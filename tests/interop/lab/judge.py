@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .log import Transmission
+from .message_log import Transmission
 from .wire import Direction
 
 EVIDENCE_LINES_MAX = 6  # of one message

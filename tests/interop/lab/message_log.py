@@ -33,7 +33,7 @@ class Transmission:
     payload_bytes: int
     end_bytes: int  # position in its stream where it ends, or would end
     welcome: bool  # a frame of its receiver had come on this connection when it began
-    carried_bytes: int = 0  # payload bytes that crossed
+    crossed_bytes: int = 0  # payload bytes that crossed
     number: int | None = None  # of the workload; None where too little crossed
     place: int | None = None  # among all that crossed whole; None if it did not
     acknowledged: bool = False  # whole, by the receiver's TCP
@@ -49,7 +49,7 @@ class Transmission:
         return bool(self.flags & REPEATED)
 
     def __str__(self) -> str:
-        state = "whole" if self.whole else f"{self.carried_bytes} of {self.payload_bytes} bytes"
+        state = "whole" if self.whole else f"{self.crossed_bytes} of {self.payload_bytes} bytes"
         said = " repeated" * self.repeated + " acknowledged" * self.acknowledged
         return f"connection {self.connection}: sequence {self.sequence} {state}{said}"
 
@@ -156,13 +156,13 @@ class MessageLog:
                     half.current = self._frame(half, direction, connection, back)
                 continue
             part = data[start : start + _missing(frame)]
-            if frame.carried_bytes < NUMBER.size <= frame.carried_bytes + len(part):
+            if frame.crossed_bytes < NUMBER.size <= frame.crossed_bytes + len(part):
                 # The number may come in two pieces; the header's buffer holds the first.
                 first = bytes(half.header) + part
                 frame.number = NUMBER.unpack_from(first)[0]
-            elif frame.carried_bytes < NUMBER.size:
+            elif frame.crossed_bytes < NUMBER.size:
                 half.header += part
-            frame.carried_bytes += len(part)
+            frame.crossed_bytes += len(part)
             start += len(part)
             half.byte_count += len(part)
             if not _missing(frame):
@@ -193,7 +193,7 @@ class MessageLog:
 
 
 def _missing(frame: Transmission) -> int:
-    return frame.payload_bytes - frame.carried_bytes
+    return frame.payload_bytes - frame.crossed_bytes
 
 
 def _acknowledge(half: _Half, sequence: int) -> None:

@@ -4,7 +4,7 @@ It forwards Ethernet frames. For TCP of the RDS port it follows both directions 
 and, when told to, ends the connection with a reset after an exact number of payload bytes: the
 segment is shortened there, and each end gets a reset with the sequence number it expects, so that
 neither can doubt it. It can also drop everything of that port: a silent outage. Other traffic is
-left alone. Told to, it records what it let through, which `log` reads. Runs as a process of its
+left alone. It can record what it lets through, for `message_log`. It runs as a process of its
 own: `wire.py TAP QEMU_SOCKET WIRE_SOCKET CONTROL_DESCRIPTOR`.
 """
 

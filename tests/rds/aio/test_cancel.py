@@ -17,7 +17,7 @@ from tests.rds.aio.nodes import Node
 from tests.support import carriers
 from urds import aio
 
-pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(120)]
 
 CANCELS = 2500  # in each of seven runs over TCP
 CANCELS_OVER_RDMA = 400

@@ -22,7 +22,7 @@ from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.python.plane import Plane
 
 STARVED = 20_000  # messages of a flood: a second of them, where a loop is quick
-pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
+pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(30)]
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 PAYLOAD_BYTES = 100_000
@@ -406,14 +406,14 @@ asyncio.run(main())
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_the_import_needs_no_loop() -> None:
     program = "import sys, urds.aio; sys.exit('asyncio' in sys.modules or 'trio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=False, env=environment())
     assert done.returncode == 0
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_a_call_outside_of_a_loop_says_so(own: Node) -> None:
     sock = asyncio.run(own.bind())
     with pytest.raises(RuntimeError, match="running event loop"):

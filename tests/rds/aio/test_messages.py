@@ -19,7 +19,7 @@ from tests.support.waiting import BUSY_S, ENDLESS_S
 from urds import aio
 from urds.rds.aio.progress import Sleeper
 
-pytestmark = [pytest.mark.anyio, pytest.mark.carried("shm0"), pytest.mark.timeout(30)]
+pytestmark = [pytest.mark.anyio, pytest.mark.each_carrier("shm0"), pytest.mark.timeout(30)]
 
 NOT_READY_S = 0.05
 
@@ -227,7 +227,7 @@ async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
         assert got == [b"0", b"1", b"2"]
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 @pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["bytes", "empty"])
 async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) -> None:
     """The peer's address is hosted by nobody, so the linger lasts its whole second."""
@@ -259,7 +259,7 @@ async def test_a_cancelled_close_does_not_linger(own: Node) -> None:
     assert time.monotonic() - started < BUSY_S
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 async def test_an_unbound_socket_says_so(own: Node) -> None:
     async with aio.open_socket() as sock:
         with pytest.raises(OSError) as refused:

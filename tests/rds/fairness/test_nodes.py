@@ -23,7 +23,7 @@ from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.plane.contract import MailboxSettings
 
-pytestmark = [pytest.mark.carried("shm0"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(120)]
 
 ACCOUNT_BYTES = 106_496  # SO_SNDBUF and SO_RCVBUF of every socket here
 RECEIVER, FIRST_PEER = 1, 10

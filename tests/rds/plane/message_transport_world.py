@@ -187,8 +187,8 @@ class FakePath:
         self._plane.finish_pass()
 
 
-class CarriedWorld:
-    """A plane, one address, one carried path to each peer."""
+class MessageTransportWorld:
+    """A plane, one address, one path of a message transport to each peer."""
 
     def __init__(self, limits: Limits | None = None, *, virtual: bool = True) -> None:
         self.now_ns = 1_000 * MS

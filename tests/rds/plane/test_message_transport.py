@@ -14,7 +14,7 @@ from tests.rds.plane.message_transport_world import (
     PEER_PORT,
     PORT,
     TARGET,
-    CarriedWorld,
+    MessageTransportWorld,
     transfer,
     wait_until,
 )
@@ -32,8 +32,8 @@ SOURCE = (str(PEER), PEER_PORT)
 
 
 @pytest.fixture
-def world() -> Iterator[CarriedWorld]:
-    made = CarriedWorld()
+def world() -> Iterator[MessageTransportWorld]:
+    made = MessageTransportWorld()
     yield made
     made.close()
 
@@ -41,7 +41,7 @@ def world() -> Iterator[CarriedWorld]:
 # -- sending
 
 
-def test_a_message_is_queued_counted_and_pushed(world: CarriedWorld) -> None:
+def test_a_message_is_queued_counted_and_pushed(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     assert mailbox.sendto(b"hello", TARGET) == 5
     path = world.path()
@@ -50,7 +50,7 @@ def test_a_message_is_queued_counted_and_pushed(world: CarriedWorld) -> None:
     assert path.told == ["queue", "push"]
 
 
-def test_operations_and_the_extension_go_with_their_message(world: CarriedWorld) -> None:
+def test_operations_and_the_extension_go_with_their_message(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     operations = (transfer(1), transfer(2))
     extension = b"\2" + bytes(15)
@@ -58,7 +58,7 @@ def test_operations_and_the_extension_go_with_their_message(world: CarriedWorld)
     assert world.path().queued == [(mailbox, PEER_PORT, b"ab", extension, operations)]
 
 
-def test_operations_are_refused_where_nobody_does_them(world: CarriedWorld) -> None:
+def test_operations_are_refused_where_nobody_does_them(world: MessageTransportWorld) -> None:
     """Before congestion and a full account: kernel parity."""
     mailbox = world.mailbox(send_bytes_max=1)
     stream = world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
@@ -73,7 +73,7 @@ def test_operations_are_refused_where_nobody_does_them(world: CarriedWorld) -> N
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
-def test_refusals_come_in_the_order_of_linux(world: CarriedWorld) -> None:
+def test_refusals_come_in_the_order_of_linux(world: MessageTransportWorld) -> None:
     """Too long for the buffer, the peer's congestion, our account, the path's bound."""
     mailbox = world.mailbox(send_bytes_max=100)
     path = world.path()
@@ -101,7 +101,7 @@ def test_refusals_come_in_the_order_of_linux(world: CarriedWorld) -> None:
     assert world.counter("send_queue_full") == 1
 
 
-def test_a_message_that_the_path_does_not_carry_is_too_long(world: CarriedWorld) -> None:
+def test_a_message_that_the_path_does_not_carry_is_too_long(world: MessageTransportWorld) -> None:
     """There is no handshake left that may still allow it, so it does not wait."""
     mailbox = world.mailbox()
     world.path().message_bytes_max = 10
@@ -111,7 +111,7 @@ def test_a_message_that_the_path_does_not_carry_is_too_long(world: CarriedWorld)
     assert mailbox.sendto(bytes(10), TARGET) == 10
 
 
-def test_a_peer_that_was_given_up_is_told_once(world: CarriedWorld) -> None:
+def test_a_peer_that_was_given_up_is_told_once(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     mailbox.sendto(b"lost", TARGET)
     with world.plane.lock:
@@ -122,7 +122,7 @@ def test_a_peer_that_was_given_up_is_told_once(world: CarriedWorld) -> None:
     assert mailbox.sendto(b"more", TARGET) == 4
 
 
-def test_cancel_reaches_the_messages_to_one_port_or_all(world: CarriedWorld) -> None:
+def test_cancel_reaches_the_messages_to_one_port_or_all(world: MessageTransportWorld) -> None:
     mailbox, other = world.mailbox(), world.mailbox(PORT + 1)
     for port in (4000, 4001):
         mailbox.sendto(b"12", (str(PEER), port))
@@ -136,7 +136,7 @@ def test_cancel_reaches_the_messages_to_one_port_or_all(world: CarriedWorld) -> 
     assert world.counter("send_cancelled") == 3
 
 
-def test_another_tos_is_another_route(world: CarriedWorld) -> None:
+def test_another_tos_is_another_route(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     mailbox.sendto(b"", TARGET)
     first = world.paths.pop(PEER)
@@ -151,7 +151,7 @@ def test_another_tos_is_another_route(world: CarriedWorld) -> None:
 @pytest.mark.parametrize("reason", ["path", "account", "peer"])
 def test_who_waits_for_room_goes_on_when_there_is_some(reason: str) -> None:
     """The bound of the path, our account, the peer's congestion: each wakes its senders."""
-    world = CarriedWorld(virtual=False)
+    world = MessageTransportWorld(virtual=False)
     mailbox, path = world.mailbox(send_bytes_max=10), world.path()
     if reason == "path":
         path.judge(full=True)
@@ -182,7 +182,7 @@ def test_who_waits_for_room_goes_on_when_there_is_some(reason: str) -> None:
 # -- receiving
 
 
-def test_what_arrives_lies_in_its_mailbox(world: CarriedWorld) -> None:
+def test_what_arrives_lies_in_its_mailbox(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     assert path.arrive(b"plain")
     assert path.arrive(b"told", extension=b"\3" + bytes(15), source_port=77)
@@ -197,13 +197,13 @@ def test_what_arrives_lies_in_its_mailbox(world: CarriedWorld) -> None:
     assert counters["copy_to_user"] == 9
 
 
-def test_what_is_for_nobody_is_counted(world: CarriedWorld) -> None:
+def test_what_is_for_nobody_is_counted(world: MessageTransportWorld) -> None:
     world.mailbox()
     assert world.path().arrive(b"lost", port=PORT + 1)
     assert world.counter("recv_drop_no_sock") == 1
 
 
-def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: CarriedWorld) -> None:
+def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     for port in range(2, 65536):
         path.arrive(b"", source_port=port, port=PORT + 1)
@@ -214,7 +214,7 @@ def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: CarriedWorld) -
     assert mailbox.recvfrom(1)[1] == (str(PEER), 2)
 
 
-def test_timestamps_are_those_of_the_arrival(world: CarriedWorld) -> None:
+def test_timestamps_are_those_of_the_arrival(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox(timestamps=True)
     world.plane.wall_ns = lambda: 12345
     world.path().arrive(b"")
@@ -224,7 +224,7 @@ def test_timestamps_are_those_of_the_arrival(world: CarriedWorld) -> None:
 
 def test_a_mailbox_far_over_its_buffer_pauses_the_path_until_half() -> None:
     limits = Limits(receive_hard_factor=2, receive_hard_bytes=0)
-    world = CarriedWorld(limits)
+    world = MessageTransportWorld(limits)
     mailbox, path = world.mailbox(receive_bytes_max=1000), world.path()
     arrived = [path.arrive(bytes(504)) for _ in range(4)]
     assert arrived == [True, True, True, False], "600 bytes each, with what a message costs"
@@ -247,7 +247,7 @@ def test_messages_without_payload_pause_it_unless_they_are_a_run(
 ) -> None:
     """They leave the buffer empty, so that only their number tells."""
     monkeypatch.setattr(inbox, "MANY_MESSAGES", 9)
-    world = CarriedWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
+    world = MessageTransportWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
     mailbox, path = world.mailbox(receive_bytes_max=20 * inbox.OVERHEAD_BYTES), world.path()
     assert all(path.arrive(b"") for _ in range(1000))
     assert (len(mailbox.queue), mailbox.message_count()) == (10, 1000)
@@ -262,7 +262,7 @@ def test_messages_without_payload_pause_it_unless_they_are_a_run(
 
 
 def test_a_paused_path_goes_on_when_its_mailbox_closes() -> None:
-    world = CarriedWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
+    world = MessageTransportWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
     mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
     assert not path.arrive(bytes(200))
     mailbox.close()
@@ -273,7 +273,7 @@ def test_a_paused_path_goes_on_when_its_mailbox_closes() -> None:
 # -- congestion
 
 
-def test_a_changed_map_is_due_and_pushed(world: CarriedWorld) -> None:
+def test_a_changed_map_is_due_and_pushed(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
     path.arrive(bytes(401))  # more than four times its buffer: congested at once
     assert path.told == ["note_map_due", "push_soon"]
@@ -283,7 +283,7 @@ def test_a_changed_map_is_due_and_pushed(world: CarriedWorld) -> None:
     assert not any(world.plane.host(LOCAL).map_bytes())
 
 
-def test_the_map_of_a_closed_mailbox_is_cleared(world: CarriedWorld) -> None:
+def test_the_map_of_a_closed_mailbox_is_cleared(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(receive_bytes_max=100), world.path()
     path.arrive(bytes(401))
     path.told.clear()
@@ -291,7 +291,7 @@ def test_the_map_of_a_closed_mailbox_is_cleared(world: CarriedWorld) -> None:
     assert path.told[:1] == ["note_map_due"] and path.told[-1] == "push_soon"
 
 
-def test_a_monitor_hears_of_cleared_groups_only(world: CarriedWorld) -> None:
+def test_a_monitor_hears_of_cleared_groups_only(world: MessageTransportWorld) -> None:
     """Over RDMA Linux tells what changed; over TCP it takes every update for a change of all."""
     mailbox, path = world.mailbox(monitor=True, monitor_mask=ALL_GROUPS), world.path()
     path.arrive_map(4000, 4001, 4002)
@@ -308,7 +308,7 @@ def test_a_monitor_hears_of_cleared_groups_only(world: CarriedWorld) -> None:
 # -- what is due
 
 
-def test_a_path_is_served_once_when_its_time_has_come(world: CarriedWorld) -> None:
+def test_a_path_is_served_once_when_its_time_has_come(world: MessageTransportWorld) -> None:
     path, other = world.path(), world.path(OTHER)
     path.plan(1)
     other.plan(3)
@@ -322,7 +322,7 @@ def test_a_path_is_served_once_when_its_time_has_come(world: CarriedWorld) -> No
     assert path.told == other.told == ["serve"]
 
 
-def test_a_removed_path_is_not_served(world: CarriedWorld) -> None:
+def test_a_removed_path_is_not_served(world: MessageTransportWorld) -> None:
     path = world.path()
     path.plan(1)
     world.plane.remove_message_transport(path)
@@ -333,7 +333,7 @@ def test_a_removed_path_is_not_served(world: CarriedWorld) -> None:
 
 def test_who_waits_serves_what_comes_due() -> None:
     """Without a helper: whoever waits for a message sleeps no longer than to the next due."""
-    world = CarriedWorld(virtual=False)
+    world = MessageTransportWorld(virtual=False)
     mailbox, path = world.mailbox(), world.path()
     path.plan(1)
     assert mailbox.receive(wait_ns=5 * MS) is None
@@ -344,7 +344,7 @@ def test_who_waits_serves_what_comes_due() -> None:
     world.close()
 
 
-def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: CarriedWorld) -> None:
+def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: MessageTransportWorld) -> None:
     world.plane.progress_thread.asleep = True
     world.path().plan(1)
     assert not world.plane.progress_thread.asleep
@@ -355,7 +355,7 @@ def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
 
     The helper's sleep is made by hand: it lasts longer than a tick, with the streams watched.
     """
-    world = CarriedWorld(virtual=False)
+    world = MessageTransportWorld(virtual=False)
     mailbox, path, helper = world.mailbox(), world.path(), world.plane.progress_thread
     looks: list[int] = []
 
@@ -376,7 +376,7 @@ def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
 # -- endings
 
 
-def test_a_closed_mailbox_lets_its_messages_leave_for_a_while(world: CarriedWorld) -> None:
+def test_a_closed_mailbox_lets_its_messages_leave_for_a_while(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     mailbox.sendto(b"late", TARGET)
     mailbox.close()
@@ -388,7 +388,7 @@ def test_a_closed_mailbox_lets_its_messages_leave_for_a_while(world: CarriedWorl
     assert world.counter("send_linger_over") == world.counter("send_cancelled") == 1
 
 
-def test_a_mailbox_closed_without_time_cancels_at_once(world: CarriedWorld) -> None:
+def test_a_mailbox_closed_without_time_cancels_at_once(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     mailbox.sendto(b"late", TARGET)
     mailbox.close(0)
@@ -396,14 +396,14 @@ def test_a_mailbox_closed_without_time_cancels_at_once(world: CarriedWorld) -> N
     assert mailbox.send_queued_bytes == 0
 
 
-def test_the_plane_tells_what_was_left_and_ends_the_path(world: CarriedWorld) -> None:
+def test_the_plane_tells_what_was_left_and_ends_the_path(world: MessageTransportWorld) -> None:
     world.mailbox().sendto(b"left", TARGET)
     assert world.plane.close(10 * MS) == 1
     assert world.path().told[-1] == "end"
 
 
 def test_all_paths_have_one_time_to_end_in() -> None:
-    world = CarriedWorld()
+    world = MessageTransportWorld()
     first, second = world.path(PEER), world.path(OTHER)
     end = first.end
 
@@ -417,7 +417,7 @@ def test_all_paths_have_one_time_to_end_in() -> None:
 
 
 def test_a_drain_pushes_until_the_peer_has_everything() -> None:
-    world = CarriedWorld(virtual=False)
+    world = MessageTransportWorld(virtual=False)
     path = world.path()
     world.mailbox().sendto(b"left", TARGET)
     push = path.push
@@ -431,7 +431,7 @@ def test_a_drain_pushes_until_the_peer_has_everything() -> None:
     world.plane.release()
 
 
-def test_a_failed_plane_ends_the_path_too(world: CarriedWorld) -> None:
+def test_a_failed_plane_ends_the_path_too(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     world.plane.fail()
     assert path.told == ["end"]
@@ -440,7 +440,7 @@ def test_a_failed_plane_ends_the_path_too(world: CarriedWorld) -> None:
     assert caught.value.errno == errno.EIO
 
 
-def test_a_removed_path_is_forgotten_everywhere(world: CarriedWorld) -> None:
+def test_a_removed_path_is_forgotten_everywhere(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     path.arrive_map(9)
     path.judge(full=True)
@@ -460,7 +460,7 @@ def test_a_removed_path_is_forgotten_everywhere(world: CarriedWorld) -> None:
     assert "end" not in path.told
 
 
-def test_a_peer_map_stays_while_another_path_leads_there(world: CarriedWorld) -> None:
+def test_a_peer_map_stays_while_another_path_leads_there(world: MessageTransportWorld) -> None:
     path = world.path()
     path.arrive_map(9)
     stream = world.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
@@ -473,7 +473,7 @@ def test_a_peer_map_stays_while_another_path_leads_there(world: CarriedWorld) ->
     assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
 
 
-def test_a_removed_path_is_not_pushed_for_a_map(world: CarriedWorld) -> None:
+def test_a_removed_path_is_not_pushed_for_a_map(world: MessageTransportWorld) -> None:
     """Its removal may come between the change of our map and the end of the pass."""
     mailbox, path = world.mailbox(), world.path()
     with world.plane.lock:
@@ -483,7 +483,7 @@ def test_a_removed_path_is_not_pushed_for_a_map(world: CarriedWorld) -> None:
     assert path.told == ["note_map_due"]
 
 
-def test_tables_show_both_kinds(world: CarriedWorld) -> None:
+def test_tables_show_both_kinds(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
     mailbox.sendto(b"12345", TARGET)
@@ -496,7 +496,7 @@ def test_tables_show_both_kinds(world: CarriedWorld) -> None:
 
 
 def test_the_child_of_a_fork_leaves_the_path_to_its_parent() -> None:
-    world = CarriedWorld()
+    world = MessageTransportWorld()
     path = world.path()
     world.plane.abandon_in_child()
     assert path.told == ["abandon_in_child"]

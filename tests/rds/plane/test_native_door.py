@@ -134,7 +134,7 @@ def test_a_plane_that_carries_rdma_needs_none_beside_it() -> None:
 
 
 @pytest.mark.skipif(bool(native.missing()), reason="no compiled plane")
-def test_beside_the_compiled_one_rdma_is_carried_by_the_python_one() -> None:
+def test_beside_the_compiled_plane_rdma_uses_the_python_one() -> None:
     compiled = plane_class(Choice(NATIVE, "a test"))
     assert plane_beside(compiled(limits=Limits(), resolve=lambda _mailbox, _peer: None)) is Plane
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.rds.plane.message_transport_world import PORT, TARGET, CarriedWorld, transfer, wait_until
+from tests.rds.plane.message_transport_world import (
+    PORT,
+    TARGET,
+    MessageTransportWorld,
+    transfer,
+    wait_until,
+)
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import CongestionNotice, Message
 from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
@@ -19,16 +25,16 @@ WAIT_NS = 30_000_000_000  # longer than any join here
 
 
 @pytest.fixture
-def world() -> Iterator[CarriedWorld]:
-    made = CarriedWorld()
+def world() -> Iterator[MessageTransportWorld]:
+    made = MessageTransportWorld()
     yield made
     made.close()
 
 
 @pytest.fixture
-def waiting_world() -> Iterator[CarriedWorld]:
+def waiting_world() -> Iterator[MessageTransportWorld]:
     """Return a world whose calls do wait."""
-    made = CarriedWorld(virtual=False)
+    made = MessageTransportWorld(virtual=False)
     yield made
     made.close()
 
@@ -48,7 +54,12 @@ def send(mailbox: Mailbox, *operations: Operation) -> None:
     ],
 )
 def test_who_asked_hears_of_it(
-    world: CarriedWorld, *, notify: bool, report_failure: bool, status: RdmaStatus, told: bool
+    world: MessageTransportWorld,
+    *,
+    notify: bool,
+    report_failure: bool,
+    status: RdmaStatus,
+    told: bool,
 ) -> None:
     mailbox = world.mailbox()
     operation = transfer(9, notify=notify, report_failure=report_failure)
@@ -59,7 +70,7 @@ def test_who_asked_hears_of_it(
     assert mailbox.receive(wait_ns=0) is None
 
 
-def test_notices_come_before_congestion_and_messages(world: CarriedWorld) -> None:
+def test_notices_come_before_congestion_and_messages(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(monitor=True), world.path()
     path.arrive_map(4000)
     with pytest.raises(OSError):
@@ -76,7 +87,7 @@ def test_notices_come_before_congestion_and_messages(world: CarriedWorld) -> Non
     assert isinstance(mailbox.receive(wait_ns=0), Message)
 
 
-def test_without_room_for_one_a_notice_is_taken_nevertheless(world: CarriedWorld) -> None:
+def test_without_room_for_one_a_notice_is_taken_nevertheless(world: MessageTransportWorld) -> None:
     """The caller then marks the message as cut: kernel parity."""
     mailbox, path = world.mailbox(), world.path()
     for token in (1, 2):
@@ -87,7 +98,7 @@ def test_without_room_for_one_a_notice_is_taken_nevertheless(world: CarriedWorld
         mailbox.recvfrom(100, MSG_DONTWAIT)
 
 
-def test_after_a_notice_messages_take_the_short_way_again(world: CarriedWorld) -> None:
+def test_after_a_notice_messages_take_the_short_way_again(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     path.end_operation(mailbox, transfer(), DONE)
     assert mailbox.special
@@ -98,7 +109,7 @@ def test_after_a_notice_messages_take_the_short_way_again(world: CarriedWorld) -
 
 
 def test_notices_that_nobody_fetches_are_bounded(
-    world: CarriedWorld, monkeypatch: pytest.MonkeyPatch
+    world: MessageTransportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "NOTICES_MAX", 3)
     mailbox, path = world.mailbox(), world.path()
@@ -110,7 +121,7 @@ def test_notices_that_nobody_fetches_are_bounded(
     assert world.counter("recv_drop_notices_full") == 2
 
 
-def test_a_notice_makes_the_socket_readable(world: CarriedWorld) -> None:
+def test_a_notice_makes_the_socket_readable(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     shown = mailbox._wanted_readiness  # what the descriptor shows; a real one needs a socket
     assert shown() == (False, True)
@@ -120,7 +131,7 @@ def test_a_notice_makes_the_socket_readable(world: CarriedWorld) -> None:
     assert shown() == (False, True)
 
 
-def test_a_callback_hears_of_a_notice_that_came_or_comes(world: CarriedWorld) -> None:
+def test_a_callback_hears_of_a_notice_that_came_or_comes(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     calls: list[int] = []
     mailbox.subscribe(lambda: calls.append(1), room=False)
@@ -131,7 +142,7 @@ def test_a_callback_hears_of_a_notice_that_came_or_comes(world: CarriedWorld) ->
     assert calls == [1, 2]
 
 
-def test_cancelled_operations_say_so(world: CarriedWorld) -> None:
+def test_cancelled_operations_say_so(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     operation = transfer(4)
     send(mailbox, operation)
@@ -140,7 +151,7 @@ def test_cancelled_operations_say_so(world: CarriedWorld) -> None:
     assert mailbox.receive(wait_ns=0) == (OperationNotice(4, RdmaStatus.CANCELED),)
 
 
-def test_a_closed_mailbox_keeps_no_notices(world: CarriedWorld) -> None:
+def test_a_closed_mailbox_keeps_no_notices(world: MessageTransportWorld) -> None:
     """Neither those it had, nor those of what its closing cancels."""
     mailbox, path = world.mailbox(), world.path()
     operation = transfer(2)
@@ -154,7 +165,7 @@ def test_a_closed_mailbox_keeps_no_notices(world: CarriedWorld) -> None:
 # -- waiting for one operation
 
 
-def test_what_has_ended_is_not_waited_for(world: CarriedWorld) -> None:
+def test_what_has_ended_is_not_waited_for(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     operation = transfer(notify=False)
     send(mailbox, operation)
@@ -163,7 +174,7 @@ def test_what_has_ended_is_not_waited_for(world: CarriedWorld) -> None:
     assert mailbox.wait_operation(operation, None)
 
 
-def test_a_wait_is_over_in_time(waiting_world: CarriedWorld) -> None:
+def test_a_wait_is_over_in_time(waiting_world: MessageTransportWorld) -> None:
     mailbox = waiting_world.mailbox()
     operation = transfer()
     send(mailbox, operation)
@@ -187,7 +198,7 @@ def waiting_thread(mailbox: Mailbox, *operations: Operation) -> tuple[list[threa
     return threads, answers
 
 
-def test_each_waiter_wakes_for_its_own_operation(waiting_world: CarriedWorld) -> None:
+def test_each_waiter_wakes_for_its_own_operation(waiting_world: MessageTransportWorld) -> None:
     """Also one that asked for no notice; who waits for another goes on waiting."""
     world = waiting_world
     mailbox, path = world.mailbox(), world.path()
@@ -202,7 +213,9 @@ def test_each_waiter_wakes_for_its_own_operation(waiting_world: CarriedWorld) ->
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_receiver_wakes_for_a_notice(waiting_world: CarriedWorld, *, plain: bool) -> None:
+def test_a_receiver_wakes_for_a_notice(
+    waiting_world: MessageTransportWorld, *, plain: bool
+) -> None:
     """Also one that came the short way; it has no place for the notice, which is lost."""
     world = waiting_world
     mailbox, path = world.mailbox(receive_wait_ns=WAIT_NS), world.path()
@@ -219,7 +232,7 @@ def test_a_receiver_wakes_for_a_notice(waiting_world: CarriedWorld, *, plain: bo
     assert taken == [(b"", None) if plain else (OperationNotice(3, DONE),)]
 
 
-def test_a_closing_socket_refuses_who_waits(waiting_world: CarriedWorld) -> None:
+def test_a_closing_socket_refuses_who_waits(waiting_world: MessageTransportWorld) -> None:
     """Its messages linger, and their operations may never end."""
     mailbox = waiting_world.mailbox(PORT + 1)
     operation = transfer(5)

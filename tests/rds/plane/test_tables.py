@@ -10,21 +10,21 @@ from tests.rds.plane.message_transport_world import (
     OTHER,
     PEER,
     PEER_PORT,
-    CarriedWorld,
     FakePath,
+    MessageTransportWorld,
 )
 from urds.rds.plane.contract import Carrier, PathRow
 
 
 @pytest.fixture
-def world() -> Iterator[CarriedWorld]:
-    made = CarriedWorld()
+def world() -> Iterator[MessageTransportWorld]:
+    made = MessageTransportWorld()
     yield made
     made.close()
 
 
 def test_a_waiting_message_has_the_tos_of_the_path_that_brought_it(
-    world: CarriedWorld, monkeypatch: pytest.MonkeyPatch
+    world: MessageTransportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two paths from one peer and port differ by nothing else."""
     world.mailbox()
@@ -46,7 +46,7 @@ def test_a_waiting_message_has_the_tos_of_the_path_that_brought_it(
     ]
 
 
-def test_a_path_with_a_stream_is_one_of_tcp(world: CarriedWorld) -> None:
+def test_a_path_with_a_stream_is_one_of_tcp(world: MessageTransportWorld) -> None:
     world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
     (row,) = world.plane.snapshot().paths
     assert (row.transport, row.tos, row.rdma) == (Carrier.TCP, 0, None)

@@ -38,7 +38,7 @@ def path(local: IPAddress, peer: IPAddress, **more: object) -> PathRow:
     return PathRow(local=local, peer=peer, **{**given, **more})  # type: ignore[arg-type]  # above
 
 
-def carried(local: IPAddress, peer: IPAddress, rdma: RdmaRow, **more: object) -> PathRow:
+def path_row(local: IPAddress, peer: IPAddress, rdma: RdmaRow, **more: object) -> PathRow:
     """Return a path over RDMA."""
     return path(
         local, peer, **{"transport": Carrier.RDMA, "local_stream": None, "rdma": rdma, **more}
@@ -80,9 +80,9 @@ SNAPSHOT = Snapshot(
         path(V4, V4_PEER),
         path(V4, V4_PEER, index=1),
         path(V6, V6_PEER, up=False, local_stream=None),
-        carried(V4, V4_PEER, RDMA, tos=19),
-        carried(V4, V4, replace(RDMA, is_passive=True)),
-        carried(V6, V6_PEER, RdmaRow(), up=False),
+        path_row(V4, V4_PEER, RDMA, tos=19),
+        path_row(V4, V4, replace(RDMA, is_passive=True)),
+        path_row(V6, V6_PEER, RdmaRow(), up=False),
     ],
     send_queue=[MESSAGE],
     retransmit_queue=[MESSAGE, MESSAGE],

@@ -218,7 +218,7 @@ def test_a_fault_in_a_report_for_info_costs_nothing() -> None:
             exchange(ours, source, target)
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 class TestAFaultOfNobody:
     """Where no peer is to blame, the node fails, and says so to everybody."""
 

@@ -14,7 +14,7 @@ import pytest
 import urds
 from urds.rds.runtime.inprocess import InProcess
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.each_carrier
 
 HOST = "localhost"
 BYTES = 8192

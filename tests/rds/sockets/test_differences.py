@@ -40,7 +40,7 @@ from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
 from urds.rds.wire.extensions import parse_handshake
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.each_carrier
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "differences.md"
@@ -169,7 +169,7 @@ def test_difference_send_timeout(new_socket: NewSocket) -> None:
     assert error_of(sender.sendto, b"x", target).errno == errno.ETIMEDOUT
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_buffer_force(new_socket: NewSocket) -> None:
     sock = new_socket()
     for force, plain in ((SO_SNDBUFFORCE, 7), (SO_RCVBUFFORCE, 8)):
@@ -383,7 +383,7 @@ def test_difference_python_ipv6() -> None:
         assert error_of(sock.sendto, b"x", (host(1), 4000)).errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_rdma_anywhere(backend: InProcess) -> None:
     with urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
@@ -393,7 +393,7 @@ def test_difference_rdma_anywhere(backend: InProcess) -> None:
         assert error_of(sock.bind, (host(1), 0)).errno == errno.ENOPROTOOPT
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_regions_not_pinned() -> None:
     """Shows it where the kernel counts what a process has pinned or locked."""
 
@@ -538,7 +538,7 @@ def test_difference_give_up() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 @pytest.mark.rule("rds7-congested-when-full", "wire-congested")
 def test_difference_congestion_second_look() -> None:
     inbox = Inbox(port=4000, buffer_bytes=1000)
@@ -551,7 +551,7 @@ def test_difference_congestion_second_look() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_receive_bound(backend: InProcess) -> None:
     inbox = Inbox(port=4000, buffer_bytes=1000)
     inbox.receive_queued_bytes = 4000 + (16 << 20)
@@ -603,7 +603,7 @@ def test_difference_long_messages() -> None:
         assert "max_message_bytes" in str(refused)
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_silent_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams that stood before: tests/rds/transports/tcp/test_dead_streams.py."""
     monkeypatch.setattr(streams, "_CONNECT_NS", 100_000_000)
@@ -629,7 +629,7 @@ def test_difference_numbers_from_clock() -> None:
         assert earliest < path.sequence_next < 1 << 63
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_mark() -> None:
     settings = ConnectionSettings(generation=7)
     data = emit_ours(settings, generation=False, sport_index=False)
@@ -653,7 +653,7 @@ def test_difference_acknowledgements() -> None:
 # -- page and tests
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_each_line_has_a_test_and_each_test_a_line() -> None:
     lines = re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     tests = {
@@ -666,7 +666,7 @@ def test_each_line_has_a_test_and_each_test_a_line() -> None:
     assert set(lines) == tests
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_difference_ping_budget() -> None:
     pings = 200
     with RemotePeer() as peer, backend_with(), urds.Socket() as sender:

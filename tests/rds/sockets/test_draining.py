@@ -19,7 +19,7 @@ from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_undelivered import SOON, Receiver, receiver
 from urds.rds.runtime.process import process
 
-pytestmark = pytest.mark.carried("shm0")
+pytestmark = pytest.mark.each_carrier("shm0")
 
 WAIT_S = 10.0
 PORT = 4000
@@ -67,7 +67,7 @@ def test_what_was_never_sent_counts() -> None:
         assert (urds.drain(0.05), sock.unacknowledged) == (3, 3)
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_a_process_without_sockets_has_nothing_to_drain() -> None:
     before = process.use(None)
     try:
@@ -76,14 +76,14 @@ def test_a_process_without_sockets_has_nothing_to_drain() -> None:
         process.use(before)
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 @pytest.mark.parametrize("timeout_s", [-1.0, math.nan])
 def test_a_time_that_is_none_is_refused(timeout_s: float) -> None:
     with pytest.raises(ValueError, match="must be 0 or more seconds"):
         urds.drain(timeout_s)
 
 
-@pytest.mark.carried(False)
+@pytest.mark.each_carrier(False)
 def test_a_signal_handler_ends_a_drain() -> None:
     """It runs within the wait, however long that is, and may raise."""
 

@@ -11,7 +11,7 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 
-pytestmark = pytest.mark.carried("shm0")
+pytestmark = pytest.mark.each_carrier("shm0")
 
 ROOT = Path(__file__).resolve().parents[3]
 ARRIVAL_S = 20.0

@@ -13,7 +13,7 @@ from urds.rds.runtime import control_thread as driver_module
 from urds.rds.runtime.control_thread import first_sequence
 from urds.rds.runtime.inprocess import InProcess
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.each_carrier
 
 FIRST, SECOND = (host(50), 4000), (host(51), 4000)
 

@@ -21,7 +21,7 @@ from tests.rds.sockets.hosts import host
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
 
-pytestmark = pytest.mark.carried("shm0")
+pytestmark = pytest.mark.each_carrier("shm0")
 
 CHILD_S = 5
 FORKS = int(os.environ.get("URDS_FORKS", "15"))

@@ -48,7 +48,7 @@ def handled_by(handler: Handler) -> Iterator[None]:
         log.setLevel(level)
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 def test_a_handler_that_waits_for_the_program_stops_nothing() -> None:
     """Connections are made and lost, and sockets bound, by who holds the handler's lock."""
     handler = Handler()
@@ -64,7 +64,7 @@ def test_a_handler_that_waits_for_the_program_stops_nothing() -> None:
         assert handler.reached.wait(WAIT_S)
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 def test_a_handler_may_bind_send_and_reconnect() -> None:
     done: list[bytes] = []
 

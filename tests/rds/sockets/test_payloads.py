@@ -17,7 +17,7 @@ from tests.support import carriers
 from urds.rds.constants import SOL_SOCKET
 from urds.rds.options import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.each_carrier
 
 MESSAGES = 40
 TARGET = (host(2), 4000)

@@ -22,7 +22,7 @@ from tests.support.waiting import BUSY_S
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt
 from urds.rds.runtime.inprocess import InProcess
 
-pytestmark = pytest.mark.carried("shm0")
+pytestmark = pytest.mark.each_carrier("shm0")
 
 NEAR, FAR = host(1), host(2)
 NOBODY = (host(66), 4000)

@@ -21,7 +21,7 @@ from tests.support.waiting import BUSY_S
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, MessageFlag, SockOpt, Transport
 from urds.rds.runtime.process import process
 
-pytestmark = pytest.mark.carried
+pytestmark = pytest.mark.each_carrier
 
 NEAR, FAR = host(1), host(2)
 NOT_OURS = "198.51.100.1"  # an address for documentation: no host has it

@@ -270,8 +270,8 @@ class Run:
             if sent != got
         ]
         return (
-            f"sent {sum(self.counters.sent)}, silence {self.counters.silence_s:.2f} s, missing {missing},"
-            f" wrong {self.counters.wrong[:5]}, failures {self.failures}"
+            f"sent {sum(self.counters.sent)}, silence {self.counters.silence_s:.2f} s,"
+            f" missing {missing}, wrong {self.counters.wrong[:5]}, failures {self.failures}"
         )
 
 

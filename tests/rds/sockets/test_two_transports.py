@@ -100,7 +100,7 @@ def exchange(one: urds.Socket, other: urds.Socket, text: bytes) -> None:
         assert target.recvfrom(100) == (text, source.getsockname())
 
 
-def test_either_is_carried_whichever_came_first(pair: Pair) -> None:
+def test_messages_go_over_either_whichever_came_first(pair: Pair) -> None:
     for transport in (TCP, IB):
         exchange(pair.near[transport], pair.far[transport], b"over %d" % transport)
     for node in pair.nodes:

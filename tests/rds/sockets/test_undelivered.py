@@ -20,7 +20,7 @@ from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_logging import Handler, handled_by
 
-pytestmark = pytest.mark.carried("shm0")
+pytestmark = pytest.mark.each_carrier("shm0")
 
 WAIT_S = 10.0
 PORT = 4000

@@ -196,10 +196,10 @@ def test_bytes_pass_in_both_directions_whatever_the_byte_order(order: str, is_ur
     assert peer.byte_order == "little"
     data = bytes(range(256)) * 1024
     for source, target in ((pair.left, pair.right), (pair.right, pair.left)):
-        assert _carried(pair, source, target, data) == data
+        assert _passed(pair, source, target, data) == data
 
 
-def _carried(pair: Pair, source: Side, target: Side, data: bytes) -> bytes:
+def _passed(pair: Pair, source: Side, target: Side, data: bytes) -> bytes:
     got, sent = bytearray(), 0
     for _ in range(500):
         sent += source.send(data[sent:])

@@ -53,7 +53,7 @@ def test_delays_grow_to_a_minute_while_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize("useful", [False, True])
-def test_delays_begin_anew_after_a_connection_that_carried_a_message(*, useful: bool) -> None:
+def test_delays_begin_anew_after_a_connection_with_a_message(*, useful: bool) -> None:
     """Many short connections, as a wire that cuts makes them: useful ones cost no patience."""
     bench = Bench()
     bench.join(generation=4)

@@ -125,13 +125,13 @@ def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> No
 def test_another_user_is_not_accepted() -> None:
     name = shm._name(PEER, PORT)
 
-    def call_back_request() -> socket.socket:
+    def connection() -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
         line.connect(name)
         return line
 
     with listening() as listener:
-        with as_unknown_peer(call_back_request):
+        with as_unknown_peer(connection):
             assert shm.accept(listener) is None
         line = shm.connect(PEER, PORT)
         assert line is not None

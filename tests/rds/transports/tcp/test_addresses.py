@@ -14,7 +14,7 @@ from tests.rds.transports.tcp.processes import NodeProcess
 from tests.support import carriers, places
 from tests.support.places import LINK, Namespace
 
-pytestmark = pytest.mark.carried("tcp0")
+pytestmark = pytest.mark.each_carrier("tcp0")
 
 ONE, NEIGHBOUR, OTHER = "10.99.0.1", "10.99.0.2", "10.98.0.1"
 OTHERS_SUBNET, ONES_SUBNET = "10.98.0.0/24", "10.99.0.0/24"

@@ -100,7 +100,7 @@ def test_trusting_tcps_acknowledgement_loses_messages(
     assert break_with_unread_bytes(lab, order) == []
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 @pytest.mark.rule("wire-generation-transport", "wire-reconnect", "rds7-reconnect")
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
@@ -117,7 +117,7 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     assert broken + broken_there >= 200
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> None:
     """Both send and both reset; messages of up to 200,000 bytes are cut in their middle."""
@@ -271,7 +271,7 @@ def test_the_survivor_of_a_restart_learns_what_went_down(
     assert collect(other, 1, wait_s=0.05) == []
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> None:
     """Kill a receiver again and again; each restart gets what is sent to it, once."""
