@@ -293,7 +293,7 @@ def test_names_below_the_folder_are_taken(tmp_path: Path) -> None:
         placed("absent/x", tmp_path)
 
 
-def test_a_refusal_names_the_file(source: Path, into: Path) -> None:
+def test_an_error_names_the_file(source: Path, into: Path) -> None:
     with server(into) as (port, process):
         done = urds("rsocket", "rcopy", *KERNEL, str(source), "127.0.0.1:../x", "-p", str(port))
         assert process.stderr is not None

@@ -15,7 +15,7 @@ from urds.common.errors import (
 
 
 @pytest.mark.parametrize("reason", ErrorReason)
-def test_each_refusal_makes_an_os_error_with_its_errno(reason: ErrorReason) -> None:
+def test_each_error_reason_makes_an_os_error_with_its_errno(reason: ErrorReason) -> None:
     problem = os_error(reason)
     assert isinstance(problem, OSError)
     assert problem.errno == ERRNO_OF[reason]

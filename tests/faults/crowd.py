@@ -32,7 +32,7 @@ def slow_receiver(run: Run, scale: Scale) -> Notes:
         healthy_s += _carry(run, everybody, each)
         stuck_s += _without_one(run, slow, everybody[1:], each)
     run.finish()
-    refused = {host: _refusals(run, host) for host in (slow, *others)}
+    refused = {host: _rejected_sends(run, host) for host in (slow, *others)}
     delivered = _ROUNDS * each * len(others)
     return {
         "rate_without_slow": round(delivered / healthy_s),
@@ -46,7 +46,7 @@ def slow_receiver(run: Run, scale: Scale) -> Notes:
 
 def _without_one(run: Run, slow: int, ways: list[Way], messages: int) -> float:
     """Have one host read nothing while others are sent to; return the seconds that these took."""
-    congested_before = _refusals(run, slow)
+    congested_before = _rejected_sends(run, slow)
     run.live(slow).child.say(reading=False)
     run.aim({(0, slow): _ENDLESS})
     _await_congestion(run, slow, congested_before)
@@ -74,12 +74,12 @@ def _carry(run: Run, ways: list[Way], messages: int) -> float:
 def _await_congestion(run: Run, slow: int, congested_before: int) -> None:
     """Wait until sends to the slow receiver are refused."""
     end_s = time.monotonic() + _STUCK_S
-    while _refusals(run, slow) == congested_before:
+    while _rejected_sends(run, slow) == congested_before:
         if time.monotonic() > end_s or not run.going(0.002):
             run.problems.append("the receiver that does not read was never congested")
             return
 
 
-def _refusals(run: Run, host: int) -> int:
+def _rejected_sends(run: Run, host: int) -> int:
     """Return how often a send to a host met ENOBUFS."""
     return run.live(0).board.sent(run.terms.place.address(host)).congested

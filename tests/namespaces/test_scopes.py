@@ -57,5 +57,5 @@ def test_each_sends_by_its_own_number_of_the_link(
 
 
 def test_without_a_number_it_is_refused(nodes: list[NodeProcess]) -> None:
-    code, _ = nodes[0].ask("refusal", target=ADDRESSES[1])
+    code, _ = nodes[0].ask("send_error", target=ADDRESSES[1])
     assert code == errno.EINVAL

@@ -345,7 +345,7 @@ class TestTheirPort:
 
     @pytest.mark.rule("rds7-monitor-mask", "rds7-monitor-match")
     @pytest.mark.parametrize("watched", [True, False])
-    def test_a_mask_is_told_of_its_groups_without_a_refusal(
+    def test_a_mask_is_told_of_its_groups_without_an_error(
         self, world: World, watched: bool
     ) -> None:
         group = PEER_PORT % 64

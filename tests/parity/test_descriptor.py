@@ -148,7 +148,7 @@ def test_a_congested_peer_leaves_it_writable(world: World) -> None:
 
 
 @pytest.mark.rule("rds7-poll-wakes-on-update")
-def test_an_update_after_a_refusal_wakes_who_polls(world: World) -> None:
+def test_an_update_after_enobufs_wakes_a_poller(world: World) -> None:
     mailbox = world.mailbox()
     descriptor = mailbox.fileno()
     remote = world.attach()

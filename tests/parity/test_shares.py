@@ -157,14 +157,14 @@ class TestWhoMayQueue:
         fill(mailbox, THIRD, SIZE)
         assert errno_of(mailbox, 10, (str(LOCAL), 5000)) == errno.ENOBUFS
 
-    def test_the_refusal_says_how_much_and_to_whom(self, mailbox: Mailbox) -> None:
+    def test_the_error_names_the_bytes_and_the_peer(self, mailbox: Mailbox) -> None:
         fill(mailbox, FIRST)
         fill(mailbox, SECOND)
         said = f"600 bytes are queued to {OTHER}, one of several that share 1000"
         with pytest.raises(OSError, match=said):
             mailbox.sendto(bytes(100), int(MSG_DONTWAIT), SECOND)
 
-    def test_refusals_are_counted_as_of_a_congested_peer(
+    def test_rejected_sends_are_counted_as_of_a_congested_peer(
         self, world: World, mailbox: Mailbox
     ) -> None:
         fill(mailbox, FIRST)

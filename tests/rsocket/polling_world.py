@@ -81,13 +81,13 @@ def fill(socket: Socket) -> int:
     """Send without waiting until nothing more is taken; return how many bytes were."""
     socket.setblocking(False)
     sent, end_s = 0, time.monotonic() + WAIT_S
-    refusals = 0
-    while refusals < 20 and time.monotonic() < end_s:
+    rejects = 0
+    while rejects < 20 and time.monotonic() < end_s:
         try:
             sent += socket.send(bytes(1 << 16))
-            refusals = 0
+            rejects = 0
         except BlockingIOError:
-            refusals += 1
+            rejects += 1
             time.sleep(0.002)
     return sent
 

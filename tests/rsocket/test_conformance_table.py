@@ -65,7 +65,7 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
         "rsocket/test_socket_connecting.py::test_a_socket_connects_to_itself_in_one_thread",
         "rsocket/test_socket_connecting.py::test_connecting_without_waiting",
         "rsocket/test_socket_connecting.py::"
-        "test_a_refusal_without_waiting_comes_by_poll_and_so_error",
+        "test_a_reject_without_waiting_comes_by_poll_and_so_error",
         "rsocket/test_polling.py::test_a_connect_that_goes_on",
     )),
     10: ("the peer's process is killed", (

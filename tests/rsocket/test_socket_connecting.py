@@ -125,7 +125,7 @@ def test_connecting_without_waiting(device: str) -> None:
         listener.accept()[0].close()
 
 
-def test_a_refusal_without_waiting_comes_by_poll_and_so_error(device: str) -> None:
+def test_a_reject_without_waiting_comes_by_poll_and_so_error(device: str) -> None:
     """docs/reference/rsocket.md 19, point 9: ECONNREFUSED by SO_ERROR, and poll says POLLOUT."""
     with create_server((HOST, 0)) as listener:
         address = listener.getsockname()

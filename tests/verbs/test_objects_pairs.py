@@ -351,7 +351,7 @@ def test_a_shared_queue_is_resized_and_refuses_what_cannot_be() -> None:
     pd = World().left.pd
     srq = SRQ(pd, SrqInitAttr(SrqAttr(max_wr=4, max_sge=1)))
     srq.post_recv([RecvWR(1), RecvWR(2)])
-    refusals: list[tuple[Callable[[], object], str]] = [
+    rejected: list[tuple[Callable[[], object], str]] = [
         (lambda: srq.modify(SrqAttr(max_wr=1), SRQAttrMask.MAX_WR), "the 2 that wait"),
         (lambda: srq.modify(SrqAttr(max_wr=0), SRQAttrMask.MAX_WR), "max_wr 0, from 1"),
         (lambda: srq.modify(SrqAttr(srq_limit=5), SRQAttrMask.LIMIT), "from 0 to max_wr 4"),
@@ -361,7 +361,7 @@ def test_a_shared_queue_is_resized_and_refuses_what_cannot_be() -> None:
         (lambda: SRQ(pd, SrqAttr(max_wr=1 << 21)), "max_wr 2097152, from 1 to 1048576"),
         (lambda: SRQ(pd, SrqAttr(max_sge=33)), "max_sge 33, from 1 to 32"),
     ]
-    for call, match in refusals:
+    for call, match in rejected:
         with pytest.raises(VerbsArgumentError, match=match):
             call()
         assert srq.query() == SrqAttr(max_wr=4, max_sge=1)

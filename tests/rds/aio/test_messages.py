@@ -180,7 +180,7 @@ async def test_a_send_waits_while_the_peer_is_congested(own: Node, other: Node, 
                 assert await target.recv() == b"resumed"
 
 
-async def test_a_refusal_that_waiting_does_not_mend_is_raised(own: Node) -> None:
+async def test_an_error_that_waiting_does_not_mend_is_raised(own: Node) -> None:
     async with await own.bind() as sock:
         for payload, address, code in (
             (bytes(2 << 20), sock.getsockname(), errno.EMSGSIZE),

@@ -102,7 +102,7 @@ def test_a_lost_path_is_tried_at_once_and_then_with_back_off() -> None:
     assert 10 < len(times) < 60
 
 
-def test_a_connection_that_ends_before_the_first_frame_is_a_refusal() -> None:
+def test_a_connection_that_ends_before_the_first_frame_is_a_reject() -> None:
     """TCP's handshake alone would reset the back-off thousands of times a second."""
     core = connection(lower=True)
     core.handle_wanted(0, 0)

@@ -73,12 +73,12 @@ def test_operations_are_refused_where_nobody_does_them(world: MessageTransportWo
     assert caught.value.errno == errno.EOPNOTSUPP
 
 
-def test_refusals_come_in_the_order_of_linux(world: MessageTransportWorld) -> None:
+def test_errors_come_in_the_order_of_linux(world: MessageTransportWorld) -> None:
     """Too long for the buffer, the peer's congestion, our account, the path's bound."""
     mailbox = world.mailbox(send_bytes_max=100)
     path = world.path()
 
-    def refusal(payload: bytes) -> int | None:
+    def error_of(payload: bytes) -> int | None:
         with pytest.raises(OSError) as caught:
             mailbox.send([payload], TARGET, wait_ns=0, operations=[transfer()])
         return caught.value.errno
@@ -86,14 +86,14 @@ def test_refusals_come_in_the_order_of_linux(world: MessageTransportWorld) -> No
     mailbox.sendto(bytes(100), TARGET)
     path.arrive_map(PEER_PORT)
     path.judge(full=True)
-    assert refusal(bytes(101)) == errno.EMSGSIZE
-    assert refusal(b"") == errno.ENOBUFS
+    assert error_of(bytes(101)) == errno.EMSGSIZE
+    assert error_of(b"") == errno.ENOBUFS
     assert path.told[-1] == "want", "without a connection no other map would come"
     path.arrive_map()
-    assert refusal(b"") == errno.EAGAIN
+    assert error_of(b"") == errno.EAGAIN
     assert path.room_wanted == set(), "the account refused, not the path"
     path.carry_all()
-    assert refusal(b"") == errno.EAGAIN
+    assert error_of(b"") == errno.EAGAIN
     assert path.room_wanted == {mailbox}
     path.judge(full=False)
     assert mailbox.sendto(b"", TARGET) == 0

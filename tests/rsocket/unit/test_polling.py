@@ -391,7 +391,7 @@ class TestRepoll:
             assert poll.poll(ENDLESS_S) == [("socket", IN)]
             assert time.monotonic() - begin_s < BUSY_S
 
-    def test_refusals(self, context, pipe) -> None:
+    def test_errors(self, context, pipe) -> None:
         socket = FakeSocket(context)
         poll = Repoll()
         for file in (socket, pipe[0]):
@@ -449,7 +449,7 @@ class TestNumbers:
         assert repoll_wait(instance, 1) == [(77, OUT)]
         assert select.select([instance], [], [], 0)[0]
 
-    def test_refusals(self, instance, context, pipe) -> None:
+    def test_errors(self, instance, context, pipe) -> None:
         def refused(call, *arguments) -> int:
             with pytest.raises(OSError) as raised:
                 call(*arguments)

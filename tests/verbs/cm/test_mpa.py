@@ -164,7 +164,7 @@ def test_a_plain_initiator_that_offers_a_first_frame_is_asked_for_it() -> None:
     assert event_of(responder, MpaEstablished).first_frame == MpaFirstFrame.WRITE
 
 
-def test_a_refusal_carries_its_words() -> None:
+def test_a_reject_has_its_private_data() -> None:
     initiator, responder = pair()
     responder.receive_data(bytes_of(initiator))
     event_of(responder, MpaRequested)

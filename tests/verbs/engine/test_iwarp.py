@@ -310,7 +310,7 @@ def test_what_a_plain_peer_cannot_do_comes_back_refused(packet: Packet) -> None:
         (Syndrome.NAK_REMOTE_OPERATION, TerminateCode.REMOTE_OPERATION),
     ],
 )
-def test_a_refusal_becomes_a_terminate(syndrome: int, code: TerminateCode) -> None:
+def test_a_nak_becomes_a_terminate(syndrome: int, code: TerminateCode) -> None:
     data = Side(urds_peer=False).emit(Packet(PacketKind.ACK, 5, syndrome=syndrome))
     assert Side(urds_peer=False).take(data) == Terminated(code)
 

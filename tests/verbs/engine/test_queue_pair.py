@@ -267,7 +267,7 @@ def test_a_refused_access_ends_both_sides() -> None:
     assert events(pair.b) == [AsyncEventType.QP_ACCESS_ERR] and events(pair.a) == []
 
 
-def test_a_refusal_that_got_lost_is_said_again() -> None:
+def test_a_lost_nak_is_sent_again() -> None:
     pair = Pair()
     lost = []
     pair.on_packet = lambda packet, side: (

@@ -200,7 +200,7 @@ def test_without_a_receive_the_peer_is_asked_to_wait() -> None:
     assert answers(side, send(100, 1, b"x"))[0].psn == 100
 
 
-def test_what_was_done_before_a_refusal_is_acknowledged_first() -> None:
+def test_what_was_done_before_a_nak_is_acknowledged_first() -> None:
     side = make_answering()
     side.receive(1, length=8)
     ack, nak = answers(side, send(100, 1, b"x", FIRST | LAST), send(101, 2, b"y"))

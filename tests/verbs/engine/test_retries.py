@@ -252,15 +252,15 @@ def test_the_receiver_is_asked_so_often_and_not_more(link: LinkTraits) -> None:
     side = make_asking(link=link, attr={"rnr_retry": 2})
     side.send(1)
     side.send(2)
-    now_ns, refusals = 0, 0
+    now_ns, rejects = 0, 0
     while side.qp.state is QPState.RTS:
         assert psns(side, now_ns) == [100, 101]
         answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)
         answer(side, 100, Syndrome.RNR_NAK + 1, now_ns=now_ns)  # said twice, counted once
-        refusals += 1
+        rejects += 1
         now_ns = side.qp.poll_timeout() or 0
         side.qp.handle_timeout(now_ns)
-    assert refusals == 3
+    assert rejects == 3
     assert done(side) == [(1, WCStatus.RNR_RETRY_EXC_ERR), (2, FLUSHED)]
 
 

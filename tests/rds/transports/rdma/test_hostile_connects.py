@@ -27,7 +27,7 @@ from urds.verbs.providers.base import ConnectionEventKind
 
 MIB = 1 << 20
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
-REFUSALS = ("rdma_refused_address", "rdma_refused_version")
+REJECTS = ("rdma_refused_address", "rdma_refused_version")
 
 
 def answers(unknown_peers: list[UnknownPeer]) -> list[bool]:
@@ -57,7 +57,7 @@ def test_private_data_of_every_length_and_content(siege: Siege) -> None:
     assert all(not one for one, length in zip(let_in, lengths, strict=True) if length >= 32)
     assert let_in[0], "no private data at all"
     after = siege.victim.ask("counters")
-    assert sum(after[name] - before[name] for name in REFUSALS) == refused
+    assert sum(after[name] - before[name] for name in REJECTS) == refused
     for unknown_peer in unknown_peers:
         if unknown_peer.is_up:
             unknown_peer.send(*congestion_map(), *message(b"well"))
@@ -196,7 +196,7 @@ def test_a_unknown_peer_that_vanishes_while_it_connects(siege: Siege, wait_s: fl
     siege.connected()
 
 
-def test_a_unknown_peer_that_does_not_wait_for_its_refusal(siege: Siege) -> None:
+def test_an_unknown_peer_that_does_not_wait_for_its_reject(siege: Siege) -> None:
     """The request is gone when it is to be answered: that is no fault of the node."""
     for _ in range(60):
         unknown_peer = siege.unknown_peer(receives=0)

@@ -83,7 +83,7 @@ class World:
         view = memoryview(bytearray(64) if memory is None else memory)
         return self.table.register(owner, view, **given)
 
-    def refusals(self, cookie: int, access: AccessFlag = READ) -> list[bool]:
+    def rejects(self, cookie: int, access: AccessFlag = READ) -> list[bool]:
         """Tell what each device says to a peer that asks for the first byte."""
         return [device.refuses(cookie, access) for device in self.devices]
 
@@ -97,7 +97,7 @@ def world() -> World:
     return World()
 
 
-def refusal(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
+def errno_of(call: Callable[..., object], *arguments: object, **more: object) -> int | None:
     with pytest.raises(OSError) as refused:
         call(*arguments, **more)
     return refused.value.errno
@@ -159,12 +159,12 @@ def test_memory_beyond_a_region_is_out_of_reach(world: World) -> None:
 
 def test_a_region_for_reading_refuses_the_rest(world: World) -> None:
     read_only = world.register(b"octets", writable=False)
-    assert world.refusals(read_only, READ) == [False, False]
-    assert world.refusals(read_only, WRITE) == [True, True]
-    assert world.refusals(read_only, ATOMIC) == [True, True]
+    assert world.rejects(read_only, READ) == [False, False]
+    assert world.rejects(read_only, WRITE) == [True, True]
+    assert world.rejects(read_only, ATOMIC) == [True, True]
     writable = world.register(writable=True)
     for access in (READ, WRITE, ATOMIC):
-        assert world.refusals(writable, access) == [False, False]
+        assert world.rejects(writable, access) == [False, False]
 
 
 def test_a_freed_region_is_refused_everywhere_and_its_buffer_is_free(world: World) -> None:
@@ -173,18 +173,18 @@ def test_a_freed_region_is_refused_everywhere_and_its_buffer_is_free(world: Worl
     with pytest.raises(BufferError):
         memory.append(0)
     world.table.free(OWNER, cookie)
-    assert world.refusals(cookie) == [True, True]
+    assert world.rejects(cookie) == [True, True]
     assert world.counts() == [0, 0] and len(world.table) == 0
     memory.append(0)
 
 
 def test_only_its_owner_frees_a_region_and_only_once(world: World) -> None:
     cookie = world.register()
-    assert refusal(world.table.free, OTHER, cookie) == errno.EINVAL
-    assert refusal(world.table.free, OWNER, cookie ^ 1) == errno.EINVAL
-    assert world.refusals(cookie) == [False, False]
+    assert errno_of(world.table.free, OTHER, cookie) == errno.EINVAL
+    assert errno_of(world.table.free, OWNER, cookie ^ 1) == errno.EINVAL
+    assert world.rejects(cookie) == [False, False]
     world.table.free(OWNER, cookie | 5 << 32)  # the key alone counts: kernel parity
-    assert refusal(world.table.free, OWNER, cookie) == errno.EINVAL
+    assert errno_of(world.table.free, OWNER, cookie) == errno.EINVAL
 
 
 def test_who_owns_a_key(world: World) -> None:
@@ -201,8 +201,8 @@ def test_a_closing_owner_takes_its_own_regions_along(world: World) -> None:
     own = [world.register(), world.register()]
     kept = world.register(owner=OTHER)
     assert world.table.free_all(OWNER) == 2
-    assert [world.refusals(cookie) for cookie in own] == [[True, True]] * 2
-    assert world.refusals(kept) == [False, False]
+    assert [world.rejects(cookie) for cookie in own] == [[True, True]] * 2
+    assert world.rejects(kept) == [False, False]
     assert world.table.free_all(OWNER) == 0
 
 
@@ -214,9 +214,9 @@ def test_a_used_region_for_one_use_is_over_at_once_and_forgotten_later(world: Wo
     assert world.table.owns(OWNER, always)
     assert len(world.later) == 1, "devices are told by a thread that holds no lock"
     world.later.pop()()
-    assert world.refusals(once) == [True, True]
-    assert world.refusals(always) == [False, False]
-    assert refusal(world.table.free, OWNER, once) == errno.EINVAL
+    assert world.rejects(once) == [True, True]
+    assert world.rejects(always) == [False, False]
+    assert errno_of(world.table.free, OWNER, once) == errno.EINVAL
 
 
 def test_a_message_for_another_socket_uses_nothing_up(world: World) -> None:
@@ -253,7 +253,7 @@ def test_drawing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "_KEY_END", regions._KEY_FIRST + 1)  # there is one key
     blocked = world.devices[1]
     blocked.fake.keys.register(blocked.domain, memoryview(b"x"), 0, READ, key=regions._KEY_FIRST)
-    assert refusal(world.register) == errno.ENOMEM
+    assert errno_of(world.register) == errno.ENOMEM
     assert world.counts() == [0, 1]
 
 
@@ -264,7 +264,7 @@ def test_a_refusing_device_leaves_nothing_behind(
         raise OSError(errno.ENOMEM, "full")
 
     monkeypatch.setattr(world.devices[1].fake.keys, "register", full)
-    assert refusal(world.register) == errno.ENOMEM
+    assert errno_of(world.register) == errno.ENOMEM
     assert world.counts() == [0, 0] and len(world.table) == 0
 
 
@@ -274,7 +274,7 @@ def test_the_regions_of_a_process_are_bounded(
     monkeypatch.setattr(regions, "REGIONS_MAX", 3)
     cookies = [world.register() for _ in range(3)]
     assert len(set(cookies)) == 3
-    assert refusal(world.register) == errno.ENOMEM
+    assert errno_of(world.register) == errno.ENOMEM
     world.table.free(OWNER, cookies[0])
     world.register()
 
@@ -328,7 +328,7 @@ def test_regions_are_counted_as_small_ones_or_large_ones(
     once = world.register(bytes(3 * page), writable=False, use_once=True)
     monkeypatch.setattr(regions, "REGIONS_MAX", 3)
     for size in (1, 3 * page, 3 * page):
-        assert refusal(world.register, bytes(size), writable=False) == errno.ENOMEM
+        assert errno_of(world.register, bytes(size), writable=False) == errno.ENOMEM
     world.table.free(OWNER, large)
     world.table.handle_key_used(OWNER, once & 0xFFFFFFFF)
     world.table.free_all(OWNER)
@@ -351,8 +351,8 @@ def test_a_forked_child_has_no_regions_and_waits_for_no_lock(world: World) -> No
     world.table._lock.acquire()
     world.devices[0].fake.lock = cast("threading.RLock", None)  # type: ignore[valid-type]  # not to be taken
     world.table.abandon_in_child()
-    assert refusal(world.register) == errno.EBADF
-    assert refusal(world.table.free, OWNER, cookie) == errno.EINVAL
+    assert errno_of(world.register) == errno.EBADF
+    assert errno_of(world.table.free, OWNER, cookie) == errno.EINVAL
     world.table.handle_key_used(OWNER, cookie & 0xFFFFFFFF)
     assert world.table.free_all(OWNER) == 0
     assert not world.table.owns(OWNER, cookie) and not world.later

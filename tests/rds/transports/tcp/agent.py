@@ -130,7 +130,7 @@ class Agent:
             return False
         return True
 
-    def refusal(self, target: str) -> tuple[int, str]:
+    def send_error(self, target: str) -> tuple[int, str]:
         """Try to send; return the errno, 0 if it was taken, and its text."""
         try:
             self._node.send(b"refused?", target)

@@ -155,7 +155,7 @@ class KernelPeer:
         self.listener.setblocking(False)
         self.handshake: bytes | None = None  # to say in place of a kernel's
         self.reading = True  # false: bytes stay in TCP's buffer, and die with the connection
-        self.connects = self.accepts = self.refusals = 0
+        self.connects = self.accepts = self.rejects = 0
         self._boot()
 
     def _boot(self) -> None:
@@ -348,7 +348,7 @@ class KernelPeer:
                 self.node_ports.append(port)
                 self._begin(path, connection)
             elif self.release is Release.V6:
-                self.refusals += 1
+                self.rejects += 1
                 reset(connection)
             else:
                 self.parked.append((connection, port))

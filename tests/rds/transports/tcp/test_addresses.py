@@ -73,7 +73,7 @@ def test_loopback_peers_are_allowed_without_being_told(lab: Lab) -> None:
 @pytest.mark.loopback_only("the peer outside has an IPv4 address")
 def test_a_peer_outside_is_refused_with_the_name_of_the_setting(lab: Lab) -> None:
     node = lab.process(1)
-    code, text = node.ask("refusal", target="10.1.2.3")
+    code, text = node.ask("send_error", target="10.1.2.3")
     assert code == errno.EACCES
     assert "URDS_ALLOW" in text
     assert "10.1.2.3" in text
@@ -122,11 +122,11 @@ def test_link_local_hosts_need_their_scope(namespace: Namespace, start: Start) -
         start(f"{address}%{namespace.scope()}", rdma_devices=devices) for address in LINK_LOCAL
     )
     exchange(one, other)
-    code, _ = one.ask("refusal", target=LINK_LOCAL[1])
+    code, _ = one.ask("send_error", target=LINK_LOCAL[1])
     assert code == errno.EINVAL
 
 
 def test_ipv4_and_ipv6_do_not_mix(start: Start) -> None:
     node = start(V6[0])
-    code, _ = node.ask("refusal", target=ONE)
+    code, _ = node.ask("send_error", target=ONE)
     assert code == errno.EOPNOTSUPP

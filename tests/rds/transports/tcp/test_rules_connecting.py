@@ -72,7 +72,7 @@ def test_without_waiting_a_refused_connection_swallows_messages(
     do_not_wait(monkeypatch)
     node, peer = lab.pair("lower")
     got = send_while_the_kernel_thinks_the_old_connection_is_up(node, peer)
-    assert peer.refusals > 0
+    assert peer.rejects > 0
     assert len(got) < 20, "the kernel's TCP acknowledged what the kernel threw away"
 
 
@@ -99,7 +99,7 @@ def attempts_in_a_second(node: Node, peer: KernelPeer) -> int:
 
 
 @pytest.mark.rule("wire-reconnect-rate", "wire-security-backoff")
-def test_refusals_slow_the_attempts_down(lab: Lab) -> None:
+def test_rejects_slow_the_attempts_down(lab: Lab) -> None:
     node, peer = lab.pair("lower")
     assert 2 <= attempts_in_a_second(node, peer) < 40
     assert node.counters["refused_by_peer"] > 0
