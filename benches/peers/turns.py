@@ -42,9 +42,7 @@ class UrdsTurns(Urds):
         """Return the addresses of all peers."""
         prefix = self.network().rpartition(".")[0]
         places = (divmod(index, _HOSTS_PER_BYTE) for index in range(self.peers_count))
-        return [
-            (f"{prefix}.{self.row + 1 + host_row}.{host + 1}", PORT) for host_row, host in places
-        ]
+        return [(f"{prefix}.{self.row + 1 + row}.{host + 1}", PORT) for row, host in places]
 
     def open_receiver(self, senders: int) -> Address:
         """Bind a socket at each host."""

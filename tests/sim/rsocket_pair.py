@@ -5,9 +5,9 @@ shared memory, and a word waits until the peer takes it from its completion queu
 words arrive and requests complete in the order of posting. When each of that happens is the
 caller's choice.
 
-What must hold of every write is judged here, from bytes and records of the wire alone: a `DirectionState`
-keeps what one side has published for the other. So a core that both publishes and believes the
-wrong thing is still found out.
+What must hold of every write is checked here, from bytes and records of the wire alone: a
+`DirectionState` keeps what one side has published for the other. So a core that both publishes and
+believes the wrong thing is still found out.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The soak would see what it looks for: each error that its message logs and trends are there to find."""
+"""The soak finds each error that its message logs and trends are there to find."""
 
 import pytest
 
