@@ -35,7 +35,7 @@ _ROUND_TRIPS = 300
 _CALIBRATION_MESSAGES = 30_000
 _TARGET_S = 0.6  # long beside the 5 ms after which a thread is asked to yield
 _END_WAIT_S = 2.0
-_PLACEMENT = "on any vCPU, as the scheduler puts them; nobody spins"
+_PLACEMENT = "on any vCPU, as the scheduler puts them; no side spins"
 # Receiver and sender.
 _WAYS = {
     (False, False): "",
@@ -170,7 +170,7 @@ def _measure_beside(rounds: int, limit_s: float) -> Iterator[Table]:
             payload_bytes=_SMALL_BYTES,
             rounds=rounds,
             placement=_PLACEMENT,
-            subject="the same peer where nobody computes",
+            subject="the same peer where no thread computes",
             lines=tuple(lines),
             remarks=("what computes is a loop of Python in the process of that side",),
         )

@@ -61,7 +61,7 @@ def measure(rounds: int, *, limit_s: float) -> tuple[Table, bool]:
         unit=BYTES,
         payload_bytes=0,
         rounds=len(found["socket"]),
-        placement="on any vCPU; nobody spins",
+        placement="on any vCPU; no side spins",
         subject="",
         lines=tuple(
             _line(name, found[name], missing or late or no_shm * name.startswith("shm"))

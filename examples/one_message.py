@@ -106,7 +106,7 @@ def main() -> None:
     connect(alice, bob)
     print(f" 8  connected anew; Bob's inbox: {list(bob_inbox.queue)}")
     data = write(alice)
-    show(" 9  the path repeats what nobody acknowledged", data)
+    show(" 9  the path repeats what was not acknowledged", data)
     bob.receive_data(data, now_ns=0)
     dropped = bob.counters.recv_drop_old_seq
     print(f"10  Bob has seen that number: repeats dropped {dropped}, inbox {list(bob_inbox.queue)}")

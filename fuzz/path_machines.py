@@ -168,7 +168,7 @@ class Besieged:
         """Have the stream take some of the path's bytes."""
         due = self.core.wants_to_write()
         buffers = self.core.poll_transmit()
-        assert due or not buffers, "nobody would have written this"
+        assert due or not buffers, "no peer would have written this"
         # What a kernel asks to have acknowledged is due, and no bytes: it is due only once.
         assert buffers or not self.core.wants_to_write(), "a writer would spin"
         taken = _join(buffers)[:bytes_max]

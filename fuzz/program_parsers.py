@@ -106,11 +106,11 @@ def socket_address(data: bytes) -> None:
 def _without_resolver() -> Iterator[None]:
     """Have every look-up of a name fail at once."""
 
-    def nobody(*_: object, **__: object) -> None:
+    def unresolved(*_: object, **__: object) -> None:
         raise socket.gaierror
 
     before = socket.getaddrinfo
-    socket.getaddrinfo = nobody  # type: ignore[assignment]  # the parsers call it by this name
+    socket.getaddrinfo = unresolved  # type: ignore[assignment]  # the parsers call it by this name
     try:
         yield
     finally:

@@ -16,10 +16,10 @@ HEAD = """\
 
 Every rule of the source documents, in our words, with the tests that show it and what they
 said when last run. This page is written by `make docs` from `tools/conformance/` and the
-results of the last test runs; nobody edits it. "Not done" means that no test shows the rule:
+results of the last test runs; do not edit it by hand. "Not done" means that no test shows the rule:
 the behaviour may be there, unproven, or may not be there at all. A note behind a rule says where
-Linux or `urds` does otherwise on purpose, or for whom the rule is; its tests show it with that
-note.
+Linux or `urds` does otherwise on purpose, or which product the rule is for; its tests show it with
+that note.
 """
 
 

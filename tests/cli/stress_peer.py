@@ -229,13 +229,13 @@ def passive(
 
 
 def connected(ours: str, theirs: str, port: int) -> socket.socket:
-    """Return a control connection; try again while nobody listens yet."""
+    """Return a control connection; try again while there is no listener yet."""
     until_s = time.monotonic() + CONTROL_S
     while True:
         try:
             return socket.create_connection((theirs, port), CONTROL_S, source_address=(ours, 0))
         except ConnectionRefusedError:
-            assert time.monotonic() < until_s, "nobody listens"
+            assert time.monotonic() < until_s, "no listener"
             time.sleep(0.1)
 
 

@@ -94,7 +94,7 @@ def test_a_client_that_fails_takes_its_server_along(
     assert time.monotonic() - begin_s < RUN_S_MAX
 
 
-def test_a_server_that_nobody_needs_ends_by_ctrl_c() -> None:
+def test_a_server_without_clients_ends_by_ctrl_c() -> None:
     done = interrupt("dat", "test", "-s", "--port", "21306", after="server:")
     assert (done.code, done.err) == (130, "")
 

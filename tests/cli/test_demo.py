@@ -108,7 +108,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert list((tmp_path / "urds").iterdir()) == [], "a host did not end in order"
 
 
-def test_a_taken_address_is_named_and_nobody_stays_behind() -> None:
+def test_a_taken_address_is_named_and_no_process_stays_behind() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((address(31), 16385))

@@ -73,7 +73,7 @@ def test_a_changed_byte_is_damage(byte: int) -> None:
     assert counts(judge([bytes(payload)])) == (0, 0, 0, 1)
 
 
-def test_a_message_for_somebody_else_is_damage() -> None:
+def test_a_message_for_another_receiver_is_damage() -> None:
     log = MessageLog("a", "c")
     log.check(messages(1)[0])
     assert counts(log) == (0, 0, 0, 1)

@@ -324,7 +324,7 @@ def test_a_process_that_hangs_is_silent_not_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "ANSWER_S", 0.05)
-    served = serve(b"")  # nobody calls handle_ready
+    served = serve(b"")  # no call of handle_ready
     answer = processes.ask(os.getpid())
     served.close()
     assert answer == processes.Silent(os.getpid(), "no answer within 0.05 s")
@@ -408,13 +408,13 @@ def test_connections_over_rdma_are_found_and_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_nobody_to_ask_is_exit_code_1(tmp_path: Path) -> None:
+def test_no_process_to_ask_is_exit_code_1(tmp_path: Path) -> None:
     done = urds("info", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert (done.code, done.out) == (1, "")
     assert done.err == "urds info: no urds socket is bound in any process of this user\n"
 
 
-def test_a_silent_process_is_named_and_not_taken_for_nobody(
+def test_a_silent_process_is_named_and_not_taken_for_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(processes, "find", lambda: [7])

@@ -152,7 +152,7 @@ def test_json_is_a_line_per_reply_and_one_for_the_summary() -> None:
     assert summary["usec_min"] <= summary["usec_average"] <= summary["usec_max"]
 
 
-def test_nobody_there_is_exit_code_1_soon() -> None:
+def test_no_host_there_is_exit_code_1_soon() -> None:
     done = urds("ping", "-c", "10", "-i", "10ms", "-I", address(1), address(9))
     assert done.code == 1
     assert done.out == f"{address(1)} to {address(9)}: 8 sent, 0 received\n"

@@ -52,7 +52,7 @@ def test_the_curve_counts_copies_and_wake_ups(device: str) -> None:
     assert list(curves) == ["kernel", f"{device}0"]
     small, large = curves[f"{device}0"]["rows"]
     assert (small["size_bytes"], large["size_bytes"]) == (1, 200_000)
-    # Each byte is copied at least once by somebody; over shm0 that is all in user space.
+    # Each byte is copied at least once; over shm0 that is all in user space.
     assert large["copies"] >= 0.99 if device == "shm" else large["copies"] > 0
     assert large["sleeps_per_mib"] >= 0
 

@@ -150,7 +150,7 @@ def test_a_client_of_both_devices_finds_a_server_on_the_second(run: int) -> None
             server.kill()
 
 
-def test_nobody_at_the_port_of_any_device() -> None:
+def test_no_listener_at_the_port_of_any_device() -> None:
     done = urds("rsocket", "rstream", "-s", "127.0.0.1", "-p", "9", *SHORT)
     assert done.code == 1
     assert "Connection refused" in done.err

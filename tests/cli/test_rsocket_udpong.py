@@ -50,7 +50,7 @@ def test_a_size_beyond_the_device_is_left_out() -> None:
     assert "1.5k left out: datagram of 1536 bytes, limit 1392" in done.err
 
 
-def test_datagrams_that_nobody_takes_are_counted_as_lost() -> None:
+def test_datagrams_that_are_not_taken_are_counted_as_lost() -> None:
     """The queue of this server has room for one or two of them."""
     with subprocess.Popen(
         command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27174", "-B", "2304"),

@@ -254,7 +254,7 @@ def test_unknown_peers_at_the_control_port_are_turned_away_and_named() -> None:
     assert re.search(r"away: -\w \d+, from ", third)
 
 
-def test_nobody_to_connect_to_is_exit_code_1_with_what_to_do() -> None:
+def test_no_listener_to_connect_to_is_exit_code_1_with_what_to_do() -> None:
     done = urds("stress", "-s", address(9), "--connect-retries", "1")
     assert (done.code, done.out.count("\n")) == (1, 2)
     assert done.out.endswith(" - retrying\n")

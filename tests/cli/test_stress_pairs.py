@@ -69,7 +69,7 @@ def test_the_sequence_wraps_at_32_bits() -> None:
     for pair in pairs():
         assert pair.send_sequence == 0
     a.send_sequence = 0xFFFF_FFFF
-    b._receive_sequence = 0xFFFF_FFFF  # nobody sends so many in a test
+    b._receive_sequence = 0xFFFF_FFFF  # no test sends so many
     b.receive(requested(a))
     b.receive(requested(a))
     assert a.send_sequence == 1

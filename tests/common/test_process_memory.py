@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def pages() -> Iterator[tuple[mmap.mmap, int]]:
-    """Map four pages: two to write, one to read, one that nobody may touch."""
+    """Map four pages: two to write, one to read, one without access."""
     memory = mmap.mmap(-1, 4 * PAGE)
     held = ctypes.c_char.from_buffer(memory)
     address = ctypes.addressof(held)

@@ -44,7 +44,7 @@ def until_a_thread_waits(evd: EventDispatcher) -> None:
         except dat.DatInvalidState:
             return
         time.sleep(0.001)
-    pytest.fail("nobody began to wait")
+    pytest.fail("no thread began to wait")
 
 
 def wakes(

@@ -24,13 +24,13 @@ def slow_receiver(run: Run, scale: Scale) -> Notes:
     run.add({0: [slow, *others], slow: [0]}, wmem_default=_BUFFER_BYTES, rmem_default=_BUFFER_BYTES)
     run.add({host: [0] for host in others}, rmem_default=_ROOMY_BYTES)
     each = max(1, run.terms.messages // (2 * _ROUNDS * scale.crowd))
-    everybody = [(0, host) for host in (slow, *others)]
-    run.aim(dict.fromkeys(everybody, _FIRST))  # so that every connection stands
+    pairs = [(0, host) for host in (slow, *others)]
+    run.aim(dict.fromkeys(pairs, _FIRST))  # so that every connection stands
     run.finish()
     healthy_s = stuck_s = 0.0
     for _ in range(_ROUNDS):
-        healthy_s += _carry(run, everybody, each)
-        stuck_s += _without_one(run, slow, everybody[1:], each)
+        healthy_s += _carry(run, pairs, each)
+        stuck_s += _without_one(run, slow, pairs[1:], each)
     run.finish()
     refused = {host: _rejected_sends(run, host) for host in (slow, *others)}
     delivered = _ROUNDS * each * len(others)

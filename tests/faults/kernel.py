@@ -1,4 +1,4 @@
-"""Faults that this host's kernel makes: it aborts sockets, or sends frames to a card nobody has."""
+"""Faults that this host's kernel makes: it aborts sockets, or sends frames to an unknown card."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def kill_sockets(
 class Link:
     """The link of two namespaces, on which one or both ways can be black holes.
 
-    The sender's neighbour table is given a wrong card, so that its frames reach nobody and nobody
+    The sender's neighbour table is given a wrong card, so that its frames reach no host and no host
     says so. That is how a network fails, while a route that is a black hole tells the sender.
     """
 

@@ -123,7 +123,7 @@ class HostLife:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether nobody killed it yet."""
+        """Tell whether it still runs unkilled."""
         return self.ended_s is None
 
     def await_ready(self) -> None:

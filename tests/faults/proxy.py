@@ -38,7 +38,7 @@ _CLONE_NEWNET: Final = 0x40000000  # Source: linux v6.12 include/uapi/linux/sche
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyPlan:
-    """Between whom; `namespaces` are files to enter for the lower and the higher host's side."""
+    """Its two hosts; `namespaces` are files to enter for the lower and the higher host's side."""
 
     lower: str
     higher: str
@@ -52,7 +52,7 @@ class Counts:
 
     accepted_up: int = 0  # connections that the lower host opened
     accepted_down: int = 0
-    refused: int = 0  # of those, because nobody listened at the other end
+    refused: int = 0  # of those, for lack of a listener at the other end
     cut: int = 0
     forgotten: int = 0
     byte_count: int = 0

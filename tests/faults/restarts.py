@@ -29,7 +29,7 @@ def restarts(run: Run, scale: Scale) -> Notes:
         host = run.random.randrange(2)
         if killed[host] + 1 == LIVES_MAX:
             break
-        # Both ways lie ahead of the survivor's end, whoever survives.
+        # Both ways lie ahead of the survivor's end, on either side.
         share = run.random.uniform(0.2, 1.0) * _SHORT_OF_ALL * goal / scale.restarts
         if not (_moves_on(run, round(share)) and _know_each_other(run)):
             break

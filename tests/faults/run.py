@@ -1,4 +1,4 @@
-"""One fault run: hosts and their lives, what each shall send to whom, how long recovery takes.
+"""One fault run: hosts and their lives, what each sends to which other, how long recovery takes.
 
 A scenario adds hosts, sets goals, and breaks things for as long as `going` or `until` say that
 there is traffic. Nothing here judges; `verdict` does.

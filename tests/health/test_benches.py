@@ -95,7 +95,7 @@ def test_one_socket_turns_to_ten_peers() -> None:
     for table in (runs, asked):
         assert "  urds, 1 peer " in table
         assert "  urds, 10 peers " in table
-        assert "nobody spins" in table
+        assert "no side spins" in table
 
 
 @pytest.mark.slow
@@ -109,14 +109,14 @@ def test_tasks_of_asyncio_are_measured() -> None:
 
 
 def test_without_shm_streams_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the line above the table does not say that nobody spins."""
+    """And the line above the table does not say that no side spins."""
     monkeypatch.setenv("URDS_IMPL", "python")
     chosen = "urds_memory,urds_memory_spins,seqpacket_spins,memory_round_trip"
     code, out, err = run("run.py", "--quick", "--rounds", "1", "--only", chosen)
     assert code == 0, out + err
     assert out.count("the Python plane has no shared memory") == 2
     assert "who spins says so" in out
-    assert "nobody spins" not in out
+    assert "no side spins" not in out
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_time_keeps_to_its_bound_from_below(bench: Any, ratio: float, reached:
 def test_a_stream_is_as_fast_as_its_slower_side(
     bench: Any, receiver_ns: int, sender_ns: int
 ) -> None:
-    """A receiver that began late emptied its queue faster than anybody could send."""
+    """A receiver that began late emptied its queue faster than any sender could send."""
     order = bench.pair.Order(10, bench.pair.window_for(bench.works.Kind.ONE_WAY, 10))
     answers = [bench.pair.Answer(elapsed_ns, 50) for elapsed_ns in (receiver_ns, sender_ns)]
     sample = bench.pair.sample_of(bench.works.Kind.ONE_WAY, order, answers)

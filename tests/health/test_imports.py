@@ -1,4 +1,4 @@
-"""Who may import whom: `[tool.importlinter]` in pyproject.toml, and what that cannot say.
+"""Which module may import which: `[tool.importlinter]` in pyproject.toml, and what that cannot say.
 
 By hand here: modules of the standard library in cores, packages behind an extra, `logging`.
 """

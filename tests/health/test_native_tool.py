@@ -108,7 +108,7 @@ exec /bin/sleep 60"""
 
 
 def test_a_cargo_that_is_set_offline_is_told_so(bare: Path, tmp_path: Path) -> None:
-    """Its own last line advises an option that nobody gave."""
+    """Its own last line advises an option that was not given."""
     script = """echo "error: no matching package named libc found" >&2
 echo "As a reminder, you're using offline mode (--offline), retry without" >&2; exit 101"""
     with pytest.raises(cargo.Unavailable, match=r"cargo is set offline, and its cache lacks some$"):

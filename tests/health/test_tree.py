@@ -11,7 +11,7 @@ from tests.health.sources import ROOT
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 FOLDERS = ("src", "tests", "tools", "docs", "examples", "benches", "requirements", ".ci", "changes")
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".yaml", ""}
-# Folders of one person or one machine. A guest's /root and a socket in /run are nobody's.
+# Folders of one person or one machine. A guest's /root and a socket in /run belong to none.
 OF_ONE_MACHINE = re.compile(r"(?<![\w.])/(home|Users)/\w+|(?<![\w.])/(work|tmp)/(?!urds)\w+/\w+")
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
 PIN = re.compile(r"^[a-z0-9._-]+==[\w.+!-]+( ; [^\\]+)? \\$")

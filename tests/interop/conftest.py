@@ -41,10 +41,10 @@ SET_BUFFER_LIMIT = "run(f'echo {value} > /proc/sys/net/core/{name}')"
 BUFFER_BYTES_MAX = 16 << 20
 # A line that its printer left open, without a line feed, cannot be read before the next one.
 END_LAST_LINE = "run('echo \"<6>end of test\" > /dev/kmsg')"
-GRAVE_LEVELS = "emerg,alert,crit,err,warn"
+SERIOUS_LEVELS = "emerg,alert,crit,err,warn"
 # What an emulated processor on a busy host complains of; what RDS says of a reset while it sends.
 HARMLESS_WORDS = ("hrtimer: interrupt took", "clocksource: ", "disconnecting and reconnecting")
-GRAVE_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
+SERIOUS_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ def guest(lab: Lab) -> Iterator[Remote]:
     lab.order(Orders())
     with lab.open_guest() as remote:
         remote(END_LAST_LINE)
-        grave = remote("run(f'dmesg --level {levels}')", levels=GRAVE_LEVELS)
+        serious = remote("run(f'dmesg --level {levels}')", levels=SERIOUS_LEVELS)
         whole = remote("run('dmesg')")
     complaints = [
-        line for line in grave.splitlines() if not any(word in line for word in HARMLESS_WORDS)
+        line for line in serious.splitlines() if not any(word in line for word in HARMLESS_WORDS)
     ]
-    words = [word for word in GRAVE_WORDS if word in whole]
+    words = [word for word in SERIOUS_WORDS if word in whole]
     assert not complaints, "the kernel complains"
-    assert not words, "the kernel's log has grave words"
+    assert not words, "the kernel's log has serious words"
 
 
 def _renew_rds(lab: Lab) -> None:

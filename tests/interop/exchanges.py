@@ -17,7 +17,7 @@ IDLE_S = 20.0
 FINISH_TIMEOUT_S = 280.0
 EXCHANGE = "exchange(s, target, count=count, seed=seed, idle_s=idle_s, size=size)"
 LATE_S = 0.5  # time for a message that comes once too often
-# What crossed the wire is kept here where somebody is at fault.
+# What crossed the wire is kept here where a side is at fault.
 EVIDENCE = Path(__file__).parents[2] / ".reports"
 DIRECTIONS = {Direction.TO_HOST: "to_us", Direction.TO_GUEST: "to_kernel"}
 

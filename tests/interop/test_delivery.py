@@ -113,7 +113,7 @@ def test_a_message_to_an_unbound_port_is_dropped_and_harms_nothing(ends: Ends) -
         (ends.ours, ends.guest, ends.kernel),
         (ends.guest, ends.ours, ends.us),
     ):
-        nobody = (target[0], target[1] + 999)
-        assert sender("s.sendto(b'lost', nobody)", nobody=nobody) == 4
+        unbound = (target[0], target[1] + 999)
+        assert sender("s.sendto(b'lost', unbound)", unbound=unbound) == 4
         sender("s.sendto(b'found', target)", target=target)
         assert receiver("s.recv(100)") == b"found"

@@ -65,7 +65,7 @@ def test_what_we_sent_arrives_though_we_leave_with_messages_unread(ends: Ends) -
 
 @pytest.mark.parametrize("first_sender", ["kernel", "us"])
 def test_the_kernels_connection_dies_in_silence(ends: Ends, lab: Lab, first_sender: str) -> None:
-    """Nobody tells us: the wire swallows the reset. Whoever sends first finds out."""
+    """The wire swallows the reset, so the first sender finds out."""
     ends.open_sockets()
     _send_each_way(ends, range(5))
     lab.order(SILENCE)

@@ -238,7 +238,7 @@ def test_segments_that_come_twice_or_early_are_put_in_order() -> None:
 
 
 def test_a_reset_ends_what_is_received() -> None:
-    """Behind it nobody reads, though the bytes cross."""
+    """Bytes behind it cross but are not read."""
     log = opened(MessageLog())
     log.add(segment(TO_KERNEL, 0, MESSAGE[:100]))
     log.add(segment(TO_KERNEL, 100, flags=RST | ACK))

@@ -1,6 +1,6 @@
 """One, two and eight paths between a Linux kernel and us; eight between two kernels.
 
-While its paths come up, Linux up to 6.12 can lose and double messages whoever its peer is: the
+While its paths come up, Linux up to 6.12 can lose and double messages with any peer: the
 accepting side gives connections to paths in the order of arrival. With us as peer the wire says
 who lost them; two kernels are the comparison, and what they lose at start-up is only reported.
 What follows must be perfect.

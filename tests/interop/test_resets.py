@@ -48,7 +48,7 @@ def test_ten_thousand_each_way_over_a_wire_that_cuts(
     ],
     ids=["both-are-told", "kernel-is-told", "we-are-told"],
 )
-def test_a_thousand_each_way_and_not_everybody_learns_of_the_cut(
+def test_a_thousand_each_way_and_one_side_does_not_learn_of_the_cut(
     ends: Ends, lab: Lab, note: Note, orders: Orders
 ) -> None:
     """Who is not told has a connection that seems up until the other end's host says otherwise."""

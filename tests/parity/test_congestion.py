@@ -367,7 +367,7 @@ class TestTheirPort:
         assert isinstance(mailbox.receive(wait_ns=0), CongestionNotice)
         assert take(mailbox) == [b"message"]
 
-    def test_without_the_monitor_nobody_is_told(self, world: World) -> None:
+    def test_without_the_monitor_no_socket_is_told(self, world: World) -> None:
         mailbox = world.mailbox()
         remote = world.attach()
         for data in (FULL_MAP, EMPTY_MAP):

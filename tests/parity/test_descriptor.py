@@ -206,7 +206,7 @@ def test_a_loop_shows_at_once(world: World) -> None:
 
 
 class TestFullPath:
-    """A path at its bound of messages takes nothing: nobody who uses it is writable."""
+    """A path at its bound of messages takes nothing: no mailbox that uses it is writable."""
 
     @pytest.fixture
     def limits(self) -> Limits:

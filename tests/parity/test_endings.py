@@ -1,4 +1,4 @@
-"""Closing mailboxes and planes, and forks: everybody leaves, nothing shared is touched."""
+"""Closing mailboxes and planes, and forks: all threads leave, nothing shared is touched."""
 
 import errno
 import gc

@@ -184,7 +184,7 @@ def test_a_sweep_of_all_source_ports_takes_no_memory(world: World, target_port: 
     assert swept - before < SOURCES_BYTES_MAX
 
 
-def test_a_flood_for_nobody_leaves_others_their_turn(world: World) -> None:
+def test_a_flood_for_an_unbound_port_leaves_others_their_turn(world: World) -> None:
     """What brings nothing for any socket is read in small portions, one for each pass."""
     mailbox = world.mailbox()
     remote = world.attach()

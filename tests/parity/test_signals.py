@@ -104,7 +104,7 @@ def test_a_handler_that_raises_ends_the_wait(
     with pytest.raises(Interrupted):
         wait(mailbox)
     assert time.monotonic() - began < BUSY_S
-    # Nothing stays locked, and nobody who left is waited for.
+    # Nothing stays locked, and no thread that left is waited for.
     if not led:
         reader.start()
         time.sleep(SOON_S)

@@ -1,7 +1,7 @@
 """Runs of messages that are alike: framed and taken in as a whole, with the result of the loop.
 
 The loop over messages is the specification: each property drives two sides, one of which finds no
-run long enough, and compares all that anybody can see of them.
+run long enough, and compares all that can be seen of them.
 """
 
 from unittest.mock import patch

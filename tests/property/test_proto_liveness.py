@@ -51,7 +51,7 @@ def test_paths_come_up_in_the_end(
     assert paths_match(low, high)
     assert len(low.attached) == min(npaths_low, npaths_high)
     for node in (low, high):
-        assert not any(end.waiting for end in node.attached.values()), "nobody is held for ever"
+        assert not any(end.waiting for end in node.attached.values()), "no path is held for ever"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -48,7 +48,7 @@ def messages(draw: st.DrawFn) -> list[Packet]:
     extras = [0, 4, 16, 20] + ([32, 36] if kind == PacketKind.SEND else [])
     extra = PacketFlag(draw(st.sampled_from(extras)))
     if kind == PacketKind.WRITE and PacketFlag.IMMEDIATE not in extra:
-        extra = PacketFlag(0)  # a write without immediate data wakes nobody
+        extra = PacketFlag(0)  # a write without immediate data wakes no thread
     payload = draw(st.binary(max_size=50))
     starts = range(0, max(1, len(payload)), STEP)
     rkey, address = (draw(words), draw(offsets)) if kind == PacketKind.WRITE else (0, 0)

@@ -111,7 +111,7 @@ def test_a_name_is_looked_up_and_ipv4_comes_first(monkeypatch: pytest.MonkeyPatc
     assert addresses.parse(("localhost", 5), Call.BIND) == (IPv6Address("::1"), 5)
 
 
-def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

@@ -16,7 +16,7 @@ LIFE_S = 60.0
 
 
 def main(kind: str, names: str, port: int) -> None:
-    """Serve until somebody says goodbye."""
+    """Serve until a peer says goodbye."""
     adapters = [find_device(name).open_adapter() for name in names.split(",") if name]
     link = DatagramLink([DeviceContext(adapter) for adapter in adapters])
     link.bind(("127.0.0.1", port))

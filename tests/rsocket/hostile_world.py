@@ -131,7 +131,7 @@ class UnknownPeer:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the connection has ended, whoever did it."""
+        """Return whether the connection has ended, by either side."""
         return bool(self.ends)
 
     # -- what the opening and the device say

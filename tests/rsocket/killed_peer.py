@@ -1,7 +1,7 @@
 """Processes that are to be killed: `python -m tests.rsocket.killed_peer`.
 
 Reads lines `device act`. Each forks a process that listens over that device, prints its process
-and port, and then does the act with one connection until somebody kills it. The one that reads
+and port, and then does the act with one connection until it is killed. The one that reads
 lines opens no device, so its children begin anew, without a start of Python.
 """
 

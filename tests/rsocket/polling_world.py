@@ -49,7 +49,7 @@ class World:
         return client, accepted
 
     def keep(self, socket: Socket) -> None:
-        """Close a socket at the end that somebody else has made."""
+        """Close a socket at the end that another test has made."""
         self._closing.callback(socket.close)
 
     def pipe(self) -> tuple[int, int]:

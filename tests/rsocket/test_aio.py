@@ -147,7 +147,7 @@ async def _write_until_it_waits(writer: asyncio.StreamWriter) -> int:
             await asyncio.wait_for(writer.drain(), 0.3)
         except TimeoutError:
             return written
-    raise AssertionError("a peer that does not read stops nobody")
+    raise AssertionError("a peer that does not read stops no other")
 
 
 async def _send_slowly(writer: asyncio.StreamWriter, words: bytes) -> None:
@@ -254,7 +254,7 @@ def test_a_close_ends_the_wait(here: World) -> None:
     run(main())
 
 
-def test_nobody_listens(here: World) -> None:
+def test_without_a_listener(here: World) -> None:
     async def main() -> None:
         listener = here.listener()
         port = listener.getsockname()[1]
@@ -429,7 +429,7 @@ def test_a_listener_that_was_bound_before(here: World) -> None:
     run(main())
 
 
-def test_a_protocol_that_raises_loses_its_transport_and_nobody_else_does(here: World) -> None:
+def test_a_protocol_that_raises_loses_its_transport_and_no_other_does(here: World) -> None:
     class Faulty(asyncio.Protocol):
         def __init__(self) -> None:
             self.lost = asyncio.get_running_loop().create_future()

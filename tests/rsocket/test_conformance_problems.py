@@ -226,13 +226,13 @@ def test_a_call_that_need_not_wait_takes_one_lock_once(byte_count: int) -> None:
 
 @pytest.mark.rule("rsocket-problem-locks")
 @pytest.mark.parametrize("device", DEVICES)
-def test_nobody_waits_with_the_lock(device: str) -> None:
+def test_no_thread_waits_with_the_lock(device: str) -> None:
     with pair_over(device) as pair:
         task = Task(lambda: pair.server.recv(1))
         for _ in range(20):
             time.sleep(0.002)
             lock = pair.client.link.context.adapter.lock
-            assert lock.acquire(timeout=2), "somebody sleeps with it"
+            assert lock.acquire(timeout=2), "a thread sleeps with it"
             lock.release()
         pair.client.send(b"x")
         assert task.result() == b"x"
@@ -355,9 +355,7 @@ def test_no_socket_reads_the_clock_that_need_not_wait(
 
 @pytest.mark.rule("rsocket-problem-clock")
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_poll_in_vain_reads_no_clock(
-    device: str, clock_reads: Callable[[], Counter[str]]
-) -> None:
+def test_an_empty_poll_reads_no_clock(device: str, clock_reads: Callable[[], Counter[str]]) -> None:
     """What cost the original 5 to 8 %: it asked the time at each look at its queue."""
     with pair_over(device) as pair:
         pair.client.sendall(b"first")
@@ -379,7 +377,7 @@ def test_a_burst_of_small_sends_costs_few_writes(device: str) -> None:
         source, sink = both.connect()
         assert source.stream is not None
         taken = 0
-        with both.here.adapter.lock, both.there.adapter.lock:  # nobody takes anything in meanwhile
+        with both.here.adapter.lock, both.there.adapter.lock:  # nothing is taken in meanwhile
             for _ in range(200):
                 taken += source.send(memoryview(b"x" * 64))
         assert taken == 200 * 64

@@ -61,7 +61,7 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
         "rsocket/test_links.py::test_a_half_close_leaves_the_other_half",
         "rsocket/test_socket_transfers.py::test_half_close",
     )),
-    9: ("connecting without waiting, to oneself, and in vain", (
+    9: ("connecting without waiting, to oneself, and without success", (
         "rsocket/test_socket_connecting.py::test_a_socket_connects_to_itself_in_one_thread",
         "rsocket/test_socket_connecting.py::test_connecting_without_waiting",
         "rsocket/test_socket_connecting.py::"
@@ -72,7 +72,7 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
         "rsocket/test_killed.py::test_what_arrived_is_read_and_then_the_connection_is_broken",
         "rsocket/test_killed.py::test_a_peer_is_killed_while_bytes_go_to_its_own_places",
         "rsocket/test_killed.py::test_a_peer_is_killed_while_others_connect_to_it",
-        "rsocket/test_killed.py::test_a_peer_is_killed_before_anybody_has_read_what_it_sent",
+        "rsocket/test_killed.py::test_a_peer_is_killed_before_what_it_sent_is_read",
         "rsocket/test_socket_processes.py::"
         "test_a_killed_peer_is_an_error_to_who_reads_and_who_writes",
         "rsocket/test_polling_processes.py::test_a_peer_that_is_killed_hangs_up",

@@ -16,7 +16,7 @@ from urds.verbs.device import find_device
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace, VerbsConnectionEvent
 
 
-class Nobody:
+class NoLink:
     """In the place of a link: it takes what comes and says nothing."""
 
     def handle_received(self, wc: object) -> None:
@@ -37,7 +37,7 @@ def answering(device: str, private_data: bytes) -> Iterator[HostPort]:
     def accept(event: VerbsConnectionEvent) -> None:
         if event.kind is ConnectionEventKind.REQUEST:
             event.connection.on_event = lambda _: None
-            qp = context.queue_pair(Nobody(), 16)  # type: ignore[arg-type]  # enough of a link
+            qp = context.queue_pair(NoLink(), 16)  # type: ignore[arg-type]  # enough of a link
             adapter.call_soon(lambda: event.connection.accept(qp, parameters_with(private_data)))
 
     with adapter.lock:

@@ -102,7 +102,7 @@ def test_a_change_is_told_for_both_ways(device: str) -> None:
 
         def is_told() -> bool:
             here.send(b"x", address_of(there))
-            assert told.wait(10), "the device drives itself while nobody waits"
+            assert told.wait(10), "the device drives itself while no thread waits"
             told.clear()
             until(lambda: there.receive() is not None)
             return not device or there.stats.received_by_queue_pair > 3
@@ -310,7 +310,7 @@ def test_a_connected_socket_hears_no_unknown_peer_in_either_way() -> None:
         assert here.receive() is None
 
 
-def test_a_connected_socket_hears_that_nobody_is_there() -> None:
+def test_a_connected_socket_hears_that_no_peer_is_there() -> None:
     with ends() as made:
         here, there = made.link(), made.link(host="127.0.0.3")
         here.connect(address_of(there))
@@ -365,12 +365,12 @@ def test_a_port_belongs_to_one_socket() -> None:
 def test_broadcasts_go_by_udp_once_they_are_allowed() -> None:
     with ends() as made:
         here, there = made.link("shm0", host="127.0.0.1"), made.link("shm0", host="0.0.0.0")
-        everybody = ("127.255.255.255", address_of(there)[1])
+        broadcast = ("127.255.255.255", address_of(there)[1])
         with pytest.raises(PermissionError):
-            here.send(b"to all", everybody)
+            here.send(b"to all", broadcast)
         here.udp.set_option(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         assert here.udp.get_option(socket.SOL_SOCKET, socket.SO_BROADCAST) == 1
         for _ in range(3):
-            here.send(b"to all", everybody)
+            here.send(b"to all", broadcast)
             assert take(there) == (b"to all", address_of(here))
         assert here.stats.sent_by_queue_pair == 0

@@ -24,7 +24,7 @@ SLOW = DatagramSettings()  # once a second over UDP again: not within these test
 
 
 @pytest.mark.parametrize("device", ["", "shm0", "udp0"])
-def test_what_nobody_takes_is_dropped_and_counted(device: str) -> None:
+def test_what_is_not_taken_is_dropped_and_counted(device: str) -> None:
     names = [device] if device else []
     settings = DatagramSettings(receive_slots=4)
     with ends() as made:

@@ -104,7 +104,7 @@ def test_a_datagram_that_is_longer_than_a_slot_is_dropped() -> None:
 def find_queue_pair(
     made: Ends, device: str, host: str, port: int, bind_id: bytes
 ) -> tuple[VerbsConnectionEvent, DatagramLink]:
-    """Look somebody up by hand; return the answer, and a socket whose queue pair may be used."""
+    """Look a queue pair up by hand; return the answer, and a socket whose queue pair is usable."""
     unknown_peer = made.link(device, host="127.0.0.4")
     adapter = unknown_peer.contexts[0].adapter
     events: list[VerbsConnectionEvent] = []
@@ -164,7 +164,7 @@ def test_bytes_at_the_queue_pair_that_are_no_datagram_are_dropped(device: str) -
 
 
 @pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
-def test_a_look_up_for_nobody_is_refused(device: str) -> None:
+def test_a_look_up_for_an_unbound_port_is_refused(device: str) -> None:
     with ends() as made:
         there = made.link(device, host="127.0.0.3")
         said = ways_of(there)

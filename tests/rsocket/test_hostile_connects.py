@@ -115,7 +115,7 @@ def test_a_listener_that_never_answers(scene: Siege) -> None:
 
 
 def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Siege) -> None:
-    """Nobody takes what they connected: no more links than the backlog, and the rest wait."""
+    """Their connections are not accepted: no more links than the backlog, and the rest wait."""
     scene.both.listener._backlog = 3
     crowd = [scene.unknown_peer() for _ in range(8)]
     before = len(scene.both.there.links)
@@ -128,12 +128,12 @@ def test_a_crowd_that_connects_and_never_speaks_is_held_at_the_backlog(scene: Si
     for unknown_peer in crowd:
         unknown_peer.vanish()
 
-    def nobody_is_left() -> bool:
+    def no_link_is_left() -> bool:
         if (link := scene.both.listener.accept()) is not None:
             link.close(0)
         return len(scene.both.there.links) == before
 
-    scene.until(nobody_is_left)
+    scene.until(no_link_is_left)
     scene.others_are_well()
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_peer_that_vanishes_while_it_connects(scene: Siege, turns: in
 
 
 def test_words_before_the_offer_are_bounded(scene: Siege) -> None:
-    """Who answers may be faster with his words than with his offer: as many wait as credits."""
+    """A side that answers may send data before its answer arrives: as many wait as credits."""
     unknown_peer = scene.unknown_peer()
     unknown_peer.is_mute = True
     address = unknown_peer.listen(lambda: b"", scene.host)

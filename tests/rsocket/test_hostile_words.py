@@ -1,4 +1,4 @@
-"""A connected peer that breaks the protocol is cut with a reason, and nobody else feels it.
+"""A connected peer that breaks the protocol is cut with a reason, and no other connection feels it.
 
 Each over every device: the words travel as real writes with immediate data into real memory.
 """
@@ -254,7 +254,7 @@ def test_a_peer_that_never_speaks_costs_its_queue_pair_and_no_more(scene: Siege)
         taken += victim.send(data, may_zero_copy=False)
         scene.finish_pass(2)
     limit = scene.both.settings.send_bytes + WINDOW_BYTES
-    assert 0 < taken <= limit, "what nobody reads is bounded by the send buffer and his window"
+    assert 0 < taken <= limit, "what is not read is bounded by the send buffer and the window"
     assert victim.send(data, may_zero_copy=False) == 0
     assert scene.both.there.memory_bytes == before
     scene.nothing_is_left(victim)

@@ -236,7 +236,7 @@ def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_peer_is_killed_before_anybody_has_read_what_it_sent(peers: Peers, device: str) -> None:
+def test_a_peer_is_killed_before_what_it_sent_is_read(peers: Peers, device: str) -> None:
     with world(peers, device):
         number, client = connected(peers, device, "flow")
         with client:

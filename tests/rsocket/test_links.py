@@ -56,7 +56,7 @@ def test_a_half_close_leaves_the_other_half(both: Ends) -> None:
     assert bytes(room[:6]) == b"answer"
 
 
-def test_nobody_listens(both: Ends) -> None:
+def test_without_a_listener(both: Ends) -> None:
     host, port = both.listener.local
     link = StreamLink([both.here], both.settings)
     link.connect((host, port - 1), timeout_s=5)

@@ -88,7 +88,7 @@ def test_without_a_limit(here: World, timeout) -> None:
 
 
 def test_two_threads_at_one_socket(here: World, beside) -> None:
-    """Both are told, each time; nobody takes the event away from the other."""
+    """Both are told, each time; neither takes the event away from the other."""
     left, right = here.pair()
     got: list[list] = [[], []]
     for round_number in range(10):
@@ -141,7 +141,7 @@ def test_no_room_until_the_peer_reads(here: World, beside) -> None:
     assert rpoll([(left, OUT), *beside], WAIT_S * MS) == [(left, OUT)]
 
 
-def test_a_listener_is_readable_while_somebody_waits(here: World, beside) -> None:
+def test_a_listener_is_readable_while_a_connection_waits(here: World, beside) -> None:
     listener, client = here.listener(), here.socket()
     assert rpoll([(listener, IN | OUT), *beside], 0) == []
     here.later(lambda: client.connect(listener.getsockname()))
@@ -162,10 +162,10 @@ def test_a_connect_that_goes_on(here: World, beside) -> None:
 
 def test_a_connect_that_fails(here: World, beside) -> None:
     listener, client = here.listener(), here.socket()
-    nobody = listener.getsockname()
+    own_address = listener.getsockname()
     listener.close()
     client.setblocking(False)
-    assert client.connect_ex(nobody) != 0
+    assert client.connect_ex(own_address) != 0
     ((_, told),) = rpoll([(client, IN | OUT), *beside], WAIT_S * MS)
     assert told & (ERR | IN | OUT) == ERR | IN | OUT
 

@@ -1,4 +1,4 @@
-"""Repoll over devices: what is ready, who sleeps, who wakes him, and what a wait costs."""
+"""Repoll over devices: what is ready, what sleeps, what wakes it, and what a wait costs."""
 
 import os
 import select

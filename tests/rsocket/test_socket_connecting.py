@@ -82,7 +82,7 @@ def test_accept_of_what_does_not_listen(device: str) -> None:
         assert error_of(idle.accept) == errno.EINVAL
 
 
-def test_nobody_listens(device: str) -> None:
+def test_without_a_listener(device: str) -> None:
     with create_server((HOST, 0)) as listener:
         address = listener.getsockname()
     with Socket() as client:
@@ -103,7 +103,7 @@ def test_a_refused_socket_may_try_again(device: str) -> None:
             listener.accept()[0].close()
 
 
-def test_a_bound_port_where_nobody_listens_refuses(device: str) -> None:
+def test_a_bound_port_without_a_listener_refuses(device: str) -> None:
     with Socket() as bound, Socket() as client:
         bound.bind((HOST, 0))
         client.settimeout(WAIT_S)
@@ -219,7 +219,7 @@ def test_a_port_is_bound_once(device: str) -> None:
         assert error_of(second.bind, first.getsockname()) == errno.EADDRINUSE
 
 
-def test_an_address_of_somebody_else_is_refused(device: str) -> None:
+def test_an_address_of_another_host_is_refused(device: str) -> None:
     with Socket() as one:
         assert error_of(one.bind, ("192.0.2.1", 0)) == errno.EADDRNOTAVAIL
 

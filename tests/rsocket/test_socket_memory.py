@@ -295,7 +295,7 @@ def test_allocated_memory_is_given_back(pair: Pair) -> None:
     assert context.memory_bytes - before < 1 << 20
 
 
-def test_nobody_takes_bytes_from_a_receive_in_place(
+def test_no_call_takes_bytes_from_a_receive_in_place(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stops the receive behind its expectation, with bytes that it has still to copy."""

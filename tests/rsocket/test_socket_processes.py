@@ -157,7 +157,7 @@ def test_a_killed_peer_ends_a_send_that_waits(place: Place, device: str) -> None
 
 
 @pytest.mark.loopback_only("shm0 reaches no other host")
-def test_the_first_device_on_which_somebody_listens_is_taken(place: Place) -> None:
+def test_the_first_device_with_a_listener_is_taken(place: Place) -> None:
     with talking_to(place, "echo", "shm0,tcp0") as (_, client):
         assert client.link.context.name == "shm0"
     with talking_to(place, "echo", "tcp0", own="shm0,tcp0") as (_, client):

@@ -278,7 +278,7 @@ def test_sendfile(pair: Pair) -> None:
 
 
 def test_both_directions_full_and_then_read(pair: Pair) -> None:
-    """docs/reference/rsocket.md 19, point 6: two senders that nobody reads, then both read."""
+    """docs/reference/rsocket.md 19, point 6: two senders that are not read, then both read."""
     data = random.Random(2).randbytes(6 << 20)
     senders = [Task(lambda one=one: one.sendall(data)) for one in pair.both]
     readers = [Task(lambda one=one: receive_exactly(one, len(data))) for one in pair.both]

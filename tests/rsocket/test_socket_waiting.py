@@ -80,13 +80,13 @@ def test_sendall_has_one_timeout_for_all(pair: Pair) -> None:
 
 
 @pytest.mark.rule("rsocket-problem-clock")
-def test_nobody_reads_the_clock_who_does_not_wait(
+def test_no_call_reads_the_clock_that_does_not_wait(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/reference/rsocket.md 17: a twelfth of the original's time went into the clock."""
 
     def no_clock() -> float:
-        raise AssertionError("somebody reads the clock")
+        raise AssertionError("a call reads the clock")
 
     pair.client.sendall(b"x" * 100)
     until(lambda: pair.server.readiness().readable)
@@ -343,9 +343,9 @@ def test_a_timeout_has_an_upper_end(pair: Pair) -> None:
 
 
 def test_a_socket_that_connects_is_not_writable_yet(pair: Pair) -> None:
-    """Whoever asked for the descriptor before the connect is told that it has begun."""
+    """A descriptor asked for before the connect tells that it has begun."""
     with Socket() as one, Socket() as silent:
-        silent.bind((HOST, 0))  # reserved, and nobody listens: the connect takes its time
+        silent.bind((HOST, 0))  # reserved, without a listener: the connect takes its time
         one.setblocking(False)
         assert one.fileno() >= 0
         assert ready(one) == (False, True)
@@ -356,7 +356,7 @@ def test_a_socket_that_connects_is_not_writable_yet(pair: Pair) -> None:
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
 
-def test_a_socket_that_nobody_holds_goes_though_its_descriptor_was_asked_for(pair: Pair) -> None:
+def test_an_unreferenced_socket_goes_though_its_descriptor_was_asked_for(pair: Pair) -> None:
     one = Socket()
     one.connect(pair.listener.getsockname())
     accepted, _ = pair.listener.accept()

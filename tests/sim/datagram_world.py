@@ -33,7 +33,7 @@ HEALED_NS = 75 * SECOND  # longer than the longest pause between look-ups
 LAST_NS = 3 * SECOND  # in which all is judged
 UNKNOWN_PEER: HostPort = ("127.9.9.9", 9)
 KINDS = (("shm", "tcp"), ("tcp", "udp"), ("shm", "udp", "tcp"))
-# Who sends to whom: 0 and 1 talk, to 2 both only send, and 2 says nothing.
+# Which host sends to which: 0 and 1 talk, to 2 both only send, and 2 says nothing.
 FLOWS = ((0, 1), (1, 0), (0, 2), (1, 2))
 
 

@@ -102,7 +102,7 @@ class Judge:
         self._check_gap(flow, sent, mailbox)
         flow.came, flow.came_to = sent.number, mailbox
         sent.is_delivered = True
-        sent.payload = b""  # nobody looks at it again
+        sent.payload = b""  # it is not looked at again
         self.delivered += 1
 
     def _take_pong(self, mailbox: Mailbox, message: Message) -> None:
@@ -133,7 +133,7 @@ class Judge:
         else:
             values = _HEAD.unpack(data.ljust(_HEAD.size, b"\0"))
         if len(values) != 2 or values[0] >= len(self.flows):
-            raise self.fail(f"{data!r} with {extension!r} is nobody's")
+            raise self.fail(f"{data!r} with {extension!r} has no owner")
         flow = self.flows[values[0]]
         self.demand(values[1] < len(flow.sent), lambda: f"{flow.name()}: {values[1]} came")
         return flow, flow.sent[values[1]]
@@ -155,7 +155,7 @@ class Judge:
                 self.demand(not is_there, lambda: f"{where} used a region that is still there")
 
     def _check_gap(self, flow: Flow, sent: Sent, mailbox: Mailbox) -> None:
-        """Whoever was there before must have got everything in between."""
+        """A socket that was there before must have got everything in between."""
         if mailbox is flow.came_to or (flow.came_to is None and mailbox is flow.first_target):
             self.check_missing(flow, flow.came + 1, sent.number)
 
@@ -184,7 +184,7 @@ class Judge:
             one.region.asked.remove(one)
 
     def end_operation(self, mailbox: Mailbox, operation: Operation) -> None:
-        """Judge how an operation ended; from here on nobody touches its local bytes."""
+        """Judge how an operation ended; from here on its local bytes stay untouched."""
         one = self.asked[operation]
         status = operation.status
         where = f"operation {operation.token}"
@@ -197,7 +197,7 @@ class Judge:
             self._notices.setdefault(mailbox, []).append(OperationNotice(operation.token, status))
         self.demand(
             status is not RdmaStatus.CANCELED or one.was_cancelled,
-            lambda: f"{where} was cancelled by nobody",
+            lambda: f"{where} was not cancelled by the application",
         )
         self.demand(
             status is not RdmaStatus.REMOTE_ERROR or self._may_be_refused(one),
@@ -289,7 +289,7 @@ class Judge:
             place = slice(start, start + CELL_BYTES)
             expected[place] = data[place]
             self._check_cell(region, number)
-        self.demand(expected == data, lambda: f"{where}: bytes changed that nobody wrote to")
+        self.demand(expected == data, lambda: f"{where}: bytes changed without a write")
 
     def _check_cell(self, region: Region, number: int) -> None:
         """No operation was done twice, and nothing else changed the cell."""

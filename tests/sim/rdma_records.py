@@ -35,7 +35,7 @@ class Memory:
         self.view = memoryview(self.arena)[len(CANARY) : -len(CANARY)]
 
     def is_whole(self) -> bool:
-        """Tell whether nobody wrote beside the bytes."""
+        """Tell whether no write went beside the bytes."""
         length = len(CANARY)
         return self.arena[:length] == CANARY and self.arena[-length:] == CANARY
 
@@ -82,7 +82,7 @@ class Region:
         self.note_freed()
 
     def note_freed(self) -> None:
-        """Note that the region was taken back: from here on nobody may touch its bytes."""
+        """Note that the region was taken back: from here on its bytes must stay untouched."""
         self.is_freed = True
         self.at_the_end = bytes(self.memory.view)
 

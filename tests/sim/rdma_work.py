@@ -67,7 +67,7 @@ class Work:
                 self._free_region(node)
 
     def routes(self) -> Iterator[tuple[SimNode, Mailbox, SimNode, int]]:
-        """Return who may send to whom."""
+        """Return which node may send to which."""
         for source in list(self.nodes.values()):
             for target in list(self.nodes.values()):
                 if source is target and not self.to_itself:
@@ -255,7 +255,7 @@ class Work:
         return Asked(operation, memory, region, at, expected=region.initial[at : at + length])
 
     def _write(self, region: Region) -> Asked | None:
-        """Write to a place that nobody else writes to."""
+        """Write to a place of its own."""
         room = len(region.initial) - region.next_free
         if not room:
             return None
@@ -276,7 +276,7 @@ class Work:
         shift = region.fields_used[cell] * FIELD_BITS
         region.fields_used[cell] += 1
         memory = Memory(bytes(8))
-        kind = random.choice(["add", "masked add", "masked swap", "vain swap"])
+        kind = random.choice(["add", "masked add", "masked swap", "swap without effect"])
         is_compare = kind.endswith("swap")
         masks = {
             "add": {"operand": 1 << shift},
@@ -287,7 +287,7 @@ class Work:
                 "compare_mask": FIELD_MASK << shift,
                 "swap_mask": FIELD_MASK << shift,
             },
-            "vain swap": {"operand": ALL_ONES, "swap": 1 << shift},
+            "swap without effect": {"operand": ALL_ONES, "swap": 1 << shift},
         }[kind]
         operation = AtomicOperation(
             key=region.cookie & 0xFFFF_FFFF,
@@ -306,7 +306,7 @@ class Work:
             and one.told is RdmaStatus.SUCCESS
         )
         return Asked(
-            operation, memory, region, cell, shift=shift, changes=kind != "vain swap",
+            operation, memory, region, cell, shift=shift, changes=kind != "swap without effect",
             done_before=done,
         )  # fmt: skip
 

@@ -124,7 +124,7 @@ class World:
         return ip_address(f"{prefix}{next(self._addresses)}")
 
     def _start(self, address: IPAddress) -> SimNode:
-        """Begin a life of an address; its ports are bound before anybody can reach it."""
+        """Begin a life of an address; its ports are bound before a peer can reach it."""
         random = self.random
         core = self.core
         if not self.plan.credits and random.random() < 0.2:
@@ -365,7 +365,7 @@ class World:
         for flow, sent in self._lasts:
             if not sent.is_delivered and not (self.plan.gives_up and flow.mailbox.given_up):
                 raise self.fail(f"{flow.name()}: the last one, {sent.number}, never came")
-        # What a node that stops in order has acknowledged in its last moment, nobody took there.
+        # What a node that stops in order has acknowledged in its last moment was not taken there.
         counted_ports = () if "stops" in self.happened else STABLE_PORTS
         self.judge.check_end(self.nodes, counted_ports=counted_ports)
         for node in self.nodes.values():

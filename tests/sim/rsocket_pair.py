@@ -265,7 +265,7 @@ class Pair:
         imm_data = side.words.popleft()
         op, argument = parse_imm_data(imm_data)
         if side.core.lifecycle.state not in (StreamState.OPEN, StreamState.CLOSING):
-            pass  # what crosses an own end is nobody's any more
+            pass  # what crosses an own end belongs to neither side
         elif op is Op.DATA:
             side.taken_bytes += argument
             side.ends.append(side.taken_bytes)

@@ -29,8 +29,8 @@ from urds.rsocket.core.stream.records import (
 from urds.rsocket.wire.stream import ByteOrder
 
 SOURCE = random.Random(0).randbytes(1 << 21)  # what is sent, from a place that the seed chooses
-STEPS = 800  # at random, before everybody does all there is to do
-SWEEPS_MAX = 20_000  # of everybody; a stream needs as many only if it stands still
+STEPS = 800  # at random, before all sides do what there is to do
+SWEEPS_MAX = 20_000  # of all sides; a stream needs as many only if it stands still
 MAPPED_BYTES = (600, 40_000)
 MAPS_MAX = 6  # of one side in one run
 TOTALS = (0, 1, 100, 3_000, 20_000, 60_000, 250_000)
@@ -201,7 +201,7 @@ class World:
             self._close(actor)
 
     def _sweep(self) -> None:
-        """Let everybody do what poll says is to be done."""
+        """Let each side do what poll says is to be done."""
         for actor in self.actors:
             actor.read_chance = 1
             if actor.side.core.is_writable:

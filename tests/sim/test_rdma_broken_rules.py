@@ -143,7 +143,7 @@ def _lose_a_receive(original: Any, link: Link, slot: int) -> None:
     original(link, slot)
 
 
-def _lend_for_ever(original: Any, link: Link, wr_id: int, view: memoryview) -> Any:
+def _map_for_ever(original: Any, link: Link, wr_id: int, view: memoryview) -> Any:
     entry = original(link, wr_id, view)
     del link._scratch[wr_id]
     return entry
@@ -235,7 +235,7 @@ BROKEN = [
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
     Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
-    Broken("memory is lent until the end", around(Link, "_export", _lend_for_ever)),
+    Broken("memory is lent until the end", around(Link, "_export", _map_for_ever)),
     Broken("a region ends on the device", instead(regions, "_displace", nothing)),
     Broken(
         "a use-once region is used once", instead(regions.RegionTable, "handle_key_used", nothing)

@@ -74,7 +74,7 @@ def _leave_the_entry(original: Any, target: RemoteSgl, **named: Any) -> Any:
     return found
 
 
-def _lend_for_later(sending: Sending, data: memoryview) -> int:
+def _map_for_later(sending: Sending, data: memoryview) -> int:
     sending._seal()
     sending._pending.append(data)
     sending.pending_bytes += len(data)
@@ -163,7 +163,7 @@ BROKEN = [
         TO_ORIGINAL,
     ),
     Broken("a table is in its owner's order", instead(core, "_byte_order_of", lambda _: "little")),
-    Broken("lent bytes are posted at once", instead(Sending, "_send_zero_copy", _lend_for_later)),
+    Broken("lent bytes are posted at once", instead(Sending, "_send_zero_copy", _map_for_later)),
     Broken("bytes that wait are copied", instead(Sending, "_gather", _gather_without_a_copy)),
     Broken("a control slot comes back", around(Sending, "handle_sent", _keep_the_control_slot)),
     Broken("a fifth control message waits", around(Sending, "__init__", _have_slots_for_all)),

@@ -74,7 +74,7 @@ BROKEN: dict[str, Patch] = {
     "compare openings, not numbers alone": instead(
         DatagramCore, "_receive_control", comparing_numbers_only
     ),
-    "try again after a look-up in vain": instead(
+    "try again after a failed look-up": instead(
         DatagramCore, "_look_up_next", always_looking_up_later
     ),
 }

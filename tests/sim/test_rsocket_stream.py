@@ -19,7 +19,7 @@ pairs = pytest.mark.parametrize("are_urds", PAIRS.values(), ids=PAIRS)
 @pairs
 @pytest.mark.parametrize("seed", range(150))
 def test_what_was_accepted_arrives(seed: int, are_urds: tuple[bool, bool]) -> None:
-    """Sends, receives, maps, shuts down and cuts at random; then whoever still can finishes."""
+    """Sends, receives, maps, shuts down and cuts at random; then each live side finishes."""
     World(seed, are_urds=are_urds).run()
 
 
@@ -108,7 +108,7 @@ def test_a_sender_stops_at_the_limit_and_goes_on_after_half_of_it(
 @pytest.mark.sim
 @pairs
 def test_two_full_directions_do_not_lock_each_other(are_urds: tuple[bool, bool]) -> None:
-    """Both send all that is taken and nobody reads; then both read, and send the rest."""
+    """Both send all that is taken and do not read; then both read, and send the rest."""
     pair = pair_of(are_urds, receive_queue=16, receive_bytes=4096, send_bytes=8192)
     total, sent, got = 50_000, {"A": 0, "B": 0}, {"A": 0, "B": 0}
 

@@ -92,7 +92,7 @@ class Simulation:
         for _ in range(200):
             self.network.run(SECOND_NS // 10)
             self.answer()
-            self.check(len(self.rejected_ends()) <= self.rejected, "rejected by nobody")
+            self.check(len(self.rejected_ends()) <= self.rejected, "rejected by no peer")
         for left in self.lefts:
             self.check(bool(left.events), "a connect without an answer")
 
@@ -100,7 +100,7 @@ class Simulation:
         """Take a request: each is a new one, and there are no more than asked for."""
         self.check(event.kind is REQUEST, f"a listener hears {event.kind}")
         self.requests += 1
-        self.check(self.requests <= PAIRS, "a request that nobody made")
+        self.check(self.requests <= PAIRS, "a request that was not made")
         right = self.rights[self.requests - 1]
         right.connection = event.connection
         event.connection.on_event = right.take
@@ -160,7 +160,7 @@ class Simulation:
     # -- judgement
 
     def pairs(self) -> list[tuple[End, End]]:
-        """Return who is connected with whom: both must say the same."""
+        """Return which side is connected with which: both must say the same."""
         found = []
         for left in self.lefts:
             if ESTABLISHED not in left.kinds or left.kinds[-1] in ENDS:
@@ -208,7 +208,7 @@ def test_connections_hold_over_a_bad_network(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_peer_killed_at_any_point_is_noticed(seed: int) -> None:
-    """Also in the middle of the handshake: whoever asked, or was asked, hears an end."""
+    """Also in the middle of the handshake: each side that asked or was asked hears an end."""
     simulation = Simulation(seed)
     random = Random(f"kill {seed}")
     simulation.begin()
@@ -284,7 +284,7 @@ def swap_sequences(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(packet_connection, "lead", broken)
 
 
-def ask_nobody(patch: pytest.MonkeyPatch) -> None:
+def ask_no_peer(patch: pytest.MonkeyPatch) -> None:
     """Ask no silent peer whether it lives."""
     patch.setattr(PeerMonitor, "handle_due", lambda *_: [])
 
@@ -303,7 +303,7 @@ def leave_queue_pairs(patch: pytest.MonkeyPatch) -> None:
     "patch_rule",
     [
         forget_requests, answer_requests_once, confirm_once, say_goodbye_once, swap_sequences,
-        ask_nobody, trust_bytes, leave_queue_pairs,
+        ask_no_peer, trust_bytes, leave_queue_pairs,
     ],
 )  # fmt: skip
 def test_a_broken_rule_turns_a_seed_red(patch_rule: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

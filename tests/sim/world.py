@@ -92,7 +92,7 @@ class Socket:
         self.written += taken
         world, twin = self.world, self.twin
         if self.broken:
-            world.after(2 * self.latency_ns, self._fail)  # nobody is there: a reset comes back
+            world.after(2 * self.latency_ns, self._fail)  # no host is there: a reset comes back
             return taken
         while data:  # segments
             size = min(len(data), world.random.choice(SEGMENTS_BYTES))

@@ -48,7 +48,7 @@ class Counters:
     reordered: int = 0
     damaged: int = 0
     unanswered: int = 0
-    refused: int = 0  # calls that raised what nobody expected
+    refused: int = 0  # calls that raised something unexpected
     control_faults: int = 0
     stale: int = 0  # for an earlier generation of the socket: no error
     resets: int = 0  # made on purpose

@@ -34,7 +34,7 @@ class RoleProcess:
         self.plan = plan
         self.samples: list[Sample] = []
         self.restarts = 0
-        self.failures = 0  # ends that nobody asked for, or with a bad exit code
+        self.failures = 0  # ends that were not asked for, or with a bad exit code
         self._ended = Counters()  # of processes before this one
         self._told = Counters()
         self._ended_cpu_s = 0.0

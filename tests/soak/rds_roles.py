@@ -95,7 +95,7 @@ class Client:
 
 
 def serve(stage: Stage) -> None:
-    """Answer everybody from two sockets that are polled, checking what each source says."""
+    """Answer all peers from two sockets that are polled, checking what each source says."""
     poll, sockets = select.poll(), {}
     for port in (ASK_PORT, SINK_PORT):
         sock = urds.socket()
@@ -152,7 +152,7 @@ def ask_from_one_port(stage: Stage) -> None:
 
 
 def burst(stage: Stage) -> None:
-    """Send bursts that nobody answers but for the last message of each; reset in between."""
+    """Send bursts of which only the last message is answered; reset in between."""
     client = Client(stage, (stage.address("server"), SINK_PORT))
     client.ask()
     while not stage.over.is_set():

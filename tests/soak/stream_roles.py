@@ -35,7 +35,7 @@ def _echo(connection: rsocket.Socket) -> None:
         while (record := _receive(connection)) is not None:
             connection.sendall(_LENGTH.pack(len(record)) + record)
     except (ConnectionError, TimeoutError):
-        pass  # the client broke off, or was ended; he counts what he misses
+        pass  # the client broke off, or was ended; it counts what it misses
 
 
 def _receive(connection: rsocket.Socket) -> bytes | None:
@@ -67,7 +67,7 @@ def ask(stage: Stage) -> None:
 
 
 def _connect(stage: Stage) -> rsocket.Socket | None:
-    """Connect; None when nobody has listened for a while."""
+    """Connect; None without a listener for a while."""
     end_s = time.monotonic() + ANSWER_S
     while time.monotonic() < end_s and not stage.over.is_set():
         try:

@@ -4,7 +4,7 @@ A test marked `each_carrier` runs once over each; `each_carrier("shm0")` leaves 
 `URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
 makes it, by environment: processes that a test starts inherit it, and backends that are made by
 hand take it from `chosen`. Shm streams need the compiled plane. In a module so marked,
-`each_carrier(False)` takes out a test that is the same over each, and `tcp_only` with its reason skips
+`each_carrier(False)` takes out a test that is the same over each; `tcp_only` and its reason skip
 one that applies to TCP alone.
 """
 
@@ -82,7 +82,7 @@ def _marks(metafunc: pytest.Metafunc, carrier: str) -> list[pytest.MarkDecorator
 def carrier(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str | None]:
-    """Choose the carrier of a test that is marked `each_carrier`; None leaves it to the environment."""
+    """Choose the carrier of a test marked `each_carrier`; None leaves it to the environment."""
     name: str | None = getattr(request, "param", None)
     for variable in _VARIABLES if name else ():
         monkeypatch.delenv(variable, raising=False)

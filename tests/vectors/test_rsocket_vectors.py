@@ -162,7 +162,7 @@ def test_a_direct_write_goes_where_the_mapping_says() -> None:
 @pytest.mark.rule("rsocket-message-bare", "rsocket-disconnect")
 @pytest.mark.parametrize("name", ["passive_disconnect", "iomap_active_disconnect"])
 def test_a_disconnect_is_a_word_without_bytes(name: str) -> None:
-    """Its address and key are whatever lay on the stack: nobody may judge them."""
+    """Its address and key are whatever lay on the stack: no reader may check them."""
     message = write(name)
     assert parse_imm_data(message.imm_data) == (Op.CONTROL, Control.DISCONNECT)
     assert message.target.length == 0 and message.payload == b""

@@ -1,6 +1,6 @@
-"""A relay for UDP between two processes: it loses, holds back and reorders, and knows nobody.
+"""A relay for UDP between two processes: it loses, holds back and reorders, and knows no protocol.
 
-Whoever speaks first to the front is the client; what comes back goes to it. A connection of the
+The first to speak to the front is the client; what comes back goes to it. A connection of the
 `udp` provider needs no more, for all its packets take the way of the first one.
 """
 

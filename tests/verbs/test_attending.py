@@ -1,7 +1,7 @@
-"""Who sleeps outside of a device, on a descriptor: the device drives itself for him, at once.
+"""Threads that sleep outside of a device, on a descriptor: the device drives itself at once.
 
 Without it the device's own thread leaves the driving to the last caller for a while. These tests
-make that while an hour, and the bounded sleeps too, so that what nobody drives never comes.
+make that while an hour, and the bounded sleeps too, so that what no thread drives never comes.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ROUNDS = 200
 def pair(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[End, End]]:
-    """Yield two connected ends, where nobody but their callers drives."""
+    """Yield two connected ends, where only their callers drive."""
 
     def opened() -> Adapter:
         if request.param == "shm":
@@ -109,10 +109,10 @@ def test_the_thread_takes_over_from_who_waited_inside(pair: tuple[End, End]) -> 
     assert noticed.wait(PATIENCE_S)
 
 
-def test_who_polls_takes_no_bell_from_the_thread(
+def test_a_poller_takes_no_doorbell_from_the_thread(
     pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bell that a poller hears before the sleeping thread wakes would have rung for nobody."""
+    """A doorbell that a poller hears before the sleeping thread wakes would wake no thread."""
     monkeypatch.setattr(adapter, "_LOOK_NS", 0)
     left, right = pair
     noticed = notices(right)
@@ -167,15 +167,15 @@ def test_a_task_that_waits_attends_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
         count = Count(context.adapter, monkeypatch)
         channel = CompChannel(context)
 
-        async def wait_in_vain() -> None:
+        async def wait_without_an_event() -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(channel.event(), 0.02)
 
-        asyncio.run(wait_in_vain())
+        asyncio.run(wait_without_an_event())
         assert (count.now, count.most) == (0, 1)
 
 
-def test_a_channel_wakes_who_sleeps_in_his_own_set(pair: tuple[End, End]) -> None:
+def test_a_channel_wakes_a_thread_in_its_own_set(pair: tuple[End, End]) -> None:
     left, right = pair
     channel = CompChannel(right.context)
     right.cq.channel = channel

@@ -176,7 +176,7 @@ def test_a_rejection_tells_why(contexts: tuple[Context, Context]) -> None:
     assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.ESTABLISHED
 
 
-def test_nobody_listens(contexts: tuple[Context, Context]) -> None:
+def test_without_a_listener(contexts: tuple[Context, Context]) -> None:
     client = by_events(contexts[0])
     client.connect()
     event = client.event_channel.get_event(WAIT_S)

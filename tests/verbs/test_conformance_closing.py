@@ -141,7 +141,7 @@ def test_anything_is_closed_under_traffic(world: World, side: str, name: str) ->
 
 @pytest.mark.parametrize("name", ["scq", "context"])
 def test_closing_ends_a_wait(world: World, name: str) -> None:
-    """In virtual time nobody can wait in another thread while nothing happens."""
+    """In virtual time no thread can wait in another thread while nothing happens."""
     side = world.side()
     if world.is_simulated:
         side.context.close()
@@ -245,7 +245,7 @@ def test_a_device_closes_though_packets_of_a_peer_are_unread(
 
 
 def test_a_queue_that_goes_out_of_sight_is_closed(world: World) -> None:
-    """Nobody holds it: its events and completions end with it, and nobody else's."""
+    """It is not referenced: its events and completions end with it, and no others."""
     pair = world.pair()
     queue: CQ | None = CQ(pair.right.context, 4, channel=pair.right.channel)
     assert queue is not None

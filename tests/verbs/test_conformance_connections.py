@@ -140,7 +140,7 @@ def test_a_rejection_tells_why(world: World, words: bytes) -> None:
     ends.near_event(CMEventType.ESTABLISHED)
 
 
-def test_where_nobody_listens_everybody_is_refused(world: World) -> None:
+def test_without_a_listener_every_request_is_refused(world: World) -> None:
     ends = Ends(world)
     ends.listener.close()
     client = ends.client()
@@ -233,7 +233,7 @@ def test_who_goes_before_the_answer_leaves_no_trace(world: World) -> None:
     served, _ = ends.request()
     served.create_qp(QPInitAttr())
     client.close()
-    with suppress(VerbsArgumentError):  # it is known already that nobody waits
+    with suppress(VerbsArgumentError):  # it is known already that no thread waits
         served.accept()
     event = ends.far_channel.get_event(WAIT_S)
     if event.event_type is CMEventType.ESTABLISHED:

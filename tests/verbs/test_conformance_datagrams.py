@@ -128,7 +128,7 @@ def test_a_datagram_without_a_receive_is_dropped(world: World) -> None:
     assert right.received()[0].status is WCStatus.SUCCESS
 
 
-def test_a_datagram_to_nobody_is_lost(world: World) -> None:
+def test_a_datagram_to_an_unbound_port_is_lost(world: World) -> None:
     if (found := sides(world)) is None:
         return
     left, right = found

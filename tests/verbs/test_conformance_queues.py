@@ -87,7 +87,7 @@ def test_an_armed_queue_announces_one_completion(world: World) -> None:
     pair = world.pair()
     right = pair.right
     deliver(pair)
-    assert not has_event(right)  # nobody has asked
+    assert not has_event(right)  # no caller has asked
     right.rcq.req_notify()
     assert not has_event(right)  # what is queued already announces nothing
     deliver(pair)

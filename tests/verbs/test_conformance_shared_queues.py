@@ -32,7 +32,7 @@ def shared(side: Side) -> SRQ:
 def two_senders(world: World) -> tuple[Side, Side, list[QP]]:
     """Return a sender, a receiver with a shared queue, and the sender's two queue pairs.
 
-    The list ends with the receiver's first, which lives as long as somebody holds it.
+    The list ends with the receiver's first, which lives as long as it is referenced.
     """
     pair = world.pair(srq=32)
     left, right = pair.left, pair.right

@@ -53,7 +53,7 @@ def test_messages_are_awaited(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_region_that_is_closed_under_traffic_is_not_touched(name: str) -> None:
-    """Once `close` returns nobody writes its buffer: it can be resized, or given to others."""
+    """Once `close` returns its buffer is not written: it can be resized, or given to others."""
     left, right = pair(name)
     buffer = bytearray(256)
     mr = MR(right.pd, buffer)
@@ -81,7 +81,7 @@ def test_a_region_that_is_closed_under_traffic_is_not_touched(name: str) -> None
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("victim", ["qp", "cq", "pd", "context"])
-def test_closing_under_traffic_harms_nobody(name: str, victim: str) -> None:
+def test_closing_under_traffic_harms_no_other(name: str, victim: str) -> None:
     left, right = pair(name)
     failures: list[BaseException] = []
 

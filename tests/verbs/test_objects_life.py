@@ -210,7 +210,7 @@ def test_calls_of_closed_objects_say_so() -> None:
         assert closed.value.errno == errno.EBADF
 
 
-def test_what_nobody_holds_is_closed() -> None:
+def test_what_is_not_referenced_is_closed() -> None:
     world = World()
     adapter = world.left.context.adapter
     pd, keys = world.left.pd, adapter.keys
@@ -226,7 +226,7 @@ def test_what_nobody_holds_is_closed() -> None:
     assert len(pd._children()) == 2  # the region and the queue pair of the side
 
 
-def test_a_context_that_nobody_holds_ends_its_device() -> None:
+def test_an_unreferenced_context_ends_its_device() -> None:
     """Its thread, too: nothing below refers to the objects."""
     context = Context("udp0")
     pd, cq = PD(context), CQ(context, 4)

@@ -187,7 +187,7 @@ def test_kinds_and_ways_that_the_device_has_not_got_are_refused() -> None:
         assert refused.value.errno == errno.EOPNOTSUPP
     with pytest.raises(VerbsNotSupportedError, match="`raw_connect`"):
         side.lead_to(side)
-    assert side.qp.qp_state is QPState.INIT  # this far everybody goes by hand
+    assert side.qp.qp_state is QPState.INIT  # every test goes this far by hand
 
 
 def test_a_message_beyond_the_device_is_refused() -> None:

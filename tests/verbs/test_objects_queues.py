@@ -273,7 +273,7 @@ def test_a_cancelled_wait_takes_nothing(world: World) -> None:
         assert len(await world.right.cq.wait()) == 1
 
     asyncio.run(asyncio.wait_for(run(), 10))
-    assert world.right.channel._listeners == []  # nobody is called for the cancelled one
+    assert world.right.channel._listeners == []  # no callback for the cancelled one
 
 
 def test_tasks_wait_for_queues_of_one_channel(world: World) -> None:

@@ -134,7 +134,7 @@ def test_frames_of_noise_do_no_more_than_count(pair: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_all_over_the_shared_memory_harms_nobody_else(place: Path, seed: int) -> None:
+def test_noise_all_over_the_shared_memory_harms_no_other_peer(place: Path, seed: int) -> None:
     """Cells and rings are overwritten under traffic; a third opening does not notice."""
     rng = random.Random(seed)
     left, right = joined(place)
@@ -180,7 +180,7 @@ def greeting(**changes: Any) -> bytes:
     return emit_message(replace(Hello(MAGIC, RING_BYTES, UNKNOWN_PEER), **changes))
 
 
-def bells() -> list[int]:
+def doorbells() -> list[int]:
     return [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
 
 
@@ -190,7 +190,7 @@ def unsealed(file_bytes: int) -> int:
     return descriptor
 
 
-def blocking_bells() -> list[int]:
+def blocking_doorbells() -> list[int]:
     return [os.eventfd(0), os.eventfd(0)]
 
 
@@ -201,7 +201,7 @@ def blocking_bells() -> list[int]:
 )  # fmt: skip
 def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> None:
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), bells()
+    memory, good = sealed_file("test", FILE_BYTES), doorbells()
     data, descriptors = greeting(), [memory, *good]
     extra: list[int] = []
     if case == "short":
@@ -228,7 +228,7 @@ def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> No
         extra = list(os.pipe())
         descriptors = [memory, *extra]
     elif case == "blocking":
-        extra = blocking_bells()
+        extra = blocking_doorbells()
         descriptors = [memory, *extra]
     elif case == "request":
         data, descriptors = emit_message(MapRequest(1, 2)), []
@@ -247,7 +247,7 @@ def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> No
 
 def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Side) -> None:
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), bells()
+    memory, good = sealed_file("test", FILE_BYTES), doorbells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     assert connection.recv(100) == emit_message(Welcome(victim.adapter.gid))
     impostor = there.connect(victim.adapter.gid)
@@ -269,12 +269,12 @@ def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Sid
     [Welcome(UNKNOWN_PEER), MapReply(1, 2, 3, 4, 5), MapReject(1, 2)],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_out_of_place_harms_nobody(
+def test_a_message_out_of_place_does_no_harm(
     place: Path, victim: Side, message: ChannelMessage
 ) -> None:
     """An answer on nothing is dropped, a welcome from who was greeted ends the channel."""
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), bells()
+    memory, good = sealed_file("test", FILE_BYTES), doorbells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     connection.recv(100)
     gc.collect()  # what earlier tests left goes now, not in between
@@ -292,11 +292,11 @@ def test_a_message_out_of_place_harms_nobody(
     there.close()
 
 
-def test_guessed_keys_are_declined_and_never_lent(place: Path, pair: tuple[Side, Side]) -> None:
+def test_guessed_keys_are_declined_and_never_mapped(place: Path, pair: tuple[Side, Side]) -> None:
     """Asked by an unknown peer that knows everything but is no queue pair's peer."""
     _, right = pair
     there, connection = unknown_peer_at(place, right)
-    memory, good = sealed_file("test", FILE_BYTES), bells()
+    memory, good = sealed_file("test", FILE_BYTES), doorbells()
     socket.send_fds(connection, [greeting()], [memory, *good])
     connection.recv(100)
     for qpn, rkey in ((right.qp.qpn, right.region.rkey), (right.qp.qpn, 0), (0, 0), (1, 1)):
@@ -357,7 +357,7 @@ def test_another_user_never_gets_a_channel(place: Path) -> None:
 # -- loans
 
 
-def test_a_lender_that_cuts_its_memory_short_kills_nobody(pair: tuple[Side, Side]) -> None:
+def test_an_owner_that_cuts_its_memory_short_kills_no_peer(pair: tuple[Side, Side]) -> None:
     """Only sealed files are mapped, so there is nothing to cut: the descriptor says so."""
     _, right = pair
     allocation = right.region.tag
@@ -367,7 +367,7 @@ def test_a_lender_that_cuts_its_memory_short_kills_nobody(pair: tuple[Side, Side
         os.ftruncate(allocation.descriptor, 0)
 
 
-def test_a_loan_of_memory_that_may_shrink_ends_the_channel(
+def test_a_mapping_of_memory_that_may_shrink_ends_the_channel(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair

@@ -182,7 +182,7 @@ def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Sid
 
 
 @pytest.mark.parametrize("at", [-1, BUFFER_BYTES - 999, BUFFER_BYTES])
-def test_a_write_out_of_range_is_refused_lent_or_not(pair: tuple[Side, Side], at: int) -> None:
+def test_a_write_out_of_range_is_refused_mapped_or_not(pair: tuple[Side, Side], at: int) -> None:
     left, right = pair
     left.write(1000, key=right.region.rkey)
     left.poll()
@@ -220,7 +220,7 @@ def test_datagrams_arrive_with_their_source(place: Path) -> None:
     right.close()
 
 
-def test_a_datagram_to_nobody_is_lost_and_counted(place: Path) -> None:
+def test_a_datagram_to_an_unbound_port_is_lost_and_counted(place: Path) -> None:
     side = Side(place, kind=QPType.UD)
     side.lead(side.qp, bytes(16), 0)
     wr = SendWR(1, WROpcode.SEND, side.piece(100))
@@ -299,7 +299,7 @@ def test_connections_open_say_and_end(place: Path) -> None:
     right.close()
 
 
-def test_nobody_listens_and_everybody_knows_at_once(place: Path) -> None:
+def test_without_a_listener_the_connect_fails_at_once(place: Path) -> None:
     side = Side(place)
     assert side.connect("127.0.0.1", 7000) is ConnectionEventKind.REFUSED
     side.close()

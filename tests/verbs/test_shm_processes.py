@@ -247,7 +247,7 @@ def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
                 done += 1
 
 
-def test_a_peer_that_dies_while_it_copies_holds_nobody_up(
+def test_a_peer_that_dies_while_it_copies_holds_no_peer_up(
     side: Side, place: Path, make_peer: MakePeer
 ) -> None:
     """A region whose borrower is gone ends at once, whatever its last word was."""

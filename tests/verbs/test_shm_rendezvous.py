@@ -74,7 +74,7 @@ def test_two_contexts_meet(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_nobody_is_met_where_nobody_is(place: Path) -> None:
+def test_no_peer_is_met_where_none_is(place: Path) -> None:
     a = Rendezvous(GID_A, place)
     with pytest.raises(FileNotFoundError):
         a.connect(GID_B)

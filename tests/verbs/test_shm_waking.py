@@ -37,7 +37,7 @@ def pair(place: Path) -> Iterator[tuple[Side, Side]]:
 
 
 def test_both_ways_at_once_with_full_rings(place: Path) -> None:
-    """Reads of a megabyte cross, more than the rings hold: nobody waits for the other for ever."""
+    """Reads of a megabyte cross, more than the rings hold: neither side waits for ever."""
     left, right = joined(place)
     for side, other in ((left, right), (right, left)):
         for _ in range(8):
@@ -66,7 +66,7 @@ def test_who_makes_room_rings(place: Path) -> None:
 
 
 def test_after_a_wait_the_device_goes_on_by_itself(place: Path) -> None:
-    """A read is answered although nobody there waits any more."""
+    """A read is answered although no thread there waits any more."""
     left, right = joined(place)
     for _ in range(3):
         right.adapter.wait(lambda: False, 20_000_000)
@@ -77,7 +77,7 @@ def test_after_a_wait_the_device_goes_on_by_itself(place: Path) -> None:
     right.close()
 
 
-def test_no_bell_rings_for_who_is_awake(pair: tuple[Side, Side]) -> None:
+def test_no_doorbell_rings_for_a_running_thread(pair: tuple[Side, Side]) -> None:
     left, right = pair
     right.adapter.progress()
     for _ in range(100):
@@ -213,7 +213,7 @@ def napping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return naps
 
 
-def test_who_spins_in_vain_gives_way_to_other_openings(
+def test_a_thread_that_spins_without_success_gives_way_to_other_contexts(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair
@@ -230,7 +230,7 @@ def test_who_spins_in_vain_gives_way_to_other_openings(
     assert naps == []
 
 
-def test_who_spins_with_success_gives_way_to_nobody(
+def test_a_thread_that_spins_with_success_does_not_give_way(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = pair
@@ -242,7 +242,7 @@ def test_who_spins_with_success_gives_way_to_nobody(
     for _ in range(3 * adapter._IDLE_PASSES):
         right.receive(8)
         left.send(8)
-        # The device's own thread may be faster: then one turn is in vain, but not many in a row.
+        # The device's own thread may be faster: then one turn finds nothing, but not many in a row.
         right.adapter.progress()
         left.adapter.progress()
     assert len(naps) <= 1, naps

@@ -1,7 +1,7 @@
 """Nothing hangs and nothing is changed when every queue pair is busy in both directions.
 
 A lost wake-up, or two sides that both write and neither reads, shows as a wait without an end.
-Large messages fill rings and sockets; small ones meet whoever falls asleep.
+Large messages fill rings and sockets; small ones meet threads that fall asleep.
 """
 
 import pytest

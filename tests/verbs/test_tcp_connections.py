@@ -60,7 +60,7 @@ def test_a_rejection_carries_its_words(openings: tuple[TcpAdapter, ...]) -> None
     server.request()
 
 
-def test_nobody_listens(openings: tuple[TcpAdapter, ...]) -> None:
+def test_without_a_listener(openings: tuple[TcpAdapter, ...]) -> None:
     client, server = End(openings[0]), Server(openings[1])
     with openings[1].lock:
         server.listener.close()
@@ -87,7 +87,7 @@ def test_a_full_backlog_refuses(openings: tuple[TcpAdapter, ...]) -> None:
 
 
 def test_a_silent_listener_is_given_up(openings: tuple[TcpAdapter, ...]) -> None:
-    """Its TCP takes the connection; nobody says the MPA reply."""
+    """Its TCP takes the connection; the MPA reply never comes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = End(openings[0])
         with openings[0].lock:
@@ -111,7 +111,7 @@ def test_a_listener_that_is_none_of_ours(openings: tuple[TcpAdapter, ...], answe
         accepted.sendall(answer)
         accepted.close()
         client.until(lambda: bool(client.events))
-        # A close with our request unread is a reset, which also means that nobody wants us.
+        # A close with our request unread is a reset, which also means that there is no listener.
         assert client.events[0].kind in (ConnectionEventKind.ERROR, ConnectionEventKind.REFUSED)
 
 

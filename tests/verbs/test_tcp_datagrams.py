@@ -62,7 +62,7 @@ def test_a_datagram_arrives(openings: tuple[TcpAdapter, ...], count: int) -> Non
 
 
 def test_an_opening_tells_where_its_datagrams_arrive(openings: tuple[TcpAdapter, ...]) -> None:
-    """And takes no port before somebody asks."""
+    """And takes no port before a caller asks."""
     assert openings[0].datagrams._sockets == {}
     assert openings[0].port == openings[0].datagrams.vector.port > 0
     assert openings[0].port != openings[1].port
@@ -153,7 +153,7 @@ def test_who_serves_a_port(openings: tuple[TcpAdapter, ...]) -> None:
         listener.close()
 
 
-def test_nobody_serves_a_port(openings: tuple[TcpAdapter, ...]) -> None:
+def test_an_unserved_port(openings: tuple[TcpAdapter, ...]) -> None:
     near = ready(openings[0])
     with openings[1].lock:
         there = openings[1].datagrams.vector

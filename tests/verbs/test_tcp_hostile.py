@@ -216,7 +216,7 @@ def test_a_refused_request_is_answered_before_the_end(server: Server) -> None:
     ],
 )
 def test_a_lie_is_the_engines_to_judge(server: Server, data: bytes) -> None:
-    """It may end the stream or not; the process, and everybody else, goes on."""
+    """It may end the stream or not; the process, and all other streams, go on."""
     with own_peer(server) as (_end, peer):
         peer.socket.sendall(data)
         peer.socket.shutdown(socket.SHUT_WR)

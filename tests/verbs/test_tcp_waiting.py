@@ -1,4 +1,4 @@
-"""Who wakes whom in the tcp provider: sparse scenarios, each a wake-up that could get lost.
+"""Wake-ups of the tcp provider: sparse scenarios, each a wake-up that could get lost.
 
 A lost wake-up shows as a wait that ends by its time limit, here two seconds; a round takes well
 under a millisecond. Rounds are many because the losing order of events is rare.
@@ -81,7 +81,7 @@ def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int)
     for index in range(rounds):
         world.far.send(b"x")
         if index % 10 == 0:
-            time.sleep(0.005)  # the reactor's thread is back at the crank
+            time.sleep(0.005)  # the reactor's thread makes progress again
         while world.count <= index and not late:
             time.sleep(0.0002)
     for thread in threads:
@@ -89,7 +89,7 @@ def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int)
     assert late == []
 
 
-def test_nobody_waits_and_it_is_taken_in(world: World) -> None:
+def test_without_a_waiter_it_is_taken_in(world: World) -> None:
     world.far.send(b"x")
     deadline = time.monotonic() + 2
     while not world.count and time.monotonic() < deadline:
@@ -133,8 +133,8 @@ def test_an_earlier_timer_shortens_a_sleep(world: World) -> None:
     assert rung == [1]
 
 
-def test_what_was_put_off_is_done_though_nobody_asks_again(world: World) -> None:
-    """The thread may still sleep at the crank when a driver gives up with something put off."""
+def test_what_was_put_off_is_done_though_no_caller_asks_again(world: World) -> None:
+    """The thread may still sleep in its pass when a driver gives up with something put off."""
     for _ in range(20):
         done = threading.Event()
         world.on_data = partial(world.reactor.defer, done.set)
@@ -146,7 +146,7 @@ def test_what_was_put_off_is_done_though_nobody_asks_again(world: World) -> None
         sender.join()
 
 
-def test_what_the_thread_put_off_is_done_while_somebody_waits_for_it(world: World) -> None:
+def test_what_the_thread_put_off_is_done_while_a_thread_waits_for_it(world: World) -> None:
     """The kernel wakes the thread, which slept first; the waiter must not sleep on."""
     for _ in range(20):
         done = threading.Event()
@@ -179,7 +179,7 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(world: World)
     with world.lock:
         world.reactor._soon = calls
         world.reactor.add_external_waiter()
-    world.far.send(b"x")  # the thread turns the crank once more
+    world.far.send(b"x")  # the thread makes one more pass
     assert calls.called.wait(2)
 
 
@@ -192,7 +192,7 @@ def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
 
 
 def test_round_trips_never_stall() -> None:
-    """Both ends in one process: four threads that want the cranks of two openings."""
+    """Both ends in one process: four threads that want to drive two contexts."""
     with connected() as (client, server):
         for end in (client, server):
             end.memories = [end.receive(8) for _ in range(500)]
@@ -216,14 +216,14 @@ def test_round_trips_never_stall() -> None:
         assert slowest_ns < LIMIT_NS // 2
 
 
-def test_the_thread_takes_the_crank_for_who_sleeps_outside(
+def test_the_thread_makes_progress_for_a_sleeper_outside(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reactor, "PARKED_S", 3600)
-    time.sleep(0.02)  # the thread has the crank
+    time.sleep(0.02)  # the thread makes progress
     world.reactor.progress()
     world.far.send(b"x")
-    time.sleep(0.02)  # and left it, seeing that somebody else had it meanwhile
+    time.sleep(0.02)  # and left it, seeing that another thread had it meanwhile
     taken = threading.Event()
     world.on_data = taken.set
     with world.lock:

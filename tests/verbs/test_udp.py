@@ -99,7 +99,7 @@ def test_ipv6_works_as_ipv4(ends: tuple[End, End]) -> None:
     reads(left, right)
 
 
-def test_nobody_at_a_port_is_told_at_once(ends: tuple[End, End]) -> None:
+def test_an_unbound_port_is_told_at_once(ends: tuple[End, End]) -> None:
     left, _ = ends
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind((HOST, 0))
@@ -281,7 +281,7 @@ def test_two_processes_exchange_messages() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_relay_that_loses_and_reorders_is_survived(seed: int) -> None:
-    """The relay knows nothing of us: it passes bytes on, and answers back to whom they came."""
+    """The relay knows nothing of us: it passes bytes on, and answers back to their sender."""
     _talk_to_process(relay=seed)
 
 

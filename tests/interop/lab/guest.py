@@ -3,7 +3,7 @@
     with Lab(ensure_image("6.1")) as lab, lab.open_guest() as guest, lab.open_ours() as ours: ...
 
 The host's end of the wire has two addresses, one below and one above the guest's, because who
-connects to whom in RDS over TCP depends on their order. Everything the lab starts is its own child
+connects to which in RDS over TCP depends on their order. Everything the lab starts is its own child
 and dies with it (PDEATHSIG), whatever way it goes; the namespace and the directory that a killed
 run left behind are removed by the next one.
 """

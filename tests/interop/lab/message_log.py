@@ -120,7 +120,7 @@ class MessageLog:
             return
         halves = self._open.get(key, {})
         if segment.flags & RST:
-            # Nobody reads any more; its acknowledgement may be the wire's invention. Not so where
+            # It is read no more; its acknowledgement may be the wire's invention. Not so where
             # it answers a late segment of an earlier connection with the same ports.
             if (half := halves.get(direction)) and half.is_near(segment.sequence):
                 del self._open[key]

@@ -230,7 +230,7 @@ async def test_an_iteration_ends_with_the_socket(own: Node) -> None:
 @pytest.mark.each_carrier(False)
 @pytest.mark.parametrize("payload", [b"nobody is there", b""], ids=["bytes", "empty"])
 async def test_lingering_does_not_hold_the_loop_up(own: Node, payload: bytes) -> None:
-    """The peer's address is hosted by nobody, so the linger lasts its whole second."""
+    """No node has the peer's address, so the linger lasts its whole second."""
     sock = await own.bind()
     sock.setsockopt(system.SOL_SOCKET, system.SO_LINGER, struct.pack("=ii", 1, 1))
     await sock.send_to(payload, (fresh_host(), 5))

@@ -2,7 +2,7 @@
 
 A stream is a pair of ends; frames arrive after a latency, in order. The plane of a node sends a map
 first, keeps controls back while held, hellos excepted, and reports first frames and ends. Messages
-do not exist here: who talks to whom, over what, is all that is tested.
+do not exist here: which node talks to which, over what, is all that is tested.
 """
 
 from collections import Counter

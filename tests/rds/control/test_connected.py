@@ -15,7 +15,7 @@ from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.state import PathState
 
 SECOND = 1_000_000_000
-EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+ALL_NETWORKS = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 FIRST = ip_address("10.0.0.1")
 
 
@@ -25,7 +25,7 @@ def endpoint(
     """Make an endpoint; the peers of `kept` have sent a message to a socket."""
     return LocalAddress(
         local=ip_address(local),
-        settings=LocalAddressSettings(allowed=EVERYBODY),
+        settings=LocalAddressSettings(allowed=ALL_NETWORKS),
         connection_settings=ConnectionSettings(generation=7),
         random=Random(3),
         may_disconnect=lambda peer: peer not in kept,
@@ -160,7 +160,7 @@ def test_one_network_of_ipv6_holds_a_quarter() -> None:
         assert not any(isinstance(one, Refuse) for one in found), "others have the rest"
 
 
-def test_a_look_for_peers_that_give_way_serves_many_and_waits_when_in_vain() -> None:
+def test_a_look_for_peers_that_give_way_serves_many_and_waits_when_it_finds_none() -> None:
     connected = Connected(100)
     core = endpoint(connected, kept=set())
     for number in range(100):

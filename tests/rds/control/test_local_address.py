@@ -99,7 +99,7 @@ def test_an_address_without_a_subnet_allows_no_peer() -> None:
     assert endpoint("10.0.0.1", allowed=named).allows(ip_address("10.0.0.2"))
 
 
-def test_any_allows_everybody() -> None:
+def test_any_allows_all_networks() -> None:
     core = endpoint(allowed=(ip_network("0.0.0.0/0"), ip_network("::/0")))
     assert core.allows(ip_address("192.0.2.1"))
     assert core.allows(ip_address("fe80::1%eth0"))
@@ -145,9 +145,9 @@ def test_pending_connections_are_few_per_address_and_in_all() -> None:
 )
 def test_pending_connections_of_ipv6_are_counted_by_64_bits(form: str, refused: int) -> None:
     """One host has all the addresses of such a network; of IPv4 it has one."""
-    everybody = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+    all_networks = (ip_network("0.0.0.0/0"), ip_network("::/0"))
     local = "fd00:ffff::1" if ":" in form else "10.0.0.200"
-    core = endpoint(local, allowed=everybody, pending_per_address_max=2)
+    core = endpoint(local, allowed=all_networks, pending_per_address_max=2)
     for number in range(1, 6):
         core.handle_accepted(number, ip_address(form.format(number)), 40_000, 0)
     assert core.stats.refused_pending == refused
@@ -163,7 +163,7 @@ def test_parked_pending_connections_of_one_address_are_at_most_16() -> None:
 
 
 def test_streams_that_a_fault_of_ours_closed_are_no_pending_connections_any_more() -> None:
-    """The second one is parked: nobody knows yet how many paths there are."""
+    """The second one is parked: the number of paths is not known yet."""
     core, peer = endpoint(npaths=2, pending_per_address_max=2), ip_address("10.0.0.1")
     for stream in (1, 2):
         core.handle_accepted(stream, peer, 40_000, 0)
@@ -244,7 +244,7 @@ def test_a_look_for_idle_peers_serves_many_evictions() -> None:
     assert forgotten == [hosts[0], *hosts[3:82]]
 
 
-def test_after_a_look_in_vain_the_next_one_waits() -> None:
+def test_after_an_empty_look_the_next_one_waits() -> None:
     core = endpoint(peers_max=1)
     core._connected = Connected(10)  # which would be full as well, and have no place to look for
     first = core.connection(ip_address("10.0.0.1"), 0)

@@ -51,7 +51,9 @@ def handshakes(node: Node) -> list:
 @pytest.mark.rule("wire-generation-stored")
 @pytest.mark.parametrize("npaths", [1, 2, 4, 8])
 @pytest.mark.parametrize("starter", ["low", "high"])
-def test_whoever_starts_all_paths_come_up_between_own_nodes(starter: str, npaths: int) -> None:
+def test_whichever_side_starts_all_paths_come_up_between_own_nodes(
+    starter: str, npaths: int
+) -> None:
     world, low, high = pair(npaths, npaths)
     first, second = (low, high) if starter == "low" else (high, low)
     first.want(second.local)

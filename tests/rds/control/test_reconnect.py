@@ -64,7 +64,7 @@ def test_a_call_back_request_is_refused_and_brings_a_connect() -> None:
     assert isinstance(connect, Connect)
 
 
-def test_call_back_requests_hasten_one_attempt_in_10_ms() -> None:
+def test_call_back_requests_make_one_attempt_at_once_in_10_ms() -> None:
     core = connection(lower=True)
     tried = 0
     for millisecond in range(100):
@@ -133,7 +133,9 @@ def test_with_nothing_waiting_the_delay_grows_on() -> None:
     times = attempts(core, 3600 * SECOND)
     assert len(times) < 250
     core.handle_wanted(0, 3700 * SECOND)
-    assert any(isinstance(action, Connect) for action in actions(core)), "a message hastens it"
+    assert any(isinstance(action, Connect) for action in actions(core)), (
+        "a message makes it retry at once"
+    )
 
 
 @pytest.mark.rule("wire-reconnect")
@@ -153,7 +155,7 @@ def test_the_higher_side_call_back_requests_again_and_again() -> None:
 
 
 def test_a_unknown_peer_who_connects_and_leaves_is_not_called_back() -> None:
-    """Else each of his connections would cost us several."""
+    """Else each of its connections would cost us several."""
     core = connection(lower=False)
     for turn in range(3):
         core.handle_accepted(turn, 40000, turn * SECOND)
@@ -271,7 +273,7 @@ def test_a_fault_before_anything_was_looked_for_seeks_too() -> None:
 
 
 def test_after_a_fault_a_unknown_peer_is_sought_too() -> None:
-    """What waits for him was written already, so no report says that it waits."""
+    """What waits for it was written already, so no report says that it waits."""
     core = connection(lower=False)
     core.handle_accepted(1, 40000, 0)
     first_frame(core, 0, 0)

@@ -1,4 +1,4 @@
-"""Many peers and one socket between real nodes: shares, accounts, and whom a full socket stops.
+"""Many peers and one socket between real nodes: shares, accounts, and what a full socket stops.
 
 What is asserted is counted, never timed. The ratio of rates beside a receiver that stands still is
 the scenario `slow-receiver` of tests/faults.
@@ -98,9 +98,9 @@ def flood(receiver: Node, peers: list[Any]) -> Callable[[threading.Event], None]
 def test_peers_who_send_alike_are_heard_alike(
     receiver: Node, peers: list[Any], flood: Callable[[threading.Event], None]
 ) -> None:
-    """Over 1,000 messages of each: nobody has less than half or more than twice of his share.
+    """Over 1,000 messages of each: no peer has less than half or more than twice of its share.
 
-    The owner takes when his socket is full: a peer that is not told of room falls behind.
+    The owner takes when its socket is full: a peer that is not told of room falls behind.
     """
     first: set[str] = set()
     shares: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def test_peers_who_send_alike_are_heard_alike(
                 time.sleep(0.001)
             found = [source[0] for _, source in receiver.take_from(receiver.mailbox)]
             if len(first) < PEERS:
-                first.update(found)  # until everybody is connected nobody is counted
+                first.update(found)  # nothing is counted until all are connected
             else:
                 shares.update(found)
     even = shares.total() / PEERS
@@ -121,7 +121,7 @@ def test_peers_who_send_alike_are_heard_alike(
     assert len(shares) == PEERS
 
 
-def test_a_socket_that_nobody_empties_holds_what_the_accounts_allow(
+def test_a_socket_that_is_not_emptied_holds_what_the_accounts_allow(
     receiver: Node, flood: Callable[[threading.Event], None]
 ) -> None:
     """Four times SO_RCVBUF, where the map goes out at once, and what every peer had on the way."""

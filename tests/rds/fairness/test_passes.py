@@ -67,7 +67,7 @@ def test_long_messages_of_one_peer_leave_the_short_ones_their_turn(
 
 
 def test_a_peer_alone_may_have_a_long_pass(make_flooded: MakeFlooded, longs: bytes) -> None:
-    """There is nobody to wait for, and each pass costs a system call."""
+    """No peer is waited for, and each pass costs a system call."""
     flooded = make_flooded([longs], receive_bytes=ROOMY_BYTES)
     flooded.turn()
     flooded.turn()
@@ -78,7 +78,7 @@ def test_a_peer_alone_may_have_a_long_pass(make_flooded: MakeFlooded, longs: byt
 def test_what_lies_in_a_socket_is_bounded(make_flooded: MakeFlooded, taken_per_turn: int) -> None:
     """Of 32 peers that heed no map: four times SO_RCVBUF, 16 MiB, and one pass of each.
 
-    So it is if the owner takes nothing, and if he takes slowly.
+    So it is if the owner takes nothing, and if it takes slowly.
     """
     receive_bytes = 106_496
     flooded = make_flooded([SHORTS] * PEERS, receive_bytes=receive_bytes)

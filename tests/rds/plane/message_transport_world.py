@@ -1,4 +1,4 @@
-"""A plane with a clock of the test's, and a path whose messages nobody carries: the test does.
+"""A plane with a clock of the test's, and a path whose messages the test carries.
 
 The path is also the witness of the lock: each of its calls says whether it was made as the contract
 of `dataplane.message_transport` has it.

@@ -58,7 +58,7 @@ def test_operations_and_the_extension_go_with_their_message(world: MessageTransp
     assert world.path().queued == [(mailbox, PEER_PORT, b"ab", extension, operations)]
 
 
-def test_operations_are_refused_where_nobody_does_them(world: MessageTransportWorld) -> None:
+def test_operations_are_refused_where_no_path_supports_them(world: MessageTransportWorld) -> None:
     """Before congestion and a full account: kernel parity."""
     mailbox = world.mailbox(send_bytes_max=1)
     stream = world.plane.path(local=LOCAL, peer=OTHER, index=0, sequence_first=1)
@@ -197,7 +197,7 @@ def test_what_arrives_lies_in_its_mailbox(world: MessageTransportWorld) -> None:
     assert counters["copy_to_user"] == 9
 
 
-def test_what_is_for_nobody_is_counted(world: MessageTransportWorld) -> None:
+def test_what_is_for_an_unbound_port_is_counted(world: MessageTransportWorld) -> None:
     world.mailbox()
     assert world.path().arrive(b"lost", port=PORT + 1)
     assert world.counter("recv_drop_no_sock") == 1
@@ -332,7 +332,7 @@ def test_a_removed_path_is_not_served(world: MessageTransportWorld) -> None:
 
 
 def test_who_waits_serves_what_comes_due() -> None:
-    """Without a helper: whoever waits for a message sleeps no longer than to the next due."""
+    """Without a progress thread a wait for a message sleeps no longer than to the next due."""
     world = MessageTransportWorld(virtual=False)
     mailbox, path = world.mailbox(), world.path()
     path.plan(1)
@@ -351,7 +351,7 @@ def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: MessageTransportW
 
 
 def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
-    """Who notes something due while a leader runs trusts in him; he may leave with his message.
+    """What becomes due is left to the running leader, which may leave with its message.
 
     The helper's sleep is made by hand: it lasts longer than a tick, with the streams watched.
     """

@@ -108,7 +108,7 @@ def test_after_a_notice_messages_take_the_short_way_again(world: MessageTranspor
     assert not mailbox.special
 
 
-def test_notices_that_nobody_fetches_are_bounded(
+def test_notices_that_are_not_fetched_are_bounded(
     world: MessageTransportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "NOTICES_MAX", 3)

@@ -97,7 +97,7 @@ class TestAskingForAcknowledgements:
         side.begin()
         return side
 
-    def test_nobody_is_asked_about_nothing(self) -> None:
+    def test_no_stream_is_asked_about_nothing(self) -> None:
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.begin()
         side.core.ask()

@@ -202,7 +202,7 @@ class TestDuplicates:
         assert len(side.got()) == 1
         assert side.counters.recv_drop_old_seq == 1
 
-    def test_a_message_to_nobody_counts_as_received(self) -> None:
+    def test_a_message_to_an_unbound_port_counts_as_received(self) -> None:
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(message(1, b"a", target_port=9))

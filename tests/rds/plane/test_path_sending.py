@@ -301,7 +301,7 @@ def side_bytes(sequence: int, payload: bytes) -> bytes:
 
 
 class TestGivingUp:
-    """Dropping a queue tells its owners; controls are nobody's messages."""
+    """Dropping a queue tells its owners; controls belong to none messages."""
 
     def test_everything_goes_and_is_counted(self) -> None:
         side = Side()
@@ -462,7 +462,7 @@ class TestFences:
         front.outgoing.drop_all()
         assert payloads(behind.messages()) == [b"behind"]
 
-    def test_an_empty_path_holds_nobody(self) -> None:
+    def test_an_empty_path_holds_no_other(self) -> None:
         front, behind = Side(), Side()
         behind.begin()
         behind.core.hold_behind(front.outgoing.fence())

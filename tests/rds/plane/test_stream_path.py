@@ -24,7 +24,7 @@ def test_a_writer_that_stopped_does_not_see_what_the_next_one_frames() -> None:
 
 
 def test_a_writer_goes_on_when_the_stream_ends_under_it() -> None:
-    """Else it would leave without saying so, and nobody would write to the path again."""
+    """Else it would leave without saying so, and no thread would write to the path again."""
     queued = [b"a message"]
     seen = StreamPath._poll_transmit(shell(queued))
     queued.clear()

@@ -184,7 +184,7 @@ def test_a_message_tells_both_ends() -> None:
     assert (found.sequence, found.payload_bytes, found.tos) == (5, 100, 7)
 
 
-def test_a_socket_tells_whom_it_is_connected_to() -> None:
+def test_a_socket_tells_its_connected_peer() -> None:
     alone = SocketEntry.parse(elements(InfoOpt.SOCKETS)[0])
     assert (alone.connected, alone.connected_port) == (IPv4Address(0), 0)
     assert (alone.send_buffer_bytes, alone.receive_buffer_bytes, alone.inode) == (1000, 2000, 77)

@@ -100,7 +100,7 @@ class FakeMailbox:
         return 3
 
     def unacknowledged(self) -> int:
-        """Return how many messages were recorded: nobody acknowledges them."""
+        """Return how many messages were recorded: none is acknowledged."""
         return len(self.sent)
 
     def close(self, linger_ns: int | None = None) -> None:
@@ -146,7 +146,7 @@ class FakeBackend:
         return self.table
 
     def connected(self, mailbox: FakeMailbox, peer: IPAddress) -> bool:
-        """Say what the test wants; record whom it was about."""
+        """Say what the test wants; record the peer it was about."""
         self.asked_to_connect.append(peer)
         return self.is_connected
 

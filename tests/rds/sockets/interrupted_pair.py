@@ -18,7 +18,7 @@ _S = 1_000_000_000
 
 
 class Node:
-    """A plane with two mailboxes and a path to its peer; its helper is whoever calls `turn`."""
+    """A plane with two mailboxes and a path to its peer; `turn` is its progress thread."""
 
     def __init__(self, local: IPAddress, peer: IPAddress) -> None:
         self.plane = Plane(
@@ -107,7 +107,7 @@ class Pair:
             plane, path = node.plane, node.path
             assert plane.lock.acquire(blocking=False), "the lock is held"
             plane.lock.release()
-            assert plane.wait_queue.is_empty(), "somebody waits"
+            assert plane.wait_queue.is_empty(), "a thread waits"
             assert not (path.writing or path.reading)
             assert not path.core.outgoing.pending_bytes
             for box in (node.mailbox, node.other):

@@ -298,7 +298,7 @@ def replay_connect(world: World) -> Rows:
     """Make the calls of the group `connect`."""
     rows: Rows = {}
     anchor = world.new_far()
-    anchor.bind((world.far, 9))  # the second host is there, with nobody at port 4000
+    anchor.bind((world.far, 9))  # the second host is there, with port 4000 unbound
     sock = urds.Socket()
     rows["connect unbound"] = [
         outcome(sock.connect, (world.far, 4000)),

@@ -74,9 +74,9 @@ def replay_send(world: World) -> Rows:
         ("to 127.0.0.1 from 10.77.0.1", b"x", ("127.0.0.1", 4000)),
     ):
         rows[name] = outcome(near.sendto, payload, address)
-    nobody = (world.far.rpartition(".")[0] + ".99", 4000)
+    unreachable = (world.far.rpartition(".")[0] + ".99", 4000)
     rows["no route 192.0.2.1"] = outcome(near.sendto, b"x", DONTWAIT, ("198.51.100.1", 4000))
-    rows["nonexistent host"] = outcome(near.sendto, b"x", DONTWAIT, nobody)
+    rows["nonexistent host"] = outcome(near.sendto, b"x", DONTWAIT, unreachable)
     for name, flag in SEND_FLAGS.items():
         payload = b"f" + name.encode()
         rows[f"flag {name}"] = outcome(near.sendto, payload, flag | DONTWAIT, target)

@@ -23,7 +23,7 @@ world = World(PLANES[in_use()])
 mailbox = world.mailbox()
 remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
 remote.socket.close()
-mailbox.sendto(b"to nobody", (str(PEER), PEER_PORT))
+mailbox.sendto(b"to no port", (str(PEER), PEER_PORT))
 world.turn()
 """,
     "descriptor": """
@@ -52,7 +52,7 @@ with contextlib.suppress(BrokenPipeError):
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_to_nobody_ends_no_program(name: str) -> None:
+def test_a_write_to_a_closed_end_ends_no_program(name: str) -> None:
     program = f"{BEGIN}{WRITES[name]}\nprint('alive')"
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,7 +1,7 @@
-"""Exceptions that nobody expected in the control thread: confined to a peer, or loud; never silent.
+"""Unexpected exceptions in the control thread: confined to a peer, or loud; never silent.
 
 Each is injected once. Confined, it costs the peer's connections and no message; elsewhere the node
-fails, and whoever waits gets EIO.
+fails, and each waiting call gets EIO.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def test_a_fault_in_a_report_for_info_costs_nothing() -> None:
 
 
 @pytest.mark.each_carrier("shm0")
-class TestAFaultOfNobody:
-    """Where no peer is to blame, the node fails, and says so to everybody."""
+class TestAFaultOfNoPeer:
+    """Where no peer is to blame, the node fails, and says so to all callers."""
 
     @pytest.fixture
     def failing(self, caplog: pytest.LogCaptureFixture) -> Callable[[InProcess], None]:
@@ -281,7 +281,7 @@ class TestAFaultOfNobody:
                     threading.Thread(target=until_refused, args=[codes, call])
                     for call in (
                         lambda: idle.recv(10),
-                        lambda: full.sendto(bytes(1000), (host(3), 4000)),  # nobody is there
+                        lambda: full.sendto(bytes(1000), (host(3), 4000)),  # no host is there
                     )
                 ]
                 for thread in threads:

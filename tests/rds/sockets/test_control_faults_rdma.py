@@ -1,4 +1,4 @@
-"""Exceptions that nobody expected where the control thread does RDMA: they cost a connection.
+"""Unexpected exceptions where the control thread does RDMA: they cost a connection.
 
 As `test_control_faults`, with the reports of devices and the actions of the endpoints.
 """

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.each_carrier
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "differences.md"
 SO_LINGER, SO_SNDTIMEO, SO_SNDBUFFORCE, SO_RCVBUFFORCE = 13, 21, 32, 33
-NOBODY = (host(77), 4000)
+UNREACHABLE = (host(77), 4000)
 EXTERNAL = ("198.51.100.1", 4000)
 ARRIVAL_S = 3.0
 NO_ARRIVAL_S = 0.3
@@ -98,16 +98,16 @@ def test_difference_msg_nosignal(new_socket: NewSocket) -> None:
 def test_difference_destinations_share(new_socket: NewSocket) -> None:
     sender, others = new_socket(1), [(host(number), 4000) for number in (78, 79)]
     sender.setsockopt(SOL_SOCKET, 7, 8192)  # doubled: 16,384 bytes
-    assert _fill(sender, NOBODY) == errno.EAGAIN
+    assert _fill(sender, UNREACHABLE) == errno.EAGAIN
     for other in others:
         assert sender.sendto(b"there is room", DONTWAIT, other)
     assert "POLLOUT" in poll_bits(sender)
     assert _fill(sender, others[0]) == errno.ENOBUFS
-    assert error_of(sender.sendto, bytes(1000), DONTWAIT, NOBODY).errno == errno.ENOBUFS
+    assert error_of(sender.sendto, bytes(1000), DONTWAIT, UNREACHABLE).errno == errno.ENOBUFS
     with backend_with(strict_linux=True), urds.Socket() as strict:
         strict.setsockopt(SOL_SOCKET, 7, 8192)
         strict.bind((host(3), 0))
-        assert _fill(strict, NOBODY) == errno.EAGAIN
+        assert _fill(strict, UNREACHABLE) == errno.EAGAIN
         assert error_of(strict.sendto, b"x", DONTWAIT, others[0]).errno == errno.EAGAIN
         assert "POLLOUT" not in poll_bits(strict)
 
@@ -125,9 +125,9 @@ def _fill(sock: urds.Socket, address: tuple[str, int]) -> int:
 def test_difference_cancel_all(new_socket: NewSocket) -> None:
     sender = new_socket(1)
     for payload in (b"a", b"b"):
-        sender.sendto(payload, NOBODY)
-    sender.sendto(b"c", (NOBODY[0], 4001))
-    assert sender.cancel((NOBODY[0], 4001)) == 1
+        sender.sendto(payload, UNREACHABLE)
+    sender.sendto(b"c", (UNREACHABLE[0], 4001))
+    assert sender.cancel((UNREACHABLE[0], 4001)) == 1
     sender.setsockopt(SOL_RDS, SockOpt.CANCEL_SENT_TO, b"")
     assert sender.cancel() == 0
     with backend_with(strict_linux=True), urds.Socket() as strict:
@@ -199,7 +199,7 @@ def test_difference_zerocopy(new_socket: NewSocket) -> None:
     assert error_of(sender.sendmsg, [b"x"], cookie, flag, target).errno == errno.EOPNOTSUPP
     copied, kept = bytearray(8192), bytearray(8192)
     for payload, copy in ((copied, True), (kept, False)):
-        assert sender.sendmsg([payload], [], 0, NOBODY, copy=copy) == 8192
+        assert sender.sendmsg([payload], [], 0, UNREACHABLE, copy=copy) == 8192
     copied.append(0)
     with pytest.raises(BufferError):
         kept.append(0)
@@ -239,7 +239,7 @@ def test_difference_linger(new_socket: NewSocket) -> None:
     assert not arrives_after_close(linger=struct.pack("=ii", 1, 0))
     sender = new_socket(1)
     sender.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("=ii", 1, 1))
-    sender.sendto(b"x", NOBODY)
+    sender.sendto(b"x", UNREACHABLE)
     began = time.monotonic()
     sender.close()
     assert 0.9 < time.monotonic() - began < BUSY_S
@@ -295,7 +295,7 @@ def test_difference_fork(new_socket: NewSocket) -> None:
     if not child:
         code = 1
         try:
-            dead = [error_of(sock.recv, 1, DONTWAIT), error_of(sock.sendto, b"x", NOBODY)]
+            dead = [error_of(sock.recv, 1, DONTWAIT), error_of(sock.sendto, b"x", UNREACHABLE)]
             sock.close()
             unbound.bind((host(9), 4000))
             unbound.sendto(b"own", (host(9), 4000))
@@ -360,7 +360,7 @@ def test_difference_handlers(new_socket: NewSocket, backend: InProcess) -> None:
         assert "send or receive outside" in str(failure)
         if in_use() == PYTHON:
             with backend.plane.lock:
-                assert error_of(sock.sendto, b"x", NOBODY).errno == errno.EDEADLK
+                assert error_of(sock.sendto, b"x", UNREACHABLE).errno == errno.EDEADLK
                 assert error_of(sock.recv, 1).errno == errno.EDEADLK
         other.settimeout(1)
         assert other.fileno() >= 0
@@ -388,7 +388,7 @@ def test_difference_rdma_anywhere(backend: InProcess) -> None:
     with urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
         assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 0
-    with backend_with(rdma_devices=["nobody0"]), urds.Socket() as sock:
+    with backend_with(rdma_devices=["missing0"]), urds.Socket() as sock:
         sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, urds.RDS_TRANS_IB)
         assert error_of(sock.bind, (host(1), 0)).errno == errno.ENOPROTOOPT
 
@@ -513,7 +513,7 @@ def test_difference_peers_allowed(new_socket: NewSocket) -> None:
 def test_difference_peers_max() -> None:
     with backend_with(peers_max=1), urds.Socket() as sock:
         sock.bind((host(1), 0))
-        sock.sendto(b"x", NOBODY)
+        sock.sendto(b"x", UNREACHABLE)
         time.sleep(0.1)  # until the control thread knows that the first peer is wanted
         refused = error_of(sock.sendto, b"x", (host(78), 4000))
         assert refused.errno == errno.EUSERS
@@ -524,17 +524,17 @@ def test_difference_peers_max() -> None:
 def test_difference_give_up() -> None:
     with backend_with(reconnect_give_up_s=0.1, reconnect_max_delay_ms=20), urds.Socket() as sock:
         sock.bind((host(1), 0))
-        sock.sendto(b"x", NOBODY)
+        sock.sendto(b"x", UNREACHABLE)
         deadline = time.monotonic() + ARRIVAL_S
         failed = None
         while failed is None and time.monotonic() < deadline:
             time.sleep(0.02)
             try:
-                sock.sendto(b"", NOBODY)
+                sock.sendto(b"", UNREACHABLE)
             except OSError as refused:
                 failed = refused.errno
         assert failed == errno.EHOSTUNREACH
-        assert sock.sendto(b"anew", NOBODY) == 4
+        assert sock.sendto(b"anew", UNREACHABLE) == 4
 
 
 @pytest.mark.reference
@@ -576,10 +576,10 @@ def test_difference_path_messages(new_socket: NewSocket) -> None:
     queued = 0
     with suppress(BlockingIOError):
         while queued < 2 * 65536:
-            one.sendto(b"", DONTWAIT, NOBODY)
+            one.sendto(b"", DONTWAIT, UNREACHABLE)
             queued += 1
     assert 65536 <= queued < 65536 + (32 << 10) // 48 + 2
-    assert error_of(other.sendto, b"", DONTWAIT, NOBODY).errno == errno.EAGAIN
+    assert error_of(other.sendto, b"", DONTWAIT, UNREACHABLE).errno == errno.EAGAIN
 
 
 @pytest.mark.rule("rds7-message-length")
@@ -607,9 +607,13 @@ def test_difference_long_messages() -> None:
 def test_difference_silent_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams that stood before: tests/rds/transports/tcp/test_dead_streams.py."""
     monkeypatch.setattr(streams, "_CONNECT_NS", 100_000_000)
-    with silent_host(NOBODY[0], RDS_TCP_PORT), backend_with() as backend, urds.Socket() as sock:
+    with (
+        silent_host(UNREACHABLE[0], RDS_TCP_PORT),
+        backend_with() as backend,
+        urds.Socket() as sock,
+    ):
         sock.bind((host(1), 0))
-        sock.sendto(b"x", NOBODY)
+        sock.sendto(b"x", UNREACHABLE)
         deadline = time.monotonic() + ARRIVAL_S
         while backend.counters()["connects"] < 2 and time.monotonic() < deadline:
             time.sleep(0.01)

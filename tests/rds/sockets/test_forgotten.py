@@ -140,7 +140,7 @@ def binding(sock: urds.Socket) -> Callable[[], object]:
 
 
 def test_a_bind_that_a_handler_ends_is_none_or_whole(backend: InProcess) -> None:
-    """Whoever finds it bound has its methods; the port of one that is not is free."""
+    """A caller that finds it bound has its methods; the port of one that is not is free."""
     bound(PORT + 1).close()
     for at in count(1):
         sock = urds.Socket()

@@ -155,8 +155,8 @@ def test_one_backend_that_cannot_be_left_keeps_no_other(new_socket: NewSocket) -
         process.alive.difference_update(broken)
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["nobody waits", "a thread waits"])
-def test_the_child_rings_no_bell_of_the_parent(new_socket: NewSocket, waits: bool) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["no thread waits", "a thread waits"])
+def test_the_child_rings_no_doorbell_of_the_parent(new_socket: NewSocket, waits: bool) -> None:
     """Its numbers stand for other descriptors by then."""
     sock = new_socket(1)
     received: list[bytes] = []

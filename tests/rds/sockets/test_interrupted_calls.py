@@ -246,7 +246,7 @@ def test_a_second_interrupt_in_what_cleans_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["progress alone", "progress short", "progress alike"])
-def test_whoever_waits_for_a_message_is_told(name: str) -> None:
+def test_a_wait_for_a_message_is_told(name: str) -> None:
     for at in places(name):
         case = Case()
         told: list[bool] = []
@@ -261,7 +261,7 @@ def test_whoever_waits_for_a_message_is_told(name: str) -> None:
         case.pair.close()
 
 
-def test_whoever_waits_for_room_is_told() -> None:
+def test_a_wait_for_room_is_told() -> None:
     for at in count(1):
         case = Case()
         case.send(*SHORT)

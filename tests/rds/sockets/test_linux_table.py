@@ -117,7 +117,7 @@ DIFFERS: dict[Key, Differs] = {
 OVER_RDMA: dict[Key, Any] = {
     (OPTIONS, "get TRANSPORT bound"): 0,
     (OPTIONS, "GET_MR (tcp)"): "E:EINVAL",  # of no bytes
-    (OPTIONS, "FREE_MR (tcp)"): None,  # cookie 0: those that nobody uses any more
+    (OPTIONS, "FREE_MR (tcp)"): None,  # cookie 0: those no longer used
     ("send", "sendmsg cmsg RDMA_MAP(3)"): "E:EINVAL",
     _FORCED_SIZES: RECORDED[_FORCED_SIZES[0]][_FORCED_SIZES[1]],  # 1 MiB at most, by either
 }

@@ -354,5 +354,5 @@ def test_waiting_for_an_operation(
     assert "pending" in repr(pending)
     box.operations[-1].status = RdmaStatus.REMOTE_ERROR
     assert pending.wait() is pending.status is RdmaStatus.REMOTE_ERROR
-    assert box.waits == [1_500_000_000, 0], "it had ended: nobody waited"
+    assert box.waits == [1_500_000_000, 0], "it had ended: no caller waited"
     assert "REMOTE_ERROR" in repr(pending)

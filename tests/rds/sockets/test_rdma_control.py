@@ -117,7 +117,7 @@ def test_a_short_control_message_comes_before_lengths(over_rdma: urds.Socket) ->
 
 
 def test_bytes_of_the_peer_are_counted_before_all_else(over_rdma: urds.Socket) -> None:
-    """Even before a control message of a kind that nobody knows."""
+    """Even before a control message of an unknown kind."""
     too_much = rdma_args(remote=(0, MIB + 1), vector=(0, 0))
     unknown = (SOL_RDS, 99, b"")
     assert send_refused(over_rdma, unknown, too_much) == errno.EMSGSIZE

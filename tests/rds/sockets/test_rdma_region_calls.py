@@ -230,7 +230,7 @@ def test_a_region_may_be_for_one_destination(
     destination: bytes,
     peer: str | None,
 ) -> None:
-    """What is no address is for whoever has the cookie: Linux does not look at it."""
+    """What is no address is for the holder of the cookie: Linux does not look at it."""
     asked: list[object] = []
 
     def register(*_: object, peer: object, **_more: object) -> int:
@@ -298,7 +298,7 @@ def test_a_cookie_of_ours_goes_along(over_rdma: urds.Socket, box: FakeMailbox) -
     assert destination_cookie(box.extensions[0]) == cookie
 
 
-def test_a_cookie_of_nobody_or_another_socket_does_not(
+def test_an_unknown_cookie_or_one_of_another_socket_does_not(
     over_rdma: urds.Socket, over_tcp: urds.Socket
 ) -> None:
     cookie = get_region(over_rdma, Memory(64))

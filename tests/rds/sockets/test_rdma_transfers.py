@@ -389,9 +389,9 @@ def test_an_operation_without_payload_is_silent(pair: Pair) -> None:
     assert refused(pair.client.recv, 100) == errno.ETIMEDOUT
 
 
-def test_an_operation_to_nobody_is_canceled(pair: Pair) -> None:
-    nobody = (host(77), 4000)
-    pending = pair.server.rdma_write(b"octets", 5, nobody)
+def test_an_operation_to_an_unreachable_peer_is_canceled(pair: Pair) -> None:
+    unreachable = (host(77), 4000)
+    pending = pair.server.rdma_write(b"octets", 5, unreachable)
     with pytest.raises(TimeoutError):
         pending.wait(SILENCE_S)
     assert pair.server.cancel() == 1
@@ -423,9 +423,9 @@ def test_closing_cancels_what_has_not_ended(pair: Pair) -> None:
 def test_a_region_of_a_message_waits_for_the_connection(pair: Pair) -> None:
     memory = Memory(8)
     asked = rdma_map(memory.address, 8)
-    nobody = (host(77), 4000)
+    unreachable = (host(77), 4000)
     for _ in range(3):
-        code = refused(pair.client.sendmsg, [b"x"], [asked], int(MSG_DONTWAIT), nobody)
+        code = refused(pair.client.sendmsg, [b"x"], [asked], int(MSG_DONTWAIT), unreachable)
         assert code == errno.EAGAIN
     send_when_connected(pair.client, [asked], pair.here)
     assert pair.server.recv_region(100)[0] == b"fill it"

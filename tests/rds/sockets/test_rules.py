@@ -25,7 +25,7 @@ from urds.rds.runtime.inprocess import InProcess
 pytestmark = pytest.mark.each_carrier("shm0")
 
 NEAR, FAR = host(1), host(2)
-NOBODY = (host(66), 4000)
+UNREACHABLE = (host(66), 4000)
 SO_SNDBUF, SO_RCVBUF, SO_SNDTIMEO = 7, 8, 21
 WAIT_S = 20.0
 QUIET_S = 0.1
@@ -99,11 +99,11 @@ def test_a_send_queue_takes_one_message_over_its_limit(new_socket: NewSocket) ->
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
     sock.bind((NEAR, 0))
     assert "POLLOUT" in poll_bits(sock)
-    assert sends_until(errno.EAGAIN, sock, NOBODY) == 9
+    assert sends_until(errno.EAGAIN, sock, UNREACHABLE) == 9
     assert "POLLOUT" not in poll_bits(sock)
-    assert refused(sock.sendto, bytes(9000), DONTWAIT, NOBODY) == errno.EMSGSIZE
-    assert refused(sock.sendto, bytes(8192), DONTWAIT, NOBODY) == errno.EAGAIN
-    assert refused(sock.sendto, b"", DONTWAIT, NOBODY) == errno.EAGAIN
+    assert refused(sock.sendto, bytes(9000), DONTWAIT, UNREACHABLE) == errno.EMSGSIZE
+    assert refused(sock.sendto, bytes(8192), DONTWAIT, UNREACHABLE) == errno.EAGAIN
+    assert refused(sock.sendto, b"", DONTWAIT, UNREACHABLE) == errno.EAGAIN
     assert sock.sendto(b"to itself", DONTWAIT, sock.getsockname()) == 9  # another destination
 
 
@@ -113,9 +113,9 @@ def test_a_wait_for_room_ends_with_its_time(new_socket: NewSocket) -> None:
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
     sock.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("=qq", 0, 100_000))
     sock.bind((NEAR, 0))
-    sends_until(errno.EAGAIN, sock, NOBODY)
+    sends_until(errno.EAGAIN, sock, UNREACHABLE)
     began = time.monotonic()
-    assert refused(sock.sendto, b"x", NOBODY) == errno.ETIMEDOUT
+    assert refused(sock.sendto, b"x", UNREACHABLE) == errno.ETIMEDOUT
     assert 0.09 < time.monotonic() - began < BUSY_S
 
 
@@ -124,10 +124,10 @@ def test_a_cancel_makes_room_at_once(new_socket: NewSocket) -> None:
     sock = new_socket()
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
     sock.bind((NEAR, 0))
-    sends_until(errno.EAGAIN, sock, NOBODY)
-    waiter = threading.Thread(target=sock.sendto, args=(b"x", NOBODY))
+    sends_until(errno.EAGAIN, sock, UNREACHABLE)
+    waiter = threading.Thread(target=sock.sendto, args=(b"x", UNREACHABLE))
     waiter.start()
-    assert sock.cancel(NOBODY) == 9
+    assert sock.cancel(UNREACHABLE) == 9
     waiter.join(WAIT_S)
     assert not waiter.is_alive()
     assert "POLLOUT" in poll_bits(sock)
@@ -138,7 +138,7 @@ def test_empty_messages_weigh_nothing(new_socket: NewSocket) -> None:
     sock = new_socket()
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
     sock.bind((NEAR, 0))
-    assert sock.send_many([(b"", NOBODY)] * 100) == 100
+    assert sock.send_many([(b"", UNREACHABLE)] * 100) == 100
     assert "POLLOUT" in poll_bits(sock)
 
 
@@ -226,7 +226,7 @@ def test_each_pair_of_sockets_keeps_its_order(
     "rds7-two-limits",
     "wire-congestion-sender",
 )
-def test_a_full_port_is_full_for_everybody_and_others_are_not(
+def test_a_full_port_is_full_for_all_senders_and_others_are_not(
     near: urds.Socket, new_socket: NewSocket, new_far: NewFar
 ) -> None:
     new_far(5000, receive_bytes=16384)
@@ -325,10 +325,10 @@ def test_a_close_ends_waits_with_ebadf(new_socket: NewSocket, blocked: str) -> N
     sock = new_socket(1)
     sock.setsockopt(SOL_SOCKET, SO_SNDBUF, 1)
     if blocked == "send":
-        sends_until(errno.EAGAIN, sock, NOBODY)
+        sends_until(errno.EAGAIN, sock, UNREACHABLE)
     call = {
         "receive": lambda: sock.recv(10),
-        "send": lambda: sock.sendto(b"x", NOBODY),
+        "send": lambda: sock.sendto(b"x", UNREACHABLE),
     }[blocked]
     got: list[int | None] = []
     thread = threading.Thread(target=lambda: got.append(refused(call)))

@@ -48,7 +48,7 @@ def refuse_often(monkeypatch: pytest.MonkeyPatch, plane) -> None:
 def test_a_stream_that_is_not_watched_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Nobody would read it; another one is tried for, and nothing counts as a fault of ours."""
+    """No thread would read it; another one is tried for, and nothing counts as a fault of ours."""
     with backend_with(reconnect_max_delay_ms=20) as theirs, urds.Socket() as target:
         target.bind((host(2), 4000))
         target.settimeout(ARRIVAL_S)

@@ -237,7 +237,7 @@ class Run:
         thread.start()
 
     def go(self, during: Callable[[], None] = lambda: None) -> None:
-        """Let everybody send, then wait until all has arrived."""
+        """Let all send, then wait until all has arrived."""
         end = time.monotonic() + self.run_s
         while time.monotonic() < end and not self.failures:
             during()
@@ -325,7 +325,7 @@ def test_streams_are_replaced_under_full_load() -> None:
     ("device", "sparse", "breaks"),
     [("shm0", True, False), ("shm0", False, True), ("tcp0", False, True)],
 )
-def test_nobody_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> None:
+def test_no_wait_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> None:
     """Breaks the connection every 50 ms or so, if it does."""
     seed = int(os.environ.get("URDS_SEED", "1"))
     print(f"seed {seed} (URDS_SEED)")
@@ -375,7 +375,7 @@ def test_an_idle_plane_costs_nothing() -> None:
 
 
 def test_a_stream_that_takes_nothing_costs_nothing() -> None:
-    """An acknowledgement is owed and cannot leave: nobody may ask again and again."""
+    """An acknowledgement is owed and cannot leave: no thread may ask again and again."""
     node = Node(HERE, THERE)
     remote = Remote()
     try:

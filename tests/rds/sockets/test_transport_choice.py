@@ -115,7 +115,7 @@ def test_an_address_that_the_chosen_transport_has_not(transport: Transport) -> N
         sock.bind((host(1), 4000))
 
 
-@pytest.mark.parametrize("devices", [["nobody0"], ["shm0", "nobody0"], []], ids=str)
+@pytest.mark.parametrize("devices", [["missing0"], ["shm0", "missing0"], []], ids=str)
 @pytest.mark.parametrize("chosen", [True, False], ids=["option", "setting"])
 def test_without_its_devices_there_is_no_rdma(chosen: bool, devices: list[str]) -> None:
     settings = {"rdma_devices": devices, "transport": "tcp" if chosen else "ib"}

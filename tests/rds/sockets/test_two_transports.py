@@ -181,7 +181,7 @@ def test_a_port_is_reached_by_the_other_transport_too(
             assert received == (b"%d" % number, sender.getsockname())
     inner.close()
     ports = sorted(row.port for row in pair.nodes[0].snapshot().mailboxes)
-    assert ports == [PORT + IB, PORT + TCP], "nobody else is listed as a socket"
+    assert ports == [PORT + IB, PORT + TCP], "no other is listed as a socket"
 
 
 def test_a_region_is_told_over_either(pair: Pair) -> None:
@@ -338,7 +338,7 @@ def test_who_waits_wakes_when_the_node_closes(node: InProcess) -> None:
 
 @pytest.mark.parametrize("part", ["progress", "take"])
 def test_a_fault_where_rdma_is_controlled_fails_both(node: InProcess, part: str) -> None:
-    """Nobody knows what still holds then: it is loud, and nobody waits for ever."""
+    """What still holds then is unknown: the error is loud, and no caller waits for ever."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("a fault on purpose")

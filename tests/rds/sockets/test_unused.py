@@ -136,7 +136,7 @@ def test_it_stays_until_what_a_closed_socket_sent_has_arrived(
     own_process(idle_s=0, linger_s=WAIT_S)
     with urds.Socket() as sender:
         sender.bind((host(1), 0))
-        sender.sendto(b"late", (host(2), 4000))  # nobody is there yet
+        sender.sendto(b"late", (host(2), 4000))  # no host is there yet
     ours = process.backend()
     time.sleep(0.3)
     with backend_with(), urds.Socket() as receiver:  # as another process would

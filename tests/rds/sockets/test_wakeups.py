@@ -47,7 +47,7 @@ RULES = [
     Rule(
         "leave the kick",
         waiting.a_pass_leaves_the_kick_to_the_leader,
-        waiting.everybody_reads_the_kick,
+        waiting.every_thread_reads_the_kick,
     ),
     Rule("pass it on, follower", waiting.an_interrupted_follower_passes_it_on, waiting.keep_it),
     Rule(
@@ -82,7 +82,7 @@ RULES = [
     Rule(
         "the helper hears of a lost leader",
         helping.a_leader_that_leaves_is_replaced_by_the_helper,
-        helping.nobody_tells_the_helper,
+        helping.no_thread_tells_the_progress_thread,
     ),
     Rule(
         "a wait flushes tails",
@@ -96,10 +96,10 @@ RULES = [
     ),
     Rule(
         "reading goes on",
-        helping.a_full_mailbox_stops_nobody_else,
+        helping.a_full_mailbox_stops_no_other,
         helping.a_full_mailbox_pauses_the_path,
     ),
-    Rule("who reads tells", helping.what_a_sender_reads_is_told, helping.a_sender_tells_nobody),
+    Rule("who reads tells", helping.what_a_sender_reads_is_told, helping.a_sender_tells_no_waiter),
     Rule(
         "an open fence flushes",
         helping.a_fence_that_tcp_opens_lets_the_next_path_go,
@@ -113,7 +113,7 @@ RULES = [
         alone.it_is_not_known_to_sleep,
     ),
     Rule("alone, name a successor", alone.a_follower_takes_over, waiting.no_successor),
-    Rule("alone, tell others", alone.what_it_reads_for_others_is_told, alone.it_tells_nobody),
+    Rule("alone, tell others", alone.what_it_reads_for_others_is_told, alone.it_tells_no_waiter),
     Rule(
         "alone, pay what is due",
         alone.what_is_due_leaves_while_it_waits,
@@ -123,14 +123,16 @@ RULES = [
     Rule(
         "alone, wake the helper",
         alone.what_it_owes_is_acknowledged,
-        helping.nobody_tells_the_helper,
+        helping.no_thread_tells_the_progress_thread,
     ),
     Rule(
         "room is told where it is",
         rooms.room_is_told_to_who_waits_there,
-        rooms.room_is_told_to_nobody,
+        rooms.room_is_told_to_no_waiter,
     ),
-    Rule("close wakes everybody", helping.close_wakes_everybody, helping.closing_tells_nobody),
+    Rule(
+        "close wakes all waiters", helping.close_wakes_all_waiters, helping.closing_tells_no_waiter
+    ),
 ]
 
 TRIES = 20  # one that ends well takes a few milliseconds

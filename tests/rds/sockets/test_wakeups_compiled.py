@@ -27,7 +27,7 @@ NAMES = [
     "who is named names",
     "pass it on, follower",
     "pass it on, leader",
-    "close wakes everybody",
+    "close wakes all waiters",
     "the writer looks again",
     "asleep under the lock",
     "wake the helper",
@@ -66,7 +66,7 @@ def play(name: str, *how: str) -> subprocess.CompletedProcess[str]:
 @each_rule
 def test_the_scenario_ends_well(name: str) -> None:
     done = play(name)
-    assert done.returncode == WOKE, done.stderr or "somebody slept on"
+    assert done.returncode == WOKE, done.stderr or "a thread slept on"
 
 
 @each_rule

@@ -1,6 +1,6 @@
 """Scenarios of the message that is alone: its writer and its receiver keep every rule of waiting.
 
-A scenario returns whether everybody woke in time. The function behind it breaks its rule, where
+A scenario returns whether all threads woke in time. The function behind it breaks its rule, where
 those of the general way do not break this one too.
 """
 
@@ -29,7 +29,7 @@ def plain_path(scene: World, mailbox: Mailbox) -> Remote:
 
 
 def a_message_during_a_lone_write_leaves(scene: World) -> bool:
-    """Send from a second thread while the first is in `sendmsg`; nobody else will ever write."""
+    """Send from a second thread while the first is in `sendmsg`; no third thread ever writes."""
     mailbox = scene.mailbox(1)
     return sends_behind_a_write(scene, mailbox, plain_path(scene, mailbox))
 
@@ -90,7 +90,7 @@ def what_it_reads_for_others_is_told(scene: World) -> bool:
     return scene.wait_for(lambda: bool(follows))
 
 
-def it_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+def it_tells_no_waiter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Plane, "note_arrival", lambda self, inbox, messages: None)
 
 

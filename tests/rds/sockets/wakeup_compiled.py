@@ -1,7 +1,7 @@
 """One sparse scenario per wake-up rule of the compiled plane; as a program it plays one.
 
-`python -m tests.rds.sockets.wakeup_compiled RULE [broken]` returns 0 if everybody woke in time and
-3 if somebody slept on. A scenario returns the same as true and false; the rules are those of
+`python -m tests.rds.sockets.wakeup_compiled RULE [broken]` returns 0 if all woke in time and
+3 if a thread slept on. A scenario returns the same as true and false; the rules are those of
 `native/crates/dataplane/src/rules.rs`, and the scenarios twins of those of the Python plane.
 """
 
@@ -94,7 +94,7 @@ def a_follower_takes_over(scene: Scene) -> bool:
 
 
 def a_named_one_who_leaves_names_the_next(scene: Scene) -> bool:
-    """End the successor's time in the moment he is named; the third one must lead."""
+    """End the successor's time in the moment it is named; the third one must lead."""
     first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
     remote = scene.attach()
     leads = scene.receive(first)
@@ -111,7 +111,7 @@ def a_named_one_who_leaves_names_the_next(scene: Scene) -> bool:
 
 
 def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
-    """Tell the one whom a signal woke before it leaves; a second waits for the same mailbox."""
+    """Tell the thread that a signal woke before it leaves; a second waits for the same mailbox."""
     other, mailbox = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
     scene.receive(other)
@@ -126,7 +126,7 @@ def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
 
 
 def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
-    """Count the leader whom a signal woke as told, by a pass, before it leaves."""
+    """Count the leader that a signal woke as told, by a pass, before it leaves."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
     scene.victim(mailbox)
@@ -139,7 +139,7 @@ def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(takes))
 
 
-def close_wakes_everybody(scene: Scene) -> bool:
+def close_wakes_all_waiters(scene: Scene) -> bool:
     """Close while a leader, a follower and a sender without room wait."""
     first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
     scene.attach()
@@ -157,7 +157,7 @@ def close_wakes_everybody(scene: Scene) -> bool:
 
 
 def a_message_during_a_write_leaves(scene: Scene) -> bool:
-    """Send from a second thread while the first is in `sendmsg`; nobody else will ever write."""
+    """Send from a second thread while the first is in `sendmsg`; no third thread ever writes."""
     mailbox = scene.mailbox(1)
     remote = scene.routed(mailbox)
     in_write, go_on = threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
     "who is named names": (a_named_one_who_leaves_names_the_next, "NamedOneNames"),
     "pass it on, follower": (an_interrupted_follower_passes_it_on, "PassItOn"),
     "pass it on, leader": (an_interrupted_leader_passes_it_on, "PassItOn"),
-    "close wakes everybody": (close_wakes_everybody, "ClosingTells"),
+    "close wakes all waiters": (close_wakes_all_waiters, "ClosingTells"),
     "the writer looks again": (a_message_during_a_write_leaves, "WriterLooksAgain"),
     "asleep under the lock": (a_tail_wakes_the_helper, "AsleepUnderLock"),
     "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeProgressThread"),
@@ -272,7 +272,7 @@ def play(scene: Scene, scenario: Callable[[Scene], bool]) -> None:
 
 
 def main(name: str, *how: str) -> None:
-    """Play one scenario; with a broken rule until somebody hangs."""
+    """Play one scenario; with a broken rule until a thread hangs."""
 
     def interrupted(_number: int, frame: FrameType | None) -> None:
         # A late one finds the main thread between two waits.

@@ -42,7 +42,7 @@ class Stop:
         return urds_native.seen(self._moment)[1]
 
     def wait(self) -> None:
-        assert self._scene.wait_for(self.is_reached), f"nobody came to {self._moment}"
+        assert self._scene.wait_for(self.is_reached), f"no thread came to {self._moment}"
 
     def go_on(self) -> None:
         urds_native.go_on(self._moment)
@@ -151,7 +151,7 @@ class Scene:
         raise AssertionError("every message left at once")
 
     def seats(self) -> int:
-        """Count how often somebody sat down so far."""
+        """Count how often a wait began so far."""
         return self.leads() + urds_native.seen("FollowerSleeps")[0]
 
     def leads(self) -> int:

@@ -1,6 +1,6 @@
-"""Scenarios of what happens when nobody is in a call, and of what a call owes to others.
+"""Scenarios of what happens while no thread is in a call, and of what a call does for others.
 
-A scenario returns whether everybody woke in time. The function behind it breaks its rule.
+A scenario returns whether all threads woke in time. The function behind it breaks its rule.
 """
 
 import pytest
@@ -110,7 +110,7 @@ def taking_is_no_driving(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_a_consumer_the_helper_reads(scene: World) -> bool:
-    """Have nobody in a call; a descriptor shows the message all the same."""
+    """Have no thread in a call; a descriptor shows the message all the same."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
     scene.help()
@@ -149,7 +149,7 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
     return scene.wait_for(lambda: bool(second.queue))
 
 
-def nobody_tells_the_helper(patch: pytest.MonkeyPatch) -> None:
+def no_thread_tells_the_progress_thread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProgressThread, "leader_left", lambda self: None)
     patch.setattr(ProgressThread, "want", lambda self, *, now=False: None)
 
@@ -221,7 +221,7 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PathCore, "_frame_messages", frame_without)
 
 
-def a_full_mailbox_stops_nobody_else(scene: World) -> bool:
+def a_full_mailbox_stops_no_other(scene: World) -> bool:
     """Fill one mailbox far over its buffer; the stream goes on for the other and for room."""
     full, other = scene.mailbox(1), scene.mailbox(2, send_bytes_max=1000)
     remote = scene.attach()
@@ -260,7 +260,7 @@ def what_a_sender_reads_is_told(scene: World) -> bool:
     return scene.wait_for(lambda: bool(results))
 
 
-def a_sender_tells_nobody(patch: pytest.MonkeyPatch) -> None:
+def a_sender_tells_no_waiter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamPath, "look_for_acknowledgements", StreamPath.read)
     patch.setattr(StreamPath, "flush", _silent(StreamPath.flush))
     patch.setattr(Plane, "finish_pass", lambda self: None)
@@ -302,7 +302,7 @@ def a_fence_opens_silently(patch: pytest.MonkeyPatch) -> None:
 # -- endings
 
 
-def close_wakes_everybody(scene: World) -> bool:
+def close_wakes_all_waiters(scene: World) -> bool:
     """Close while a leader, a follower and a sender without room wait."""
     first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
     scene.attach()
@@ -315,5 +315,5 @@ def close_wakes_everybody(scene: World) -> bool:
     return scene.wait_for(lambda: not any(thread.is_alive() for thread in scene.threads))
 
 
-def closing_tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Waiters, "tell_all", lambda self, desk: None)
+def closing_tells_no_waiter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiters, "tell_all", lambda self, wait_queue: None)

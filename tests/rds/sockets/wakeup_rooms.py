@@ -1,6 +1,6 @@
 """Scenarios of room for a destination that was refused, on both planes; how they break.
 
-The sender is a follower: whoever leads reads the acknowledgement, and has to tell it.
+The sender is a follower: the leader reads the acknowledgement, and has to tell it.
 """
 
 import errno
@@ -63,5 +63,5 @@ def room_is_told_to_who_waits_there(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(results))
 
 
-def room_is_told_to_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Destination, "tell", lambda self, desk: None)
+def room_is_told_to_no_waiter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Destination, "tell", lambda self, wait_queue: None)

@@ -1,6 +1,6 @@
-"""Scenarios of the waiting desk: who lists, leads, is told, and passes it on; how each breaks.
+"""Scenarios of the wait queue: threads join it, lead, are told and pass it on; how each breaks.
 
-A scenario returns whether everybody woke in time. The function behind it breaks its rule.
+A scenario returns whether all threads woke in time. The function behind it breaks its rule.
 """
 
 import threading
@@ -18,7 +18,7 @@ from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
 
 
 def a_message_during_a_write_leaves(scene: World) -> bool:
-    """Send from a second thread while the first is in `sendmsg`; nobody else will ever write."""
+    """Send from a second thread while the first is in `sendmsg`; no third thread ever writes."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
     mailbox.sendto(b"route", PEER_ADDRESS)
@@ -105,7 +105,7 @@ def no_successor(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
-    """End the successor's time in the moment he is named; the third one must lead."""
+    """End the successor's time in the moment it is named; the third one must lead."""
     first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
     remote = scene.attach()
     leads = scene.receive(first)
@@ -136,7 +136,7 @@ def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitQueue, "stand_up", leave)
 
 
-# -- the leader is kicked, and nobody else reads the kick
+# -- the leader is kicked, and no other thread reads the kick
 
 
 def a_leader_hears_of_a_local_message(scene: World) -> bool:
@@ -165,7 +165,7 @@ def a_pass_leaves_the_kick_to_the_leader(scene: World) -> bool:
     return scene.wait_for(lambda: bool(results))
 
 
-def everybody_reads_the_kick(patch: pytest.MonkeyPatch) -> None:
+def every_thread_reads_the_kick(patch: pytest.MonkeyPatch) -> None:
     read_kick = WaitQueue.read_kick
     patch.setattr(WaitQueue, "read_kick", lambda self, *, leading: read_kick(self, leading=True))
 
@@ -227,10 +227,10 @@ def an_interrupted_leader_passes_it_on(scene: World) -> bool:
 def the_reader_only_counts(patch: pytest.MonkeyPatch) -> None:
     tell = Waiters.tell
 
-    def tell_without_mark(self: Waiters, count: int, desk: WaitQueue) -> None:
-        leader = desk.leader
+    def tell_without_mark(self: Waiters, count: int, wait_queue: WaitQueue) -> None:
+        leader = wait_queue.leader
         running = leader is not None and leader.doing is Doing.RUNNING
-        tell(self, count, desk)
+        tell(self, count, wait_queue)
         if running and leader is not None:
             leader.doing = Doing.RUNNING
 
@@ -253,9 +253,9 @@ def a_look_counts_as_taking(patch: pytest.MonkeyPatch) -> None:
     tell = Waiters.tell
     told: list[int] = []
 
-    def tell_once(self: Waiters, count: int, desk: WaitQueue) -> None:
+    def tell_once(self: Waiters, count: int, wait_queue: WaitQueue) -> None:
         if not told:
-            tell(self, count, desk)
+            tell(self, count, wait_queue)
         told.append(count)
 
     patch.setattr(Waiters, "tell", tell_once)

@@ -1,7 +1,7 @@
 """A plane with real threads and paused moments, for scenarios that find lost wake-ups.
 
 A `Pause` stops threads at a named call, before or after it: windows of nanoseconds become as wide
-as the scenario needs. `World.closing` opens every pause and wakes everybody by force, so that even
+as the scenario needs. `World.closing` opens every pause and wakes all by force, so that even
 a scenario with a broken rule ends.
 """
 
@@ -114,7 +114,7 @@ class World:
         return results
 
     def receive_plain(self, mailbox: Mailbox) -> list[object]:
-        """Do the same by `recvfrom`, which waits alone if nobody else does."""
+        """Do the same by `recvfrom`, which waits alone if no other thread does."""
         before = self.waiting()
         results = self.start(lambda: mailbox.recvfrom(100))
         self.wait_for(lambda: self.waiting() > before)
@@ -135,9 +135,9 @@ class World:
 
     def waiting(self) -> int:
         """Count those who sat down."""
-        desk = self.plane.wait_queue
+        wait_queue = self.plane.wait_queue
         with self.plane.lock:
-            return len(desk.followers) + (desk.leader is not None)
+            return len(wait_queue.followers) + (wait_queue.leader is not None)
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """Look until it is so or the bound is over; return whether it became so."""
@@ -190,17 +190,20 @@ class World:
         for remote in self.remotes:
             remote.close()
         self.plane.close(0)
-        desk = self.plane.wait_queue
+        wait_queue = self.plane.wait_queue
         for _ in range(500):
             if not any(thread.is_alive() for thread in self.threads):
                 break
             with self.plane.lock:  # a broken rule may have left them on no list
-                sleepers = [*desk.followers, *([desk.leader] if desk.leader else [])]
+                sleepers = [
+                    *wait_queue.followers,
+                    *([wait_queue.leader] if wait_queue.leader else []),
+                ]
                 for waiter in sleepers:
-                    desk.notify(waiter)
+                    wait_queue.notify(waiter)
             self.plane.deliver()
             self.plane.wake()
-            os.eventfd_write(desk.kick, 1)
+            os.eventfd_write(wait_queue.kick, 1)
             time.sleep(_STEP_S)
         for thread in self.threads:
             thread.join(1)

@@ -88,7 +88,7 @@ def test_a_bad_size_replaces_nothing(before: list[int]) -> None:
     assert list(ports) == before
 
 
-def test_whoever_keeps_the_bytes_sees_every_change() -> None:
+def test_kept_bytes_show_every_change() -> None:
     """The path of a message tests its bit there."""
     ports = CongestionMap()
     data = ports.data

@@ -57,7 +57,7 @@ def test_a_wrong_checksum_is_refused_with_both_values() -> None:
         Header.parse(wrong)
 
 
-def test_a_wrong_checksum_passes_where_nobody_verifies() -> None:
+def test_a_wrong_checksum_passes_where_it_is_not_verified() -> None:
     wrong = CHECKED[:30] + b"\xe0\xb7" + CHECKED[32:]
     assert Header.parse(wrong, verify=False).checksum == 0xE0B7
     assert Header.parse(wrong, verify=False).emit() == wrong
@@ -68,7 +68,7 @@ def test_zero_is_not_checked() -> None:
 
 
 def test_a_sum_of_all_ones_is_sent_as_ffff_and_not_as_unchecked() -> None:
-    """The words sum to 0xffff, so RFC 1071 would write 0, and nobody would look."""
+    """The words sum to 0xffff, so RFC 1071 would write 0, which means unchecked."""
     data = Header(sequence=0xFFFF).emit(checksum=True)
     assert internet_checksum(Header(sequence=0xFFFF).emit()) == 0
     assert data[30:32] == b"\xff\xff"
@@ -116,7 +116,7 @@ def test_an_extension_space_of_another_size_is_refused() -> None:
         Header(extension=bytes(15)).emit()
 
 
-def test_a_flag_that_nobody_knows_stays() -> None:
+def test_an_unknown_flag_stays() -> None:
     data = Header(flags=HeaderFlag(0xC0)).emit()
     assert data[24] == 0xC0
     assert Header.parse(data).flags == 0xC0

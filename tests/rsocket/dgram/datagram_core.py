@@ -67,7 +67,7 @@ def by_queue_pair(payload: bytes, source: HostPort = THERE) -> bytes:
 
 
 def learn(core: DatagramCore, data: bytes, now_ns: int = 10 * S) -> QueuePairAddress:
-    """Give a control message and let the look-up that follows find somebody."""
+    """Give a control message and let the look-up that follows find a queue pair."""
     core.receive_udp(data, THERE, now_ns)
     asked = core.poll_event()
     assert isinstance(asked, LookUp)

@@ -54,7 +54,7 @@ def test_the_first_goes_by_udp_and_later_ones_by_queue_pair() -> None:
     assert asked == LookUp(1, 0, (THERE[0], 9000), PEER_OPENING), (
         "the port that the peer named, at its host"
     )
-    assert isinstance(send(core, b"two"), ByUdp), "until somebody is found"
+    assert isinstance(send(core, b"two"), ByUdp), "until a queue pair is found"
     qp_address = QueuePairAddress(0, "vector", 0x99, QKEY)
     core.handle_found(1, qp_address)
 
@@ -252,7 +252,7 @@ def test_only_devices_of_both_are_asked_in_our_order() -> None:
     assert core.stats.look_ups_failed == 1
 
 
-def test_after_a_look_up_in_vain_the_next_one_waits_longer_each_time() -> None:
+def test_after_a_failed_look_up_the_next_one_waits_longer_each_time() -> None:
     core = datagrams()
     send(core, b"x", now_ns=0)
     now_ns, waits = 0, []
@@ -354,7 +354,7 @@ def test_a_change_ends_the_look_up_of_what_was_before() -> None:
         LookUp(2, 0, (THERE[0], 9000), b"peer-two"),
     ]
     core.handle_found(1, QueuePairAddress(0, "old", 1, QKEY))
-    assert core.state_of(THERE) is DestinationState.LOOKING_UP, "nobody wants that answer"
+    assert core.state_of(THERE) is DestinationState.LOOKING_UP, "no look-up waits for that answer"
 
 
 def test_who_only_sends_asks_by_udp_once_a_second() -> None:

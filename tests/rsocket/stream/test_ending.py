@@ -48,7 +48,7 @@ def test_half_a_close_leaves_the_other_direction(settings: StreamSettings) -> No
         pair.run()
     right.stream.lifecycle.shut_down(Shut.WR)
     pair.run()
-    assert controls(right) == [DISCONNECT]  # nobody is left to write to
+    assert controls(right) == [DISCONNECT]  # no peer is left to write to
     assert left.stream.lifecycle.state is right.stream.lifecycle.state is StreamState.OVER
     assert left.stream.wants_disconnect and right.stream.wants_disconnect
     assert left.stream.lifecycle.error == right.stream.lifecycle.error == 0
@@ -158,7 +158,7 @@ def test_last_words_that_cross_end_both(how: Shut) -> None:
         assert side.stream.is_ended
 
 
-def test_data_that_cross_our_disconnect_hurt_nobody() -> None:
+def test_data_that_cross_our_disconnect_do_no_harm() -> None:
     """Sent before the peer heard of it, they land when ours is done already."""
     pair = Pair(is_settled=True)
     pair.right.send(b"crossing")
@@ -272,7 +272,7 @@ def test_a_connection_that_ends_leaves_what_arrived(error: int) -> None:
 
 
 def test_a_failure_of_our_own_disconnect_is_none() -> None:
-    """Who has said his last word does not mind that the other side went first."""
+    """A side that has sent its last byte does not mind that the other went first."""
     pair = Pair(is_settled=True)
     pair.left.stream.lifecycle.shut_down(Shut.RDWR)
     pair.left.post()

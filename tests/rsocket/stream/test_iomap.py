@@ -87,7 +87,7 @@ def test_a_write_goes_on_in_the_next_mapping() -> None:
     assert write(pair.left, data, 999) == 0
 
 
-def test_long_writes_are_lent() -> None:
+def test_long_writes_go_without_a_copy() -> None:
     pair = Pair(FOUR, FOUR, is_settled=True)
     mapped(pair, pair.right, 1 << 20, offset=0)
     data = bytearray(600 * KIB)

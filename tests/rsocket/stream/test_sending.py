@@ -74,7 +74,7 @@ def test_gathered_bytes_are_copied_once_and_stay_in_order() -> None:
     assert pair.right.read() == sent
 
 
-def test_the_callers_buffer_is_his_own_after_a_copied_send() -> None:
+def test_the_buffer_is_the_callers_own_after_a_copied_send() -> None:
     pair = Pair(is_settled=True)
     buffer = bytearray(b"first")
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_an_empty_send_is_no_message() -> None:
 # -- lending
 
 
-def test_a_long_send_is_lent() -> None:
+def test_a_long_send_goes_without_a_copy() -> None:
     """The post shows the caller's own memory; nothing is copied, and it is told when it is free."""
     pair = Pair(WIDE, WIDE, is_settled=True)
     data = bytearray(b"z" * 50_000)
@@ -174,8 +174,8 @@ def test_a_send_below_16_kib_is_copied() -> None:
 
 
 @pytest.mark.rule("rsocket-send-needs-both")
-def test_bytes_are_lent_only_as_far_as_the_peer_has_space() -> None:
-    """8 KiB of window; then a lent send is refused, and the stream not writable until more is."""
+def test_bytes_go_without_a_copy_only_as_far_as_the_peer_has_space() -> None:
+    """8 KiB of window; then an uncopied send is refused until there is room for more."""
     pair = Pair(is_settled=True)
     data = bytes(100_000)
     left = pair.left.stream
@@ -201,19 +201,19 @@ def test_a_small_send_after_a_refused_one_makes_the_stream_writable() -> None:
     assert pair.left.stream.is_writable
 
 
-def test_nothing_is_lent_before_what_is_pending() -> None:
+def test_nothing_goes_without_a_copy_before_what_is_pending() -> None:
     """Bytes that gather are pushed out first, so that order stays."""
     pair = Pair(WIDE, WIDE, is_settled=True)
     pair.left.send(b"first")
     pair.left.send(b"second")
-    lent = bytes(20_000)
-    assert pair.left.send(lent, may_zero_copy=True) == 20_000
+    uncopied = bytes(20_000)
+    assert pair.left.send(uncopied, may_zero_copy=True) == 20_000
     pair.run()
     assert data_lengths(pair) == [5, 6, 20_000]
-    assert pair.right.read() == b"firstsecond" + lent
+    assert pair.right.read() == b"firstsecond" + uncopied
 
 
-def test_nothing_is_lent_while_pending_bytes_cannot_go() -> None:
+def test_nothing_goes_without_a_copy_while_pending_bytes_cannot_go() -> None:
     settings = StreamSettings(is_receive_fixed=True, receive_bytes=512)
     pair = Pair(StreamSettings(), settings, is_settled=True)
     pair.left.send(bytes(1000))
@@ -277,18 +277,18 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
     ]
     sending = left.stream.sending
     assert (sending.data_slots, sending.control_slots) == (380 - 4, 4 - 3)
-    lent = 8 * KIB - 300
-    assert (sending.buffered_bytes, sending.zero_copy_bytes) == (500, lent)
+    uncopied = 8 * KIB - 300
+    assert (sending.buffered_bytes, sending.zero_copy_bytes) == (500, uncopied)
     left.deliver()
     seen = []
     for _ in kinds:
         left.complete(1)
         seen.append((sending.data_slots, sending.control_slots, left.stream.unsent_bytes))
     assert seen == [
-        (376, 2, 500 + lent),
-        (377, 2, 500 + lent),
-        (378, 2, 200 + lent),
-        (379, 2, lent),
+        (376, 2, 500 + uncopied),
+        (377, 2, 500 + uncopied),
+        (378, 2, 200 + uncopied),
+        (379, 2, uncopied),
         (380, 2, 0),
         (380, 3, 0),
         (380, 4, 0),

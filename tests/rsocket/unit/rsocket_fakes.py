@@ -85,7 +85,7 @@ class FakeSocket:
         self.watchers.tell()
 
     def come_and_go(self) -> None:
-        """Be ready, tell so, and not be ready any more before anybody looks."""
+        """Be ready, tell so, and not be ready any more before a thread looks."""
         self.become(BOTH)
         self._state = NOTHING
 

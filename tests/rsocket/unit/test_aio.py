@@ -171,7 +171,7 @@ class TestUntil:
 
         run(main)
 
-    def test_what_it_does_not_wait_for_wakes_nobody(self) -> None:
+    def test_what_it_does_not_wait_for_wakes_no_thread(self) -> None:
         async def main() -> None:
             socket, loop_queue = FakeSocket(), loop_calls()
             waiting = asyncio.create_task(until(socket, lambda: socket.readiness().readable))
@@ -270,7 +270,7 @@ class TestTransport:
             words = bytes(range(250)) * 400
             data = bytearray(words)
             transport.write(data)
-            data[:] = bytes(len(data))  # the caller's memory is his again
+            data[:] = bytes(len(data))  # the memory is the caller's again
             stream.become(NOTHING)
             assert transport.get_write_buffer_size() == len(words) - 10
             assert protocol.told == ["pause"]

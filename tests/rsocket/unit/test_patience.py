@@ -10,7 +10,7 @@ from urds.rsocket.waiting import CallTimeout
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only while a thread waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0

@@ -80,7 +80,7 @@ class TestRpoll:
         assert not socket.watchers
         assert not context.adapter.happenings
 
-    def test_what_nobody_asked_for_wakes_nobody(self, context) -> None:
+    def test_unwanted_events_wake_no_thread(self, context) -> None:
         socket = FakeSocket(context)
         for state in (WRITABLE, NOTHING, WRITABLE):
             context.adapter.happenings.append(lambda state=state: socket.become(state))
@@ -134,7 +134,7 @@ class TestRpoll:
         assert rpoll([(socket, IN)]) == [(socket, NVAL)]
         assert rpoll([(socket, 0)], 0) == [(socket, NVAL)]
 
-    def test_who_changes_something_himself_wakes_the_driver(self, context) -> None:
+    def test_an_own_change_wakes_the_driver(self, context) -> None:
         socket = FakeSocket(context)
         context.adapter.happenings.append(lambda: socket.become(READABLE))
         rpoll([(socket, IN)])
@@ -149,7 +149,7 @@ class TestRpoll:
         asked = [(reader, IN), (socket, IN), (reader, OUT)]
         assert rpoll(asked) == [(reader, IN), (socket, IN)]
 
-    def test_while_somebody_sleeps_outside_the_devices_are_attended(
+    def test_while_a_thread_sleeps_outside_the_devices_are_attended(
         self, context, pipe, monkeypatch
     ) -> None:
         socket, counts = FakeSocket(context), []
@@ -167,7 +167,7 @@ class TestRpoll:
         assert context.adapter.attending_count == 0
 
     def test_a_change_right_after_a_look_ends_the_sleep(self, context, pipe, monkeypatch) -> None:
-        """The bell is quieted before the look: after it, it would silence this change."""
+        """The doorbell is read before the look: after it, it would silence this change."""
         socket = FakeSocket(context)
         look = polling._Watch._look_at_changed
 
@@ -181,7 +181,7 @@ class TestRpoll:
 
         def first_sleep(self, timeout_ms):
             monkeypatch.setattr(polling._Watch, "_ask_kernel", ask)
-            socket.come_and_go()  # a wake-up in vain
+            socket.come_and_go()  # a wake-up without an event
             return ask(self, timeout_ms)
 
         asked = [(pipe[0], IN), (socket, IN)]
@@ -193,7 +193,7 @@ class TestRpoll:
             assert watch.wait(ENDLESS_S) == {1: IN}
             assert time.monotonic() - begin_s < BUSY_S
 
-    def test_a_change_before_there_is_a_bell_ends_the_sleep(
+    def test_a_change_before_there_is_a_doorbell_ends_the_sleep(
         self, context, pipe, monkeypatch
     ) -> None:
         socket = FakeSocket(context)
@@ -292,7 +292,7 @@ class TestRepoll:
             assert poll.poll() == [("mine", IN)]
             assert poll.poll(0) == [("mine", IN)]
 
-    def test_whoever_changes_something_wakes_the_driver(self, context, pipe) -> None:
+    def test_any_change_wakes_the_driver(self, context, pipe) -> None:
         """A change without a packet, and a member that can only be waited for otherwise."""
         socket, adapter = FakeSocket(context), context.adapter
         with Repoll() as poll:
@@ -369,7 +369,7 @@ class TestRepoll:
             assert {poll.poll(maxevents=1)[0][0] for _ in range(4)} == {"socket", "pipe"}
 
     def test_an_idle_socket_that_connects(self, context) -> None:
-        """Nobody drives for it before it has a device: a sleeper waits for the bell."""
+        """No thread drives for it before it has a device: a sleeper waits for the doorbell."""
         socket = FakeSocket()
         with Repoll() as poll:
             poll.register(socket, OUT, "socket")
@@ -379,7 +379,7 @@ class TestRepoll:
             assert poll.poll() == [("socket", OUT)]
 
     def test_a_change_right_before_the_sleep_ends_it(self, context, pipe, monkeypatch) -> None:
-        """Nobody sleeps yet, so nobody is rung for: who is about to sleep must see the list."""
+        """No thread sleeps yet, so none is rung: one that is about to sleep must see the list."""
         socket = FakeSocket(context)
         with Repoll() as poll:
             poll.register(pipe[0], IN)

@@ -80,7 +80,7 @@ def test_it_is_told_again_until_it_is_over(world: World) -> None:
 
 
 @pytest.mark.rule("rsocket-problem-connections")
-def test_a_wait_asks_who_is_ready_and_nobody_else(world: World) -> None:
+def test_a_wait_asks_the_ready_sockets_alone(world: World) -> None:
     sockets = [world.add(number) for number in range(1000)]
     world.list.take(2000)
     for socket in sockets:
@@ -91,7 +91,7 @@ def test_a_wait_asks_who_is_ready_and_nobody_else(world: World) -> None:
     assert sum(socket.asked_count for socket in sockets) == 2
 
 
-def test_everybody_has_his_turn(world: World) -> None:
+def test_each_has_its_turn(world: World) -> None:
     for number in range(3):
         world.add(number).become(READABLE)
     assert [world.list.take(1)[0][0] for _ in range(6)] == [0, 1, 2, 0, 1, 2]
@@ -164,7 +164,7 @@ def test_who_is_removed_is_told_no_more(world: World) -> None:
     assert raised.value.errno == errno.ENOENT
 
 
-def test_nobody_is_here_twice(world: World) -> None:
+def test_none_is_here_twice(world: World) -> None:
     socket = world.add(7)
     with pytest.raises(FileExistsError):
         world.list.add(Member(socket, 7, OUT, None))
@@ -240,7 +240,7 @@ def test_a_watcher_may_leave_while_it_is_told() -> None:
     assert told == [1, 2, 2]
 
 
-def test_a_bell_that_is_closed_is_silent() -> None:
+def test_a_closed_doorbell_is_silent() -> None:
     doorbell = Doorbell()
     number = doorbell.fileno()
     assert not select.select([number], [], [], 0)[0]

@@ -83,7 +83,7 @@ def test_a_rejection_carries_private_data_and_is_repeated_for_duplicates() -> No
     assert world.right.kinds() == [REQUEST]
 
 
-def test_nobody_listens() -> None:
+def test_without_a_listener() -> None:
     world = World()
     world.connect()
     world.run(SECOND)
@@ -316,7 +316,7 @@ def test_a_peer_started_anew_is_not_the_old_one() -> None:
     assert world.left.events[-1].reason == "peer was started anew"
 
 
-def test_a_hint_that_nobody_is_there_refuses_and_hastens() -> None:
+def test_a_hint_that_no_host_is_there_rejects_and_retries_at_once() -> None:
     world = connected()
     world.drop = lambda _source, _message: True
     world.connect(qpn=101)

@@ -64,12 +64,12 @@ def test_a_read_that_grows_when_repeated_leaves_nothing_of_them() -> None:
 
 
 @pytest.mark.parametrize("link", [LOSSY, LOSSLESS])
-def test_answers_that_nobody_reads_are_bounded(link: LinkTraits) -> None:
+def test_answers_that_are_not_read_are_bounded(link: LinkTraits) -> None:
     side = make_answering(link=link)
     said = answers(side, *[add(side, 100 + index, 0, 1) for index in range(ANSWERS_MAX + 50)])
     assert len(said) <= ANSWERS_MAX + 1
     assert int.from_bytes(side.memory[:8], "little") == ANSWERS_MAX
-    # Without loss nobody repeats what was dropped: the peer hears that it broke the rules.
+    # Without loss no side retransmits what was dropped: the peer hears that it broke the rules.
     if link.lossless:
         assert said[-1].syndrome == Syndrome.NAK_INVALID_REQUEST
         assert side.qp.state is QPState.ERR

@@ -1,4 +1,4 @@
-"""Threads that wait behind a driver: who is ready is woken, and nobody else."""
+"""Threads that wait behind a driver: those that are ready are woken, and no others."""
 
 import threading
 from collections.abc import Callable

@@ -444,7 +444,7 @@ def test_only_whole_atomic_operations_are_taken(payload: str) -> None:
 
 
 def test_the_mark_of_a_write_makes_no_write_of_an_answer() -> None:
-    """An answer nobody asked for is refused, whatever bits it has and whatever follows."""
+    """An unrequested answer is refused, whatever bits it has and whatever follows."""
     side, flags = Side(), ONLY | PacketFlag.IMMEDIATE
     packet = Packet(PacketKind.WRITE, 77, flags=flags, msn=1, rkey=9, payload=b"octets")
     data = bytearray(Side().emit(packet))

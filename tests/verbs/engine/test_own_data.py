@@ -129,7 +129,7 @@ def test_a_detached_view_can_be_resized_by_its_owner() -> None:
         request = post(side, SendWR(1, data=view))
         sent(side)
         request.detach()
-    data.clear()  # BufferError while anybody has a view
+    data.clear()  # BufferError while a view exists
 
 
 def test_what_the_provider_has_placed_needs_no_copy() -> None:

@@ -59,7 +59,7 @@ def test_each_bit_that_does_not_belong_is_refused(
             check_modify(qp_type, state, Mask.STATE | required | bit, new_state)
 
 
-def test_a_bit_that_nobody_knows_is_named() -> None:
+def test_an_unknown_bit_is_named() -> None:
     with pytest.raises(OSError, match="superfluous 0x40000000"):
         check_modify(UD, State.INIT, Mask.STATE | Mask(1 << 30), State.RTR)
 

@@ -175,7 +175,7 @@ def test_who_borrowed_writes_into_the_owners_memory() -> None:
     assert (world.peer_mappings.placed, len(world.peer_mappings)) == (2, 1)
 
 
-def test_a_loan_ends_with_its_region_though_the_chosen_key_comes_back() -> None:
+def test_a_mapping_ends_with_its_region_though_the_chosen_key_comes_back() -> None:
     world, key = World(), 0x1234_5678
     old, new = (world.allocations.allocate(BYTES) for _ in range(2))
     region = world.keys.register(world.pd, old, ADDRESS, WRITE, key=key)
@@ -205,7 +205,7 @@ def test_the_question_is_asked_once() -> None:
     assert world.peer_mappings.place(QPN, 256, ADDRESS, b"x") is False
 
 
-def test_a_region_that_is_not_one_whole_allocation_is_not_lent() -> None:
+def test_a_region_that_is_not_one_whole_allocation_is_not_mapped() -> None:
     """A part of an allocation, foreign memory, no right to write."""
     world = World()
     view = world.allocations.allocate(BYTES)
@@ -219,7 +219,7 @@ def test_a_region_that_is_not_one_whole_allocation_is_not_lent() -> None:
         assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"x") is False
 
 
-def test_a_key_of_another_domain_or_of_nobody_is_not_lent() -> None:
+def test_an_unknown_key_or_one_of_another_domain_is_not_mapped() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(object(), view, ADDRESS, WRITE)
@@ -228,7 +228,7 @@ def test_a_key_of_another_domain_or_of_nobody_is_not_lent() -> None:
     assert world.keys.mappings_rejected == 2
 
 
-def test_the_loan_ends_with_the_region() -> None:
+def test_the_mapping_ends_with_the_region() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
@@ -241,7 +241,7 @@ def test_the_loan_ends_with_the_region() -> None:
     assert (world.keys.revocations, world.peer_mappings.ended) == (1, 1)
 
 
-def test_the_loan_ends_with_the_key() -> None:
+def test_the_mapping_ends_with_the_key() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
@@ -254,7 +254,7 @@ def test_the_loan_ends_with_the_key() -> None:
     assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"new") is True
 
 
-def test_the_loan_ends_with_the_queue_pair() -> None:
+def test_the_mapping_ends_with_the_queue_pair() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
@@ -266,7 +266,7 @@ def test_the_loan_ends_with_the_queue_pair() -> None:
     assert bytes(view[:4]) == b"fine"
 
 
-def test_the_end_of_a_loan_waits_for_a_copy_that_runs() -> None:
+def test_the_end_of_a_mapping_waits_for_a_copy_that_runs() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
@@ -295,7 +295,7 @@ def test_who_copies_for_ever_is_given_up() -> None:
     assert world.keys.revocations_overdue == 1
 
 
-def test_a_region_that_nobody_borrowed_ends_without_a_wait() -> None:
+def test_a_region_without_a_mapping_ends_without_a_wait() -> None:
     world = World()
     world.cells[Cell.PLACING] = 1
     view = world.allocations.allocate(BYTES)
@@ -303,7 +303,7 @@ def test_a_region_that_nobody_borrowed_ends_without_a_wait() -> None:
     assert world.now_ns == 0
 
 
-def test_answers_that_nobody_asked_for_are_refused() -> None:
+def test_unrequested_answers_are_refused() -> None:
     world = World()
     world.peer_mappings.place(QPN, 256, ADDRESS, b"x")
     world.peer_mappings.reject(MapReject(QPN, 256))
@@ -316,7 +316,7 @@ def test_answers_that_nobody_asked_for_are_refused() -> None:
 @pytest.mark.parametrize(
     ("address", "region_bytes"), [(ADDRESS, 0), ((1 << 64) - 1, 2), (ADDRESS, 1 << 40)]
 )
-def test_a_loan_that_lies_about_its_memory_is_refused(address: int, region_bytes: int) -> None:
+def test_a_mapping_that_lies_about_its_memory_is_refused(address: int, region_bytes: int) -> None:
     world = World()
     world.peer_mappings.place(QPN, 256, ADDRESS, b"x")
     descriptor = sealed_file("test", CONTROL_BYTES + BYTES)

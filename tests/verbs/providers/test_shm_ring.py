@@ -115,7 +115,7 @@ def test_what_was_taken_in_is_no_reason_to_stay_awake() -> None:
     assert not world.writer.write(0, b"y")
 
 
-def test_a_starved_writer_is_rung_for_and_only_he() -> None:
+def test_a_starved_writer_alone_is_rung() -> None:
     world = ring()
     while world.writer.has_room(8):
         world.writer.write(0, b"12345678")

@@ -37,7 +37,7 @@ from urds.verbs.providers.base import (
     VerbsConnectionEvent,
 )
 
-# `udp0` is no device that RDS uses unless somebody asks: it is besieged by hand.
+# `udp0` is no device that RDS uses unless asked to: it is besieged by hand.
 DEVICES = os.environ.get("URDS_RDMA_DEVICES_BESIEGED", "shm0 tcp0").split()
 RECEIVES = 64
 SCRATCH_BYTES = 1 << 16
@@ -211,7 +211,7 @@ class UnknownPeer:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it has ended, whoever did it."""
+        """Tell whether it has ended, by either side."""
         return bool(self.ends)
 
     # -- what it says
@@ -314,7 +314,7 @@ class Siege:
     # -- unknown peers
 
     def address(self) -> str:
-        """Return an address that nobody had."""
+        """Return an unused address."""
         number = next(self._hosts)
         if number == 254:
             self._address, self._hosts = subnet(), itertools.count(10)

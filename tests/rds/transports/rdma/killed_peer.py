@@ -1,7 +1,7 @@
 """Nodes that are to be killed: `python -m tests.rds.transports.rdma.killed_peer`.
 
 Reads lines `device address survivor life log`. Each forks a process that is a node at the address,
-prints its number, and then sends and receives until somebody kills it. What it received stands in
+prints its number, and then sends and receives until it is killed. What it received stands in
 the file `log`, a number per line, written before the next message is taken. The process that reads
 lines opens no device, so its children begin anew, without a start of Python.
 """

@@ -101,10 +101,10 @@ def main() -> None:
         print(f"{name} idle peer: {rss:.0f} KiB; descriptors of 100: {descriptors:+}")
         siege.dismiss()
         measure = partial(during, siege, after=siege.dismiss)
-        measure = partial(measure, alone=measure("nobody"))
+        measure = partial(measure, alone=measure("no attack"))
         for what, make in attacks(siege).items():
             measure(what, acting(make()))
-        measure("nobody")
+        measure("no attack")
         one = siege.address()
         crowd = [siege.connected(one, receives=1, tos=tos) for tos in range(256)]
         print(f"{name} 256 connections of one host: links {siege.victim.ask('kept')['links']}")

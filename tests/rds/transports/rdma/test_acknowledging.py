@@ -1,4 +1,4 @@
-"""When an RDMA path asks for acknowledgements, and gives one that nobody asked for."""
+"""When an RDMA path asks for acknowledgements, and gives one unasked."""
 
 import socket
 import time

@@ -66,7 +66,7 @@ def test_private_data_of_every_length_and_content(siege: Siege) -> None:
 
 
 def test_flipped_bits_in_private_data(siege: Siege) -> None:
-    """Whoever is let in by them is who the connection says he is; the others are refused."""
+    """An accepted peer is the one that its connection names; the others are rejected."""
     rng = random.Random(6)
     asked: list[tuple[UnknownPeer, bool]] = []
     for _ in range(60):
@@ -167,7 +167,7 @@ def test_the_same_unknown_peer_from_two_processes(siege: Siege) -> None:
 
 
 def test_a_flood_of_connects(siege: Siege) -> None:
-    """Requests at once, half of whom vanish: those beyond a backlog are refused, none stays."""
+    """Requests at once, half of which vanish: those beyond a backlog are refused, none stays."""
     before = siege.victim.rss_bytes, siege.victim.descriptor_count
     for turn in range(2):
         crowd = [siege.unknown_peer(receives=1) for _ in range(60)]
@@ -219,7 +219,7 @@ def test_a_protocol_error_is_followed_by_a_rest(siege: Siege) -> None:
     siege.returned(address)
 
 
-# -- those whom the victim asks
+# -- peers that the victim asks
 
 
 ANSWERS: dict[str, tuple[dict[str, int], str]] = {

@@ -48,7 +48,7 @@ def flood(unknown_peer: UnknownPeer, frames: list[bytes], *, window: int = 512) 
 # -- pings
 
 
-def test_a_flood_of_pings_whose_answers_nobody_takes(siege: Siege) -> None:
+def test_a_flood_of_pings_whose_answers_are_not_taken(siege: Siege) -> None:
     """As many pongs wait as messages may; the neighbour's messages go through all the while."""
     unknown_peer = siege.connected(receives=0)
     before = siege.victim.rss_bytes
@@ -57,7 +57,7 @@ def test_a_flood_of_pings_whose_answers_nobody_takes(siege: Siege) -> None:
     siege.others_are_well()
     assert siege.victim.rss_bytes - before < 16 * MIB
     assert not unknown_peer.is_over
-    with siege.counted(recv_queued=0):  # what a vanished peer pinged is nobody's
+    with siege.counted(recv_queued=0):  # what a vanished peer pinged has no owner
         unknown_peer.vanish()
 
 
@@ -74,8 +74,8 @@ def test_pings_are_answered_by_as_many_pongs(siege: Siege) -> None:
 # -- who takes nothing
 
 
-def test_who_never_posts_a_receive_stops_only_his_own(siege: Siege) -> None:
-    """His messages wait up to the socket's buffer; once he takes them each comes once."""
+def test_a_peer_that_never_posts_a_receive_stops_its_own_alone(siege: Siege) -> None:
+    """Its messages wait up to the socket's buffer; once it takes them each comes once."""
     unknown_peer = siege.connected(receives=0)
     payload = (b"\x5a" * 4000).hex()
     sent = siege.victim.ask("send", target=unknown_peer.address, payload=payload, count=1000)
@@ -136,7 +136,7 @@ def test_half_a_message_costs_its_length_and_no_more(siege: Siege) -> None:
 
 
 def test_messages_for_a_full_mailbox_wait_at_their_sender(siege: Siege) -> None:
-    """A peer that passes over our map fills the mailbox up to its hard bound, then he waits."""
+    """A peer that passes over our map fills the mailbox up to its hard bound, then it waits."""
     unknown_peer = siege.connected()
     payload = b"\xc3" * 4096 * 8
     frames = [
@@ -154,7 +154,7 @@ def test_messages_for_a_full_mailbox_wait_at_their_sender(siege: Siege) -> None:
     assert siege.victim.ask("paths")[f"{unknown_peer.address}/0"]["up"]
 
 
-def test_messages_to_ports_that_nobody_has(siege: Siege) -> None:
+def test_messages_to_unbound_ports(siege: Siege) -> None:
     unknown_peer = siege.connected()
     frames = [
         message(b"scan", sequence=1 + port, target_port=10_000 + port)[0] for port in range(3000)

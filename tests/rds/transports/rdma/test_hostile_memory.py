@@ -1,6 +1,6 @@
 """Reads, writes and atomic operations without the right to: refused, nothing touched.
 
-A wrong key or place costs the connection. A key is good for whoever was told it, unless its region
+A wrong key or place costs the connection. Each peer that knows a key may use it, unless its region
 is for one destination.
 """
 
@@ -147,7 +147,7 @@ def test_keys_that_are_over_are_refused(siege: Siege, region: tuple[int, int], w
 
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_of_others_are_refused(siege: Siege, way: str) -> None:
-    """Of the neighbour's regions, and of memory of connections, which nobody was told."""
+    """Of the neighbour's regions, and of memory of connections, whose keys were not told."""
     _, cookie = siege.neighbour.ask("region", byte_count=SIZE)
     refused(siege, way, cookie)
     assert siege.neighbour.ask("content", number=0) == (CANARY * (SIZE + 2 * GUARD_BYTES)).hex()
@@ -195,7 +195,7 @@ def test_a_region_for_one_use_is_over_with_the_message_that_says_so(siege: Siege
 
 
 def test_who_says_that_keys_were_used_ends_only_regions_for_one_use(siege: Siege) -> None:
-    """An extension names any key: guesses are nobody's business, other regions stay."""
+    """An extension names any key: guesses belong to none business, other regions stay."""
     number, cookie = siege.victim.ask("region", byte_count=SIZE)
     rng = random.Random(1)
     unknown_peer = siege.connected()

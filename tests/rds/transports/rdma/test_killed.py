@@ -196,7 +196,7 @@ class Survivor:
 def surviving(device: str, *, is_lower: bool) -> Iterator[Survivor]:
     address = subnet()
     here, there = (address(1), address(2)) if is_lower else (address(2), address(1))
-    before = process.use(None)  # type: ignore[arg-type]  # whoever had it has it again
+    before = process.use(None)  # type: ignore[arg-type]  # its holder has it again
     made = Survivor(device, here, there)
     try:
         yield made

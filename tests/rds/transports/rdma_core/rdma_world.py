@@ -38,7 +38,7 @@ SECOND = 1_000 * MS
 LOW, HIGH = IPv4Address("127.0.0.1"), IPv4Address("127.0.0.2")
 LATENCY_NS = (50 * US, 2 * MS)
 REPORT_NS = 300 * US  # until the control thread hears of something, at most
-LOSS_NS = 1 * SECOND  # until a connection manager knows that nobody answers
+LOSS_NS = 1 * SECOND  # until a connection manager knows that no peer answers
 SILENCE_NS = 2 * SECOND  # until a device knows that its peer is gone
 
 
@@ -156,7 +156,7 @@ class Node:
         return [action for action in self.log if isinstance(action, kind)]
 
     def crash(self, *, silent: bool = False) -> None:
-        """End as a process does, or as a host does: then nobody is told for a while."""
+        """End as a process does, or as a host does: then no peer is told for a while."""
         for end in list(self._ends.values()):
             self._close(end, silent=silent)
         self.is_alive = False
@@ -229,7 +229,7 @@ class Node:
         key, end, numbers = action.key, self._ends[action.number], self.numbers[action.key]
         assert key not in self.attached, "two connections of one peer"
         assert end.twin is not None
-        if not (self.is_linux or end.twin.node.is_linux):  # else nobody can tell lives apart
+        if not (self.is_linux or end.twin.node.is_linux):  # else generations cannot be told apart
             assert action.acknowledged <= numbers.sent, "acknowledges what another generation sent"
             life = end.twin.node.generation
             is_new = numbers.life not in (None, life)

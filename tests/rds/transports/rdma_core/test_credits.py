@@ -1,4 +1,4 @@
-"""Flow control: who may send, what is granted, and why nobody waits for ever."""
+"""Flow control: who may send, what is granted, and why no side waits for ever."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def test_reports_about_what_has_ended_are_ignored() -> None:
         bench.establish(1, bench.data(generation=4))
 
 
-def test_an_attempt_of_which_nobody_hears_is_abandoned() -> None:
+def test_an_attempt_without_an_answer_is_abandoned() -> None:
     bench = Bench()
     bench.want()
     assert bench.wait(30 * SECOND - 1) == []
@@ -58,7 +58,7 @@ def test_a_request_ends_the_wait_for_our_next_attempt() -> None:
     assert bench.wait(2 * SECOND) == []
 
 
-def test_an_answer_of_which_nobody_hears_is_abandoned_and_nobody_seeks() -> None:
+def test_an_answer_without_an_echo_is_abandoned_and_neither_side_reconnects() -> None:
     bench = Bench()
     bench.request(generation=4)
     assert bench.wait(100 * SECOND) == [Abandon(TO_HIGH, REQUEST)]

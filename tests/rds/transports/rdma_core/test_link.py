@@ -68,7 +68,7 @@ class FakePath:
         self.wrong_keys = 0
 
     def finish_pass(self) -> None:
-        """Nobody waits."""
+        """No thread waits."""
 
     def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         assert not link.is_over, "the end of a connection must not outrun its reason"

@@ -45,6 +45,6 @@ def test_a_buffer_is_its_owners_again_when_the_operation_has_ended(
         assert operation.status is RdmaStatus.SUCCESS
         side.ended.clear()
         del operation
-        buffer.append(0)  # BufferError while anybody holds a view of it
+        buffer.append(0)  # BufferError while a view of it exists
     finally:
         gc.enable()

@@ -226,7 +226,7 @@ def test_a_map_of_another_length_is_counted_and_ignored(side: Side, byte_count: 
 
 
 def test_another_flag_beside_makes_it_no_map(side: Side) -> None:
-    """Kernel parity: the comparison is exact; ports 0 and 0 are nobody's."""
+    """Kernel parity: the comparison is exact; ports 0 and 0 belong to none."""
     flags = CONG_BITMAP | ACK_REQUIRED
     assert side.receive(*frames(1, bytes(8192), flags=flags, source_port=0, target_port=0)) is None
     assert side.maps == side.got == []

@@ -137,7 +137,7 @@ def test_a_connection_that_lasted_is_sought_at_once() -> None:
 
 
 def test_protocol_errors_are_not_hammered() -> None:
-    """Whoever connects: on average, half a second passes between them."""
+    """Whichever side connects: on average, half a second passes between them."""
     bench = Bench()
     count, now_ns = 0, NOW
     for number in range(REQUEST, REQUEST + 2000):

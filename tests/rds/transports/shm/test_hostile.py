@@ -169,7 +169,7 @@ def test_bytes_that_are_no_header_end_the_stream(lab: Lab, node: Node) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed: int) -> None:
+def test_scribbling_over_everything_harms_no_other_peer(lab: Lab, node: Node, seed: int) -> None:
     rng = random.Random(seed)
     hostile = Hostile(lab, 1, node)
     assert hostile.greet() == shm.ANSWER
@@ -187,7 +187,7 @@ def test_scribbling_over_everything_harms_nobody_else(lab: Lab, node: Node, seed
     hostile.close()
 
 
-def test_a_flood_of_bells_is_only_that(lab: Lab, node: Node) -> None:
+def test_a_flood_of_doorbells_is_only_that(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
     assert hostile.greet() == shm.ANSWER
     hostile.line.setblocking(False)

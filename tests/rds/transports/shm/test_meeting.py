@@ -57,7 +57,7 @@ def as_unknown_peer(act: Callable[[], socket.socket]) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def test_nobody_listens() -> None:
+def test_without_a_listener() -> None:
     assert shm.connect(PEER, PORT) is None
 
 

@@ -90,7 +90,7 @@ class Lab:
         return peer
 
     def connect(self, host: int, target: str) -> socket.socket:
-        """Connect to a node by TCP from a host, whoever it is."""
+        """Connect to a node by TCP from any host."""
         with self.inside(host):
             source = (self.address(host), 0)
             return socket.create_connection((target, RDS_TCP_PORT), 2.0, source)

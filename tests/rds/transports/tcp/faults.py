@@ -63,7 +63,7 @@ def unacknowledged(stream: socket.socket) -> int:
 
 @contextmanager
 def silent_host(address: str, port: int) -> Iterator[None]:
-    """Have nobody answer who wants to connect there: a full backlog drops what comes."""
+    """Leave attempts to connect there without an answer: a full backlog drops what comes."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener, ExitStack() as ending:
         listener.bind((address, port))

@@ -3,7 +3,7 @@
 `python -m tests.rds.transports.tcp.siege NAME TARGET HOW_MANY` attacks until its input ends, as
 fast as one
 process can, unless the name of the attack says a rate. A `Siege` is the victim, its neighbour, and
-whoever attacks.
+whatever attacks.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def many_connections() -> None:
 
 
 def many_messages() -> None:
-    """Print what a million messages to a port that nobody has cost."""
+    """Print what a million messages to an unbound port cost."""
     siege = _siege()
     victim = siege.victim
     data = small_frames(UNBOUND_PORT)

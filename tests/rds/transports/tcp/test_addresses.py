@@ -99,7 +99,7 @@ def test_a_peer_that_allows_us_is_refused_until_we_allow_it(start: Start, allow:
     assert other.ask("collect", count=1, wait_s=5.0)[0] == ["0"]
 
 
-def test_any_allows_everybody(start: Start) -> None:
+def test_any_allows_all_networks(start: Start) -> None:
     exchange(start(ONE, environ={"URDS_ALLOW": "any"}), start(OTHER, allow=["any"]))
 
 

@@ -1,4 +1,4 @@
-"""Connections on which nobody answers: TCP would repeat for a quarter of an hour, we begin anew."""
+"""Connections without an answer: TCP would retransmit for a quarter of an hour, we begin anew."""
 
 from __future__ import annotations
 

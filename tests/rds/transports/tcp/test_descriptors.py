@@ -48,7 +48,7 @@ def test_half_of_the_descriptors_stay_the_programs(lab: Lab) -> None:
         node.close()
 
 
-def test_bytes_that_nobody_read_yet_keep_a_stream() -> None:
+def test_bytes_not_read_yet_keep_a_stream() -> None:
     """A kernel's system was told that they are here, so it would not send them again."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = socket.create_connection(listener.getsockname())

@@ -169,8 +169,8 @@ def test_any_bytes_leave_a_node_process_well(lab: Lab) -> None:
 # -- connections
 
 
-def test_a_flood_of_slow_connections_keeps_nobody_out(lab: Lab) -> None:
-    """How soon an honest peer is let in meanwhile is measured by hand; here, that he is."""
+def test_a_flood_of_slow_connections_keeps_no_peer_out(lab: Lab) -> None:
+    """How soon an honest peer is accepted meanwhile is measured by hand; here, that it is."""
     with besieged(lab) as (node, neighbour):
         before, descriptors = node.rss_bytes, node.descriptor_count
         began_s = time.monotonic()
@@ -214,7 +214,7 @@ def test_from_half_of_the_unknown_peers_on_they_wait_for_their_first_header(lab:
 
 
 def test_who_passes_over_congestion_fills_no_memory(lab: Lab) -> None:
-    """He is not read any more beyond the hard bound; other ports of the node are."""
+    """It is not read any more beyond the hard bound; other ports of the node are."""
     with besieged(lab, buffer_bytes=BUFFER_BYTES) as (node, neighbour):
         before = node.rss_bytes
         with under_way("congested", node.address, 1):

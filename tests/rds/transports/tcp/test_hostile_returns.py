@@ -46,7 +46,7 @@ def leave(connection: socket.socket, node: Node) -> None:
 
 
 def evict(lab: Lab, node: Node, host: int) -> None:
-    """Have somebody else take the only place."""
+    """Have another peer take the only place."""
     evicted = node.counters["evicted"]
     for _ in range(200):
         connection = lab.connect(OTHER, node.address)

@@ -87,7 +87,7 @@ def break_with_unread_bytes(lab: Lab, order: str) -> list[bytes]:
 
 @pytest.mark.rule("wire-own-reliability", "rds7-reliable-in-order")
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_tcp_acknowledged_and_nobody_read_goes_again(lab: Lab, order: str) -> None:
+def test_what_tcp_acknowledged_and_was_not_read_goes_again(lab: Lab, order: str) -> None:
     assert break_with_unread_bytes(lab, order) == SENT
 
 
@@ -346,7 +346,7 @@ def test_a_closed_node_leaves_no_connection_behind(lab: Lab, order: str) -> None
         wait_until(lambda: not one.is_connected(lab.address(2)), wait_s=1.0)
 
 
-def test_nobody_greets_a_peer_while_the_streams_end(
+def test_no_peer_is_greeted_while_the_streams_end(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that comes back at once would hand its messages to a node about to die."""

@@ -225,7 +225,7 @@ def break_with_nothing_arrived(node: Node, peer: KernelPeer) -> list[bytes]:
     make_deaf(peer.connection)
     send_to_kernel(node, peer, SENT)
     wait_until(lambda: node.row(peer.address).unacknowledged_messages in (0, len(SENT)))
-    peer.run_for(0.05)  # whoever frees too early has done so by now
+    peer.run_for(0.05)  # a node that frees too early has done so by now
     with node.frozen():
         peer.break_connection()
         wait_until(lambda: not node.is_connected(peer.address))

@@ -212,7 +212,7 @@ def reboot_with_our_messages_in_flight(lab: Lab, order: str, release: Release) -
     send_to_node(peer, [b"from the restart"])
     reconnect_deaf(node, peer)
     peer.run_until(lambda: node.counters["peer_restarted"] > 0)
-    peer.run_for(0.05)  # whoever drops messages for it has done so by now
+    peer.run_for(0.05)  # a node that drops messages for it has done so by now
     peer.break_connection()
     got = arrived(peer, len(SENT), wait_s=1.0)
     assert [one.sequence for one in peer.received] == numbers[: len(got)]
