@@ -155,7 +155,7 @@ class Judge:
                 self.demand(not is_there, lambda: f"{where} used a region that is still there")
 
     def _check_gap(self, flow: Flow, sent: Sent, mailbox: Mailbox) -> None:
-        """A socket that was there before must have got everything in between."""
+        """Check that a socket that was there before has got everything in between."""
         if mailbox is flow.came_to or (flow.came_to is None and mailbox is flow.first_target):
             self.check_missing(flow, flow.came + 1, sent.number)
 
