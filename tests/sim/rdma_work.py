@@ -276,7 +276,7 @@ class Work:
         shift = region.fields_used[cell] * FIELD_BITS
         region.fields_used[cell] += 1
         memory = Memory(bytes(8))
-        kind = random.choice(["add", "masked add", "masked swap", "swap without effect"])
+        kind = random.choice(["add", "masked add", "masked swap", "unequal swap"])
         is_compare = kind.endswith("swap")
         masks = {
             "add": {"operand": 1 << shift},
@@ -287,7 +287,7 @@ class Work:
                 "compare_mask": FIELD_MASK << shift,
                 "swap_mask": FIELD_MASK << shift,
             },
-            "swap without effect": {"operand": ALL_ONES, "swap": 1 << shift},
+            "unequal swap": {"operand": ALL_ONES, "swap": 1 << shift},
         }[kind]
         operation = AtomicOperation(
             key=region.cookie & 0xFFFF_FFFF,
@@ -306,7 +306,7 @@ class Work:
             and one.told is RdmaStatus.SUCCESS
         )
         return Asked(
-            operation, memory, region, cell, shift=shift, changes=kind != "swap without effect",
+            operation, memory, region, cell, shift=shift, changes=kind != "unequal swap",
             done_before=done,
         )  # fmt: skip
 
