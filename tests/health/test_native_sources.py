@@ -54,6 +54,30 @@ def _may_be_unsafe(path: Path) -> bool:
     return inside[0] == "pymodule" or "sys" in inside or path.name == "sys.rs"
 
 
+def test_models_test_the_sources_of_the_plane() -> None:
+    """`native/loom` and `native/fuzz` are workspaces of their own, so no build of the plane sees them."""
+    shared = re.compile(r'#\[path = "([^"]+)"\][^;]*?\bmod (\w+);')
+    used = re.compile(r"\buse urds_(?:loom|fuzz)::(\w+)::(?:\{([^}]*)\}|(\w+));")
+    wrong = []
+    for workspace in ("loom", "fuzz"):
+        folder = ROOT / "native" / workspace
+        modules = {
+            name: folder / "src" / path
+            for path, name in shared.findall((folder / "src" / "lib.rs").read_text("utf-8"))
+        }
+        wrong += [f"{path} of {workspace}" for path in modules.values() if not path.is_file()]
+        for test in sorted((folder / "tests").glob("*.rs")):
+            for module, several, one in used.findall(test.read_text("utf-8")):
+                path = modules.get(module, folder / "src" / f"{module}.rs")
+                source = path.read_text("utf-8") if path.is_file() else ""
+                wrong += [
+                    f"{test.name}: {module}::{name}"
+                    for name in re.findall(r"\w+", several or one)
+                    if not re.search(rf"\bpub \w+ {name}\b", source)
+                ]
+    assert wrong == []
+
+
 def test_the_path_forbids_unsafe_altogether() -> None:
     assert "#![forbid(unsafe_code)]" in (rust_sources.CRATES / "path/src/lib.rs").read_text()
 

@@ -103,7 +103,7 @@ impl Ring {
         loop {
             let has_ended = Reader::has_ended(&self.control);
             let mut bytes = [0; 4];
-            let read = reader.read(self, &mut bytes, &mut [], &mut ring_writer);
+            let read = reader.read(self, &mut bytes, &mut [], &mut ring);
             let taken = read.expect("an honest writer");
             got.extend(&bytes[..taken]);
             if taken > 0 {
@@ -177,7 +177,10 @@ fn make_room() {
         let read = reader.read(ring, &mut bytes, &mut [], &mut ring_writer);
         assert_eq!(read, Ok(2));
         told.join().expect("no panic");
-        assert_eq!(reader.read(ring, &mut bytes, &mut [], &mut ring_writer), Ok(1));
+        assert_eq!(
+            reader.read(ring, &mut bytes, &mut [], &mut ring_writer),
+            Ok(1)
+        );
         assert_eq!(bytes, [3, 2]);
     });
 }

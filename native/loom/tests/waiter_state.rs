@@ -1,11 +1,11 @@
-//! One waiter, one who tells it, and what lies between.
+//! One waiter, a thread that notifies it, and what lies between.
 //!
 //! The lock, the futex and the kick are models.
 
 use loom::sync::atomic::Ordering;
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread;
-use urds_loom::word::{Wake, Word};
+use urds_loom::waiter_state::{WaiterState, Wake};
 
 /// What the plane's lock guards.
 #[derive(Default)]
@@ -16,10 +16,10 @@ struct State {
 
 struct Plane {
     state: Mutex<State>,
-    word: Word,
-    /// The kernel's lock of the futex, under which it compares the word once more.
-    gate: Mutex<()>,
-    gate_opens: Condvar,
+    doing: WaiterState,
+    /// The kernel's lock of the futex, under which it compares the value once more.
+    futex: Mutex<()>,
+    unparked: Condvar,
     kick: Mutex<bool>,
     kicked: Condvar,
 }
@@ -29,9 +29,9 @@ impl Plane {
     fn new() -> &'static Self {
         Box::leak(Box::new(Self {
             state: Mutex::new(State::default()),
-            word: Word::new(),
-            gate: Mutex::new(()),
-            gate_opens: Condvar::new(),
+            doing: WaiterState::new(),
+            futex: Mutex::new(()),
+            unparked: Condvar::new(),
             kick: Mutex::new(false),
             kicked: Condvar::new(),
         }))
@@ -41,11 +41,11 @@ impl Plane {
         self.state.lock().expect("no thread panics")
     }
 
-    /// futex(2): sleep if the word is still so.
-    fn sleep_at_gate(&self, doing: u32) {
-        let gate = self.gate.lock().expect("no thread panics");
-        if self.word.atomic().load(Ordering::SeqCst) == doing {
-            drop(self.gate_opens.wait(gate).expect("no thread panics"));
+    /// futex(2): sleep if the value is still so.
+    fn sleep_parked(&self, value: u32) {
+        let guard = self.futex.lock().expect("no thread panics");
+        if self.doing.atomic().load(Ordering::SeqCst) == value {
+            drop(self.unparked.wait(guard).expect("no thread panics"));
         }
     }
 
@@ -58,13 +58,13 @@ impl Plane {
         *kick = false;
     }
 
-    /// Bring a message and tell the waiter, as `Waiters::tell` and `Wakes::deliver` do.
-    fn tell(&self) {
+    /// Bring a message and notify the waiter, as `Waiters::tell` and `Wakes::deliver` do.
+    fn notify(&self) {
         let mut state = self.lock();
         state.message = true;
         let is_listed = std::mem::take(&mut state.listed);
         let wake = if is_listed {
-            self.word.notify()
+            self.doing.notify()
         } else {
             Wake::Needless
         };
@@ -79,21 +79,21 @@ impl Plane {
                 *self.kick.lock().expect("no thread panics") = true;
                 self.kicked.notify_all();
             }
-            Wake::Gate => {
-                drop(self.gate.lock().expect("no thread panics"));
-                self.gate_opens.notify_all();
+            Wake::Parked => {
+                drop(self.futex.lock().expect("no thread panics"));
+                self.unparked.notify_all();
             }
         }
     }
 }
 
-/// Let one thread wait and another tell it.
+/// Let one thread wait and another notify it.
 fn meet(waits: fn(&Plane)) {
     loom::model(move || {
         let plane = Plane::new();
-        let teller = thread::spawn(|| plane.tell());
+        let notifier = thread::spawn(|| plane.notify());
         waits(plane);
-        teller.join().expect("no panic");
+        notifier.join().expect("no panic");
     });
 }
 
@@ -101,19 +101,19 @@ fn follow(plane: &Plane) {
     loop {
         let mut state = plane.lock();
         if state.message {
-            plane.word.stand();
+            plane.doing.stand();
             return;
         }
         state.listed = true;
-        plane.word.park();
+        plane.doing.park();
         drop(state);
-        if let Ok(doing) = plane.word.parked_value() {
-            plane.sleep_at_gate(doing);
+        if let Ok(value) = plane.doing.parked_value() {
+            plane.sleep_parked(value);
         }
     }
 }
 
-/// The same, but it says that it sleeps after it has released the lock.
+/// The same, but it notes that it parks after it has released the lock.
 fn follow_late(plane: &Plane) {
     loop {
         let mut state = plane.lock();
@@ -122,14 +122,14 @@ fn follow_late(plane: &Plane) {
         }
         state.listed = true;
         drop(state);
-        plane.word.park();
-        if let Ok(doing) = plane.word.parked_value() {
-            plane.sleep_at_gate(doing);
+        plane.doing.park();
+        if let Ok(value) = plane.doing.parked_value() {
+            plane.sleep_parked(value);
         }
     }
 }
 
-/// The same, but it sleeps whatever the word says.
+/// The same, but it sleeps whatever its state is.
 fn follow_blindly(plane: &Plane) {
     loop {
         let mut state = plane.lock();
@@ -137,10 +137,10 @@ fn follow_blindly(plane: &Plane) {
             return;
         }
         state.listed = true;
-        plane.word.park();
+        plane.doing.park();
         drop(state);
-        let (Ok(doing) | Err(doing)) = plane.word.parked_value();
-        plane.sleep_at_gate(doing);
+        let (Ok(value) | Err(value)) = plane.doing.parked_value();
+        plane.sleep_parked(value);
     }
 }
 
@@ -148,52 +148,52 @@ fn lead(plane: &Plane) {
     loop {
         let mut state = plane.lock();
         if state.message {
-            plane.word.stand();
+            plane.doing.stand();
             return;
         }
         state.listed = true;
-        plane.word.sit_in_poll();
+        plane.doing.sit_in_poll();
         drop(state);
         plane.sleep_in_poll();
-        plane.word.rise();
+        plane.doing.rise();
     }
 }
 
-/// Look at the word for a while before the first sleep, as who polls busily does.
+/// Look at the state for a while before the first sleep, as a busy poll does.
 fn lead_awake(plane: &Plane) {
     let mut state = plane.lock();
     state.listed = !state.message;
-    plane.word.sit_awake();
+    plane.doing.sit_awake();
     drop(state);
-    if plane.word.is_notified() {
-        assert!(plane.lock().message, "it is told of nothing");
+    if plane.doing.is_notified() {
+        assert!(plane.lock().message, "it is notified of nothing");
     }
     lead(plane);
 }
 
-/// Leave for a signal, which comes at any moment; who was told knows it and passes it on.
-fn leave(plane: &Plane, rise: fn(&Word)) {
+/// Leave for a signal, which comes at any moment; a notified waiter knows it and passes it on.
+fn leave(plane: &Plane, rise: fn(&WaiterState)) {
     let mut state = plane.lock();
     if state.message {
         return;
     }
     state.listed = true;
-    plane.word.sit_in_poll();
+    plane.doing.sit_in_poll();
     drop(state);
-    rise(&plane.word);
+    rise(&plane.doing);
     let state = plane.lock();
-    let was_told = !state.listed;
-    assert_eq!(plane.word.stand(), was_told, "no thread passes it on");
+    let was_notified = !state.listed;
+    assert_eq!(plane.doing.stand(), was_notified, "no thread passes it on");
 }
 
 #[test]
-fn a_follower_that_is_told_wakes() {
+fn a_follower_that_is_notified_wakes() {
     meet(follow);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn to_sit_down_after_the_lock_is_found() {
+fn to_park_after_the_lock_is_found() {
     meet(follow_late);
 }
 
@@ -204,7 +204,7 @@ fn to_sleep_when_notified_is_found() {
 }
 
 #[test]
-fn a_leader_that_is_told_wakes() {
+fn a_leader_that_is_notified_wakes() {
     meet(lead);
 }
 
@@ -214,12 +214,12 @@ fn a_leader_that_looked_before_it_sleeps_wakes() {
 }
 
 #[test]
-fn who_was_told_and_rises_knows_it() {
-    meet(|plane| leave(plane, Word::rise));
+fn a_waiter_that_was_notified_and_rises_knows_it() {
+    meet(|plane| leave(plane, WaiterState::rise));
 }
 
 #[test]
 #[should_panic(expected = "no thread passes it on")]
 fn to_rise_by_a_store_is_found() {
-    meet(|plane| leave(plane, |word| word.atomic().store(0, Ordering::SeqCst)));
+    meet(|plane| leave(plane, |doing| doing.atomic().store(0, Ordering::SeqCst)));
 }
