@@ -9,7 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)$")
-LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]*))?\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+NAMED = re.compile(r'<a id="([\w-]+)">')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,17 @@ def all_blocks() -> list[Block]:
     return [block for page in pages() for block in _read(page)]
 
 
-def links(page: Path) -> Iterator[str]:
-    """Yield the targets of a page's links, without their anchors."""
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield target and anchor of each link of a page; a link within the page has no target."""
     for found in LINK.finditer(page.read_text(encoding="utf-8")):
-        yield found["target"]
+        yield found["target"], found["anchor"] or ""
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: what it names, and its headings as GitHub spells them."""
+    text = page.read_text(encoding="utf-8")
+    headings = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
+    return {*NAMED.findall(text), *(heading.strip().replace(" ", "-") for heading in headings)}
 
 
 def environment() -> dict[str, str]:

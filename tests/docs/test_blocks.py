@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block, all_blocks, blocks, environment, links, pages
+from tests.docs.pages import Block, all_blocks, anchors, blocks, environment, links, pages
 
 RUN_S_MAX = 60
 LANGUAGES = {"python", "console", "sh", "toml", "text"}
@@ -61,6 +61,11 @@ def test_a_block_says_what_it_is(block: Block) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Checks links inside the project; the others need a network."""
-    inner = [target for target in links(page) if "://" not in target]
-    assert [target for target in inner if not (page.parent / target).exists()] == []
+    """Checks links inside the project, with their anchors; the others need a network."""
+    inner = [link for link in links(page) if "://" not in link[0]]
+    assert [target for target, _ in inner if not (page.parent / target).exists()] == []
+    assert [
+        f"{target}#{anchor}"
+        for target, anchor in inner
+        if anchor and anchor not in anchors(page.parent / target if target else page)
+    ] == []

@@ -1,6 +1,7 @@
 """A citation of a page of this tree opens: the page is there, and so is the heading that it names.
 
-The form is one: `docs/reference/rds.md 3.4`, with more sections after commas, ranges with a hyphen.
+The form is one: `docs/reference/rds.md 3.4`, further sections after a comma or "and", a range with
+a hyphen.
 """
 
 import ast
@@ -16,7 +17,7 @@ from tests.health.sources import ROOT
 
 PAGES = ROOT / "docs" / "reference"
 SECTION = r"\d+(?:\.\d+)*(?:-\d+(?:\.\d+)*)?"
-CITATION = re.compile(rf"docs/reference/([\w-]*)(?:\.md((?:,? {SECTION}(?![\w.]\w))*))?")
+CITATION = re.compile(rf"docs/reference/([\w-]*)(?:\.md((?:,?(?: and)? {SECTION}(?![\w.]\w))*))?")
 HEADING = re.compile(r"^#{2,4} (\d+(?:\.\d+)*)\b", re.MULTILINE)
 PAGE = re.compile(r"(?<![\w./-])[\w./-]+\.md\b")
 # What a comment is wrapped with: a citation may begin a new line between its parts.
@@ -77,6 +78,7 @@ def test_every_page_that_the_product_names_is_there() -> None:
         "docs/reference/no.md 1",
         "docs/reference/rds.md 3.44",
         "docs/reference/rds.md 3.4, 99",
+        "docs/reference/rds.md 3.4 and 99",
         "docs/reference/rds.md 3.4-3.99",
     ],
 )
