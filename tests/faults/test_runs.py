@@ -74,7 +74,7 @@ def test_the_kernel_breaks_the_link_of_two_namespaces(name: str) -> None:
 @pytest.mark.reference
 @pytest.mark.parametrize(
     ("broken_rule", "wrong"),
-    [("repeats go in their old order", "lost"), ("a repeat keeps its number", "duplicated")],
+    [("retransmits keep their order", "lost"), ("a retransmit keeps its number", "duplicated")],
 )
 def test_a_plane_that_breaks_a_rule_is_seen(
     broken_rule: str, wrong: str, place: Loopback | Namespaces

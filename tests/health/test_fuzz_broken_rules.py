@@ -48,7 +48,7 @@ def _believe_late_reports(self: Connection, index: int, _: int) -> Any:
 
 
 RULES: dict[str, tuple[str, Patch]] = {
-    "a repeat carries the flag": ("rds_path", instead(outgoing, "_RETRANSMITTED", 0)),
+    "a retransmit carries the flag": ("rds_path", instead(outgoing, "_RETRANSMITTED", 0)),
     "what is not acknowledged is kept": (
         "rds_path",
         instead(Outgoing, "end_stream", _forget_everything),
@@ -57,7 +57,7 @@ RULES: dict[str, tuple[str, Patch]] = {
         "rds_path",
         instead(ControlBudget, "admits", lambda *_, **__: True),
     ),
-    "repeats are dropped": ("rds_pair", around(Incoming, "_accept_or_drop", _take_repeats)),
+    "retransmits are dropped": ("rds_pair", around(Incoming, "_accept_or_drop", _take_repeats)),
     "half a message dies with its stream": ("rds_pair", instead(Incoming, "end_stream", nothing)),
     "only what is in the inbox is acknowledged": (
         "rds_pair",

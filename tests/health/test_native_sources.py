@@ -55,7 +55,7 @@ def _may_be_unsafe(path: Path) -> bool:
 
 
 def test_models_test_the_sources_of_the_plane() -> None:
-    """`native/loom` and `native/fuzz` are workspaces of their own, so no build of the plane sees them."""
+    """No build of the plane compiles `native/loom` and `native/fuzz`, workspaces of their own."""
     shared = re.compile(r'#\[path = "([^"]+)"\][^;]*?\bmod (\w+);')
     used = re.compile(r"\buse urds_(?:loom|fuzz)::(\w+)::(?:\{([^}]*)\}|(\w+));")
     wrong = []

@@ -1,6 +1,6 @@
 """A node of ours: the real control core and the real path cores, under a simulated shell.
 
-The shell does what `dataplane.reference.stream_path` and `driver` do with threads and sockets: it
+The shell does what `rds.plane.python.stream_path` and `rds.runtime` do with threads and sockets: it
 reads and writes streams, keeps events for a control thread that looks late, carries actions out.
 """
 

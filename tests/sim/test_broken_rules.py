@@ -167,9 +167,9 @@ KERNEL_LOW, KERNEL_HIGH = {"kernels": {LOW: 6}}, {"kernels": {HIGH: 6}}
 
 BROKEN = [
     Broken("only what is in the receiver's queue is acknowledged", _acknowledge_one_too_many),
-    Broken("a repeat carries the flag", instead(outgoing, "_RETRANSMITTED", 0)),
-    Broken("a repeat keeps its number", _renumber_repeats),
-    Broken("repeats go in their old order", before(Outgoing, "end_stream", _reverse)),
+    Broken("a retransmit carries the flag", instead(outgoing, "_RETRANSMITTED", 0)),
+    Broken("a retransmit keeps its number", _renumber_repeats),
+    Broken("retransmits keep their order", before(Outgoing, "end_stream", _reverse)),
     Broken("half a message dies with its stream", _keep_half_a_message),
     Broken(
         "towards a kernel TCP's acknowledgement frees, not the write", _free_at_write, KERNEL_LOW
@@ -184,7 +184,9 @@ BROKEN = [
         before(Incoming, "restart_peer", _reset_at_restart),
         RESTARTS,
     ),
-    Broken("a map tells the life", instead(Incoming, "_note_generation", nothing), CLOCKS_SET),
+    Broken(
+        "a map tells the generation", instead(Incoming, "_note_generation", nothing), CLOCKS_SET
+    ),
     Broken("a hello waits for the peer's first frame", _greet_at_once, CLOCKS_SET),
     Broken(
         "a kernel's restart is seen before the duplicate rule",
@@ -213,7 +215,7 @@ BROKEN = [
         instead(Connection, "_current", _any_stream_will_do),
         MANY_RESTARTS,
     ),
-    Broken("a lost path is looked for again", instead(Streams, "_reconnect_later", nothing)),
+    Broken("a lost path is reconnected", instead(Streams, "_reconnect_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),
 ]
 

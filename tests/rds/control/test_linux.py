@@ -97,7 +97,7 @@ def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
     assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
 
 
-def test_the_higher_side_call_back_requests_and_probes_at_once() -> None:
+def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
     assert actions(core) == [RequestCallBack(LOW)]

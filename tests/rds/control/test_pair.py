@@ -259,7 +259,7 @@ def test_a_new_lower_node_counts_the_paths_after_its_own_probe_is_answered() -> 
     assert core.npaths == 8
 
 
-def test_a_call_back_request_while_the_path_seems_up_dead_stream_probes_it() -> None:
+def test_a_call_back_request_probes_a_path_that_seems_up() -> None:
     world, low, high = pair()
     low.want(HIGH)
     world.run(SECOND)

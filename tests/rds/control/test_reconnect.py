@@ -85,7 +85,7 @@ def test_a_call_back_request_resets_the_wait() -> None:
     assert any(isinstance(action, Connect) for action in actions(core))
 
 
-def test_a_call_back_request_dead_stream_probes_what_seems_up() -> None:
+def test_a_call_back_request_probes_what_seems_up() -> None:
     core = up_as_lower()
     core.handle_accepted(9, 50000, SECOND)
     assert actions(core) == [Refuse(HIGH, 9), ProbeDeadStream(HIGH, 0)]
@@ -139,7 +139,7 @@ def test_with_nothing_waiting_the_delay_grows_on() -> None:
 
 
 @pytest.mark.rule("wire-reconnect")
-def test_the_higher_side_call_back_requests_again_and_again() -> None:
+def test_the_higher_side_requests_call_backs_again_and_again() -> None:
     core = connection(lower=False)
     core.handle_wanted(0, 0)
     times, now_ns = [], 0

@@ -1,7 +1,7 @@
 """A plane with a clock of the test's, and a path whose messages the test carries.
 
 The path is also the witness of the lock: each of its calls says whether it was made as the contract
-of `dataplane.message_transport` has it.
+of `rds.plane.message_transport` has it.
 """
 
 import os

@@ -70,7 +70,7 @@ class TestProbeWithGeneration:
     """linux v7.0 and later number their lives."""
 
     @pytest.mark.rule("wire-generation-two-failures")
-    def test_another_generation_is_a_new_life(self) -> None:
+    def test_another_generation_is_a_restart(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
         side.incoming.remember_generation(7)
         side.attach()
@@ -83,7 +83,7 @@ class TestProbeWithGeneration:
         assert side.incoming.restarted
 
     @pytest.mark.rule("wire-generation-two-failures")
-    def test_the_same_generation_is_the_same_life(self) -> None:
+    def test_the_same_generation_is_no_restart(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
         side.incoming.remember_generation(7)
         side.attach()

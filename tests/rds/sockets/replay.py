@@ -353,7 +353,7 @@ def set_receive_wait(sock: Any, microseconds: int) -> None:
 
 
 def pause() -> None:
-    """Let the helper judge congestion and tell the peer; see `dataplane.reference.inbox`.
+    """Let the progress thread find congestion and tell the peer; see `rds.plane.python.inbox`.
 
     Over RDMA a thread more has to run at each end before the peer knows.
     """

@@ -106,7 +106,7 @@ def test_a_request_of_an_own_node_takes_the_place_of_a_connection() -> None:
 # -- new lives
 
 
-def test_another_generation_is_a_new_life() -> None:
+def test_another_generation_is_a_restart() -> None:
     """What it acknowledges is of another generation too; we acknowledge nothing while in doubt."""
     bench = Bench()
     bench.join(generation=4)

@@ -225,7 +225,7 @@ def test_connections_have_the_options_of_linux(lab: Lab, order: str) -> None:
 
 @pytest.mark.rule("wire-connect-on-send")
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_higher_node_call_back_requests_and_a_lower_one_calls_back(lab: Lab, order: str) -> None:
+def test_a_higher_node_requests_a_call_back_from_a_lower_one(lab: Lab, order: str) -> None:
     node, peer = lab.pair(order)
     if order == "higher":
         send_to_kernel(node, peer, [b"wakes the kernel"])
