@@ -418,7 +418,8 @@ def dat_ep_recv_query(
     """Ask for the receive buffers at an endpoint; `ret, nbufs_allocated, bufs_alloc_span`.
 
     An output that is not wanted (a NULL pointer in C) is `None`; one that the provider does not
-    support is DAT_VALUE_UNKNOWN. Both are of one set of buffers. Source: docs/reference/dat.md 13.
+    support is DAT_VALUE_UNKNOWN. Both are of one set of buffers, with a shared receive queue those
+    taken from it for this endpoint: `verbs.engine.receives`. Source: docs/reference/dat.md 13.
     """
     endpoint = live(ep, Endpoint)
     for argument, wanted in ((2, want_nbufs), (3, want_span)):

@@ -235,9 +235,10 @@ class Endpoint(DatObject, kind=HandleType.EP):
     def recv_query(self) -> RecvInfo:
         """Return how many receive buffers the endpoint holds and over how many messages they reach.
 
-        Both are of one moment and one set of buffers, whatever completes meanwhile: one look at
-        counters that the engine keeps, under the lock that guards them. The span is never below
-        the count. A value that the provider does not support is `None`; without both,
+        With a shared receive queue these are the buffers taken from it for this endpoint, without
+        one those posted here; `verbs.engine.receives.ReceiveTracker` counts both. They are of one
+        moment and one set of buffers, whatever completes meanwhile. The span is never below the
+        count. A value that the provider does not support is `None`; without both,
         DatModelNotSupported is raised. Allowed in every state. Source: docs/reference/dat.md 13.
         """
         with self.lock:

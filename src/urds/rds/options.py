@@ -3,7 +3,9 @@
 A socket's options are one frozen record; setting one makes the next record, which the socket passes
 to its mailbox. Values are bytes in host order, as in C. A row says how its bytes become the value
 of a field and how the field becomes bytes again. Options that do something instead of holding a
-value (cancel, memory regions) have no field; sockets do them.
+value (cancel, memory regions) have no field; sockets do them. An option that the data plane obeys
+also has a field in `plane.contract.MailboxSettings`, which `Socket._mailbox_settings` fills and
+native/crates/pymodule/src/values.rs hands to Rust's.
 Source: linux v6.12 net/rds/af_rds.c, net/core/sock.c; docs/reference/rds.md 3.2; golden bytes of
 linux v6.1.
 """

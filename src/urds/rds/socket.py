@@ -138,7 +138,9 @@ class Socket(RdmaSocket):
     def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
         """Take one message and its source; what exceeds `payload_bytes_max` is discarded.
 
-        A notification comes as no bytes from None. Raises OSError: EAGAIN, ETIMEDOUT.
+        A notification comes as no bytes from None. A thread that blocks here reads the connections
+        of the process, or waits for the thread that does: `plane.python.waiting`. Raises OSError:
+        EAGAIN, ETIMEDOUT.
         """
         payload, _, _, source = self.recvmsg(payload_bytes_max, 0, flags)
         return payload, source

@@ -13,7 +13,11 @@ _S = 1_000 * _MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconnectSettings:
-    """What connections of a node share, over TCP and over RDMA."""
+    """What connections of a node share, over TCP and over RDMA.
+
+    The process sets them from the tunables `reconnect_min_delay_ms`, `reconnect_max_delay_ms` and
+    `reconnect_give_up_s` of `rds.settings`; `timers.Backoff` draws delays within these bounds.
+    """
 
     generation: int  # of this start, 1 to 2**32 - 1; another one at each start
     reconnect_delay_min_ns: int = 1 * _MS

@@ -43,7 +43,11 @@ Timers = Deadlines[TimerKey]  # in nanoseconds of the control thread's clock
 
 
 class Backoff:
-    """Delays of one path, or of one peer over RDMA."""
+    """Delays between connection attempts of one path, or of one peer over RDMA.
+
+    Each is at random below a span, which doubles from `min_ns` to the `max_ns` of the call. Both
+    bounds, and what reaches them from the tunables, are in `settings.ReconnectSettings`.
+    """
 
     __slots__ = ("_min_ns", "_random", "_span_ns")
 

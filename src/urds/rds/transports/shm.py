@@ -5,7 +5,8 @@ port. Names are abstract, so they are found where TCP's address is: in the same 
 The connecting side sends one greeting with the memory, sealed against shrinking; the accepting side
 checks it and answers; from then on the connection carries nothing but the doorbell, and its end is
 the end of the process. Both sides ask the system for the user of the other process. Any mismatch
-ends the connection, and the connecting side uses TCP.
+ends the connection, and the connecting side uses TCP. `runtime.shm_connect` decides when to connect
+and when to use TCP; the rings are native/crates/dataplane/src/ring.rs.
 """
 
 from __future__ import annotations
