@@ -46,7 +46,7 @@ _PathRow = tuple[
 _MessageRow = tuple[int, int, bytes, int, int, bytes, int, int]
 
 class Plane:
-    """The plane of a process; see `base.Plane`."""
+    """The plane of a process; see `contract.Plane`."""
 
     def __new__(
         cls,
@@ -132,7 +132,7 @@ class ShmStream:
     def close(self) -> None: ...
 
 class Mailbox:
-    """A bound socket; see `base.Mailbox`."""
+    """A bound socket; see `contract.Mailbox`."""
 
     def __new__(
         cls, plane: Plane, local: bytes, scope: int, port: int, settings: _Settings, /
@@ -186,7 +186,7 @@ class Mailbox:
     def close(self, linger_ns: int | None = None, /) -> None: ...
 
 class Path:
-    """One ordered stream to a peer; see `base.Path`."""
+    """One ordered stream to a peer; see `contract.Path`."""
 
     def __new__(
         cls,
@@ -206,7 +206,7 @@ class Path:
 
         With a `descriptor` (not -1: a plain TCP socket in non-blocking mode) the plane reads and
         writes that itself, and calls `close()` of `stream`, its owner, once it is done with it.
-        With -1 every call is a call of `stream`, a `base.Stream`.
+        With -1 every call is a call of `stream`, a `contract.Stream`.
         """
 
     def detach(self) -> object | None:

@@ -111,7 +111,7 @@ class Output:
             self.line(line)
 
     def record(self, record: object) -> None:
-        """Print one JSON object on a line of its own, for output without end."""
+        """Print one JSON object on a line of its own (JSON Lines), for output without end."""
         self._json(record)
 
     def document(self, document: object) -> None:

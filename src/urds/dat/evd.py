@@ -258,7 +258,7 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
     def attach(
         self, role: Role, owner: DatObject, flags: CompletionFlag = CompletionFlag.DEFAULT
     ) -> None:
-        """Let a stream feed the dispatcher; `flags` is the endpoint's attribute, for transfers.
+        """Add an event stream to the dispatcher; for transfers `flags` is the endpoint's attribute.
 
         Raises DatInvalidHandle: the flag of the role is missing. DatInvalidParameter: the streams
         cannot share a dispatcher (docs/reference/dat.md 4.1, sharing rules).
@@ -270,7 +270,7 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         owner.hold(self)
 
     def detach(self, role: Role, owner: DatObject) -> None:
-        """Let a stream feed the dispatcher no more. Its queued events stay."""
+        """Remove an event stream from the dispatcher; its queued events stay."""
         self._streams.remove(role, owner)
         owner.drop(self)
 

@@ -162,7 +162,7 @@ def timestamp(time_ns: int, *, new: bool = False) -> Ancillary:
 
 
 def latency(trace: tuple[tuple[int, int], ...]) -> Ancillary:
-    """Return up to three (position, nanoseconds) of a message's way through the receiver."""
+    """Return RDS_CMSG_RXPATH_LATENCY: up to three (receive-path position, nanoseconds) pairs."""
     unused = ((0, 0),) * (RDS_MSG_RX_DGRAM_TRACE_MAX - len(trace))
     positions, durations = zip(*trace, *unused, strict=True)
     return SOL_RDS, Cmsg.RXPATH_LATENCY, _LATENCY.pack(len(trace), *positions, *durations)

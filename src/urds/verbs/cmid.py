@@ -276,7 +276,7 @@ class CMID(Resource):
     # -- both sides
 
     def establish(self) -> None:
-        """Do nothing: the connection takes the queue pair to its states."""
+        """Do nothing, unlike rdma_establish: the connection moves the queue pair to RTR and RTS."""
 
     def disconnect(self) -> None:
         """End the connection; what is posted is flushed. Synchronous: wait for the peer."""

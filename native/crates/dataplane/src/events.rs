@@ -4,7 +4,7 @@ use urds_path::{DownReason, Extension};
 
 use crate::state::PathId;
 
-/// What `watch` waits for; the bits of `base.Interest`, which are those of poll.
+/// What `watch` waits for; the bits of `contract.Interest`, which are those of poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(pub u8);
 

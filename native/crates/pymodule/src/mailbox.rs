@@ -23,7 +23,7 @@ use crate::sys::Held;
 use crate::values::SettingsTuple;
 use crate::{errors, fast_calls, memory, values};
 
-/// See `base.Mailbox` and the stub.
+/// See `contract.Mailbox` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
 pub struct Mailbox {
     pub(crate) id: MailboxId,

@@ -17,7 +17,7 @@ use crate::plane::Plane;
 use crate::streams::{object_of, stream_of};
 use crate::{addresses, values};
 
-/// `base.Received`, field by field.
+/// `contract.Received`, field by field.
 pub type ReceivedTuple = (
     u64,
     Option<u64>,
@@ -27,7 +27,7 @@ pub type ReceivedTuple = (
     bool,
 );
 
-/// See `base.Path` and the stub.
+/// See `contract.Path` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
 pub struct Path {
     pub(crate) id: PathId,

@@ -36,7 +36,7 @@ struct Paths {
     closed: Vec<PathId>,
 }
 
-/// See `base.Plane` and the stub.
+/// See `contract.Plane` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
 pub struct Plane {
     pub(crate) shell: Arc<Shell>,

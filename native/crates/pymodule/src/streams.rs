@@ -54,7 +54,7 @@ pub struct TcpSocketStream {
     owner: Owner,
 }
 
-/// Any object that is a `base.Stream`.
+/// Any object that is a `contract.Stream`.
 pub struct ObjectStream {
     object: Py<PyAny>,
     descriptor: RawFd,

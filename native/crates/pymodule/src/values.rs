@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use urds_dataplane::mailbox::MailboxSettings;
 use urds_path::{DownReason, Extension, Hold, Limits, NO_EXTENSION, Release};
 
-/// `base.MailboxSettings`, field by field.
+/// `contract.MailboxSettings`, field by field.
 pub type SettingsTuple = (
     usize,
     usize,
@@ -51,7 +51,7 @@ pub fn settings(tuple: SettingsTuple) -> (MailboxSettings, Vec<i64>) {
     (settings, traces)
 }
 
-/// `base.Limits`, field by field.
+/// `contract.Limits`, field by field.
 pub fn limits(fields: [u64; 14]) -> Limits {
     let bytes = |field: usize| usize::try_from(fields[field]).unwrap_or(usize::MAX);
     Limits {

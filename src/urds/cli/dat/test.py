@@ -1,7 +1,7 @@
 """`urds dat test`: send, receive, RDMA write and read between two endpoints, with figures.
 
 The server waits for one client, which begins each step. Without `-s` and `-h` both run here, the
-server in a process of its own. Steps and figures: `dat_test_peer`.
+server in a process of its own. Steps and figures: `test_peer`.
 """
 
 from __future__ import annotations

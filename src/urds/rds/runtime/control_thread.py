@@ -1,7 +1,7 @@
 """The control thread: one loop over `plane.help`, one lock, one dispatch in each direction.
 
-Where the plane carries no RDMA, `driver.rdma` has another plane and thread for that, under the same
-lock and with the same addresses and ports.
+Where the plane carries no RDMA, `runtime.rdma` has another plane and thread for that, under the
+same lock and with the same addresses and ports.
 
 Reports of the plane go to the connection that they concern; actions of the local addresses are done
 in the order in which they come. This module holds no rule of the protocol. The control lock guards

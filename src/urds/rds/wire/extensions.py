@@ -79,7 +79,7 @@ _NO_DATA: Final = Layout("unknown extension", ">", size_bytes=0)
 
 
 def parse(data: bytes) -> tuple[Extension, ...]:
-    """Read the list in the order it stands. Raises WireError if there are not 16 bytes."""
+    """Parse the extension headers in wire order. Raises WireError if there are not 16 bytes."""
     if len(data) != EXTENSION_BYTES:
         raise WireError(f"extension space of {len(data)} bytes, not {EXTENSION_BYTES}")
     found: list[Extension] = []

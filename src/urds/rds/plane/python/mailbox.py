@@ -251,7 +251,7 @@ class Mailbox(Inbox):
             self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
 
     def refuse(self, destination: Destination, payload_bytes: int, port: int) -> None:
-        """Note that a destination has no room; it is notified once it has. Lock held."""
+        """Note that a destination has no room; its senders are notified when it has. Lock held."""
         self._map_news = False
         self.accounts.refuse(destination, payload_bytes, 1 << port % _GROUPS)
 

@@ -76,7 +76,7 @@ class Connect(ConnectionAction):
 
 @dataclass(frozen=True, slots=True)
 class Accept(ConnectionAction):
-    """Accept the request, with the private data of `offer`. Answer as to `Connect`."""
+    """Accept the peer's request, with the private data of `offer`; answered as `Connect` is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,7 +375,7 @@ class PeerMappings:
         if self._is_asked(reply):
             if not reply.region_bytes or reply.address + reply.region_bytes > _ADDRESS_END:
                 raise RemoteProtocolError(
-                    f"loan of {reply.region_bytes} bytes at {reply.address:#x}"
+                    f"mapping of {reply.region_bytes} bytes at {reply.address:#x}"
                 )
             self._mappings[reply.qpn, reply.rkey] = _MappedFile.make(descriptor, reply)
 
