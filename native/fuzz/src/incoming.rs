@@ -70,7 +70,7 @@ enum Flags {
 enum ExtensionKind {
     None,
     Generation(u8),
-    Life(u8),
+    MapGeneration(u8),
     Any([u8; 16]),
 }
 
@@ -297,7 +297,7 @@ impl Frame {
             ExtensionKind::Generation(generation) => {
                 bytes[..5].copy_from_slice(&[6, 0, 0, 0, generation % 4]);
             }
-            ExtensionKind::Life(map_generation) => {
+            ExtensionKind::MapGeneration(map_generation) => {
                 bytes = urds_path::extension::emit_generation(u32::from(map_generation % 4));
             }
             ExtensionKind::Any(any) => bytes = any,

@@ -1,4 +1,4 @@
-"""Interface adapters: one opening of a device, and all objects made from it.
+"""Interface adapters: one device context each, and all objects made from it.
 
 The adapter below (`urds.verbs.providers`) gives the lock, the keys, the clock and the way to wait;
 this object makes the others, hands on asynchronous events, and closes everything.
@@ -75,7 +75,7 @@ _WATERMARK_REASON: Final = 2  # of an endpoint as of a shared receive queue
 
 
 class InterfaceAdapter(DatObject, kind=HandleType.IA):
-    """One opening of a device. As a context manager it closes abruptly, so nothing is left."""
+    """One open device. As a context manager it closes abruptly, so nothing is left."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
         if evd is None:
             return
         # The dispatcher of an adapter that was opened earlier has its own lock. Locks are taken
-        # in the order of openings, newest first, so two adapters cannot wait for each other.
+        # newest adapter first, so two adapters cannot wait for each other.
         with evd.lock:
             if evd.live:
                 # Other events have reason 0 of their handle's kind.
@@ -376,7 +376,7 @@ def register(
     address: str | None = None,
     support: Support | None = None,
 ) -> ProviderInfo:
-    """Add an adapter to the registry of this process: `open_adapter` is called for each opening.
+    """Add an adapter to the registry of this process: each open calls `open_adapter`.
 
     `address` is the numeric IP address of the adapter, `None` its attribute of that name or
     loopback. For a simulated network: `register("sim-a", lambda: network.adapter("a"))`. Raises

@@ -69,7 +69,7 @@ class PortAttr:
     gid_tbl_len: int
     pkey_tbl_len: int
     max_msg_sz: int
-    udp_port: int = 0  # of this opening, for `AHAttr`; 0: the GID alone leads here
+    udp_port: int = 0  # of this context, for `AHAttr`; 0: the GID alone leads here
     lid: int = 0
     link_layer: int = 2  # Ethernet: addresses are GIDs
 

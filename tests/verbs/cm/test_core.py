@@ -397,7 +397,7 @@ def test_closing_tells_every_peer_once() -> None:
 
 
 def test_unknown_peers_cannot_speak_of_a_connection() -> None:
-    """Right numbers from another route, or of another opening, change nothing."""
+    """Right numbers from another route, or of another device context, change nothing."""
     world = connected()
     connection = world.left.events[0].connection
     goodbye = CmMessage(

@@ -44,7 +44,7 @@ pub fn defer(deferred: Deferred, bytes: usize) {
 
 /// Return whether the progress thread should return to Python to run deferred releases: many, or
 /// any before a long sleep. Other threads soon return by themselves.
-pub fn is_worth_a_visit(before_long_sleep: bool) -> bool {
+pub fn is_worth_a_return(before_long_sleep: bool) -> bool {
     let entries = BY_PROGRESS_THREADS.load(Relaxed);
     entries >= ENTRIES_MAX
         || BYTES_BY_PROGRESS_THREADS.load(Relaxed) >= BYTES_MAX
@@ -53,7 +53,7 @@ pub fn is_worth_a_visit(before_long_sleep: bool) -> bool {
 
 /// Run deferred releases, if there are any; no lock of ours held.
 #[inline]
-pub fn visit(py: Python<'_>) {
+pub fn drain(py: Python<'_>) {
     if FILLED.load(Relaxed) {
         empty(py);
     }

@@ -23,7 +23,7 @@ pub fn raise_later(error: PyErr) {
 ///
 /// Raises what a stream raised meanwhile.
 pub fn leave(py: Python<'_>) -> PyResult<()> {
-    deferred::visit(py);
+    deferred::drain(py);
     RAISED
         .with(|raised| raised.borrow_mut().take())
         .map_or(Ok(()), Err)

@@ -49,7 +49,7 @@ pub struct Plane {
 impl Plane {
     /// Begin a call: read the clock, if it is the caller's, and run deferred releases.
     pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<&Arc<Shell>> {
-        deferred::visit(py);
+        deferred::drain(py);
         if let Some(clock) = &self.clock {
             clock
                 .now_ns
@@ -310,12 +310,12 @@ impl Plane {
 
     fn fail(&self, py: Python<'_>) {
         py.detach(|| self.shell.fail());
-        deferred::visit(py);
+        deferred::drain(py);
     }
 
     fn release(&self, py: Python<'_>) {
         self.shell.release();
-        deferred::visit(py);
+        deferred::drain(py);
         self.forget_all(py);
     }
 

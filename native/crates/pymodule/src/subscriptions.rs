@@ -83,7 +83,7 @@ impl Subscription {
         if let Some(&place) = self.place.get() {
             self.shell.unsubscribe(self.mailbox, place, &self.listed);
         }
-        deferred::visit(py);
+        deferred::drain(py);
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it

@@ -181,7 +181,7 @@ class DatagramDevices:
     def emit(self) -> bytes:
         """Write 16 bytes and 12 for each device. Raises WireError if a field does not fit."""
         if len(self.bind_id) != BIND_ID_BYTES:
-            raise WireError(f"opening of {len(self.bind_id)} bytes, not {BIND_ID_BYTES}")
+            raise WireError(f"bind id of {len(self.bind_id)} bytes, not {BIND_ID_BYTES}")
         _check_count(len(self.device_ports))
         start = _START.pack(_MAGIC, _VERSION, len(self.device_ports), self.bind_id)
         return start + b"".join(_emit_device(device) for device in self.device_ports)

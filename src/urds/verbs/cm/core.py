@@ -65,7 +65,7 @@ _END_OF_LOSS: Final = {
     CmState.DREQ_SENT: CmEventKind.DISCONNECTED,
 }
 _REPEATED: Final = (CmState.REQ_SENT, CmState.REP_SENT, CmState.DREQ_SENT)
-RequestKey = tuple[bytes, int]  # the requester's opening, its id or its queue pair
+RequestKey = tuple[bytes, int]  # the requester's device context, its id or its queue pair
 
 
 def check_private_data(data: bytes) -> None:
@@ -89,7 +89,7 @@ class CmCore:
     def __init__(self, *, random: "Random", settings: CmSettings | None = None) -> None:
         self.settings = settings or CmSettings()
         self.stats = CmStats()
-        # A number of its own for each opening, as a node GUID tells adapters apart; a process
+        # A number of its own for each context, as a node GUID tells adapters apart; a process
         # that is started anew is another one.
         self.context_guid = random.randbytes(CONTEXT_GUID_BYTES)
         self._random = random

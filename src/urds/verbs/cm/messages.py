@@ -177,7 +177,7 @@ def _parse_reason(reason: int) -> dict[str, Any]:
         raise WireError(f"reason {reason} is unknown") from None
 
 
-# magic kind (1 reserved) private_bytes local_id remote_id opening
+# magic kind (1 reserved) private_bytes local_id remote_id context
 _HEADER: Final = Layout("connection message", ">4sBxHII8s", size_bytes=24)
 # qpn sequence_start mtu_bytes responder initiator retries rnr receive_order (3 reserved) qkey
 _OFFER_FORMAT: Final = "IIIBBBBB3xI"

@@ -391,8 +391,8 @@ class KeyTable:
         A window of kind 1 may be bound again, and length 0 unbinds it; one of kind 2 has to be
         invalidated first. Raises AccessError (MW_BIND_ERR); then nothing changes.
         """
-        if (refusal := self._bind_error(window, region, address, length, int(access))) is not None:
-            raise AccessError(f"memory window {window.rkey:#x}: {refusal}", WCStatus.MW_BIND_ERR)
+        if (problem := self._bind_error(window, region, address, length, int(access))) is not None:
+            raise AccessError(f"memory window {window.rkey:#x}: {problem}", WCStatus.MW_BIND_ERR)
         self._unbind(window)
         if length:
             window.region, window.address, window.length = region, address, length

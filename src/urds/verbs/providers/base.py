@@ -1,6 +1,6 @@
 """The contract of a verbs provider, which the objects of `urds.verbs` use.
 
-An *adapter* is one open device. It owns the lock, the keys and the queue pairs of that opening,
+An *adapter* is one open device. It owns the lock, the keys and the queue pairs of that context,
 moves their packets, and makes connections. An adapter and its engine objects are used with `lock`
 held; callbacks run with it held and must not wait.
 
@@ -164,11 +164,11 @@ class Adapter(ABC):
     """One open device."""
 
     attributes: DeviceAttributes
-    gid: bytes  # 16 bytes: names this opening to others
+    gid: bytes  # 16 bytes: names this device context to others
     keys: KeyTable
     lock: threading.RLock
     on_async_event: Callable[[EngineEvent], None]  # set by the Context; lock held
-    port: int = 0  # of this opening, where several share a GID: goes into their AddressVector
+    port: int = 0  # of this context, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
 
     # -- time and progress

@@ -59,7 +59,7 @@ SocketAddress = tuple[Any, ...]
 class UdpSettings:
     """Settings of the device."""
 
-    address: str = "127.0.0.1"  # whose GID the opening has; its datagrams leave from there
+    address: str = "127.0.0.1"  # the context has its GID; datagrams leave from there
     # Payload of a packet. None: 32 KiB inside the host, and what fits Ethernet elsewhere.
     mtu_bytes: int | None = None
     buffer_bytes: int = 4 << 20  # of each socket; the kernel may give less

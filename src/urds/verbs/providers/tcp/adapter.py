@@ -151,7 +151,7 @@ class TcpAdapter(ReactorAdapter):
         if qp is None or not is_idle or qp.qp_type is not QPType.RC:
             raise OSError(errno.EINVAL, "a connection takes an RC queue pair in RESET or INIT")
         if self._queue_pairs.get(qp.qpn) is not qp:
-            raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} belongs to another opening")
+            raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} belongs to another device context")
         if qp.qpn in self.owners:
             raise OSError(errno.EINVAL, f"queue pair {qp.qpn:#x} has a connection")
         for count in (parameters.responder_resources, parameters.initiator_depth):

@@ -18,7 +18,9 @@ def _descriptors_max() -> int:
 class TcpProviderSettings:
     """Settings of the device."""
 
-    address: str = "127.0.0.1"  # whose GID the opening has, and where its datagrams leave from
+    address: str = (
+        "127.0.0.1"  # whose GID the device context has, and where its datagrams leave from
+    )
     pending_ns: int = 5_000 * _MS  # for a whole MPA frame
     # Connections without one, and those of one host. A client that opens thousands of them looks
     # like a flood at first, so the bounds are high where there are descriptors for it.
