@@ -152,6 +152,8 @@ def occurrences(paths: Sequence[str] = (*CODE, *PROSE)) -> Iterator[Found]:
 def occurrences_in(text: str, place: str) -> Iterator[Found]:
     """Yield each retired word of one file."""
     names, prose = _lists(place)
+    if not _may_hold(f"{Path(place).stem} {text}", names):
+        return
     for piece in [_Piece(1, Path(place).stem, True), *_pieces(text, Path(place).suffix)]:
         if piece.is_name:
             yield from _in_name(piece, place, names)
@@ -230,6 +232,12 @@ def _lists(place: str) -> tuple[dict[str, Retired], dict[str, Retired]]:
             if retired.where is Where.PROSE:
                 prose[word] = retired
     return names, prose
+
+
+def _may_hold(text: str, names: dict[str, Retired]) -> bool:
+    """Tell whether any part of any word is retired: most files are done with that."""
+    parts = {part.lower() for part in set(_PART.findall(text))}
+    return any(word in parts or ("_" in word and word in text.lower()) for word in names)
 
 
 def _in_name(piece: _Piece, place: str, names: dict[str, Retired]) -> Iterator[Found]:
