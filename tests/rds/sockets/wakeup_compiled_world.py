@@ -18,9 +18,7 @@ import urds_native
 from tests.parity.planes import Remote
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Release
-from urds.rds.plane.native.mailbox import Mailbox
-from urds.rds.plane.native.path import Path
-from urds.rds.plane.native.plane import Plane
+from urds.rds.plane.native import Mailbox, Path, Plane
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)

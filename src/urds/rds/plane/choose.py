@@ -20,7 +20,7 @@ from urds.common.errors import PlaneError, SettingError
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Plane
-    from urds.rds.plane.native.shm_stream import ShmStream
+    from urds.rds.plane.native import ShmStream
 
 VERSION: Final = "0.1.0.dev0"  # of urds; the module must have the same version
 VARIABLE: Final = "URDS_IMPL"
@@ -66,7 +66,7 @@ def plane_in_use() -> str:
 def plane_class(choice: Choice | None = None) -> Callable[..., Plane]:
     """Return the class of `choice`, by default of `choose()`. Raises as `choose`."""
     if (choice or choose()).plane == NATIVE:
-        from urds.rds.plane.native.plane import Plane as Compiled
+        from urds.rds.plane.native import Plane as Compiled
 
         return Compiled
     from urds.rds.plane.python.plane import Plane as Reference
@@ -78,7 +78,7 @@ def shm_stream_class(plane: Plane) -> type[ShmStream] | None:
     """Return the class of shm streams for a plane; None if the plane supports none."""
     if not _is_compiled(plane):
         return None
-    from urds.rds.plane.native.shm_stream import ShmStream
+    from urds.rds.plane.native import ShmStream
 
     return ShmStream
 

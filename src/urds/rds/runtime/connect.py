@@ -26,7 +26,7 @@ from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import tcp
 
 if TYPE_CHECKING:
-    from urds.rds.plane.native.shm_stream import ShmStream
+    from urds.rds.plane.native import ShmStream
     from urds.rds.runtime.control_thread import Driver
 
     _Stream = tcp.TcpStream | ShmStream

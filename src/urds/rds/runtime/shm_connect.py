@@ -24,7 +24,7 @@ from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import shm, tcp
 
 if TYPE_CHECKING:
-    from urds.rds.plane.native.shm_stream import ShmStream
+    from urds.rds.plane.native import ShmStream
     from urds.rds.runtime.control_thread import Driver
 
 _S = 1_000_000_000
