@@ -227,7 +227,7 @@ class Besieged:
             case 2:
                 core.restart_peer()
             case 3:
-                core.incoming.remember_generation(amount or None)
+                core.incoming.generations.generation = amount or None
             case 4 if core.attached and has_room:
                 source, target = _HELLO_PORTS if amount & 1 else (0, PORTS[amount % 3])
                 core.control(

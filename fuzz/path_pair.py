@@ -313,7 +313,7 @@ class Node:
             case events.RestartPeer():
                 core.restart_peer()
             case events.RememberHandshake(_, generation):
-                core.incoming.remember_generation(generation)
+                core.incoming.generations.generation = generation
             case events.ProbeDeadStream():
                 core.map_due = core.attached
 

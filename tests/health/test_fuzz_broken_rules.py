@@ -18,8 +18,7 @@ from urds.rds.control import streams
 from urds.rds.control.connection import Connection
 from urds.rds.control.pending import PendingConnections
 from urds.rds.plane.python import outgoing
-from urds.rds.plane.python.control_budget import ControlBudget
-from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.incoming import ControlBudget, Incoming
 from urds.rds.plane.python.outgoing import Outgoing
 from urds.rds.plane.python.path import PathCore
 

@@ -396,7 +396,7 @@ class OwnNode:
                     self.flows.note_dropped(self.life, path.core.restart_peer())
             case events.RememberHandshake(_, generation):
                 for path in self.paths:
-                    path.core.incoming.remember_generation(generation)
+                    path.core.incoming.generations.generation = generation
             case events.FanOut(_, count):
                 self._fan_out(count)
 

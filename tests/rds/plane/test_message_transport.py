@@ -26,7 +26,7 @@ from urds.rds.plane.contract import (
     Message,
 )
 from urds.rds.plane.python import congestion, inbox
-from urds.rds.plane.python.sources import SOURCES_MAX
+from urds.rds.plane.python.incoming import SOURCES_MAX
 
 SOURCE = (str(PEER), PEER_PORT)
 

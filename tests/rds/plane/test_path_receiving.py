@@ -7,7 +7,7 @@ import pytest
 from tests.rds.plane.path_world import MS, TARGET, Side, message, messages
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import DownReason, Hold, Limits, Release
-from urds.rds.plane.python.sources import SOURCES_MAX
+from urds.rds.plane.python.incoming import SOURCES_MAX
 from urds.rds.wire.header import HEADER_BYTES
 
 RETRANSMITTED, ACK_REQUIRED = HeaderFlag.RETRANSMITTED, HeaderFlag.ACK_REQUIRED

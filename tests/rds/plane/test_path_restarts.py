@@ -72,7 +72,7 @@ class TestProbeWithGeneration:
     @pytest.mark.rule("wire-generation-two-failures")
     def test_another_generation_is_a_restart(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
-        side.incoming.remember_generation(7)
+        side.incoming.generations.generation = 7
         side.attach()
         side.receive(probe(1, 7) + messages(range(2, 50)))
         side.core.detach()
@@ -85,7 +85,7 @@ class TestProbeWithGeneration:
     @pytest.mark.rule("wire-generation-two-failures")
     def test_the_same_generation_is_no_restart(self) -> None:
         side = Side(release=Release.STREAM_ACKNOWLEDGED)
-        side.incoming.remember_generation(7)
+        side.incoming.generations.generation = 7
         side.attach()
         side.receive(probe(1, 7) + messages(range(2, 50)))
         side.core.detach()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import Buffer
@@ -28,7 +28,6 @@ from urds.rds.wire.header import HEADER, HEADER_BYTES
 if TYPE_CHECKING:
     from collections import deque
 
-    from urds.rds.plane.python.outgoing import Fence, Unsent
 
 RUN_MIN = 16  # below it the loop is as fast
 RUN_BYTES_MAX = 2048  # of a payload: for longer ones the copy costs more than the loop
@@ -81,13 +80,12 @@ def sum_of(sequence: int, acknowledgement: int, payload_bytes: int, ports: int) 
     return 65535 - (sequence + acknowledgement + payload_bytes + ports) % 65535
 
 
-def payloads_at_head(unsent: deque[Unsent | Fence], count: int) -> Sequence[Buffer]:
+def payloads_at_head(unsent: deque[Any], count: int) -> Sequence[Buffer]:
     """Return the payloads of the first `count` messages if they are alike, else none.
 
     The caller knows that no fence is among them.
     """
-    messages = cast("Any", islice(unsent, count))
-    owners, sources, targets, payloads, extensions = zip(*messages, strict=True)
+    owners, sources, targets, payloads, extensions = zip(*islice(unsent, count), strict=True)
     alike = (
         owners.count(owners[0]) == count
         and targets.count(targets[0]) == count

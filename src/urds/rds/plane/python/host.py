@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import SocketAddress
-from urds.rds.plane.python.sources import Sources
+from urds.rds.plane.python.incoming import Sources
 from urds.rds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:

@@ -3,12 +3,17 @@
 A value machine: no I/O, no clock, no lock. Whole messages go straight into the inbox of their
 target port; messages for the control plane are kept until the shell takes them.
 
+A signal handler's exception may come between any two calls. So neighbouring messages of one read
+are collected apart (`Run`), and their changes are stored right before the one call that puts them
+into the queue (`interrupts`).
+
 Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in two
 cases: a new stream retransmits messages of the old one, flagged RETRANSMITTED, and those below the
 expected number are dropped; or the peer restarted. A urds node sends its generation in the header
 of each map, and a map opens each stream: its numbers count afresh, whatever its clock says. A Linux
 kernel's restart must be detected *before* the duplicate rule, else its first messages look like old
-duplicates (Source: observed with linux v6.1, v6.12, v7.2, see docs/protocol/rds-tcp.md):
+duplicates (Source: observed with linux v6.1, v6.12, v7.2, see docs/protocol/rds-tcp.md and
+docs/adr/0008-the-map-tells-the-life.md):
 
     a  a number below the expected one without the flag: taken, the expected number follows
     b  a probe with another generation, or without one although a probe was seen before
@@ -19,29 +24,22 @@ A message is lost with its stream unless it is complete.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.rds.plane.contract import DownReason, Limits, SocketAddress
+from urds.rds.constants import CONGESTION_MAP_BYTES, PROBE_PORT, HeaderFlag
+from urds.rds.plane.contract import DownReason, Limits, Received, SocketAddress
 from urds.rds.plane.python.alike import RUN_MIN, payloads_of_run
-from urds.rds.plane.python.control_budget import ControlBudget
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.inbox import Inbox
-from urds.rds.plane.python.peer_generations import (
-    PROBE_PORT,
-    RETRANSMITTED,
-    Fields,
-    PeerGenerations,
-    extension_of,
-)
-from urds.rds.plane.python.runs import Run
-from urds.rds.plane.python.sources import Sources
+from urds.rds.plane.python.inbox import Inbox, Item
+from urds.rds.wire.extensions import parse_handshake
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
+_RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _FIRST_PORT = 2
 _NO_NUMBER = 1 << 64  # above every sequence number
 _CONTROL_PAYLOAD_BYTES = 64
@@ -56,6 +54,11 @@ _READ_BYTES = 65536
 # several are read at once into warm memory (`stream_reading`).
 _ALONE_BYTES = 262144
 _READ_BYTES_MAX = 4 << 20
+_HANDSHAKES_OF_STREAM = 4  # the peer's own and its answer to the local one, each once more
+SOURCES_MAX = 1024  # a peer may send from 65,534 ports: 228 bytes each
+
+# Header fields in the order of wire.header.HEADER.
+Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
 class ControlMessage(NamedTuple):
@@ -85,7 +88,7 @@ class Incoming:
         self.counters = counters
         self.inboxes = inboxes
         self.sources = Sources(source_of)
-        self._wall_ns = wall_ns
+        self.wall_ns = wall_ns  # for timestamps
         self._now_ns = 0  # at the last read
         self._control_budget = ControlBudget(
             burst_max=limits.control_events_max, interval_ns=limits.control_interval_ns
@@ -184,9 +187,30 @@ class Incoming:
         """
         self._floor = None
 
-    def remember_generation(self, generation: int | None) -> None:
-        """Note a kernel's generation; None if it sends none (up to linux v6.19)."""
-        self.generations.generation = generation
+    def received(self) -> Received:
+        """Return the numbers by which a duplicate is detected: they outlive the path.
+
+        A peer retransmits every unacknowledged message, however long ago it was sent and whatever
+        was forgotten in between. So the next path to the same peer gets them with `expect`, and
+        decides as if it had existed all the time.
+        """
+        return Received(
+            sequence_expected=self.sequence_expected,
+            floor=self._floor if self._lowest is None else self._lowest,
+            probe_sequence=self.generations.probe_sequence,
+            generation=self.generations.generation,
+            map_generation=self.generations.map_generation,
+            watch_restarts=self.watch_restarts,
+        )
+
+    def expect(self, received: Received) -> None:
+        """Continue with the numbers of an earlier path; before the first stream."""
+        self.sequence_expected = received.sequence_expected
+        self._floor = received.floor
+        self.generations.probe_sequence = received.probe_sequence
+        self.generations.generation = received.generation
+        self.generations.map_generation = received.map_generation
+        self.watch_restarts = received.watch_restarts
 
     def receive_data(self, data: bytes | memoryview, now_ns: int) -> DownReason | None:
         """Take bytes off the stream; return why the stream must end, None while it is intact.
@@ -359,10 +383,6 @@ class Incoming:
         counters.recv_bytes_added_to_sock += byte_count
         self.touched.append((inbox, messages))
 
-    def wall_ns(self) -> int:
-        """Return the wall clock, for timestamps."""
-        return self._wall_ns()
-
     # -- rare cases
 
     def _accept_or_drop(self, fields: Fields, payload: bytes) -> DownReason | bool:
@@ -383,7 +403,7 @@ class Incoming:
             if fields[9]:
                 self._note_generation(fields)
             return False
-        flagged = bool(flags & RETRANSMITTED)
+        flagged = bool(flags & _RETRANSMITTED)
         is_control = not target_port or (not source_port and target_port == PROBE_PORT)
         if (
             is_control
@@ -426,7 +446,7 @@ class Incoming:
     def _is_restart(self, fields: Fields) -> bool:
         """Return whether a kernel restarted (rules b and c); checked before the duplicates."""
         sequence = fields[0]
-        repeated = fields[5] & RETRANSMITTED and sequence < self.sequence_expected
+        repeated = fields[5] & _RETRANSMITTED and sequence < self.sequence_expected
         below_floor = self._floor is not None and sequence < self._floor
         return bool(repeated and below_floor) or self.generations.is_new_by_probe(fields)
 
@@ -451,3 +471,189 @@ class Incoming:
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
+
+
+class ControlBudget:
+    """Limit on a path's control messages that become events: a burst, then a rate.
+
+    Each ping, pong or handshake costs the control thread a wake-up, a pass under the control lock
+    and an answer. A peer's messages beyond its budget are dropped and counted before any of that,
+    so that a flood costs its neighbours no more than the same bytes in messages to unbound ports.
+
+    Two kinds are never dropped. The first handshake messages of a stream: without them a urds node
+    is taken for a kernel, and what a reset then interrupts is lost; a new stream costs far more
+    than they do, and streams have limits of their own. Congestion maps: the plane itself puts the
+    newest one of a read into force, and without it a sender could wait for good.
+
+    A leaky bucket. It outlives streams, so that a reconnect gains no pings.
+
+    Source: the generic cell rate algorithm, ITU-T I.371 annex A.
+    """
+
+    def __init__(self, *, burst_max: int, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        self._ahead_max_ns = (burst_max - 1) * interval_ns
+        self._due_ns = 0  # when the next one is due at the steady rate
+        self._handshakes_left = _HANDSHAKES_OF_STREAM
+
+    def begin_stream(self) -> None:
+        """Admit the handshake of a new stream."""
+        self._handshakes_left = _HANDSHAKES_OF_STREAM
+
+    def admits(self, now_ns: int, *, handshake: bool) -> bool:
+        """Return whether one more control message is within the budget; charge it if so."""
+        if handshake and self._handshakes_left:
+            self._handshakes_left -= 1
+            return True
+        if self._due_ns - now_ns > self._ahead_max_ns:
+            return False
+        self._due_ns = max(self._due_ns, now_ns) + self._interval_ns
+        return True
+
+
+class PeerGenerations:
+    """The known present generation of the peer, by which a restart is detected.
+
+    A urds node sends its generation in each map; a kernel sends one in each probe from linux v7.0
+    on, and none before: then a second probe is a restart, unless it is the first one retransmitted.
+    """
+
+    __slots__ = ("generation", "map_generation", "probe_sequence")
+
+    def __init__(self) -> None:
+        self.probe_sequence: int | None = None  # of the last probe
+        self.generation: int | None = None  # of a kernel
+        self.map_generation: int | None = None  # in a urds node's maps
+
+    def is_new_by_map(self, extension: bytes) -> bool:
+        """Return whether a map carries another generation of a urds node; note it.
+
+        The first one sent is no restart: towards a supposed kernel a node sends none.
+        """
+        handshake = parse_handshake(extension)
+        if handshake.mark is None or handshake.generation is None:
+            return False
+        known, self.map_generation = self.map_generation, handshake.generation
+        return known not in (None, handshake.generation)
+
+    def is_new_by_probe(self, fields: Fields) -> bool:
+        """Return whether a message is a probe of a restarted kernel; note its generation."""
+        sequence, _, _, source_port, target_port, flags = fields[:6]
+        if source_port != PROBE_PORT or target_port:
+            return False
+        handshake = parse_handshake(extension_of(fields))
+        if handshake.mark is not None:
+            return False  # a urds node sends it in its maps
+        if handshake.generation is not None:
+            # Noted here too: the next probe may come before the control plane has read this one.
+            known, self.generation = self.generation, handshake.generation
+            return known not in (None, handshake.generation)
+        if self.probe_sequence is None:
+            return False
+        return not (flags & _RETRANSMITTED and sequence == self.probe_sequence)
+
+
+def extension_of(fields: Fields) -> bytes:
+    """Return the extension header of a frame, 16 bytes."""
+    return (fields[9] << 64 | fields[10]).to_bytes(16, "big")
+
+
+class Sources(dict[int, SocketAddress]):
+    """The address of each port of a peer, created on first use; cleared when full."""
+
+    def __init__(self, source_of: Callable[[int], SocketAddress]) -> None:
+        super().__init__()
+        self._source_of = source_of
+
+    def __missing__(self, port: int) -> SocketAddress:
+        """Create the address of a port."""
+        if len(self) >= SOURCES_MAX:
+            self.clear()
+        source = self[port] = self._source_of(port)
+        return source
+
+
+class Run:
+    """Neighbouring messages from one socket to one socket."""
+
+    __slots__ = ("_inbox", "_incoming", "_items", "append", "byte_count", "plain", "source")
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self._inbox: Inbox | None = None
+        self._items: list[Item] = []
+        self.append: Callable[[Item], None] = self._items.append
+        self.plain = False
+        self.source: SocketAddress = ("", 0)
+        self.byte_count = 0
+
+    def begin(self, target_port: int, source_port: int, expected: int) -> None:
+        """Finish the previous run and look up both ends of the next."""
+        self.finish_pass(expected)
+        inbox = self._incoming.inboxes.get(target_port)
+        self._inbox = inbox
+        if inbox is None:  # a port without a socket: its sources cost nothing
+            self.plain = True
+            return
+        self.source = self._incoming.sources[source_port]
+        self.plain = not inbox.detailed
+
+    def put_rare(self, payload: bytes, high: int, low: int, now_ns: int, expected: int) -> None:
+        """Put in an empty message, or one with its extension and times; no run is open.
+
+        `expected` is the number that follows it.
+        """
+        inbox, incoming = self._inbox, self._incoming
+        if inbox is not None and not payload and self.plain and not high and not low:
+            self._put_empty(inbox, 1, expected)
+            return
+        payload_bytes = len(payload)
+        extension = (high << 64 | low).to_bytes(16, "big") if high or low else b""
+        item = (payload, self.source, extension, incoming.wall_ns(), now_ns)
+        incoming.count(inbox, 1, payload_bytes)
+        if inbox is None:
+            incoming.sequence_expected = expected
+            return
+        inbox.unplain = inbox.special = True
+        inbox.detailed_messages += 1
+        inbox.receive_queued_bytes += payload_bytes
+        incoming.sequence_expected = expected
+        inbox.queue.append(item)  # one step with the stores
+
+    def extend(self, payloads: Sequence[bytes], expected: int) -> None:
+        """Append messages of one length; `expected` is the number that follows the last."""
+        inbox = self._inbox
+        if inbox is not None and not payloads[0]:
+            self._put_empty(inbox, len(payloads), expected)
+        else:
+            self._items.extend(zip(payloads, itertools.repeat(self.source)))
+
+    def _put_empty(self, inbox: Inbox, messages: int, expected: int) -> None:
+        new, last = inbox.empty_items(self.source, messages)
+        self._incoming.count(inbox, messages, 0)
+        if last is not None or len(new[-1]) == 3:
+            inbox.unplain = inbox.special = True
+        self._incoming.sequence_expected = expected
+        if last is None:
+            inbox.queue.extend(new)  # one step with the stores
+        else:
+            inbox.queue[-1] = last
+
+    def finish_pass(self, expected: int) -> None:
+        """Put the run into its inbox, update accounts and numbers.
+
+        `expected` is the number that follows its last message.
+        """
+        items, data, inbox, incoming = self._items, self.byte_count, self._inbox, self._incoming
+        if not items:
+            return
+        fresh: list[Item] = []
+        self._items = fresh
+        self.append, self.byte_count = fresh.append, 0
+        incoming.count(inbox, len(items), data)
+        if inbox is None:
+            incoming.sequence_expected = expected
+            return
+        inbox.receive_queued_bytes += data
+        incoming.sequence_expected = expected
+        inbox.queue.extend(items)  # one step with the two stores

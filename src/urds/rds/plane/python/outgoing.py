@@ -20,14 +20,12 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import chain, islice, starmap
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from urds.rds.constants import PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import Buffer, Limits, Release
-from urds.rds.plane.python.alike import RUN_MIN
+from urds.rds.plane.python import alike
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.outgoing_runs import frame_run
-from urds.rds.plane.python.rare_frames import emit_header
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
@@ -173,8 +171,8 @@ class Outgoing:
         small: list[Buffer] = []
         while self.unsent and made < bytes_max:
             run, framed = 0, list[Buffer]()
-            if len(self.unsent) > RUN_MIN and not self.fences:
-                run = frame_run(self, framed, bytes_max - made, acknowledgement)
+            if len(self.unsent) > alike.RUN_MIN and not self.fences:
+                run = _frame_run(self, framed, bytes_max - made, acknowledgement)
             made += run or self._frame_new(framed, bytes_max - made, acknowledgement)
             small += framed
             if len(framed) > 1:  # long payloads among them are buffers of their own
@@ -517,3 +515,71 @@ def _without(
         else:
             kept.append(message)
     return kept, len(queue) - len(kept), removed_bytes
+
+
+def _frame_run(own: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+    """Frame the batch at the head of `unsent`, if there is one; return the bytes made.
+
+    It leaves out the last message, whose acknowledgement request is decided apart.
+    """
+    sequence, position, sum_field = own.sequence_next, own.position, 0
+    owner, source_port, target_port, payload, _ = cast("Unsent", own.unsent[0])
+    payload_bytes = len(payload)
+    step, ports = HEADER_BYTES + payload_bytes, source_port + target_port
+    if own.checksum:
+        sum_field = alike.sum_of(sequence, acknowledgement, payload_bytes, ports)
+    before = len(own.unsent)
+    count = min(before - 1, bytes_max // step, alike.count_max(sequence, sum_field))
+    if count < alike.RUN_MIN or payload_bytes > alike.RUN_BYTES_MAX:
+        return 0
+    payloads = alike.payloads_at_head(own.unsent, count)
+    if not payloads or count * payload_bytes >= own.unacked_bytes_left:
+        return 0
+    asking = range(0)
+    if own.release is Release.PEER_ACKNOWLEDGED:
+        first = max(0, own.unacked_packets_left - 1)  # none are left if many were cancelled
+        asking = range(first, count, own.limits.unacked_packets_max)
+    fields = (sequence, acknowledgement, payload_bytes, source_port, target_port)
+    data = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
+    numbers = range(sequence, sequence + count)
+    ends = range(position + step, position + len(data) + 1, step)
+    same = (itertools.repeat(one) for one in (owner, source_port, target_port))
+    messages = zip(numbers, ends, *same, payloads, itertools.repeat(b""))
+    out.append(data)
+    if own.release is Release.PEER_ACKNOWLEDGED:
+        _count_down(own, asking, count, payload_bytes)
+    return own.keep_numbered(messages, sequence + count, position + len(data))
+
+
+def _count_down(own: Outgoing, asking: range, count: int, payload_bytes: int) -> None:
+    """Count down, behind the last message that requested an ack, to the next that has to."""
+    if asking:
+        own.allow_unacked()
+        own.counters.send_ack_required += len(asking)
+        count -= asking[-1] + 1
+    own.unacked_packets_left -= count
+    own.unacked_bytes_left -= count * payload_bytes
+
+
+def emit_header(
+    *,
+    sequence: int = 0,
+    acknowledgement: int,
+    payload_bytes: int = 0,
+    source_port: int = 0,
+    target_port: int = 0,
+    flags: int = 0,
+    extension: bytes = _NO_EXTENSION,
+    checksum: bool,
+) -> bytes:
+    """Return one header of a retransmission, a map, a hello or an acknowledgement."""
+    high = int.from_bytes(extension[:8], "big")
+    low = int.from_bytes(extension[8:], "big")
+    sum_field = 0
+    if checksum:
+        total = sequence + acknowledgement + payload_bytes + source_port + target_port
+        sum_field = 65535 - (total + (flags << 8) + high + low) % 65535
+    return HEADER.pack(
+        sequence, acknowledgement, payload_bytes, source_port, target_port,
+        flags, 0, 0, sum_field, high, low,
+    )  # fmt: skip

@@ -27,14 +27,15 @@ from urds.rds.plane.contract import Buffer, DownReason, Hold, Limits, Release, S
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.incoming import Incoming
-from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Fence, Outgoing, Owner
-from urds.rds.plane.python.rare_frames import emit_header, emit_map
+from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Fence, Outgoing, Owner, emit_header
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
+from urds.rds.wire.header import HEADER_BYTES
 
 _WRITE_BYTES = 65536
 # Long messages travel as buffers of their own, so their number is the cost of a write.
 LONG_WRITE_BYTES = 524288
 _NO_EXTENSION = b""
+_CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 _NO_CAPABILITY = Capability(0)
 
 
@@ -210,28 +211,20 @@ class PathCore:
         return self._out
 
     def _frame_map(self) -> None:
-        """Frame the local map, with the generation unless the peer is known to be a kernel."""
+        """Frame the local map: number 0, ports 0, exactly the flag CONG_BITMAP.
+
+        It has the generation unless the peer is known to be a kernel.
+        """
         self.map_due = False
         to_kernel = self.outgoing.release is Release.STREAM_ACKNOWLEDGED
         extension = _NO_EXTENSION if to_kernel else self._own_generation
         data = self._map_bytes()
-        self._append(emit_map(data, extension=extension, checksum=self.outgoing.checksum))
+        self._append_frame(0, flags=_CONG_BITMAP, extension=extension, payload=data)
         self.counters.cong_update_queued += 1
 
     def _frame_hellos(self) -> None:
-        for (source_port, target_port), extension in self._hellos.items():
-            self._append(
-                emit_header(
-                    sequence=0,
-                    acknowledgement=max(0, self.incoming.sequence_expected - 1),
-                    payload_bytes=0,
-                    source_port=source_port,
-                    target_port=target_port,
-                    flags=0,
-                    extension=extension,
-                    checksum=self.outgoing.checksum,
-                )
-            )
+        for ports, extension in self._hellos.items():
+            self._append_frame(self._last_received(), ports=ports, extension=extension)
         self._hellos.clear()
 
     def _frame_messages(self) -> None:
@@ -255,27 +248,36 @@ class PathCore:
                 self.outgoing.ack_request_due = False
                 flags = HeaderFlag.ACK_REQUIRED
                 self.counters.send_ack_required += 1
-            self._append(
-                emit_header(
-                    sequence=0,
-                    acknowledgement=max(0, self.incoming.sequence_expected - 1),
-                    payload_bytes=0,
-                    source_port=0,
-                    target_port=0,
-                    flags=flags,
-                    extension=b"",
-                    checksum=self.outgoing.checksum,
-                )
-            )
+            self._append_frame(self._last_received(), flags=flags)
             self.counters.ack_sent += 1
         self.incoming.reset_ack_pending()
         self._ack_pending_since_ns = None
 
-    def _append(self, data: bytes) -> None:
+    def _last_received(self) -> int:
+        return max(0, self.incoming.sequence_expected - 1)
+
+    def _append_frame(
+        self,
+        acknowledgement: int,
+        *,
+        ports: tuple[int, int] = (0, 0),
+        flags: int = 0,
+        extension: bytes = _NO_EXTENSION,
+        payload: bytes = b"",
+    ) -> None:
+        """Append a frame without a number; `ports` are its source and its target."""
+        header = emit_header(
+            acknowledgement=acknowledgement,
+            payload_bytes=len(payload),
+            source_port=ports[0],
+            target_port=ports[1],
+            flags=flags,
+            extension=extension,
+            checksum=self.outgoing.checksum,
+        )
+        self.resume_with(header + payload)
         # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
-        self._out.append(data)
-        self._out_bytes += len(data)
-        self.outgoing.position += len(data)
+        self.outgoing.position += HEADER_BYTES + len(payload)
 
     def resume_with(self, data: bytes) -> None:
         """Have `poll_transmit` return bytes that were framed elsewhere."""

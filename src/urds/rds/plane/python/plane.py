@@ -35,7 +35,6 @@ from urds.rds.plane.python import (
     congestion,
     dues,
     message_transports,
-    receive_state,
 )
 from urds.rds.plane.python.accounts import ABSENT_NS
 from urds.rds.plane.python.counters import Counters
@@ -48,8 +47,8 @@ from urds.rds.plane.python.poll_set import PollSet
 from urds.rds.plane.python.progress_thread import ProgressThread
 from urds.rds.plane.python.snapshots import take_snapshot
 from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.stream_reading import WarmMemory
 from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
-from urds.rds.plane.python.warm_memory import WarmMemory
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -142,13 +141,13 @@ class Plane:
         """Return the peer's numbers on a path."""
         assert isinstance(path, StreamPath)
         with self.lock:
-            return receive_state.received_by(path.core.incoming)
+            return path.core.incoming.received()
 
     def expect(self, path: Path, received: Received) -> None:
         """Have a path continue from an earlier one to the same peer."""
         assert isinstance(path, StreamPath)
         with self.lock:
-            receive_state.expect(path.core.incoming, received)
+            path.core.incoming.expect(received)
 
     def loop(self, *, local: IPAddress, peer: IPAddress) -> LoopPath:
         """Create a path between two addresses of this process."""

@@ -2,7 +2,7 @@
 
 Writing. A thread that finds `writing` set leaves; the writer checks again before it clears it, so
 no message stays. A send on an idle path writes in the caller's thread; in a burst messages coalesce
-(`stream_batches`). A write error does not end the stream: data that the peer sent before is
+(`stream_writing`). A write error does not end the stream: data that the peer sent before is
 acknowledged to it already and must be read first. Reading: see `stream_reading`.
 
 Methods marked so are called with the plane's lock held; no system call that may block is made under
@@ -29,7 +29,7 @@ from urds.rds.plane.contract import (
     Stream,
     Wanted,
 )
-from urds.rds.plane.python import stream_batches, stream_dues, stream_reading
+from urds.rds.plane.python import stream_reading, stream_writing
 from urds.rds.plane.python.host import Host, socket_address
 from urds.rds.plane.python.outgoing import Fence
 from urds.rds.plane.python.path import PathCore
@@ -89,7 +89,7 @@ class StreamPath:
         self.idle_since_ns = 0
         self.tail_since_ns: int | None = None
         self.ack_poll_ns = 0
-        self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
+        self.ack_poll_delay_ns = stream_writing.ACK_POLL_NS
         self.first_frame_told = False
         self.last_read_was_empty = False  # the last read brought nothing for any socket here
         self.expected_bytes = 1
@@ -98,10 +98,10 @@ class StreamPath:
     # -- sending
 
     def push(self, burst_bytes: int = 0) -> None:
-        """Decide, after a message was queued, whether it leaves now (`stream_batches`)."""
+        """Decide, after a message was queued, whether it leaves now (`stream_writing`)."""
         plane = self.plane
         with plane.lock:
-            now = stream_batches.leaves_now(self, burst_bytes)
+            now = stream_writing.leaves_now(self, burst_bytes)
         if now:
             self.flush()
         if self.full:
@@ -119,7 +119,7 @@ class StreamPath:
         """Have the next timed pass flush this path first. Lock held."""
         if self.core.wants_to_write():
             self.core.outgoing.plain = False  # a lone message would overtake the queue
-            self.tail_since_ns = self.plane.clock_ns() - stream_dues.TAIL_NS
+            self.tail_since_ns = self.plane.clock_ns() - stream_writing.TAIL_NS
             self.plane.mark_dirty(self)
 
     def want_agreement(self) -> bool:
@@ -214,15 +214,15 @@ class StreamPath:
         self.is_batching = False  # also without a stream: the next send must request one
         self.check_full()
         if outgoing.unacked and outgoing.release is not Release.PEER_ACKNOWLEDGED:
-            self.ack_poll_delay_ns = stream_dues.ACK_POLL_NS
-            self.ack_poll_ns = self.idle_since_ns + stream_dues.ACK_POLL_NS
+            self.ack_poll_delay_ns = stream_writing.ACK_POLL_NS
+            self.ack_poll_ns = self.idle_since_ns + stream_writing.ACK_POLL_NS
             self.plane.mark_dirty(self)
         while self._streams_to_close:
             self._streams_to_close.pop().close()
 
     def look_for_acknowledgements(self) -> None:
         """Free acknowledged messages: read the peer's acks, or query the local TCP."""
-        stream_dues.look_for_acknowledgements(self)
+        stream_writing.look_for_acknowledgements(self)
 
     # -- receiving
 
@@ -389,7 +389,7 @@ class StreamPath:
     def remember_handshake(self, generation: int | None) -> None:
         """Note a kernel's generation."""
         with self.plane.lock:
-            self.core.incoming.remember_generation(generation)
+            self.core.incoming.generations.generation = generation
 
     def control(
         self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
@@ -488,11 +488,11 @@ class StreamPath:
 
     def due_ns(self) -> int | None:
         """Return when `serve` has something to do. Lock held."""
-        return stream_dues.due_ns(self)
+        return stream_writing.due_ns(self)
 
     def serve(self, now_ns: int) -> None:
         """Do due work: the batch, an acknowledgement, a query of TCP. No lock held."""
-        stream_dues.serve(self, now_ns)
+        stream_writing.serve(self, now_ns)
 
     def unblock(self) -> None:
         """Write again: the stream takes bytes."""
