@@ -15,7 +15,7 @@ import pytest
 from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rdma_world import Plan, World
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.python import notifications
+from urds.rds.plane.python import receive_side
 from urds.rds.transports.rdma import receiving, regions, sending
 from urds.rds.transports.rdma.core import ConnectionCore
 from urds.rds.transports.rdma.credits import Credits
@@ -215,7 +215,10 @@ BROKEN = [
     Broken(
         "keys go with the message", instead(sending, "with_keys", lambda extension, _: extension)
     ),
-    Broken("notices come in the order of ends", around(notifications, "note", _tell_newest_first)),
+    Broken(
+        "notices come in the order of ends",
+        around(receive_side, "note_operation", _tell_newest_first),
+    ),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
     Broken("a restart is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
     Broken(

@@ -25,7 +25,7 @@ from urds.rds.plane.contract import (
     MailboxSettings,
     Message,
 )
-from urds.rds.plane.python import congestion, inbox
+from urds.rds.plane.python import inbox, receive_side
 from urds.rds.plane.python.incoming import SOURCES_MAX
 
 SOURCE = (str(PEER), PEER_PORT)
@@ -477,7 +477,7 @@ def test_a_removed_path_is_not_pushed_for_a_map(world: MessageTransportWorld) ->
     """Its removal may come between the change of our map and the end of the pass."""
     mailbox, path = world.mailbox(), world.path()
     with world.plane.lock:
-        congestion.show(world.plane, mailbox, on=True)
+        receive_side.show(world.plane, mailbox, on=True)
         world.plane.touched.add(mailbox)
     world.plane.remove_message_transport(path)
     assert path.told == ["note_map_due"]

@@ -17,7 +17,7 @@ from tests.rds.plane.message_transport_world import (
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import CongestionNotice, Message
 from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
-from urds.rds.plane.python import notifications
+from urds.rds.plane.python import receive_side
 from urds.rds.plane.python.mailbox import Mailbox
 
 DONE, FAILED = RdmaStatus.SUCCESS, RdmaStatus.REMOTE_ERROR
@@ -111,7 +111,7 @@ def test_after_a_notice_messages_take_the_short_way_again(world: MessageTranspor
 def test_notices_that_are_not_fetched_are_bounded(
     world: MessageTransportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "NOTICES_MAX", 3)
+    monkeypatch.setattr(receive_side, "NOTICES_MAX", 3)
     mailbox, path = world.mailbox(), world.path()
     for token in range(5):
         path.end_operation(mailbox, transfer(token), DONE)

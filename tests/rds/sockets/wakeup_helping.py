@@ -10,10 +10,10 @@ from tests.rds.plane.path_world import message
 from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import Release
-from urds.rds.plane.python import congestion
+from urds.rds.plane.python import receive_side
+from urds.rds.plane.python.background import ProgressThread
 from urds.rds.plane.python.path import PathCore
 from urds.rds.plane.python.plane import Plane
-from urds.rds.plane.python.progress_thread import ProgressThread
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiters
 
@@ -240,7 +240,7 @@ def a_full_mailbox_pauses_the_path(patch: pytest.MonkeyPatch) -> None:
         "is_over_hard_bound",
         lambda self, inbox: inbox.receive_queued_bytes > inbox.buffer_bytes,
     )
-    patch.setattr(congestion, "note_resumed", lambda plane, mailbox: None)
+    patch.setattr(receive_side, "note_resumed", lambda plane, mailbox: None)
 
 
 def what_a_sender_reads_is_told(scene: World) -> bool:

@@ -38,14 +38,13 @@ from urds.rds.plane.contract import (
     SocketAddress,
 )
 from urds.rds.plane.operations import Operation, OperationNotice
-from urds.rds.plane.python import alone, congestion, notifications, queueing
+from urds.rds.plane.python import alone, queueing, receive_side
 from urds.rds.plane.python.accounts import Destination, SendAccounts
-from urds.rds.plane.python.host import Host
+from urds.rds.plane.python.background import POLL_S_MAX
+from urds.rds.plane.python.host import Host, LoopPath
 from urds.rds.plane.python.inbox import Inbox, Item
-from urds.rds.plane.python.loop_path import LoopPath
 from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Outgoing
 from urds.rds.plane.python.path import LONG_WRITE_BYTES
-from urds.rds.plane.python.poll_set import POLL_S_MAX
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiter, Waiters
 from urds.rds.wire.header import HEADER_BYTES
@@ -402,7 +401,7 @@ class Mailbox(Inbox):
     def _take(self, peek: bool, notices_max: int) -> Message | Notice | None:
         """Take notices or a message. Lock held."""
         if self.notices:
-            return notifications.take(self, notices_max)
+            return receive_side.take_notices(self, notices_max)
         if self._notice_groups:
             notice = CongestionNotice(self._notice_groups)
             self._notice_groups = 0
@@ -442,12 +441,12 @@ class Mailbox(Inbox):
 
     def note_operation(self, operation: Operation) -> None:
         """Note that an operation of this mailbox has ended, with a status. Lock held."""
-        notifications.note(self, operation)
+        receive_side.note_operation(self, operation)
 
     def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
         """Wait until an operation has ended; return whether it has."""
         self._plane.refuse_reentry()
-        return notifications.wait(self, operation, wait_ns)
+        return receive_side.wait_operation(self, operation, wait_ns)
 
     # -- congestion at the peer
 
@@ -667,7 +666,7 @@ class Mailbox(Inbox):
         self.special = True  # a take finds `closed`
         if self.congested:
             self.congested = False
-            congestion.show(plane, self, on=False)
+            receive_side.show(plane, self, on=False)
         self.receive_waiters.tell_all(plane.wait_queue)
         self.room_waiters.tell_all(plane.wait_queue)
         for destination in self.accounts.take_refused():

@@ -29,23 +29,14 @@ from urds.rds.plane.contract import (
     Received,
     Snapshot,
 )
-from urds.rds.plane.python import (
-    alone,
-    closing,
-    congestion,
-    dues,
-    message_transports,
-)
+from urds.rds.plane.python import alone, background, closing, receive_side
 from urds.rds.plane.python.accounts import ABSENT_NS
+from urds.rds.plane.python.background import PollSet, ProgressThread
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.host import Host
+from urds.rds.plane.python.host import Host, LoopPath, take_snapshot
 from urds.rds.plane.python.inbox import Inbox, Pausable
 from urds.rds.plane.python.interrupts import Interrupts
-from urds.rds.plane.python.loop_path import LoopPath
 from urds.rds.plane.python.mailbox import Mailbox
-from urds.rds.plane.python.poll_set import PollSet
-from urds.rds.plane.python.progress_thread import ProgressThread
-from urds.rds.plane.python.snapshots import take_snapshot
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.stream_reading import WarmMemory
 from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
@@ -183,7 +174,7 @@ class Plane:
     def remove_message_transport(self, path: MessageTransport) -> None:
         """Remove a path and every route over it; the transport keeps its queue."""
         with self.lock:
-            message_transports.remove(self, path)
+            receive_side.remove_transport(self, path)
         self.finish_pass()
 
     def deliver_from_transport(
@@ -199,7 +190,9 @@ class Plane:
         The message is taken also with false: then its mailbox is over its hard bound, and the path
         receives no more until `resume` is called.
         """
-        return message_transports.deliver(self, path, source_port, target_port, payload, extension)
+        return receive_side.deliver_from_transport(
+            self, path, source_port, target_port, payload, extension
+        )
 
     # -- waiting
 
@@ -291,7 +284,7 @@ class Plane:
 
     def flush_batches(self) -> None:
         """Send open batches: a thread about to sleep has nothing to add."""
-        dues.flush_batches(self)
+        background.flush_batches(self)
 
     def deliver(self) -> None:
         """Wake every notified thread; called without the lock."""
@@ -425,7 +418,7 @@ class Plane:
 
         With `exact` monitors get only the groups that it cleared, as over RDMA.
         """
-        congestion.note_peer_map(self, host, peer, data, exact=exact)
+        receive_side.note_peer_map(self, host, peer, data, exact=exact)
 
     def is_over_hard_bound(self, inbox: Inbox) -> bool:
         """Return whether a mailbox is so full that its peers' streams must wait."""
@@ -439,7 +432,7 @@ class Plane:
         """End a pass: check the mailboxes it touched, send maps, show states, wake."""
         try:
             if self.touched:
-                congestion.finish_pass(self)
+                receive_side.finish_pass(self)
         except BaseException:
             self.interrupts.seen = True
             eventfd_write(self.progress_thread.wake_descriptor, 1)
@@ -472,12 +465,12 @@ class Plane:
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
-        return dues.next_ns(self)
+        return background.next_ns(self)
 
     def serve_due(self) -> None:
         """Do timed work: batches, acknowledgements, second checks, expired lingers."""
         if self.has_dues():  # a hint without the lock; a check under it follows
-            dues.serve(self)
+            background.serve(self)
 
     # -- the control plane's calls
 
@@ -609,8 +602,3 @@ class Plane:
     def abandon_in_child(self) -> None:
         """After a fork, in the child: fail every call, change nothing of the parent's."""
         closing.abandon_in_child(self)
-
-
-def after_fork_in_child(plane: Plane) -> None:
-    """Mark a plane dead in the child of a fork; for `os.register_at_fork`."""
-    plane.abandon_in_child()

@@ -17,9 +17,9 @@ from urds.common.types import IPAddress
 from urds.rds.addresses import is_name, parse_target
 from urds.rds.plane.contract import Buffer, SocketAddress
 from urds.rds.plane.operations import Operation
-from urds.rds.plane.python.congestion import own_map
-from urds.rds.plane.python.loop_path import LoopPath
+from urds.rds.plane.python.host import LoopPath
 from urds.rds.plane.python.outgoing import REFERENCE_BYTES
+from urds.rds.plane.python.receive_side import own_map
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiter, Waiters, WaitQueue
 

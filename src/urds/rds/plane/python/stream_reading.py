@@ -14,7 +14,7 @@ from os import eventfd_write
 from typing import TYPE_CHECKING
 
 from urds.rds.plane.contract import Control, DownReason, FirstFrame, PeerRestarted, Stream
-from urds.rds.plane.python.dues import note_ack_pending
+from urds.rds.plane.python.background import note_ack_pending
 from urds.rds.plane.python.inbox import Inbox
 
 if TYPE_CHECKING:
