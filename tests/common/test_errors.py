@@ -5,7 +5,6 @@ import errno
 import pytest
 
 from urds.common.errors import (
-    ERRNO_OF,
     ErrorReason,
     LocalProtocolError,
     RemoteProtocolError,
@@ -18,7 +17,7 @@ from urds.common.errors import (
 def test_each_error_reason_makes_an_os_error_with_its_errno(reason: ErrorReason) -> None:
     problem = os_error(reason)
     assert isinstance(problem, OSError)
-    assert problem.errno == ERRNO_OF[reason]
+    assert problem.errno == reason.code
     assert reason.name.lower().replace("_", " ") in str(problem).lower()
 
 

@@ -6,9 +6,12 @@ Linux's, docs/differences.md says so. Source of the table: docs/reference/rds.md
 linux v6.1 to v7.2.
 """
 
+# ruff: noqa: PIE796 -- reasons that share an errno are members of their own, see `__new__`
+
 import errno
 import os
-from enum import Enum, auto
+from enum import Enum
+from typing import Self
 
 
 class WireError(ValueError):
@@ -32,117 +35,74 @@ class PlaneError(ImportError):
 
 
 class ErrorReason(Enum):
-    """Why a call was refused. One member per reason; several may share an errno."""
+    """Why a call was refused. One member per reason, with its errno; several may share one."""
+
+    code: int
+
+    def __new__(cls, code: int) -> Self:
+        """Make a member of its own, whatever its errno: equal values would be one member."""
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        member.code = code
+        return member
 
     # Destination
-    NOT_BOUND = auto()
-    NO_DESTINATION_GIVEN = auto()
-    NOT_CONNECTED = auto()
-    DESTINATION_ANY = auto()
+    NOT_BOUND = errno.ENOTCONN  # not EDESTADDRREQ: kernel parity
+    NO_DESTINATION_GIVEN = errno.ENOTCONN  # the same
+    NOT_CONNECTED = errno.ENOTCONN
+    DESTINATION_ANY = errno.EDESTADDRREQ
     # Room and time
-    TOO_LONG = auto()
-    QUEUE_FULL = auto()
-    PATH_FULL = auto()
-    SHARE_FULL = auto()
-    NOTHING_TO_RECEIVE = auto()
-    PEER_CONGESTED = auto()
-    TIMED_OUT = auto()
-    NO_SPACE = auto()
+    TOO_LONG = errno.EMSGSIZE
+    QUEUE_FULL = errno.EAGAIN
+    PATH_FULL = errno.EAGAIN
+    SHARE_FULL = errno.ENOBUFS  # ours: this destination alone, as if congested
+    NOTHING_TO_RECEIVE = errno.EAGAIN
+    PEER_CONGESTED = errno.ENOBUFS  # full there, not here: retry after an update
+    TIMED_OUT = errno.ETIMEDOUT  # not EAGAIN as other sockets: kernel parity
+    NO_SPACE = errno.ENOSPC  # RDS_INFO_*: the buffer is too small
     # What is asked
-    FLAGS_NOT_SUPPORTED = auto()
-    NOT_SUPPORTED = auto()
-    BAD_ADDRESS = auto()
-    ADDRESS_PROTOTYPE = auto()
-    BAD_ARGUMENT = auto()
-    BAD_CMSG = auto()
-    FAMILY_MISMATCH = auto()
-    FAMILY_UNKNOWN = auto()
-    SOCKET_TYPE = auto()
-    NOT_A_TTY = auto()
+    FLAGS_NOT_SUPPORTED = errno.EOPNOTSUPP
+    NOT_SUPPORTED = errno.EOPNOTSUPP
+    BAD_ADDRESS = errno.EINVAL
+    ADDRESS_PROTOTYPE = errno.EPROTOTYPE  # connect to IPv6 that is not unicast
+    BAD_ARGUMENT = errno.EINVAL
+    BAD_CMSG = errno.EINVAL
+    FAMILY_MISMATCH = errno.EOPNOTSUPP  # IPv4 to IPv6 or back on one socket
+    FAMILY_UNKNOWN = errno.EAFNOSUPPORT
+    SOCKET_TYPE = errno.ESOCKTNOSUPPORT
+    NOT_A_TTY = errno.ENOTTY
     # Bind
-    ALREADY_BOUND = auto()
-    RESERVED_PORT = auto()
-    ADDRESS_IN_USE = auto()
-    ADDRESS_HELD_BY_PROCESS = auto()
-    PORTS_EXHAUSTED = auto()
-    NOT_LOCAL = auto()
+    ALREADY_BOUND = errno.EINVAL
+    RESERVED_PORT = errno.EINVAL
+    ADDRESS_IN_USE = errno.EADDRINUSE
+    ADDRESS_HELD_BY_PROCESS = errno.EADDRINUSE
+    PORTS_EXHAUSTED = errno.EADDRINUSE
+    NOT_LOCAL = errno.EADDRNOTAVAIL
     # Options
-    NO_SUCH_OPTION = auto()
-    OPTION_SIZE = auto()
-    OPTION_FAULT = auto()
-    OPTION_RANGE = auto()
-    TRANSPORT_ATTACHED = auto()
-    TRANSPORT_PROTOTYPE = auto()
-    TRANSPORT_MISSING = auto()
+    NO_SUCH_OPTION = errno.ENOPROTOOPT
+    OPTION_SIZE = errno.EINVAL
+    OPTION_FAULT = errno.EFAULT
+    OPTION_RANGE = errno.EDOM  # SO_*TIMEO: microseconds of a second or more
+    TRANSPORT_ATTACHED = errno.EOPNOTSUPP
+    TRANSPORT_PROTOTYPE = errno.EPROTOTYPE
+    TRANSPORT_MISSING = errno.ENOPROTOOPT  # chosen, but not here or not loaded
     # Memory for RDMA
-    MEMORY_FAULT = auto()
-    NO_SUCH_REGION = auto()
-    TOO_MANY_REGIONS = auto()
-    NOT_CONNECTED_YET = auto()
+    MEMORY_FAULT = errno.EFAULT  # not mapped, not writable, or an atomic's not aligned
+    NO_SUCH_REGION = errno.EINVAL
+    TOO_MANY_REGIONS = errno.ENOMEM
+    NOT_CONNECTED_YET = errno.EAGAIN  # RDMA_MAP; connecting has begun
     # Lifetime of a socket
-    CLOSED = auto()
-    AFTER_FORK = auto()
-    NODE_FAILED = auto()
-    REENTERED = auto()
+    CLOSED = errno.EBADF
+    AFTER_FORK = errno.EBADF
+    NODE_FAILED = errno.EIO  # ours: a fault of urds itself ended its control thread
+    REENTERED = errno.EDEADLK  # ours: the kernel's calls are not interrupted half-way
     # Peers
-    PEER_UNREACHABLE = auto()
-    PEER_NOT_ALLOWED = auto()
-    TOO_MANY_PEERS = auto()
-    NO_DESCRIPTORS_LEFT_TO_SHARE = auto()
-    NETWORK_HAS_ITS_SHARE = auto()
+    PEER_UNREACHABLE = errno.EHOSTUNREACH  # ours: Linux never reports an absent peer
+    PEER_NOT_ALLOWED = errno.EACCES  # ours: Linux knows no list of peers
+    TOO_MANY_PEERS = errno.EUSERS  # ours; not ENOBUFS, which promises a map update
+    NO_DESCRIPTORS_LEFT_TO_SHARE = errno.EUSERS  # ours, as the others of this group
+    NETWORK_HAS_ITS_SHARE = errno.EUSERS
 
-
-ERRNO_OF: dict[ErrorReason, int] = {
-    ErrorReason.NOT_BOUND: errno.ENOTCONN,  # not EDESTADDRREQ: kernel parity
-    ErrorReason.NO_DESTINATION_GIVEN: errno.ENOTCONN,  # the same
-    ErrorReason.NOT_CONNECTED: errno.ENOTCONN,
-    ErrorReason.DESTINATION_ANY: errno.EDESTADDRREQ,
-    ErrorReason.TOO_LONG: errno.EMSGSIZE,
-    ErrorReason.QUEUE_FULL: errno.EAGAIN,
-    ErrorReason.PATH_FULL: errno.EAGAIN,
-    ErrorReason.NOTHING_TO_RECEIVE: errno.EAGAIN,
-    ErrorReason.SHARE_FULL: errno.ENOBUFS,  # ours: this destination alone, as if congested
-    ErrorReason.PEER_CONGESTED: errno.ENOBUFS,  # full there, not here: retry after an update
-    ErrorReason.TIMED_OUT: errno.ETIMEDOUT,  # not EAGAIN as other sockets: kernel parity
-    ErrorReason.NO_SPACE: errno.ENOSPC,  # RDS_INFO_*: the buffer is too small
-    ErrorReason.FLAGS_NOT_SUPPORTED: errno.EOPNOTSUPP,
-    ErrorReason.NOT_SUPPORTED: errno.EOPNOTSUPP,
-    ErrorReason.BAD_ADDRESS: errno.EINVAL,
-    ErrorReason.ADDRESS_PROTOTYPE: errno.EPROTOTYPE,  # connect to IPv6 that is not unicast
-    ErrorReason.BAD_ARGUMENT: errno.EINVAL,
-    ErrorReason.BAD_CMSG: errno.EINVAL,
-    ErrorReason.FAMILY_MISMATCH: errno.EOPNOTSUPP,  # IPv4 to IPv6 or back on one socket
-    ErrorReason.FAMILY_UNKNOWN: errno.EAFNOSUPPORT,
-    ErrorReason.SOCKET_TYPE: errno.ESOCKTNOSUPPORT,
-    ErrorReason.NOT_A_TTY: errno.ENOTTY,
-    ErrorReason.ALREADY_BOUND: errno.EINVAL,
-    ErrorReason.RESERVED_PORT: errno.EINVAL,
-    ErrorReason.ADDRESS_IN_USE: errno.EADDRINUSE,
-    ErrorReason.ADDRESS_HELD_BY_PROCESS: errno.EADDRINUSE,
-    ErrorReason.PORTS_EXHAUSTED: errno.EADDRINUSE,
-    ErrorReason.NOT_LOCAL: errno.EADDRNOTAVAIL,
-    ErrorReason.NO_SUCH_OPTION: errno.ENOPROTOOPT,
-    ErrorReason.OPTION_SIZE: errno.EINVAL,
-    ErrorReason.OPTION_FAULT: errno.EFAULT,
-    ErrorReason.OPTION_RANGE: errno.EDOM,  # SO_*TIMEO: microseconds of a second or more
-    ErrorReason.TRANSPORT_ATTACHED: errno.EOPNOTSUPP,
-    ErrorReason.TRANSPORT_PROTOTYPE: errno.EPROTOTYPE,
-    ErrorReason.TRANSPORT_MISSING: errno.ENOPROTOOPT,  # chosen, but not here or not loaded
-    ErrorReason.MEMORY_FAULT: errno.EFAULT,  # not mapped, not writable, or an atomic's not aligned
-    ErrorReason.NO_SUCH_REGION: errno.EINVAL,
-    ErrorReason.TOO_MANY_REGIONS: errno.ENOMEM,
-    ErrorReason.NOT_CONNECTED_YET: errno.EAGAIN,  # RDMA_MAP; connecting has begun
-    ErrorReason.CLOSED: errno.EBADF,
-    ErrorReason.AFTER_FORK: errno.EBADF,
-    ErrorReason.NODE_FAILED: errno.EIO,  # ours: a fault of urds itself ended its control thread
-    ErrorReason.REENTERED: errno.EDEADLK,  # ours: the kernel's calls are not interrupted half-way
-    ErrorReason.PEER_UNREACHABLE: errno.EHOSTUNREACH,  # ours: Linux never reports an absent peer
-    ErrorReason.PEER_NOT_ALLOWED: errno.EACCES,  # ours: Linux knows no list of peers
-    ErrorReason.TOO_MANY_PEERS: errno.EUSERS,  # ours; not ENOBUFS, which promises a map update
-    ErrorReason.NO_DESCRIPTORS_LEFT_TO_SHARE: errno.EUSERS,  # ours, as the others of this group
-    ErrorReason.NETWORK_HAS_ITS_SHARE: errno.EUSERS,
-}
-assert ERRNO_OF.keys() == set(ErrorReason), "each reason has exactly one errno"
 
 _ADVICE = {
     ErrorReason.NODE_FAILED: (
@@ -161,7 +121,7 @@ def os_error(error_reason: ErrorReason, detail: str = "") -> OSError:
     The text is errno's own, the reason in words and, after a colon, `detail`: values and limits,
     or what to do. Python chooses the subclass: TimeoutError, PermissionError and so on.
     """
-    code = ERRNO_OF[error_reason]
+    code = error_reason.code
     text = os.strerror(code)
     detail = detail or _ADVICE.get(error_reason, "")
     words = error_reason.name.lower().replace("_", " ")

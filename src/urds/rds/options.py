@@ -219,27 +219,20 @@ def _timestamp(option: int, *, exact: bool) -> Write:
     return write
 
 
-def _send_buffer(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
-    return {"send_bytes_max": _bounded(data, _SEND_BYTES_MIN, settings.wmem_max)}
+def _buffer(field: str, bytes_min: int, limit: str) -> Write:
+    """Read the size of a buffer, which the setting `limit` bounds."""
+
+    def write(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
+        value = _integer(data) & 0xFFFFFFFF  # a negative one is a huge one: kernel parity
+        return {field: max(min(value, getattr(settings, limit)), bytes_min)}
+
+    return write
 
 
-def _receive_buffer(data: bytes, _options: Options, settings: Settings) -> dict[str, Any]:
-    return {"receive_bytes_max": _bounded(data, _RECEIVE_BYTES_MIN, settings.rmem_max)}
-
-
-def _send_buffer_force(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    value = max(0, _integer(data))
-    return {"send_bytes_max": min(max(value, _SEND_BYTES_MIN), _BUFFER_BYTES_MAX)}
-
-
-def _receive_buffer_force(data: bytes, _options: Options, _settings: Settings) -> dict[str, Any]:
-    value = max(0, _integer(data))
-    return {"receive_bytes_max": min(max(value, _RECEIVE_BYTES_MIN), _BUFFER_BYTES_MAX)}
-
-
-def _bounded(data: bytes, low: int, high: int) -> int:
-    value = _integer(data) & 0xFFFFFFFF  # a negative one is a huge one: kernel parity
-    return max(min(value, high), low)
+def _buffer_force(field: str, bytes_min: int) -> Write:
+    return lambda data, _options, _settings: {
+        field: min(max(_integer(data), bytes_min), _BUFFER_BYTES_MAX)
+    }
 
 
 def _wait(field: str) -> Write:
@@ -335,10 +328,14 @@ _RDS: Final[dict[int, Option]] = {
 }
 
 _SOCKET: Final[dict[int, Option]] = {
-    SO_SNDBUF: Option(_send_buffer, _doubled("send_bytes_max")),
-    SO_RCVBUF: Option(_receive_buffer, _doubled("receive_bytes_max")),
-    SO_SNDBUFFORCE: Option(_send_buffer_force),
-    SO_RCVBUFFORCE: Option(_receive_buffer_force),
+    SO_SNDBUF: Option(
+        _buffer("send_bytes_max", _SEND_BYTES_MIN, "wmem_max"), _doubled("send_bytes_max")
+    ),
+    SO_RCVBUF: Option(
+        _buffer("receive_bytes_max", _RECEIVE_BYTES_MIN, "rmem_max"), _doubled("receive_bytes_max")
+    ),
+    SO_SNDBUFFORCE: Option(_buffer_force("send_bytes_max", _SEND_BYTES_MIN)),
+    SO_RCVBUFFORCE: Option(_buffer_force("receive_bytes_max", _RECEIVE_BYTES_MIN)),
     SO_SNDTIMEO: Option(_wait("send_wait_ns"), _timeval("send_wait_ns")),
     SO_RCVTIMEO: Option(_wait("receive_wait_ns"), _timeval("receive_wait_ns")),
     SO_SNDTIMEO_NEW: Option(_wait("send_wait_ns"), _timeval("send_wait_ns")),

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.forks import renewed
+from urds.common.readiness import Placeholder
 from urds.common.types import IPAddress
-from urds.common.unbound_fd import Placeholder
 from urds.rds import addresses, options
 from urds.rds.addresses import Call, SocketAddress
 from urds.rds.constants import (

@@ -170,7 +170,7 @@ def test_a_bind_without_a_descriptor_left_is_none(
         raise OSError(errno.EMFILE, "")
 
     with monkeypatch.context() as patch:
-        patch.setattr("urds.common.unbound_fd.Placeholder.become", refuse)
+        patch.setattr("urds.common.readiness.Placeholder.become", refuse)
         with pytest.raises(OSError, match="24"):
             sock.bind((host(1), PORT))
     assert sock.getsockname() != (host(1), PORT)

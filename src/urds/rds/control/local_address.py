@@ -23,7 +23,7 @@ from heapq import nsmallest
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from urds.common.errors import ERRNO_OF, ErrorReason, os_error
+from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
 from urds.rds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.rds.control.connected import ERROR_REASONS, Connected
@@ -249,7 +249,7 @@ class LocalAddress:
         if connection is not None and reason is not None:
             self._count_refused(reason)
             self._actions.append(Refused(peer, reason))
-            connection.handle_connect_failed(index, ERRNO_OF[ERROR_REASONS[reason]], now_ns)
+            connection.handle_connect_failed(index, ERROR_REASONS[reason].code, now_ns)
 
     def is_crowded(self, peer: IPAddress) -> bool:
         """Tell whether a pending connection is reported after its first frame: there are many.

@@ -111,9 +111,8 @@ class SendAccounts:
         self._aside_bytes = 0
         self._by_peer: dict[IPAddress, Destination] = {}
         self._refused: dict[Destination, None] = {}
-        self._refused_apart: dict[
-            Destination, None
-        ] = {}  # that the second account does not concern
+        # Those that the second account does not concern.
+        self._refused_apart: dict[Destination, None] = {}
         self._enough_bytes = _UNKNOWN_BYTES  # one of `_refused` continues at so many free bytes
 
     def resize(self, bytes_max: int, *, is_single: bool) -> None:

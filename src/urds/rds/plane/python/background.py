@@ -191,9 +191,8 @@ def next_ns(plane: Plane) -> int | None:
 
 def note_ack_pending(plane: Plane, path: StreamPath, at_ns: int) -> None:
     """Have a path acknowledge at a time, unless a message carries it before. Lock held."""
-    if (
-        plane.ack_deadlines.get(path) != at_ns
-    ):  # an earlier time belongs to acknowledgements in a write under way
+    # An earlier time belongs to acknowledgements in a write under way.
+    if plane.ack_deadlines.get(path) != at_ns:
         plane.ack_deadlines.pop(path, None)
         plane.ack_deadlines[path] = at_ns
         leader = plane.wait_queue.leader

@@ -355,7 +355,7 @@ class Mailbox(Inbox):
     def _clear_congestion(self) -> None:
         """Have the local bit checked: the queue is below half of the buffer. No lock held."""
         with self._lock:
-            self._plane.note_taken(self)
+            self._plane.touched.add(self)
         self._plane.finish_pass()
 
     def _take_plain(self) -> Item | None:
@@ -434,7 +434,7 @@ class Mailbox(Inbox):
         if self.receive_queued_bytes < self.clear_below_bytes or (
             self.special and (self.pausing or not self.unplain)
         ):
-            self._plane.note_taken(self)
+            self._plane.touched.add(self)
         return item
 
     # -- operations
@@ -556,7 +556,7 @@ class Mailbox(Inbox):
             self._apply(settings)
             self._plane.tell_room(self)
             self.receive_waiters.tell_all(self._plane.wait_queue)
-            self._plane.note_taken(self)
+            self._plane.touched.add(self)
         self._plane.finish_pass()
 
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:

@@ -306,10 +306,8 @@ class Outgoing:
     def end_stream(self) -> None:
         """Move every unacknowledged message to the retransmit queue, in its old order."""
         retransmits, unacked = deque(chain(self.unacked, self.retransmits)), deque[Sent]()
-        self.retransmits, self.unacked = (
-            retransmits,
-            unacked,
-        )  # in one step: an interrupt may repeat this
+        # In one step: an interrupt may repeat this.
+        self.retransmits, self.unacked = retransmits, unacked
         self.position = 0
         self.plain = False
         self.allow_unacked()

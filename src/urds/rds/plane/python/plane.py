@@ -91,14 +91,11 @@ class Plane:
         self.full_paths: set[object] = set()  # at their limit of messages
         self.touched: set[Mailbox] = set()  # checked and shown at the end of the pass
         self.resuming: set[Pausable] = set()  # released by a mailbox, and not resumed yet
-        self.maps_due: set[MessageTransport] = (
-            set()
-        )  # the local map changed: pushed at the end of the pass
+        # The local map changed: pushed at the end of the pass.
+        self.maps_due: set[MessageTransport] = set()
         self.looks: set[Mailbox] = set()
         self.lingering: dict[Mailbox, int] = {}  # closed, with messages in flight
-        self.message_transport_dues: dict[
-            MessageTransport, int
-        ] = {}  # when to serve a message transport
+        self.message_transport_dues: dict[MessageTransport, int] = {}  # when to serve one
         # When the peer of a path counts as absent; all wait equally long here, too.
         self.missing: dict[StreamPath | MessageTransport, int] = {}
 
@@ -406,10 +403,6 @@ class Plane:
         for mailbox in self.hosts[path.local].inboxes.values():
             if mailbox.descriptor is not None:
                 self.touched.add(mailbox)
-
-    def note_taken(self, mailbox: Mailbox) -> None:
-        """Note that a mailbox with further work returned a message. Lock held."""
-        self.touched.add(mailbox)
 
     def note_peer_map(
         self, host: Host, peer: IPAddress, data: bytes, *, exact: bool = False

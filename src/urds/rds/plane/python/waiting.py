@@ -89,9 +89,7 @@ class Waiters:
             leader.doing = Doing.NOTIFIED  # if an interrupt ends its wait, it passes this on
             count -= 1
         while count > 0 and self._queue:
-            wait_queue.notify(
-                self._queue[0]
-            )  # first: an interrupt may notify one twice, but forget none
+            wait_queue.notify(self._queue[0])  # first, or an interrupt forgets it
             self._queue.pop(0)
             count -= 1
 
