@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
-from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.outgoing import Owner
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits

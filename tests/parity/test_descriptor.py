@@ -8,8 +8,7 @@ import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.contract import Limits, Mailbox, Release
-from urds.rds.plane.operations import AtomicOperation, OperationNotice
+from urds.rds.plane.contract import AtomicOperation, Limits, Mailbox, OperationNotice, Release
 from urds.rds.wire.congestion_map import CongestionMap
 
 ADDRESS = (str(PEER), PEER_PORT)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.rds.transports.rdma_core.rdma_core_world import Account, Side, atomic, transfer
 from tests.support.examples import examples
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import Operation
+from urds.rds.plane.contract import Operation
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 

@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING
 from tests.sim.rdma_records import CELL_BYTES, CELLS, FIELD_MASK, Asked, Flow, Region, Sent
 from urds.common.types import IPAddress
 from urds.rds.constants import ExtensionType, RdmaStatus
-from urds.rds.plane.contract import Message
-from urds.rds.plane.operations import AtomicOperation, Operation, OperationNotice, RdmaTransfer
+from urds.rds.plane.contract import (
+    AtomicOperation,
+    Message,
+    Operation,
+    OperationNotice,
+    RdmaTransfer,
+)
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.wire import extensions as exthdr
 

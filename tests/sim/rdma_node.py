@@ -17,9 +17,15 @@ from tests.sim.rdma_judge import Judge
 from tests.support.lines import Lines
 from urds.common.types import IPAddress
 from urds.rds.control.settings import LocalAddressSettings
-from urds.rds.plane.contract import Limits, MailboxSettings, Message, Wanted
+from urds.rds.plane.contract import (
+    Limits,
+    MailboxSettings,
+    Message,
+    Operation,
+    OperationNotices,
+    Wanted,
+)
 from urds.rds.plane.message_transport import MessageTransport
-from urds.rds.plane.operations import Operation, OperationNotices
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
 from urds.rds.transports.rdma.core import CoreLimits

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.contract import Operation, RdmaTransfer
 from urds.rds.plane.python.mailbox import Mailbox
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.sim.rdma_records import (
 )
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import AtomicOperation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, RdmaTransfer
 from urds.rds.plane.python.mailbox import Mailbox
 
 SIZES = (0, 0, 8, 20, 20, 300, 300, 4_088, 4_096, 4_097, 9_000, 13_000)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.vectors import load
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag, RdmaStatus
-from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.contract import Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters

@@ -12,8 +12,16 @@ from ipaddress import IPv4Address, ip_address
 
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.contract import Buffer, Event, Limits, MailboxSettings, MessageRow, PathRow
-from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.contract import (
+    Buffer,
+    Event,
+    Limits,
+    MailboxSettings,
+    MessageRow,
+    Operation,
+    PathRow,
+    RdmaTransfer,
+)
 from urds.rds.plane.python.accounts import Destination
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane

@@ -15,8 +15,13 @@ from tests.rds.plane.message_transport_world import (
     wait_until,
 )
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.rds.plane.contract import CongestionNotice, Message
-from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
+from urds.rds.plane.contract import (
+    CongestionNotice,
+    Message,
+    Operation,
+    OperationNotice,
+    OperationNotices,
+)
 from urds.rds.plane.python import receive_side
 from urds.rds.plane.python.mailbox import Mailbox
 

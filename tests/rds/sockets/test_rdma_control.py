@@ -42,7 +42,7 @@ from urds.rds.constants import (
     RdmaStatus,
     SockOpt,
 )
-from urds.rds.plane.operations import OperationNotice
+from urds.rds.plane.contract import OperationNotice
 from urds.rds.runtime.backend import AtomicOperation, OperationNotices, RdmaTransfer
 
 MIB = 1 << 20

@@ -18,30 +18,187 @@ sender's thread. Errors are `errors.os_error(ErrorReason.X)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum, IntFlag, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag, StrEnum, auto
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from urds.common.types import IPAddress
-from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
-from urds.rds.plane.rows import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.constants import RdmaStatus
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
-
-__all__ = [  # rows and notices are re-exported for users of the contract
-    "ALL_GROUPS", "Agreement", "Buffer", "Carrier", "CongestionNotice", "Control",
-    "Down", "DownReason", "Event", "FirstFrame", "Hold", "Interest", "Limits", "LingerOver",
-    "Mailbox", "MailboxRow", "MailboxSettings", "Message", "MessageRow", "Notice", "Operation",
-    "OperationNotice", "OperationNotices", "Path", "PathRow", "PeerRestarted", "Plane", "RdmaRow",
-    "Ready", "Release", "Snapshot", "SocketAddress", "Stream", "Wanted",
-]  # fmt: skip
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 Buffer = bytes | bytearray | memoryview
 
 ALL_GROUPS = (1 << 64) - 1  # a congestion monitor that watches every port group
+_NO_GID: Final = IPv6Address(0)
+
+
+class Carrier(StrEnum):
+    """The transport of a path, by Linux's name."""
+
+    TCP = "tcp"
+    SHARED_MEMORY = "shm"  # urds only: a path over TCP whose stream is in shared memory
+    RDMA = "infiniband"  # also without InfiniBand hardware: kernel parity
+
+
+class MessageRow(NamedTuple):
+    """One queued message, as rds-info lists it."""
+
+    sequence: int  # 0 before it is numbered
+    payload_bytes: int
+    local: IPAddress
+    local_port: int
+    peer: IPAddress
+    peer_port: int
+    tos: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxRow:
+    """One bound socket, as rds-info lists it."""
+
+    local: IPAddress
+    port: int
+    send_bytes_max: int
+    receive_bytes_max: int
+    send_queued_bytes: int
+    receive_queued_bytes: int
+    receive_queued_messages: int
+    congested: bool
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaRow:
+    """The RDMA part of a path's row; all zeros while it has no connection."""
+
+    is_passive: bool = False  # the accepting end of a connection to itself, which Linux hides
+    device: str = ""  # the local one
+    service_level: int = 0
+    local_gid: IPv6Address = _NO_GID
+    peer_gid: IPv6Address = _NO_GID
+    send_requests_max: int = 0
+    receive_requests_max: int = 0
+    send_segments_max: int = 0
+    regions_max: int = 0
+    region_pages_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One path, as rds-info lists its connection and transport."""
+
+    local: IPAddress
+    peer: IPAddress
+    index: int
+    transport: Carrier
+    tos: int
+    up: bool
+    sending: bool
+    held: bool
+    sequence_next: int
+    sequence_expected: int
+    unsent_messages: int
+    unacknowledged_messages: int
+    local_stream: tuple[str, int] | None  # TCP address of the local end
+    peer_stream: tuple[str, int] | None
+    header_remaining_bytes: int
+    data_remaining_bytes: int
+    stream_sent_bytes: int
+    stream_expected_bytes: int
+    stream_acknowledged_bytes: int
+    rdma: RdmaRow | None = None  # of `Carrier.RDMA`
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether Linux lists its connection: path 0, and not a passive end."""
+        return not self.index and (self.rdma is None or not self.rdma.is_passive)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counters and tables of a plane; consistent per object, not over all."""
+
+    counters: Mapping[str, int]
+    mailboxes: Sequence[MailboxRow]
+    paths: Sequence[PathRow]
+    send_queue: Sequence[MessageRow] = field(default=())
+    retransmit_queue: Sequence[MessageRow] = field(default=())
+    receive_queue: Sequence[MessageRow] = field(default=())
+    rdma_in_use: bool = False  # a socket of this process used it, even if closed now
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Operation:
+    """Fields of every RDMA and atomic operation, as a socket hands it to a transport.
+
+    An operation belongs to one message: it completes before the message leaves, on the same
+    connection, so that its bytes are in place when the message arrives. It ends exactly once: the
+    transport sets `status` and calls `Mailbox.note_operation` of the sender's mailbox. The socket
+    creates it and has checked every limit. Source: rds-rdma(7); docs/reference/rds.md 4.3 (linux
+    v6.12 net/rds/rdma.c).
+    """
+
+    key: int  # the peer's r_key: lower half of its cookie
+    remote_address: int  # within that region: the requested address plus the cookie's offset
+    token: int = 0  # the application's, returned with the status
+    notify: bool = False  # NOTIFY_ME: a notice at the end, whatever the status
+    report_failure: bool = False  # RDS_RECVERR: a notice of a failure, also without NOTIFY_ME
+    silent: bool = False  # without payload and cookie no message follows
+    fence: bool = False  # the message waits for this read
+    status: RdmaStatus | None = None  # None while it has not ended
+
+    @property
+    def wants_notice(self) -> bool:
+        """Whether its present status makes a notice for the application."""
+        return self.notify or (self.report_failure and bool(self.status))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RdmaTransfer(Operation):
+    """Move bytes between local memory and one region of the peer."""
+
+    is_write: bool  # to the peer; else from it
+    pieces: tuple[memoryview, ...]  # local, of bytes, in order; writable for a read
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes to move."""
+        return sum(len(piece) for piece in self.pieces)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AtomicOperation(Operation):
+    """Fetch and add, or compare and swap, on eight bytes of the peer; 64-bit operands.
+
+    An add with a no-carry mask adds within fields whose highest bits the mask sets; 0 is plain. A
+    compare uses the bits of `compare_mask` and swaps those of `swap_mask`; all ones is plain.
+    """
+
+    is_compare: bool
+    operand: int  # what is added, or compared
+    swap: int = 0
+    no_carry_mask: int = 0
+    compare_mask: int = (1 << 64) - 1
+    swap_mask: int = (1 << 64) - 1
+    result: memoryview  # eight writable bytes: the old value, in host order
+
+
+class OperationNotice(NamedTuple):
+    """How an operation ended, for an application that requested a notice."""
+
+    token: int
+    status: RdmaStatus
+
+
+class OperationNotices(tuple[OperationNotice, ...]):
+    """The notices of one receive: a tuple, in the order in which the operations ended."""
+
+    __slots__ = ()
 
 
 class Interest(IntFlag):

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Buffer, MessageRow, PathRow
-from urds.rds.plane.operations import Operation
+from urds.rds.plane.contract import Buffer, MessageRow, Operation, PathRow
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.accounts import Destination

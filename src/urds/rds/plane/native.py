@@ -25,7 +25,6 @@ from urds.common.types import IPAddress
 from urds.rds.addresses import known_peer
 from urds.rds.plane import contract
 from urds.rds.plane.loop_path import LoopPath
-from urds.rds.plane.operations import Operation
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -128,7 +127,7 @@ class Mailbox(urds_native.Mailbox):
         *,
         wait_ns: int | None,
         extension: bytes = b"",
-        operations: Sequence[Operation] = (),
+        operations: Sequence[contract.Operation] = (),
         copy: bool = True,
     ) -> int:
         """Queue one message gathered from `buffers`; operations raise: no path supports any."""
@@ -145,7 +144,7 @@ class Mailbox(urds_native.Mailbox):
             return contract.CongestionNotice(taken)
         return contract.Message._make(taken)
 
-    def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
+    def wait_operation(self, operation: contract.Operation, wait_ns: int | None) -> bool:
         """Return whether an operation has ended; no operation is ever under way here."""
         return operation.status is not None
 

@@ -15,18 +15,20 @@ from urds.common.types import IPAddress
 from urds.rds.constants import Transport
 from urds.rds.plane.contract import (
     ALL_GROUPS,
+    AtomicOperation,
     Buffer,
     CongestionNotice,
     Mailbox,
     MailboxSettings,
     Message,
     Notice,
+    Operation,
     OperationNotices,
     Plane,
+    RdmaTransfer,
     Snapshot,
     SocketAddress,
 )
-from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.settings import Settings
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters

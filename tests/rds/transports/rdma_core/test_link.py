@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import RdmaRow
-from urds.rds.plane.operations import RdmaTransfer
+from urds.rds.plane.contract import RdmaRow, RdmaTransfer
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.events import PeerKey

@@ -8,7 +8,7 @@ import pytest
 from tests.rds.transports.rdma_core.rdma_core_world import Side, ack_only
 from tests.rds.transports.rdma_core.test_operations import complete
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import RdmaTransfer
+from urds.rds.plane.contract import RdmaTransfer
 
 
 def _acknowledge(side: Side) -> None:

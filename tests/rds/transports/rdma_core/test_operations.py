@@ -17,7 +17,7 @@ from tests.rds.transports.rdma_core.rdma_core_world import (
     transfer,
 )
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import Operation
+from urds.rds.plane.contract import Operation
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 from urds.rds.wire.extensions import Extension, emit, parse

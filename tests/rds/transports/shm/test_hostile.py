@@ -19,7 +19,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import Node, wait_until
 from urds.rds.constants import RDS_TCP_PORT
-from urds.rds.plane.rows import Carrier
+from urds.rds.plane.contract import Carrier
 from urds.rds.runtime import shm_connect
 from urds.rds.settings import Settings
 from urds.rds.transports import shm

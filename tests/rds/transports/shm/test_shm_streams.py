@@ -14,7 +14,7 @@ import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import Node, wait_until
-from urds.rds.plane.rows import Carrier
+from urds.rds.plane.contract import Carrier
 
 LONG_BYTES = 1 << 20
 

@@ -28,7 +28,6 @@ from urds.rds.wire.header import HEADER, HEADER_BYTES
 if TYPE_CHECKING:
     from collections import deque
 
-
 RUN_MIN = 16  # below it the loop is as fast
 RUN_BYTES_MAX = 2048  # of a payload: for longer ones the copy costs more than the loop
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from urds.rds.plane.python.plane import Plane
     from urds.rds.plane.python.stream_path import StreamPath
 
-
 _READY_MAX = 64
 POLL_S_MAX = 86400.0  # epoll counts milliseconds in an int; a longer wait polls again
 TICK_NS = 1_000_000

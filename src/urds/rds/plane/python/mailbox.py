@@ -34,10 +34,11 @@ from urds.rds.plane.contract import (
     MailboxSettings,
     Message,
     Notice,
+    Operation,
+    OperationNotice,
     Path,
     SocketAddress,
 )
-from urds.rds.plane.operations import Operation, OperationNotice
 from urds.rds.plane.python import alone, queueing, receive_side
 from urds.rds.plane.python.accounts import Destination, SendAccounts
 from urds.rds.plane.python.background import POLL_S_MAX

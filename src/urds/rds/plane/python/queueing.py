@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from urds.common.errors import ErrorReason, message_too_long, os_error, peer_takes_less
 from urds.common.types import IPAddress
 from urds.rds.addresses import is_name, parse_target
-from urds.rds.plane.contract import Buffer, SocketAddress
-from urds.rds.plane.operations import Operation
+from urds.rds.plane.contract import Buffer, Operation, SocketAddress
 from urds.rds.plane.python.host import LoopPath
 from urds.rds.plane.python.outgoing import REFERENCE_BYTES
 from urds.rds.plane.python.receive_side import own_map

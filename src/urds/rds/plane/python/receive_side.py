@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from urds.common.errors import os_error
 from urds.common.types import IPAddress
-from urds.rds.plane.operations import Operation, OperationNotice, OperationNotices
+from urds.rds.plane.contract import Operation, OperationNotice, OperationNotices
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from urds.rds.plane.python.mailbox import Mailbox
     from urds.rds.plane.python.plane import Plane
     from urds.rds.wire.congestion_map import CongestionMap
-
 
 _GROUPS = 64
 

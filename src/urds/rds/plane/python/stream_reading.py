@@ -20,7 +20,6 @@ from urds.rds.plane.python.inbox import Inbox
 if TYPE_CHECKING:
     from urds.rds.plane.python.stream_path import StreamPath
 
-
 _READS_PER_PASS = 8
 _PASS_BYTES = 4 << 20  # then other paths are served
 # The same if others are known to wait: a peer that sends without end gets no more of a socket than

@@ -25,7 +25,6 @@ from urds.rds.plane.contract import Buffer, Release, Stream
 if TYPE_CHECKING:
     from urds.rds.plane.python.stream_path import StreamPath
 
-
 _GAP_NS = 20_000  # a pause that makes the next two sends leave at once
 _CREDITS = 2
 TAIL_NS = 500_000  # age at which the progress thread sends a batch

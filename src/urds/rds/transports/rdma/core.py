@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.transports.rdma.credits import CREDITS_MAX, Credits
 from urds.rds.transports.rdma.frames import (
     ACK_ONLY,

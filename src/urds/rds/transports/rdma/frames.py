@@ -18,8 +18,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from urds.rds.constants import IB_FRAGMENT_BYTES, ExtensionType, RdmaStatus
-from urds.rds.plane.contract import Buffer
-from urds.rds.plane.operations import Operation, RdmaTransfer
+from urds.rds.plane.contract import Buffer, Operation, RdmaTransfer
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.checksum import header_checksum
 from urds.rds.wire.header import EXTENSION_BYTES, HEADER

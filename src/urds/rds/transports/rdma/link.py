@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort
 from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
-from urds.rds.plane.contract import RdmaRow
-from urds.rds.plane.operations import AtomicOperation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, RdmaRow, RdmaTransfer
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,

@@ -13,8 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
-from urds.rds.plane.contract import Buffer, Carrier, MessageRow, PathRow, RdmaRow
-from urds.rds.plane.operations import Operation
+from urds.rds.plane.contract import Buffer, Carrier, MessageRow, Operation, PathRow, RdmaRow
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.events import PeerKey

@@ -27,8 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from urds.rds.constants import HeaderFlag, RdmaStatus
-from urds.rds.plane.contract import Buffer
-from urds.rds.plane.operations import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.contract import AtomicOperation, Buffer, Operation, RdmaTransfer
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,
     Frame,
