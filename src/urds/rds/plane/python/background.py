@@ -26,6 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from urds.rds.plane.contract import Event, Interest, LingerOver, Ready
+from urds.rds.plane.python import stream_writing
 from urds.rds.plane.python.waiting import Doing
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def next_ns(plane: Plane) -> int | None:
     """Return the earliest time at which `serve` has work. Lock held."""
     earliest: int | None = None
     for path in list(plane._dirty):
-        due_ns = path.due_ns()
+        due_ns = stream_writing.due_ns(path)
         if due_ns is None:
             del plane._dirty[path]
         elif earliest is None or due_ns < earliest:
@@ -213,14 +214,14 @@ def serve(plane: Plane) -> None:
             for path in mailbox.paths():
                 _end_linger(plane, path, mailbox)
     for path in due:
-        path.serve(now_ns)
+        stream_writing.serve(path, now_ns)
     for other in transports:
         other.serve()
     plane.finish_pass()
 
 
 def _due(plane: Plane, now_ns: int) -> list[StreamPath]:
-    due = ((path, path.due_ns()) for path in plane._dirty)
+    due = ((path, stream_writing.due_ns(path)) for path in plane._dirty)
     return [path for path, at_ns in due if at_ns is not None and at_ns <= now_ns]
 
 

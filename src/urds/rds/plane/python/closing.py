@@ -90,7 +90,7 @@ def drain(plane: Plane, drain_ns: int) -> int:
     if plane.closed:
         return 0
     deadline_ns = plane.clock_ns() + drain_ns
-    paths, transports = _all_paths(plane), _all_message_transports(plane)
+    paths, transports = _all_paths(plane)
     _ask(plane, paths)
     every: list[StreamPath | MessageTransport] = [*paths, *transports]
     while _is_any_left(plane, every) and plane.clock_ns() < deadline_ns and not plane.virtual:
@@ -160,22 +160,20 @@ def _shut_all(plane: Plane) -> None:
     plane.finish_pass()
 
 
-def _all_paths(plane: Plane) -> list[StreamPath]:
+def _all_paths(plane: Plane) -> tuple[list[StreamPath], list[MessageTransport]]:
     with plane.lock:
-        return [path for host in plane.hosts.values() for path in host.paths]
-
-
-def _all_message_transports(plane: Plane) -> list[MessageTransport]:
-    with plane.lock:
-        return [path for host in plane.hosts.values() for path in host.transports]
+        hosts = list(plane.hosts.values())
+        paths = [path for host in hosts for path in host.paths]
+        return paths, [path for host in hosts for path in host.transports]
 
 
 def end_streams(plane: Plane) -> None:
     """End every connection in order, over any transport; wake no thread."""
     until_ns = plane.clock_ns() + _END_OF_TRANSPORT_NS
-    for path in _all_message_transports(plane):
-        path.end(until_ns)
-    _end_streams(_all_paths(plane))
+    paths, transports = _all_paths(plane)
+    for transport in transports:
+        transport.end(until_ns)
+    _end_streams(paths)
 
 
 def _wait_until_empty(plane: Plane) -> None:

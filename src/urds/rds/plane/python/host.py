@@ -22,6 +22,7 @@ from urds.rds.plane.contract import (
 )
 from urds.rds.plane.python.incoming import Sources
 from urds.rds.plane.python.outgoing import Fence
+from urds.rds.plane.python.receive_side import put_message
 from urds.rds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
@@ -100,38 +101,23 @@ class LoopPath(loop_path.LoopPath):
         super().__init__(local=local, peer=peer)
         self._plane = plane
 
-    def deliver(
-        self, sender: Mailbox, target_port: int, payload: Buffer, extension: bytes
-    ) -> Mailbox | None:
-        """Queue a message in its target; return the mailbox that got it. Plane's lock held."""
+    def deliver(self, sender: Mailbox, target_port: int, payload: Buffer, extension: bytes) -> None:
+        """Queue a message in its target. Plane's lock held."""
         plane = self._plane
         counters = plane.counters
         counters.send_queued += 1
-        source = socket_address(self.local, sender.port)
         if not target_port:
             counters.recv_ping += 1
             counters.send_pong += 1
-            return self._put(sender, b"", socket_address(self.peer, 0), b"")
+            put_message(plane, sender, b"", socket_address(self.peer, 0), b"")
+            return
         host = plane.hosts.get(self.peer)
         target = host.inboxes.get(target_port) if host else None
         if target is None:
             counters.recv_drop_no_sock += 1
-            return None
-        return self._put(target, bytes(payload), source, extension)
-
-    def _put(
-        self, target: Mailbox, payload: bytes, source: SocketAddress, extension: bytes
-    ) -> Mailbox:
-        plane = self._plane
-        if target.detailed or extension:
-            target.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
-        else:
-            target.put((payload, source))
-        target.receive_queued_bytes += len(payload)
-        plane.counters.recv_queued += 1
-        plane.counters.recv_bytes_added_to_sock += len(payload)
-        plane.note_arrival(target, 1)
-        return target
+            return
+        source = socket_address(self.local, sender.port)
+        put_message(plane, target, bytes(payload), source, extension)
 
 
 def take_snapshot(plane: Plane) -> Snapshot:
@@ -252,7 +238,7 @@ def _received_rows(box: Mailbox, tos_of: Mapping[int, int]) -> list[MessageRow]:
         host, port = item[1][:2]
         tos = tos_of.get(id(item[1]), 0)
         rows.append(
-            MessageRow(0, len(item[0]), box.local, box.port, _address_of(box, host), port, tos)
+            MessageRow(0, len(item[0]), box.local, box.port, type(box.local)(host), port, tos)
         )
     return rows
 
@@ -271,7 +257,3 @@ def _tos_of_sources(plane: Plane, rows: Mapping[MessageTransport, PathRow]) -> d
         if rows[path].tos
         for source in sources.values()
     }
-
-
-def _address_of(box: Mailbox, host: str) -> IPAddress:
-    return type(box.local)(host)

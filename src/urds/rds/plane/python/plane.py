@@ -171,7 +171,16 @@ class Plane:
     def remove_message_transport(self, path: MessageTransport) -> None:
         """Remove a path and every route over it; the transport keeps its queue."""
         with self.lock:
-            receive_side.remove_transport(self, path)
+            host = self.hosts[path.local]
+            host.transports.pop(path, None)
+            for mailbox in host.inboxes.values():
+                mailbox.forget_route(path)
+            self.note_path_room(path)  # its waiting senders check again
+            self.missing.pop(path, None)
+            self.full_paths.discard(path)
+            self.maps_due.discard(path)
+            self.message_transport_dues.pop(path, None)
+            host.forget_peer_map(path.peer)
         self.finish_pass()
 
     def deliver_from_transport(
@@ -187,9 +196,20 @@ class Plane:
         The message is taken also with false: then its mailbox is over its hard bound, and the path
         receives no more until `resume` is called.
         """
-        return receive_side.deliver_from_transport(
-            self, path, source_port, target_port, payload, extension
-        )
+        host = self.hosts[path.local]
+        inbox = host.inboxes.get(target_port)
+        if inbox is None:
+            self.counters.recv_drop_no_sock += 1
+            return True
+        sources = host.transports.get(path)
+        if sources is None:
+            sources = host.add_message_transport(path)
+        receive_side.put_message(self, inbox, payload, sources[source_port], extension)
+        if not inbox.may_be_too_full() or not self.is_over_hard_bound(inbox):
+            return True
+        if path not in inbox.pausing:
+            receive_side.pause(self, path, inbox)
+        return False
 
     # -- waiting
 

@@ -78,7 +78,8 @@ def queue(
     waiters = _RoomWaiters(mailbox)
     try:
         for _ in range(_RESOLVES_MAX):
-            _resolve(mailbox, peer)
+            if peer not in mailbox._routes and not mailbox.closed:
+                mailbox._plane.resolve(mailbox, peer)  # on the first send it makes a route
             queued = mailbox._plane.wait(attempt, waiters, wait_ns, flush=mailbox)
             if queued is not False:
                 break
@@ -118,13 +119,6 @@ def _account_detail(mailbox: Mailbox, reason: ErrorReason, peer: IPAddress, port
         size = mailbox._send_bytes_max
         return f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
     return f"{mailbox.send_queued_bytes} of {mailbox._send_bytes_max} bytes are queued"
-
-
-def _resolve(mailbox: Mailbox, peer: IPAddress) -> None:
-    """Get a route to the peer; the control plane creates it on the first send."""
-    if peer in mailbox._routes or mailbox.closed:
-        return
-    mailbox._plane.resolve(mailbox, peer)
 
 
 def _try(

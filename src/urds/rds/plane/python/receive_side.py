@@ -24,9 +24,9 @@ from urds.common.types import IPAddress
 from urds.rds.plane.contract import Operation, OperationNotice, OperationNotices
 
 if TYPE_CHECKING:
-    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.contract import SocketAddress
     from urds.rds.plane.python.host import Host
-    from urds.rds.plane.python.inbox import Inbox
+    from urds.rds.plane.python.inbox import Inbox, Pausable
     from urds.rds.plane.python.mailbox import Mailbox
     from urds.rds.plane.python.plane import Plane
     from urds.rds.wire.congestion_map import CongestionMap
@@ -163,55 +163,22 @@ def wait_operation(mailbox: Mailbox, operation: Operation, wait_ns: int | None) 
     return ended is True
 
 
-def remove_transport(plane: Plane, path: MessageTransport) -> None:
-    """Remove a path and every route over it; its waiting senders check again. Lock held."""
-    host = plane.hosts[path.local]
-    host.transports.pop(path, None)
-    for mailbox in host.inboxes.values():
-        mailbox.forget_route(path)
-    plane.note_path_room(path)
-    plane.missing.pop(path, None)
-    plane.full_paths.discard(path)
-    plane.maps_due.discard(path)
-    plane.message_transport_dues.pop(path, None)
-    host.forget_peer_map(path.peer)
-
-
-def deliver_from_transport(
-    plane: Plane,
-    path: MessageTransport,
-    source_port: int,
-    target_port: int,
-    payload: bytes,
-    extension: bytes,
-) -> bool:
-    """Queue a message in its mailbox; return false if the path must pause. Lock held."""
-    host, counters = plane.hosts[path.local], plane.counters
-    inbox = host.inboxes.get(target_port)
-    if inbox is None:
-        counters.recv_drop_no_sock += 1
-        return True
-    sources = host.transports.get(path)
-    if sources is None:
-        sources = host.add_message_transport(path)
-    source = sources[source_port]
+def put_message(
+    plane: Plane, inbox: Inbox, payload: bytes, source: SocketAddress, extension: bytes
+) -> None:
+    """Queue and count a message that came without a stream. Lock held."""
     if inbox.detailed or extension:
         inbox.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
     else:
         inbox.put((payload, source))
     inbox.receive_queued_bytes += len(payload)
-    counters.recv_queued += 1
-    counters.recv_bytes_added_to_sock += len(payload)
+    plane.counters.recv_queued += 1
+    plane.counters.recv_bytes_added_to_sock += len(payload)
     plane.note_arrival(inbox, 1)
-    if not inbox.may_be_too_full() or not plane.is_over_hard_bound(inbox):
-        return True
-    _pause(plane, path, inbox)
-    return False
 
 
-def _pause(plane: Plane, path: MessageTransport, inbox: Inbox) -> None:
-    """Have the path resumed when the mailbox is at half of its hard bound. Lock held."""
-    if path not in inbox.pausing:
-        inbox.pausing.add(path)
-        inbox.special = True
-        plane.counters.recv_paused += 1
+def pause(plane: Plane, path: Pausable, inbox: Inbox) -> None:
+    """Have a path resumed when the mailbox is at half of its hard bound. Lock held."""
+    inbox.pausing.add(path)
+    inbox.special = True
+    plane.counters.recv_paused += 1

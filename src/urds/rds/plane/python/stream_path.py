@@ -486,14 +486,6 @@ class StreamPath:
 
     # -- time
 
-    def due_ns(self) -> int | None:
-        """Return when `serve` has something to do. Lock held."""
-        return stream_writing.due_ns(self)
-
-    def serve(self, now_ns: int) -> None:
-        """Do due work: the batch, an acknowledgement, a query of TCP. No lock held."""
-        stream_writing.serve(self, now_ns)
-
     def unblock(self) -> None:
         """Write again: the stream takes bytes."""
         with self.plane.lock:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from urds.rds.plane.contract import Control, DownReason, FirstFrame, PeerRestarted, Stream
 from urds.rds.plane.python.background import note_ack_pending
-from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.receive_side import pause
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.stream_path import StreamPath
@@ -194,8 +194,10 @@ def _report(path: StreamPath) -> None:
     )
     for inbox, messages in incoming.touched:
         plane.note_arrival(inbox, messages)
-        if inbox.may_be_too_full() and plane.is_over_hard_bound(inbox):
-            _pause(path, inbox)
+        too_full = inbox.may_be_too_full() and plane.is_over_hard_bound(inbox)
+        if too_full and not (path.paused and path in inbox.pausing):
+            path.paused = True
+            pause(plane, path, inbox)
     incoming.touched.clear()
     if path.core.outgoing.freed or path.full or path.room_wanted or path.dependents:
         path.finish_freed()
@@ -221,16 +223,6 @@ def _count_protocol_error(path: StreamPath, reason: DownReason) -> None:
     name = _COUNTER_OF_PROTOCOL_ERROR[reason]
     counters = path.plane.counters
     setattr(counters, name, getattr(counters, name) + 1)
-
-
-def _pause(path: StreamPath, inbox: Inbox) -> None:
-    """Stop reading until the mailbox is at half of its hard bound. Lock held."""
-    if path.paused and path in inbox.pausing:
-        return
-    path.paused = True
-    inbox.pausing.add(path)
-    inbox.special = True
-    path.plane.counters.recv_paused += 1
 
 
 class WarmMemory:
