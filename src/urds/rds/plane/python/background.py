@@ -263,17 +263,6 @@ def _note_absent(plane: Plane, now_ns: int) -> None:
                 mailbox.note_absent(destination)
 
 
-def flush_batches(plane: Plane) -> None:
-    """Send open batches. No lock held."""
-    plane.batches = False
-    if not plane._dirty:
-        return
-    with plane.lock:
-        paths = tuple(path for path in plane._dirty if path.core.wants_to_write())
-    for path in paths:
-        path.flush()
-
-
 def _take_from_transport(plane: Plane, now_ns: int) -> Sequence[MessageTransport]:
     paths = [path for path, at_ns in plane.message_transport_dues.items() if at_ns <= now_ns]
     for path in paths:

@@ -359,21 +359,15 @@ class Incoming:
         else:
             run.put_rare(payload, fields[9], fields[10], now_ns, fields[0] + 1)
 
-    def note_received(self, messages: int, byte_count: int) -> None:
-        """Count messages pending acknowledgement to a urds node; make it due at the bounds."""
-        self.ack_pending_messages += messages
-        self.ack_pending_bytes += byte_count
-        limits = self.limits
-        if (
-            self.ack_pending_messages >= limits.acknowledge_messages
-            or self.ack_pending_bytes >= limits.acknowledge_bytes
-        ):
-            self.acknowledgement_due = True
-
     def count(self, inbox: Inbox | None, messages: int, byte_count: int) -> None:
         """Count messages about to be queued, or without a socket."""
-        if self.acknowledging:
-            self.note_received(messages, byte_count)
+        if self.acknowledging:  # a urds node: due at once at the bounds
+            self.ack_pending_messages += messages
+            self.ack_pending_bytes += byte_count
+            self.acknowledgement_due |= (
+                self.ack_pending_messages >= self.limits.acknowledge_messages
+                or self.ack_pending_bytes >= self.limits.acknowledge_bytes
+            )
         counters = self.counters
         if inbox is None:
             counters.recv_drop_no_sock += messages

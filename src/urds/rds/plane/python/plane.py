@@ -300,8 +300,14 @@ class Plane:
                 self.progress_thread.leader_left()
 
     def flush_batches(self) -> None:
-        """Send open batches: a thread about to sleep has nothing to add."""
-        background.flush_batches(self)
+        """Send open batches: a thread about to sleep has nothing to add. No lock held."""
+        self.batches = False
+        if not self._dirty:
+            return
+        with self.lock:
+            paths = tuple(path for path in self._dirty if path.core.wants_to_write())
+        for path in paths:
+            path.flush()
 
     def deliver(self) -> None:
         """Wake every notified thread; called without the lock."""
@@ -431,7 +437,11 @@ class Plane:
 
         With `exact` monitors get only the groups that it cleared, as over RDMA.
         """
-        receive_side.note_peer_map(self, host, peer, data, exact=exact)
+        self.counters.cong_update_received += 1
+        groups = host.replace_peer_map(peer, data)
+        for mailbox in host.inboxes.values():
+            mailbox.note_map(groups, exact=exact)
+            self.touched.add(mailbox)
 
     def is_over_hard_bound(self, inbox: Inbox) -> bool:
         """Return whether a mailbox is so full that its peers' streams must wait."""

@@ -25,7 +25,6 @@ from urds.rds.plane.contract import Operation, OperationNotice, OperationNotices
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import SocketAddress
-    from urds.rds.plane.python.host import Host
     from urds.rds.plane.python.inbox import Inbox, Pausable
     from urds.rds.plane.python.mailbox import Mailbox
     from urds.rds.plane.python.plane import Plane
@@ -99,15 +98,6 @@ def show(plane: Plane, mailbox: Mailbox, *, on: bool) -> None:
                 plane.touched.add(sender)
     # Last (`interrupts`): until then the map differs from the mailbox, and is checked again.
     (host.congested.set if on else host.congested.clear)(mailbox.port)
-
-
-def note_peer_map(plane: Plane, host: Host, peer: IPAddress, data: bytes, *, exact: bool) -> None:
-    """See `Plane.note_peer_map`. Lock held."""
-    plane.counters.cong_update_received += 1
-    groups = host.replace_peer_map(peer, data)
-    for mailbox in host.inboxes.values():
-        mailbox.note_map(groups, exact=exact)
-        plane.touched.add(mailbox)
 
 
 def note_resumed(plane: Plane, mailbox: Mailbox) -> None:

@@ -484,8 +484,6 @@ class StreamPath:
             self.stream = None
         self.core.attached = False
 
-    # -- time
-
     def unblock(self) -> None:
         """Write again: the stream takes bytes."""
         with self.plane.lock:
