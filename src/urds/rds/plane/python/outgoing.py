@@ -25,6 +25,7 @@ from typing import Any, Protocol, cast
 from urds.rds.constants import PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import Buffer, Limits, Release
 from urds.rds.plane.python import alike
+from urds.rds.plane.python.alike import RUN_MIN
 from urds.rds.plane.python.counters import Counters
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
@@ -171,7 +172,7 @@ class Outgoing:
         small: list[Buffer] = []
         while self.unsent and made < bytes_max:
             run, framed = 0, list[Buffer]()
-            if len(self.unsent) > alike.RUN_MIN and not self.fences:
+            if len(self.unsent) > RUN_MIN and not self.fences:
                 run = _frame_run(self, framed, bytes_max - made, acknowledgement)
             made += run or self._frame_new(framed, bytes_max - made, acknowledgement)
             small += framed
