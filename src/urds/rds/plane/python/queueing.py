@@ -52,8 +52,7 @@ def queue(
             message_bytes_max=mailbox._plane.limits.message_bytes_max,
             send_bytes_max=mailbox._send_bytes_max,
         )
-    counters = mailbox._plane.counters
-    blocked = False
+    counters, blocked = mailbox._plane.counters, False
     path: StreamPath | LoopPath | MessageTransport | None = None
 
     def attempt() -> bool | None:
