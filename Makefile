@@ -21,7 +21,7 @@ INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick check test test-beyond test-all sim interop namespaces bench bench-compare attacks \
-        interop-bench bench-page faults fuzz soak lint types docs native news lock clean python \
+        interop-bench bench-page faults fuzz soak lint types docs native wheels news lock clean python \
         environment lint-environment
 
 help:  ## List the commands
@@ -116,6 +116,10 @@ docs: environment  ## Write docs/conformance.md and docs/interop.md anew from th
 native: python  ## Build the compiled data plane into .venv; needs Rust 1.88 or newer (2 min)
 	@$(PYTHON) -m tools.native build
 
+wheels: python  ## Build wheels and sources into dist/, install each and see it work (10 min)
+	@$(PYTHON) tools/environment.py --at $(VENV)-wheels wheels
+	@$(PYTHON) -m tools.wheels --at $(VENV)-wheels $(ARGS)
+
 news: python  ## Show the release notes that the files of changes/ make
 	@$(PYTHON) tools/environment.py --at $(VENV)-news build news
 	@$(VENV)-news/bin/towncrier build --draft --version "$$($(PYTHON) -c \
@@ -125,7 +129,7 @@ lock: python  ## Renew requirements/*.txt, with hashes, from pyproject.toml
 	@$(PYTHON) tools/lock.py
 
 clean:  ## Remove environments, reports and caches
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(REPORT) .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(VENV)-wheels dist $(REPORT) .mypy_cache .ruff_cache \
 	    .bench-compare \
 	    .pytest_cache .hypothesis native/target
 

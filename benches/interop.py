@@ -32,7 +32,7 @@ from works import NATIVE, Goal, Work
 from tests.interop.lab.guest import Lab, missing_requirement
 from tests.interop.lab.image import chosen_series, ensure_image
 from tests.interop.lab.remote import Remote, RemoteFailure, RemoteHang
-from urds.rds.plane.choose import VERSION
+from urds import __version__
 
 _ROOT = Path(__file__).resolve().parent.parent
 _FOLDER = "/tmp/urds"  # in the guest, where it is in memory
@@ -221,7 +221,7 @@ def _prepare(lab: Lab) -> tuple[dict[str, str], str]:
         "kernel": str(kernel),
         "python": f"CPython {python}",
         **{name: own[name] for name in ("commit", "load")},
-        "urds": f"{VERSION}, {used} plane",
+        "urds": f"{__version__}, {used} plane",
     }
     return facts, str(used)
 
@@ -237,6 +237,7 @@ def _archive() -> bytes:
         for folder in ("src/urds", "benches"):
             for path in sorted((_ROOT / folder).rglob("*.py")):
                 archive.add(path, path.relative_to(_ROOT).as_posix())
+        archive.add(_ROOT / "pyproject.toml", "pyproject.toml")  # which tells the version
         if plane() == NATIVE:
             module = find_spec("urds_native")
             assert module is not None and module.origin is not None, "it was imported"

@@ -35,6 +35,10 @@ def __getattr__(name: str) -> _typing.Any:
 
     if name in _LAZY_MODULES:
         return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        from urds.common.version import VERSION
+
+        return VERSION
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_LAZY[name]), name)

@@ -3,7 +3,7 @@
 
 /// As in `sys::exit`; one that is missing here or there, or that the crate does not use, keeps the
 /// module from loading.
-const WRAPPED: [&str; 21] = [
+const WRAPPED: [&str; 18] = [
     "PyBuffer_Release",
     "PyErr_CheckSignals",
     "PyErr_WriteUnraisable",
@@ -21,15 +21,21 @@ const WRAPPED: [&str; 21] = [
     "PyObject_IsTrue",
     "PyObject_Size",
     "PyObject_Str",
+    "PyTuple_New",
+];
+const FULL_ABI: [&str; 3] = [
     "PyObject_Vectorcall",
     "PyObject_VectorcallMethod",
-    "PyTuple_New",
     "_Py_Dealloc",
 ];
+const STABLE_ABI: [&str; 1] = ["_Py_DecRef"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    for name in WRAPPED {
+    pyo3_build_config::use_pyo3_cfgs();
+    let stable = pyo3_build_config::get().abi3;
+    let own: &[&str] = if stable { &STABLE_ABI } else { &FULL_ABI };
+    for name in WRAPPED.iter().chain(own) {
         println!("cargo::rustc-link-arg-cdylib=-Wl,--wrap={name}");
     }
 }

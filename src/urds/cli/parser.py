@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
 from textwrap import fill
@@ -186,12 +186,10 @@ def find_address(text: str) -> IPAddress:
 
 def version() -> str:
     """Return the line of `--version`."""
-    try:
-        own = metadata.version("urds")
-    except metadata.PackageNotFoundError:
-        own = "(not installed)"
+    from urds.common.version import VERSION
+
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"urds {own} ({_plane()}), Python {python}, {platform.system()} {platform.release()}"
+    return f"urds {VERSION} ({_plane()}), Python {python}, {platform.system()} {platform.release()}"
 
 
 def _plane() -> str:

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
+use crate::ffi::call;
 use crate::memory;
 use crate::sys::Export;
 
@@ -73,7 +74,7 @@ fn empty(py: Python<'_>) {
             Deferred::Object(object) => drop(object.into_bound(py)),
             Deferred::Export(export) => export.release(py),
             Deferred::Stream(stream) => {
-                if let Err(error) = stream.call_method0(py, "close") {
+                if let Err(error) = call(stream.bind(py), "close") {
                     error.write_unraisable(py, Some(stream.bind(py)));
                 }
                 drop(stream.into_bound(py));

@@ -28,3 +28,11 @@ pub fn leave(py: Python<'_>) -> PyResult<()> {
         .with(|raised| raised.borrow_mut().take())
         .map_or(Ok(()), Err)
 }
+
+/// Call a method without arguments.
+///
+/// With the stable ABI pyo3's `call_method0` is a C function with any number of arguments, which
+/// `sys::exit` cannot replace.
+pub fn call<'py>(object: &Bound<'py, PyAny>, method: &str) -> PyResult<Bound<'py, PyAny>> {
+    object.getattr(method)?.call0()
+}

@@ -13,6 +13,7 @@ use urds_dataplane::path_calls::Agreement;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::PathId;
 
+use crate::ffi::call;
 use crate::plane::Plane;
 use crate::streams::{object_of, stream_of};
 use crate::{addresses, values};
@@ -55,7 +56,7 @@ impl Path {
     pub(crate) fn abandon_in_child(&self, py: Python<'_>) {
         let stream = self.attached.lock().take();
         if let Some(stream) = stream
-            && let Err(error) = stream.call_method0(py, "close")
+            && let Err(error) = call(stream.bind(py), "close")
         {
             error.write_unraisable(py, None);
         }

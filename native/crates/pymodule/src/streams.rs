@@ -19,7 +19,7 @@ use urds_path::SocketAddress;
 
 use crate::deferred::{Deferred, defer};
 use crate::errors::EBADF;
-use crate::ffi::raise_later;
+use crate::ffi::{call, raise_later};
 use crate::shm_stream::ShmStream;
 use crate::sys::Unowned;
 
@@ -90,7 +90,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
         let stream = Unowned::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
         return Ok(Arc::new(TcpSocketStream { stream, owner }));
     }
-    let descriptor = match object.call_method0("fileno").and_then(|it| it.extract()) {
+    let descriptor = match call(object, "fileno").and_then(|it| it.extract()) {
         Ok(descriptor) => descriptor,
         Err(failure) => {
             owner.take(); // still the caller's, as after every other error below
@@ -299,12 +299,12 @@ impl Stream for ObjectStream {
     }
 
     fn waiting(&self) -> usize {
-        self.ask(|object| object.call_method0("waiting")?.extract())
+        self.ask(|object| call(object, "waiting")?.extract())
             .unwrap_or(0)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
-        self.ask(|object| object.call_method0("unacknowledged")?.extract())
+        self.ask(|object| call(object, "unacknowledged")?.extract())
     }
 
     fn as_any(&self) -> &dyn Any {

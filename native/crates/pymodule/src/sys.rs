@@ -334,9 +334,14 @@ pub fn member<'a, 'py>(
     if index >= tuple.len() {
         return None;
     }
+    // The stable ABI has the function alone, which looks again whether the member exists.
+    #[cfg(not(Py_LIMITED_API))]
+    use ffi::PyTuple_GET_ITEM as get_item;
+    #[cfg(Py_LIMITED_API)]
+    use ffi::PyTuple_GetItem as get_item;
     // SAFETY: the tuple has a member there, and never loses it.
     unsafe {
-        let member = ffi::PyTuple_GET_ITEM(tuple.as_ptr(), index.cast_signed());
+        let member = get_item(tuple.as_ptr(), index.cast_signed());
         Some(Borrowed::from_ptr(tuple.py(), member))
     }
 }

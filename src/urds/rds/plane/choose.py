@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from urds.common.errors import PlaneError, SettingError
+from urds.common.version import VERSION
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Plane
     from urds.rds.plane.native import ShmStream
 
-VERSION: Final = "0.1.0.dev0"  # of urds; the module must have the same version
 VARIABLE: Final = "URDS_IMPL"
 PYTHON: Final = "python"
 NATIVE: Final = "native"

@@ -67,12 +67,23 @@ wrapped! {
     __wrap_PyObject_IsTrue leads to __real_PyObject_IsTrue(object: Object) -> c_int;
     __wrap_PyObject_Size leads to __real_PyObject_Size(object: Object) -> Counted;
     __wrap_PyObject_Str leads to __real_PyObject_Str(object: Object) -> Object;
+    __wrap_PyTuple_New leads to __real_PyTuple_New(length: Counted) -> Object;
+}
+
+// Full ABI: pyo3 calls by vector, and drops references inline.
+#[cfg(not(Py_LIMITED_API))]
+wrapped! {
     __wrap_PyObject_Vectorcall leads to __real_PyObject_Vectorcall(
         callable: Object, arguments: Object, count: usize, names: Object
     ) -> Object;
     __wrap_PyObject_VectorcallMethod leads to __real_PyObject_VectorcallMethod(
         name: Object, arguments: Object, count: usize, names: Object
     ) -> Object;
-    __wrap_PyTuple_New leads to __real_PyTuple_New(length: Counted) -> Object;
     __wrap__Py_Dealloc leads to __real__Py_Dealloc(object: Object);
+}
+
+// The stable ABI of Python 3.11 has neither.
+#[cfg(Py_LIMITED_API)]
+wrapped! {
+    __wrap__Py_DecRef leads to __real__Py_DecRef(object: Object);
 }
