@@ -21,7 +21,7 @@ INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick check test test-beyond test-all sim interop namespaces bench bench-compare attacks \
-        interop-bench bench-page faults fuzz soak lint types docs native wheels news lock clean python \
+        interop-bench bench-page faults fuzz soak lint types docs compat native wheels news lock clean python \
         environment lint-environment
 
 help:  ## List the commands
@@ -113,11 +113,15 @@ docs: environment  ## Write docs/conformance.md and docs/interop.md anew from th
 	@$(BIN)/python -m tools.conformance
 	@$(BIN)/python -m tools.interop_page
 
+compat: environment  ## Run the last release against these sources, both ways; ARGS="--only tcp" (8 min)
+	@$(PYTHON) -m tools.native build --optional
+	@$(TIMED) --name compat --budget-s 900 -- $(BIN)/python -m tests.compat $(ARGS)
+
 native: python  ## Build the compiled data plane into .venv; needs Rust 1.88 or newer (2 min)
 	@$(PYTHON) -m tools.native build
 
 wheels: python  ## Build wheels and sources into dist/, install each and see it work (10 min)
-	@$(PYTHON) tools/environment.py --at $(VENV)-wheels wheels
+	@$(PYTHON) tools/environment.py --at $(VENV)-wheels build wheels
 	@$(PYTHON) -m tools.wheels --at $(VENV)-wheels $(ARGS)
 
 news: python  ## Show the release notes that the files of changes/ make
@@ -130,7 +134,7 @@ lock: python  ## Renew requirements/*.txt, with hashes, from pyproject.toml
 
 clean:  ## Remove environments, reports and caches
 	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(VENV)-wheels dist $(REPORT) .mypy_cache .ruff_cache \
-	    .bench-compare \
+	    .bench-compare .compat \
 	    .pytest_cache .hypothesis native/target
 
 python:

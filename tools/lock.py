@@ -27,7 +27,7 @@ SETS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("test", "dependency-groups", "test", ("build", "demo")),
     ("lint", "dependency-groups", "lint", ("build", "demo", "test")),
     ("native", "dependency-groups", "native", ("build", "demo", "test", "lint")),
-    ("wheels", "dependency-groups", "wheels", ()),
+    ("wheels", "dependency-groups", "wheels", ("build",)),
     ("news", "dependency-groups", "news", ()),
     ("bench", "optional-dependencies", "bench", ("build",)),
     ("fuzz", "optional-dependencies", "fuzz", ("build",)),

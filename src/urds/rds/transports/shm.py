@@ -26,10 +26,10 @@ from typing import Final
 from urds.common.types import IPAddress
 
 _MAGIC: Final = b"urdslane"
-_VERSION: Final = 1
+VERSION: Final = 1
 #                        magic version port ring family local scope peer scope
 _GREETING: Final = Struct(">8s H H I B 16s I 16s I")
-ANSWER: Final = Struct(">8s H").pack(_MAGIC, _VERSION)
+ANSWER: Final = Struct(">8s H").pack(_MAGIC, VERSION)
 _CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _BACKLOG: Final = 64
@@ -119,7 +119,7 @@ def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> No
     """Send the greeting with the memory. Raises OSError."""
     data = _GREETING.pack(
         _MAGIC,
-        _VERSION,
+        VERSION,
         greeting.source_port,
         greeting.ring_bytes,
         greeting.local.version,
@@ -169,7 +169,7 @@ def _parse(data: bytes) -> Greeting:
     if len(data) != _GREETING.size:
         raise ValueError(f"a greeting of {len(data)} bytes")
     magic, version, source_port, ring_bytes, family, *ends = _GREETING.unpack(data)
-    if (magic, version) != (_MAGIC, _VERSION) or family not in (4, 6):
+    if (magic, version) != (_MAGIC, VERSION) or family not in (4, 6):
         raise ValueError("a greeting of another kind")
     local, peer = (_address(family, *ends[at : at + 2]) for at in (0, 2))
     return Greeting(local, peer, source_port, ring_bytes)
