@@ -5,8 +5,8 @@
 
 The crates are those that cargo links for a target of a wheel: dependencies of builds, of tests and
 of macros are left out. Each crate's own files are taken word for word, equal ones once, and those
-of Rust's standard library from the toolchain. A crate without a file, or under a licence that is not
-in the list below, is an error: nothing may be released with it before it has been looked at.
+of Rust's standard library from the toolchain. A crate without a file, or under a licence that is
+not in the list below, is an error: nothing may be released with it before it has been looked at.
 """
 
 import argparse
@@ -32,7 +32,9 @@ TARGETS = (
     "aarch64-unknown-linux-musl",
 )
 # Each permits what we do: distribution in binary form under our own licence, with its text.
-PERMITTED = frozenset({"Apache-2.0", "Apache-2.0 WITH LLVM-exception", "MIT", "Unicode-3.0", "Zlib"})
+PERMITTED = frozenset(
+    {"Apache-2.0", "Apache-2.0 WITH LLVM-exception", "MIT", "Unicode-3.0", "Zlib"}
+)
 FILES = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)([-_.].*)?", re.IGNORECASE)
 # Crates that the standard library has for other systems, for its tests and for its build.
 ELSEWHERE = re.compile(
@@ -41,8 +43,8 @@ ELSEWHERE = re.compile(
 CARGO_S_MAX = 60
 HEAD = """\
 urds-native is under the Apache License 2.0, see LICENSE. Its module contains code of the
-packages below, under the licences that follow; (std) is Rust's standard library, with what is in it.
-Made by `python -m tools.licences`.
+packages below, under the licences that follow; (std) is Rust's standard library, with what is
+in it. Made by `python -m tools.licences`.
 """
 
 
@@ -134,7 +136,9 @@ def library(folder: Path, version: str) -> list[Crate]:
         if ELSEWHERE.match(name):
             continue
         licence = re.search(r"<b>License:</b> ([^<]+)", one)
-        kept = tuple(f"{_plain(text)}\n" for text in re.findall(r"<pre>(.*?)</pre>", one, re.DOTALL))
+        kept = tuple(
+            f"{_plain(text)}\n" for text in re.findall(r"<pre>(.*?)</pre>", one, re.DOTALL)
+        )
         found.append(Crate(f"(std) {name}", number, licence[1] if licence else "", kept))
     return found
 

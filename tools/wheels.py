@@ -5,8 +5,8 @@
     python -m tools.wheels --python /opt/py/bin/python3.13    try the wheels on this Python too
 
 `urds` is a wheel of pure Python and a source distribution; `urds-native` is one wheel for each
-system, by the stable ABI for CPython 3.11 and newer, and a source distribution. Zig links the wheels
-against an old libc, so they run on older systems than this one.
+system, by the stable ABI for CPython 3.11 and newer, and a source distribution. Zig links the
+wheels against an old libc, so they run on older systems than this one.
 
 A wheel for this machine is installed in a fresh environment of each Python found here, without an
 index: the demo runs in short, first on the Python plane, then on the compiled one, and after it
@@ -30,7 +30,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -126,10 +126,10 @@ class Place:
         *,
         at: Path = ROOT,
         limit_s: int = BUILD_S_MAX,
-        **variables: str,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run a command, its output to the log, and return that. Raises Broken."""
-        said = _said(list(map(str, command)), at, limit_s, {**_clean(), **variables})
+        said = _said(list(map(str, command)), at, limit_s, {**_clean(), **(variables or {})})
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(map(str, command))}\n{said.text}\n")
         if said.code != 0:
@@ -205,15 +205,15 @@ def build_native(place: Place, cargo: Cargo, system: System) -> Path:
     command: list[str | Path] = [place.venv / "bin" / "maturin", "build", "--release", "--locked"]
     command += ["--offline", "--zig", "--compatibility", system.tag, "--target", system.target]
     command += ["--interpreter", place.venv / "bin" / "python", "--out", place.dist]
-    place.run(command, at=WORKSPACE, **_for_cargo(place, cargo))
+    place.run(command, at=WORKSPACE, variables=_for_cargo(place, cargo))
     machine = system.target.partition("-")[0]
     return _only(place.dist, f"urds_native-{version()}-*{system.tag}*_{machine}*.whl")
 
 
 def build_native_sdist(place: Place, cargo: Cargo) -> Path:
     """Build the source distribution of `urds-native`. Raises Broken."""
-    command = [place.venv / "bin" / "maturin", "sdist", "--out", place.dist]
-    place.run(command, at=WORKSPACE, **_for_cargo(place, cargo))
+    command: list[str | Path] = [place.venv / "bin" / "maturin", "sdist", "--out", place.dist]
+    place.run(command, at=WORKSPACE, variables=_for_cargo(place, cargo))
     return _only(place.dist, f"urds_native-{version()}.tar.gz")
 
 
@@ -263,9 +263,9 @@ def interpreters(given: Sequence[str]) -> list[tuple[str, str]]:
     program = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
     for name in names:
         match (_answer([name, "-I", "-c", program]) or "").split():
-            case ["cpython", "3", minor] if int(minor) >= OLDEST:
-                found.setdefault(minor, name)
-    return [(f"3.{minor}", found[minor]) for minor in sorted(found, key=int)]
+            case ["cpython", "3", found_minor] if int(found_minor) >= OLDEST:
+                found.setdefault(found_minor, name)
+    return [(f"3.{number}", found[number]) for number in sorted(found, key=int)]
 
 
 def _answer(command: list[str]) -> str | None:
@@ -293,26 +293,47 @@ def try_wheels(place: Place, python: str, sdist: Path, work: Path, *, native: bo
     venv = work / "venv"
     place.run([python, "-m", "venv", venv], at=work)
     own = venv / "bin" / "python"
-    pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    pip: list[str | Path] = [
+        own,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
     without_index = [*pip, "--no-index", "--find-links", place.dist]
     quiet = {"PIP_FIND_LINKS": "", "URDS_IMPL": "python"}
-    place.run([*without_index, f"urds=={version()}"], at=work, limit_s=TRY_S_MAX, **quiet)
-    urds = venv / "bin" / "urds"
-    place.run([urds, *DEMO], at=work, limit_s=TRY_S_MAX, **quiet)
-    if native:
-        quiet["URDS_IMPL"] = "native"
-        place.run([*without_index, f"urds[native]=={version()}"], at=work, **quiet)
-        place.run([urds, *DEMO], at=work, limit_s=TRY_S_MAX, **quiet)
+    # First without anything from an index; the tests need one for pytest.
+    place.run([*without_index, f"urds=={version()}"], at=work, limit_s=TRY_S_MAX, variables=quiet)
     lock = work / "pytest.txt"
     lock.write_text(pytest_lock(), encoding="utf-8")
     place.run([*pip, "--require-hashes", "--requirement", lock], at=work, limit_s=TRY_S_MAX)
     settings = work / "suite.ini"
     settings.write_text(SUITE_SETTINGS, encoding="utf-8")
     source = unpacked(sdist, work)
-    command = [own, "-m", "pytest", "-c", settings, "--rootdir", source, "--noconftest"]
-    suite = [*command, "-o", f"pythonpath={source}", *SUITE]
-    said = place.run(suite, at=source, limit_s=TRY_S_MAX, URDS_INSTALLED=str(venv), **quiet)
-    return f"demo, {said.strip().splitlines()[-1].partition(' in ')[0].strip('= ')}"
+    suite: list[str | Path] = [
+        own,
+        "-m",
+        "pytest",
+        "-c",
+        settings,
+        "--rootdir",
+        source,
+        "--noconftest",
+    ]
+    suite += ["-o", f"pythonpath={source}"]
+    seen = {}
+    for plane in ("python", "native") if native else ("python",):
+        quiet["URDS_IMPL"] = plane
+        if plane == "native":
+            place.run([*without_index, f"urds[native]=={version()}"], at=work, variables=quiet)
+        place.run([venv / "bin" / "urds", *DEMO], at=work, limit_s=TRY_S_MAX, variables=quiet)
+        quiet["URDS_INSTALLED"] = str(venv)
+        tests = SUITE if plane == "native" or not native else SUITE[:1]
+        said = place.run([*suite, *tests], at=source, limit_s=TRY_S_MAX, variables=quiet)
+        seen[plane] = re.findall(r"(\d+) passed", said)[-1]
+    return ", ".join(f"{plane}: demo and {count} tests" for plane, count in seen.items())
 
 
 def try_sdist(place: Place, python: str, sdist: Path, work: Path) -> str:
@@ -323,14 +344,21 @@ def try_sdist(place: Place, python: str, sdist: Path, work: Path) -> str:
         at=source,
         limit_s=QUICK_S_MAX,
     )
-    found = re.findall(r"\d+ passed[^\n]*? in ", said)
-    return f"make quick, {found[-1].removesuffix(' in ')}" if found else "make quick"
+    return f"make quick, {re.findall(r'([0-9]+) passed', said)[-1]} tests"
 
 
 def try_native_sdist(place: Place, cargo: Cargo, sdist: Path, work: Path) -> str:
     """See that cargo can build from the unpacked source, and that the licences are in it."""
     source = unpacked(sdist, work)
-    command = [cargo.path, "metadata", "--locked", "--offline", "--format-version", "1", "-q"]
+    command: list[str | Path] = [
+        cargo.path,
+        "metadata",
+        "--locked",
+        "--offline",
+        "--format-version",
+        "1",
+        "-q",
+    ]
     place.run(command, at=source)
     for name in ("LICENSE", licences.PAGE.name):
         if not (source / name).exists():
@@ -352,8 +380,8 @@ def table(rows: Sequence[Row]) -> str:
     """Return the table of files, sizes and results."""
     lines = [("file", "size", "result")]
     for row in rows:
-        names = row.files or [None]
-        for path in names:
+        paths: list[Path | None] = [*row.files] or [None]
+        for path in paths:
             size = f"{path.stat().st_size / 1024:,.0f} KiB" if path and path.exists() else ""
             lines.append((path.name if path else row.product, size, row.result))
     widths = [max(len(line[index]) for line in lines) for index in (0, 1)]
@@ -423,7 +451,7 @@ def try_all(place: Place, rows: dict[str, Row], pythons: Sequence[tuple[str, str
                 with _folder() as work:
                     seen = try_wheels(place, python, source.files[0], work, native=bool(native))
                 for one in tried:
-                    one.works.append(f"{name} {seen}")
+                    one.works.append(f"Python {name}: {seen}")
 
             attempt(row, f"Trying the wheels on Python {name}", on_this)
             for one in tried[1:]:

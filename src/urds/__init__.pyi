@@ -38,7 +38,6 @@ from urds.rds.runtime.process import configure, drain
 from urds.rds.settings import Settings
 from urds.rds.socket import Socket, socket
 from urds import aio as aio
-from urds.common.version import VERSION as __version__
 __all__ = [
     "AF_RDS", "CONGESTION_MAP_BYTES", "Capability", "Cmsg", "ConnectionFlag", "ExtensionType",
     "HeaderFlag", "IB_FRAGMENT_BYTES", "InfoOpt", "MAX_MESSAGE_BYTES", "MSG_CMSG_CLOEXEC",

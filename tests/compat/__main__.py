@@ -8,8 +8,8 @@ The release is built from its commit (changes/releases.toml) in a folder of its 
 environment and its own tools; nothing of the checkout is in it. Its compiled plane and that of the
 checkout take part where they are built. Each row exchanges messages over one carrier, with either
 side connecting, and kills and restarts each side in turn. It has to work, to fall back to TCP where
-shared memory is asked for, or to end with one clear error; silence, loss, a traceback and a row that
-passes its limit are failures.
+shared memory is asked for, or to end with one clear error; silence, loss, a traceback and a row
+that passes its limit are failures.
 
 Exit codes: 0 every row is well; 1 a row failed; 2 a wrong option, or the release does not build;
 3 the commit is not in this clone; 130 after Ctrl-C.
@@ -126,7 +126,9 @@ def table(release: Release, verdicts: Sequence[Verdict]) -> str:
         )  # fmt: skip
     widths = [max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]]
     return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
+        )
         for line in lines
     )
 
@@ -148,7 +150,10 @@ def compare(release: Release, options: argparse.Namespace) -> int:
     """Build both sides, run the rows, print them; return the exit code. Raises as its parts."""
     say = print if not options.json else _keep_silent
     folder = unpack(release, options.at)
-    say(f"Building {release.version}, {release.commit[:12]}: some minutes the first time.", flush=True)
+    say(
+        f"Building {release.version}, {release.commit[:12]}: some minutes the first time.",
+        flush=True,
+    )
     old = with_planes(build(release, folder, native=not options.python_only))
     new = with_planes(tree_of(ROOT))
     for one in (old, new):

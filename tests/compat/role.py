@@ -1,12 +1,12 @@
-"""One host of a compatibility run. It knows the public API of `urds` and the standard library alone.
+"""One host of a compatibility run: the public API of `urds` and the standard library alone.
 
     python role.py '{"local": "127.93.0.2", "peer": "127.93.0.3", "wait_s": 10}'
 
-The runner (`tests.compat.run`) starts one under the environment of a release and one under that of
-the present sources. Each line of standard input begins an exchange: its number, and how many messages
-go each way, at first one by one and then in bursts. Answers go to standard output, one JSON object
-a line: `ready` with the file of `urds`, `exchanged`, `silence`, or `error` with the text of an OSError.
-The end of input ends the process.
+The runner (`tests.compat.rows`) starts one under the environment of a release and one under that of
+the present sources. Each line of standard input begins an exchange: its number, and how many
+messages go each way, at first one by one and then in bursts. Answers go to standard output, one
+JSON object a line: `ready` with the file of `urds`, `exchanged`, `silence`, or `error` with the
+text of an OSError. The end of input ends the process.
 """
 
 import hashlib

@@ -128,10 +128,13 @@ class Host:
     def __init__(
         self, build: Build, plane: str, carrier: Carrier, plan: dict[str, Any], deadline_s: float
     ) -> None:
-        self.build, self.environment = build, build.environment(URDS_IMPL=plane, **carrier.variables)
+        self.build, self.environment = (
+            build,
+            build.environment(URDS_IMPL=plane, **carrier.variables),
+        )
         self.plan, self.deadline_s = plan, deadline_s
         self.name = f"{build.label} ({plane})"
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - __exit__ closes it
         self._start()
 
     def _start(self) -> None:

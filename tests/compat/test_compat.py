@@ -173,7 +173,9 @@ def run_with(
     monkeypatch.setattr(compat, "build", lambda *_, **__: replace(tree, label="0.0.1"))
     monkeypatch.setattr(compat, "with_planes", lambda one: one)
     monkeypatch.setattr(
-        compat, "run", lambda row, *_, **__: Verdict(row.carrier.name, PYTHON, PYTHON, "tree", result)
+        compat,
+        "run",
+        lambda row, *_, **__: Verdict(row.carrier.name, PYTHON, PYTHON, "tree", result),
     )
     return compat.main(["--at", str(tmp_path), *options])
 
@@ -255,6 +257,5 @@ def test_what_is_no_version_moves_nothing() -> None:
         releases.move("v1")
 
 
-def test_the_last_release_speaks_the_wire_that_is_recorded() -> None:
-    """A change of these numbers is a new release with another entry, not a new number in an old one."""
+def test_a_record_tells_each_version_on_the_wire() -> None:
     assert releases.recorded()[-1].wire.keys() == releases.wire().keys()
