@@ -62,7 +62,7 @@ class Crate:
 
 
 class Unclear(Exception):
-    """A package states no licence, one that nobody has looked at, or comes without its text."""
+    """A package states no licence, one that is not in the list, or comes without its text."""
 
 
 def linked(metadata: dict[str, Any]) -> list[dict[str, Any]]:

@@ -301,8 +301,8 @@ def _exchange_all(
             verdict.transports = [host.transport() for host in hosts]
         for host in hosts:
             host.end()
-    carried = dict.fromkeys(verdict.transports)
-    return f"{3 * MESSAGES} messages each way, 2 restarts, over {' and '.join(carried)}"
+    transports = dict.fromkeys(verdict.transports)
+    return f"{3 * MESSAGES} messages each way, 2 restarts, over {' and '.join(transports)}"
 
 
 def plan(local: str, peer: str, wait_s: float) -> dict[str, Any]:

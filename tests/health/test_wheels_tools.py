@@ -34,7 +34,7 @@ def test_an_installed_package_tells_the_version_of_its_folder(tmp_path: Path) ->
 
 
 def test_the_file_of_another_project_is_none_of_ours(tmp_path: Path) -> None:
-    """A `src` of somebody else, with a copy of the package in it."""
+    """The `src` of another project, with a copy of the package in it."""
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "7"\n')
     (tmp_path / "src" / "urds-9.8.7.dist-info").mkdir(parents=True)
     assert version.read(tmp_path / "src" / "urds") == "9.8.7"
