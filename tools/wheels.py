@@ -58,6 +58,7 @@ SUITE = (
 )
 TOOLS = ("pytest", "iniconfig", "packaging", "pluggy", "pygments")  # pytest and what it needs
 SUITE_SETTINGS = "[pytest]\naddopts = --import-mode=importlib -q -p no:cacheprovider\n"
+OLDEST_GLIBC = "2.17"  # of manylinux2014
 DEMO = ("demo", "--hosts", "3", "--seconds", "1", "--first", "127.91.0.2")
 
 
@@ -72,6 +73,11 @@ class System:
     def name(self) -> str:
         """Return what the table calls its wheel."""
         return f"urds-native, {self.tag}, {self.target.partition('-')[0]}"
+
+    @property
+    def is_glibc(self) -> bool:
+        """Tell whether its libc is glibc."""
+        return self.target.endswith("-gnu")
 
     @property
     def runs_here(self) -> bool:
@@ -203,10 +209,18 @@ def build_urds(place: Place, kind: str) -> Path:
 def build_native(place: Place, cargo: Cargo, system: System) -> Path:
     """Build the wheel of `urds-native` for a system. Raises Broken."""
     command: list[str | Path] = [place.venv / "bin" / "maturin", "build", "--release", "--locked"]
-    command += ["--offline", "--zig", "--compatibility", system.tag, "--target", system.target]
+    command += ["--offline", "--compatibility", system.tag, "--target", system.target]
     command += ["--interpreter", place.venv / "bin" / "python", "--out", place.dist]
-    place.run(command, at=WORKSPACE, variables=_for_cargo(place, cargo))
+    variables = _for_cargo(place, cargo)
     machine = system.target.partition("-")[0]
+    if system.is_glibc:
+        variables["URDS_ZIG"] = str(place.venv / "bin" / "python")
+        variables["URDS_ZIG_TARGET"] = f"{machine}-linux-gnu.{OLDEST_GLIBC}"
+        name = system.target.upper().replace("-", "_")
+        variables[f"CARGO_TARGET_{name}_LINKER"] = str(ROOT / "tools" / "zig-linker.sh")
+    else:
+        command.append("--zig")
+    place.run(command, at=WORKSPACE, variables=variables)
     return _only(place.dist, f"urds_native-{version()}-*{system.tag}*_{machine}*.whl")
 
 
@@ -245,6 +259,8 @@ def why_not(cargo: Cargo, system: System) -> str:
             f"this Rust has no standard library for {system.target} "
             f"(rustup target add {system.target})"
         )
+    if system.is_glibc and not system.runs_here:
+        return "tools/zig-linker.sh takes the unwinder of this machine, which is of another kind"
     return ""
 
 

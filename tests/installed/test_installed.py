@@ -31,6 +31,21 @@ for number in range(100):
     sock.sendto(payload, source)
 urds.drain(10)
 """
+THREADS = """
+import sys, threading, time, urds
+a, b = urds.socket(), urds.socket()
+a.bind((sys.argv[1] + ".4", 4000))
+b.bind((sys.argv[1] + ".5", 4000))
+def receive(sock):
+    while True:
+        sock.recvfrom(100)
+def send(sock, target):
+    while True:
+        sock.sendto(b"x" * 50, target)
+for call, *given in (receive, a), (receive, a), (receive, b), (send, a, b.getsockname()):
+    threading.Thread(target=call, args=given, daemon=True).start()
+time.sleep(0.3)
+"""
 
 
 def test_the_version_is_the_projects() -> None:
@@ -72,6 +87,20 @@ def test_two_processes_exchange_messages(shared_memory: str) -> None:
                 sock.sendto(payload, (f"{network}.2", 4000))
                 assert sock.recvfrom(100_000)[0] == payload
         assert receiver.wait(30) == 0
+
+
+def test_an_end_with_threads_in_calls_is_a_clean_one() -> None:
+    """Python ends them by pthread_exit before 3.14, whose unwinding meets frames of the module."""
+    places = {} if INSTALLED else {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, f"127.92.{os.getpid() % 250}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **places, "URDS_DRAIN_S": "0"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @needs_wheels

@@ -326,6 +326,12 @@ impl<T> Drop for Unowned<T> {
     }
 }
 
+// The stable ABI has the function alone, which looks again whether the member exists.
+#[cfg(not(Py_LIMITED_API))]
+use ffi::PyTuple_GET_ITEM as get_item;
+#[cfg(Py_LIMITED_API)]
+use ffi::PyTuple_GetItem as get_item;
+
 /// Return a member of a tuple of this size; it lives as long as the tuple.
 pub fn member<'a, 'py>(
     tuple: Borrowed<'a, 'py, PyTuple>,
@@ -334,11 +340,6 @@ pub fn member<'a, 'py>(
     if index >= tuple.len() {
         return None;
     }
-    // The stable ABI has the function alone, which looks again whether the member exists.
-    #[cfg(not(Py_LIMITED_API))]
-    use ffi::PyTuple_GET_ITEM as get_item;
-    #[cfg(Py_LIMITED_API)]
-    use ffi::PyTuple_GetItem as get_item;
     // SAFETY: the tuple has a member there, and never loses it.
     unsafe {
         let member = get_item(tuple.as_ptr(), index.cast_signed());
