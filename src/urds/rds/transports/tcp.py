@@ -20,6 +20,7 @@ from struct import Struct
 from typing import Final, Self
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.socket_class import KernelSocket
 from urds.common.types import IPAddress
 
 _BACKLOG = 64
@@ -203,7 +204,7 @@ def reset_in_place(stream: socket.socket) -> None:
 
 def _new_socket(local: IPAddress) -> socket.socket:
     family = socket.AF_INET if local.version == 4 else socket.AF_INET6
-    return socket.socket(family, socket.SOCK_STREAM)
+    return KernelSocket(family, socket.SOCK_STREAM)
 
 
 def _tcp_address(address: IPAddress, port: int) -> tuple[str, int] | tuple[str, int, int, int]:

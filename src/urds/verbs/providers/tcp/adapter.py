@@ -10,6 +10,7 @@ from typing import Final
 
 from urds.common.errors import WireError
 from urds.common.forks import renewed
+from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
 from urds.verbs.engine.attributes import LinkTraits, QPAttr
@@ -218,7 +219,7 @@ class TcpAdapter(ReactorAdapter):
         timeout_ns: int | None,
     ) -> TcpConnection:
         family, name = resolve(peer)
-        stream = socket.socket(family, socket.SOCK_STREAM)
+        stream = KernelSocket(family, socket.SOCK_STREAM)
         try:
             prepare(
                 stream,

@@ -7,6 +7,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any, Final
 
+from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 
 _LINGER: Final = Struct("ii")
@@ -68,7 +69,7 @@ def reset(connection: socket.socket) -> None:
 def listening(local: HostPort, *, backlog: int) -> socket.socket:
     """Return a listening, non-blocking socket. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
     family, name = resolve(local)
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = KernelSocket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
