@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from urds.rsocket.link import devices
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import create_connection, create_server
@@ -27,6 +29,14 @@ def using(names: str) -> Iterator[None]:
             del os.environ[devices.DEVICES_VARIABLE]
         else:
             os.environ[devices.DEVICES_VARIABLE] = before
+
+
+def error_of(call: Callable[..., object], *arguments: object) -> int:
+    """Return the errno of the OSError that a call raises."""
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno is not None
+    return caught.value.errno
 
 
 class Pair:

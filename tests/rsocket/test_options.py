@@ -161,3 +161,31 @@ def test_a_file_sets_what_sockets_are_made_of(device: str, tmp_path, monkeypatch
     settings.configure(directory=tmp_path)
     with Socket() as one:
         assert one.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 99
+
+
+ANSWERED_AS_BY_TCP = [
+    socket.SO_TYPE, socket.SO_DOMAIN, socket.SO_PROTOCOL, socket.SO_ACCEPTCONN,
+    socket.SO_REUSEPORT, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_what_cannot_be_set_is_read_as_of_a_tcp_socket(device: str, family: int) -> None:
+    """Idle and listening; a timeout of Python is none of the kernel's."""
+    with Socket(family) as ours, socket.socket(family) as kernel:
+        for is_listening in (False, True):
+            for one in (ours, kernel):
+                one.settimeout(5)
+                if is_listening:
+                    one.listen()
+            for option in ANSWERED_AS_BY_TCP:
+                for size in (0, 2, 4, 16):
+                    got = ours.getsockopt(socket.SOL_SOCKET, option, size)
+                    assert got == kernel.getsockopt(socket.SOL_SOCKET, option, size)
+
+
+def test_what_can_only_be_read_is_not_set() -> None:
+    with using("shm0"), Socket() as one:
+        for option in ANSWERED_AS_BY_TCP:
+            assert error_of(one.setsockopt, socket.SOL_SOCKET, option, 1) == errno.ENOTSUP
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)

@@ -118,6 +118,11 @@ class ReadinessDescriptor:
         self._lock, self._is_inside = new_lock()
         self.close()
 
+    def give_up(self) -> None:
+        """Leave the user's end to a caller that has made it its own; `close` the rest."""
+        with self._lock:
+            self._user.detach()
+
     def close(self) -> None:
         """Close both ends; a poller of the user's end sees it as any closed descriptor."""
         depth = _here.depth

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urds.common.types import HostPort
 
 _PORT_MAX: Final = 65_535
+_FLOW_MAX: Final = (1 << 20) - 1
 _LENGTHS: Final = {socket.AF_INET: (2,), socket.AF_INET6: (2, 3, 4)}
 _ANY: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -32,6 +33,8 @@ def parse(given: object, family: int, call: str) -> HostPort:
         raise TypeError(f"{call}(): {title} address must be a host and integers, not {given!r}")
     if not 0 <= port <= _PORT_MAX:
         raise OverflowError(f"{call}(): port must be 0-65535.")
+    if rest and not 0 <= rest[0] <= _FLOW_MAX:
+        raise OverflowError(f"{call}(): flowinfo must be 0-{_FLOW_MAX}.")
     literal = host if _is_literal(host, family) else _look_up(host, family)
     return _scoped(literal, rest[1] if len(rest) > 1 else 0), port
 
@@ -39,6 +42,19 @@ def parse(given: object, family: int, call: str) -> HostPort:
 def reachable(address: HostPort) -> HostPort:
     """Return where a connect to `address` goes: to any address means to this host, as in TCP."""
     return _LOOPBACK.get(address[0], address[0]), address[1]
+
+
+def unmapped(address: HostPort) -> HostPort:
+    """Return the IPv4 address that a mapped one (`::ffff:10.0.0.1`) stands for, or any other."""
+    host, port = address
+    mapped = IPv6Address(host).ipv4_mapped if host.startswith("::") else None
+    return (host if mapped is None else str(mapped)), port
+
+
+def text(address: HostPort) -> str:
+    """Return an address as messages show it: `10.0.0.1:80`, `[::1]:80`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def unbound(family: int) -> HostPort:

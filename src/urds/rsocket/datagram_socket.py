@@ -19,7 +19,7 @@ from urds.rsocket.core.datagram import DatagramSettings, DatagramStats
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.socket import Socket, demand_no_ancillary
+from urds.rsocket.socket import Socket, check_ancillary_room
 from urds.rsocket.waiting import CallTimeout
 
 SLOT_BYTES: Final = 2048  # of one datagram with its headers; docs/reference/rsocket.md 10
@@ -158,7 +158,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram and its source; MSG_TRUNC in the flags says that it was cut."""
         bytes_max = checked_size(bytes_max, "recvmsg")
-        demand_no_ancillary(ancillary_bytes_max)
+        check_ancillary_room(ancillary_bytes_max)
         payload, source = self._receive(flags)
         cut = _TRUNC if len(payload) > bytes_max else 0
         return payload[:bytes_max], [], cut, source
@@ -167,7 +167,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram into all buffers, one after the other; else as `recvmsg`."""
-        demand_no_ancillary(ancillary_bytes_max)
+        check_ancillary_room(ancillary_bytes_max)
         count, cut, source = self._receive_into(all_writable(buffers), flags)
         return count, [], cut, source
 

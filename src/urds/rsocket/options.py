@@ -43,6 +43,7 @@ _NS: Final = 1_000_000_000
 _INT: Final = struct.Struct("=i")
 _LINGER: Final = struct.Struct("=ii")
 _TOS_MAX: Final = 255
+_TIMEVAL_BYTES: Final = struct.calcsize("@ll")
 # struct tcp_info as far as librdmacm fills it. Source: linux v6.12 include/uapi/linux/tcp.h.
 _TCP_INFO_BYTES: Final = 104
 _TCP_INFO_WINDOW: Final = struct.Struct("=I")
@@ -87,6 +88,7 @@ class SocketInfo:
     state: TcpState
     segment_bytes: int | None  # of the device; None while there is none
     error: int = 0
+    family: int = socket.AF_INET
 
 
 def defaults(settings: RsocketSettings) -> RsocketOptions:
@@ -133,10 +135,17 @@ class Option:
     write: Write | None = None  # None: cannot be set
     read: Read | None = None  # None: cannot be got
     is_early: bool = False  # to be set before connecting or listening begins
+    is_unbound: bool = False  # to be set before the socket has an address
 
 
 def set_option(
-    options: RsocketOptions, *, level: int, option: int, data: bytes, has_begun: bool
+    options: RsocketOptions,
+    *,
+    level: int,
+    option: int,
+    data: bytes,
+    has_begun: bool,
+    is_bound: bool = False,
 ) -> RsocketOptions:
     """Return the options with one set; `has_begun`: the socket connects, listens, or did.
 
@@ -148,6 +157,8 @@ def set_option(
     if row.is_early and has_begun:
         name = RdmaOpt(option).name
         raise _invalid(f"RDMA_{name} after connecting or listening began")
+    if row.is_unbound and is_bound:
+        raise _invalid(f"level {level:#x} option {option} of a socket that has an address")
     return replace(options, **row.write(data, options))
 
 
@@ -219,6 +230,12 @@ def _linger_timer(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
     return {"linger_s": max(0, seconds) if on else None}
 
 
+def _not_shared(data: bytes, _options: RsocketOptions) -> dict[str, Any]:
+    if _integer(data):
+        raise os_error(errno.ENOTSUP, "SO_REUSEPORT: a port has one listening rsocket")
+    return {}
+
+
 def _nothing(_bytes: bytes, _options: RsocketOptions) -> dict[str, Any]:
     """Accept and forget."""
     return {}
@@ -249,6 +266,19 @@ def _read_linger(options: RsocketOptions, _info: SocketInfo) -> bytes:
 
 def _read_error(_options: RsocketOptions, info: SocketInfo) -> bytes:
     return _INT.pack(info.error)
+
+
+def _read_family(_options: RsocketOptions, info: SocketInfo) -> bytes:
+    return _INT.pack(info.family)
+
+
+def _read_listening(_options: RsocketOptions, info: SocketInfo) -> bytes:
+    return _INT.pack(info.state is TcpState.LISTEN)
+
+
+def _read_no_time_limit(_options: RsocketOptions, _info: SocketInfo) -> bytes:
+    # As the kernel answers while nothing was set; `settimeout` does not set it there either.
+    return bytes(_TIMEVAL_BYTES)
 
 
 def _read_segment(_options: RsocketOptions, info: SocketInfo) -> bytes:
@@ -318,6 +348,13 @@ _SOCKET: Final[dict[int, Option]] = {
     socket.SO_OOBINLINE: Option(_switch("oob_inline"), _field("oob_inline")),
     socket.SO_ERROR: Option(read=_read_error),
     socket.SO_BROADCAST: Option(read=_constant(0)),
+    socket.SO_TYPE: Option(read=_constant(socket.SOCK_STREAM)),
+    socket.SO_DOMAIN: Option(read=_read_family),
+    socket.SO_PROTOCOL: Option(read=_constant(socket.IPPROTO_TCP)),
+    socket.SO_ACCEPTCONN: Option(read=_read_listening),
+    socket.SO_REUSEPORT: Option(_not_shared, _constant(0)),
+    socket.SO_RCVTIMEO: Option(read=_read_no_time_limit),
+    socket.SO_SNDTIMEO: Option(read=_read_no_time_limit),
 }
 _IP: Final[dict[int, Option]] = {
     socket.IP_TOS: Option(_within("type_of_service", 0, _TOS_MAX), _field("type_of_service")),
@@ -334,7 +371,7 @@ _TCP: Final[dict[int, Option]] = {
     socket.TCP_INFO: Option(read=_read_info),
 }
 _IPV6: Final[dict[int, Option]] = {
-    socket.IPV6_V6ONLY: Option(_switch("v6_only"), _field("v6_only")),
+    socket.IPV6_V6ONLY: Option(_switch("v6_only"), _field("v6_only"), is_unbound=True),
 }
 
 OPTIONS: Final[dict[int, dict[int, Option]]] = {

@@ -211,6 +211,7 @@ class Socket(system.socket):
                 option=option,
                 data=data,
                 has_begun=self._has_begun(),
+                is_bound=self._local() is not None,
             )
             self._apply(level, option)
 
@@ -307,8 +308,16 @@ class Socket(system.socket):
     # -- what none does
 
     def detach(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no bytes."""
-        self._refuse("detach")
+        """Refuse (EOPNOTSUPP): the descriptor carries no bytes.
+
+        The number that `fileno` gave is the caller's from then on, as it would be otherwise:
+        `ssl.SSLContext.wrap_socket` has made a socket of its own of it when it calls this.
+        """
+        with self._lock:
+            self._descriptor.give_up()
+            self._descriptor = _SocketDescriptor(self.watchers)
+        detail = "detach: no bytes go through an rsocket's descriptor (TLS: urds.rsocket.tls)"
+        raise os_error(errno.EOPNOTSUPP, detail)
 
     def dup(self) -> NoReturn:
         """Refuse (EOPNOTSUPP): the descriptor carries no bytes."""
@@ -483,6 +492,12 @@ class _SocketDescriptor:
             self._watchers.remove(self._descriptor.sync)
             self._descriptor.close()
 
+    def give_up(self) -> None:
+        """Close all but the number, which is another owner's now."""
+        if self._descriptor is not None:
+            self._descriptor.give_up()
+        self.close()
+
     def close_only(self) -> None:
         """Close it without the lock of a device, as a finaliser may."""
         if self._descriptor is not None:
@@ -495,10 +510,17 @@ class _SocketDescriptor:
             self._descriptor.abandon_in_child()
 
 
-def demand_no_ancillary(ancillary_bytes_max: int) -> None:
-    """Raise OSError (ENOTSUP) if a receive has room for control messages."""
-    if ancillary_bytes_max:
-        raise os_error(errno.ENOTSUP, f"room for {ancillary_bytes_max} bytes of control messages")
+def check_ancillary_room(ancillary_bytes_max: int) -> None:
+    """Raise ValueError for less than no room; there may be any, for nothing comes into it."""
+    if ancillary_bytes_max < 0:
+        raise ValueError("invalid ancillary data buffer length")
+
+
+def c_int(value: int) -> int:
+    """Return an integer. Raises OverflowError, as `socket.socket`, if it is none of C."""
+    if not -(1 << 31) <= value < 1 << 31:
+        raise OverflowError(f"{value} is not a C int")
+    return value
 
 
 def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
@@ -506,9 +528,7 @@ def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
     if value is None:
         raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
     if isinstance(value, int):
-        if not -(1 << 31) <= value < 1 << 31:
-            raise OverflowError(f"{value} is not a C int")
-        return _INT.pack(value)
+        return _INT.pack(c_int(value))
     return bytes(value)
 
 

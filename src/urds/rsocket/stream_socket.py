@@ -9,10 +9,10 @@ is as in Linux's TCP.
 from __future__ import annotations
 
 import errno
+import os
 import socket as system
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import EllipsisType
 from typing import Any, Final
 
 from urds.common.receive_buffers import all_writable, writable
@@ -23,13 +23,15 @@ from urds.rsocket.core.stream.records import Shut, StreamStats
 from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext
-from urds.rsocket.link.listener import PortReservation, StreamListener
+from urds.rsocket.link.listener import ANY_IPV4, PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.socket import Socket, demand_no_ancillary
+from urds.rsocket.socket import Socket, c_int, check_ancillary_room
 from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer
 from urds.rsocket.waiting import CallTimeout
 
 BACKLOG_DEFAULT: Final = 128
+# What callers written for the `socket` module pass for no timeout of their own.
+TIMEOUT_DEFAULT: Final[Any] = getattr(system, "_GLOBAL_DEFAULT_TIMEOUT", object())
 # Options that act on a connection that is there, beside TCP_NODELAY.
 _OF_KEEPALIVE: Final = {
     (system.SOL_SOCKET, system.SO_KEEPALIVE),
@@ -68,14 +70,18 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         Raises OSError: EINVAL (bound or connected already), EADDRINUSE, EADDRNOTAVAIL.
         """
         self._check_open()
-        name = addresses.parse(address, self._family, "bind")
+        name = addresses.unmapped(addresses.parse(address, self._family, "bind"))
+        if self._is_foreign(name):
+            raise os_error(errno.EINVAL, f"IPV6_V6ONLY, and {name[0]} is IPv4")
         with self._lock:
             if self._bound is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
             self._bound = name
             if all(context.adapter.has_own_time for context in devices.contexts()):
                 try:
-                    self._reservation = PortReservation(name, reuse=self._options.reuse_address)
+                    self._reservation = PortReservation(
+                        name, is_dual=self._is_dual(name), reuse=self._options.reuse_address
+                    )
                 except OSError:
                     self._bound = None
                     raise
@@ -84,24 +90,37 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:
         """Let peers connect: to a free port of any address unless bound. Again: nothing.
 
+        At `::` those of IPv4 connect too, unless IPV6_V6ONLY is set.
         Raises OSError: EINVAL for a socket that connects or did, EADDRINUSE.
         """
+        backlog = c_int(backlog)
         with self._lock:
             self._check_open()
             if self._transfer.link is not None:
                 raise os_error(errno.EINVAL, "listen of a socket that connects")
             if self._listener is not None:
                 return
+            address = self._bound or addresses.unbound(self._family)
             self._listener = StreamListener(
-                self._bound or addresses.unbound(self._family),
+                address,
                 backlog,
                 options.stream_settings(self._options),
                 devices.contexts(),
+                is_dual=self._is_dual(address),
             )
             self._bound = self._listener.local
             self._listener.on_change = self.watchers.tell
             self._attend()
             self.watchers.tell()
+
+    def _is_dual(self, address: HostPort) -> bool:
+        """Return whether an address of this socket is one of both IP versions."""
+        return address[0] == "::" and not self._options.v6_only
+
+    def _is_foreign(self, address: HostPort) -> bool:
+        """Return whether it is an IPv4 address and the socket has IPv6 only."""
+        is_ipv4 = ":" not in address[0]
+        return is_ipv4 and self._family == system.AF_INET6 and self._options.v6_only
 
     def accept(self) -> tuple[StreamSocket, Any]:
         """Take the next connection; return its socket and the peer's address.
@@ -133,6 +152,21 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         self._transfer.link, self._has_reported = link, True
         link.on_change = self.watchers.tell
 
+    def _hand_over(self, heir: StreamSocket) -> None:
+        """Give what stands behind to a socket that has none yet, and close."""
+        with self._lock:
+            self._check_open()
+            heir._begin(self._family, self._kind, self._proto, self._options)
+            heir._wait_s, heir._has_reported = self._wait_s, self._has_reported
+            heir._transfer.link, self._transfer.link = self._transfer.link, None
+            heir._listener, self._listener = self._listener, None
+            heir._reservation, self._reservation = self._reservation, None
+            heir._bound = self._bound
+            source = heir._readiness_source()
+            if source is not None:
+                source.on_change = heir.watchers.tell
+        self.close()
+
     def connect(self, address: Any, /) -> None:
         """Connect, over the first device on which a socket listens there.
 
@@ -148,12 +182,15 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         if link.state is LinkState.CONNECTED or link.stream is not None:
             self._has_reported = True
             return
-        raise self._connect_error(link)
+        raise _connect_error(link.take_error(), link.peer, link.reason)
 
     def _begin_connect(self, address: Any) -> StreamLink:
         """Return the link that connects: the one under way, or a new one."""
         self._check_open()
-        peer = addresses.reachable(addresses.parse(address, self._family, "connect"))
+        peer = addresses.unmapped(addresses.parse(address, self._family, "connect"))
+        peer = addresses.reachable(peer)
+        if self._is_foreign(peer):
+            raise os_error(errno.ENETUNREACH, f"IPV6_V6ONLY, and {peer[0]} is IPv4")
         with self._lock:
             self._check_open()
             if self._listener is not None:
@@ -163,17 +200,20 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             if link is not None and not (is_over and (link.error or link.stream is None)):
                 return self._connect_again(link)
             if link is not None and link.error:
-                raise self._connect_error(link)
+                raise _connect_error(link.take_error(), link.peer, link.reason)
             link = StreamLink(devices.contexts(), options.stream_settings(self._options))
             self._transfer.link = link
             link.on_change = self.watchers.tell
             if self._reservation is not None:
                 self._reservation.close()
+            local = self._bound
+            if local is not None and self._is_dual(local) and ":" not in peer[0]:
+                local = ANY_IPV4, local[1]
             try:
-                link.connect(peer, local=self._bound)
-            except OSError:
+                link.connect(peer, local=local)
+            except OSError as error:
                 self._transfer.link = None
-                raise
+                raise _connect_error(error.errno, peer, error.strerror) from None
             self._attend()
             self.watchers.tell()  # a socket that connects is not writable yet
             return link
@@ -186,10 +226,6 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         elif self._has_reported:
             raise os_error(errno.EISCONN, f"with {link.peer}")
         return link
-
-    @staticmethod
-    def _connect_error(link: StreamLink) -> OSError:
-        return os_error(link.take_error() or errno.ECONNABORTED, link.reason)
 
     # -- sending
 
@@ -270,16 +306,16 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Receive as `recv` does; there are no control messages.
 
-        Raises OSError: ENOTSUP if there is room for them; else as `recv`.
+        There may be room for them. Raises as `recv`.
         """
-        demand_no_ancillary(ancillary_bytes_max)
+        check_ancillary_room(ancillary_bytes_max)
         return self.recv(bytes_max, flags), [], 0, self._peer_shown()
 
     def recvmsg_into(
         self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Receive into all buffers, one after the other; else as `recvmsg`."""
-        demand_no_ancillary(ancillary_bytes_max)
+        check_ancillary_room(ancillary_bytes_max)
         count = self._transfer.receive_views(all_writable(buffers), flags, self._wait_s)
         return count, [], 0, self._peer_shown()
 
@@ -358,13 +394,13 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 
     def _socket_info(self) -> options.SocketInfo:
         link = self._transfer.link
+        state, segment_bytes = options.TcpState.CLOSE, None
         if self._listener is not None:
-            return options.SocketInfo(options.TcpState.LISTEN, None)
-        if link is None:
-            return options.SocketInfo(options.TcpState.CLOSE, None)
-        return options.SocketInfo(
-            _STATES[link.state], link.context.adapter.attributes.link.mtu_bytes
-        )
+            state = options.TcpState.LISTEN
+        elif link is not None:
+            state = _STATES[link.state]
+            segment_bytes = link.context.adapter.attributes.link.mtu_bytes
+        return options.SocketInfo(state, segment_bytes, family=self._family)
 
     def _apply(self, level: int, option: int) -> None:
         link = self._transfer.link
@@ -390,7 +426,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         Raises OSError: EINVAL for another `how`, ENOTCONN.
         """
         self._check_open()
-        if how not in _SHUT:
+        if c_int(how) not in _SHUT:
             raise os_error(
                 errno.EINVAL, f"how {how} is not from {system.SHUT_RD} to {system.SHUT_RDWR}"
             )
@@ -436,49 +472,77 @@ def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: 
     return Socket(family, type, proto)
 
 
+def _connect_error(code: int | None, peer: HostPort | None, reason: str | None) -> OSError:
+    """Return what a connect raises: errno, the peer's address, and a reason that says more."""
+    code = code or errno.ECONNABORTED
+    detail = "connect" if peer is None else f"connect to {addresses.text(peer)}"
+    if reason and os.strerror(code) not in reason and not reason.startswith("connect to"):
+        detail += f": {reason}"
+    return os_error(code, detail)
+
+
 def create_connection(
-    address: tuple[str, int],
-    timeout: float | EllipsisType | None = ...,
+    address: tuple[str | None, int],
+    timeout: Any = TIMEOUT_DEFAULT,
     source_address: tuple[str, int] | None = None,
+    *,
+    all_errors: bool = False,
 ) -> Socket:
     """Connect to a host and port, trying each address of the host; return the socket.
 
     `timeout`, in seconds, bounds each attempt and stays the socket's; not given it is the default.
-    Raises OSError: that of the last attempt.
+    Raises OSError: that of the last attempt; with `all_errors` an ExceptionGroup of all.
     """
     host, port = address
-    problem: OSError | None = None
+    problems: list[OSError] = []
     for family, _, _, _, name in system.getaddrinfo(host, port, type=system.SOCK_STREAM):
         try:
             made = Socket(family)
         except OSError as error:
-            problem = error
+            problems.append(error)
             continue
         try:
-            if not isinstance(timeout, EllipsisType):
+            if timeout is not TIMEOUT_DEFAULT:
                 made.settimeout(timeout)
             if source_address is not None:
                 made.bind(source_address)
             made.connect(name)
             return made
         except OSError as error:
-            problem = error
+            problems.append(error)
             made.close()
         except BaseException:
             made.close()
             raise
-    raise problem or OSError(f"no address of {host!r}")
+    if all_errors and problems:
+        raise ExceptionGroup("create_connection failed", problems)
+    raise problems[-1] if problems else OSError(f"no address of {host!r}")
 
 
 def create_server(
-    address: Any, *, family: int = system.AF_INET, backlog: int = BACKLOG_DEFAULT
+    address: Any,
+    *,
+    family: int = system.AF_INET,
+    backlog: int | None = None,
+    reuse_port: bool = False,
+    dualstack_ipv6: bool = False,
 ) -> Socket:
-    """Return a socket that listens at an address, of which a closed one may be a moment ago."""
+    """Return a socket that listens at an address, of which a closed one may be a moment ago.
+
+    `dualstack_ipv6`: at `::`, for IPv4 clients too. Raises ValueError if the family is another;
+    OSError: EADDRINUSE, EADDRNOTAVAIL, ENOTSUP (`reuse_port`: a port has one listening rsocket).
+    """
+    if dualstack_ipv6 and family != system.AF_INET6:
+        raise ValueError("dualstack_ipv6 requires the IPv6 family")
     made = Socket(family)
     try:
         made.setsockopt(system.SOL_SOCKET, system.SO_REUSEADDR, 1)
+        if reuse_port:
+            made.setsockopt(system.SOL_SOCKET, system.SO_REUSEPORT, 1)
+        if family == system.AF_INET6:
+            made.setsockopt(system.IPPROTO_IPV6, system.IPV6_V6ONLY, not dualstack_ipv6)
         made.bind(address)
-        made.listen(backlog)
+        made.listen(BACKLOG_DEFAULT if backlog is None else backlog)
     except BaseException:
         made.close()
         raise

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from urds.common.errors import RemoteProtocolError
+from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 from urds.rsocket.core.stream.records import StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
@@ -19,6 +20,7 @@ from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.verbs.providers import base
 
 BACKLOG_MAX: Final = 4096
+ANY_IPV4: Final = "0.0.0.0"
 
 
 class PortReservation:
@@ -27,11 +29,16 @@ class PortReservation:
     The numbers of all devices are the kernel's, so that one name means one program.
     """
 
-    def __init__(self, address: HostPort, *, reuse: bool = True) -> None:
-        """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL."""
+    def __init__(self, address: HostPort, *, is_dual: bool = False, reuse: bool = True) -> None:
+        """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL.
+
+        `is_dual`: `::` with the same port of all IPv4 addresses.
+        """
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket = KernelSocket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
+            if family == socket.AF_INET6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
             if reuse:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
@@ -57,8 +64,13 @@ class StreamListener:
         backlog: int,
         settings: StreamSettings,
         contexts: Sequence[DeviceContext],
+        *,
+        is_dual: bool = False,
     ) -> None:
-        """Listen; port 0 takes one that is free on all. Raises OSError: EADDRINUSE and others."""
+        """Listen; port 0 takes one that is free on all. Raises OSError: EADDRINUSE and others.
+
+        `is_dual`: at the same port of all IPv4 addresses as well; then `address` is of `::`.
+        """
         self.contexts = list(contexts)
         self.settings = settings
         self.on_change: Callable[[], None] | None = None
@@ -70,15 +82,17 @@ class StreamListener:
         self._waiting: dict[DeviceContext, deque[base.VerbsConnectionEvent]] = {
             context: deque() for context in self.contexts
         }
-        self._listeners: list[base.Listener] = []
+        self._listeners: list[tuple[DeviceContext, base.Listener]] = []
         self.local = address
         reservation = None
-        if address[1] == 0 and len(self.contexts) > 1:
-            reservation = PortReservation(address)
+        if address[1] == 0 and (is_dual or len(self.contexts) > 1):
+            reservation = PortReservation(address, is_dual=is_dual)
             self.local = reservation.address
         try:
             for context in self.contexts:
-                self._listen(context)
+                self.local = self._listen(context, self.local)
+                if is_dual:
+                    self._listen_for_ipv4(context)
         except OSError:
             self.close()
             raise
@@ -86,16 +100,26 @@ class StreamListener:
             if reservation is not None:
                 reservation.close()
 
-    def _listen(self, context: DeviceContext) -> None:
+    def _listen(self, context: DeviceContext, address: HostPort) -> HostPort:
         with context.adapter.lock:
             listener = context.adapter.listen(
-                self.local,
+                address,
                 base.PortSpace.TCP,
                 backlog=self._backlog,
                 on_event=lambda event: self._handle_event(context, event),
             )
-            self._listeners.append(listener)
-            self.local = listener.local
+            self._listeners.append((context, listener))
+            return listener.local
+
+    def _listen_for_ipv4(self, context: DeviceContext) -> None:
+        host, port = self.local
+        try:
+            self._listen(context, (ANY_IPV4, port))
+        except OSError as error:
+            detail = (
+                f"{error}; {host} with IPV6_V6ONLY 0 needs port {port} of IPv4 on {context.name}"
+            )
+            raise OSError(error.errno, detail) from None
 
     def accept(self) -> StreamLink | None:
         """Take the next connected link, `None` if there is none. Never waits."""
@@ -117,7 +141,7 @@ class StreamListener:
         """Stop listening; links that were not accepted are broken off. Safe twice."""
         self.on_change = None
         listeners, self._listeners = self._listeners, []
-        for context, listener in zip(self.contexts, listeners, strict=False):
+        for context, listener in listeners:
             with context.adapter.lock:
                 listener.close()
         for context, waiting in self._waiting.items():
