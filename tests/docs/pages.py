@@ -58,7 +58,9 @@ def anchors(page: Path) -> set[str]:
 def environment() -> dict[str, str]:
     """Return the environment in which a block runs: the checkout, and this interpreter first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PATH": path}
+    certificate = str(ROOT / "tests" / "support" / "localhost.pem")
+    ours = {"PYTHONPATH": str(ROOT / "src"), "PATH": path, "CERTIFICATE": certificate}
+    return {**os.environ, **ours}
 
 
 def _read(page: Path) -> Iterator[Block]:

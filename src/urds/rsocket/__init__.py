@@ -46,6 +46,7 @@ from urds.rsocket.constants import (
     RdmaOpt,
 )
 from urds.rsocket.datagram_socket import DatagramSocket
+from urds.rsocket.install import install, uninstall
 from urds.rsocket.link.devices import use
 from urds.rsocket.poll import rpoll, rselect
 from urds.rsocket.repoll import Repoll, repoll_create, repoll_ctl, repoll_wait
@@ -58,9 +59,10 @@ __all__ = [
     "ANY_OFFSET", "PROT_NONE", "PROT_WRITE", "RDMA_INLINE", "RDMA_IOMAPSIZE", "RDMA_ROUTE",
     "RDMA_RQSIZE", "RDMA_SQSIZE", "SOL_RDMA", "DatagramSocket", "Protection", "RdmaOpt", "Repoll",
     "Socket", "StreamSocket", "allocate", "configure", "create_connection", "create_server",
+    "install",
     "raccept", "rbind", "rclose", "rconnect", "repoll_create", "repoll_ctl", "repoll_wait",
     "rfcntl", "rgetpeername", "rgetsockname", "rgetsockopt", "riomap", "riounmap", "riowrite",
     "rlisten", "rpoll", "rread", "rreadv", "rrecv", "rrecvfrom", "rrecvmsg", "rselect", "rsend",
     "rsendmsg", "rsendto", "rsetsockopt", "rshutdown", "rsocket", "rwrite", "rwritev", "socket",
-    "use",
+    "uninstall", "use",
 ]  # fmt: skip
