@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from urds.common.errors import SettingError
-from urds.rds.settings import ALIASES, Settings
+from urds.rds import settings
+from urds.rds.settings import ALIASES, Settings, names, sources, unknown_variables
 
 SIZES = [
     *("wmem_default", "rmem_default", "wmem_max", "rmem_max", "max_message_bytes"),
@@ -180,8 +181,36 @@ def test_an_unknown_key_is_refused_and_a_near_one_proposed() -> None:
         load({"peer_max": 1})
 
 
-def test_an_unknown_variable_is_ignored() -> None:
+def test_an_unknown_variable_is_listed_and_changes_nothing() -> None:
     assert load(URDS_SOMETHING="1") == load()
+    environ = {"URDS_SOMETHING": "1", "URDS_NPATHS": "2", "HOME": "/", "URDS_ANYTHING": ""}
+    assert unknown_variables(environ) == ["URDS_ANYTHING", "URDS_SOMETHING"]
+
+
+def test_each_variable_that_urds_reads_is_known() -> None:
+    """Those of the sources, but for names that only a header of C has."""
+    source = Path(settings.__file__).parents[1]
+    read = {
+        found
+        for path in source.rglob("*.py")
+        for found in re.findall(r'"(URDS_[A-Z_]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert read > {"URDS_IMPL", "URDS_CONFIG"}
+    assert unknown_variables(dict.fromkeys(read, "")) == []
+
+
+def test_the_source_of_each_value_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "urds.toml"
+    file.write_text("npaths = 2\ndrain_s = 0.25\nrds_tcp_sndbuf = 5000\n")
+    environ = {"URDS_CONFIG": str(file), "URDS_NPATHS": "4", "URDS_KEEPALIVE_COUNT": "9"}
+    found = sources({"keepalive_count": 7}, environ=environ)
+    assert list(found) == list(names())
+    assert {name: source for name, source in found.items() if source != "default"} == {
+        "npaths": "variable URDS_NPATHS",
+        "drain_s": f"file {file}",
+        "tcp_sndbuf": f"file {file}",
+        "keepalive_count": "Python",
+    }
 
 
 def test_a_delay_above_its_maximum_is_refused() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX: Final = "URDS_"
 CONFIG_VARIABLE: Final = "URDS_CONFIG"
 CONFIG_BYTES_MAX: Final = 1 << 20
+OTHER_VARIABLES: Final = frozenset(  # that urds reads and that set no tunable
+    f"{ENVIRONMENT_PREFIX}{name}"
+    for name in ("CONFIG", "IMPL", "VERBS_DEVICE", "RSOCKET_DEVICES", "RSOCKET_CONFIG")
+)
 ANY: Final = "any"
 AUTO: Final = "auto"
 IN_PROCESS: Final = "inprocess"
@@ -254,21 +258,16 @@ class Settings:
     ) -> Self:
         """Read file and environment (`os.environ` unless given); `values` outrank them.
 
-        Aliases are understood in every source. A variable that names no tunable is ignored as
-        another program's, unless it nearly spells one. Raises SettingError for a bad value, an
+        Aliases are understood in every source. A variable that names no tunable is ignored, see
+        `unknown_variables`, unless it nearly spells one. Raises SettingError for a bad value, an
         unknown key, such a variable, or a file that cannot be read.
         """
         environ = os.environ if environ is None else environ
-        chosen: dict[str, object] = {}
-        if place := environ.get(CONFIG_VARIABLE):
-            chosen |= _checked(_read_file(place), f"file {place}")
-        for name in (*names(), *ALIASES):
-            variable = ENVIRONMENT_PREFIX + name.upper()
-            if variable in environ:
-                chosen |= _checked({name: environ[variable]}, f"variable {variable}")
+        chosen: dict[str, Any] = {}
+        for _, part in _layers(values or {}, environ):
+            chosen |= part
         _check_spelling(environ)
-        chosen |= _checked(values or {}, "Python")
-        return cls(**chosen)  # type: ignore[arg-type]  # each value was read by its own rule
+        return cls(**chosen)
 
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """Return `allow` as networks; `any` is all of IPv4 and all of IPv6."""
@@ -293,6 +292,45 @@ def names() -> tuple[str, ...]:
     return tuple(one.name for one in fields(Settings))
 
 
+def sources(
+    values: Mapping[str, object] | None = None, *, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return where `Settings.load` has the value of each tunable from.
+
+    That is "default", the file, the variable, or "Python". Raises SettingError as `Settings.load`.
+    """
+    found = dict.fromkeys(names(), "default")
+    for source, part in _layers(values or {}, os.environ if environ is None else environ):
+        found |= dict.fromkeys(part, source)
+    return found
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the variables that begin like ours and that nothing here reads, in order."""
+    known = _variables() | OTHER_VARIABLES
+    every = os.environ if environ is None else environ
+    return sorted(one for one in every if one.startswith(ENVIRONMENT_PREFIX) and one not in known)
+
+
+def _layers(
+    values: Mapping[str, object], environ: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield each source, the lowest first, and the values that it has. Raises SettingError."""
+    if place := environ.get(CONFIG_VARIABLE):
+        source = f"file {place}"
+        yield source, _checked(_read_file(place), source)
+    for name in (*names(), *ALIASES):
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environ:
+            source = f"variable {variable}"
+            yield source, _checked({name: environ[variable]}, source)
+    yield "Python", _checked(values, "Python")
+
+
+def _variables() -> set[str]:
+    return {ENVIRONMENT_PREFIX + name.upper() for name in (*names(), *ALIASES)}
+
+
 def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
     """Return the values by their own names. Raises SettingError for an unknown one."""
     own_names = {name: ALIASES.get(name, name) for name in values}
@@ -304,16 +342,12 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
 
 def _check_spelling(environ: Mapping[str, str]) -> None:
     """Refuse a variable that nearly spells a tunable: it was meant to set one."""
-    variables = {ENVIRONMENT_PREFIX + name.upper() for name in (*names(), *ALIASES)}
-    for variable in environ:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables:
-            from difflib import get_close_matches
+    for variable in unknown_variables(environ):
+        from difflib import get_close_matches
 
-            close = get_close_matches(variable, variables, n=1, cutoff=_SPELLING_LIKENESS)
-            if close:
-                raise SettingError(
-                    f"variable {variable}: no such setting; did you mean {close[0]}?"
-                )
+        close = get_close_matches(variable, _variables(), n=1, cutoff=_SPELLING_LIKENESS)
+        if close:
+            raise SettingError(f"variable {variable}: no such setting; did you mean {close[0]}?")
 
 
 def _read(name: str, value: object, source: str) -> object:

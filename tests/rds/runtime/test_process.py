@@ -1,6 +1,9 @@
 """The state of a process: settings from Python, one backend, a fresh one after a fork."""
 
 import errno
+import os
+import subprocess
+import sys
 from typing import cast
 
 import pytest
@@ -65,3 +68,28 @@ def test_a_child_keeps_the_settings_and_nothing_else(fresh: Process) -> None:
     assert fresh.settings().npaths == 2
     assert fresh.connected == {}
     assert fresh.configure({"keepalive_count": 2}).keepalive_count == 2
+
+
+BINDS_TWICE = """
+import logging, time, urds
+from urds.rds.runtime.process import process
+logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+urds.configure(idle_s=0)
+for number in range(2):
+    with urds.Socket() as sock:
+        sock.bind(("127.93.11.7", 0))
+    while process._backend is not None:  # the test's own: the second bind makes another backend
+        time.sleep(0.01)
+"""
+
+
+def test_a_variable_that_nothing_reads_is_logged_once() -> None:
+    """At the first bind; those of tunables and of the program itself are no news."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("URDS_")}
+    given = {"URDS_MAX_MESSAGE_SIZE": "1", "URDS_NPATHS": "2", "URDS_IMPL": "python"}
+    done = subprocess.run(
+        [sys.executable, "-c", BINDS_TWICE], check=True, capture_output=True, text=True,
+        env={**kept, **given}, timeout=60,
+    )  # fmt: skip
+    line = "WARNING urds variable URDS_MAX_MESSAGE_SIZE: no such setting, ignored\n"
+    assert done.stderr == line

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
 from itertools import takewhile
@@ -123,6 +123,11 @@ class InProcess:
         return report_of_this_process(
             self.choice.plane, self.snapshot(), self.counters(), connected
         )
+
+    def warn_of(self, variables: Iterable[str]) -> None:
+        """Log the names of environment variables that nothing reads."""
+        for variable in variables:
+            self._driver.log.warning("variable %s: no such setting, ignored", variable)
 
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""

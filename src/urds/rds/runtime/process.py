@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, SettingError, os_error
-from urds.rds.settings import AUTO, IN_PROCESS, Settings
+from urds.rds.settings import AUTO, IN_PROCESS, Settings, sources, unknown_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from urds.common.types import IPAddress
     from urds.rds.constants import Transport
@@ -38,6 +38,7 @@ class Process:
         self._backend: Backend | None = None
         self.alive: weakref.WeakSet[Backend] = weakref.WeakSet()  # every one that has a thread
         self._is_making = False
+        self._has_warned = False  # of variables that nothing reads
         self._lock = threading.RLock()  # a signal handler may make a socket during the first bind
 
     def configure(self, values: dict[str, object]) -> Settings:
@@ -59,6 +60,11 @@ class Process:
                 self._settings = Settings.load(self._values)
             return self._settings
 
+    def sources(self) -> dict[str, str]:
+        """Return the source of each setting, as `settings.sources`."""
+        with self._lock:
+            return sources(self._values)
+
     def backend(self) -> Backend:
         """Return the backend, made at the first call.
 
@@ -71,7 +77,9 @@ class Process:
                 try:
                     self._is_making = True  # no call before: a handler would make one as well
                     _refuse_subinterpreter()
-                    self._backend = _make(self.settings(), self._end_unused)
+                    unknown = [] if self._has_warned else unknown_variables()
+                    self._backend = _make(self.settings(), self._end_unused, unknown)
+                    self._has_warned = True
                 finally:
                     self._is_making = False
             return self._backend
@@ -159,13 +167,18 @@ def _refuse_subinterpreter() -> None:
             return
 
 
-def _make(settings: Settings, on_unused: Callable[[Backend], bool]) -> Backend:
+def _make(
+    settings: Settings, on_unused: Callable[[Backend], bool], unknown: Iterable[str]
+) -> Backend:
+    """Return a backend, which logs the names of unknown variables."""
     if settings.node not in {AUTO, IN_PROCESS}:
         detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
         raise os_error(ErrorReason.NOT_SUPPORTED, detail)
     from urds.rds.runtime.inprocess import InProcess
 
-    return InProcess(settings, on_unused)
+    backend = InProcess(settings, on_unused)
+    backend.warn_of(unknown)
+    return backend
 
 
 process = Process()
