@@ -79,7 +79,10 @@ def urds(
 
 
 def started(
-    *arguments: str, extra: str = "without", program: str = "urds"
+    *arguments: str,
+    extra: str = "without",
+    program: str = "urds",
+    changes: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Return `urds`, or another module, as it runs; as a context manager it waits for the end."""
     return subprocess.Popen(
@@ -87,14 +90,20 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(changes),
         cwd=ROOT,
     )
 
 
-def interrupt(*arguments: str, after: str, extra: str = "without", program: str = "urds") -> Done:
+def interrupt(
+    *arguments: str,
+    after: str,
+    extra: str = "without",
+    program: str = "urds",
+    changes: Mapping[str, str] | None = None,
+) -> Done:
     """Run a module, press Ctrl-C once it has printed a line with `after`, wait for the end."""
-    with started(*arguments, extra=extra, program=program) as child:
+    with started(*arguments, extra=extra, program=program, changes=changes) as child:
         assert child.stdout is not None
         seen = ""
         for line in child.stdout:

@@ -124,10 +124,13 @@ def test_a_taken_address_is_named_and_no_process_stays_behind() -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_ctrl_c_ends_all_hosts_with_130(extra: str) -> None:
+def test_ctrl_c_ends_all_hosts_with_the_summary_and_130(extra: str) -> None:
     arguments = ("--hosts", "2", "--seconds", "30", "--first", address(40))
     done = interrupt("demo", *arguments, after="delivered", extra=extra)
     assert (done.code, done.err) == (130, "")
+    sent, delivered = re.findall(r"^sent (\d+), delivered (\d+)$", done.out, re.MULTILINE)[0]
+    assert sent == delivered != "0"
+    assert "lost 0, duplicated 0, reordered 0, damaged 0\n" in done.out
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind((address(40), 16385))

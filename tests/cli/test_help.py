@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import EXTRAS, RUN_S_MAX, command, environment, urds
+from tests.cli.commands import EXTRAS, RUN_S_MAX, address, command, environment, urds
 from urds.cli.main import ABOUT, GROUPS
 from urds.cli.parser import build
 
@@ -93,7 +93,7 @@ def test_every_line_of_help_fits_80_columns() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("place", ["", "dat", "rsocket"])
+@pytest.mark.parametrize("place", ["", "dat", "rsocket", "verbs"])
 def test_without_a_command_the_help_is_printed(extra: str, place: str) -> None:
     """With exit code 0, as cargo does."""
     done = urds(*place.split(), extra=extra)
@@ -156,7 +156,7 @@ def test_a_plane_that_is_not_here_is_one_line(arguments: tuple[str, ...], plane:
     [
         (
             ("nothing",),
-            "urds: error: no command 'nothing'; there are demo, ping, info, st",
+            "urds: error: no command 'nothing'; there are demo, ping, send, recv, in",
         ),
         (("pong",), "urds: error: no command 'pong'; did you mean 'ping'?"),
         (("rsocket", "rcoppy"), "urds rsocket: error: no command 'rcoppy'; did you mean 'rcopy'?"),
@@ -181,6 +181,35 @@ def test_a_bad_setting_is_wrong_usage(extra: str) -> None:
     assert done.err == (
         "urds ping: npaths = '3', in variable URDS_NPATHS: must be one of 1, 2, 4, 8\n"
     )
+
+
+# An example of each command that would begin its work; the first that can say no wins.
+WORK = {
+    "ping": "127.9.9.9", "send": "127.9.9.9 4000 a", "recv": "127.9.9.9 4000",
+    "rsocket rcopy": "README.md --into /tmp",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_judges_the_settings_before_it_begins(name: str) -> None:
+    """Before a child or a socket is there: one line, no traceback."""
+    words = [*name.split(), *WORK.get(name, "").split()]
+    done = urds(*words, changes={"URDS_WMEM_MAX": "5X"})
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"urds {name}: wmem_max = '5X', in variable URDS_WMEM_MAX: must be")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("demo", "--hosts", "2", "--seconds", "0.2", "--first", address(50)), ("config",)],
+)
+def test_an_unknown_variable_is_named_once(arguments: tuple[str, ...]) -> None:
+    """Not by each child again; those that set no tunable and are ours are known."""
+    changes = {"URDS_SNDBUF": "1", "URDS_RSOCKET_DEVICES": "shm0", "URDS_IMPL": "python"}
+    done = urds(*arguments, changes=changes)
+    assert done.code == 0
+    assert done.err == f"urds {arguments[0]}: variable URDS_SNDBUF: no such setting, ignored\n"
 
 
 @pytest.mark.parametrize(

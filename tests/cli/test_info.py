@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import EXTRAS, address, host, urds
+from tests.cli.commands import EXTRAS, address, host, interrupt, urds
 from tests.support import planes
 from urds.cli.output import Exit, Output
-from urds.cli.rds import info
+from urds.cli.rds import info, totals
 from urds.cli.rds.info import TABLES
 from urds.rds.plane.choose import NATIVE
 from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
@@ -202,7 +202,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def printed(capsys: pytest.CaptureFixture[str], letters: str, *, verbose: bool = False) -> str:
     for table in TABLES:
         if table.letter in letters:
-            info.print_table(Output(), table, [REPORT], verbose=verbose)
+            info.print_table(Output(), table, [REPORT], info.InfoOptions(verbose=verbose))
     return capsys.readouterr().out
 
 
@@ -224,14 +224,14 @@ def test_a_program_neither_steers_the_terminal_nor_fills_it(
     program: str, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = next(one for one in TABLES if one.letter == "p")
-    info.print_table(Output(), table, [replace(REPORT, program=program)], verbose=False)
+    info.print_table(Output(), table, [replace(REPORT, program=program)], info.InfoOptions())
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == shown
 
 
 def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
     other = replace(REPORT, pid=4712, counters={"conn_reset": 5, "pings": 0})
     found = json.loads(
-        json.dumps(info.document([REPORT, other], TABLES, counters_chosen=True), default=str)
+        json.dumps(info.document([REPORT, other], info.InfoOptions(all=True)), default=str)
     )
     assert found["counters"] == {"conn_reset": 6, "pings": 2}
     assert [row["pid"] for row in found["sockets"]] == [4711, 4711, 4712, 4712]
@@ -249,10 +249,128 @@ def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
     }
 
 
+def report(monkeypatch: pytest.MonkeyPatch, *reports: Report) -> None:
+    """Have these reports found."""
+    monkeypatch.setattr(processes, "find", lambda: [one.pid for one in reports])
+    monkeypatch.setattr(processes, "ask_all", lambda pids: list(reports))
+
+
+def test_without_a_letter_there_is_a_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(monkeypatch, replace(REPORT, counters={"conn_reset": 0, "pings": 2}))
+    assert info.run(info.InfoOptions()) is Exit.OK
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "processes 1, sockets 2, connections 3, of them up 2\n"
+        "messages to be received 1 (5 bytes), to be sent 1 (30 bytes), to be acknowledged 1"
+    )
+    titles = [line for line in out.splitlines() if line.endswith(":")]
+    assert titles == ["Processes:", "RDS Connections:"]
+    assert "pings" in out
+    assert "conn_reset" not in out
+
+
+def test_the_summary_is_json_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(monkeypatch, REPORT)
+    assert info.run(info.InfoOptions(json_wanted=True)) is Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["totals", "counters", "processes", "connections"]
+    assert (found["totals"]["connections"], found["totals"]["connections_up"]) == (3, 2)
+    assert found["totals"]["send_queue"] == {"messages": 1, "bytes": 30}
+
+
+def test_all_shows_every_table_and_nonzero_leaves_out_the_empty_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(monkeypatch, replace(REPORT, snapshot=replace(SNAPSHOT, send_queue=[])))
+    assert info.run(info.InfoOptions(all=True)) is Exit.OK
+    out = capsys.readouterr().out
+    assert all(f"{table.title}:\n" in out for table in TABLES)
+    assert "processes 1," not in out
+    info.run(info.InfoOptions(all=True, nonzero=True))
+    out = capsys.readouterr().out
+    assert [one.key for one in TABLES if f"{one.title}:\n" not in out] == ["send_queue"]
+
+
+def test_a_peer_leaves_the_others_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = replace(PATH, peer=HERE)
+    queue = [MessageRow(0, 30, HERE, 4000, THERE, 4001), MessageRow(0, 7, HERE, 4000, HERE, 1)]
+    report(
+        monkeypatch,
+        replace(REPORT, snapshot=replace(SNAPSHOT, paths=[PATH, mine], retransmit_queue=queue)),
+    )
+    info.run(info.InfoOptions(tables="nt", peer=str(HERE), json_wanted=True))
+    found = json.loads(capsys.readouterr().out)
+    assert [row["peer"] for row in found["connections"]] == [str(HERE)]
+    assert [row["payload_bytes"] for row in found["retransmit_queue"]] == [7]
+
+
+def test_top_takes_the_largest_counters_and_the_rows_of_which_most_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = replace(PATH, tos=7, unacknowledged_messages=90)
+    other = replace(REPORT, pid=9, snapshot=replace(SNAPSHOT, paths=[busy]), counters={"a": 9})
+    report(monkeypatch, REPORT, other)
+    info.run(info.InfoOptions(tables="cn", top=1, json_wanted=True))
+    found = json.loads(capsys.readouterr().out)
+    assert found["counters"] == {"a": 9}
+    assert [(row["tos"], row["pid"]) for row in found["connections"]] == [(7, 9)]
+
+
+def counted(value: int, pid: int = 4711) -> Report:
+    return replace(REPORT, pid=pid, counters={"still": 5, "sent": value, "queued": 2 * value})
+
+
+def test_a_watch_prints_rates_and_at_ctrl_c_those_since_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that comes counts from 0, one that is gone not at all."""
+    answers = iter([[counted(10), counted(7, pid=1)], [counted(30)], [counted(30), counted(8, 2)]])
+    times = iter([0.0, 2.0, 4.0, 6.0])
+    monkeypatch.setattr(totals.time, "sleep", lambda _: None)
+    monkeypatch.setattr(totals.time, "monotonic", lambda: next(times))
+
+    def ask() -> list[Report]:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    assert totals.watch(ask, Output(json_wanted=True), 2.0, None) is Exit.INTERRUPTED
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["per_second"] for one in found] == [
+        {"sent": 10.0, "queued": 20.0},
+        {"still": 2.5, "sent": 4.0, "queued": 8.0},
+        {"still": 1.2, "sent": 7.0, "queued": 14.0},
+    ]
+    assert [(one["seconds"], one["average"]) for one in found] == [
+        (2.0, False), (2.0, False), (4.0, True),
+    ]  # fmt: skip
+
+
+def test_a_watch_ends_with_ctrl_c_and_its_summary(tmp_path: Path) -> None:
+    changes = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with host(address(2), changes):
+        done = interrupt("info", "--watch", "0.1", after="processes 1", changes=changes)
+    assert (done.code, done.err) == (130, "")
+    assert "since the start, " in done.out
+
+
+def test_a_watch_has_no_tables() -> None:
+    done = urds("info", "--watch", "-k")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "urds info: --watch shows totals and rates, no tables\n"
+
+
 def test_counters_that_one_process_lacks_keep_their_place() -> None:
     """A process without RDMA that is asked first does not push them to the end."""
     other = replace(REPORT, counters={"conn_reset": 1, "ib_connect_raced": 3, "pings": 1})
-    found = info.document([REPORT, other], (), counters_chosen=True)
+    found = info.document([REPORT, other], info.InfoOptions(tables="c"))
     assert json.dumps(found["counters"]) == '{"conn_reset": 2, "ib_connect_raced": 3, "pings": 3}'
 
 

@@ -18,10 +18,19 @@ GROUPS: Final = (
         {
             "demo": "Run hosts that lose connections and no message.",
             "ping": "Ask an address whether RDS answers, as rds-ping.",
-            "info": "Show counters and tables, as rds-info.",
+            "send": "Send messages to a socket and wait for their acknowledgement.",
+            "recv": "Bind a port and print the messages that come.",
+            "info": "Show processes, counters and tables, as rds-info.",
+            "config": "Show each setting, its value and its source.",
             "stress": "Load two hosts and check every message, as rds-stress.",
         },
         package="urds.cli.rds",
+    ),
+    Group(
+        "verbs",
+        "Software RDMA verbs.",
+        {"devices": "Show the devices of this host, as ibv_devinfo."},
+        package="urds.cli.verbs",
     ),
     Group(
         "dat",

@@ -24,7 +24,7 @@ from textwrap import fill
 from types import NoneType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
-from urds.cli.output import Exit, UsageError, guarded, is_terminal
+from urds.cli.output import Exit, UsageError, complain, guarded, is_terminal
 from urds.common.types import IPAddress
 
 _OPTION: Final = "option"  # key of the metadata of a field
@@ -51,6 +51,7 @@ class _Option:
     high: float | None
     parse: Callable[[str], Any] | None
     letters: Mapping[str, str]  # flags of one letter, each of which adds itself to the field
+    bare: Any  # the value of a flag without one; None: a value must follow
 
 
 def option(
@@ -62,13 +63,14 @@ def option(
     high: float | None = None,
     parse: Callable[[str], Any] | None = None,
     letters: Mapping[str, str] | None = None,
+    bare: Any = None,
 ) -> Any:
     """Return a field of a record of options; without flags it is a positional argument.
 
     `low` and `high` are the limits that `check_ranges` holds and the help shows. `parse` makes
     the value from the text and raises UsageError.
     """
-    shown = _Option(flags, help, metavar, low, high, parse, letters or {})
+    shown = _Option(flags, help, metavar, low, high, parse, letters or {}, bare)
     return field(default=default, metadata={_OPTION: shown})
 
 
@@ -165,6 +167,20 @@ def check_ranges(options: Any) -> None:
                     limits = f"{shown.low} or more"
                 name = shown.flags[-1] if shown.flags else shown.metavar
                 raise UsageError(f"{name} {number}: must be {limits}")
+
+
+def judge_settings(name: str) -> None:
+    """Read the settings before a command begins or starts a child; warn of unknown variables.
+
+    Raises SettingError.
+    """
+    from urds.rds.runtime.process import process
+    from urds.rds.settings import unknown_variables
+
+    process.settings()
+    for variable in unknown_variables():
+        complain(name, f"variable {variable}: no such setting, ignored")
+        del os.environ[variable]  # this process and its children need not tell it again
 
 
 def find_address(text: str) -> IPAddress:
@@ -277,6 +293,10 @@ def _run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     values = vars(found)
     run = values.pop("_run", None)
     one: argparse.ArgumentParser = values.pop("_parser", parser)
+    rest = values.pop("_rest", None)
+    if rest and not any(word[:1] == "-" for word in unknown):
+        values[rest] += unknown  # before Python 3.13 argparse leaves those behind an option
+        unknown = []
     if unknown:  # argparse would show the usage of `urds`, not of the command
         one.error(f"unrecognized arguments: {' '.join(unknown)}")
     if run is None:  # no command: help, as of cargo
@@ -322,13 +342,19 @@ def _fill(parser: argparse.ArgumentParser, name: str, summary: str, command: Com
         if (shown := _shown(each)) is not None:
             _add(parser, each, types[each.name], shown)
             if not shown.flags and not shown.letters:
-                arguments.append(shown.metavar if each.default is MISSING else f"[{shown.metavar}]")
+                more = " ..." if get_origin(types[each.name]) is Sequence else ""
+                is_required = each.default is MISSING
+                arguments.append(shown.metavar if is_required else f"[{shown.metavar}{more}]")
     parser.usage = " ".join((name, "[OPTION ...]", *arguments))
     if command.has_version:
         _add_version(parser)
 
     def run(values: dict[str, Any]) -> Exit:
-        return guarded(name, lambda: command.run(command.options(**values)))
+        def judged() -> Exit:
+            judge_settings(name)
+            return command.run(command.options(**values))
+
+        return guarded(name, judged)
 
     parser.set_defaults(_run=run, _parser=parser)
 
@@ -348,14 +374,18 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any, shown: _O
         settings["action"] = "store_true"
     else:
         settings |= {"metavar": shown.metavar, "type": shown.parse or single}
+        if shown.bare is not None:
+            settings |= {"nargs": "?", "const": shown.bare}
         if get_origin(kind) in (Sequence, tuple, list):
-            settings["action"] = "append"
+            settings |= {"action": "append"} if shown.flags else {"nargs": "*"}
     if shown.flags:
         parser.add_argument(*shown.flags, dest=each.name, **settings)
     else:
         is_required = each.default is MISSING
         if not is_required:  # argparse would parse SUPPRESS like a word of the command line
-            settings |= {"nargs": "?", "default": None}
+            settings = {"nargs": "?", **settings, "default": None}
+        if settings.get("nargs") == "*":
+            parser.set_defaults(_rest=each.name)
         parser.add_argument(each.name, **settings)
 
 

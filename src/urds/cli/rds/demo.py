@@ -97,6 +97,7 @@ class Result:
 def run(options: DemoOptions) -> Exit:
     """Print it; `Exit.FAILED` if a message was lost, doubled, reordered or damaged.
 
+    Ctrl-C ends the sending sooner; what was sent until then is judged all the same.
     Raises UsageError, and as `plane_in_use` for a plane that cannot be.
     """
     output = Output(json_wanted=options.json_wanted)
@@ -105,7 +106,7 @@ def run(options: DemoOptions) -> Exit:
     _introduce(output, options, plans, plane)
     try:
         with Hosts(plans) as hosts, Progress(quiet=options.json_wanted) as progress:
-            verdicts, sent = _exchange(hosts, options, plans, progress)
+            verdicts, sent, is_interrupted = _exchange(hosts, options, plans, progress)
     except DemoError as failure:
         complain("urds demo", str(failure))
         return Exit.FAILED
@@ -113,7 +114,9 @@ def run(options: DemoOptions) -> Exit:
     output.document(asdict(result))
     for line, good in summary(result):
         output.line(line, None if good is None else GOOD if good else BAD)
-    return Exit.OK if result.is_perfect else Exit.FAILED
+    if not result.is_perfect:
+        return Exit.FAILED
+    return Exit.INTERRUPTED if is_interrupted else Exit.OK
 
 
 def make_plans(options: DemoOptions) -> list[Plan]:
@@ -210,26 +213,21 @@ def summary(result: Result) -> list[tuple[str, bool | None]]:
 
 def _exchange(
     hosts: Hosts, options: DemoOptions, plans: Sequence[Plan], progress: Progress
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, int]]]:
-    """Run the hosts; return their verdicts and the messages of each to every other."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, int]], bool]:
+    """Run the hosts; return their verdicts, the messages of each to every other, if Ctrl-C came."""
     for _ in hosts.collect("ready", _READY_S):
         pass
     for index in range(len(plans)):
         hosts.say(index, {"go": True})
-    start_s = time.monotonic()
     sent: dict[str, dict[str, int]] = {}
-    counts: dict[int, dict[str, int]] = {}
-    for index, words in hosts.collect("sent", options.seconds + _STOP_S):
-        counts[index] = words
-        if words["event"] == "sent":
-            sent[plans[index].address] = words["each"]
-        delivered = sum(one["delivered"] for one in counts.values())
-        resets = sum(one["resets"] for one in counts.values())
-        elapsed_s = min(time.monotonic() - start_s, options.seconds)
-        progress.update(
-            elapsed_s / options.seconds,
-            f"{elapsed_s:5.1f} s  delivered {delivered}  resets {resets}",
-        )
+    is_interrupted = False
+    try:
+        _collect_sent(hosts, options, plans, progress, sent)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        for index in range(len(plans)):
+            hosts.say(index, {"stop": True})
+        _collect_sent(hosts, options, plans, progress, sent)
     for index, plan in enumerate(plans):
         hosts.say(index, {"expect": {peer: sent[peer][plan.address] for peer in plan.peers}})
     verdicts = {
@@ -237,7 +235,31 @@ def _exchange(
         for index, words in hosts.collect("done", _DRAIN_S + _STOP_S)
         if words["event"] == "done"
     }
-    return verdicts, sent
+    return verdicts, sent, is_interrupted
+
+
+def _collect_sent(
+    hosts: Hosts,
+    options: DemoOptions,
+    plans: Sequence[Plan],
+    progress: Progress,
+    sent: dict[str, dict[str, int]],
+) -> None:
+    """Show the progress until each host has said what it sent to every other."""
+    counts: dict[int, dict[str, int]] = {}
+    start_s = time.monotonic()
+    missing = {index for index, plan in enumerate(plans) if plan.address not in sent}
+    for index, words in hosts.collect("sent", options.seconds + _STOP_S, missing):
+        if words["event"] == "sent":
+            sent[plans[index].address] = words["each"]
+        counts[index] = words
+        delivered = sum(one["delivered"] for one in counts.values())
+        resets = sum(one["resets"] for one in counts.values())
+        elapsed_s = min(time.monotonic() - start_s, options.seconds)
+        progress.update(
+            elapsed_s / options.seconds,
+            f"{elapsed_s:5.1f} s  delivered {delivered}  resets {resets}",
+        )
 
 
 def _introduce(output: Output, options: DemoOptions, plans: Sequence[Plan], plane: str) -> None:
@@ -305,12 +327,14 @@ class Hosts:
             pipe.write(json.dumps(command) + "\n")
             pipe.flush()
 
-    def collect(self, event: str, wait_s: float) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the hosts' lines until each has printed `event`.
+    def collect(
+        self, event: str, wait_s: float, missing: set[int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the hosts' lines until each, or each that is `missing`, has printed `event`.
 
         Raises DemoError when one fails, ends, or takes longer than `wait_s`.
         """
-        missing = set(range(len(self._plans)))
+        missing = set(range(len(self._plans))) if missing is None else missing
         deadline_s = time.monotonic() + wait_s
         while missing:
             try:
@@ -351,6 +375,7 @@ COMMAND: Final = Command(
     Each host is a process with an address of its own in 127/8. Each one sends numbered,
     hashed messages to every other, and resets all of its TCP connections on purpose, again
     and again. The summary counts what was lost (nothing); the exit code is 1 if anything was.
+    Ctrl-C ends the sending; the summary follows.
     """,
     examples=(
         ("urds demo", "four hosts, about 8 seconds"),

@@ -1,8 +1,8 @@
 """One host of `urds demo`, a process of its own: sends, checks what it gets, resets connections.
 
 The coordinator (`demo`) and the host exchange lines of JSON. Standard input brings the plan, "go",
-and how many messages to expect; the end of the input is the end of the process. Standard output
-takes `ready`, `progress`, `sent`, `done` or `failed`.
+after Ctrl-C "stop", and how many messages to expect; its end is the end of the process. Standard
+output takes `ready`, `progress`, `sent`, `done` or `failed`.
 
 A message is its number, a hash, and a body that differs from message to message. The hash covers
 source, target, number and body: one in the wrong place is as damaged as one with a changed byte.
@@ -138,6 +138,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.stop = threading.Event()  # send no more
         self.over = threading.Event()  # the coordinator closed the input, or ended
         self.expected: dict[str, int] | None = None
         threading.Thread(target=self._read, name="demo-commands", daemon=True).start()
@@ -146,9 +147,11 @@ class Commands:
         for line in sys.stdin:
             command = json.loads(line)
             self.expected = command.get("expect", self.expected)
+            if "stop" in command:
+                self.stop.set()
             self.go.set()
-        self.over.set()
-        self.go.set()
+        for event in (self.over, self.stop, self.go):
+            event.set()
         time.sleep(_END_S)  # the main thread ends the process sooner, if it can
         os._exit(1)
 
@@ -179,7 +182,7 @@ class Host:
         cutter.start()
         self._start_s = now_s = told_s = time.monotonic()
         end_s = now_s + self.plan.seconds
-        while now_s < end_s and not commands.over.is_set():
+        while now_s < end_s and not commands.stop.is_set():
             sent = sum(self._send_burst(peer, writer) for peer, writer in self._writers.items())
             taken = self._take(_RECEIVED_MAX)
             if not sent and not taken:

@@ -2,23 +2,30 @@
 
 A kernel has one RDS; here each process has its own. So the tables name the process in a last
 column, and the counters are sums unless one process is chosen. Columns and titles are those of
-rds-info, in its order; `-v` adds ours. Source: rds-tools rds-info(1); linux v6.12 net/rds/info.c.
+rds-info, in its order; `-v` adds ours. Without a letter there is a summary, which rds-info has not.
+Source: rds-tools rds-info(1); linux v6.12 net/rds/info.c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from urds.cli.output import Cell, Exit, Output, columns, complain
-from urds.cli.parser import Command, check_ranges, json_option, option
+from urds.cli.output import Cell, Exit, Output, UsageError, columns, complain
+from urds.cli.parser import Command, check_ranges, find_address, json_option, option
+from urds.cli.rds.totals import headlines, largest, of_peer, sum_counters, totals, watch
 from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report, Silent
 
 _TCP_SEQUENCES: Final = 1 << 32
 _PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
+_SUMMARY: Final = "cpn"  # what is shown without a letter, beside the totals
+_SIZES: Final = (  # of a row, for `--top`: what waits
+    *("payload_bytes", "send_queued_bytes", "receive_queued_bytes"),
+    *("unsent_messages", "unacknowledged_messages"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +177,28 @@ TABLES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfoOptions:
-    """Options of `urds info`; no table named means all of them."""
+    """Options of `urds info`; no table named means a summary."""
 
     tables: Collection[str] = option(
         default=(),
         letters={"c": "Show counters.", **{one.letter: f"Show {one.help}." for one in TABLES}},
         help="",
     )
+    all: bool = option("-a", "--all", default=False, help="Show counters and all tables.")
     pid: int | None = option("--pid", low=1, help="Ask this process only.")
+    peer: str | None = option(
+        "--peer", metavar="ADDRESS", help="Show connections and messages of this peer only."
+    )
+    nonzero: bool = option(
+        "-z", "--nonzero", default=False, help="Leave out counters at zero and empty tables."
+    )
+    top: int | None = option(
+        "--top", low=1, help="Show the N largest counters, and rows of which most waits."
+    )
+    watch_s: float | None = option(
+        "--watch", metavar="SECONDS", low=0.1, high=3600, bare=1.0,
+        help="Show totals and rates after each interval, until Ctrl-C; 1 s without a number.",
+    )  # fmt: skip
     verbose: bool = option(
         "-v", "--verbose", default=False, help="More columns, and all paths of each connection."
     )
@@ -190,66 +211,85 @@ def run(options: InfoOptions) -> Exit:
     Raises UsageError for an impossible process number.
     """
     check_ranges(options)
-    reports, silent = _ask(options.pid)
     output = Output(json_wanted=options.json_wanted)
-    chosen = [one for one in TABLES if not options.tables or one.letter in options.tables]
-    counters_chosen = not options.tables or "c" in options.tables
-    output.document(document(reports, chosen, counters_chosen=counters_chosen))
+    if options.watch_s is not None:
+        if options.tables or options.all:
+            raise UsageError("--watch shows totals and rates, no tables")
+        return watch(lambda: _ask(options)[0], output, options.watch_s, options.top)
+    reports, silent = _ask(options)
+    is_summary = not options.tables and not options.all
+    if is_summary:
+        options = replace(options, tables=_SUMMARY, nonzero=True)
+    found = document(reports, options)
+    output.document({"totals": totals(reports), **found} if is_summary else found)
     if not reports and not silent and not options.json_wanted:
         where = f"process {options.pid}" if options.pid else "any process of this user"
         complain("urds info", f"no urds socket is bound in {where}")
     if not reports:
         return Exit.FAILED
-    if counters_chosen:
-        output.table("", columns("CounterName:34|Value:16"), _sum_counters(reports).items())
-    for table in chosen:
-        print_table(output, table, reports, verbose=options.verbose)
+    if is_summary:
+        for line in headlines(totals(reports)):
+            output.line(line)
+    if "counters" in found:
+        output.table("", columns("CounterName:34|Value:16"), found["counters"].items())
+    for table in _chosen(options):
+        print_table(output, table, reports, options)
     return Exit.OK
 
 
-def print_table(output: Output, table: Table, reports: Sequence[Report], *, verbose: bool) -> None:
+def _chosen(options: InfoOptions) -> list[Table]:
+    return [one for one in TABLES if options.all or one.letter in options.tables]
+
+
+def print_table(
+    output: Output, table: Table, reports: Sequence[Report], options: InfoOptions
+) -> None:
     """Print one table with the rows of all processes."""
-    titles = columns(table.plain + (table.verbose if verbose else ""))
+    titles = columns(table.plain + (table.verbose if options.verbose else ""))
     rows = [
         (*table.cells(report, record)[: len(titles)], report.pid)
-        for report in reports
-        for record in table.records(report, verbose)
+        for report, record in _rows(table, reports, options)
     ]
-    output.table(table.title, [*titles, *columns("Pid:7")], rows)
+    if rows or not options.nonzero:
+        output.table(table.title, [*titles, *columns("Pid:7")], rows)
 
 
-def document(
-    reports: Sequence[Report], tables: Sequence[Table], *, counters_chosen: bool
-) -> dict[str, object]:
+def document(reports: Sequence[Report], options: InfoOptions) -> dict[str, Any]:
     """Return everything chosen, for JSON: rows as records under our names for the fields."""
-    found: dict[str, object] = {}
-    if counters_chosen:
-        found["counters"] = _sum_counters(reports)
-    for table in tables:
-        found[table.key] = [
-            {**_fields(record), "pid": report.pid}
-            for report in reports
-            for record in table.records(report, True)
-        ]
+    found: dict[str, Any] = {}
+    if options.all or "c" in options.tables:
+        counters = sum_counters(reports).items()
+        found["counters"] = {key: value for key, value in counters if value or not options.nonzero}
+        if options.top is not None:
+            found["counters"] = largest(found["counters"], options.top)
+    for table in _chosen(options):
+        rows = _rows(table, reports, replace(options, verbose=True))
+        found[table.key] = [{**_fields(record), "pid": report.pid} for report, record in rows]
     return found
 
 
-def _ask(pid: int | None) -> tuple[list[Report], list[Silent]]:
+def _rows(
+    table: Table, reports: Sequence[Report], options: InfoOptions
+) -> list[tuple[Report, Any]]:
+    """Return the rows of all processes; with `--top` those of which most waits, the most first."""
+    found = [(report, row) for report in reports for row in table.records(report, options.verbose)]
+    if options.top is None:
+        return found
+    found.sort(key=lambda one: -sum(getattr(one[1], name, 0) for name in _SIZES))
+    return found[: options.top]
+
+
+def _ask(options: InfoOptions) -> tuple[list[Report], list[Silent]]:
     """Ask the processes; return the reports and the silent ones, which are logged at once."""
-    answers = list(processes.ask_all([pid] if pid else processes.find()))
+    answers = list(processes.ask_all([options.pid] if options.pid else processes.find()))
     silent = [answer for answer in answers if isinstance(answer, Silent)]
     for answer in silent:
         complain("urds info", f"process {answer.pid}: {answer.reason}")
-    return [answer for answer in answers if not isinstance(answer, Silent)], silent
-
-
-def _sum_counters(reports: Sequence[Report]) -> dict[str, int]:
-    """Add the counters up, in the order of the longest list: others may lack RDMA's."""
-    sums: dict[str, int] = {}
-    for report in sorted(reports, key=lambda one: len(one.counters), reverse=True):
-        for name, value in report.counters.items():
-            sums[name] = sums.get(name, 0) + value
-    return sums
+    reports = [answer for answer in answers if not isinstance(answer, Silent)]
+    if options.peer is not None:
+        peer = find_address(options.peer)
+        reports = [of_peer(report, peer) for report in reports]
+    return reports, silent
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -260,12 +300,14 @@ def _fields(record: Any) -> dict[str, Any]:
 
 COMMAND: Final = Command(
     about="""
-    Tables, columns and letters are those of rds-info; without a letter all are shown. Each
-    process of this user that has bound a socket answers for itself. Counters are sums over
-    the processes; --pid chooses one.
+    Without a letter a summary: processes, connections, counters that are not zero, totals. Tables,
+    columns and letters are those of rds-info; -a shows all. Each process of this user that has
+    bound a socket answers for itself. Counters are sums over the processes; --pid chooses one.
     """,
     examples=(
-        ("urds info", "everything"),
+        ("urds info", "a summary"),
+        ("urds info -a", "everything"),
+        ("urds info --watch 2 --top 5", "the five fastest counters, every two seconds"),
         ("urds info -n -v", "all paths, and what waits on each"),
         ("urds info -c --pid 4711 --json", "for a script"),
     ),

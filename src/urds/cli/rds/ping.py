@@ -220,13 +220,9 @@ def _summarise(output: Output, rounds: Rounds, *, target: str, local: str) -> No
 
 def _bind_all(options: PingOptions, target: IPAddress, closing: ExitStack) -> list[urds.Socket]:
     """Bind the sockets to one local address; Ctrl-C or the end cancels their pings."""
-    sockets: list[urds.Socket] = []
-    if options.local is None:
-        local = _free_address(target, closing, sockets)
-    else:
-        local = str(find_address(options.local))
-    while len(sockets) < SOCKETS:
-        sockets.append(_bind(local, closing))
+    first = bind_from(target, options.local, closing)
+    local = first.getsockname()[0]
+    sockets = [first, *(_bind(local, closing) for _ in range(SOCKETS - 1))]
     for sock in sockets:
         sock.setblocking(False)
         if options.type_of_service is not None:
@@ -265,18 +261,21 @@ def outgoing_address(target: IPAddress) -> IPAddress:
         return ip_address(str(probe.getsockname()[0]))
 
 
-def _free_address(target: IPAddress, closing: ExitStack, sockets: list[urds.Socket]) -> str:
-    """Bind the first socket to the first free candidate. Raises OSError."""
+def bind_from(target: IPAddress, local: str | None, closing: ExitStack) -> urds.Socket:
+    """Return a socket at the local address that the user named, else at the first free candidate.
+
+    `closing` cancels what it has not delivered, and closes it. Raises UsageError, OSError.
+    """
+    if local is not None:
+        return _bind(str(find_address(local)), closing)
     taken: OSError | None = None
-    for local in candidates(target, outgoing_address(target), Random()):
+    for one in candidates(target, outgoing_address(target), Random()):
         try:
-            sockets.append(_bind(local, closing))
+            return _bind(one, closing)
         except OSError as failure:
             if failure.errno != errno.EADDRINUSE:
                 raise
             taken = failure
-        else:
-            return local
     assert taken is not None, "there is at least one candidate"
     raise OSError(taken.errno, f"{taken.strerror}; choose another local address with -I") from taken
 
