@@ -53,7 +53,7 @@ sim: environment  ## Run the simulations alone, all seeds
 	@$(TIMED) --name sim --budget-s 600 -- $(PYTEST) -n 2 -q --junitxml=$(REPORT)/sim.xml tests/sim
 
 interop: environment  ## Talk with Linux KERNEL=6.1, 6.12 or 7 in a virtual machine; needs root (20 min)
-	@KERNEL=$(KERNEL) URDS_IMPL=$(PLANE) URDS_INTEROP_REQUIRED=$(if $(CI),1) \
+	@KERNEL=$(KERNEL) URDS_IMPL=$(PLANE) TEST_INTEROP_REQUIRED=$(if $(CI),1) \
 	    $(TIMED) --name $(INTEROP) --budget-s 1200 -- \
 	    $(PYTEST) -q -m "interop$(if $(SHORT), and short)" --interop-report $(REPORT)/$(INTEROP).json \
 	    --junitxml=$(REPORT)/$(INTEROP).xml tests/interop
@@ -62,7 +62,7 @@ interop: environment  ## Talk with Linux KERNEL=6.1, 6.12 or 7 in a virtual mach
 namespaces: environment  ## Run suites between two network namespaces, IPv4 and IPv6; needs root (6 min)
 	@reason=$$($(BIN)/python -m tests.support.places); \
 	if [ -n "$$reason" ] && [ -z "$$CI" ]; then echo "make namespaces: $$reason"; exit 0; fi; \
-	URDS_IMPL=$(PLANE) URDS_PLACES=netns4,netns6 $(TIMED) --name namespaces --budget-s 600 -- \
+	URDS_IMPL=$(PLANE) TEST_PLACES=netns4,netns6 $(TIMED) --name namespaces --budget-s 600 -- \
 	    $(PYTEST) -n 2 -q --junitxml=$(REPORT)/namespaces.xml tests/namespaces tests/rds/transports/tcp tests/faults/test_runs.py \
 	    tests/rsocket/test_socket_processes.py tests/verbs/test_conformance_processes.py
 	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/namespaces.xml; fi

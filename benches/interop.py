@@ -2,7 +2,7 @@
 
 The guest is the one of tests/interop: two network namespaces with a link between them, a process in
 each. The same loops run over both; only the call that makes the socket differs. The processor is
-emulated unless URDS_LAB_ACCEL says otherwise, so figures mean nothing outside of this run, and only
+emulated unless TEST_LAB_ACCEL says otherwise, so figures mean nothing outside of this run, and only
 their ratios count. KERNEL chooses the kernel: 6.1, 6.12 or 7. Needs root.
 """
 
@@ -212,7 +212,7 @@ def _prepare(lab: Lab) -> tuple[dict[str, str], str]:
         for command in _SET_UP:
             remote("run(command)", command=command)
         kernel, python, used = remote(_FACTS, folder=_FOLDER, timeout_s=_OPEN_WAIT_S)
-    accelerator = os.environ.get("URDS_LAB_ACCEL", "tcg").partition(",")[0]
+    accelerator = os.environ.get("TEST_LAB_ACCEL", "tcg").partition(",")[0]
     emulated = "emulated, so ratios only" if accelerator == "tcg" else "not emulated"
     own = machine()
     facts = {

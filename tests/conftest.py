@@ -20,7 +20,7 @@ settings.register_profile(
     "thorough", deadline=None, derandomize=True, print_blob=True, max_examples=1000
 )
 settings.register_profile("search", deadline=None, max_examples=2000)
-settings.load_profile(os.environ.get("URDS_HYPOTHESIS", "usual"))
+settings.load_profile(os.environ.get("TEST_HYPOTHESIS", "usual"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@
     python -m tools.native found               exit 0 if there is a cargo that can build it
 
 A thing that a machine lacks (cargo, the registry of crates) is one line, and with `--optional` no
-failure: the Python plane serves all. `URDS_NATIVE_REQUIRED=1` makes it one. Sources that do not
+failure: the Python plane serves all. `TEST_NATIVE_REQUIRED=1` makes it one. Sources that do not
 build, and tests that fail, are failures always. A build leaves a stamp with the digest of all its
 sources, and a second one costs nothing. A module of other sources is removed from .venv, for it
 would be tested in their place.
@@ -58,7 +58,7 @@ def main() -> int:
         COMMANDS[options.command](options)
     except Unavailable as reason:
         print(f"{MISSING[options.command]}: {reason}.", flush=True)
-        required = os.environ.get("URDS_NATIVE_REQUIRED") == "1"
+        required = os.environ.get("TEST_NATIVE_REQUIRED") == "1"
         return 0 if options.optional and not required else 1
     except Broken as error:
         print(error)

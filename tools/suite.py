@@ -124,7 +124,7 @@ def beyond(plane: str) -> Iterator[Part]:
         marks = f"{LEFT_OUT} and not rates and not reference"
         yield Part("beyond-python", PYTHON, SEES_A_PLANE, marks)
     yield Part("beyond-seeds", plane, ("tests/sim",), options=("--seeds", f"{SEEDS}:"))
-    thorough = {"URDS_HYPOTHESIS": "thorough"}
+    thorough = {"TEST_HYPOTHESIS": "thorough"}
     yield Part("beyond-examples", plane, HYPOTHESIS, "hypothesis", variables=thorough)
 
 
@@ -165,7 +165,7 @@ def prepare(suite: str, venv: Path) -> tuple[str, int]:
     ready = native.is_ready(venv)
     if not ready:
         # Its absence has been counted; Python's tests need not fail for it one by one.
-        os.environ.pop("URDS_NATIVE_REQUIRED", None)
+        os.environ.pop("TEST_NATIVE_REQUIRED", None)
         print("Nothing is tested on the compiled plane: there is none.", flush=True)
     if suite == "test":
         (REPORTS / "rust.xml").unlink(missing_ok=True)

@@ -47,11 +47,11 @@ def help_on_a_terminal(*words: str) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_help_is_the_one_on_record(place: str) -> None:
-    """Write it anew: `URDS_WRITE_HELP=1 make test`, or this file alone with pytest."""
+    """Write it anew: `TEST_WRITE_HELP=1 make test`, or this file alone with pytest."""
     done = urds(*place.split(), "--help", changes={"COLUMNS": "80"})
     assert (done.code, done.err) == (0, "")
     snapshot = SNAPSHOTS / f"{place.replace(' ', '-') or 'urds'}.txt"
-    if os.environ.get("URDS_WRITE_HELP"):
+    if os.environ.get("TEST_WRITE_HELP"):
         snapshot.write_text(done.out, encoding="utf-8")
     assert done.out == snapshot.read_text(encoding="utf-8")
 

@@ -19,7 +19,7 @@ ENLARGED_MAX = 3  # times that a run is made longer, on a machine that is throug
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have tests run at each place of `URDS_PLACES`."""
+    """Have tests run at each place of `TEST_PLACES`."""
     places.generate_tests(metafunc, "place")
 
 

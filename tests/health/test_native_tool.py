@@ -33,7 +33,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a machine without cargo, and return the folder where one may be put."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CARGO", "CARGO_HOME", "URDS_NATIVE_REQUIRED"):
+    for name in ("CARGO", "CARGO_HOME", "TEST_NATIVE_REQUIRED"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "bin"
 
@@ -51,7 +51,7 @@ def test_without_cargo_one_line_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if required:
-        monkeypatch.setenv("URDS_NATIVE_REQUIRED", "1")
+        monkeypatch.setenv("TEST_NATIVE_REQUIRED", "1")
     monkeypatch.setattr("sys.argv", ["native", "build", "--at", str(tmp_path / "venv"), *arguments])
     assert native.main() == wanted
     lines = capsys.readouterr().out.splitlines()

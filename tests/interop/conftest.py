@@ -85,9 +85,9 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """Boot the guest once. Without root or QEMU: skip, or fail where URDS_INTEROP_REQUIRED is 1."""
+    """Boot the guest once. Without root or QEMU: skip, or fail where TEST_INTEROP_REQUIRED is 1."""
     if reason := missing_requirement():
-        if os.environ.get("URDS_INTEROP_REQUIRED") == "1":
+        if os.environ.get("TEST_INTEROP_REQUIRED") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
     with Lab(_image()) as booted:

@@ -4,7 +4,7 @@ docs/reference/rsocket.md 19, point 15.
 
 300 in the suite; 10,000 by hand, where the kernel allows as many descriptors as tcp0 needs:
 
-    URDS_RSOCKET_CONNECTIONS=10000 python -m pytest --timeout 1800 \
+    TEST_RSOCKET_CONNECTIONS=10000 python -m pytest --timeout 1800 \
         tests/rsocket/test_conformance_many.py
 """
 
@@ -20,7 +20,7 @@ from urds.rsocket import create_connection, create_server
 from urds.rsocket.link import devices
 from urds.rsocket.socket import Socket
 
-COUNT = int(os.environ.get("URDS_RSOCKET_CONNECTIONS", "300"))
+COUNT = int(os.environ.get("TEST_RSOCKET_CONNECTIONS", "300"))
 # A cancelled alarm of 30 s, what the connection manager remembers for a while; the link alone,
 # without its window, would be 2,000.
 LEFT_BYTES_EACH_MAX = 900

@@ -26,7 +26,7 @@ from urds.rsocket.link import devices
 from urds.rsocket.socket import Socket
 
 VICTIMS = 4
-SEEDS = range(int(os.environ.get("URDS_KILL_SEEDS", "1")))  # more of them by hand
+SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by hand
 STREAM = stream()
 
 

@@ -28,7 +28,7 @@ DEVICES = ("shm0", "tcp0", "udp0") if places.is_loopback() else ("tcp0", "udp0")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have tests run at each place of `URDS_PLACES`."""
+    """Have tests run at each place of `TEST_PLACES`."""
     places.generate_tests(metafunc, "place")
 
 

@@ -1,7 +1,7 @@
 """What carries the messages of a test: TCP, a shm stream, or RDMA on a device.
 
 A test marked `each_carrier` runs once over each; `each_carrier("shm0")` leaves the other device to
-`URDS_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
+`TEST_CARRIERS=all`, for a test that takes long and adds little there. The choice is made as a user
 makes it, by environment: processes that a test starts inherit it, and backends that are made by
 hand take it from `chosen`. Shm streams need the compiled plane. In a module so marked,
 `each_carrier(False)` takes out a test that is the same over each; `tcp_only` and its reason skip
@@ -29,7 +29,7 @@ CARRIERS: Final[Mapping[str, Mapping[str, str]]] = {
     "tcp0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "tcp0"},
 }
 RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name not in {TCP, SHM})
-_TAKES_ALL: Final = os.environ.get("URDS_CARRIERS") == "all"
+_TAKES_ALL: Final = os.environ.get("TEST_CARRIERS") == "all"
 _VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES", "URDS_SHARED_MEMORY")
 
 

@@ -6,5 +6,5 @@ _USUAL = 100
 
 
 def examples(usual: int) -> int:
-    """Return `usual`, or ten times as many under `URDS_HYPOTHESIS=thorough`."""
+    """Return `usual`, or ten times as many under `TEST_HYPOTHESIS=thorough`."""
     return usual * settings.default.max_examples // _USUAL

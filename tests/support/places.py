@@ -3,7 +3,7 @@
 Both places have one protocol, `Place`. A namespace lives as long as a process that holds it, and
 the holder ends when its input does: a run that is killed leaves nothing behind.
 
-`URDS_PLACES=netns4,netns6` has the suites that obey it run once in each place named.
+`TEST_PLACES=netns4,netns6` has the suites that obey it run once in each place named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urds.rds.constants import RDS_TCP_PORT
 HOSTS_MAX: Final = 254
 LINK: Final = "v0"  # what a namespace calls its end of the link
 Inside = Callable[[str], AbstractContextManager[None]]  # what `Place.inside` is
-CHOSEN: Final = tuple(os.environ.get("URDS_PLACES", "loopback").split(","))
+CHOSEN: Final = tuple(os.environ.get("TEST_PLACES", "loopback").split(","))
 _COMMANDS: Final = ("ip", "unshare", "nsenter")
 _LOCK_PORT: Final = RDS_TCP_PORT - 1
 _UNSHARED_S: Final = 10.0
@@ -233,7 +233,7 @@ def is_loopback() -> bool:
 
 
 def generate_tests(metafunc: pytest.Metafunc, fixture: str) -> None:
-    """Have a test with that fixture, which calls `taken`, run at each place of `URDS_PLACES`."""
+    """Have a test with that fixture, which calls `taken`, run at each place of `TEST_PLACES`."""
     if fixture in metafunc.fixturenames and not is_loopback():
         metafunc.parametrize(fixture, CHOSEN, indirect=True)
 

@@ -26,7 +26,7 @@ from urds.rds.plane.choose import (
 )
 from urds.rds.plane.contract import Plane
 
-REQUIRED = "URDS_NATIVE_REQUIRED"  # 1: a compiled plane was meant to be built
+REQUIRED = "TEST_NATIVE_REQUIRED"  # 1: a compiled plane was meant to be built
 LOOKS_INSIDE = "looks inside the Python plane"
 _FIXTURE = "make_plane"  # whose parameter is the plane that a test of parity runs on
 

@@ -31,7 +31,7 @@ TIMEOUT = 13  # 33.6 ms
 RETRIES = 3
 PATIENCE_S = (RETRIES + 1) * (4096 << TIMEOUT) / 1e9
 LATE_S = 20.0  # of a loaded machine
-STOPPED_S = float(os.environ.get("URDS_STOPPED_S", "1.5"))  # 12 by hand
+STOPPED_S = float(os.environ.get("TEST_STOPPED_S", "1.5"))  # 12 by hand
 ABSENCES = ("unknown", "init", "reset", "closed", "error")
 
 

@@ -28,7 +28,7 @@ MakePeer = Callable[[str], "Peer"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have tests run at each place of `URDS_PLACES`."""
+    """Have tests run at each place of `TEST_PLACES`."""
     places.generate_tests(metafunc, "place")
 
 

@@ -57,7 +57,7 @@ class Lab:
             stack.enter_context(network_namespace(self._namespace))
             self._wire = stack.enter_context(self._start_wire())
             self._configure_tap()
-            if capture := os.environ.get("URDS_LAB_PCAP"):
+            if capture := os.environ.get("TEST_LAB_PCAP"):
                 dump = ["tcpdump", "-i", "tap0", "-U", "-w", capture, "tcp port 16385"]
                 stack.enter_context(_child(["ip", "netns", "exec", self._namespace, *dump]))
             self._machine = stack.enter_context(ExitStack())
@@ -176,7 +176,7 @@ class Lab:
         _ip("-n", self._namespace, "link", "set", "tap0", "up")
 
     def _machine_command(self) -> list[str]:
-        accelerator = os.environ.get("URDS_LAB_ACCEL", "tcg,thread=multi")
+        accelerator = os.environ.get("TEST_LAB_ACCEL", "tcg,thread=multi")
         guest_path, wire_path = self._wire_paths()
         wiring = f"local.type=unix,local.path={guest_path},remote.type=unix,remote.path={wire_path}"
         kernel_line = (

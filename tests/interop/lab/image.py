@@ -66,8 +66,8 @@ class Image:
 
 
 def cache_directory() -> Path:
-    """Return where images are kept: URDS_LAB, else the user's cache, else /var/tmp."""
-    if chosen := os.environ.get("URDS_LAB"):
+    """Return where images are kept: TEST_LAB, else the user's cache, else /var/tmp."""
+    if chosen := os.environ.get("TEST_LAB"):
         return Path(chosen)
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache) / "urds-lab"

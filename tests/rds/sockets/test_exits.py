@@ -1,7 +1,7 @@
 """An interpreter that ends while daemon threads are in calls: no abort, no hang, no word of it.
 
 Any exception in such a thread would be told on standard error, so none of them sees one. By hand,
-`URDS_EXIT_RUNS=200` makes so many runs of each pattern; the suite makes one.
+`TEST_EXIT_RUNS=200` makes so many runs of each pattern; the suite makes one.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from tests.rds.sockets.exiting_program import PATTERNS
 
-RUNS = int(os.environ.get("URDS_EXIT_RUNS", "1"))
+RUNS = int(os.environ.get("TEST_EXIT_RUNS", "1"))
 
 
 def run(program: list[str], **variables: str) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """A fork at a bad moment: the child's calls end, and write to nothing that is not theirs.
 
-By hand, `URDS_FORKS=1000` forks so often under each load; the suite forks 15 times.
+By hand, `TEST_FORKS=1000` forks so often under each load; the suite forks 15 times.
 """
 
 import errno
@@ -24,7 +24,7 @@ from urds.rds.runtime.process import process
 pytestmark = pytest.mark.each_carrier("shm0")
 
 CHILD_S = 5
-FORKS = int(os.environ.get("URDS_FORKS", "15"))
+FORKS = int(os.environ.get("TEST_FORKS", "15"))
 
 
 def code_of_child(body: Callable[[], bool]) -> int:

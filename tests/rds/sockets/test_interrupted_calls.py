@@ -2,7 +2,7 @@
 
 Python plane. What the interrupted call had just taken may be gone, and what it was about to queue
 may or may not leave; all else arrives once and in order, accounts return to zero, and the paths go
-on. `URDS_INTERRUPTS` says at how many places a case is interrupted, and how many runs it gets in
+on. `TEST_INTERRUPTS` says at how many places a case is interrupted, and how many runs it gets in
 which the handler raises a second time, in what cleans up after the first.
 """
 
@@ -20,7 +20,7 @@ from tests.rds.sockets.interrupting import Interruption
 
 pytestmark = pytest.mark.reference
 
-ROUNDS = int(os.environ.get("URDS_INTERRUPTS", "60"))
+ROUNDS = int(os.environ.get("TEST_INTERRUPTS", "60"))
 SHORT = [b"%d" % number for number in range(1, 6)]
 ALIKE = [b"%04d" % number for number in range(1, 40)]
 LONG = [b"%d " % number + bytes(9000) for number in range(1, 6)]

@@ -1,7 +1,7 @@
 """Two processes whose timers raise all the time: each number arrives once and in order.
 
-What an interrupted call had just taken may be gone, one message for each. `URDS_RAISES` says how
-often the sender's handler raises, at most; `URDS_RAISING_S` for how long.
+What an interrupted call had just taken may be gone, one message for each. `TEST_RAISES` says how
+often the sender's handler raises, at most; `TEST_RAISING_S` for how long.
 """
 
 import json
@@ -17,8 +17,8 @@ import pytest
 from tests.rds.sockets.hosts import host
 from tests.support import planes
 
-RAISES = int(os.environ.get("URDS_RAISES", "1000000"))
-SECONDS = float(os.environ.get("URDS_RAISING_S", "4"))
+RAISES = int(os.environ.get("TEST_RAISES", "1000000"))
+SECONDS = float(os.environ.get("TEST_RAISING_S", "4"))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 It may close, forget, ask for the descriptor and set options, at every point of every call. Sending
 and receiving work there or are refused at once with EDEADLK; nothing ever waits for itself.
-`URDS_REENTRIES` says how often the storm's handlers and finalisers run, in each of its programs.
+`TEST_REENTRIES` says how often the storm's handlers and finalisers run, in each of its programs.
 """
 
 import errno
@@ -37,7 +37,7 @@ from urds.rds.runtime.process import process
 
 LATE_S = 5.0
 TARGET = (str(PEER), PEER_PORT)
-REENTRIES = int(os.environ.get("URDS_REENTRIES", "2000"))
+REENTRIES = int(os.environ.get("TEST_REENTRIES", "2000"))
 
 
 @pytest.fixture(autouse=True)

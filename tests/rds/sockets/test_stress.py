@@ -279,8 +279,8 @@ class Run:
 @pytest.mark.rule("rds7-once", "rds7-reliable-in-order")
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "heavy"])
 def test_no_message_is_lost_and_no_wait_is_stuck(sparse: bool) -> None:
-    seed = int(os.environ.get("URDS_SEED", "1"))
-    print(f"seed {seed} (URDS_SEED)")
+    seed = int(os.environ.get("TEST_SEED", "1"))
+    print(f"seed {seed} (TEST_SEED)")
     run = Run(seed, joined(), sparse=sparse)
     try:
         run.go()
@@ -295,8 +295,8 @@ def test_no_message_is_lost_and_no_wait_is_stuck(sparse: bool) -> None:
 @pytest.mark.rule("rds7-once", "rds7-reliable-retry")
 def test_streams_are_replaced_under_full_load() -> None:
     """A new stream every 20 ms, in the middle of writes and reads of other threads."""
-    seed = int(os.environ.get("URDS_SEED", "1"))
-    print(f"seed {seed} (URDS_SEED)")
+    seed = int(os.environ.get("TEST_SEED", "1"))
+    print(f"seed {seed} (TEST_SEED)")
     nodes = joined()
     run = Run(seed, nodes, sparse=False)
     rng = random.Random(seed)
@@ -327,8 +327,8 @@ def test_streams_are_replaced_under_full_load() -> None:
 )
 def test_no_wait_is_stuck_over_rdma(device: str, sparse: bool, breaks: bool) -> None:
     """Breaks the connection every 50 ms or so, if it does."""
-    seed = int(os.environ.get("URDS_SEED", "1"))
-    print(f"seed {seed} (URDS_SEED)")
+    seed = int(os.environ.get("TEST_SEED", "1"))
+    print(f"seed {seed} (TEST_SEED)")
     nodes = RdmaNode(1, device), RdmaNode(2, device)
     run = Run(seed, nodes, sparse=sparse, run_s=2.0)
     rng = random.Random(seed)

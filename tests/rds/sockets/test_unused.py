@@ -1,6 +1,6 @@
 """A process whose last socket is closed: its control thread ends, and the next bind begins anew.
 
-By hand, `URDS_UNUSED_ROUNDS=10000` races so many binds of each thread against that end; the suite
+By hand, `TEST_UNUSED_ROUNDS=10000` races so many binds of each thread against that end; the suite
 races 100.
 """
 
@@ -21,7 +21,7 @@ from urds.rds.runtime.backend import Mailbox
 from urds.rds.runtime.process import process
 
 WAIT_S = 10.0
-ROUNDS = int(os.environ.get("URDS_UNUSED_ROUNDS", "100"))
+ROUNDS = int(os.environ.get("TEST_UNUSED_ROUNDS", "100"))
 
 
 @pytest.fixture

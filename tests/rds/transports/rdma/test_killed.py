@@ -2,7 +2,7 @@
 
 Its address is taken by a restart. Nothing comes twice to one life, nor to two; what was given up
 is counted, all else arrives; every operation ends with one status; nothing is left of the dead.
-`URDS_KILL_SEEDS=20` kills more often, by hand.
+`TEST_KILL_SEEDS=20` kills more often, by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.runtime.process import process
 from urds.rds.transports.rdma.sending import Outgoing
 
-SEEDS = range(int(os.environ.get("URDS_KILL_SEEDS", "1")))  # more of them by hand
+SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by hand
 DEVICES = ("shm0", "tcp0")
 LIVES = 4
 PAUSES_S = (0.0, 0.001, 0.005, 0.03, 0.1)

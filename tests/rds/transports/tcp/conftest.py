@@ -1,6 +1,6 @@
 """Addresses and endings of the TCP tests; all is closed after each.
 
-The hosts are addresses of 127.8.x, an x for each test; with `URDS_PLACES=netns4,netns6` they are
+The hosts are addresses of 127.8.x, an x for each test; with `TEST_PLACES=netns4,netns6` they are
 in two network namespaces, those with an even number in one and those with an odd one in the other.
 """
 
