@@ -10,12 +10,13 @@ from tests.cli.commands import EXTRAS, command, environment, interrupt, urds
 from urds.cli.rsocket.measure import line
 from urds.cli.rsocket.rstream import (
     HEADING,
+    SIZES,
+    SIZES_ALL,
     RstreamOptions,
     bandwidth_plan,
     latency_plan,
     measured,
     plans,
-    sizes,
 )
 
 KERNEL = ("-T", "s")
@@ -25,8 +26,8 @@ SHORT = ("-I", "3", "-C", "2", "-S", "64")
 
 
 def test_sizes_and_counts_are_rstreams() -> None:
-    assert sizes(is_all=False) == (64, 4096, 65_536, 1 << 20)
-    every = sizes(is_all=True)
+    assert SIZES == (64, 4096, 65_536, 1 << 20)
+    every = SIZES_ALL
     assert (len(every), every[:4], every[-2:]) == (33, (64, 128, 192, 256), (4 << 20, 6 << 20))
     counts = [bandwidth_plan(size).transfers for size in (64, 1023, 1024, 65_535, 65_536, 1 << 20)]
     assert counts == [100_000, 100_000, 10_000, 10_000, 1000, 100]
@@ -47,7 +48,7 @@ def test_a_bandwidth_row_is_one_iteration_of_many_transfers() -> None:
 
 
 def test_sizes_of_all_keep_their_halves_apart() -> None:
-    names = [latency_plan(size).name for size in sizes(is_all=True)]
+    names = [latency_plan(size).name for size in SIZES_ALL]
     assert len(set(names)) == len(names)
     assert "1.5k_lat" in names
 

@@ -169,7 +169,7 @@ def check_ranges(options: Any) -> None:
                 raise UsageError(f"{name} {number}: must be {limits}")
 
 
-def judge_settings(name: str) -> None:
+def check_settings(name: str) -> None:
     """Read the settings before a command begins or starts a child; warn of unknown variables.
 
     Raises SettingError.
@@ -350,11 +350,11 @@ def _fill(parser: argparse.ArgumentParser, name: str, summary: str, command: Com
         _add_version(parser)
 
     def run(values: dict[str, Any]) -> Exit:
-        def judged() -> Exit:
-            judge_settings(name)
+        def checked() -> Exit:
+            check_settings(name)
             return command.run(command.options(**values))
 
-        return guarded(name, judged)
+        return guarded(name, checked)
 
     parser.set_defaults(_run=run, _parser=parser)
 

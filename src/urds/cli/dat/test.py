@@ -38,11 +38,7 @@ def _run_both(options: DatTestOptions) -> Exit:
     server_options = asdict(replace(options, is_server=True, json_wanted=False))
     arguments = [sys.executable, "-m", "urds.cli.dat.test", json.dumps(server_options)]
     with subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
+        arguments, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     ) as server:
         try:
             assert server.stdout is not None, "it is piped"

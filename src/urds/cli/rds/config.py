@@ -42,10 +42,7 @@ COMMAND: Final = Command(
     of the environment, or Python. A program that calls urds.configure has values of its own. A bad
     value is named, with exit code 2.
     """,
-    examples=(
-        ("urds config", "what holds here"),
-        ("urds config --json", "for a script"),
-    ),
+    examples=(("urds config", "what holds here"), ("urds config --json", "for a script")),
     options=ConfigOptions,
     run=run,
 )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from urds.cli.output import TITLE, Exit, Output, UsageError
-from urds.cli.parser import check_ranges, option
+from urds.cli.parser import check_ranges, json_option, option
 from urds.cli.processes import own_server
 from urds.cli.rsocket.sockets import (
     LOOPBACK,
@@ -18,6 +18,7 @@ from urds.cli.rsocket.sockets import (
     choose_devices,
     device_names,
     device_option,
+    port_option,
 )
 
 _Options = TypeVar("_Options", bound="MeasureOptions")
@@ -34,14 +35,13 @@ class MeasureOptions:
 
     TESTS: ClassVar[dict[str, str]]  # letter of a -T, and the word that stands for it
     SIZE_LIMITS: ClassVar[tuple[int, int]]
+    PORT: ClassVar[int]  # of a server that others find, without -p
 
     host: str | None = option(
         "-s", metavar="HOST", help="Be the client of the server at this host."
     )
     is_server: bool = option(
-        "--serve",
-        default=False,
-        help="Be the server, until its client (udpong: Ctrl-C) ends.",
+        "--serve", default=False, help="Be the server, until its client (udpong: Ctrl-C) ends."
     )
     bind: str | None = bind_option()
     buffer_bytes: int | None = option(
@@ -51,8 +51,10 @@ class MeasureOptions:
         "-C", low=1, high=10_000_000, help="Transfers per iteration, or datagrams of each size."
     )
     size: str | None = option("-S", metavar="BYTES", help="Bytes of a transfer, or all.")
+    port: int | None = port_option("7471 (udpong: 7174)")
     tests: Sequence[str] = ()
     device: str = device_option()
+    json_wanted: bool = json_option()
 
     def has(self, letter: str) -> bool:
         """Tell whether a `-T` is given, by its letter or its word."""
@@ -79,10 +81,7 @@ def run_sides(
     options: _Options,
     serve: Callable[[_Options], None],
     rows: Callable[[_Options, str, int], Iterable[Row]],
-    *,
-    port: int,
     heading: str,
-    json_wanted: bool,
 ) -> Exit:
     """Serve, or be the client of a server elsewhere or of one of its own, and print the table.
 
@@ -90,11 +89,11 @@ def run_sides(
     """
     options.check()
     choose_devices(device_names(options.device))
-    output = Output(json_wanted=json_wanted)
+    output = Output(json_wanted=options.json_wanted)
     if options.is_server:
         serve(options)
     elif options.host is not None:
-        _show(rows(options, options.host, port), heading, output)
+        _show(rows(options, options.host, options.port or options.PORT), heading, output)
     else:
         with own_server(type(options).__module__, replace(options, is_server=True)) as port:
             _show(rows(options, LOOPBACK, port), heading, output)

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -153,24 +154,9 @@ class Request:
             raise WireError("a name that is no UTF-8") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The server's reply."""
-
-    errno: int
-    size_bytes: int = 0
-
-    def emit(self) -> bytes:
-        """Return the bytes."""
-        return _REPLY.pack(_MAGIC, self.errno, self.size_bytes)
-
-    @classmethod
-    def parse(cls, data: bytes) -> Reply:
-        """Read a reply. Raises OSError: the server uses another protocol."""
-        magic, code, size_bytes = _REPLY.unpack(data)
-        if magic != _MAGIC:
-            raise OSError("the server is not rcopy's")
-        return cls(code, size_bytes)
+def reply(code: int, size_bytes: int = 0) -> bytes:
+    """Return the server's reply."""
+    return _REPLY.pack(_MAGIC, code, size_bytes)
 
 
 def received(sock: AnySocket, count: int, *, until_s: float | None = None) -> bytes:
@@ -301,11 +287,13 @@ def _has_word(sock: AnySocket) -> bool:
 
 def _reply(sock: AnySocket, request: Request) -> None:
     """Read the server's reply. Raises OSError: its error."""
-    reply = Reply.parse(received(sock, _REPLY.size))
-    if reply.errno:
-        raise OSError(reply.errno, f"{request.name} at the server: {os.strerror(reply.errno)}")
-    if reply.size_bytes not in (0, request.size_bytes):
-        raise OSError(f"the server has {reply.size_bytes} bytes of {request.size_bytes}")
+    magic, code, size_bytes = _REPLY.unpack(received(sock, _REPLY.size))
+    if magic != _MAGIC:
+        raise OSError("the server is not rcopy's")
+    if code:
+        raise OSError(code, f"{request.name} at the server: {os.strerror(code)}")
+    if size_bytes not in (0, request.size_bytes):
+        raise OSError(f"the server has {size_bytes} bytes of {request.size_bytes}")
 
 
 # -- the server
@@ -380,7 +368,7 @@ def _receive_file(
     partial = Path(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            sock.sendall(Reply(0).emit())
+            sock.sendall(reply(0))
             digest = _write(sock, file, request.size_bytes, chunk)
             until_s = time.monotonic() + _PACE_S
             if received(sock, DIGEST_BYTES, until_s=until_s) != digest:
@@ -395,7 +383,7 @@ def _receive_file(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sock.sendall(Reply(0, request.size_bytes).emit())
+    sock.sendall(reply(0, request.size_bytes))
     _await_end(sock)
 
 
@@ -442,7 +430,7 @@ def _write(sock: AnySocket, file: IO[bytes], size_bytes: int, chunk: memoryview)
 def _refuse(sock: AnySocket, failure: OSError) -> None:
     """Send the reply, and let the client read it before the connection closes."""
     sock.settimeout(_LEAVING_S)
-    sock.sendall(Reply(failure.errno or errno.EIO).emit())
+    sock.sendall(reply(failure.errno or errno.EIO))
     sock.shutdown(socket.SHUT_WR)
     _await_end(sock)
 
@@ -450,12 +438,10 @@ def _refuse(sock: AnySocket, failure: OSError) -> None:
 def _await_end(sock: AnySocket) -> None:
     until_s = time.monotonic() + _LEAVING_S
     place = memoryview(bytearray(CHUNK_BYTES))
-    try:
+    with suppress(TimeoutError, ConnectionError):
         wait_until(sock, until_s)
         while sock.recv_into(place):
             wait_until(sock, until_s)
-    except (TimeoutError, ConnectionError):
-        pass
 
 
 COMMAND: Final = Command(

@@ -16,14 +16,15 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from urds.cli.output import Exit, UsageError
-from urds.cli.parser import Command, json_option, option
+from urds.cli.parser import Command, option
 from urds.cli.processes import serve_child, tell_port
 from urds.cli.rsocket.measure import (
     MeasureOptions,
@@ -40,7 +41,6 @@ from urds.cli.rsocket.sockets import (
     local_address,
     new_memory,
     new_socket,
-    port_option,
     resolved,
 )
 
@@ -74,6 +74,7 @@ class Stream:
         sock.setblocking(manner is Manner.BLOCK)
         # The descriptor of an rsocket has a cost from the first request for it on.
         self._fd = -1
+        self._spins = 0  # since something moved
         self._poll = select.poll()
         if manner is Manner.POLL:
             self._fd = sock.fileno()
@@ -84,44 +85,38 @@ class Stream:
         if self.manner is Manner.BLOCK:
             self.sock.sendall(data)
             return
-        spins = 0
         while data:
             try:
                 data = data[self.sock.send(data) :]
-                spins = 0
+                self._spins = 0
             except BlockingIOError:
-                spins += 1
-                self._wait(select.POLLOUT, spins)
+                self._wait(select.POLLOUT)
 
     def receive(self, place: memoryview) -> None:
         """Fill all of it. Raises OSError, ConnectionError at the end of the stream."""
         flags = socket.MSG_WAITALL if self.manner is Manner.BLOCK else 0
-        spins = 0
         while place:
             try:
                 count = self.sock.recv_into(place, 0, flags)
             except BlockingIOError:
-                spins += 1
-                self._wait(select.POLLIN, spins)
+                self._wait(select.POLLIN)
                 continue
             if not count:
                 raise ConnectionError("the other side has closed the connection")
             place = place[count:]
-            spins = 0
+            self._spins = 0
 
-    def _wait(self, events: int, spins: int) -> None:
+    def _wait(self, events: int) -> None:
+        self._spins += 1
         if self.manner is Manner.POLL:
             self._poll.modify(self._fd, events)
-            if not self._poll.poll(STALLED_S * 1000):
-                raise TimeoutError(f"nothing moved for {STALLED_S:g} s")
-        elif spins % _SPINS_PER_LOOK == 0:
-            self._look(spins)
-
-    def _look(self, spins: int) -> None:
-        now_s = time.monotonic()
-        if spins == _SPINS_PER_LOOK:
-            self._stalled_s = now_s + STALLED_S
-        elif now_s > self._stalled_s:
+            is_stalled = not self._poll.poll(STALLED_S * 1000)
+        elif self._spins == _SPINS_PER_LOOK:
+            self._stalled_s, is_stalled = time.monotonic() + STALLED_S, False
+        else:
+            is_look = self._spins % _SPINS_PER_LOOK == 0
+            is_stalled = is_look and time.monotonic() > self._stalled_s
+        if is_stalled:
             raise TimeoutError(f"nothing moved for {STALLED_S:g} s")
 
 
@@ -186,6 +181,7 @@ class RstreamOptions(MeasureOptions):
         "r": "resolve", "v": "verify",
     }  # fmt: skip
     SIZE_LIMITS: ClassVar[tuple[int, int]] = (1, SIZE_MAX)
+    PORT: ClassVar[int] = PORT
     SIDE: ClassVar[type[Side]] = Side
     IOMAP_SLOTS: ClassVar[int] = 0
 
@@ -196,7 +192,6 @@ class RstreamOptions(MeasureOptions):
         "-i", metavar="BYTES", low=0, high=65_534, help="Inline data; 64 and 0 without it."
     )
     iterations: int | None = option("-I", low=1, high=10_000_000, help="Iterations of each row.")
-    port: int | None = port_option(PORT)
     keepalive_s: int | None = option(
         "-k", metavar="SECONDS", low=1, high=32_767, help="Send keepalives after so much silence."
     )
@@ -204,7 +199,6 @@ class RstreamOptions(MeasureOptions):
         "s kernel sockets, a poll, b blocking (the default), n non-blocking, f forked server"
         " (implies s), r resolve by verbs, v verify."
     )
-    json_wanted: bool = json_option()
 
     @property
     def is_kernel(self) -> bool:
@@ -228,10 +222,7 @@ class RstreamOptions(MeasureOptions):
 
 def run(options: RstreamOptions) -> Exit:
     """Measure and print the table, or serve one client."""
-    return run_sides(
-        options, serve, _rows, port=options.port or PORT, heading=HEADING,
-        json_wanted=options.json_wanted,
-    )  # fmt: skip
+    return run_sides(options, serve, _rows, HEADING)
 
 
 # -- what is measured
@@ -259,13 +250,10 @@ def measured(plan: Plan, seconds: float) -> Row:
     )
 
 
-_ALWAYS: Final = (64, 4 << 10, 64 << 10, 1 << 20)
-_ALL: Final = (64, *(step for power in range(7, 23) for step in (1 << power, 3 << (power - 1))))
-
-
-def sizes(*, is_all: bool) -> tuple[int, ...]:
-    """Return the sizes of a run: four, or the 33 of `-S all`."""
-    return _ALL if is_all else _ALWAYS
+SIZES: Final = (64, 4 << 10, 64 << 10, 1 << 20)
+SIZES_ALL: Final = (
+    64, *(step for power in range(7, 23) for step in (1 << power, 3 << (power - 1))),
+)  # fmt: skip
 
 
 def count_of(size_bytes: int) -> int:
@@ -289,24 +277,19 @@ def bandwidth_plan(size_bytes: int) -> Plan:
 def plans(options: RstreamOptions) -> tuple[list[Plan], list[Plan]]:
     """Return the measurements of the latency connection, and of the bandwidth connection."""
     if options.size in (None, "all") and options.iterations is options.transfers is None:
-        chosen = sizes(is_all=options.size == "all")
+        chosen = SIZES_ALL if options.size == "all" else SIZES
         return [latency_plan(size) for size in chosen], [bandwidth_plan(size) for size in chosen]
-    chosen = sizes(is_all=True) if options.size == "all" else (int(options.size or _CUSTOM_SIZE),)
+    chosen = SIZES_ALL if options.size == "all" else (int(options.size or _CUSTOM_SIZE),)
     transfers = options.transfers or _CUSTOM_TRANSFERS
     custom = [Plan("custom", size, transfers, options.iterations or 1) for size in chosen]
     return ([], custom) if transfers > 1 else (custom, [])
 
 
-def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan]]]:
-    latency, bandwidth = plans(options)
-    if latency:
-        yield True, latency
-    if bandwidth:
-        yield False, bandwidth
-
-
-def _largest(wanted: list[Plan]) -> int:
-    return max(plan.size_bytes for plan in wanted)
+def _phases(options: RstreamOptions) -> Iterator[tuple[bool, list[Plan], int]]:
+    """Yield for each connection: is it for latency, its plans, the largest size among them."""
+    for is_latency, wanted in zip((True, False), plans(options), strict=True):
+        if wanted:
+            yield is_latency, wanted, max(plan.size_bytes for plan in wanted)
 
 
 # -- the sides
@@ -337,11 +320,10 @@ def prepare(sock: AnySocket, options: RstreamOptions, *, is_latency: bool) -> No
 
 def _rows(options: RstreamOptions, host: str, port: int) -> Iterator[Row]:
     target = resolved(host, port, options.address_format, by_verbs=options.has("r"))
-    for is_latency, wanted in _phases(options):
+    for is_latency, wanted, size_bytes_max in _phases(options):
         with _connected(options, target, is_latency=is_latency) as stream:
-            side = options.SIDE(stream, options, is_client=True, size_bytes_max=_largest(wanted))
-            for plan in wanted:
-                yield side.measure(plan)
+            side = options.SIDE(stream, options, is_client=True, size_bytes_max=size_bytes_max)
+            yield from map(side.measure, wanted)
 
 
 @contextmanager
@@ -373,41 +355,37 @@ def serve(options: RstreamOptions, *, wait_s: float | None = None) -> None:
     with listening(listener, address) as listener:
         tell_port(listener.getsockname()[1], json_wanted=options.json_wanted)
         listener.settimeout(wait_s)
-        for _, wanted in _phases(options):
-            sock = listener.accept()[0]
-            if options.has("f"):
-                _serve_forked(sock, wanted, options)
-            else:
-                _serve_connection(sock, wanted, options)
+        for _, wanted, size_bytes_max in _phases(options):
+            with listener.accept()[0] as sock:
+                serve_one = partial(_serve_connection, sock, wanted, size_bytes_max, options)
+                if options.has("f"):
+                    _in_child(serve_one)
+                else:
+                    serve_one()
 
 
-def _serve_connection(sock: AnySocket, wanted: list[Plan], options: RstreamOptions) -> None:
-    with sock:
-        stream = Stream(sock, options.manner)
-        side = options.SIDE(stream, options, is_client=False, size_bytes_max=_largest(wanted))
-        for plan in wanted:
-            side.measure(plan)
-        # The client ends first: what it still reads must not meet a reset.
-        _drain(stream)
-
-
-def _drain(stream: Stream) -> None:
-    try:
+def _serve_connection(
+    sock: AnySocket, wanted: list[Plan], size_bytes_max: int, options: RstreamOptions
+) -> None:
+    stream = Stream(sock, options.manner)
+    side = options.SIDE(stream, options, is_client=False, size_bytes_max=size_bytes_max)
+    for plan in wanted:
+        side.measure(plan)
+    # The client ends first: what it still reads must not meet a reset.
+    with suppress(ConnectionError, TimeoutError):
         stream.receive(memoryview(bytearray(1)))
-    except (ConnectionError, TimeoutError):
-        pass
 
 
-def _serve_forked(sock: AnySocket, wanted: list[Plan], options: RstreamOptions) -> None:
+def _in_child(serve_one: Callable[[], None]) -> None:
+    """Serve a connection in a forked child. Raises OSError: it failed."""
     child = os.fork()
     if child == 0:
         code = Exit.FAILED
         try:
-            _serve_connection(sock, wanted, options)
+            serve_one()
             code = Exit.OK
         finally:
             os._exit(code)
-    sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
         raise OSError(f"the forked server ended with exit code {status}")

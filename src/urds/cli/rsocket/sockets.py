@@ -42,11 +42,11 @@ def bind_option() -> Any:
     return option("-b", metavar="ADDRESS", help="Local address; a server's is else 127.0.0.1.")
 
 
-def port_option(port: int) -> Any:
-    """Return the field of `-p`, a port that is `port` without it."""
+def port_option(default: int | str) -> Any:
+    """Return the field of `-p`; `default` is the port without it, for the help."""
     return option(
         "-p", metavar="PORT", low=1, high=65_535,
-        help=f"Port, {port} without it; a server of its own takes a free one.",
+        help=f"Port, {default} without it; a server of its own takes a free one.",
     )  # fmt: skip
 
 

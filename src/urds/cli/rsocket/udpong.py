@@ -20,7 +20,7 @@ from struct import Struct
 from typing import Any, ClassVar, Final
 
 from urds.cli.output import Exit, complain
-from urds.cli.parser import Command, json_option
+from urds.cli.parser import Command
 from urds.cli.processes import is_abandoned, serve_child, tell_port
 from urds.cli.rsocket.measure import (
     MeasureOptions,
@@ -30,13 +30,7 @@ from urds.cli.rsocket.measure import (
     size_text,
     tests_option,
 )
-from urds.cli.rsocket.sockets import (
-    AnySocket,
-    local_address,
-    new_socket,
-    port_option,
-    resolved,
-)
+from urds.cli.rsocket.sockets import AnySocket, local_address, new_socket, resolved
 
 PORT: Final = 7174
 HEADING: Final = heading(without="iterations")
@@ -73,12 +67,11 @@ class UdpongOptions(MeasureOptions):
         "s": "socket", "a": "async", "b": "blocking", "n": "nonblocking", "e": "echo",
     }  # fmt: skip
     SIZE_LIMITS: ClassVar[tuple[int, int]] = (_MESSAGE.size, _SIZE_MAX)
+    PORT: ClassVar[int] = PORT
 
-    port: int | None = port_option(PORT)
     tests: Sequence[str] = tests_option(
         "s kernel sockets, a poll, b blocking (the default), n non-blocking, e echo."
     )
-    json_wanted: bool = json_option()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,10 +81,7 @@ class UdpongOptions(MeasureOptions):
 
 def run(options: UdpongOptions) -> Exit:
     """Measure and print the table, or serve clients until Ctrl-C."""
-    return run_sides(
-        options, serve, _rows, port=options.port or PORT, heading=HEADING,
-        json_wanted=options.json_wanted,
-    )  # fmt: skip
+    return run_sides(options, serve, _rows, HEADING)
 
 
 class _Datagrams:

@@ -43,8 +43,17 @@ def run(options: DevicesOptions) -> Exit:
     for device in devices:
         try:
             with device.open() as context:
-                link, attributes = _split(asdict(context.query_device()))
-                port = {**asdict(context.query_port()), **link, "gid[0]": str(context.query_gid())}
+                attributes: dict[str, Any] = {
+                    name: sorted(one.name for one in value)
+                    if isinstance(value, frozenset)
+                    else value
+                    for name, value in asdict(context.query_device()).items()
+                }
+                port = {
+                    **asdict(context.query_port()),
+                    **attributes.pop("link"),
+                    "gid[0]": str(context.query_gid()),
+                }
         except VerbsError as failure:
             complain("urds verbs devices", f"{device.name}: {failure.strerror}")
             continue
@@ -58,12 +67,6 @@ def run(options: DevicesOptions) -> Exit:
         _print(output, port, 12, verbose=options.verbose)
         output.line()
     return Exit.OK if len(found) == len(devices) else Exit.FAILED
-
-
-def _split(attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the attributes of the link, and those of the device."""
-    acceptance = sorted(one.name for one in attributes["acceptance"])
-    return attributes.pop("link"), {**attributes, "acceptance": acceptance}
 
 
 def _print(output: Output, values: Mapping[str, Any], blanks: int, *, verbose: bool) -> None:

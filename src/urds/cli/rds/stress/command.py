@@ -289,17 +289,12 @@ def connect(parameters: Parameters, output: Output) -> Control:
 
 def listen(address: IPv4Address, port: int) -> socket.socket:
     """Return the passive side's listener. Raises OSError: the address cannot be had."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((str(address), port))
-        listener.listen(_BACKLOG)
+        return socket.create_server((str(address), port), backlog=_BACKLOG)
     except OSError as failure:
-        listener.close()
         other = "another port with -p" if failure.errno == errno.EADDRINUSE else "another -r"
         reason = f"{address}:{port}: {failure.strerror}; choose {other}"
         raise OSError(failure.errno, reason) from failure
-    return listener
 
 
 def accept(

@@ -43,8 +43,8 @@ NO_CPU: Final = -1.0
 # each processor and counts what is left; reading takes nothing from what is measured.
 _STAT: Final = Path("/proc/stat")
 TITLES: Final = (*("user:percent", "system:percent", "idle:percent", "irq:percent", "intr:count"),)
-_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
-_TIMES: Final = 8
+_IDLE_COLUMN: Final = TITLES.index("idle:percent")
+_TIMES: Final = 8  # user, nice, system, idle, iowait, irq, softirq, steal
 HEADING: Final = "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %"
 _CSV_COLUMNS: Final = (
     *("nr_tasks:count", "req_size:bytes", "ack_size:bytes", "rdma_size:bytes", "req_sent:count"),
@@ -422,15 +422,12 @@ def parameter_lines(parameters: Parameters) -> list[str]:
         f"align={parameters.rdma_alignment}": parameters.rdma_alignment,
     }
     rdma = " ".join(name for name, wanted in named.items() if wanted) or "(defaults)"
-    return [
-        "Options:",
-        f"  {'Tasks':10} {parameters.tasks:<7}",
-        f"  {'Req size':10} {parameters.request_bytes:<7}",
-        f"  {'ACK size':10} {parameters.ack_bytes:<7}",
-        f"  {'RDMA size':10} {parameters.rdma_bytes:<7}",
-        f"  {'RDMA opts':10} {rdma}",
-        "",
-    ]
+    sizes = {
+        "Tasks": parameters.tasks, "Req size": parameters.request_bytes,
+        "ACK size": parameters.ack_bytes, "RDMA size": parameters.rdma_bytes,
+    }  # fmt: skip
+    lines = [f"  {name:10} {value:<7}" for name, value in sizes.items()]
+    return ["Options:", *lines, f"  {'RDMA opts':10} {rdma}", ""]
 
 
 def as_json(one: Row) -> dict[str, Any]:
@@ -456,26 +453,17 @@ class Usage:
     def parse(cls, text: str) -> Self:
         """Read the counts from the text of /proc/stat."""
         rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
-        times = [int(ticks) for ticks in rows["cpu"][:_TIMES]]
-        times += [0] * (_TIMES - len(times))
-        return cls(tuple(times), int(rows.get("intr", ["0"])[0]))
+        return cls(tuple(map(int, rows["cpu"][:_TIMES])), int(rows.get("intr", ["0"])[0]))
 
     def busy_percent(self, earlier: Self) -> float:
         """Return how much of the time since then the processors were not idle."""
-        _, _, idle, _ = self._shares(earlier)
-        return 100.0 - idle
+        return 100.0 - self.columns(earlier)[_IDLE_COLUMN]
 
     def columns(self, earlier: Self) -> tuple[float, ...]:
         """Return the values of `TITLES` since then."""
-        return (*self._shares(earlier), float(self.interrupts - earlier.interrupts))
-
-    def _shares(self, earlier: Self) -> tuple[float, float, float, float]:
-        """Return percent of the time for user, system, idle and interrupts."""
         spent = [now - then for now, then in zip(self.times, earlier.times, strict=True)]
-        scale = 100.0 / (sum(spent) or 1)
-        return (
-            (spent[_USER] + spent[_NICE]) * scale,
-            spent[_SYSTEM] * scale,
-            (spent[_IDLE] + spent[_IOWAIT]) * scale if sum(spent) else 100.0,
-            (spent[_IRQ] + spent[_SOFTIRQ]) * scale,
-        )
+        user, nice, system, idle, waiting, interrupt, soft_interrupt, _ = spent
+        ticks = sum(spent)
+        shares = (user + nice, system, idle + waiting if ticks else 1, interrupt + soft_interrupt)
+        scale = 100.0 / (ticks or 1)
+        return (*(share * scale for share in shares), float(self.interrupts - earlier.interrupts))

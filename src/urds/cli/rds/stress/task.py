@@ -12,9 +12,11 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field, replace
+from functools import reduce
 from ipaddress import IPv4Address
+from operator import add, sub
 from struct import Struct
 from typing import Any, Final, Self
 
@@ -74,25 +76,21 @@ class Counters:
 
     def minus(self, earlier: Self) -> Self:
         """Return what was counted since."""
-        return self.plus(earlier, sign=-1)
+        return self._with(sub, earlier)
 
-    def plus(self, other: Self, *, sign: int = 1) -> Self:
-        """Return the sum, or the difference."""
-        buckets = [one + sign * two for one, two in zip(self.buckets, other.buckets, strict=True)]
-        combined = type(self)(buckets=buckets)
-        for one in fields(self):
-            if one.name != "buckets":
-                value = getattr(self, one.name) + sign * getattr(other, one.name)
-                setattr(combined, one.name, value)
-        return combined
+    def plus(self, other: Self) -> Self:
+        """Return the sum."""
+        return self._with(add, other)
+
+    def _with(self, operation: Callable[[int, int], int], other: Self) -> Self:
+        (*one, buckets), (*two, others) = astuple(self), astuple(other)
+        counts: list[Any] = list(map(operation, one, two))
+        return type(self)(*counts, list(map(operation, buckets, others)))
 
 
 def total(all_counters: Iterable[Counters]) -> Counters:
     """Return the sum of the tasks."""
-    whole = Counters()
-    for one in all_counters:
-        whole = whole.plus(one)
-    return whole
+    return reduce(Counters.plus, all_counters, Counters())
 
 
 class Task:
@@ -233,10 +231,8 @@ class Task:
             pair.is_congested = False
 
     def _count_rdma(self, *, is_in: bool) -> None:
-        if is_in:
-            self.counted.rdma_in += 1
-        else:
-            self.counted.rdma_out += 1
+        self.counted.rdma_in += is_in
+        self.counted.rdma_out += not is_in
 
     # -- sending
 
