@@ -85,7 +85,8 @@ class Counters:
     def _with(self, operation: Callable[[int, int], int], other: Self) -> Self:
         (*one, buckets), (*two, others) = astuple(self), astuple(other)
         counts: list[Any] = list(map(operation, one, two))
-        return type(self)(*counts, list(map(operation, buckets, others)))
+        counts.append(list(map(operation, buckets, others)))
+        return type(self)(*counts)
 
 
 def total(all_counters: Iterable[Counters]) -> Counters:
