@@ -345,7 +345,7 @@ def try_wheels(place: Place, python: str, sdist: Path, work: Path, *, native: bo
         if plane == "native":
             place.run([*without_index, f"urds[native]=={version()}"], at=work, variables=quiet)
         place.run([venv / "bin" / "urds", *DEMO], at=work, limit_s=TRY_S_MAX, variables=quiet)
-        quiet["URDS_INSTALLED"] = str(venv)
+        quiet["TEST_INSTALLED"] = str(venv)
         tests = SUITE if plane == "native" or not native else SUITE[:1]
         said = place.run([*suite, *tests], at=source, limit_s=TRY_S_MAX, variables=quiet)
         seen[plane] = re.findall(r"(\d+) passed", said)[-1]

@@ -1,6 +1,6 @@
 """The package as a user has it: its version, its commands, messages on the plane that is chosen.
 
-`make wheels` runs these in a fresh environment with the wheels alone (`URDS_INSTALLED` is its
+`make wheels` runs these in a fresh environment with the wheels alone (`TEST_INSTALLED` is its
 folder), from the unpacked source distribution; elsewhere they judge the checkout. They need pytest
 and nothing else of ours.
 """
@@ -18,7 +18,7 @@ import pytest
 import urds
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = os.environ.get("URDS_INSTALLED", "")
+INSTALLED = os.environ.get("TEST_INSTALLED", "")
 PLANE = os.environ.get("URDS_IMPL", "") or "python"
 needs_wheels = pytest.mark.skipif(not INSTALLED, reason="judges installed wheels: make wheels")
 RECEIVER = """
