@@ -1,6 +1,10 @@
 """What an unknown peer can make us log."""
 
-from urds.common.logs import LogLimit
+import logging
+
+import pytest
+
+from urds.common.logs import LogLimit, LogQueue
 
 SECOND = 1_000_000_000
 
@@ -11,3 +15,45 @@ def test_ten_lines_in_five_seconds() -> None:
     assert limit.admits(5 * SECOND)
     assert limit.note() == " (2 more like this not shown)"
     assert limit.note() == ""
+
+
+def test_a_part_has_a_logger_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    log = LogQueue()
+    with caplog.at_level(logging.DEBUG, "urds"):
+        log.part("control").info("up")
+        log.warning("all")
+        log.flush()
+    assert [(one.name, one.getMessage()) for one in caplog.records] == [
+        ("urds.control", "up"),
+        ("urds", "all"),
+    ]
+
+
+def test_equal_lines_are_shown_once_a_minute_and_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+    monkeypatch.setattr("urds.common.logs.time.monotonic_ns", lambda: now_ns)
+    log = LogQueue()
+    for second in range(0, 70, 2):
+        now_ns = second * SECOND
+        log.warning_once("%s refused", "one")
+        log.flush()
+    log.warning_once("%s refused", "another")
+    log.flush()
+    assert caplog.messages == [
+        "one refused",
+        "one refused (29 more like this not shown)",
+        "another refused",
+    ]
+
+
+def test_equal_lines_of_many_peers_are_remembered_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("urds.common.logs._EQUAL_MAX", 2)
+    log = LogQueue()
+    for peer in (1, 2, 3, 3, 1):  # the third made the first be forgotten
+        log.warning_once("%d refused", peer)
+    log.flush()
+    assert caplog.messages == ["1 refused", "2 refused", "3 refused", "1 refused"]

@@ -1,27 +1,27 @@
 """The log of urds: queued where a line is due, emitted by a thread that holds no lock of urds.
 
-A logging handler is code of the program. It may block (a full pipe, a slow disk), wait for a lock
-whose holder waits for one of urds, or bind and send on sockets of this package. Where a line is
-due, the control lock is held more often than not; so only this module calls `logging`.
+A logging handler is code of the program, and a line is due with the control lock held more often
+than not; so only this module calls `logging` (see `deferred`). Each part of urds has a logger
+below `urds`: `urds.control`, `urds.rdma` and so on.
 
-The thread starts with a line that finds none and ends when the queue is empty. Each text has its
-own limit, because a peer can cause most of them.
+Each text has its own limit, because a peer can cause most of them. Where a peer causes one line
+again and again, as by connections that are refused, `warning_once` admits it once a minute.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from urds.common.deferred import DeferredCalls
+
 _LINES_MAX: Final = 10
 _WINDOW_NS: Final = 5_000_000_000  # ten lines in five seconds. Source: linux v6.12 net/core/utils.c
+_EQUAL_WINDOW_NS: Final = 60_000_000_000
+_EQUAL_MAX: Final = 1024  # lines whose repeats are counted; beyond it the oldest is forgotten
 _QUEUED_MAX: Final = 256  # lines that wait for a handler that blocks; further ones are counted only
-_FLUSH_S: Final = 1.0
-_log = logging.getLogger("urds")
 
 
 def messages(count: int) -> str:
@@ -32,17 +32,18 @@ def messages(count: int) -> str:
 class LogLimit:
     """Admit a few lines per window; counters go on counting what is not logged."""
 
-    def __init__(self) -> None:
-        self._began_ns = -_WINDOW_NS
+    def __init__(self, lines_max: int = _LINES_MAX, window_ns: int = _WINDOW_NS) -> None:
+        self._lines_max, self._window_ns = lines_max, window_ns
+        self._began_ns = -window_ns
         self._lines = 0
         self.left_out = 0  # since the last line that was admitted
 
     def admits(self, now_ns: int) -> bool:
         """Tell whether a line may be logged now."""
-        if now_ns - self._began_ns >= _WINDOW_NS:
+        if now_ns - self._began_ns >= self._window_ns:
             self._began_ns, self._lines = now_ns, 0
         self._lines += 1
-        if self._lines > _LINES_MAX:
+        if self._lines > self._lines_max:
             self.left_out += 1
             return False
         return True
@@ -55,40 +56,76 @@ class LogLimit:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
+    name: str  # of the logger
     level: int
     text: str
     arguments: tuple[object, ...]
     problem: BaseException | None
 
+    def emit(self) -> None:
+        logger = logging.getLogger(self.name)
+        logger.log(self.level, self.text, *self.arguments, exc_info=self.problem)
 
-class LogQueue:
-    """The log lines of one driver. Any thread may call, with any lock held."""
+
+class _Lines:
+    """The queue that the logs of all parts share, and its limits."""
 
     def __init__(self) -> None:
-        self._lines: deque[_Line] = deque()
+        self.calls = DeferredCalls("urds-log", calls_max=_QUEUED_MAX)
         self._limits: dict[str, LogLimit] = {}  # by text: as many as there are calls in the source
-        self._idle = threading.Condition()
-        self._emitter: int | None = None  # the thread that emits; 0 while it starts
+        self._equal_limits: dict[tuple[object, ...], LogLimit] = {}
+
+    def limits_of(self, text: str, arguments: tuple[object, ...] | None) -> list[LogLimit]:
+        """Return the limits of a line; with arguments also the one of equal lines."""
+        limits = [self._limits.setdefault(text, LogLimit(_LINES_MAX, _WINDOW_NS))]
+        if arguments is not None:
+            key = (text, *arguments)
+            limit = self._equal_limits.pop(key, None) or LogLimit(1, _EQUAL_WINDOW_NS)
+            self._equal_limits[key] = limit
+            if len(self._equal_limits) > _EQUAL_MAX:
+                del self._equal_limits[next(iter(self._equal_limits))]
+            limits.insert(0, limit)
+        return limits
+
+
+class LogQueue:
+    """The log lines of one driver, or of a part of it. Any thread may call, with any lock held."""
+
+    def __init__(self, name: str = "urds", lines: _Lines | None = None) -> None:
+        self._name = name
+        self._lines = lines or _Lines()
+
+    def part(self, name: str) -> LogQueue:
+        """Return the log of a part: its lines are those of the logger `urds.NAME`."""
+        return LogQueue(f"{self._name}.{name}", self._lines)
 
     def put(
-        self, level: int, text: str, *arguments: object, problem: BaseException | None = None
-    ) -> None:
-        """Queue a line for the logger `urds`, unless there were ten of its text in five seconds.
+        self,
+        level: int,
+        text: str,
+        *arguments: object,
+        problem: BaseException | None = None,
+        equal_once: bool = False,
+    ) -> bool:
+        """Queue a line, unless there were ten of its text in five seconds; return whether it is.
 
+        With `equal_once` also unless the same one, arguments included, came within a minute.
         `problem` is logged with its traceback. A line beyond 256 that wait is counted like one
         beyond the limit: the next of its text counts the missing ones.
         """
-        with self._idle:
-            limit = self._limits.setdefault(text, LogLimit())
-            if not limit.admits(time.monotonic_ns()):
-                return
-            if len(self._lines) >= _QUEUED_MAX:
-                limit.left_out += 1
-                return
-            self._lines.append(_Line(level, text + limit.note(), arguments, problem))
-            if self._emitter is None:
-                self._emitter = 0
-                self._start()
+        lines = self._lines
+        with lines.calls.lock:
+            limits = lines.limits_of(text, arguments if equal_once else None)
+            now_ns = time.monotonic_ns()
+            if not all(limit.admits(now_ns) for limit in limits):
+                return False
+            limit = limits[0]
+            left_out = limit.left_out
+            line = _Line(self._name, level, text + limit.note(), arguments, problem)
+            if not lines.calls.put(line.emit):
+                limit.left_out = left_out + 1
+                return False
+            return True
 
     def debug(self, text: str, *arguments: object) -> None:
         """Queue a line of level DEBUG."""
@@ -102,6 +139,10 @@ class LogQueue:
         """Queue a line of level WARNING."""
         self.put(logging.WARNING, text, *arguments)
 
+    def warning_once(self, text: str, *arguments: object) -> bool:
+        """Queue a line of level WARNING, unless the same one came within a minute; tell whether."""
+        return self.put(logging.WARNING, text, *arguments, equal_once=True)
+
     def error(self, text: str, *arguments: object, problem: BaseException | None) -> None:
         """Queue a line of level ERROR."""
         self.put(logging.ERROR, text, *arguments, problem=problem)
@@ -111,46 +152,9 @@ class LogQueue:
         self.put(logging.CRITICAL, text, *arguments, problem=problem)
 
     def flush(self) -> None:
-        """Wait until every line is emitted, for at most a second; hold no lock.
-
-        Where no thread could be started, as at the interpreter's exit, the lines are emitted here.
-        """
-        with self._idle:
-            if self._emitter == threading.get_ident():
-                return  # a handler calls this
-            if not self._idle.wait_for(lambda: self._emitter is None, _FLUSH_S):
-                return
-            self._emitter = threading.get_ident()
-        self._emit_all()
+        """Wait until every line is emitted, for at most a second; hold no lock."""
+        self._lines.calls.flush()
 
     def abandon_in_child(self) -> None:
         """Leave the lines to the parent; called in the child of a fork."""
-        self._idle = threading.Condition()
-        self._lines.clear()
-        self._emitter = None
-
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._emit_all, name="urds-log", daemon=True).start()
-        except RuntimeError:  # no thread can start: the next line, or `flush`, tries again
-            self._emitter = None
-
-    def _emit_all(self) -> None:
-        """Emit until nothing is queued. What a handler raises ends the thread, not the lines."""
-        try:
-            while (line := self._take()) is not None:
-                _log.log(line.level, line.text, *line.arguments, exc_info=line.problem)
-        except BaseException:
-            with self._idle:
-                self._emitter = None
-                self._idle.notify_all()
-            raise
-
-    def _take(self) -> _Line | None:
-        with self._idle:
-            if self._lines:
-                self._emitter = threading.get_ident()
-                return self._lines.popleft()
-            self._emitter = None
-            self._idle.notify_all()
-            return None
+        self._lines.calls.abandon_in_child()
