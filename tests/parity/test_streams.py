@@ -18,6 +18,7 @@ from urds.rds.plane.contract import (
     Hold,
     Interest,
     PeerRestarted,
+    Progress,
     Ready,
     Release,
     Wanted,
@@ -479,6 +480,28 @@ def test_a_peer_has_delivered_once_a_message_reached_a_socket(world: World) -> N
     assert path.has_delivered()
     path.detach()
     assert path.has_delivered()
+
+
+def test_progress_tells_what_came_and_the_oldest_message_without_an_acknowledgement(
+    world: World,
+) -> None:
+    path = world.path(sequence_first=7)
+    assert path.progress() == Progress(0, None, 7)
+    remote = world.attach(path=path, release=Release.PEER_ACKNOWLEDGED)
+    remote.say_map()
+    world.turn()
+    assert path.progress() == Progress(1, None, 7)
+    mailbox = world.mailbox()
+    for payload in (b"one", b"two", b"three"):
+        mailbox.sendto(payload, ADDRESS)
+        world.turn()
+    assert path.progress() == Progress(1, 7, 10)
+    remote.say(1, ack=7)
+    world.turn()
+    assert path.progress() == Progress(2, 8, 10)
+    path.detach()
+    assert path.progress() == Progress(0, 8, 10)
+    path.close()
 
 
 def test_the_plane_says_when_there_is_something_to_read(world: World) -> None:

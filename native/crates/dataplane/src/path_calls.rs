@@ -154,6 +154,22 @@ impl Plane {
             .is_some_and(|record| record.core.incoming.has_delivered)
     }
 
+    /// Return how far a path is: the frames received on its stream, the number of the oldest
+    /// message that was sent and is not acknowledged, and the number that the next one gets.
+    pub fn progress(&self, path: PathId) -> (u64, Option<u64>, u64) {
+        let state = self.lock();
+        let Some(record) = state.paths.get(path) else {
+            return (0, None, 0);
+        };
+        let outgoing = &record.core.outgoing;
+        let oldest = outgoing.unacked.front().or(outgoing.retransmits.front());
+        (
+            record.core.incoming.frames,
+            oldest.map(|message| message.sequence),
+            outgoing.sequence_next,
+        )
+    }
+
     /// Return how many streams a path has had so far.
     pub fn attachment(&self, path: PathId) -> u64 {
         self.lock()

@@ -197,6 +197,10 @@ impl Path {
         self.shell.has_delivered(self.id)
     }
 
+    fn progress(&self) -> (u64, Option<u64>, u64) {
+        self.shell.progress(self.id)
+    }
+
     fn drop_queue(&self, py: Python<'_>) -> PyResult<usize> {
         let id = self.id;
         self.detached(py, |shell| shell.drop_queue(id))

@@ -89,6 +89,20 @@ class RdmaRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionFacts:
+    """Why a path is up or not, and for how long; seconds are counted back from the snapshot."""
+
+    state: str  # a `ConnectionState`
+    state_s: float | None  # for how long; None: it was never anything else
+    attempts: int  # to connect, in the present outage
+    next_attempt_s: float | None  # from now
+    last_error: str  # why an attempt failed or the connection ended last; "" if none did
+    last_error_s: float | None
+    last_received_s: float | None  # to within a second, as is the next one
+    oldest_unacknowledged_s: float | None  # at least so long ago; None without such a message
+
+
+@dataclass(frozen=True, slots=True)
 class PathRow:
     """One path, as rds-info lists its connection and transport."""
 
@@ -112,6 +126,7 @@ class PathRow:
     stream_expected_bytes: int
     stream_acknowledged_bytes: int
     rdma: RdmaRow | None = None  # of `Carrier.RDMA`
+    connection: ConnectionFacts | None = None  # what the control plane adds
 
     @property
     def is_listed(self) -> bool:
@@ -425,6 +440,14 @@ class Received:
     watch_restarts: bool  # by its numbers, since a kernel does not always send its generation
 
 
+class Progress(NamedTuple):
+    """How far a path is; two looks show what has moved between them."""
+
+    received: int  # changes with what the peer sends, and with its stream
+    oldest_unacknowledged: int | None  # number of a message that was sent; None without one
+    sequence_next: int
+
+
 class Path(Protocol):
     """One ordered stream to a peer: numbers, unacknowledged messages, partial frames."""
 
@@ -477,6 +500,9 @@ class Path(Protocol):
 
     def has_delivered(self) -> bool:
         """Return whether a message of the peer ever reached a local socket."""
+
+    def progress(self) -> Progress:
+        """Return how far the path is."""
 
     def drop_queue(self) -> int:
         """Drop every queued and unacknowledged message (counted as given up); return how many.

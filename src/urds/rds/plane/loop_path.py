@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Stream
+from urds.rds.plane.contract import Agreement, Hold, Progress, Stream
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Path
@@ -67,6 +67,10 @@ class LoopPath:
     def has_delivered(self) -> bool:
         """Return true: messages are delivered at once."""
         return True
+
+    def progress(self) -> Progress:
+        """Return zeros: nothing is numbered."""
+        return Progress(0, None, 0)
 
     def drop_queue(self) -> int:
         """Return 0: nothing is queued."""

@@ -86,6 +86,10 @@ class Path(urds_native.Path):
         release = agreement.release.name
         super().agree((release, agreement.checksum, agreement.message_bytes_max))
 
+    def progress(self) -> contract.Progress:
+        """Return how far the path is."""
+        return contract.Progress(*super().progress())
+
     def hold_behind(self, other: contract.Path | None) -> None:
         """Hold new messages until `other` has delivered its present queue."""
         assert other is None or isinstance(other, Path), "a path of this plane"

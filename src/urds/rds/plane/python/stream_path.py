@@ -25,6 +25,7 @@ from urds.rds.plane.contract import (
     DownReason,
     Hold,
     Path,
+    Progress,
     Release,
     Stream,
     Wanted,
@@ -460,6 +461,14 @@ class StreamPath:
         """Return whether messages of sockets are queued or unacknowledged."""
         with self.plane.lock:
             return self.holds()
+
+    def progress(self) -> Progress:
+        """Return how far the path is. No lock held."""
+        with self.plane.lock:
+            outgoing = self.core.outgoing
+            sent = outgoing.unacked or outgoing.retransmits  # the lower numbers first
+            oldest = sent[0][0] if sent else None
+            return Progress(self.core.incoming.frames, oldest, outgoing.sequence_next)
 
     def has_delivered(self) -> bool:
         """Return whether a message of the peer ever reached a local socket."""
