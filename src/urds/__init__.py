@@ -14,14 +14,20 @@ from urds.rds import constants as _constants
 from urds.rds.constants import *  # noqa: F403 - each name is defined once, there
 
 _LAZY = {
+    "ConnectionInfo": "urds.rds.runtime.connections",
+    "ConnectionState": "urds.rds.runtime.connections",
     "MemoryRegion": "urds.rds.rdma",
+    "PeerEvent": "urds.rds.runtime.peer_events",
+    "PeerEventKind": "urds.rds.runtime.peer_events",
     "PendingAtomic": "urds.rds.rdma",
     "PendingOperation": "urds.rds.rdma",
     "Settings": "urds.rds.settings",
     "Socket": "urds.rds.socket",
     "configure": "urds.rds.runtime.process",
+    "connections": "urds.rds.runtime.process",
     "drain": "urds.rds.runtime.process",
     "install": "urds.rds.install",
+    "on_peer_event": "urds.rds.runtime.peer_events",
     "socket": "urds.rds.socket",
     "uninstall": "urds.rds.install",
 }

@@ -50,7 +50,10 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     if planes.in_use() == PYTHON:  # the compiled one is the default where it is, and -S hides it
         kept |= planes.chosen()
     fixed = {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb"}
-    return {**kept, **fixed, **(changes or {})}
+    given = dict(changes or {})
+    if "XDG_RUNTIME_DIR" in given:  # a test that asks processes means its own alone
+        given.setdefault("URDS_INFO_DIRECTORY", f"{given['XDG_RUNTIME_DIR']}/urds")
+    return {**kept, **fixed, **given}
 
 
 def command(extra: str, *arguments: str, program: str = "urds") -> list[str]:

@@ -13,11 +13,19 @@ import pytest
 
 from tests.cli.commands import EXTRAS, address, host, interrupt, urds
 from tests.support import planes
-from urds.cli.output import Exit, Output
+from urds.cli.output import Exit, Output, UsageError
 from urds.cli.rds import info, totals
 from urds.cli.rds.info import TABLES
 from urds.rds.plane.choose import NATIVE
-from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.plane.contract import (
+    Carrier,
+    ConnectionFacts,
+    MailboxRow,
+    MessageRow,
+    PathRow,
+    RdmaRow,
+    Snapshot,
+)
 from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report
 
@@ -55,6 +63,26 @@ PATH = PathRow(
     stream_expected_bytes=4,
     stream_acknowledged_bytes=3,
 )
+UP = ConnectionFacts(
+    state="up",
+    state_s=3600.04,
+    attempts=0,
+    next_attempt_s=None,
+    last_error="Connection refused: nothing listens there",
+    last_error_s=3601.0,
+    last_received_s=0.25,
+    oldest_unacknowledged_s=7.5,
+)
+SOUGHT = ConnectionFacts(
+    state="connecting",
+    state_s=12.0,
+    attempts=38,
+    next_attempt_s=0.8,
+    last_error="",
+    last_error_s=None,
+    last_received_s=None,
+    oldest_unacknowledged_s=None,
+)
 RDMA = RdmaRow(
     device="tcp0",
     service_level=3,
@@ -80,8 +108,8 @@ SNAPSHOT = Snapshot(
     counters={"conn_reset": 1},
     mailboxes=[MAILBOX, replace(MAILBOX, port=4001, congested=False, inode=0)],
     paths=[
-        PATH,
-        replace(PATH, index=1, up=False, sending=False, local_stream=None),
+        replace(PATH, connection=UP),
+        replace(PATH, index=1, up=False, sending=False, local_stream=None, connection=SOUGHT),
         RDMA_PATH,
         replace(RDMA_PATH, up=False, sending=False, tos=0, rdma=RdmaRow()),
         replace(RDMA_PATH, peer=HERE, rdma=replace(RDMA, is_passive=True)),
@@ -147,12 +175,12 @@ RDS Sockets:
 
 VERBOSE_CONNECTIONS = """
 RDS Connections:
-      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs Path      Trans Unsent Unacked Held     Pid
-       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    0        tcp      2       1   no    4711
-       10.0.0.1        10.0.0.2    0                   12                    9 -c--    1        tcp      2       1   no    4711
-       10.0.0.1        10.0.0.2   19                    4                    5 s-C-    0 infiniband      2       1   no    4711
-       10.0.0.1        10.0.0.2    0                    4                    5 -c--    0 infiniband      2       1   no    4711
-       10.0.0.1        10.0.0.1   19                    4                    5 s-C-    0 infiniband      2       1   no    4711
+      LocalAddr      RemoteAddr  Tos               NextTX               NextRX Flgs Path      Trans Unsent Unacked Held      State   Since Tries  Next LastRecv  Oldest LastError                                                   Pid
+       10.0.0.1        10.0.0.2    0                   12                    9 s-C-    0        tcp      2       1   no         up  3600.0     0     -      0.2     7.5 3601.0 s ago: Connection refused: nothing listens there    4711
+       10.0.0.1        10.0.0.2    0                   12                    9 -c--    1        tcp      2       1   no connecting    12.0    38   0.8        -       - -                                                          4711
+       10.0.0.1        10.0.0.2   19                    4                    5 s-C-    0 infiniband      2       1   no          -       -     -     -        -       - -                                                          4711
+       10.0.0.1        10.0.0.2    0                    4                    5 -c--    0 infiniband      2       1   no          -       -     -     -        -       - -                                                          4711
+       10.0.0.1        10.0.0.1   19                    4                    5 s-C-    0 infiniband      2       1   no          -       -     -     -        -       - -                                                          4711
 """  # noqa: E501 - as wide as the tables of rds-info
 
 VERBOSE_RDMA = """
@@ -195,8 +223,10 @@ sys.stdin.read()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have the sockets of processes in a folder of this test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "urds").mkdir(mode=0o700)
-    return tmp_path / "urds"
+    at = tmp_path / "urds"
+    at.mkdir(mode=0o700)
+    monkeypatch.setattr(processes, "named_directory", lambda: str(at))
+    return at
 
 
 def printed(capsys: pytest.CaptureFixture[str], letters: str, *, verbose: bool = False) -> str:
@@ -236,6 +266,7 @@ def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
     assert found["counters"] == {"conn_reset": 6, "pings": 2}
     assert [row["pid"] for row in found["sockets"]] == [4711, 4711, 4712, 4712]
     assert found["connections"][1]["index"] == 1
+    assert found["connections"][1]["connection"]["attempts"] == 38
     assert [row["device"] for row in found["ib_connections"][:3]] == ["tcp0", "", "tcp0"]
     assert found["send_queue"][0] == {
         "sequence": 0,
@@ -393,7 +424,7 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
 
 
 def serve(data: bytes) -> processes.InformationSocket:
-    served = processes.InformationSocket.open(lambda: data)
+    served = processes.InformationSocket.open(lambda: data, processes.named_directory())
     assert served is not None
     return served
 
@@ -409,7 +440,7 @@ def test_a_socket_is_for_this_user_only_and_leaves_with_the_process(folder: Path
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
 def test_a_folder_that_others_may_enter_is_not_used(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    assert processes.InformationSocket.open(lambda: b"") is None
+    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
     assert processes.find() == []
 
 
@@ -417,14 +448,14 @@ def test_a_link_to_a_folder_is_not_used(folder: Path, tmp_path: Path) -> None:
     folder.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    assert processes.InformationSocket.open(lambda: b"") is None
+    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
 
 
 def test_a_place_that_is_too_long_for_a_socket_is_no_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / ("x" * 120)))
-    assert processes.InformationSocket.open(lambda: b"") is None
+    monkeypatch.setattr(processes, "named_directory", lambda: str(folder / ("x" * 120)))
+    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
 
 
 def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:
@@ -529,14 +560,73 @@ def test_connections_over_rdma_are_found_and_shown(tmp_path: Path) -> None:
 def test_no_process_to_ask_is_exit_code_1(tmp_path: Path) -> None:
     done = urds("info", changes={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert (done.code, done.out) == (1, "")
-    assert done.err == "urds info: no urds socket is bound in any process of this user\n"
+    assert done.err == (
+        "urds info: no urds socket is bound in any process of this user,"
+        f" by what is in {tmp_path}/urds (info_directory)\n"
+    )
+
+
+def test_a_process_is_found_wherever_its_environment_has_its_socket(tmp_path: Path) -> None:
+    """As a service without the variables of a login, or with a TMPDIR of its own."""
+    here, there = address(7), address(8)
+    first, second = ({"XDG_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two"))
+    nowhere = {"XDG_RUNTIME_DIR": str(tmp_path / "three"), "URDS_INFO_DIRECTORY": "auto"}
+    for changes in (first, second):
+        Path(changes["XDG_RUNTIME_DIR"]).mkdir()
+        changes["URDS_INFO_DIRECTORY"] = "auto"
+    with host(here, first) as one, host(there, second) as other:
+        found = json.loads(urds("info", "-p", "--json", changes=nowhere).out)
+        chosen = urds("info", "-k", "--pid", str(other.pid), changes=nowhere)
+        only = {"URDS_INFO_DIRECTORY": str(tmp_path / "one" / "urds")}
+        named = json.loads(urds("info", "-p", "--json", changes=only).out)
+    assert {one.pid, other.pid} <= {row["pid"] for row in found["processes"]}
+    assert there in chosen.out
+    assert [row["pid"] for row in named["processes"]] == [one.pid]
+
+
+def test_a_socket_in_a_folder_that_others_may_enter_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user who may write there could answer as the process."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(processes, "named_directory", lambda: "auto")
+    at = tmp_path / "urds"
+    at.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(at / "999999.sock"))
+        listener.listen()
+        assert 999_999 in processes.find()
+        at.chmod(0o770)
+        assert 999_999 not in processes.find()
+
+
+def test_other_users_are_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(UsageError, match="--all-users: only root"):
+        info.run(info.InfoOptions(all_users=True))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root may make a file another user's")
+def test_root_sees_the_processes_of_all_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(processes, "named_directory", lambda: "auto")
+    at = tmp_path / "urds-4242"
+    at.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(at / "999998.sock"))
+        listener.listen()
+        os.chown(at, 4242, 4242)
+        assert 999_998 not in processes.find()
+        assert 999_998 in processes.find(all_users=True)
 
 
 def test_a_silent_process_is_named_and_not_taken_for_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "find", lambda: [7])
-    monkeypatch.setattr(processes, "ask_all", lambda pids: [processes.Silent(7, "no answer")])
+    monkeypatch.setattr(processes, "find", lambda **_: [7])
+    monkeypatch.setattr(processes, "ask_all", lambda pids, **_: [processes.Silent(7, "no answer")])
     assert info.run(info.InfoOptions()) is Exit.FAILED
     assert capsys.readouterr().err == "urds info: process 7: no answer\n"
 

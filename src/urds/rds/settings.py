@@ -165,6 +165,15 @@ def _place() -> Rule:
     return Rule(read, f"`{AUTO}`, `{IN_PROCESS}` or the absolute path of a daemon's socket")
 
 
+def _directory() -> Rule:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not (value == AUTO or value[:1] == "/"):
+            raise ValueError
+        return value
+
+    return Rule(read, f"`{AUTO}` or the absolute path of a directory")
+
+
 def _tunable(default: Any, rule: Rule, *, strict: Any = None) -> Any:
     """Declare a tunable; `strict` is its default with `strict_linux`, where it is another one."""
     by_character = strict is not None  # resolved when the record is made
@@ -233,6 +242,7 @@ class Settings:
     # Where local addresses are kept, which users may look, and whose faults to keep.
     node: str = _tunable(AUTO, _place())
     info_socket: bool = _tunable(True, _switch())  # answer `urds info` of the same user
+    info_directory: str = _tunable(AUTO, _directory())  # of that socket
     strict_linux: bool = _tunable(False, _switch())  # see docs/differences.md
 
     def __post_init__(self) -> None:

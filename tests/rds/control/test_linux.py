@@ -15,6 +15,8 @@ from urds.rds.control.events import (
     Detach,
     FanOut,
     Hold,
+    PathLost,
+    PathUp,
     PeerKind,
     PeerKnown,
     PeerStartedAnew,
@@ -44,9 +46,11 @@ def connection(*, lower: bool, npaths: int = 1) -> Connection:
 
 
 def actions(core: Connection) -> list[Action]:
+    """Take the actions; notices of paths that came up or were lost are left out."""
     found = []
     while (action := core.poll_event()) is not None:
-        found.append(action)
+        if not isinstance(action, PathUp | PathLost):
+            found.append(action)
     return found
 
 

@@ -8,6 +8,7 @@ Source: rds-tools rds-info(1); linux v6.12 net/rds/info.c.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from ipaddress import IPv6Address
@@ -18,6 +19,7 @@ from urds.cli.parser import Command, check_ranges, find_address, json_option, op
 from urds.cli.rds.totals import headlines, largest, of_peer, sum_counters, totals, watch
 from urds.rds.runtime import processes
 from urds.rds.runtime.processes import Report, Silent
+from urds.rds.settings import AUTO
 
 _TCP_SEQUENCES: Final = 1 << 32
 _PROGRAM_CHARACTERS: Final = 60  # JSON has it longer
@@ -86,6 +88,24 @@ def _path_cells(_: Report, row: Any) -> tuple[Cell, ...]:
         *(str(row.local), str(row.peer), row.tos),
         *(row.sequence_next, row.sequence_expected, flags + "-", row.index, str(row.transport)),
         *(row.unsent_messages, row.unacknowledged_messages, "yes" if row.held else "no"),
+        *_fact_cells(row.connection),
+    )
+
+
+def _fact_cells(facts: Any) -> tuple[Cell, ...]:
+    """Return what the control plane knows of a connection; times in seconds."""
+    if facts is None:
+        return ("-",) * 7
+    times = facts.state_s, facts.next_attempt_s, facts.last_received_s
+    state_s, next_s, received_s, oldest_s = (
+        "-" if one is None else f"{one:.1f}" for one in (*times, facts.oldest_unacknowledged_s)
+    )
+    error = facts.last_error
+    if error and facts.last_error_s is not None:
+        error = f"{facts.last_error_s:.1f} s ago: {error}"
+    return (
+        *(facts.state, state_s, facts.attempts, next_s),
+        *(received_s, oldest_s, error or "-"),
     )
 
 
@@ -154,7 +174,8 @@ TABLES: Final = (
     Table(
         "n", "connections", "RDS Connections", "connections to peers",
         "LocalAddr:15|RemoteAddr:15|Tos:4|NextTX:20|NextRX:20|Flgs:4",
-        "|Path:4|Trans:10|Unsent:6|Unacked:7|Held:4", _paths, _path_cells,
+        "|Path:4|Trans:10|Unsent:6|Unacked:7|Held:4"
+        "|State:10|Since:7|Tries:5|Next:5|LastRecv:8|Oldest:7|LastError:<9", _paths, _path_cells,
     ),
     _queue("r", "receive_queue", "Receive", "messages that wait for a receive"),
     _queue("s", "send_queue", "Send", "messages not sent yet"),
@@ -199,6 +220,9 @@ class InfoOptions:
         "--watch", metavar="SECONDS", low=0.1, high=3600, bare=1.0,
         help="Show totals and rates after each interval, until Ctrl-C; 1 s without a number.",
     )  # fmt: skip
+    all_users: bool = option(
+        "--all-users", default=False, help="Ask the processes of all users; for root."
+    )
     verbose: bool = option(
         "-v", "--verbose", default=False, help="More columns, and all paths of each connection."
     )
@@ -211,6 +235,8 @@ def run(options: InfoOptions) -> Exit:
     Raises UsageError for an impossible process number.
     """
     check_ranges(options)
+    if options.all_users and os.getuid():
+        raise UsageError("--all-users: only root may ask the processes of other users")
     output = Output(json_wanted=options.json_wanted)
     if options.watch_s is not None:
         if options.tables or options.all:
@@ -223,7 +249,10 @@ def run(options: InfoOptions) -> Exit:
     found = document(reports, options)
     output.document({"totals": totals(reports), **found} if is_summary else found)
     if not reports and not silent and not options.json_wanted:
-        where = f"process {options.pid}" if options.pid else "any process of this user"
+        where = "any process" if options.all_users else "any process of this user"
+        where = f"process {options.pid}" if options.pid else where
+        if (directory := processes.named_directory()) != AUTO:
+            where += f", by what is in {directory} (info_directory)"
         complain("urds info", f"no urds socket is bound in {where}")
     if not reports:
         return Exit.FAILED
@@ -281,7 +310,8 @@ def _rows(
 
 def _ask(options: InfoOptions) -> tuple[list[Report], list[Silent]]:
     """Ask the processes; return the reports and the silent ones, which are logged at once."""
-    answers = list(processes.ask_all([options.pid] if options.pid else processes.find()))
+    pids = [options.pid] if options.pid else processes.find(all_users=options.all_users)
+    answers = list(processes.ask_all(pids, all_users=options.all_users))
     silent = [answer for answer in answers if isinstance(answer, Silent)]
     for answer in silent:
         complain("urds info", f"process {answer.pid}: {answer.reason}")

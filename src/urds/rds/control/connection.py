@@ -132,7 +132,7 @@ class Connection(Streams):
         if path is None or path.state is not PathState.ATTACHED:
             return
         self.used_ns = now_ns
-        self._come_up(path)
+        self._come_up(path, now_ns)
         if self._untold:
             self._tell_again()
         if path.own or self.facts.kind is PeerKind.URDS:
@@ -434,7 +434,7 @@ class Connection(Streams):
             return
         if self.facts.kind is PeerKind.LINUX:
             if path.state is PathState.ATTACHED:
-                self._come_up(path)
+                self._come_up(path, now_ns)
             self._release(path, None)
             self._confirm(path, now_ns)
         elif self.facts.kind is PeerKind.UNKNOWN or path.held:

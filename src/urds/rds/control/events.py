@@ -205,6 +205,26 @@ class PeerStartedAnew(Action):
     generation: int | None
 
 
+class LossCause(Enum):
+    """Why a path that was up lost its stream, as far as the core knows."""
+
+    ENDED = auto()  # by itself; the driver reported how
+    DROPPED = auto()  # by this side
+    SUPERSEDED = auto()  # the peer connected anew
+
+
+@dataclass(frozen=True, slots=True)
+class PathUp(PathAction):
+    """The peer has sent its first frame on the path's stream: messages flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathLost(PathAction):
+    """A path that was up has lost its stream."""
+
+    cause: LossCause
+
+
 @dataclass(frozen=True, slots=True)
 class Refused(Action):
     """An inbound connection was refused; the `Refuse` or `Detach` came before."""

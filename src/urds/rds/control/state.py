@@ -14,7 +14,7 @@ purpose is fulfilled.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Final
 
 from urds.common.errors import LocalProtocolError
@@ -30,6 +30,25 @@ class PathState(Enum):
     CALL_BACK_REQUESTED = auto()
     ATTACHED = auto()
     UP = auto()
+
+
+class ConnectionState(StrEnum):
+    """What a user is told of a connection."""
+
+    UP = "up"
+    SILENT = "silent"  # connected, and the peer has sent nothing on it yet
+    CONNECTING = "connecting"  # attempts go on
+    DOWN = "down"  # and no message waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionReport:
+    """How a path is, as a user is told."""
+
+    state: ConnectionState
+    since_ns: int | None  # None: it was never anything else
+    attempts: int  # of the present outage
+    attempt_at_ns: int | None  # the next one
 
 
 class PathInput(Enum):
@@ -97,6 +116,8 @@ class PathRecord:
     quarantined_until_ns: int = 0  # no attempt before: the peer broke the protocol
     down_ns: int | None = None  # since when it is down, while it is tried for
     attachment: int = 0  # streams so far
+    tries: int = 0  # to connect, or to be called back, in the present outage
+    since_ns: int | None = None  # when its stream came, came up, or was lost
     # Of the current stream:
     stream: int | None = None
     source_port: int = 0  # the peer's; 0 where this side connected
@@ -111,6 +132,16 @@ class PathRecord:
     def move(self, event: PathInput) -> None:
         """Change the state by the table. Raises LocalProtocolError for a missing transition."""
         self.state = next_state(self.state, event)
+
+    def report(self, attempt_at_ns: int | None) -> ConnectionReport:
+        """Tell how the path is."""
+        state, since_ns = ConnectionState.DOWN, self.since_ns
+        if self.state in (PathState.UP, PathState.ATTACHED):
+            is_up = self.state is PathState.UP
+            state = ConnectionState.UP if is_up else ConnectionState.SILENT
+        elif self.down_ns is not None:
+            state, since_ns = ConnectionState.CONNECTING, self.down_ns
+        return ConnectionReport(state, since_ns, self.tries, attempt_at_ns)
 
     def begin_stream(self, stream: int, source_port: int, *, own: bool) -> None:
         """Take a stream; what the last one taught about its end is void."""

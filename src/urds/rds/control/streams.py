@@ -45,6 +45,9 @@ from urds.rds.control.events import (
     Detach,
     GiveUp,
     Hold,
+    LossCause,
+    PathLost,
+    PathUp,
     PeerKind,
     ProbeDeadStream,
     Reason,
@@ -56,7 +59,7 @@ from urds.rds.control.paths import SourcePortRule, address_bytes
 from urds.rds.control.peer import PeerFacts
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
-from urds.rds.control.state import PathInput, PathRecord, PathState
+from urds.rds.control.state import ConnectionReport, PathInput, PathRecord, PathState
 from urds.rds.control.stats import Stats
 from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
 
@@ -125,6 +128,13 @@ class Streams:
     def _emit(self, action: Action) -> None:
         self._actions.append(action)
 
+    def report(self, index: int) -> ConnectionReport | None:
+        """Tell how a path is, for tables; None for one that is gone."""
+        path = self._path(index)
+        if path is None:
+            return None
+        return path.report(self._timers.get(TimerKey(self.peer, TimerKind.ATTEMPT, index)))
+
     def _set(self, kind: TimerKind, path: PathRecord, deadline_ns: int) -> None:
         self._timers.set(TimerKey(self.peer, kind, path.index), deadline_ns)
 
@@ -149,6 +159,7 @@ class Streams:
     def _end_outage(self, path: PathRecord) -> None:
         path.wanted = False
         path.down_ns = None
+        path.tries = 0
         path.backoff.reset()
         self._cancel(path, TimerKind.GIVE_UP)
 
@@ -200,6 +211,7 @@ class Streams:
         path.move(PathInput.CONNECT)
         path.attempted_ns = now_ns
         path.attempts += 1
+        path.tries += 1
         self.stats.connects += 1
         rule = SourcePortRule(path.index, path.attempts)
         self._emit(Connect(self.peer, path.index, rule))
@@ -209,6 +221,7 @@ class Streams:
         requested = any(other.state is PathState.CALL_BACK_REQUESTED for other in self._paths)
         path.move(PathInput.REQUEST_CALL_BACK)
         path.attempted_ns = now_ns
+        path.tries += 1
         if not requested:
             self.stats.call_back_requests += 1
             self._emit(RequestCallBack(self.peer))
@@ -371,10 +384,12 @@ class Streams:
     ) -> None:
         if path.stream is not None:
             self.stats.superseded += 1
+            self._note_lost(path, LossCause.SUPERSEDED)
             self._pending.forget(path.stream)
         self._refuse_older(path)
         self._cancel(path, TimerKind.ATTEMPT, TimerKind.ANSWER)
         path.begin_stream(stream, source_port, own=own)
+        path.since_ns = now_ns
         self._note_streams()
         path.acquainted = own or self.facts.kind is PeerKind.URDS
         hold = self._hold_of(path)
@@ -400,13 +415,20 @@ class Streams:
             return Hold.RELEASE
         return Hold.NOTHING
 
-    def _come_up(self, path: PathRecord) -> None:
+    def _come_up(self, path: PathRecord, now_ns: int) -> None:
         self.stats.first_frames += 1
         self._pending.forget(path.stream)
         path.move(PathInput.FRAME)
+        path.since_ns = now_ns
         self._end_outage(path)
+        self._emit(PathUp(self.peer, path.index))
 
-    def _lose(self, path: PathRecord, now_ns: int) -> None:
+    def _note_lost(self, path: PathRecord, cause: LossCause) -> None:
+        """Report the end of a path's stream, if the path was up."""
+        if path.state is PathState.UP:
+            self._emit(PathLost(self.peer, path.index, cause))
+
+    def _lose(self, path: PathRecord, now_ns: int, cause: LossCause = LossCause.ENDED) -> None:
         """Reconnect a path whose stream is gone.
 
         A pending connection that is the lower side is left alone if nothing waits here: it connects
@@ -414,7 +436,9 @@ class Streams:
         """
         self._pending.forget(path.stream)
         self._cancel(path, TimerKind.ANSWER)
+        self._note_lost(path, cause)
         path.end_stream()
+        path.since_ns = now_ns
         self._note_streams()
         self._answered_ns.pop(path.index, None)
         if self._take_second(path, now_ns):
@@ -428,7 +452,7 @@ class Streams:
 
     def _drop(self, path: PathRecord, now_ns: int) -> None:
         self._emit(Detach(self.peer, path.index))
-        self._lose(path, now_ns)
+        self._lose(path, now_ns, LossCause.DROPPED)
 
     def _drop_misplaced(self, path: PathRecord, now_ns: int) -> bool:
         """Drop streams that belong on other paths; tell whether `path` lost its own."""

@@ -13,9 +13,17 @@ from urds.rds.control.connected import ERROR_REASONS
 from urds.rds.plane import contract as base
 from urds.rds.plane.contract import Path
 from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
+from urds.rds.transports.peer_history import PeerName
 
 if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver
+
+
+_CAUSES = {
+    events.LossCause.ENDED: "it ended",
+    events.LossCause.DROPPED: "ended by this side",
+    events.LossCause.SUPERSEDED: "the peer connected anew",
+}
 
 
 class Actions:
@@ -23,6 +31,7 @@ class Actions:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._log = driver.log.part("control")
         self._methods: dict[type, Callable[[LocalAddressState, Any], None]] = {
             events.Connect: self._connect,
             events.RequestCallBack: self._request_call_back,
@@ -39,6 +48,8 @@ class Actions:
             events.FanIn: self._fan_in,
             events.GiveUp: self._give_up,
             events.Forget: self._forget,
+            events.PathUp: self._path_up,
+            events.PathLost: self._path_lost,
             events.PeerKnown: self._peer_known,
             events.PeerStartedAnew: self._peer_started_anew,
             events.Refused: self._refused,
@@ -117,7 +128,7 @@ class Actions:
         lost = sum(path.restart_peer() for path in paths.paths)
         if lost:
             text = "%s restarted: %s sent to it may be lost"
-            self._driver.log.warning(text, action.peer, messages(lost))
+            self._log.warning(text, action.peer, messages(lost))
 
     def _remember_handshake(
         self, host: LocalAddressState, action: events.RememberHandshake
@@ -155,7 +166,9 @@ class Actions:
         dropped = self._path(host, action.peer, action.index).drop_queue()
         seconds = action.down_ns / 1e9
         text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
-        self._driver.log.warning(text, action.peer, seconds, messages(dropped))
+        self._log.warning(text, action.peer, seconds, messages(dropped))
+        reason = f"unreachable for {seconds:.1f} s: {messages(dropped)} dropped"
+        self._driver.peers.note_given_up(PeerName(host.address, action.peer), reason)
 
     def _forget(self, host: LocalAddressState, action: events.Forget) -> None:
         paths = host.peers.pop(action.peer, None)
@@ -167,27 +180,46 @@ class Actions:
             path.drop_queue()
             host.remember(action.peer, path.index, self._driver.plane.received(path))
             self._driver.forget_path(path)
+        self._driver.peers.forget(PeerName(host.address, action.peer))
 
     # -- notices
 
+    def _path_up(self, host: LocalAddressState, action: events.PathUp) -> None:
+        """Tell of a connection by its path 0, of the others in a line of level DEBUG."""
+        if action.index:
+            self._log.debug("%s: path %d to %s is up", host.address, action.index, action.peer)
+        else:
+            self._driver.peers.note_up(PeerName(host.address, action.peer))
+
+    def _path_lost(self, host: LocalAddressState, action: events.PathLost) -> None:
+        if action.index:
+            self._log.debug("%s: path %d to %s is lost", host.address, action.index, action.peer)
+        else:
+            name = PeerName(host.address, action.peer)
+            self._driver.peers.note_lost(name, _CAUSES[action.cause])
+
     def _peer_known(self, host: LocalAddressState, action: events.PeerKnown) -> None:
-        self._driver.log.info(
-            "%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths
-        )
+        self._log.info("%s is %s, %d path(s)", action.peer, action.kind.name.lower(), action.npaths)
 
     def _peer_started_anew(self, host: LocalAddressState, action: events.PeerStartedAnew) -> None:
-        self._driver.log.info("%s restarted", action.peer)
+        self._driver.peers.note_restarted(PeerName(host.address, action.peer))
 
     def _refused(self, host: LocalAddressState, action: events.Refused) -> None:
+        name, reason = PeerName(host.address, action.peer), _reason_of(self._driver, action.reason)
+        if action.reason in ERROR_REASONS and action.peer in host.peers:
+            self._driver.peers.note_failed(name, errno.EUSERS, reason)
         if action.reason is events.Reason.STILL_CONNECTED:
             text = "another process connects as %s, which still answers: refused"
-            self._driver.log.warning(text, action.peer)
-            return
-        if action.reason in ERROR_REASONS:
-            host.note_connect(action.peer, errno.EUSERS)
-            reason = self._driver.connected.explain(action.reason)
-            self._driver.log.warning("connection of %s refused: %s", action.peer, reason)
-            return
-        hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
-        reason = action.reason.name.lower().replace("_", " ")
-        self._driver.log.warning("connection of %s refused: %s%s", action.peer, reason, hint)
+            is_new = self._log.warning_once(text, action.peer)
+        else:
+            is_new = self._log.warning_once("connection of %s refused: %s", action.peer, reason)
+        if is_new:
+            self._driver.peers.note_refused(name, reason)
+
+
+def _reason_of(driver: Driver, reason: events.Reason) -> str:
+    """Return in words why a connection was refused."""
+    if reason in ERROR_REASONS:
+        return driver.connected.explain(reason)
+    hint = " (setting: URDS_ALLOW)" if reason is events.Reason.NOT_ALLOWED else ""
+    return reason.name.lower().replace("_", " ") + hint

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
-from urds.rds.plane.contract import Interest, Path
+from urds.rds.plane.contract import Carrier, Interest, Path
 from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.transports import tcp
+from urds.rds.transports.peer_history import PeerName
 
 if TYPE_CHECKING:
     from urds.rds.plane.native import ShmStream
@@ -35,6 +36,7 @@ _CALL_BACK_WAIT_NS = 1_000_000_000  # the lower side closes it sooner, if it is 
 _CONNECT_NS = 2_000_000_000  # two of TCP's requests: the first and one retransmit
 _LOOK_NS = 1_000_000_000  # between two searches for dead streams
 _RETRANSMITS_MAX = 4  # some three seconds on a fast network; more where answers take longer
+_DEAD = "the peer's host no longer answers: TCP's retransmits go unanswered"
 # These end an attempt that stood for a moment. What the peer sent meanwhile is acknowledged to it
 # and must be read: such a stream is attached, read to its end, and goes down.
 _STOOD = (0, errno.ECONNRESET, errno.EPIPE)
@@ -90,7 +92,10 @@ class Streams:
         if kept is None:
             return None
         self._attached[path] = kept.stream
-        kept.host.note_connect(kept.peer, 0)
+        is_tcp = isinstance(kept.stream, tcp.TcpStream)
+        carrier = Carrier.TCP if is_tcp else Carrier.SHARED_MEMORY
+        self._driver.peers.note_attached(PeerName(kept.host.address, kept.peer), carrier)
+        self._driver.looks.begin(path)
         return kept.stream
 
     def end(self, path: Path) -> None:
@@ -137,6 +142,7 @@ class Streams:
         self, host: LocalAddressState, peer: IPAddress, index: int, rule: SourcePortRule | None
     ) -> None:
         """Begin to connect for a path, by shared memory if the peer is there; else by TCP."""
+        self._driver.peers.note_attempt(PeerName(host.address, peer), "connecting to")
         if not self._driver.shm_streams.dial(host, peer, index, rule):
             self.connect_by_tcp(host, peer, index, rule)
 
@@ -181,7 +187,8 @@ class Streams:
         try:
             return tcp.connect(host.address, peer, self._driver.tcp, ports)
         except OSError as failure:
-            host.note_connect(peer, failure.errno or errno.EIO)
+            name = PeerName(host.address, peer)
+            self._driver.peers.note_failed(name, failure.errno or errno.EIO)
             connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
             return None
 
@@ -191,7 +198,8 @@ class Streams:
 
     def request_call_back(self, host: LocalAddressState, peer: IPAddress) -> None:
         """Connect without sending anything: the lower side answers by connecting itself."""
-        driver = self._driver
+        driver, name = self._driver, PeerName(host.address, peer)
+        driver.peers.note_attempt(name, "asking for a connection of")
         stream = self._begin(host, peer, 0)
         if stream is None:
             return
@@ -208,13 +216,21 @@ class Streams:
             found = host.endpoint.find(peer)
             if found is not None:
                 found.handle_call_back_requested(now_ns())
-            driver.serve(descriptor, lambda: self._end_call_back_request(descriptor), Interest.READ)
+            driver.serve(descriptor, closed, Interest.READ)
+
+        def closed() -> None:
+            self._end_call_back_request(descriptor)
+            driver.peers.note_called_back(name, closed=True)
 
         self._call_back_requests[descriptor] = request
         driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
     def _connect_failed(self, tried: _Attempt | _CallBackRequest, index: int, failure: int) -> None:
-        tried.host.note_connect(tried.peer, failure)
+        name = PeerName(tried.host.address, tried.peer)
+        if isinstance(tried, _CallBackRequest) and failure in _STOOD:
+            self._driver.peers.note_called_back(name, closed=True)
+        else:
+            self._driver.peers.note_failed(name, failure)
         connection = tried.host.endpoint.find(tried.peer)
         if connection is not None:
             with self._driver.guard.confine(tried.host, tried.peer):
@@ -231,7 +247,10 @@ class Streams:
         for descriptor, request in list(self._call_back_requests.items()):
             if request.until_ns <= at_ns:
                 self._end_call_back_request(descriptor)
-                if not request.stands:
+                if request.stands:
+                    name = PeerName(request.host.address, request.peer)
+                    self._driver.peers.note_called_back(name, closed=False)
+                else:
                     self._connect_failed(request, 0, errno.ETIMEDOUT)
         for descriptor, attempt in list(self._attempts.items()):
             if attempt.until_ns <= at_ns:
@@ -240,7 +259,7 @@ class Streams:
                 self._fail(attempt, errno.ETIMEDOUT)
         if self._attached and self._look_ns <= at_ns:
             self._look_ns = at_ns + _LOOK_NS
-            self._end_dead()
+            self._end_dead(at_ns)
 
     def next_ns(self) -> int | None:
         """Return when `handle_timeout` has something to do, None while nothing is under way."""
@@ -250,18 +269,20 @@ class Streams:
             deadlines.append(self._look_ns)
         return min(deadlines, default=None)
 
-    def _end_dead(self) -> None:
-        """Reset every attached stream whose peer's host no longer answers."""
+    def _end_dead(self, at_ns: int) -> None:
+        """Look at every attached stream; reset those whose peer's host no longer answers."""
         for path, stream in list(self._attached.items()):
             if stream.fileno() < 0:  # it has ended by itself
                 del self._attached[path]
                 continue
+            self._driver.looks.look(path, at_ns)
             if stream.unanswered_retransmits() < _RETRANSMITS_MAX:
                 continue
             host = self._driver.hosts[path.local]
             connection = host.endpoint.find(path.peer)
             if connection is not None:
                 stream.abort_on_close()
+                self._driver.peers.expect_loss(PeerName(path.local, path.peer), _DEAD)
                 with self._driver.guard.confine(host, path.peer):
                     connection.handle_dead(path.index, now_ns())
 

@@ -38,14 +38,18 @@ from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Pl
 from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
 from urds.rds.runtime.connect import Streams
+from urds.rds.runtime.connections import Found, with_facts
 from urds.rds.runtime.guard import Guard
 from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
+from urds.rds.runtime.looks import Looks
+from urds.rds.runtime.peer_events import events
 from urds.rds.runtime.processes import InformationSocket
 from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
 from urds.rds.runtime.shm_connect import ShmStreams
 from urds.rds.runtime.undelivered import tell_left, tell_linger_over
 from urds.rds.settings import Settings
 from urds.rds.transports import subnets, tcp
+from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
 
 _PathEvent = base.Wanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
@@ -76,6 +80,10 @@ class Driver:
         self.random = Random(os.urandom(16))
         self.stats = Stats()
         self.log = LogQueue()
+        self.peers = Peers(
+            self.log.part("control"), base.Carrier.TCP, now_ns=now_ns, on_event=events.emit
+        )
+        self.looks = Looks()
         self.pongs_kept_back = 0
         self.generation = self.random.randrange(1, 1 << 32)
         self.hosts: dict[IPAddress, LocalAddressState] = {}
@@ -221,7 +229,7 @@ class Driver:
     def inform(self, report: Callable[[], bytes]) -> None:
         """Answer `urds info` with what `report` returns; it is called in the control thread."""
         with self.lock:
-            self._information = InformationSocket.open(report)
+            self._information = InformationSocket.open(report, self.settings.info_directory)
             self._watch_information()
 
     def _watch_information(self) -> None:
@@ -273,14 +281,32 @@ class Driver:
                 self._close_abandoned()
         return self.rdma.complete(self.plane.snapshot())
 
+    def told_snapshot(self) -> base.Snapshot:
+        """Return the same, with what the control planes know of each path."""
+        snapshot = self.snapshot()
+        with self.lock:
+            at_ns = now_ns()
+            return with_facts(snapshot, lambda row: self._find(row, at_ns), at_ns)
+
+    def _find(self, row: base.PathRow, at_ns: int) -> Found | None:
+        """Return what is known of the path of a row; None if it is gone."""
+        if row.rdma is not None:
+            return self.rdma.find(row, at_ns)
+        host = self.hosts.get(row.local)
+        connection = None if host is None else host.endpoint.find(row.peer)
+        if host is None or connection is None or row.peer not in host.peers:
+            return None
+        report, paths = connection.report(row.index), host.peers[row.peer].paths
+        if report is None or row.index >= len(paths):
+            return None
+        history = self.peers.of(PeerName(row.local, row.peer))
+        return report, history, self.looks.look(paths[row.index], at_ns)
+
     def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
         with self.lock:
-            host = self.hosts.get(local)
-            paths = None if host is None else host.peers.get(peer)
-            if paths is not None and paths.connect_error:
-                return os.strerror(paths.connect_error).lower()
-            return self.rdma.failure(local, peer)
+            number = self.peers.of(PeerName(local, peer)).connect_errno
+            return os.strerror(number).lower() if number else self.rdma.failure(local, peer)
 
     def break_connections(self) -> int:
         """Reset every connection of this process, as a fault would; return how many."""
@@ -443,6 +469,7 @@ class Driver:
         """Close a path for good."""
         self._paths.pop(path, None)
         self.streams.forget(path)
+        self.looks.forget(path)
         path.close()
 
     # -- the thread
@@ -528,8 +555,11 @@ class Driver:
             connection.handle_first_frame(index, event.attachment, now)
         elif isinstance(event, base.Down):
             protocol_error = event.reason not in _HARMLESS
+            name = PeerName(host.address, connection.peer)
             if not event.frames:  # it was attached, and ended before the peer's first frame
-                host.note_connect(event.path.peer, event.errno or errno.ECONNRESET)
+                self.peers.note_failed(name, event.errno or errno.ECONNRESET, TURNED_AWAY)
+            elif not index:
+                self.peers.expect_loss(name, _reason_of(event))
             connection.handle_down(
                 index, event.attachment, event.frames, now, protocol_error=protocol_error
             )
@@ -594,6 +624,15 @@ class Driver:
             mailbox.route(peer, None)
         # A message queued meanwhile stays, and the next send restores the route by `resolve`.
         return not any(path.holds_messages() for path in paths.paths)
+
+
+def _reason_of(event: base.Down) -> str:
+    """Return in words why a stream ended."""
+    if event.reason is base.DownReason.END_OF_STREAM:
+        return "the peer closed it"
+    if event.reason is base.DownReason.ERROR:
+        return os.strerror(event.errno)
+    return f"protocol error of the peer: {event.reason.name.lower().replace('_', ' ')}"
 
 
 def first_sequence() -> int:

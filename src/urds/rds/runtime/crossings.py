@@ -208,7 +208,8 @@ class Crossings:
     def _warn(self, message: Message, refused: OSError) -> None:
         """Log that a message is lost: one longer than the plane's limit, for one."""
         text = "a message of %d bytes from %s is dropped: %s"
-        self._driver.log.warning(text, len(message.payload), message.source[0], refused)
+        log = self._driver.log.part("delivery")
+        log.warning(text, len(message.payload), message.source[0], refused)
 
 
 def _address_of(source: SocketAddress) -> IPAddress:

@@ -34,6 +34,7 @@ class Guard:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._log = driver.log.part("control")
 
     def run(self, loop: Callable[[], None]) -> None:
         """Run the control thread's loop; let the node fail if it ends by an exception.
@@ -49,7 +50,7 @@ class Guard:
                 raise
             self._driver.stats.control_faults += 1
             text = "urds failed: all of its sockets are refused from now on"
-            self._driver.log.critical(text, problem=problem)
+            self._log.critical(text, problem=problem)
             self._driver.fail()
 
     @contextmanager
@@ -106,7 +107,7 @@ class Guard:
         if host is not None and peer is not None:
             connection = host.endpoint.find(peer)
         what = f"the connections to {peer} start over" if connection else "urds goes on"
-        self._driver.log.error("a fault of urds; %s", what, problem=sys.exception())
+        self._log.error("a fault of urds; %s", what, problem=sys.exception())
         if host is not None and peer is not None and connection is not None:
             self._driver.streams.abandon(host, peer)
             paths = host.peers[peer].paths if peer in host.peers else []

@@ -106,7 +106,7 @@ class InProcess:
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""
-        return self._driver.snapshot()
+        return self._driver.told_snapshot()
 
     def counters(self) -> Mapping[str, int]:
         """Return Linux's counters in its order, the plane's own, those of the control cores."""

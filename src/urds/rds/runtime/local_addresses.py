@@ -25,7 +25,6 @@ class PeerPaths:
     paths: list[Path]
     npaths: int = 1
     mailboxes: set[Mailbox] = field(default_factory=set)
-    connect_error: int = 0  # errno of the last attempt, 0 while it was good
     agreed: Agreement | None = None  # of the handshake, for paths made later
 
     def path_for(self, port: int) -> Path:
@@ -44,12 +43,6 @@ class LocalAddressState:
     peers: dict[IPAddress, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
     remembered: dict[tuple[IPAddress, int], Received] = field(default_factory=dict)
-
-    def note_connect(self, peer: IPAddress, failure: int) -> None:
-        """Note how the last attempt to connect to a peer ended: an errno, 0 if it was good."""
-        paths = self.peers.get(peer)
-        if paths is not None:
-            paths.connect_error = failure
 
     def remember(self, peer: IPAddress, index: int, received: Received) -> None:
         """Keep the peer's numbers that a path knew; of a peer that sent nothing there are none."""

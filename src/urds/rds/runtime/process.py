@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from urds.common.types import IPAddress
     from urds.rds.constants import Transport
     from urds.rds.runtime.backend import Backend, Mailbox, MailboxSettings
+    from urds.rds.runtime.connections import ConnectionInfo
 
     Endpoint = tuple[IPAddress, int]
 
@@ -125,6 +126,14 @@ class Process:
             backend = self._backend
         return 0 if backend is None else backend.drain(timeout_s)
 
+    def connections(self) -> list[ConnectionInfo]:
+        """Return the connections, if anything was bound; see `connections`."""
+        from urds.rds.runtime.connections import infos
+
+        with self._lock:
+            backend = self._backend
+        return [] if backend is None else infos(backend.snapshot().paths)
+
     def use(self, backend: Backend | None) -> Backend | None:
         """Put another backend in place; return the one before. For tests and embedders."""
         with self._lock:
@@ -210,3 +219,12 @@ def drain(timeout_s: float) -> int:
     if not timeout_s >= 0:
         raise ValueError(f"timeout_s = {timeout_s}: must be 0 or more seconds")
     return process.drain(timeout_s)
+
+
+def connections() -> list[ConnectionInfo]:
+    """Return the connections of this process, those that are down or on their way included.
+
+    Any thread may call it, a signal handler must not (EDEADLK). A peer in this very process needs
+    no connection and is not listed.
+    """
+    return process.connections()

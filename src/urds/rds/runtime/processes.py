@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -28,11 +29,20 @@ from struct import Struct
 from typing import Any, Final
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Carrier, MailboxRow, MessageRow, PathRow, RdmaRow, Snapshot
+from urds.rds.plane.contract import (
+    Carrier,
+    ConnectionFacts,
+    MailboxRow,
+    MessageRow,
+    PathRow,
+    RdmaRow,
+    Snapshot,
+)
+from urds.rds.settings import AUTO, Settings
 
 Endpoint = tuple[IPAddress, int]
 
-GREETING: Final = b"urds report 2\n"  # goes with the descriptor; the number is the format's
+GREETING: Final = b"urds report 3\n"  # goes with the descriptor; the number is the format's
 SUFFIX: Final = ".sock"
 _CONNECTIONS_PER_PASS: Final = 8
 _BACKLOG: Final = 16
@@ -45,26 +55,37 @@ _ADDRESSES: Final = frozenset({"local", "peer", "local_gid", "peer_gid"})
 _STREAMS: Final = frozenset({"local_stream", "peer_stream"})
 
 
+_BOUND: Final = re.compile(r"(/\S.*/urds(?:-\d+)?)/(\d+)\.sock$", re.MULTILINE)
+_KERNELS_TABLE: Final = Path("/proc/net/unix")
+
+
 # -- serving
 
 
-def folder() -> Path:
-    """Return where the sockets of this user's processes are; it need not exist."""
+def named_directory() -> str:
+    """Return the directory that file or environment name for the sockets, or `auto`."""
+    return Settings.load().info_directory
+
+
+def folder(named: str = AUTO) -> Path:
+    """Return where the sockets of this user's processes are by default; it need not exist."""
+    if named != AUTO:
+        return Path(named)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "urds"
     return Path(os.environ.get("TMPDIR", "/tmp")) / f"urds-{os.getuid()}"
 
 
-def is_ours(place: Path) -> bool:
-    """Tell whether a folder belongs to this user alone; a link to one does not."""
+def is_ours(place: Path, *, all_users: bool = False) -> bool:
+    """Tell whether a folder belongs to this user, or to any one, alone; a link to one does not."""
     try:
         found = place.lstat()
     except OSError:
         return False
     return (
         stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.getuid()
+        and (all_users or found.st_uid == os.getuid())
         and not stat.S_IMODE(found.st_mode) & 0o077
     )
 
@@ -78,13 +99,13 @@ class InformationSocket:
         self._report = report
 
     @classmethod
-    def open(cls, report: Callable[[], bytes]) -> InformationSocket | None:
+    def open(cls, report: Callable[[], bytes], directory: str = AUTO) -> InformationSocket | None:
         """Listen at this process's place; None where that is impossible."""
         with suppress(OSError), ExitStack() as undo:
             # No descriptor, no folder, a read-only one, or a path too long for a socket.
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             undo.callback(listener.close)
-            place = _place_for(os.getpid())
+            place = _place_for(os.getpid(), folder(directory))
             listener.bind(os.fspath(place))
             place.chmod(0o600)
             listener.listen(_BACKLOG)
@@ -130,9 +151,8 @@ class InformationSocket:
             os.close(descriptor)
 
 
-def _place_for(pid: int) -> Path:
+def _place_for(pid: int, at: Path) -> Path:
     """Return the path for a process, free to bind. Raises OSError."""
-    at = folder()
     with suppress(FileExistsError):
         at.mkdir(mode=0o700)
     if not is_ours(at):
@@ -235,30 +255,53 @@ def parse(data: bytes) -> Report:
         raise ValueError(f"no report of this release: {failure!r}") from failure
 
 
-def find() -> list[int]:
-    """Return the pids of this user's processes that serve a report, or did once."""
-    at = folder()
-    if not is_ours(at):
-        return []
-    names = (place.name.removesuffix(SUFFIX) for place in at.glob(f"*{SUFFIX}"))
-    return sorted(int(name) for name in names if name.isdigit())
+def find(*, all_users: bool = False) -> list[int]:
+    """Return the pids of this user's processes that serve a report, or did once.
+
+    Those of any user with `all_users`, which is for root.
+    """
+    return sorted(_places(all_users=all_users))
 
 
-def ask_all(pids: Iterable[int]) -> Iterator[Report | Silent]:
+def _places(*, all_users: bool = False) -> dict[int, Path]:
+    """Return the sockets by their processes.
+
+    A process has its socket where its own environment says, or in a file system of its own. So the
+    kernel's list of bound sockets is looked through as well, unless a setting names the place.
+    """
+    named, places = named_directory(), dict[int, Path]()
+    at = folder(named)
+    if named == AUTO:
+        with suppress(OSError):  # no /proc
+            for found in _BOUND.finditer(_KERNELS_TABLE.read_text(errors="surrogateescape")):
+                pid, place = int(found[2]), Path(found[0])
+                for seen in (place, Path(f"/proc/{pid}/root{place}")):
+                    if is_ours(seen.parent, all_users=all_users) and seen.exists():
+                        places.setdefault(pid, seen)
+    if is_ours(at):
+        names = (place.name.removesuffix(SUFFIX) for place in at.glob(f"*{SUFFIX}"))
+        places |= {int(name): at / f"{name}{SUFFIX}" for name in names if name.isdigit()}
+    return places
+
+
+def ask_all(pids: Iterable[int], *, all_users: bool = False) -> Iterator[Report | Silent]:
     """Ask each for its report; a process that is gone is left out and its socket removed."""
+    places = _places(all_users=all_users)
     for pid in pids:
-        answer = ask(pid)
+        answer = ask(pid, places.get(pid))
         if answer is not None:
             yield answer
 
 
-def ask(pid: int) -> Report | Silent | None:
+def ask(pid: int, place: Path | None = None) -> Report | Silent | None:
     """Ask one process for its report, for at most two seconds; None if it is gone."""
-    place = folder() / f"{pid}{SUFFIX}"
+    at = folder(named_directory())
+    place = place or at / f"{pid}{SUFFIX}"
     try:
         return parse(_fetch(place))
     except ConnectionRefusedError:
-        place.unlink(missing_ok=True)
+        if place.parent == at:
+            place.unlink(missing_ok=True)
         return None
     except FileNotFoundError:
         return None
@@ -288,7 +331,9 @@ def _messages(rows: Iterable[dict[str, Any]]) -> list[MessageRow]:
     return [MessageRow(**{name: _value(name, row[name]) for name in row}) for row in rows]
 
 
-def _row(kind: type[MailboxRow | PathRow | RdmaRow], row: dict[str, Any]) -> dict[str, Any]:
+def _row(
+    kind: type[MailboxRow | PathRow | RdmaRow | ConnectionFacts], row: dict[str, Any]
+) -> dict[str, Any]:
     return {one.name: _value(one.name, row[one.name]) for one in fields(kind)}
 
 
@@ -301,4 +346,6 @@ def _value(name: str, value: Any) -> Any:
         return Carrier(value)
     if name == "rdma" and value is not None:
         return RdmaRow(**_row(RdmaRow, value))
+    if name == "connection" and value is not None:
+        return ConnectionFacts(**_row(ConnectionFacts, value))
     return value

@@ -20,9 +20,12 @@ from urds.rds.plane.choose import plane_beside
 from urds.rds.plane.contract import Mailbox, Plane, Snapshot
 from urds.rds.runtime.beside import PlaneBeside, both
 from urds.rds.runtime.crossings import Crossings
+from urds.rds.runtime.peer_events import events as peer_events
 
 if TYPE_CHECKING:
     from urds.rds.control.settings import LocalAddressSettings
+    from urds.rds.plane.contract import PathRow
+    from urds.rds.runtime.connections import Found
     from urds.rds.runtime.control_thread import Driver
     from urds.rds.settings import Settings
     from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
@@ -41,6 +44,7 @@ class Rdma:
         self.crossings = Crossings(driver)
         self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
+        self._look_at_ns = 0
 
     def open(self, address: IPAddress, settings: LocalAddressSettings) -> None:
         """Listen at an address, on devices that are opened now if need be.
@@ -84,7 +88,9 @@ class Rdma:
             random=driver.random,
             sequence_first=first_sequence,
             now_ns=now_ns,
-            log=driver.log,
+            log=driver.log.part("rdma"),
+            on_event=peer_events.emit,
+            on_attached=driver.looks.begin,
         )
         node.confine = driver.guard.confine_to
         return node
@@ -135,7 +141,23 @@ class Rdma:
 
     def progress(self, at_ns: int) -> int | None:
         """Do what is due; return the next deadline."""
-        return None if self.node is None else self.node.progress(at_ns)
+        if self.node is None:
+            return None
+        due_ns, look_at_ns = self.node.progress(at_ns), self._look(at_ns)
+        if due_ns is None or look_at_ns is None:
+            return due_ns or look_at_ns
+        return min(due_ns, look_at_ns)
+
+    def _look(self, at_ns: int) -> int | None:
+        """Look at paths with a connection, once a second; return when next, None without one."""
+        paths = self.bound.connected_paths()
+        if not paths:
+            return None
+        if self._look_at_ns <= at_ns:
+            self._look_at_ns = at_ns + _S
+            for path in paths:
+                self._driver.looks.look(path, at_ns)
+        return self._look_at_ns
 
     def progress_beside(self, at_ns: int) -> int | None:
         """Do the same in the control thread, unless a thread of its own does it."""
@@ -173,6 +195,14 @@ class Rdma:
             for name, count in asdict(self.node.stats).items()
             if name not in _LINUX_STATS
         }
+
+    def find(self, row: PathRow, at_ns: int) -> Found | None:
+        """Return what is known of the path of a row; None if it is gone."""
+        found = None if self.node is None else self.node.find(row)
+        if found is None:
+            return None
+        report, history, path = found
+        return report, history, self._driver.looks.look(path, at_ns)
 
     def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""

@@ -21,7 +21,7 @@ _SOCKET_PORT_MIN: Final = 2  # what has a lower source port is a ping's answer o
 
 def tell_left(driver: Driver, left: int, drain_s: float) -> None:
     """Log which messages a drain has left, by peer and port; the paths still have them."""
-    snapshot = driver.snapshot()
+    log, snapshot = driver.log.part("delivery"), driver.snapshot()
     unsent, sent = (
         Counter(
             (row.local, row.peer, row.peer_port)
@@ -35,11 +35,11 @@ def tell_left(driver: Driver, left: int, drain_s: float) -> None:
         local, peer, port = name
         text = _text(unsent[name], sent[name], drain_s, "drain_s", driver.failure(local, peer))
         shown = f"[{peer}]" if peer.version == 6 else f"{peer}"
-        driver.log.warning("%s:%d: %s", shown, port, text)
+        log.warning("%s:%d: %s", shown, port, text)
         left -= count
     if left > 0 and every:
         text = "other peers: %s not acknowledged within %g s (drain_s), or never sent"
-        driver.log.warning(text, messages(left), drain_s)
+        log.warning(text, messages(left), drain_s)
 
 
 def tell_linger_over(driver: Driver, event: LingerOver) -> None:
@@ -49,7 +49,7 @@ def tell_linger_over(driver: Driver, event: LingerOver) -> None:
         path = event.path
         failure = driver.failure(path.local, path.peer)
         text = _text(event.unsent, event.unacknowledged, linger_s, "linger_s", failure)
-        driver.log.warning("%s: of a closed socket: %s", path.peer, text)
+        driver.log.part("delivery").warning("%s: of a closed socket: %s", path.peer, text)
 
 
 def _text(unsent: int, sent: int, wait_s: float, setting: str, failure: str) -> str:

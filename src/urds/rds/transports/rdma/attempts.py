@@ -31,6 +31,13 @@ _FAILURES: Final = {
     ConnectionEventKind.UNREACHABLE: Failure.UNREACHABLE,
 }
 
+_REASONS: Final = {
+    Failure.REJECTED: "rejected by the peer: it may not allow this address (its setting allow)",
+    Failure.REFUSED: "refused: no RDS over RDMA listens there",
+    Failure.UNREACHABLE: "the peer cannot be reached by any device",
+    Failure.ERROR: "the device failed",
+}
+
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
@@ -155,7 +162,9 @@ class Attempts:
         self._report_failure(host, key, number, failure)
 
     def _report_failure(self, host: RdmaHost, key: PeerKey, number: int, failure: Failure) -> None:
-        self._node.path(host, key).failure = failure.name.lower()
+        path = self._node.path(host, key)
+        path.failure = failure.name.lower()
+        self._node.peers.note_failed(path.name, 0, _REASONS[failure])
         host.endpoint.handle_failed(key, number, failure, self._node.now_ns())
 
     def _new_link(self, host: RdmaHost, key: PeerKey, number: int, device: RdmaDevice) -> Link:
@@ -187,9 +196,13 @@ class Attempts:
         link.is_over = True
         if link.is_established:
             useful = link.path.core.is_useful
-            node.report(
-                lambda: endpoint.handle_ended(key, number, node.now_ns(), useful=useful), recover
-            )
+            reason = f"{event.kind.name.lower().replace('_', ' ')} by the peer or its device"
+
+            def end() -> None:
+                node.peers.expect_loss(link.path.name, reason)
+                endpoint.handle_ended(key, number, node.now_ns(), useful=useful)
+
+            node.report(end, recover)
             return
         failure = _FAILURES.get(event.kind, Failure.ERROR)
         node.report(lambda: self._fail(host, key, number, failure), recover)
@@ -204,6 +217,10 @@ class Attempts:
             if path.link is not None:  # a fault of this node has lost its end
                 self.end(host, action.key, path.link.number)
             path.failure = ""
+            self._node.on_attached(path, path.progress().received)
+            if not action.key.passive:
+                self._node.peers.note_attached(path.name)
+                self._node.peers.note_up(path.name)
             path.attach(
                 attempt.link,
                 acknowledged=action.acknowledged,

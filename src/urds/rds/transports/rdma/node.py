@@ -21,7 +21,9 @@ from urds.common.logs import LogQueue, messages
 from urds.common.reentry import holder_test
 from urds.common.types import IPAddress
 from urds.rds.control.settings import LocalAddressSettings
-from urds.rds.plane.contract import Mailbox, Wanted
+from urds.rds.control.state import ConnectionReport
+from urds.rds.plane.contract import Carrier, Mailbox, PathRow, Wanted
+from urds.rds.transports.peer_history import PeerEvent, PeerHistory, PeerName, Peers
 from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
@@ -75,6 +77,8 @@ class RdmaNode:
         sequence_first: Callable[[], int],
         now_ns: Callable[[], int],
         log: LogQueue,
+        on_event: Callable[[PeerEvent], None] = lambda event: None,
+        on_attached: Callable[[RdmaPath, int], None] = lambda path, received: None,
     ) -> None:
         self.plane = plane
         self.devices = tuple(devices)
@@ -83,6 +87,8 @@ class RdmaNode:
         self.hosts: dict[IPAddress, RdmaHost] = {}
         self.confine: Confine = let_out
         self.log = log
+        self.peers = Peers(log, Carrier.RDMA, now_ns=now_ns, on_event=on_event)
+        self.on_attached = on_attached  # with the path's count of what it has received
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
         self.settings = settings
         self._random = random
@@ -261,6 +267,7 @@ class RdmaNode:
         if host is None:
             return
         self.log.warning("RDMA connection of %s cut: %s", path.peer, reason)
+        self.peers.expect_loss(path.name, f"protocol error of the peer: {reason}")
         self.report(
             lambda: host.endpoint.handle_protocol_error(
                 path.key, link.number, self.now_ns(), wrong_key=wrong_key
@@ -305,6 +312,7 @@ class RdmaNode:
 
     def _do(self, host: RdmaHost, action: events.Action) -> None:
         if isinstance(action, events.Connect):
+            self.peers.note_attempt(self.path(host, action.key).name, "connecting over RDMA to")
             self._attempts.connect(host, action.key, action.number)
         elif isinstance(action, events.Accept):
             self._attempts.accept(host, action.key, action.number)
@@ -318,6 +326,8 @@ class RdmaNode:
                 self._attempts.attach(host, action)
         elif isinstance(action, events.Detach | events.Abandon):
             self._attempts.end(host, action.key, action.number)
+            if isinstance(action, events.Detach) and not action.key.passive:
+                self.peers.note_lost(self.path(host, action.key).name, "it ended")
         else:
             self._note(host, action)
 
@@ -326,6 +336,21 @@ class RdmaNode:
         host = self.hosts.get(local)
         paths = host.paths if host is not None else {}
         return next((path.failure for key, path in paths.items() if key.peer == peer), "")
+
+    def connected_paths(self) -> list[RdmaPath]:
+        """Return the paths that have a connection."""
+        return [path for path in self._paths if path.link is not None]
+
+    def find(self, row: PathRow) -> tuple[ConnectionReport, PeerHistory, RdmaPath] | None:
+        """Return what is known of the path of a row; None if it is gone."""
+        host = self.hosts.get(row.local)
+        if host is None or row.rdma is None:
+            return None
+        key = PeerKey(row.peer, row.tos, row.rdma.is_passive)
+        peer, path = host.endpoint.find(key), host.paths.get(key)
+        if peer is None or path is None:
+            return None
+        return peer.report(), self.peers.of(path.name), path
 
     def offer(self, host: RdmaHost, key: PeerKey) -> bytes:
         """Return this side's private data. Credits are granted for every receive that is posted."""
@@ -338,7 +363,9 @@ class RdmaNode:
     def _note(self, host: RdmaHost, action: events.Action) -> None:
         """Do what concerns a path's queue, or log a notice."""
         if isinstance(action, events.RestartPeer):
-            lost = self.path(host, action.key).restart_peer()
+            path = self.path(host, action.key)
+            self.peers.note_restarted(path.name)
+            lost = path.restart_peer()
             if lost:
                 text = "%s restarted: %s sent to it may be lost"
                 self.log.warning(text, action.key.peer, messages(lost))
@@ -347,13 +374,15 @@ class RdmaNode:
             seconds = action.down_ns / 1e9
             text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
             self.log.warning(text, action.key.peer, seconds, messages(dropped))
+            reason = f"unreachable for {seconds:.1f} s: {messages(dropped)} dropped"
+            self.peers.note_given_up(self.path(host, action.key).name, reason)
         elif isinstance(action, events.Forget):
             self._forget(host, action.key)
         elif isinstance(action, events.Refused):
-            reason = action.reason.name.lower().replace("_", " ")
             hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
-            text = "RDMA connection of %s refused: %s%s"
-            self.log.warning(text, action.peer, reason, hint)
+            reason = action.reason.name.lower().replace("_", " ") + hint
+            if self.log.warning_once("RDMA connection of %s refused: %s", action.peer, reason):
+                self.peers.note_refused(PeerName(host.address, action.peer), reason)
         elif isinstance(action, events.PeerKnown):
             kind = "urds" if action.is_urds_peer else "linux"
             self.log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
@@ -362,6 +391,7 @@ class RdmaNode:
         path = host.paths.pop(key, None)
         if path is None:
             return
+        self.peers.forget(path.name)
         for mailbox in path.mailboxes:
             mailbox.route(key.peer, None)
         path.detach()

@@ -13,7 +13,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
-from urds.rds.plane.contract import Buffer, Carrier, MessageRow, Operation, PathRow, RdmaRow
+from urds.rds.plane.contract import (
+    Buffer,
+    Carrier,
+    MessageRow,
+    Operation,
+    PathRow,
+    Progress,
+    RdmaRow,
+)
+from urds.rds.transports.peer_history import PeerName
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.events import PeerKey
@@ -51,6 +60,7 @@ class RdmaPath:
         self.local = host.address
         self.peer = key.peer
         self.key = key
+        self.name = PeerName(self.local, self.peer, key.tos)
         self.index = 0
         self.plane = plane
         self.core = ConnectionCore(
@@ -340,6 +350,15 @@ class RdmaPath:
         """Tell whether messages of sockets are queued or unacknowledged. No lock held."""
         with self.plane.lock:
             return self.core.outgoing.holds()
+
+    def progress(self) -> Progress:
+        """Return how far the path is; what arrives is seen by numbers and acknowledgements."""
+        with self.plane.lock:
+            outgoing, incoming = self.core.outgoing, self.core.incoming
+            oldest = next((entry[0] for entry in outgoing.sent_entries()), None)
+            acknowledged = outgoing.sequence_next if oldest is None else oldest
+            received = incoming.sequence_expected + acknowledged
+            return Progress(received, oldest, outgoing.sequence_next)
 
     # -- as the core's surroundings; plane's lock held
 

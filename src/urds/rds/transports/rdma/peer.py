@@ -33,6 +33,7 @@ from urds.common.errors import WireError
 from urds.common.types import IPAddress
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.settings import ReconnectSettings
+from urds.rds.control.state import ConnectionReport, ConnectionState
 from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
 from urds.rds.transports.rdma.counters import RdmaStats
 from urds.rds.transports.rdma.events import (
@@ -136,6 +137,7 @@ class RdmaPeer:
         self._attempted_ns: int | None = None  # the last attempt of this side
         self._since_ns = 0  # when what is under way began, or came up
         self._yield_until_ns = 0  # no attempt of this side before: the peer is about to ask
+        self._attempts = 0  # of the present outage
         self._down_ns: int | None = None  # since when there is none, while it is tried for
         self.lower = address_bytes(local) < address_bytes(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
@@ -160,6 +162,16 @@ class RdmaPeer:
     def is_idle(self) -> bool:
         """Whether no connection is here or on its way, and no message waits for one."""
         return self.state in WITHOUT_CONNECTION and not self.wanted
+
+    def report(self) -> ConnectionReport:
+        """Tell how the peer's connection is, for tables."""
+        state, since_ns = ConnectionState.DOWN, self._since_ns or None
+        if self.state is PeerState.UP:
+            state = ConnectionState.UP
+        elif self._down_ns is not None or self.state in UNDER_WAY:
+            state, since_ns = ConnectionState.CONNECTING, self._down_ns or self._since_ns
+        attempt_at_ns = self._timers.get(timer_key(self.key, TimerKind.ATTEMPT))
+        return ConnectionReport(state, since_ns, self._attempts, attempt_at_ns)
 
     def close(self) -> None:
         """Forget all timers: the peer is evicted."""
@@ -369,6 +381,7 @@ class RdmaPeer:
 
     def _connect(self, now_ns: int) -> None:
         self._stats.connects += 1
+        self._attempts += 1
         self._attempted_ns = now_ns
         self._begin(PeerInput.CONNECT, self._next_number(), now_ns)
         assert self.number is not None
@@ -388,6 +401,7 @@ class RdmaPeer:
         self._emit(GiveUp(self.key, now_ns - self._down_ns))
         self._move(PeerInput.GIVE_UP)
         self.wanted = self._wants_connection = False
+        self._attempts = 0
         self._down_ns = None
         self._cancel(TimerKind.ATTEMPT)
 
@@ -424,6 +438,7 @@ class RdmaPeer:
         self._cancel(TimerKind.ANSWER, TimerKind.GIVE_UP)
         self._move(PeerInput.ESTABLISH)
         self.wanted = self._wants_connection = False
+        self._attempts = 0
         self._down_ns, self._since_ns = None, now_ns
 
     def _lose(self, now_ns: int) -> None:

@@ -1,0 +1,60 @@
+"""When a path received something last, and how long its oldest message has no acknowledgement.
+
+The planes keep no time for it: that would cost something for each message. So the control thread
+looks once a second at paths that have a stream, and each snapshot looks again. Control lock held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from urds.rds.plane.contract import Progress
+
+
+class Progressing(Protocol):
+    """A path of any transport."""
+
+    def progress(self) -> Progress:
+        """Return how far the path is."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the looks at one path have shown."""
+
+    received: int
+    received_ns: int | None = None
+    mark: int | None = None  # the last number that was sent at `mark_ns`, until acknowledged
+    mark_ns: int = 0
+
+
+class Looks:
+    """What was seen of every path."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Progressing, Seen] = {}
+
+    def begin(self, path: Progressing, received: int = 0) -> None:
+        """Note that a path is given a stream, on which its count begins at `received`."""
+        self._seen.setdefault(path, Seen(received)).received = received
+
+    def look(self, path: Progressing, at_ns: int) -> Seen:
+        """Look at a path; return what is known of it now."""
+        progress = path.progress()
+        seen = self._seen.setdefault(path, Seen(progress.received))
+        if progress.received != seen.received:
+            seen.received = progress.received
+            if progress.received:  # 0 when the stream is gone
+                seen.received_ns = at_ns
+        oldest = progress.oldest_unacknowledged
+        if oldest is None:
+            seen.mark = None
+        elif seen.mark is None or oldest > seen.mark:
+            # Every message up to here was sent by now, so the oldest one is at least that old.
+            seen.mark, seen.mark_ns = progress.sequence_next - 1, at_ns
+        return seen
+
+    def forget(self, path: Progressing) -> None:
+        """Drop what is known of a path that is closed for good."""
+        self._seen.pop(path, None)
