@@ -1,15 +1,30 @@
 """`urds ping`: arguments, books, lines and exit codes of rds-ping, and a summary of ours."""
 
 import json
+import os
 import re
+import signal
+from dataclasses import replace
 from ipaddress import ip_address
 from random import Random
+from typing import Any
 
 import pytest
 
+import urds as urds_api
 from tests.cli.commands import EXTRAS, address, host, interrupt, urds
 from urds.cli.output import UsageError
-from urds.cli.rds.ping import SOCKETS, Reply, Rounds, candidates, format_reply, parse_interval
+from urds.cli.rds.ping import (
+    SOCKETS,
+    Reply,
+    Rounds,
+    _percentile,
+    candidates,
+    format_reply,
+    parse_interval,
+    why,
+)
+from urds.rds.plane.contract import Carrier
 
 LINE = re.compile(r"^ {1,3}\d{1,3}: \d+ usec$")
 NS = 1000  # of a microsecond
@@ -52,7 +67,7 @@ def test_a_reply_tells_the_number_and_the_time_of_its_ping() -> None:
     rounds.begin(2000 * NS)
     assert rounds.reply(1, 2300 * NS) == Reply(number=2, usec=300, duplicate=False)
     assert rounds.reply(0, 2500 * NS) == Reply(number=1, usec=1500, duplicate=False)
-    assert (rounds.usec_min, rounds.usec_max, rounds.round_trips_usec_sum) == (300, 1500, 1800)
+    assert list(rounds.round_trips_usec) == [300, 1500]
 
 
 def test_a_second_reply_is_a_duplicate_and_counts_apart() -> None:
@@ -60,12 +75,12 @@ def test_a_second_reply_is_a_duplicate_and_counts_apart() -> None:
     rounds.begin(0)
     rounds.reply(0, NS)
     assert rounds.reply(0, 7 * NS).duplicate
-    assert (rounds.received, rounds.duplicates, rounds.usec_max) == (1, 1, 1)
+    assert (rounds.received, rounds.duplicates, list(rounds.round_trips_usec)) == (1, 1, [1])
 
 
 def test_a_refused_ping_is_not_under_way() -> None:
     rounds = Rounds()
-    assert rounds.fail(rounds.begin(0) or 0) == 1
+    rounds.fail(rounds.begin(0) or 0)
     for _ in range(SOCKETS - 1):
         rounds.begin(0)
     assert rounds.begin(0) == 0
@@ -131,13 +146,14 @@ def test_a_peer_in_another_process_answers(extra: str) -> None:
     peer, local = address(2), address(1)
     with host(peer):
         done = urds("ping", "-c", "3", "-i", "20ms", "-I", local, peer, extra=extra)
-    *lines, summary = done.out.splitlines()
+    *lines, summary, times = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert len(lines) == 3
     assert all(LINE.match(line) for line in lines), lines
     assert re.fullmatch(
-        rf"{local} to {peer}: 3 sent, 3 received, min/avg/max \d+/\d+/\d+ usec", summary
+        rf"{local} to {peer}: 3 sent, 3 received, 0% loss, connected in [\d.]+ ms", summary
     )
+    assert re.fullmatch(r"min/avg/max/mdev \d+/\d+/\d+/\d+ usec, p50/p99 \d+/\d+ usec", times)
 
 
 def test_json_is_a_line_per_reply_and_one_for_the_summary() -> None:
@@ -150,12 +166,99 @@ def test_json_is_a_line_per_reply_and_one_for_the_summary() -> None:
     assert (summary["target"], summary["local"]) == (peer, local)
     assert (summary["sent"], summary["received"], summary["duplicates"]) == (2, 2, 0)
     assert summary["usec_min"] <= summary["usec_average"] <= summary["usec_max"]
+    assert summary["usec_p50"] <= summary["usec_p99"] == summary["usec_max"]
+    assert (summary["loss_percent"], summary["connected_usec"] > 0) == (0, True)
 
 
 def test_no_host_there_is_exit_code_1_soon() -> None:
     done = urds("ping", "-c", "10", "-i", "10ms", "-I", address(1), address(9))
     assert done.code == 1
-    assert done.out == f"{address(1)} to {address(9)}: 8 sent, 0 received\n"
+    assert done.out == f"{address(1)} to {address(9)}: 8 sent, 0 received, 100% loss\n"
+    start = f"urds ping: no answer of {address(9)}: connecting for "
+    assert done.err.startswith(start)
+    assert "Connection refused: nothing listens there" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_stopped_process_is_told_from_an_absent_one() -> None:
+    with host(address(2)) as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        done = urds("ping", "-c", "2", "-i", "1", "-I", address(1), address(2))
+        child.send_signal(signal.SIGCONT)
+    assert done.code == 1
+    line, summary = done.out.splitlines()
+    assert re.fullmatch(
+        r" {3}1: no answer yet after 1\.\d s: connected for .*, but silent .*", line
+    )
+    assert summary.endswith("2 sent, 0 received, 100% loss")
+    assert "its process may hang or be stopped" in done.err
+
+
+INFO = urds_api.ConnectionInfo(
+    local=ip_address("10.0.0.1"),
+    peer=ip_address("10.0.0.2"),
+    path=0,
+    transport=Carrier.TCP,
+    tos=0,
+    state=urds_api.ConnectionState.CONNECTING,
+    state_s=12.0,
+    attempts=38,
+    next_attempt_s=0.8,
+    last_error="Connection refused",
+    last_error_s=0.2,
+    last_received_s=None,
+    unsent_messages=1,
+    unacknowledged_messages=0,
+    oldest_unacknowledged_s=None,
+)
+STATE = urds_api.ConnectionState
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "connecting for 12.0 s, attempts: 38; Connection refused"),
+        ({"last_error": ""}, "connecting for 12.0 s, attempts: 38"),
+        ({"state": STATE.DOWN}, "not connected; Connection refused"),
+        ({"state": STATE.DOWN, "last_error": ""}, "not connected"),
+        (
+            {"state": STATE.SILENT},
+            "connected for 12.0 s, but silent for 12.0 s: its process may hang or be stopped",
+        ),
+        (
+            {"state": STATE.UP, "last_received_s": 7.0},
+            "connected for 12.0 s, but silent for 7.0 s: its process may hang or be stopped",
+        ),
+        (
+            {"state": STATE.UP, "last_received_s": 1.0},
+            "connected for 12.0 s, and it sends; it may answer no pings (its ping_enable)",
+        ),
+    ],
+)
+def test_why_there_is_no_answer(changes: dict[str, Any], text: str) -> None:
+    others = [replace(INFO, path=1, state=STATE.UP), replace(INFO, peer=ip_address("10.0.0.3"))]
+    assert why([*others, replace(INFO, **changes)], "10.0.0.2", 5.0) == text
+
+
+def test_without_a_connection_there_is_nothing_to_say() -> None:
+    assert why([], "10.0.0.2", 1.0) == "no connection was begun"
+
+
+def test_loss_and_the_oldest_ping_under_way() -> None:
+    rounds = Rounds()
+    assert (rounds.loss_percent, rounds.waiting_ns(0)) == (0, None)
+    for now_ns in (0, 10, 20, 30):
+        rounds.begin(now_ns)
+    rounds.reply(0, 40)
+    assert rounds.loss_percent == 75
+    assert rounds.waiting_ns(50) == (2, 40)
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = list(range(1, 201))
+    assert (_percentile(values, 50), _percentile(values, 99)) == (100, 198)
+    assert (_percentile([7], 50), _percentile([7], 99)) == (7, 7)
 
 
 def test_without_a_local_address_one_is_found() -> None:
@@ -213,4 +316,6 @@ def test_ctrl_c_prints_the_summary_and_ends_with_130(extra: str) -> None:
             "ping", "-i", "20ms", "-I", address(1), address(2), after="   3:", extra=extra
         )
     assert (done.code, done.err) == (130, "")
-    assert re.search(r"\d+ sent, \d+ received, min/avg/max ", done.out.splitlines()[-1])
+    *_, summary, times = done.out.splitlines()
+    assert re.search(r"\d+ sent, \d+ received, ", summary)
+    assert times.startswith("min/avg/max/mdev ")

@@ -2,7 +2,9 @@
 
 Eight sockets on automatic ports take rounds; each round one sends an empty message to port 0 of the
 target, which the target's RDS answers itself, no program needed. A reply is matched by its socket,
-so at most one ping per socket is under way: a round whose socket still waits sends nothing.
+so at most one ping per socket is under way: a round whose socket still waits sends nothing. Before
+the first round a ping on a ninth socket, which no figure counts, makes the connection: its time is
+that of connecting. Without an answer, the connection's own state says why.
 Source: rds-tools rds-ping(1), its lines and exit codes; the summary is ours.
 """
 
@@ -12,20 +14,25 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import MISSING, dataclass
 from ipaddress import IPv4Address, ip_address
 from random import Random
+from statistics import pstdev
 from typing import Final
 
 import urds
-from urds.cli.output import BAD, QUIET, Exit, Output, UsageError
+from urds.cli.output import BAD, QUIET, Exit, Output, UsageError, complain
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.common.types import IPAddress
 from urds.rds.constants import RDS_TCP_PORT
 
 SOCKETS: Final = 8
+_CONNECTOR: Final = SOCKETS  # the index of the ninth
+_ROUND_TRIPS_MAX: Final = 100_000  # that percentiles are taken of; the last ones
+_TELL_S: Final = 0.9  # between two lines about missing answers: rounds of 1 s are not exact
 _NS: Final = 1_000_000_000
 _UNITS_S: Final = {"usec": 1e-6, "us": 1e-6, "msec": 1e-3, "ms": 1e-3}
 _GUESSES: Final = 16
@@ -84,9 +91,8 @@ class Rounds:
         self.received = 0
         self.duplicates = 0
         self.rounds = 0
-        self.round_trips_usec_sum = 0
-        self.usec_min: int | None = None
-        self.usec_max = 0
+        self.connected_usec: int | None = None
+        self.round_trips_usec: deque[int] = deque(maxlen=_ROUND_TRIPS_MAX)
         self._waiting: dict[int, bool] = {}
         self._last: dict[int, tuple[int, int]] = {}  # socket: number and time of its ping
 
@@ -101,10 +107,9 @@ class Rounds:
         self._last[index] = (self.sent, now_ns)
         return index
 
-    def fail(self, index: int) -> int:
-        """Undo a refused send: nothing is under way; return the ping's number."""
+    def fail(self, index: int) -> None:
+        """Undo a refused send: nothing is under way."""
         self._waiting[index] = False
-        return self._last[index][0]
 
     def reply(self, index: int, now_ns: int) -> Reply:
         """Match a reply with the last ping of its socket."""
@@ -116,10 +121,19 @@ class Rounds:
         else:
             self._waiting[index] = False
             self.received += 1
-            self.round_trips_usec_sum += usec
-            self.usec_min = usec if self.usec_min is None else min(self.usec_min, usec)
-            self.usec_max = max(self.usec_max, usec)
+            self.round_trips_usec.append(usec)
         return Reply(number, usec, duplicate)
+
+    def waiting_ns(self, now_ns: int) -> tuple[int, int] | None:
+        """Return number and age of the oldest ping under way, None without one."""
+        waits = [self._last[index] for index, waiting in self._waiting.items() if waiting]
+        number, sent_ns = min(waits, default=(0, 0))
+        return (number, now_ns - sent_ns) if waits else None
+
+    @property
+    def loss_percent(self) -> float:
+        """How much of what was sent has no answer."""
+        return 100 * (self.sent - self.received) / self.sent if self.sent else 0.0
 
     def is_over(self, count: int | None, *, due: bool) -> bool:
         """Tell whether that many were answered, or had their round and the next one is due."""
@@ -138,7 +152,7 @@ def run(options: PingOptions) -> Exit:
     # answer is over: the end does not wait for it.
     allowed = [*urds.configure().allow, str(target).partition("%")[0]]
     urds.configure(allow=allowed, linger_s=0)
-    rounds = Rounds()
+    rounds, began_ns = Rounds(), time.monotonic_ns()
     with ExitStack() as closing:
         sockets = _bind_all(options, target, closing)
         local = sockets[0].getsockname()[0]
@@ -146,6 +160,9 @@ def run(options: PingOptions) -> Exit:
             _ping(options, str(target), sockets, rounds, output)
         finally:
             _summarise(output, rounds, target=str(target), local=local)
+        if not rounds.received:
+            reason = why(urds.connections(), str(target), (time.monotonic_ns() - began_ns) / _NS)
+            complain("urds ping", f"no answer of {target}: {reason}")
     return Exit.OK if rounds.received else Exit.FAILED
 
 
@@ -154,26 +171,78 @@ def _ping(
 ) -> None:
     interval_ns = round(options.interval_s * _NS)
     index_of = {sock: index for index, sock in enumerate(sockets)}
-    due_ns = time.monotonic_ns()
+    began_ns = told_ns = time.monotonic_ns()
+    due_ns = began_ns + min(interval_ns, _NS)  # connected sooner, the first round begins sooner
+    _send(sockets[_CONNECTOR], target, 0, output)
     while True:
         due = (now_ns := time.monotonic_ns()) >= due_ns
         if rounds.is_over(options.count, due=due):
             return
         if due:
             due_ns = max(due_ns + interval_ns, now_ns)
+            waiting = rounds.waiting_ns(now_ns)
+            if waiting is not None and now_ns - told_ns >= _TELL_S * _NS:
+                told_ns = now_ns
+                _tell_unanswered(*waiting, target, output)
             index = rounds.begin(now_ns)
-            if index is not None:
-                try:
-                    sockets[index].sendto(b"", (target, urds.PING_PORT))
-                except OSError as failure:
-                    reason = failure.strerror or str(failure)
-                    number, usec = rounds.fail(index), (time.monotonic_ns() - now_ns) // 1000
-                    output.record({"number": number, "usec": usec, "error": reason})
-                    output.line(f" {number:3}: {usec} usec ERROR: {reason}", BAD)
+            if index is not None and not _send(sockets[index], target, rounds.sent, output):
+                rounds.fail(index)
         wait_s = max(0, due_ns - time.monotonic_ns()) / _NS
         readable, _, _ = select.select(sockets, [], [], wait_s)
         for sock in readable:
-            _take_replies(sock, index_of[sock], target, rounds, output)
+            if index_of[sock] != _CONNECTOR:
+                _take_replies(sock, index_of[sock], target, rounds, output)
+            elif _is_answered(sock) and rounds.connected_usec is None:
+                rounds.connected_usec = (time.monotonic_ns() - began_ns) // 1000
+                if not rounds.rounds:
+                    due_ns = time.monotonic_ns()
+
+
+def _send(sock: urds.Socket, target: str, number: int, output: Output) -> bool:
+    """Send a ping; print why that was refused, and return false."""
+    began_ns = time.monotonic_ns()
+    try:
+        sock.sendto(b"", (target, urds.PING_PORT))
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
+        usec = (time.monotonic_ns() - began_ns) // 1000
+        output.record({"number": number, "usec": usec, "error": reason})
+        output.line(f" {number:3}: {usec} usec ERROR: {reason}", BAD)
+        return False
+    return True
+
+
+def _is_answered(sock: urds.Socket) -> bool:
+    try:
+        sock.recvfrom(0)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _tell_unanswered(number: int, age_ns: int, target: str, output: Output) -> None:
+    age_s, reason = age_ns / _NS, why(urds.connections(), target, age_ns / _NS)
+    output.record({"number": number, "unanswered_s": age_s, "reason": reason})
+    output.line(f" {number:3}: no answer yet after {age_s:.1f} s: {reason}", BAD)
+
+
+def why(connections: Sequence[urds.ConnectionInfo], target: str, age_s: float) -> str:
+    """Return in words why a ping of that age has no answer, by the connection to its target."""
+    found = [one for one in connections if str(one.peer) == target]
+    one = min(found, key=lambda one: one.path, default=None)
+    if one is None:
+        return "no connection was begun"
+    state_s, seconds = one.state_s or 0.0, f"for {one.state_s or 0.0:.1f} s"
+    if one.state is urds.ConnectionState.CONNECTING:
+        text = f"connecting {seconds}, attempts: {one.attempts}"
+        return f"{text}; {one.last_error}" if one.last_error else text
+    if one.state is urds.ConnectionState.DOWN:
+        return f"not connected; {one.last_error}" if one.last_error else "not connected"
+    silent_s = state_s if one.last_received_s is None else one.last_received_s
+    if one.state is urds.ConnectionState.UP and silent_s < age_s:
+        return f"connected {seconds}, and it sends; it may answer no pings (its ping_enable)"
+    text = f"connected {seconds}, but silent for {silent_s:.1f} s"
+    return f"{text}: its process may hang or be stopped"
 
 
 def _take_replies(
@@ -197,7 +266,10 @@ def format_reply(reply: Reply, source: str, target: str) -> str:
 
 
 def _summarise(output: Output, rounds: Rounds, *, target: str, local: str) -> None:
-    average = rounds.round_trips_usec_sum // rounds.received if rounds.received else None
+    usecs = sorted(rounds.round_trips_usec)
+    average = sum(usecs) // len(usecs) if usecs else None
+    deviation = round(pstdev(usecs)) if usecs else None
+    middle, high = (_percentile(usecs, percent) if usecs else None for percent in (50, 99))
     output.record(
         {
             "target": target,
@@ -205,24 +277,38 @@ def _summarise(output: Output, rounds: Rounds, *, target: str, local: str) -> No
             "sent": rounds.sent,
             "received": rounds.received,
             "duplicates": rounds.duplicates,
-            "usec_min": rounds.usec_min,
+            "loss_percent": round(rounds.loss_percent, 1),
+            "connected_usec": rounds.connected_usec,
+            "usec_min": usecs[0] if usecs else None,
             "usec_average": average,
-            "usec_max": rounds.usec_max if rounds.received else None,
+            "usec_max": usecs[-1] if usecs else None,
+            "usec_deviation": deviation,
+            "usec_p50": middle,
+            "usec_p99": high,
         }
     )
     line = f"{local} to {target}: {rounds.sent} sent, {rounds.received} received"
     if rounds.duplicates:
         line += f", {rounds.duplicates} duplicates"
-    if rounds.received:
-        line += f", min/avg/max {rounds.usec_min}/{average}/{rounds.usec_max} usec"
-    output.line(line, QUIET if rounds.received else BAD)
+    line += f", {rounds.loss_percent:.3g}% loss"
+    if rounds.connected_usec is not None:
+        line += f", connected in {rounds.connected_usec / 1000:.3g} ms"
+    output.line(line, QUIET if usecs else BAD)
+    if usecs:
+        line = f"min/avg/max/mdev {usecs[0]}/{average}/{usecs[-1]}/{deviation} usec"
+        output.line(f"{line}, p50/p99 {middle}/{high} usec", QUIET)
+
+
+def _percentile(in_order: Sequence[int], percent: int) -> int:
+    """Return the value that so much of all does not exceed."""
+    return in_order[max(0, -(-len(in_order) * percent // 100) - 1)]
 
 
 def _bind_all(options: PingOptions, target: IPAddress, closing: ExitStack) -> list[urds.Socket]:
     """Bind the sockets to one local address; Ctrl-C or the end cancels their pings."""
     first = bind_from(target, options.local, closing)
     local = first.getsockname()[0]
-    sockets = [first, *(_bind(local, closing) for _ in range(SOCKETS - 1))]
+    sockets = [first, *(_bind(local, closing) for _ in range(SOCKETS))]
     for sock in sockets:
         sock.setblocking(False)
         if options.type_of_service is not None:
@@ -291,8 +377,8 @@ def _bind(local: str, closing: ExitStack) -> urds.Socket:
 COMMAND: Final = Command(
     about="""
     Works as rds-ping: empty messages to port 0 of the target, which its RDS answers itself, a
-    kernel's or urds. Prints a line per reply; the exit code is 0 if there was at least one,
-    else 1.
+    kernel's or urds. Prints a line per reply, and why there is none; the exit code is 0 if
+    there was at least one, else 1.
     """,
     examples=(
         ("urds ping 10.0.0.2", "once a second, until Ctrl-C"),
