@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from urds.common.logs import LogQueue
 from urds.common.types import IPAddress
-from urds.rds.plane.rows import Carrier
+from urds.rds.plane.contract import Carrier
 
 _S: Final = 1_000_000_000
 TURNED_AWAY: Final = (
