@@ -3,8 +3,9 @@
     python -m tools.stubs
 
 `rds/constants.pyi` has the flat Linux names, `dat/__init__.pyi` the flat names of uDAPL,
-`urds/__init__.pyi` and `dat/__init__.pyi` list what a program may import. Run it after a change
-of an enum or of a list of public names; a test fails when it was forgotten.
+`rds/setting_values.pyi` what `urds.configure` takes, `urds/__init__.pyi` and `dat/__init__.pyi`
+list what a program may import. Run it after a change of an enum, of a tunable or of a list of
+public names; a test fails when it was forgotten.
 """
 
 import ast
@@ -13,6 +14,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,11 @@ HEAD = """\
 # ruff: noqa: {codes} - packed, in the order of the source
 # fmt: off
 """
+# What the rule of a tunable reads from Python, by the type of the value that it makes.
+VALUE_TYPES = {
+    "int": "int | str", "float": "float | str", "bool": "bool | str", "str": "str",
+    "tuple[str, ...]": "str | list[str] | tuple[str, ...]",
+}  # fmt: skip
 
 
 def stubs() -> dict[Path, str]:
@@ -41,9 +48,20 @@ def stubs() -> dict[Path, str]:
     dat_stub += "open = open_ia\n" + _list_of_all(dat) + _flat_lines(dat_names)
     return {
         PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001, N802") + rds_stub,
+        PACKAGE / "rds" / "setting_values.pyi": HEAD.format(codes="I001") + _setting_values(),
         PACKAGE / "__init__.pyi": HEAD.format(codes="I001, RUF022") + urds_stub,
         PACKAGE / "dat" / "__init__.pyi": HEAD.format(codes="E501, I001, RUF022") + dat_stub,
     }
+
+
+def _setting_values() -> str:
+    """Return the TypedDict of all tunables and of their other spellings."""
+    settings = import_module("urds.rds.settings")
+    types = {one.name: VALUE_TYPES[str(one.type)] for one in fields(settings.Settings)}
+    types |= {alias: types[name] for alias, name in settings.ALIASES.items()}
+    lines = [f"    {name}: {allowed}" for name, allowed in types.items()]
+    head = "from typing import TypedDict\nclass SettingValues(TypedDict, total=False):\n"
+    return head + "\n".join(lines) + "\n"
 
 
 def _definitions(source: Path) -> str:

@@ -9,7 +9,7 @@ at once; what costs more is imported when it is first asked for. Type checkers r
 
 import typing as _typing
 
-from urds.common.errors import PlaneError, SettingError
+from urds.common.errors import ErrorReason, PlaneError, SettingError
 from urds.rds import constants as _constants
 from urds.rds.constants import *  # noqa: F403 - each name is defined once, there
 
@@ -29,11 +29,12 @@ _LAZY = {
     "install": "urds.rds.install",
     "on_peer_event": "urds.rds.runtime.peer_events",
     "socket": "urds.rds.socket",
+    "stats": "urds.rds.runtime.process",
     "uninstall": "urds.rds.install",
 }
 _LAZY_MODULES = frozenset({"aio"})
 
-__all__ = ["PlaneError", "SettingError", *_constants.__all__, *_LAZY]  # noqa: PLE0604 - all text
+__all__ = ["ErrorReason", "PlaneError", "SettingError", *_constants.__all__, *_LAZY]  # noqa: PLE0604 - all text
 
 
 def __getattr__(name: str) -> _typing.Any:

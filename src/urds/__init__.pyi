@@ -1,7 +1,7 @@
 # Made by `python -m tools.stubs`.
 # ruff: noqa: I001, RUF022 - packed, in the order of the source
 # fmt: off
-from urds.common.errors import PlaneError, SettingError
+from urds.common.errors import ErrorReason, PlaneError, SettingError
 from urds.rds.constants import (
     AF_RDS, CONGESTION_MAP_BYTES, Capability, Cmsg, ConnectionFlag, ExtensionType, HeaderFlag,
     IB_FRAGMENT_BYTES, InfoOpt, MAX_MESSAGE_BYTES, MSG_CMSG_CLOEXEC, MSG_CONFIRM, MSG_CTRUNC,
@@ -37,14 +37,14 @@ from urds.rds.install import install, uninstall
 from urds.rds.rdma import MemoryRegion, PendingAtomic, PendingOperation
 from urds.rds.runtime.connections import ConnectionInfo
 from urds.rds.runtime.peer_events import on_peer_event
-from urds.rds.runtime.process import configure, connections, drain
+from urds.rds.runtime.process import configure, connections, drain, stats
 from urds.rds.settings import Settings
 from urds.rds.socket import Socket, socket
 from urds.rds.transports.peer_history import PeerEvent, PeerEventKind
 from urds import aio as aio
 __all__ = [
     "AF_RDS", "CONGESTION_MAP_BYTES", "Capability", "Cmsg", "ConnectionFlag", "ConnectionInfo",
-    "ConnectionState", "ExtensionType", "HeaderFlag", "IB_FRAGMENT_BYTES", "InfoOpt",
+    "ConnectionState", "ErrorReason", "ExtensionType", "HeaderFlag", "IB_FRAGMENT_BYTES", "InfoOpt",
     "MAX_MESSAGE_BYTES", "MSG_CMSG_CLOEXEC", "MSG_CONFIRM", "MSG_CTRUNC", "MSG_DONTROUTE",
     "MSG_DONTWAIT", "MSG_EOR", "MSG_ERRQUEUE", "MSG_MORE", "MSG_NOSIGNAL", "MSG_OOB", "MSG_PEEK",
     "MSG_TRUNC", "MSG_WAITALL", "MSG_ZEROCOPY", "MemoryRegion", "MessageFlag", "PATHS_MAX",
@@ -77,5 +77,5 @@ __all__ = [
     "SIOCRDSSETTOS", "SOCK_SEQPACKET", "SOL_RDS", "SOL_SOCKET", "SO_RDS_MSG_RXPATH_LATENCY",
     "SO_RDS_TRANSPORT", "SO_TIMESTAMP", "SO_ZEROCOPY", "SettingError", "Settings", "SockOpt",
     "Socket", "Transport", "ZCOPY_COOKIES_MAX", "configure", "connections", "drain", "install",
-    "on_peer_event", "socket", "uninstall",
+    "on_peer_event", "socket", "stats", "uninstall",
 ]

@@ -1,6 +1,10 @@
 """The errno table and the exceptions made from it."""
 
+import copy
 import errno
+import pickle
+from collections.abc import Callable
+from ipaddress import ip_address
 
 import pytest
 
@@ -9,6 +13,7 @@ from urds.common.errors import (
     LocalProtocolError,
     RemoteProtocolError,
     WireError,
+    message_too_long,
     os_error,
 )
 
@@ -60,6 +65,36 @@ def test_without_detail_no_colon_is_left() -> None:
     assert os_error(ErrorReason.NOT_BOUND).strerror == (
         "Transport endpoint is not connected (not bound)"
     )
+
+
+def test_an_error_has_its_reason_limit_and_peer() -> None:
+    problem = os_error(ErrorReason.SHARE_FULL, limit=8, peer=ip_address("10.0.0.2"))
+    found = vars(problem)
+    assert found == {"reason": ErrorReason.SHARE_FULL, "limit": 8, "peer": "10.0.0.2"}
+    assert vars(os_error(ErrorReason.CLOSED)) == {
+        "reason": ErrorReason.CLOSED,
+        "limit": None,
+        "peer": None,
+    }
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_an_error_has_them_too(copied: Callable[[OSError], OSError]) -> None:
+    """An error crosses to another process: concurrent.futures does that."""
+    problem = copied(os_error(ErrorReason.QUEUE_FULL, "9 of 8", limit=8, peer="::1"))
+    assert type(problem) is BlockingIOError
+    assert problem.errno == errno.EAGAIN
+    assert "9 of 8" in str(problem)
+    assert vars(problem) == {"reason": ErrorReason.QUEUE_FULL, "limit": 8, "peer": "::1"}
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "limit"), [(90, 80), (300, 200)], ids=["the send buffer", "the setting"]
+)
+def test_a_message_too_long_tells_the_limit_that_it_exceeds(payload_bytes: int, limit: int) -> None:
+    problem = message_too_long(payload_bytes, message_bytes_max=200, send_bytes_max=80)
+    assert vars(problem)["limit"] == limit
+    assert f"limit {limit}:" in str(problem)
 
 
 def test_byte_problems_are_value_errors_and_protocol_problems_are_not() -> None:

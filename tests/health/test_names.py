@@ -11,6 +11,7 @@ NOT_A_PARAMETER = {"timeout", "size", "len", "length", "duration", "delay"}
 # Parameters that carry the name a program already uses with `socket.socket` or its relatives.
 # One line per function: its dotted name, the parameter, why the world's name stays.
 WORLD_NAMES: dict[tuple[str, str], str] = {
+    ("urds.rds.socket_base.SocketBase.settimeout", "timeout"): "socket.socket's own",
     ("urds.rsocket.stream_socket.create_connection", "timeout"): "socket.create_connection's own",
     ("urds.rsocket.repoll.Repoll.poll", "timeout"): "called in place of select.epoll.poll",
 }

@@ -17,8 +17,8 @@ from urds.rds.plane.contract import (
     FirstFrame,
     Hold,
     Interest,
+    PathActivity,
     PeerRestarted,
-    Progress,
     Ready,
     Release,
     Wanted,
@@ -486,21 +486,21 @@ def test_progress_tells_what_came_and_the_oldest_message_without_an_acknowledgem
     world: World,
 ) -> None:
     path = world.path(sequence_first=7)
-    assert path.progress() == Progress(0, None, 7)
+    assert path.activity() == PathActivity(0, None, 7)
     remote = world.attach(path=path, release=Release.PEER_ACKNOWLEDGED)
     remote.say_map()
     world.turn()
-    assert path.progress() == Progress(1, None, 7)
+    assert path.activity() == PathActivity(1, None, 7)
     mailbox = world.mailbox()
     for payload in (b"one", b"two", b"three"):
         mailbox.sendto(payload, ADDRESS)
         world.turn()
-    assert path.progress() == Progress(1, 7, 10)
+    assert path.activity() == PathActivity(1, 7, 10)
     remote.say(1, ack=7)
     world.turn()
-    assert path.progress() == Progress(2, 8, 10)
+    assert path.activity() == PathActivity(2, 8, 10)
     path.detach()
-    assert path.progress() == Progress(0, 8, 10)
+    assert path.activity() == PathActivity(0, 8, 10)
     path.close()
 
 

@@ -35,7 +35,7 @@ class PlaneError(ImportError):
 
 
 class ErrorReason(Enum):
-    """Why a call was refused. One member per reason, with its errno; several may share one."""
+    """Why a call was refused: `reason` of the OSError. Each has an errno; several may share one."""
 
     code: int
 
@@ -115,11 +115,19 @@ _ADVICE = {
 }
 
 
-def os_error(error_reason: ErrorReason, detail: str = "") -> OSError:
+def os_error(
+    error_reason: ErrorReason,
+    detail: str = "",
+    *,
+    limit: int | None = None,
+    peer: object = None,
+) -> OSError:
     """Return the OSError an application expects, e.g. BlockingIOError for EAGAIN.
 
     The text is errno's own, the reason in words and, after a colon, `detail`: values and limits,
-    or what to do. Python chooses the subclass: TimeoutError, PermissionError and so on.
+    or what to do. Python chooses the subclass: TimeoutError, PermissionError and so on. The error
+    has the attributes `reason`, `limit` (the number that was exceeded) and `peer` (the address of
+    the host concerned, as text), the latter two None where there is none.
     """
     code = error_reason.code
     text = os.strerror(code)
@@ -128,23 +136,25 @@ def os_error(error_reason: ErrorReason, detail: str = "") -> OSError:
     if words not in text.lower():
         text = f"{text} ({words})"
     error = OSError(code, f"{text}: {detail}" if detail else text)
-    error.__dict__["error_reason"] = error_reason  # a new object: nothing was interrupted
+    error.__dict__["reason"] = error_reason  # a new object: nothing was interrupted
+    error.__dict__["limit"] = limit
+    error.__dict__["peer"] = None if peer is None else str(peer)
     return error
 
 
 def message_too_long(payload_bytes: int, *, message_bytes_max: int, send_bytes_max: int) -> OSError:
     """Return EMSGSIZE for a payload above a limit of this node, with the remedy."""
     if payload_bytes > message_bytes_max:
-        limit = f"limit {message_bytes_max}: raise the setting max_message_bytes at both ends"
+        limit, remedy = message_bytes_max, "raise the setting max_message_bytes at both ends"
     else:
-        limit = (
-            f"limit {send_bytes_max}: raise it with setsockopt(SO_SNDBUF),"
-            " which the setting wmem_max bounds"
-        )
-    return os_error(ErrorReason.TOO_LONG, f"payload of {payload_bytes} bytes, {limit}")
+        limit = send_bytes_max
+        remedy = "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds"
+    detail = f"payload of {payload_bytes} bytes, limit {limit}: {remedy}"
+    return os_error(ErrorReason.TOO_LONG, detail, limit=limit)
 
 
 def peer_takes_less(payload_bytes: int, peer: object, message_bytes_max: int) -> OSError:
     """Return EMSGSIZE for a payload that the peer does not take."""
-    limit = f"{peer} takes {message_bytes_max}: its max_message_bytes, 1 MiB for a kernel or RDMA"
-    return os_error(ErrorReason.TOO_LONG, f"payload of {payload_bytes} bytes, {limit}")
+    takes = f"{peer} takes {message_bytes_max}: its max_message_bytes, 1 MiB for a kernel or RDMA"
+    detail = f"payload of {payload_bytes} bytes, {takes}"
+    return os_error(ErrorReason.TOO_LONG, detail, limit=message_bytes_max, peer=peer)

@@ -10,18 +10,19 @@ again and again, as by connections that are refused, `warning_once` admits it on
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from urds.common.deferred import DeferredCalls
+from urds.common.records import record
 
 _LINES_MAX: Final = 10
 _WINDOW_NS: Final = 5_000_000_000  # ten lines in five seconds. Source: linux v6.12 net/core/utils.c
 _EQUAL_WINDOW_NS: Final = 60_000_000_000
 _EQUAL_MAX: Final = 1024  # lines whose repeats are counted; beyond it the oldest is forgotten
 _QUEUED_MAX: Final = 256  # lines that wait for a handler that blocks; further ones are counted only
+# Of the module `logging`, which is imported with the first line.
+_DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = range(10, 60, 10)
 
 
 def messages(count: int) -> str:
@@ -54,7 +55,7 @@ class LogLimit:
         return f" ({left_out} more like this not shown)" if left_out else ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Line:
     name: str  # of the logger
     level: int
@@ -63,8 +64,9 @@ class _Line:
     problem: BaseException | None
 
     def emit(self) -> None:
-        logger = logging.getLogger(self.name)
-        logger.log(self.level, self.text, *self.arguments, exc_info=self.problem)
+        from logging import getLogger
+
+        getLogger(self.name).log(self.level, self.text, *self.arguments, exc_info=self.problem)
 
 
 class _Lines:
@@ -129,27 +131,27 @@ class LogQueue:
 
     def debug(self, text: str, *arguments: object) -> None:
         """Queue a line of level DEBUG."""
-        self.put(logging.DEBUG, text, *arguments)
+        self.put(_DEBUG, text, *arguments)
 
     def info(self, text: str, *arguments: object) -> None:
         """Queue a line of level INFO."""
-        self.put(logging.INFO, text, *arguments)
+        self.put(_INFO, text, *arguments)
 
     def warning(self, text: str, *arguments: object) -> None:
         """Queue a line of level WARNING."""
-        self.put(logging.WARNING, text, *arguments)
+        self.put(_WARNING, text, *arguments)
 
     def warning_once(self, text: str, *arguments: object) -> bool:
         """Queue a line of level WARNING, unless the same one came within a minute; tell whether."""
-        return self.put(logging.WARNING, text, *arguments, equal_once=True)
+        return self.put(_WARNING, text, *arguments, equal_once=True)
 
     def error(self, text: str, *arguments: object, problem: BaseException | None) -> None:
         """Queue a line of level ERROR."""
-        self.put(logging.ERROR, text, *arguments, problem=problem)
+        self.put(_ERROR, text, *arguments, problem=problem)
 
     def critical(self, text: str, *arguments: object, problem: BaseException | None) -> None:
         """Queue a line of level CRITICAL."""
-        self.put(logging.CRITICAL, text, *arguments, problem=problem)
+        self.put(_CRITICAL, text, *arguments, problem=problem)
 
     def flush(self) -> None:
         """Wait until every line is emitted, for at most a second; hold no lock."""

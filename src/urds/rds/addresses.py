@@ -20,6 +20,7 @@ from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+GivenAddress = SocketAddress | bytes  # what a call takes: bytes are a C sockaddr
 
 # Family and scope in host order, port and address as on the wire.
 _SOCKADDR_IN: Final = Struct("=H2s4s8x")
@@ -64,7 +65,7 @@ def parse_target(given: object, local: IPAddress) -> tuple[IPAddress, int]:
     address, port = parse(given, Call.SEND)
     if address.version != local.version:
         detail = f"to IPv{address.version} from a socket bound to IPv{local.version}"
-        raise os_error(ErrorReason.FAMILY_MISMATCH, detail)
+        raise os_error(ErrorReason.FAMILY_MISMATCH, detail, peer=address)
     return address, port
 
 

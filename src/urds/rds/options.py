@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import record, replace
 from urds.common.types import IPAddress
 from urds.rds.addresses import unpack_sockaddr
 from urds.rds.constants import (
@@ -69,7 +69,7 @@ _NS: Final = 1_000_000_000
 _US: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Options:
     """Everything that options have set on one socket."""
 
@@ -105,7 +105,7 @@ Write = Callable[[bytes, Options, Settings], dict[str, Any]]
 Read = Callable[[Options], bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Option:
     """One row: what setting changes in the record, and what getting returns."""
 

@@ -198,7 +198,8 @@ def view_of_region(wanted: RdmaMap) -> memoryview:
         raise os_error(ErrorReason.BAD_ARGUMENT, extent)
     pages = -(-end // RDMA_PAGE_BYTES) - wanted.address // RDMA_PAGE_BYTES
     if pages - 1 > MAX_MESSAGE_BYTES // RDMA_PAGE_BYTES:
-        raise os_error(ErrorReason.TOO_LONG, f"{extent}, limit {MAX_MESSAGE_BYTES} and a page")
+        detail = f"{extent}, limit {MAX_MESSAGE_BYTES} and a page"
+        raise os_error(ErrorReason.TOO_LONG, detail, limit=MAX_MESSAGE_BYTES)
     return process_memory.view_at(wanted.address, wanted.region_bytes, writable=True)
 
 
@@ -235,7 +236,8 @@ def read_pieces(args: RdmaArgs) -> list[Piece]:
     if not args.local_count:
         raise os_error(ErrorReason.BAD_CMSG, "RDMA_ARGS without local memory")
     if args.local_count > RDMA_PIECES_MAX:
-        raise os_error(ErrorReason.TOO_LONG, f"{args.local_count} pieces, limit {RDMA_PIECES_MAX}")
+        detail = f"{args.local_count} pieces, limit {RDMA_PIECES_MAX}"
+        raise os_error(ErrorReason.TOO_LONG, detail, limit=RDMA_PIECES_MAX)
     data = args.local_count * _IOVEC.size
     listed = process_memory.view_at(args.local_vector_address, data, writable=False)
     pieces = [Piece(*values) for values in _IOVEC.iter_unpack(bytes(listed))]
@@ -323,7 +325,8 @@ def transfer_of(
     pieces = spans(buffers, writable=not is_write)
     check_span(sum(map(len, pieces)))
     if len(pieces) > RDMA_PIECES_MAX:
-        raise os_error(ErrorReason.TOO_LONG, f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}")
+        detail = f"{len(pieces)} pieces, limit {RDMA_PIECES_MAX}"
+        raise os_error(ErrorReason.TOO_LONG, detail, limit=RDMA_PIECES_MAX)
     return RdmaTransfer(
         **_place_of(cookie, offset), silent=silent, fence=fence, is_write=is_write, pieces=pieces
     )
@@ -367,7 +370,7 @@ def check_span(payload_bytes: int) -> None:
         raise os_error(ErrorReason.BAD_ARGUMENT, "0 bytes of memory")
     if payload_bytes > MAX_MESSAGE_BYTES:
         detail = f"{payload_bytes} bytes of memory, limit {MAX_MESSAGE_BYTES}"
-        raise os_error(ErrorReason.TOO_LONG, detail)
+        raise os_error(ErrorReason.TOO_LONG, detail, limit=MAX_MESSAGE_BYTES)
 
 
 def check_64_bits(**numbers: int) -> None:

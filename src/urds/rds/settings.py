@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from urds.common.errors import SettingError
+from urds.common.records import field, fields, record
 from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, RDS_TCP_PORT
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX: Final = "URDS_"
 CONFIG_VARIABLE: Final = "URDS_CONFIG"
+PLANE_VARIABLE: Final = "URDS_IMPL"  # read by `plane.choose`
 CONFIG_BYTES_MAX: Final = 1 << 20
 OTHER_VARIABLES: Final = frozenset(  # that urds reads and that set no tunable
     f"{ENVIRONMENT_PREFIX}{name}"
@@ -44,13 +45,13 @@ _SPELLING_LIKENESS: Final = 0.9  # of a variable and a tunable's; one letter of 
 _YEAR_S: Final = 366 * 24 * 3600
 _BUFFER_BYTES_MAX: Final = (1 << 30) - 1  # a C int holds the double
 _LINUX_BUFFER_BYTES: Final = 212_992
-_SIZE: Final = re.compile(r"(\d+)(?:([kmg])(ib|b)?|b)", re.IGNORECASE)
+_SIZE: Final = r"(?i:(\d+)(?:([kmg])(ib|b)?|b))"
 _POWERS: Final = {"k": 1, "m": 2, "g": 3}
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """What a value may be: how to read it and the words for it in a message."""
 
@@ -90,7 +91,7 @@ def _bytes_of(value: object) -> int:
     Upper and lower case are the same. Raises ValueError, TypeError.
     """
     if isinstance(value, str):
-        found = _SIZE.fullmatch(value.strip())
+        found = re.fullmatch(_SIZE, value.strip())
         if found is None:
             return int(value, 0)
         digits, unit, binary = found.groups()
@@ -181,7 +182,7 @@ def _tunable(default: Any, rule: Rule, *, strict: Any = None) -> Any:
     return field(default=None if by_character else default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Settings:
     """All tunables of a process, each within its range.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.receive_buffers import (
@@ -22,7 +23,7 @@ from urds.common.receive_buffers import (
     writable,
 )
 from urds.rds import addresses, options
-from urds.rds.addresses import Call, SocketAddress
+from urds.rds.addresses import Call, GivenAddress, SocketAddress
 from urds.rds.constants import (
     AF_RDS,
     MSG_CMSG_CLOEXEC,
@@ -33,13 +34,14 @@ from urds.rds.constants import (
     MSG_TRUNC,
     SOCK_SEQPACKET,
 )
+from urds.rds.socket_base import SocketBase
 from urds.rds.socket_rdma import RdmaSocket
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
     from urds.rds.cmsg import Ancillary
     from urds.rds.runtime.backend import Mailbox, Message, Notice
-
-    Buffer = bytes | bytearray | memoryview
 
 _NS: Final = 1_000_000_000
 # As integers: an enum makes each operation on flags twenty times as long.
@@ -61,20 +63,22 @@ class Socket(RdmaSocket):
 
     # -- sending
 
-    def send(self, payload: Any, flags: int = 0, /) -> int:
+    def send(self, data: ReadableBuffer, flags: int = 0, /) -> int:
         """Send to the default destination; see `sendto`."""
         mailbox, target = self._mailbox, self._reachable_peer
         if mailbox is None or target is None or flags:
-            return self._send((payload,), (), flags, None)
-        return mailbox.sendto(payload, target)
+            return self._send((data,), (), flags, None)
+        return mailbox.sendto(data, target)  # type: ignore[arg-type]  # other buffers are copied
 
-    def sendall(self, payload: Any, flags: int = 0, /) -> None:
+    def sendall(self, data: ReadableBuffer, flags: int = 0, /) -> None:
         """Send to the default destination: a datagram goes whole or not at all."""
-        self.send(payload, flags)
+        self.send(data, flags)
 
-    def sendto(  # type: ignore[override]  # the parent's overloads, in one signature
-        self, payload: Buffer, flags_or_address: Any, address: Any = None, /
-    ) -> int:
+    @overload  # type: ignore[override]  # the parent's take addresses of every family
+    def sendto(self, data: ReadableBuffer, address: GivenAddress, /) -> int: ...
+    @overload
+    def sendto(self, data: ReadableBuffer, flags: int, address: GivenAddress, /) -> int: ...
+    def sendto(self, data: ReadableBuffer, flags_or_address: Any, address: Any = None, /) -> int:
         """Queue one message; return its length. Success means queued, and delivered in time.
 
         The buffer is the caller's again at once: what is not `bytes` is copied. Raises OSError:
@@ -82,15 +86,15 @@ class Socket(RdmaSocket):
         (given up), EACCES (peer not allowed).
         """
         if address is None:
-            return self._send((payload,), (), 0, flags_or_address)
-        return self._send((payload,), (), flags_or_address, address)
+            return self._send((data,), (), 0, flags_or_address)
+        return self._send((data,), (), flags_or_address, address)
 
-    def sendmsg(
+    def sendmsg(  # type: ignore[override]  # as sendto
         self,
-        buffers: Iterable[Any],
-        ancdata: Iterable[tuple[int, int, Any]] = (),
+        buffers: Iterable[ReadableBuffer],
+        ancdata: Iterable[tuple[int, int, ReadableBuffer]] = (),
         flags: int = 0,
-        address: Any = None,
+        address: GivenAddress | None = None,
         /,
         *,
         copy: bool = True,
@@ -102,7 +106,7 @@ class Socket(RdmaSocket):
         """
         return self._send(tuple(buffers), tuple(ancdata), flags, address, copy=copy)
 
-    def send_many(self, messages: Iterable[tuple[Buffer, SocketAddress | None]]) -> int:
+    def send_many(self, messages: Iterable[tuple[ReadableBuffer, GivenAddress | None]]) -> int:
         """Queue messages, address None meaning the default destination; return how many.
 
         Stops at the first refused one; raises its OSError if no message was queued before it, so
@@ -119,7 +123,7 @@ class Socket(RdmaSocket):
                 raise
         return count
 
-    def cancel(self, address: Any = None) -> int:
+    def cancel(self, address: GivenAddress | None = None) -> int:
         """Take back what is not acknowledged to exactly `address`, or everything; return how many.
 
         A message taken back may still arrive, if it was on its way.
@@ -131,22 +135,22 @@ class Socket(RdmaSocket):
 
     # -- receiving
 
-    def recv(self, payload_bytes_max: int, flags: int = 0, /) -> bytes:
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         """Take one message; see `recvfrom`."""
-        return self.recvfrom(payload_bytes_max, flags)[0]
+        return self.recvfrom(bufsize, flags)[0]
 
-    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
-        """Take one message and its source; what exceeds `payload_bytes_max` is discarded.
+    def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
+        """Take one message and its source; what exceeds `bufsize` bytes is discarded.
 
         A notification comes as no bytes from None. A thread that blocks here reads the connections
         of the process, or waits for the thread that does: `plane.python.waiting`. Raises OSError:
         EAGAIN, ETIMEDOUT.
         """
-        payload, _, _, source = self.recvmsg(payload_bytes_max, 0, flags)
-        return payload, source
+        payload, _, _, source = self.recvmsg(bufsize, 0, flags)
+        return payload, source  # type: ignore[return-value]  # None with notifications only
 
     def recv_region(
-        self, payload_bytes_max: int, flags: int = 0, /
+        self, bufsize: int, flags: int = 0, /
     ) -> tuple[bytes, SocketAddress | None, int | None]:
         """Take one message, its source, and the cookie of the region that its sender gave with it.
 
@@ -157,39 +161,39 @@ class Socket(RdmaSocket):
         from urds.rds import cmsg
         from urds.rds.runtime.backend import Message
 
-        payload_bytes_max = checked_size(payload_bytes_max, "recv_region")
+        bufsize = checked_size(bufsize, "recv_region")
         taken = self._take(flags)
         if not isinstance(taken, Message):
             return b"", None, None
         cookie = cmsg.destination_cookie(taken.extension)
-        return taken.payload[:payload_bytes_max], taken.source, cookie
+        return taken.payload[:bufsize], taken.source, cookie
 
     def recvmsg(
-        self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
-    ) -> tuple[bytes, list[Ancillary], int, Any]:
+        self, bufsize: int, ancbufsize: int = 0, flags: int = 0, /
+    ) -> tuple[bytes, list[Ancillary], int, SocketAddress | None]:
         """Take one message, or one notification without data, with its control messages.
 
         Return payload, control messages, MSG_TRUNC and MSG_CTRUNC as they apply, and the source.
         """
-        payload_bytes_max = checked_size(payload_bytes_max, "recvmsg")
-        payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
-        if len(payload) > payload_bytes_max:
+        bufsize = checked_size(bufsize, "recvmsg")
+        payload, ancillary, result_flags, source = self._receive(ancbufsize, flags)
+        if len(payload) > bufsize:
             result_flags |= _TRUNC
-        return payload[:payload_bytes_max], ancillary, result_flags, source
+        return payload[:bufsize], ancillary, result_flags, source
 
     def recvmsg_into(
-        self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
-    ) -> tuple[int, list[Ancillary], int, Any]:
+        self, buffers: Iterable[WriteableBuffer], ancbufsize: int = 0, flags: int = 0, /
+    ) -> tuple[int, list[Ancillary], int, SocketAddress | None]:
         """Take one message into `buffers`, one after the other; the payload is copied.
 
         Return the bytes copied, or the whole length with MSG_TRUNC in `flags`; then as `recvmsg`.
         Raises TypeError if one of them cannot be written; then no message was taken.
         """
-        return self._receive_into(all_writable(buffers), ancillary_bytes_max, flags)
+        return self._receive_into(all_writable(buffers), ancbufsize, flags)
 
     def _receive_into(
         self, views: list[memoryview], ancillary_bytes_max: int, flags: int
-    ) -> tuple[int, list[Ancillary], int, Any]:
+    ) -> tuple[int, list[Ancillary], int, SocketAddress | None]:
         payload, ancillary, result_flags, source = self._receive(ancillary_bytes_max, flags)
         copied = fill(views, payload)
         if copied < len(payload):
@@ -197,36 +201,38 @@ class Socket(RdmaSocket):
         count = len(payload) if flags & _TRUNC else copied
         return count, ancillary, result_flags, source
 
-    def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
         """Take one message into a buffer; see `recvfrom_into`."""
-        return self._receive_into([writable(buffer, bytes_max, "recv_into")], 0, flags)[0]
+        return self._receive_into([writable(buffer, nbytes, "recv_into")], 0, flags)[0]
 
-    def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
-        """Take one message into a buffer, at most `bytes_max` of it; 0 is the whole buffer.
+    def recvfrom_into(
+        self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0
+    ) -> tuple[int, SocketAddress]:
+        """Take one message into a buffer, at most `nbytes` of it; 0 is the whole buffer.
 
         Return the bytes copied and the source. Raises TypeError if the buffer cannot be written,
-        ValueError if it is smaller than `bytes_max`; then no message was taken.
+        ValueError if it is smaller than `nbytes`; then no message was taken.
         """
-        views = [writable(buffer, bytes_max, "recvfrom_into")]
+        views = [writable(buffer, nbytes, "recvfrom_into")]
         count, _, _, source = self._receive_into(views, 0, flags)
-        return count, source
+        return count, source  # type: ignore[return-value]  # as recvfrom
 
     def recv_many(
-        self, count_max: int, payload_bytes_max: int = _RECEIVE_BYTES_DEFAULT
+        self, count_max: int, bufsize: int = _RECEIVE_BYTES_DEFAULT
     ) -> list[tuple[bytes, SocketAddress]]:
         """Wait for a message as `recvfrom` does, then take what is there, up to `count_max`."""
         if count_max < 1:
             raise ValueError(f"count_max {count_max} is below 1")
         recvfrom = self.recvfrom
-        taken = [recvfrom(payload_bytes_max)]
+        taken = [recvfrom(bufsize)]
         with suppress(BlockingIOError):
             while len(taken) < count_max:
-                taken.append(recvfrom(payload_bytes_max, _DONTWAIT))
+                taken.append(recvfrom(bufsize, _DONTWAIT))
         return taken
 
     def _receive(
         self, ancillary_bytes_max: int, flags: int
-    ) -> tuple[bytes, list[Ancillary], int, Any]:
+    ) -> tuple[bytes, list[Ancillary], int, SocketAddress | None]:
         """Take the first message or notification, whole. Source: docs/reference/rds.md 3.5."""
         ancillary_bytes_max = checked_ancillary_size(ancillary_bytes_max)
         from urds.rds import cmsg
@@ -284,3 +290,10 @@ class Socket(RdmaSocket):
             )
             self._check_open()
             return self._mailbox
+
+
+# A program knows no other class: a TypeError about arguments shall not name a base.
+for _base in (SocketBase, RdmaSocket):
+    for _name, _call in vars(_base).items():
+        if isinstance(_call, FunctionType):
+            _call.__qualname__ = f"{Socket.__qualname__}.{_name}"

@@ -13,16 +13,16 @@ import socket as system
 import sys
 import threading
 import warnings
-from dataclasses import replace
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, overload
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.forks import renewed
 from urds.common.readiness import Placeholder
+from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds import addresses, options
-from urds.rds.addresses import Call, SocketAddress
+from urds.rds.addresses import Call, GivenAddress, SocketAddress
 from urds.rds.constants import (
     AF_RDS,
     SIOCRDSGETTOS,
@@ -36,6 +36,8 @@ from urds.rds.constants import (
 from urds.rds.runtime.process import process
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from urds.rds.runtime.backend import Backend, Mailbox, MailboxSettings
 
 _NS: Final = 1_000_000_000
@@ -83,7 +85,7 @@ class SocketBase(system.socket):
 
     # -- names
 
-    def bind(self, address: object, /) -> None:
+    def bind(self, address: GivenAddress, /) -> None:  # type: ignore[override]  # of AF_RDS only
         """Take a local address and port; port 0 chooses a free one.
 
         Raises OSError: EINVAL for an address that is not unicast, port 1, or a bound socket;
@@ -134,7 +136,7 @@ class SocketBase(system.socket):
         process.connected.pop((mailbox.local, mailbox.port), None)
         backend.abandoned(mailbox, self._linger_ns())
 
-    def connect(self, address: object, /) -> None:
+    def connect(self, address: GivenAddress, /) -> None:  # type: ignore[override]  # as bind
         """Set the default destination; nothing is sent. It may be called again, before bind too.
 
         Raises OSError: EDESTADDRREQ for 0.0.0.0, EINVAL or EPROTOTYPE for other addresses that
@@ -145,7 +147,7 @@ class SocketBase(system.socket):
             self._peer = addresses.parse(address, Call.CONNECT)
             self._note_peer()
 
-    def connect_ex(self, address: object, /) -> int:
+    def connect_ex(self, address: GivenAddress, /) -> int:  # type: ignore[override]  # as bind
         """Connect; return 0 or the errno. An unknown name still raises."""
         try:
             self.connect(address)
@@ -155,14 +157,14 @@ class SocketBase(system.socket):
             return refused.errno or 0
         return 0
 
-    def getsockname(self) -> Any:
+    def getsockname(self) -> SocketAddress:
         """Return the bound address; zeros of the peer's family, or of none, before bind."""
         mailbox, peer = self._mailbox, self._peer
         if mailbox is not None:
             return addresses.socket_address(mailbox.local, mailbox.port)
         self._check_open()
         if peer is None:
-            return _UNBOUND_NAME
+            return _UNBOUND_NAME  # type: ignore[return-value]  # bound ones have an address
         return ("0.0.0.0", 0) if peer[0].version == 4 else ("::", 0, 0, 0)
 
     def getpeername(self) -> SocketAddress:
@@ -188,22 +190,27 @@ class SocketBase(system.socket):
     # -- options
 
     def setsockopt(
-        self, level: int, option: int, value: Any, value_bytes: int | None = None, /
+        self,
+        level: int,
+        optname: int,
+        value: int | ReadableBuffer | None,
+        optlen: int | None = None,
+        /,
     ) -> None:
         """Set an option to an integer or to bytes; see `options` for what each takes.
 
         Raises OSError as Linux does: ENOPROTOOPT for an unknown one, EINVAL, EFAULT, EDOM.
         """
-        data = option_bytes(value, value_bytes)
+        data = option_bytes(value, optlen)
         with self._lock:
             self._check_open()
-            cancels = level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO
+            cancels = level == SOL_RDS and optname == SockOpt.CANCEL_SENT_TO
             while not cancels:
                 before = self._options
                 after = options.set_option(
                     before,
                     level=level,
-                    option=option,
+                    option=optname,
                     data=data,
                     settings=self._settings,
                 )
@@ -215,21 +222,25 @@ class SocketBase(system.socket):
         else:
             self._tell_mailbox()
 
-    def getsockopt(self, level: int, option: int, buffer_bytes: int = 0, /) -> Any:
-        """Return an option as an integer, or as bytes if `buffer_bytes` is given.
+    @overload
+    def getsockopt(self, level: int, optname: int, /) -> int: ...
+    @overload
+    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
+    def getsockopt(self, level: int, optname: int, buflen: int = 0, /) -> int | bytes:
+        """Return an option as an integer, or as bytes if `buflen` is given.
 
         A list of RDS_INFO_* comes whole or raises OSError (ENOSPC), whose text tells its length;
-        unlike in `socket.socket`, `buffer_bytes` has no limit.
+        unlike in `socket.socket`, `buflen` has no limit.
         """
         self._check_open()
-        if buffer_bytes < 0:
-            raise os_error(ErrorReason.BAD_ARGUMENT, f"buffer of {buffer_bytes} bytes")
-        room = buffer_bytes or _INT.size
-        if level == SOL_RDS and InfoOpt.COUNTERS <= option <= InfoOpt.V6_IB_CONNECTIONS:
-            data = self._info(option, room)
+        if buflen < 0:
+            raise os_error(ErrorReason.BAD_ARGUMENT, f"buffer of {buflen} bytes")
+        room = buflen or _INT.size
+        if level == SOL_RDS and InfoOpt.COUNTERS <= optname <= InfoOpt.V6_IB_CONNECTIONS:
+            data = self._info(optname, room)
         else:
-            data = options.get_option(self._options, level=level, option=option, buffer_bytes=room)
-        if buffer_bytes:
+            data = options.get_option(self._options, level=level, option=optname, buffer_bytes=room)
+        if buflen:
             return data
         return int.from_bytes(data.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
 
@@ -276,27 +287,27 @@ class SocketBase(system.socket):
 
     # -- waiting times
 
-    def settimeout(self, wait_s: float | None, /) -> None:
-        """Set how long sends and receives wait; None is for ever, 0 never.
+    def settimeout(self, timeout: float | None, /) -> None:
+        """Set how many seconds sends and receives wait; None is for ever, 0 never.
 
         More than 146 years are for ever, infinity too. Raises ValueError for a negative time or
         NaN, and changes nothing then.
         """
-        if wait_s is not None:
-            if not wait_s >= 0:
+        if timeout is not None:
+            if not timeout >= 0:
                 raise ValueError("Timeout value out of range")
-            wait_s = float(wait_s) if wait_s < sys.float_info.max else math.inf
+            timeout = float(timeout) if timeout < sys.float_info.max else math.inf
         with self._lock:
-            self._timeout_s = wait_s
+            self._timeout_s = timeout
         self._tell_mailbox()
 
     def gettimeout(self) -> float | None:
         """Return what `settimeout` set."""
         return self._timeout_s
 
-    def setblocking(self, blocking: bool, /) -> None:
+    def setblocking(self, flag: bool, /) -> None:
         """Wait for ever (True) or never."""
-        self.settimeout(None if blocking else 0.0)
+        self.settimeout(None if flag else 0.0)
 
     def getblocking(self) -> bool:
         """Tell whether calls may wait."""

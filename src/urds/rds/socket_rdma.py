@@ -10,14 +10,14 @@ docs/reference/rds.md 3.2, 3.4, 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.errors import ErrorReason, message_too_long, os_error
 from urds.common.types import IPAddress
 from urds.rds import addresses, options
-from urds.rds.addresses import Call
+from urds.rds.addresses import Call, GivenAddress
 from urds.rds.constants import (
     MAX_MESSAGE_BYTES,
     MSG_DONTWAIT,
@@ -31,11 +31,11 @@ from urds.rds.constants import (
 from urds.rds.socket_base import SocketBase, option_bytes
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from urds.rds.cmsg import RdmaMap, SendRequest
     from urds.rds.rdma import MemoryRegion, PendingAtomic, PendingOperation
-    from urds.rds.runtime.backend import Backend, Mailbox, Operation
-
-    Buffer = bytes | bytearray | memoryview
+    from urds.rds.runtime.backend import Backend, Buffer, Mailbox, Operation
 
 _U64_END: Final = 1 << 64
 _ALL_BITS: Final = _U64_END - 1
@@ -56,7 +56,12 @@ class RdmaSocket(SocketBase):
     """
 
     def setsockopt(
-        self, level: int, option: int, value: Any, value_bytes: int | None = None, /
+        self,
+        level: int,
+        optname: int,
+        value: int | ReadableBuffer | None,
+        optlen: int | None = None,
+        /,
     ) -> None:
         """Set an option to an integer or to bytes; see `options` for what each takes.
 
@@ -64,20 +69,25 @@ class RdmaSocket(SocketBase):
         another; FREE_MR frees one. Raises OSError as Linux does: ENOPROTOOPT for an unknown
         option, EINVAL, EFAULT, EDOM; for regions also ENOTCONN, EOPNOTSUPP over TCP, EMSGSIZE.
         """
-        if level == SOL_RDS and option in options.REGION_ACTIONS:
+        if level == SOL_RDS and optname in options.REGION_ACTIONS:
             self._check_open()
-            data = option_bytes(value, value_bytes)
-            if option == SockOpt.FREE_MR:
+            data = option_bytes(value, optlen)
+            if optname == SockOpt.FREE_MR:
                 self._free_region(data)
             else:
-                self._get_region(option, data)
+                self._get_region(optname, data)
         else:
-            super().setsockopt(level, option, value, value_bytes)
+            super().setsockopt(level, optname, value, optlen)
 
     # -- regions and operations without structures
 
     def get_mr(
-        self, buffer: Any, address: Any = None, *, writable: bool = True, use_once: bool = False
+        self,
+        buffer: ReadableBuffer,
+        address: GivenAddress | None = None,
+        *,
+        writable: bool = True,
+        use_once: bool = False,
     ) -> MemoryRegion:
         """Make a region of a contiguous buffer of 1 byte to 1 MiB; no byte is copied.
 
@@ -104,7 +114,12 @@ class RdmaSocket(SocketBase):
         return rdma.MemoryRegion(backend, mailbox, cookie=cookie, region_bytes=len(data))
 
     def send_region(
-        self, payload: Buffer, region: MemoryRegion, address: Any = None, *, flags: int = 0
+        self,
+        payload: Buffer,
+        region: MemoryRegion,
+        address: GivenAddress | None = None,
+        *,
+        flags: int = 0,
     ) -> int:
         """Queue one message that brings the cookie of a region of this socket; return its length.
 
@@ -121,9 +136,9 @@ class RdmaSocket(SocketBase):
 
     def rdma_write(
         self,
-        buffers: Any,
+        buffers: ReadableBuffer | Iterable[ReadableBuffer],
         cookie: int,
-        address: Any = None,
+        address: GivenAddress | None = None,
         *,
         offset: int = 0,
         payload: Buffer | None = None,
@@ -145,9 +160,9 @@ class RdmaSocket(SocketBase):
 
     def rdma_read(
         self,
-        buffers: Any,
+        buffers: ReadableBuffer | Iterable[ReadableBuffer],
         cookie: int,
-        address: Any = None,
+        address: GivenAddress | None = None,
         *,
         offset: int = 0,
         payload: Buffer | None = None,
@@ -171,7 +186,7 @@ class RdmaSocket(SocketBase):
         self,
         cookie: int,
         addend: int,
-        address: Any = None,
+        address: GivenAddress | None = None,
         *,
         offset: int = 0,
         no_carry_mask: int = 0,
@@ -200,7 +215,7 @@ class RdmaSocket(SocketBase):
         cookie: int,
         expected: int,
         new: int,
-        address: Any = None,
+        address: GivenAddress | None = None,
         *,
         offset: int = 0,
         compare_mask: int = _ALL_BITS,
@@ -331,7 +346,7 @@ class RdmaSocket(SocketBase):
             raise os_error(ErrorReason.NO_DESTINATION_GIVEN)
         if target[0].version != mailbox.local.version:
             detail = f"{target[0]} from a socket bound to {mailbox.local}"
-            raise os_error(ErrorReason.FAMILY_MISMATCH, detail)
+            raise os_error(ErrorReason.FAMILY_MISMATCH, detail, peer=target[0])
         return mailbox, target
 
     def _send_wait_ns(self, flags: int) -> int | None:
@@ -378,7 +393,7 @@ class RdmaSocket(SocketBase):
     def _check_length(self, payload_bytes: int, rdma_bytes: int = 0) -> None:
         if rdma_bytes > MAX_MESSAGE_BYTES:
             detail = f"RDMA of {rdma_bytes} bytes, limit {MAX_MESSAGE_BYTES}"
-            raise os_error(ErrorReason.TOO_LONG, detail)
+            raise os_error(ErrorReason.TOO_LONG, detail, limit=MAX_MESSAGE_BYTES)
         buffer, longest = self._options.send_bytes_max, self._settings.max_message_bytes
         if payload_bytes > min(buffer, longest):
             raise message_too_long(payload_bytes, message_bytes_max=longest, send_bytes_max=buffer)
@@ -422,7 +437,8 @@ class RdmaSocket(SocketBase):
 
         view = rdma.view_of_region(wanted)
         if not self._bound_backend().connected(mailbox, peer):
-            raise os_error(ErrorReason.NOT_CONNECTED_YET, f"{peer}: RDMA_MAP needs a connection")
+            detail = f"{peer}: RDMA_MAP needs a connection"
+            raise os_error(ErrorReason.NOT_CONNECTED_YET, detail, peer=peer)
         return self._map(mailbox, wanted, view, peer)
 
     def _post(

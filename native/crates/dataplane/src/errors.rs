@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use urds_path::Address;
+
 /// One per reason that the plane raises, and three that end a call without an error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorReason {
@@ -56,6 +58,8 @@ impl ErrorReason {
         Rejected {
             reason: self,
             detail: detail.into(),
+            limit: None,
+            peer: None,
         }
     }
 }
@@ -65,14 +69,31 @@ impl ErrorReason {
 pub struct Rejected {
     pub reason: ErrorReason,
     pub detail: String,
+    /// The number that was exceeded.
+    pub limit: Option<usize>,
+    /// The host that it concerns.
+    pub peer: Option<Address>,
+}
+
+impl Rejected {
+    /// Return the error with the number that was exceeded.
+    #[must_use]
+    pub fn above(self, limit: usize) -> Self {
+        let limit = Some(limit);
+        Self { limit, ..self }
+    }
+
+    /// Return the error with the host that it concerns.
+    #[must_use]
+    pub fn towards(self, peer: Address) -> Self {
+        let peer = Some(peer);
+        Self { peer, ..self }
+    }
 }
 
 impl From<ErrorReason> for Rejected {
     fn from(reason: ErrorReason) -> Self {
-        Self {
-            reason,
-            detail: String::new(),
-        }
+        reason.because(String::new())
     }
 }
 

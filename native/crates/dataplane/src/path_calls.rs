@@ -156,7 +156,7 @@ impl Plane {
 
     /// Return how far a path is: the frames received on its stream, the number of the oldest
     /// message that was sent and is not acknowledged, and the number that the next one gets.
-    pub fn progress(&self, path: PathId) -> (u64, Option<u64>, u64) {
+    pub fn activity(&self, path: PathId) -> (u64, Option<u64>, u64) {
         let state = self.lock();
         let Some(record) = state.paths.get(path) else {
             return (0, None, 0);

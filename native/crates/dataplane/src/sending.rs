@@ -126,8 +126,7 @@ impl Plane {
             if is_as_congested(reason) {
                 state.counters.cong_send_error += 1;
             }
-            let detail = state.account_detail(&message, reason);
-            return Err(reason.because(detail));
+            return Err(state.no_room(&message, reason));
         }
         state.note_blocked(&mut message, reason);
         message.asks_all = true;
@@ -150,7 +149,8 @@ impl Plane {
         let sent = self.send_until(&mut Some(message), wait_ns, interrupted)?;
         sent.ok_or_else(|| {
             let SocketAddress { address, port } = target;
-            ErrorReason::TimedOut.because(format!("no room to send to {address} port {port}"))
+            let detail = format!("no room to send to {address} port {port}");
+            ErrorReason::TimedOut.because(detail).towards(address)
         })
     }
 
@@ -274,7 +274,7 @@ impl State {
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
             let peer = target.address;
             let detail = format!("{peer}: messages queued for it were dropped");
-            return Err(ErrorReason::PeerUnreachable.because(detail));
+            return Err(ErrorReason::PeerUnreachable.because(detail).towards(peer));
         }
         match route {
             Route::Stream(path) => self.attempt_stream(message, path),
@@ -360,7 +360,8 @@ impl State {
                 "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
                  1 MiB for a kernel or RDMA"
             );
-            return Err(ErrorReason::TooLong.because(detail));
+            let refused = ErrorReason::TooLong.because(detail);
+            return Err(refused.above(limit).towards(peer));
         }
         let Some(record) = self.paths.get_mut(path) else {
             return Ok(Attempt::NoRoute);
@@ -475,23 +476,28 @@ impl State {
         }
     }
 
-    fn account_detail(&mut self, message: &Message, reason: ErrorReason) -> String {
+    fn no_room(&mut self, message: &Message, reason: ErrorReason) -> Rejected {
         let SocketAddress { address, port } = message.target;
         let Some(mailbox) = self.mailboxes.get_mut(message.mailbox) else {
-            return String::new();
+            return reason.into();
         };
+        let because = |detail: String| reason.because(detail).towards(address);
         if reason == ErrorReason::PeerCongested {
-            return format!("{address} port {port} is full");
+            return because(format!("{address} port {port} is full"));
         }
         let (queued, bound) = (mailbox.send_queued_bytes, mailbox.settings.send_bytes_max);
         if reason == ErrorReason::ShareFull {
             let known = mailbox.accounts.known(&address);
             let held = known.map_or(0, |id| mailbox.accounts.at(id).queued_bytes);
-            return format!(
-                "{held} bytes are queued to {address}, one of several that share {bound}"
-            );
+            let detail =
+                format!("{held} bytes are queued to {address}, one of several that share {bound}");
+            return because(detail).above(bound);
         }
-        format!("{queued} of {bound} bytes are queued")
+        let refused = because(format!("{queued} of {bound} bytes are queued"));
+        if reason == ErrorReason::PathFull {
+            return refused;
+        }
+        refused.above(bound)
     }
 }
 
@@ -564,5 +570,5 @@ fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize) -> Reject
         )
     };
     let detail = format!("payload of {bytes} bytes, limit {limit}: {remedy}");
-    ErrorReason::TooLong.because(detail)
+    ErrorReason::TooLong.because(detail).above(limit)
 }

@@ -3,6 +3,7 @@
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 use urds_dataplane::errors::{ErrorReason, Rejected};
 
 // The same on every Linux; the binding makes no system calls that would need more of libc.
@@ -19,7 +20,7 @@ pub fn exception(py: Python<'_>, refused: &Rejected) -> PyErr {
     match refused.reason {
         ErrorReason::System(errno) => os_error(errno, &refused.detail),
         reason => match reason.name() {
-            Some(name) => named(py, name, &refused.detail).unwrap_or_else(|failure| failure),
+            Some(name) => named(py, name, refused).unwrap_or_else(|failure| failure),
             None => os_error(EIO, &format!("a fault of urds: {refused}")),
         },
     }
@@ -38,13 +39,16 @@ pub fn fault(py: Python<'_>) -> PyErr {
     refuse(py, ErrorReason::NodeFailed, detail)
 }
 
-fn named(py: Python<'_>, name: &str, detail: &str) -> PyResult<PyErr> {
+fn named(py: Python<'_>, name: &str, refused: &Rejected) -> PyResult<PyErr> {
     let reason = ERROR_REASON
         .import(py, "urds.common.errors", "ErrorReason")?
         .getattr(name)?;
+    let attributes = PyDict::new(py);
+    attributes.set_item("limit", refused.limit)?;
+    attributes.set_item("peer", refused.peer.map(|peer| peer.to_string()))?;
     let error = OS_ERROR
         .import(py, "urds.common.errors", "os_error")?
-        .call1((reason, detail))?;
+        .call((reason, &refused.detail), Some(&attributes))?;
     Ok(PyErr::from_value(error))
 }
 

@@ -155,7 +155,8 @@ fn send_on(
         };
         if resolves == RESOLVES_MAX {
             let detail = format!("no route to {}", target.address);
-            return Err(errors::refuse(py, ErrorReason::PeerUnreachable, &detail));
+            let refused = ErrorReason::PeerUnreachable.because(detail);
+            return Err(errors::exception(py, &refused.towards(target.address)));
         }
         resolves += 1;
         own.plane.get().resolve(mailbox.as_any(), &target.address)?;

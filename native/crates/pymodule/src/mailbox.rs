@@ -99,16 +99,12 @@ impl Mailbox {
             if !is_routed().map_err(refused)? {
                 own.plane.get().resolve(slf.as_any(), &peer)?;
             }
-            Ok(if is_routed().map_err(refused)? {
-                let detail = format!("no operations on the way to {peer}");
-                errors::refuse(py, ErrorReason::NotSupported, &detail)
+            let refused = if is_routed().map_err(refused)? {
+                ErrorReason::NotSupported.because(format!("no operations on the way to {peer}"))
             } else {
-                errors::refuse(
-                    py,
-                    ErrorReason::PeerUnreachable,
-                    &format!("no route to {peer}"),
-                )
-            })
+                ErrorReason::PeerUnreachable.because(format!("no route to {peer}"))
+            };
+            Ok(errors::exception(py, &refused.towards(peer)))
         };
         refuse().unwrap_or_else(|error| error)
     }

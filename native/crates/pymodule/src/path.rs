@@ -197,8 +197,8 @@ impl Path {
         self.shell.has_delivered(self.id)
     }
 
-    fn progress(&self) -> (u64, Option<u64>, u64) {
-        self.shell.progress(self.id)
+    fn activity(&self) -> (u64, Option<u64>, u64) {
+        self.shell.activity(self.id)
     }
 
     fn drop_queue(&self, py: Python<'_>) -> PyResult<usize> {

@@ -12,6 +12,7 @@ import urds
 from urds.cli.output import Exit, Output, complain, is_terminal
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.cli.rds.send import PORT_MIN
+from urds.rds.addresses import SocketAddress
 
 # An acknowledgement waits for 40 ms, and a connection that is new for its first frames: a process
 # that ends at once would leave its last sender in doubt. Source: docs/adr/0013.
@@ -64,7 +65,7 @@ def run(options: RecvOptions) -> Exit:
     return Exit.OK if received >= wanted else Exit.FAILED
 
 
-def _show(options: RecvOptions, payload: bytes, source: tuple[str, int]) -> None:
+def _show(options: RecvOptions, payload: bytes, source: SocketAddress) -> None:
     """Print a message as a line: to a pipe its bytes, to a terminal without control characters."""
     text = payload.decode(errors="backslashreplace")
     output = Output(json_wanted=options.json_wanted)

@@ -17,6 +17,7 @@ import urds
 from urds.cli.output import BAD, QUIET, Exit, Output, complain
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.cli.rds.ping import bind_from
+from urds.rds.addresses import SocketAddress
 
 PORT_MIN: Final = 2  # 0 answers pings, 1 is reserved
 
@@ -79,7 +80,7 @@ def _payloads(options: SendOptions) -> Iterator[bytes]:
 
 
 def _summarise(
-    options: SendOptions, local: tuple[str, int], target: str, sent: int, left: int
+    options: SendOptions, local: SocketAddress, target: str, sent: int, left: int
 ) -> None:
     output = Output(json_wanted=options.json_wanted)
     counts = {"sent": sent, "acknowledged": sent - left}

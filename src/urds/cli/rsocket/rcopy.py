@@ -237,11 +237,11 @@ def _copy(
         start_s = time.perf_counter()
         sock.connect(address)
         sock.sendall(request.emit())
-        _reply(sock, request)
+        read_reply(sock, request)
         with Progress(quiet=options.json_wanted) as progress:
             digest = _send(sock, file, request, progress)
         sock.sendall(digest)
-        _reply(sock, request)
+        read_reply(sock, request)
         seconds = time.perf_counter() - start_s
         sock.shutdown(socket.SHUT_RDWR)
     gb_per_s = size_bytes * 8 / seconds / 1e9
@@ -264,7 +264,7 @@ def _send(sock: AnySocket, file: FileIO, request: Request, progress: Progress) -
         if not count:
             raise OSError(f"the file became shorter: {sent_bytes} of {request.size_bytes} bytes")
         if _has_word(sock):  # a full disk, say: the server does not wait for the rest
-            _reply(sock, request)
+            read_reply(sock, request)
         sock.sendall(chunk[:count])
         digest.update(chunk[:count])
         sent_bytes += count
@@ -285,7 +285,7 @@ def _has_word(sock: AnySocket) -> bool:
     return True
 
 
-def _reply(sock: AnySocket, request: Request) -> None:
+def read_reply(sock: AnySocket, request: Request) -> None:
     """Read the server's reply. Raises OSError: its error."""
     magic, code, size_bytes = _REPLY.unpack(received(sock, _REPLY.size))
     if magic != _MAGIC:

@@ -12,12 +12,12 @@ import errno
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from socket import SO_LINGER, SOL_SOCKET
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import record
 from urds.rds import socket as sockets
 from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress, running_progress
 from urds.rds.constants import MSG_DONTWAIT, MSG_ERRQUEUE
@@ -35,7 +35,7 @@ _NAP_S: Final = 0.001  # first and longest between two checks of a lingering clo
 _NAP_S_MAX: Final = 0.05
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Receipt:
     """Records whether a send was queued, whatever became of the call and of its wrapper."""
 

@@ -142,6 +142,10 @@ class Connected:
             return f"{count}; raise it or set peers_max"
         return f"{self.peers_max} peers; raise the setting peers_max"
 
+    def limit(self, reason: Reason) -> int:
+        """Return how many peers are the most, for an error's `limit`."""
+        return self.network_max if reason is Reason.NETWORK_HAS_ITS_SHARE else self.peers_max
+
     @staticmethod
     def _groups_of(local: IPAddress, peer: IPAddress) -> tuple[Group, ...]:
         every: tuple[Group, ...] = (None, local)

@@ -8,9 +8,9 @@ connection. The core names it in exactly one `Attach` or `Refuse`; after that th
 it is closed.
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Capability
 from urds.rds.control.paths import SourcePortRule
@@ -56,21 +56,21 @@ class Reason(Enum):
 # -- actions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Action:
     """An action or a notice; the peer that it concerns."""
 
     peer: IPAddress
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathAction(Action):
     """An action about one path of the peer."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connect(PathAction):
     """Open a TCP connection to port 16385 of the peer, from the local address.
 
@@ -80,7 +80,7 @@ class Connect(PathAction):
     source_ports: SourcePortRule
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestCallBack(Action):
     """Open a TCP connection that carries nothing: it asks the lower side to connect.
 
@@ -89,7 +89,7 @@ class RequestCallBack(Action):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attach(PathAction):
     """Attach a stream to the path; one attached before is superseded."""
 
@@ -97,19 +97,19 @@ class Attach(PathAction):
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refuse(Action):
     """Close a stream with a reset (linger 0), so that no TIME_WAIT stays."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Detach(PathAction):
     """Detach the path's stream and close it; no `handle_down` follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendControl(PathAction):
     """Queue a ping, pong or probe on the path; `hello` is the plane's: unsequenced, never held.
 
@@ -122,14 +122,14 @@ class SendControl(PathAction):
     hello: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release(PathAction):
     """Let the held path send; the peer has everything up to `received_by_peer` (None: unknown)."""
 
     received_by_peer: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Agree(Action):
     """Set the result of the handshake on every path."""
 
@@ -138,31 +138,31 @@ class Agree(Action):
     message_bytes_max: int = MAX_MESSAGE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RestartPeer(Action):
     """An own node restarted: every path drops what it sent to the old generation."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RememberHandshake(Action):
     """Note a kernel's generation (None: it sends none), so that the plane sees its restart."""
 
     generation: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProbeDeadStream(PathAction):
     """Send the local map: a dead connection answers with a reset, a live one ignores it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FanOut(Action):
     """Make the missing ones of paths 1 to `count` - 1, held behind path 0; route by port hash."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FanIn(Action):
     """The peer's restart has fewer paths: route to `count` paths; give up and close the others.
 
@@ -173,14 +173,14 @@ class FanIn(Action):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GiveUp(PathAction):
     """The path was down for `reconnect_give_up_ns`: drop its queue (`Path.drop_queue`), log it."""
 
     down_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Forget(Action):
     """The connection was evicted, idle for longest: drop the queues, close the paths."""
 
@@ -188,7 +188,7 @@ class Forget(Action):
 # -- notices
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerKnown(Action):
     """The handshake, or its absence, identified the peer; also sent when that changed."""
 
@@ -197,7 +197,7 @@ class PeerKnown(Action):
     capabilities: Capability  # of both sides
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerStartedAnew(Action):
     """The peer restarted. Generations are None for a kernel that sends none."""
 
@@ -213,19 +213,19 @@ class LossCause(Enum):
     SUPERSEDED = auto()  # the peer connected anew
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathUp(PathAction):
     """The peer has sent its first frame on the path's stream: messages flow."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathLost(PathAction):
     """A path that was up has lost its stream."""
 
     cause: LossCause
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refused(Action):
     """An inbound connection was refused; the `Refuse` or `Detach` came before."""
 

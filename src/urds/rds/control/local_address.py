@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.rds.control.connected import ERROR_REASONS, Connected
@@ -101,7 +101,9 @@ class LocalAddress:
             if port not in self._ports:
                 return port
         count = PORT_LAST - PORT_FIRST + 1
-        raise os_error(ErrorReason.PORTS_EXHAUSTED, f"all {count} ports of {self.local}")
+        raise os_error(
+            ErrorReason.PORTS_EXHAUSTED, f"all {count} ports of {self.local}", limit=count
+        )
 
     # -- peers
 
@@ -124,13 +126,14 @@ class LocalAddress:
         if connection is not None:
             return connection
         if not self.allows(peer):
-            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW", peer=peer)
         reason = self._connected.admit(peer, now_ns)
         connection = self._make_connection(peer, now_ns) if reason is None else None
         if connection is None:
             reason = reason or Reason.TOO_MANY_PEERS
             self._count_refused(reason)
-            raise os_error(ERROR_REASONS[reason], self._connected.explain(reason))
+            limit, detail = self._connected.limit(reason), self._connected.explain(reason)
+            raise os_error(ERROR_REASONS[reason], detail, limit=limit, peer=peer)
         return connection
 
     def allows(self, peer: IPAddress) -> bool:

@@ -7,9 +7,9 @@ docs/reference/rds.md 1.8.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import PATHS_MAX
 
@@ -59,7 +59,7 @@ def agreed_npaths(ours: int, theirs: int | None) -> int:
     return 1 << (least.bit_length() - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SourcePortRule:
     """TCP source ports of which the remainder by 8 is the index of the path.
 

@@ -7,9 +7,9 @@ before the duplicate rule; here it only means that the next handshake counts afr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
 
+from urds.common.records import record, replace
 from urds.rds.constants import (
     MAX_MESSAGE_BYTES,
     MESSAGE_DOUBLINGS_MAX,
@@ -26,7 +26,7 @@ _FLAGS: Final = Capability((1 << MESSAGE_DOUBLINGS_SHIFT) - 1)
 _PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1  # the header's limit
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerFacts:
     """A peer as far as it is known."""
 

@@ -1,8 +1,8 @@
 """Settings of the control core. Durations in nanoseconds."""
 
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
 
@@ -11,7 +11,7 @@ _MS = 1_000_000
 _S = 1_000 * _MS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ReconnectSettings:
     """What connections of a node share, over TCP and over RDMA.
 
@@ -38,7 +38,7 @@ class ReconnectSettings:
         return self.reconnect_delay_max_ns if wanted else self.reconnect_delay_idle_max_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ConnectionSettings(ReconnectSettings):
     """What every connection of a node over TCP shares."""
 
@@ -56,7 +56,7 @@ class ConnectionSettings(ReconnectSettings):
         assert self.npaths in (1, 2, 4, PATHS_MAX), f"npaths {self.npaths}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class LocalAddressSettings:
     """What one local address allows."""
 

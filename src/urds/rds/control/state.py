@@ -13,11 +13,11 @@ once, even after the path was given up; the answer to a call-back request may co
 purpose is fulfilled.
 """
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Final
 
 from urds.common.errors import LocalProtocolError
+from urds.common.records import record
 from urds.rds.control.timers import Backoff
 
 
@@ -41,7 +41,7 @@ class ConnectionState(StrEnum):
     DOWN = "down"  # and no message waits for it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConnectionReport:
     """How a path is, as a user is told."""
 
@@ -102,7 +102,7 @@ def next_state(state: PathState, event: PathInput) -> PathState:
         raise LocalProtocolError(f"{event.name} in state {state.name}") from None
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class PathRecord:
     """What the connection knows of one path."""
 

@@ -1,9 +1,9 @@
 """Counters of the control core: one per rare event, one per error reason."""
 
-from dataclasses import dataclass
+from urds.common.records import record
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Stats:
     """Counts since the start; shared by all connections of a local address or a node."""
 

@@ -19,11 +19,11 @@ sender's thread. Errors are `errors.os_error(ErrorReason.X)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, IntFlag, StrEnum, auto
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus
 
@@ -57,7 +57,7 @@ class MessageRow(NamedTuple):
     tos: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MailboxRow:
     """One bound socket, as rds-info lists it."""
 
@@ -72,7 +72,7 @@ class MailboxRow:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RdmaRow:
     """The RDMA part of a path's row; all zeros while it has no connection."""
 
@@ -88,7 +88,7 @@ class RdmaRow:
     region_pages_max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConnectionFacts:
     """Why a path is up or not, and for how long; seconds are counted back from the snapshot."""
 
@@ -102,7 +102,7 @@ class ConnectionFacts:
     oldest_unacknowledged_s: float | None  # at least so long ago; None without such a message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PathRow:
     """One path, as rds-info lists its connection and transport."""
 
@@ -134,7 +134,7 @@ class PathRow:
         return not self.index and (self.rdma is None or not self.rdma.is_passive)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Snapshot:
     """Counters and tables of a plane; consistent per object, not over all."""
 
@@ -147,7 +147,7 @@ class Snapshot:
     rdma_in_use: bool = False  # a socket of this process used it, even if closed now
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@record(frozen=False, eq=False, kw_only=True)
 class Operation:
     """Fields of every RDMA and atomic operation, as a socket hands it to a transport.
 
@@ -173,7 +173,7 @@ class Operation:
         return self.notify or (self.report_failure and bool(self.status))
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@record(frozen=False, eq=False, kw_only=True)
 class RdmaTransfer(Operation):
     """Move bytes between local memory and one region of the peer."""
 
@@ -186,7 +186,7 @@ class RdmaTransfer(Operation):
         return sum(len(piece) for piece in self.pieces)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@record(frozen=False, eq=False, kw_only=True)
 class AtomicOperation(Operation):
     """Fetch and add, or compare and swap, on eight bytes of the peer; 64-bit operands.
 
@@ -253,7 +253,7 @@ class DownReason(Enum):
     BAD_ACKNOWLEDGEMENT = auto()  # acknowledged more than was sent on the stream
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Limits:
     """Limits of a plane, in bytes unless named otherwise."""
 
@@ -276,7 +276,7 @@ class Limits:
     linger_ns: int = 1_000_000_000  # how long a closed mailbox's queued messages are kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Agreement:
     """Result of a handshake with a peer, for all of its paths."""
 
@@ -285,7 +285,7 @@ class Agreement:
     message_bytes_max: int = 1 << 20  # the longest message that both sides accept
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MailboxSettings:
     """Every mailbox setting that a socket can change; a change replaces the whole record."""
 
@@ -312,7 +312,7 @@ class Message(NamedTuple):
     trace: tuple[tuple[int, int], ...]  # (position, nanoseconds); empty unless requested
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CongestionNotice:
     """Port groups changed by a congestion map update; delivered without data."""
 
@@ -322,14 +322,14 @@ class CongestionNotice:
 Notice = OperationNotices | CongestionNotice
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Wanted:
     """The first message was queued while the path has no stream; once per outage."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstFrame:
     """The peer's first whole header arrived on the current stream.
 
@@ -340,7 +340,7 @@ class FirstFrame:
     attachment: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Down:
     """The stream ended; the plane read it to its end and closed it."""
 
@@ -351,7 +351,7 @@ class Down:
     attachment: int  # see FirstFrame
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Control:
     """A message for the control plane: ping, pong or probe."""
 
@@ -365,14 +365,14 @@ class Control:
     attachment: int  # see FirstFrame
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerRestarted:
     """A Linux peer restarted (detected before the duplicate rule); local numbers continue."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LingerOver:
     """Messages of a closed mailbox were cancelled after `Limits.linger_ns`."""
 
@@ -381,7 +381,7 @@ class LingerOver:
     unacknowledged: int  # written: the peer may have them
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """A watched descriptor is ready; the watch has ended."""
 
@@ -428,7 +428,7 @@ class Stream(Protocol):
         """Release the descriptor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Received:
     """The peer's numbers on a path: they tell a retransmission from a new message."""
 
@@ -440,7 +440,7 @@ class Received:
     watch_restarts: bool  # by its numbers, since a kernel does not always send its generation
 
 
-class Progress(NamedTuple):
+class PathActivity(NamedTuple):
     """How far a path is; two looks show what has moved between them."""
 
     received: int  # changes with what the peer sends, and with its stream
@@ -501,7 +501,7 @@ class Path(Protocol):
     def has_delivered(self) -> bool:
         """Return whether a message of the peer ever reached a local socket."""
 
-    def progress(self) -> Progress:
+    def activity(self) -> PathActivity:
         """Return how far the path is."""
 
     def drop_queue(self) -> int:
@@ -537,7 +537,7 @@ class Mailbox(Protocol):
         A payload that is neither `bytes` nor a view of `bytes` is copied.
         """
 
-    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
+    def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message, as `socket.socket.recvfrom`; excess bytes are discarded."""
 
     def send(

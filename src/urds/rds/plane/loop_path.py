@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Progress, Stream
+from urds.rds.plane.contract import Agreement, Hold, PathActivity, Stream
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Path
@@ -68,9 +68,9 @@ class LoopPath:
         """Return true: messages are delivered at once."""
         return True
 
-    def progress(self) -> Progress:
+    def activity(self) -> PathActivity:
         """Return zeros: nothing is numbered."""
-        return Progress(0, None, 0)
+        return PathActivity(0, None, 0)
 
     def drop_queue(self) -> int:
         """Return 0: nothing is queued."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import urds_native
 
+from urds.common.records import names
 from urds.common.types import IPAddress
 from urds.rds.addresses import known_peer
 from urds.rds.plane import contract
@@ -33,9 +34,9 @@ _ADDRESSES_MAX = 4096  # events and tables repeat few addresses often
 _INTERNET = frozenset({socket.AF_INET, socket.AF_INET6})
 _NO_DESCRIPTOR = -1
 # The fields of a record, in the order of its declaration.
-_plain_limits = attrgetter(*contract.Limits.__slots__)
-_plain_received = attrgetter(*contract.Received.__slots__)
-_plain_settings = attrgetter(*contract.MailboxSettings.__slots__)
+_plain_limits = attrgetter(*names(contract.Limits))
+_plain_received = attrgetter(*names(contract.Received))
+_plain_settings = attrgetter(*names(contract.MailboxSettings))
 
 
 def plain(address: IPAddress) -> tuple[bytes, int]:
@@ -86,9 +87,9 @@ class Path(urds_native.Path):
         release = agreement.release.name
         super().agree((release, agreement.checksum, agreement.message_bytes_max))
 
-    def progress(self) -> contract.Progress:
+    def activity(self) -> contract.PathActivity:
         """Return how far the path is."""
-        return contract.Progress(*super().progress())
+        return contract.PathActivity(*super().activity())
 
     def hold_behind(self, other: contract.Path | None) -> None:
         """Hold new messages until `other` has delivered its present queue."""

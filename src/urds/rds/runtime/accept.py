@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
+from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.timers import Timers
@@ -31,14 +31,14 @@ _ACCEPTS_PER_PASS: Final = 64
 _EXHAUSTED_PAUSE_NS: Final = 100_000_000  # when descriptors are used up
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Pending:
     peer: IPAddress
     source_port: int
     stream: tcp.TcpStream
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _AcceptQueue:
     """The pending connections at one local address, by descriptor."""
 

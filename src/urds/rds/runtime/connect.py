@@ -15,10 +15,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
 from urds.rds.plane.contract import Carrier, Interest, Path
@@ -42,7 +42,7 @@ _DEAD = "the peer's host no longer answers: TCP's retransmits go unanswered"
 _STOOD = (0, errno.ECONNRESET, errno.EPIPE)
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _CallBackRequest:
     host: LocalAddressState
     peer: IPAddress
@@ -51,7 +51,7 @@ class _CallBackRequest:
     stands: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Attempt:
     host: LocalAddressState
     peer: IPAddress
@@ -60,7 +60,7 @@ class _Attempt:
     until_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Kept:
     host: LocalAddressState
     peer: IPAddress

@@ -6,9 +6,9 @@ The planes' tables say what a path has; the control planes know the rest. Both m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+from urds.common.records import record, replace
 from urds.common.types import IPAddress
 from urds.rds.control.state import ConnectionReport, ConnectionState
 from urds.rds.plane.contract import Carrier, ConnectionFacts, PathRow, Snapshot
@@ -21,7 +21,7 @@ Found = tuple[ConnectionReport, PeerHistory, Seen]
 _S: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConnectionInfo:
     """One connection of this process; of several paths to a peer, each is one.
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv6Address, ip_address
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
+from urds.common.records import field, record, replace
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import (
     Mailbox,
@@ -44,7 +44,7 @@ _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 _Name = tuple[IPAddress, int]
 
 
-@dataclass(slots=True, eq=False)
+@record(frozen=False, eq=False)
 class _Twin:
     """A mailbox in the plane where the real one is not."""
 
@@ -55,7 +55,7 @@ class _Twin:
     is_over: bool = False
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Side:
     """What of a plane's mailboxes belongs to no socket."""
 

@@ -63,7 +63,7 @@ def answer(
     data = emit_list(InfoOpt(option), _records(InfoOpt(option), snapshot, counters, connected))
     if len(data) > buffer_bytes:
         detail = f"{len(data)} bytes needed, {buffer_bytes} given"
-        raise os_error(ErrorReason.NO_SPACE, detail)
+        raise os_error(ErrorReason.NO_SPACE, detail, limit=buffer_bytes)
     return data
 
 

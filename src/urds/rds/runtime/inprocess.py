@@ -10,12 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import fields
 from urds.common.types import IPAddress
 from urds.rds.constants import Transport
 from urds.rds.plane.choose import choose, plane_class

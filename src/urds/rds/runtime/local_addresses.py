@@ -7,9 +7,9 @@ new messages are therefore kept for longer than anything else of it.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
 from typing import Final
 
+from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.paths import path_of_port
@@ -18,7 +18,7 @@ from urds.rds.plane.contract import Agreement, Mailbox, Path, Received
 _REMEMBERED_MAX: Final = 65_536  # paths of evicted peers; beyond it the oldest is forgotten
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class PeerPaths:
     """The paths to one peer and the mailboxes that were routed over them."""
 
@@ -32,7 +32,7 @@ class PeerPaths:
         return self.paths[path_of_port(port, self.npaths)]
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class LocalAddressState:
     """One local address of this process."""
 

@@ -6,20 +6,20 @@ looks once a second at paths that have a stream, and each snapshot looks again. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from urds.rds.plane.contract import Progress
+from urds.common.records import record
+from urds.rds.plane.contract import PathActivity
 
 
 class Progressing(Protocol):
     """A path of any transport."""
 
-    def progress(self) -> Progress:
+    def activity(self) -> PathActivity:
         """Return how far the path is."""
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Seen:
     """What the looks at one path have shown."""
 
@@ -41,18 +41,18 @@ class Looks:
 
     def look(self, path: Progressing, at_ns: int) -> Seen:
         """Look at a path; return what is known of it now."""
-        progress = path.progress()
-        seen = self._seen.setdefault(path, Seen(progress.received))
-        if progress.received != seen.received:
-            seen.received = progress.received
-            if progress.received:  # 0 when the stream is gone
+        activity = path.activity()
+        seen = self._seen.setdefault(path, Seen(activity.received))
+        if activity.received != seen.received:
+            seen.received = activity.received
+            if activity.received:  # 0 when the stream is gone
                 seen.received_ns = at_ns
-        oldest = progress.oldest_unacknowledged
+        oldest = activity.oldest_unacknowledged
         if oldest is None:
             seen.mark = None
         elif seen.mark is None or oldest > seen.mark:
             # Every message up to here was sent by now, so the oldest one is at least that old.
-            seen.mark, seen.mark_ns = progress.sequence_next - 1, at_ns
+            seen.mark, seen.mark_ns = activity.sequence_next - 1, at_ns
         return seen
 
     def forget(self, path: Progressing) -> None:

@@ -20,11 +20,13 @@ from urds.rds.settings import AUTO, IN_PROCESS, Settings, sources, unknown_varia
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Unpack
 
     from urds.common.types import IPAddress
     from urds.rds.constants import Transport
     from urds.rds.runtime.backend import Backend, Mailbox, MailboxSettings
     from urds.rds.runtime.connections import ConnectionInfo
+    from urds.rds.setting_values import SettingValues
 
     Endpoint = tuple[IPAddress, int]
 
@@ -134,6 +136,12 @@ class Process:
             backend = self._backend
         return [] if backend is None else infos(backend.snapshot().paths)
 
+    def stats(self) -> dict[str, int]:
+        """Return the counters, if anything was bound; see `stats`."""
+        with self._lock:
+            backend = self._backend
+        return {} if backend is None else dict(backend.counters())
+
     def use(self, backend: Backend | None) -> Backend | None:
         """Put another backend in place; return the one before. For tests and embedders."""
         with self._lock:
@@ -200,13 +208,13 @@ current = process.backend
 plane_in_use = process.plane_in_use
 
 
-def configure(**values: object) -> Settings:
+def configure(**values: Unpack[SettingValues]) -> Settings:
     """Set tunables from Python, above file and environment; return all of them.
 
     Works before the first bind of the process. Raises SettingError for an unknown name, a bad
     value, or when it is too late.
     """
-    return process.configure(values)
+    return process.configure(dict(values))
 
 
 def drain(timeout_s: float) -> int:
@@ -228,3 +236,13 @@ def connections() -> list[ConnectionInfo]:
     no connection and is not listed.
     """
     return process.connections()
+
+
+def stats() -> dict[str, int]:
+    """Return this process's counters by name, as `urds info` prints them (docs/cli.md).
+
+    They count from the first bind on and begin anew with the bind after `idle_s` seconds without
+    a socket; the dict is empty while nothing is bound. Any thread may call it. Raises OSError:
+    EDEADLK in a signal handler that interrupted a call.
+    """
+    return process.stats()

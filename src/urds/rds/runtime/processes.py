@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import socket
@@ -22,12 +21,12 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
+from urds.common.records import fields, record
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import (
     Carrier,
@@ -178,7 +177,7 @@ def _is_allowed(connection: socket.socket) -> bool:
 # -- asking
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """What one process has."""
 
@@ -190,7 +189,7 @@ class Report:
     connected: Mapping[Endpoint, Endpoint]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Silent:
     """A process that is there and gave no report."""
 
@@ -211,6 +210,9 @@ def report_of_this_process(
 
 def emit(report: Report) -> bytes:
     """Write a report as JSON; addresses as texts."""
+    import json
+    from dataclasses import asdict
+
     snapshot = report.snapshot
     document = {
         "pid": report.pid,
@@ -230,6 +232,8 @@ def emit(report: Report) -> bytes:
 
 def parse(data: bytes) -> Report:
     """Read a report. Raises ValueError if it is none, or of another release."""
+    import json
+
     try:
         document = json.loads(data)
         return Report(

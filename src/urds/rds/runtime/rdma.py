@@ -8,11 +8,11 @@ RDMA, the node has a plane and a control thread of its own (`beside`). Control l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Any
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.plane import contract as base
@@ -179,6 +179,8 @@ class Rdma:
         """Return Linux's counters ib_* in its order; none while RDMA is not in use."""
         if self.node is None:
             return {}
+        from dataclasses import asdict
+
         stats = self.node.stats
         return {
             **asdict(self.node.counters),
@@ -190,6 +192,8 @@ class Rdma:
         """Return the counters of RDMA connections and their rejects, as rdma_*; as `counters`."""
         if self.node is None:
             return {}
+        from dataclasses import asdict
+
         return {
             f"rdma_{name}": count
             for name, count in asdict(self.node.stats).items()

@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from socket import MSG_NOSIGNAL, socket
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
 from urds.rds.plane.contract import Interest
@@ -36,7 +36,7 @@ _EXHAUSTED_PAUSE_NS: Final = _S // 10  # when descriptors are used up
 _SHM_STREAMS_MAX: Final = 1024  # each takes two rings when it is busy; beyond it TCP
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Dial:
     host: LocalAddressState
     peer: IPAddress
@@ -47,7 +47,7 @@ class _Dial:
     until_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Pending:
     host: LocalAddressState
     control: socket

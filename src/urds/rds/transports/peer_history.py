@@ -10,11 +10,11 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from urds.common.logs import LogQueue
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Carrier
 
@@ -43,7 +43,7 @@ class PeerEventKind(StrEnum):
     GIVEN_UP = "given up"  # messages were dropped after `reconnect_give_up_s`
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerEvent:
     """One thing that happened; what `on_peer_event` passes on."""
 
@@ -64,7 +64,7 @@ class PeerName(NamedTuple):
     tos: int = 0
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class PeerHistory:
     """What is remembered of one connection."""
 

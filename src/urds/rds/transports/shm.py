@@ -17,12 +17,11 @@ import select
 import socket
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from urds.common.records import record
 from urds.common.types import IPAddress
 
 _MAGIC: Final = b"urdslane"
@@ -38,7 +37,7 @@ _SO_PEERPIDFD: Final = 77  # Source: linux v6.5 include/uapi/asm-generic/socket.
 _OVERFLOW_UID: Final = 65_534  # the user that the system reports for users that it cannot name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Greeting:
     """The two ends of a connection: the addresses and port that a TCP one would have."""
 
@@ -234,5 +233,5 @@ def _has_ended(process: int) -> bool:
 
 
 def _user_namespace(process: str) -> tuple[int, int]:
-    found = Path(f"/proc/{process}/ns/user").stat()
+    found = os.stat(f"/proc/{process}/ns/user")  # noqa: PTH116 - pathlib is not worth its import
     return found.st_dev, found.st_ino

@@ -8,18 +8,17 @@ Source: linux v6.12 net/rds/tcp.c, net/rds/tcp_listen.c, net/rds/tcp_connect.c.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.records import record
 from urds.common.socket_class import KernelSocket
 from urds.common.types import IPAddress
 
@@ -31,10 +30,9 @@ _LINGER = Struct("ii")
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 _PORT_RANGE_DEFAULT = (32768, 60999)
 _UNSPECIFIED: Final = bytes(16)  # a socket address of family AF_UNSPEC
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TcpSettings:
     """Options of every connection; 0 leaves a buffer to the kernel's own tuning."""
 
@@ -197,7 +195,10 @@ def reset_in_place(stream: socket.socket) -> None:
     Received but unread bytes are thrown away, although TCP acknowledged them: as harsh as a
     fault can be. Raises OSError. Source: connect(2), AF_UNSPEC dissolves the association.
     """
-    if _libc.connect(stream.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)) < 0:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.connect(stream.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

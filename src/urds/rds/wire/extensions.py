@@ -22,10 +22,10 @@ peer's own.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from urds.common.errors import WireError
+from urds.common.records import record
 from urds.common.struct_layout import Layout
 from urds.rds.constants import Capability, ExtensionType
 from urds.rds.wire.header import EXTENSION_BYTES
@@ -37,7 +37,7 @@ _MARK_SIGN: Final = b"\0UR"
 _MARK: Final = Layout("mark", ">3sBH", size_bytes=EXTENSION_BYTES - _MARK_OFFSET)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extension:
     """One entry of the list; the table below says which values a type has."""
 
@@ -45,7 +45,7 @@ class Extension:
     values: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mark:
     """The peer is a `urds` node, and this is what it can do."""
 
@@ -53,7 +53,7 @@ class Mark:
     version: int = MARK_VERSION  # later versions keep this layout and add meaning
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Handshake:
     """The content of one probe, ping or pong alike."""
 

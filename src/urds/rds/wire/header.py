@@ -8,11 +8,12 @@ The wire specification 3.1 says 40 bytes; its own fields sum to 48, and that is 
 Source: linux v6.12 net/rds/rds.h (struct rds_header), net/rds/message.c (checksum).
 """
 
-from dataclasses import astuple, dataclass
+from operator import attrgetter
 from struct import Struct
 from typing import Final, Self
 
 from urds.common.errors import WireError
+from urds.common.records import names, record
 from urds.common.struct_layout import Layout
 from urds.rds.constants import HeaderFlag
 from urds.rds.wire.checksum import header_checksum, header_intact
@@ -29,7 +30,7 @@ _NO_FLAGS: Final = HeaderFlag(0)
 _LAYOUT: Final = Layout("header", HEADER.format, size_bytes=HEADER_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Header:
     """One message header as a value."""
 
@@ -56,7 +57,7 @@ class Header:
             raise WireError(
                 f"header checksum {fields[8]:#06x}, computed {_computed_checksum(fields):#06x}"
             )
-        values = dict(zip(cls.__slots__[:-1], fields[:-2], strict=True))
+        values = dict(zip(_NUMBERS, fields[:-2], strict=True))
         values["flags"] = HeaderFlag(values["flags"])
         return cls(**values, extension=bytes(data[-EXTENSION_BYTES:]))
 
@@ -77,7 +78,11 @@ class Header:
                 f"extension space of {len(self.extension)} bytes, not {EXTENSION_BYTES}"
             )
         words = (int.from_bytes(self.extension[at : at + 8], "big") for at in (0, 8))
-        return (*map(int, astuple(self)[:-1]), *words)
+        return (*map(int, _numbers_of(self)), *words)
+
+
+_NUMBERS: Final = names(Header)[:-1]  # all but the extension space
+_numbers_of: Final = attrgetter(*_NUMBERS)
 
 
 def _computed_checksum(fields: tuple[int, ...]) -> int:

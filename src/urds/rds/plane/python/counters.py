@@ -5,10 +5,10 @@ Source of names and meanings: linux v6.12 net/rds/stats.c and net/rds/rds.h.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from urds.common.records import fields, record
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Counters:
     """Plain integers; the shell adds under its lock. Never negative, never reset."""
 

@@ -124,7 +124,7 @@ class Mailbox(Inbox):
 
     def sendto(
         self,
-        payload: Buffer,
+        data: Buffer,
         flags_or_address: int | SocketAddress,
         address: SocketAddress | None = None,
         /,
@@ -137,12 +137,12 @@ class Mailbox(Inbox):
             address = flags_or_address  # type: ignore[assignment]  # two-argument form
         elif flags_or_address:
             wait_ns = self._wait_of_flags(flags_or_address, wait_ns)
-        if type(payload) is not bytes:
-            payload = queueing.frozen(payload)
-        payload_bytes = len(payload)
+        if type(data) is not bytes:
+            data = queueing.frozen(data)
+        payload_bytes = len(data)
         flow = (flows := self._flows).get(address)  # type: ignore[arg-type]  # None is no key
         if flow is None:
-            return queueing.queue(self, payload, address, b"", wait_ns)
+            return queueing.queue(self, data, address, b"", wait_ns)
         path, outgoing, _, _, destination = flow
         # A lone message has an empty path: one comparison for each message of a burst.
         if (
@@ -150,16 +150,16 @@ class Mailbox(Inbox):
             and payload_bytes <= self._alone_bytes_max
             and outgoing.plain
             and not outgoing.unacked
-            and alone.send(self, flow, address, payload)
+            and alone.send(self, flow, address, data)
         ):
             return payload_bytes
         try:
             with self._lock:
                 pending = 0
                 if self._flows is flows and payload_bytes <= self._plain_bytes_max:
-                    pending = self._queue_again(flow, payload, payload_bytes)
+                    pending = self._queue_again(flow, data, payload_bytes)
             if not pending:
-                return queueing.queue(self, payload, address, b"", wait_ns)
+                return queueing.queue(self, data, address, b"", wait_ns)
             if not path.is_batching or pending >= path.flush_bytes:
                 path.push(self.burst_bytes)
                 if destination.queued_bytes >= destination.look_at_bytes:
@@ -167,7 +167,7 @@ class Mailbox(Inbox):
             if self.descriptor is not None and self.send_queued_bytes >= self._half_bytes:
                 self.descriptor.sync()
         except BaseException as error:
-            if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
+            if "reason" not in error.__dict__:  # an interrupt: find the work it left
                 self._plane.interrupts.seen = True
                 eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
             raise
@@ -290,13 +290,13 @@ class Mailbox(Inbox):
 
     # -- receiving
 
-    def recvfrom(self, payload_bytes_max: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
-        """Take one message; what exceeds `payload_bytes_max` is discarded."""
+    def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
+        """Take one message; what exceeds `bufsize` bytes is discarded."""
         if self._holds_lock():
             raise os_error(ErrorReason.REENTERED)
-        if type(payload_bytes_max) is not int:
-            payload_bytes_max = index(payload_bytes_max)
-        if payload_bytes_max < 0:
+        if type(bufsize) is not int:
+            bufsize = index(bufsize)
+        if bufsize < 0:
             raise ValueError("negative buffersize in recvfrom")
         if not flags and not self.special:
             item: Item | None = None
@@ -314,11 +314,11 @@ class Mailbox(Inbox):
                 if item is not None and item is not _LOOK_AGAIN:
                     if self.receive_queued_bytes < self.clear_below_bytes:
                         self._clear_congestion()
-                    if len(item[0]) <= payload_bytes_max and len(item) == 2:
+                    if len(item[0]) <= bufsize and len(item) == 2:
                         return item
-                    return item[0][:payload_bytes_max], item[1]
+                    return item[0][:bufsize], item[1]
             except BaseException as error:
-                if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
+                if "reason" not in error.__dict__:  # an interrupt: find the work it left
                     self._plane.interrupts.seen = True
                     eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
                 raise
@@ -334,7 +334,7 @@ class Mailbox(Inbox):
             )
         if not isinstance(message, Message):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
-        return message.payload[:payload_bytes_max], message.source
+        return message.payload[:bufsize], message.source
 
     def _wait_plain(self, wait_ns: int | None) -> Item:
         """Wait for a message, or for a reason to check again. Raises ETIMEDOUT."""
@@ -393,7 +393,7 @@ class Mailbox(Inbox):
             if self.descriptor is not None:
                 self.sync()  # a notice or news taken no longer makes it readable
         except BaseException as error:
-            if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
+            if "reason" not in error.__dict__:  # an interrupt: find the work it left
                 plane.interrupts.seen = True
                 eventfd_write(plane.progress_thread.wake_descriptor, 1)
             raise
@@ -690,5 +690,9 @@ class Mailbox(Inbox):
         """Unbind; queued messages have `linger_ns`, by default a second in the background."""
         self._plane.close_mailbox(self, linger_ns)
 
+
+# They are a bound socket's own methods: a TypeError about arguments names that class.
+for _call in (Mailbox.sendto, Mailbox.recvfrom):
+    _call.__qualname__ = f"Socket.{_call.__name__}"
 
 _LAST_POSITION = 2  # from queueing to the application; the earlier stages coincide here

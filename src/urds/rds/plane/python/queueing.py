@@ -66,7 +66,7 @@ def queue(
         if wait_ns == 0 or mailbox._plane.virtual:
             if reason in _AS_CONGESTED:
                 counters.cong_send_error += 1
-            raise os_error(reason, _account_detail(mailbox, reason, peer, port))
+            raise _no_room(mailbox, reason, peer, port)
         if reason in _AS_CONGESTED and not blocked:
             blocked = True
             counters.cong_send_blocked += 1
@@ -83,13 +83,13 @@ def queue(
             if queued is not False:
                 break
         else:
-            raise os_error(ErrorReason.PEER_UNREACHABLE, f"no route to {peer}")
+            raise os_error(ErrorReason.PEER_UNREACHABLE, f"no route to {peer}", peer=peer)
         if queued is None:
-            raise os_error(ErrorReason.TIMED_OUT, f"no room to send to {address[0]} port {port}")
+            raise _no_room(mailbox, ErrorReason.TIMED_OUT, peer, port)
         _push(mailbox, path)
         mailbox.sync()
     except BaseException as error:
-        if "error_reason" not in error.__dict__:  # an interrupt: find the work it left
+        if "reason" not in error.__dict__:  # an interrupt: find the work it left
             mailbox._plane.interrupts.seen = True
             eventfd_write(mailbox._plane.progress_thread.wake_descriptor, 1)
         raise
@@ -109,15 +109,21 @@ def _push(mailbox: Mailbox, path: StreamPath | LoopPath | MessageTransport | Non
         mailbox._plane.finish_pass()
 
 
-def _account_detail(mailbox: Mailbox, reason: ErrorReason, peer: IPAddress, port: int) -> str:
+def _no_room(mailbox: Mailbox, reason: ErrorReason, peer: IPAddress, port: int) -> OSError:
+    """Return the error of a send that waits no longer for room here or at the peer."""
+    if reason is ErrorReason.TIMED_OUT:
+        return os_error(reason, f"no room to send to {peer} port {port}", peer=peer)
     if reason is ErrorReason.PEER_CONGESTED:
-        return f"{peer} port {port} is full"
+        return os_error(reason, f"{peer} port {port} is full", peer=peer)
+    size = mailbox._send_bytes_max
     if reason is ErrorReason.SHARE_FULL:
         known = mailbox.accounts.known(peer)
         held_bytes = known.queued_bytes if known else 0
-        size = mailbox._send_bytes_max
-        return f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
-    return f"{mailbox.send_queued_bytes} of {mailbox._send_bytes_max} bytes are queued"
+        detail = f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
+    else:
+        detail = f"{mailbox.send_queued_bytes} of {size} bytes are queued"
+    limit = None if reason is ErrorReason.PATH_FULL else size
+    return os_error(reason, detail, limit=limit, peer=peer)
 
 
 def _try(
@@ -137,12 +143,14 @@ def _try(
         raise os_error(mailbox._plane.closed_reason)
     if peer in mailbox._failed:
         mailbox._failed.remove(peer)
-        raise os_error(ErrorReason.PEER_UNREACHABLE, f"{peer}: messages queued for it were dropped")
+        detail = f"{peer}: messages queued for it were dropped"
+        raise os_error(ErrorReason.PEER_UNREACHABLE, detail, peer=peer)
     path = mailbox._routes.get(peer)
     if path is None:
         return ErrorReason.PEER_UNREACHABLE
     if operations and isinstance(path, StreamPath | LoopPath):
-        raise os_error(ErrorReason.NOT_SUPPORTED, f"no operations on the way to {peer}")
+        detail = f"no operations on the way to {peer}"
+        raise os_error(ErrorReason.NOT_SUPPORTED, detail, peer=peer)
     mailbox._map_news = False
     loop = isinstance(path, LoopPath)
     host = mailbox._host

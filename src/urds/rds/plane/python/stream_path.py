@@ -25,7 +25,7 @@ from urds.rds.plane.contract import (
     DownReason,
     Hold,
     Path,
-    Progress,
+    PathActivity,
     Release,
     Stream,
     Wanted,
@@ -462,13 +462,13 @@ class StreamPath:
         with self.plane.lock:
             return self.holds()
 
-    def progress(self) -> Progress:
+    def activity(self) -> PathActivity:
         """Return how far the path is. No lock held."""
         with self.plane.lock:
             outgoing = self.core.outgoing
             sent = outgoing.unacked or outgoing.retransmits  # the lower numbers first
             oldest = sent[0][0] if sent else None
-            return Progress(self.core.incoming.frames, oldest, outgoing.sequence_next)
+            return PathActivity(self.core.incoming.frames, oldest, outgoing.sequence_next)
 
     def has_delivered(self) -> bool:
         """Return whether a message of the peer ever reached a local socket."""

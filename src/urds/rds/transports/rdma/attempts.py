@@ -217,7 +217,7 @@ class Attempts:
             if path.link is not None:  # a fault of this node has lost its end
                 self.end(host, action.key, path.link.number)
             path.failure = ""
-            self._node.on_attached(path, path.progress().received)
+            self._node.on_attached(path, path.activity().received)
             if not action.key.passive:
                 self._node.peers.note_attached(path.name)
                 self._node.peers.note_up(path.name)

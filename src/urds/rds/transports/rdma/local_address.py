@@ -95,10 +95,11 @@ class RdmaEndpoint:
         if key in self._peers:
             return key
         if not self.allows(peer):
-            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW")
+            raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW", peer=peer)
         if self._make_peer(key, now_ns) is None:
             self.stats.count_rejection(Reason.TOO_MANY_PEERS)
-            raise os_error(ErrorReason.TOO_MANY_PEERS, f"{self._settings.peers_max} peers")
+            limit = self._settings.peers_max
+            raise os_error(ErrorReason.TOO_MANY_PEERS, f"{limit} peers", limit=limit, peer=peer)
         return key
 
     def allows(self, peer: IPAddress) -> bool:

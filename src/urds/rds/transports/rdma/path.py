@@ -18,8 +18,8 @@ from urds.rds.plane.contract import (
     Carrier,
     MessageRow,
     Operation,
+    PathActivity,
     PathRow,
-    Progress,
     RdmaRow,
 )
 from urds.rds.transports.peer_history import PeerName
@@ -351,14 +351,14 @@ class RdmaPath:
         with self.plane.lock:
             return self.core.outgoing.holds()
 
-    def progress(self) -> Progress:
+    def activity(self) -> PathActivity:
         """Return how far the path is; what arrives is seen by numbers and acknowledgements."""
         with self.plane.lock:
             outgoing, incoming = self.core.outgoing, self.core.incoming
             oldest = next((entry[0] for entry in outgoing.sent_entries()), None)
             acknowledged = outgoing.sequence_next if oldest is None else oldest
             received = incoming.sequence_expected + acknowledged
-            return Progress(received, oldest, outgoing.sequence_next)
+            return PathActivity(received, oldest, outgoing.sequence_next)
 
     # -- as the core's surroundings; plane's lock held
 

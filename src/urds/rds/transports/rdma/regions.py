@@ -219,7 +219,8 @@ class RegionTable:
                     self._counters.ib_rdma_mr_8k_pool_depleted += 1
                 else:
                     self._counters.ib_rdma_mr_1m_pool_depleted += 1
-                raise os_error(ErrorReason.TOO_MANY_REGIONS, f"{REGIONS_MAX} are the most")
+                detail = f"{REGIONS_MAX} are the most"
+                raise os_error(ErrorReason.TOO_MANY_REGIONS, detail, limit=REGIONS_MAX)
             while True:  # ends soon: at most one key in 32,768 is taken
                 key = self._rng.randrange(_KEY_FIRST, _KEY_END)
                 if key not in self._entries and key not in self._reserved:
