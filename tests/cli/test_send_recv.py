@@ -80,7 +80,7 @@ def test_a_terminal_gets_no_control_characters() -> None:
     os.close(ours)
 
 
-def test_messages_that_nobody_acknowledges_are_exit_code_1() -> None:
+def test_messages_without_an_acknowledgement_are_exit_code_1() -> None:
     done = send("-w", "0.2", "a", "b")
     assert done.returncode == 1
     found = SENT.fullmatch(done.stdout.decode())

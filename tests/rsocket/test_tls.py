@@ -129,7 +129,7 @@ def test_a_half_closed_stream_still_receives(pair: Tls) -> None:
     assert pair.client.recv(100) == b"answer"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(plain: Pair) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(plain: Pair) -> None:
     accepting = Task(lambda: wrap_socket(server_context(), plain.server, server_side=True))
     with pytest.raises(ssl.SSLCertVerificationError):
         wrap_socket(ssl.create_default_context(), plain.client, server_hostname="localhost")

@@ -43,7 +43,7 @@ sock.settimeout(None)
 assert_type(urds.configure(npaths=4, wmem_max="5M", allow=["10.0.0.0/8"]), urds.Settings)
 urds.configure(rds_tcp_sndbuf="64KiB", linger_s=1, shared_memory=False)
 assert_type(urds.stats(), dict[str, int])
-assert_type(urds.ErrorReason("x"), urds.ErrorReason)
+assert_type(urds.ErrorReason(1), urds.ErrorReason)
 """
 # Each line is an error of the type checker, and, where it can be tried, raises at run time.
 BAD = """

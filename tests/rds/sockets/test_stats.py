@@ -30,7 +30,7 @@ def test_there_are_none_before_the_first_bind() -> None:
         process.use(before)
 
 
-@pytest.mark.carried("shm0")
+@pytest.mark.each_carrier("shm0")
 def test_a_peer_that_is_not_allowed_is_named(new_socket: NewSocket) -> None:
     with pytest.raises(PermissionError) as caught:
         new_socket(1).sendto(b"x", ("192.0.2.7", 4000))
