@@ -282,8 +282,8 @@ def test_json_has_the_sums_and_all_rows_with_their_process() -> None:
 
 def report(monkeypatch: pytest.MonkeyPatch, *reports: Report) -> None:
     """Have these reports found."""
-    monkeypatch.setattr(processes, "find", lambda: [one.pid for one in reports])
-    monkeypatch.setattr(processes, "ask_all", lambda pids: list(reports))
+    monkeypatch.setattr(processes, "find", lambda **_: [one.pid for one in reports])
+    monkeypatch.setattr(processes, "ask_all", lambda pids, **_: list(reports))
 
 
 def test_without_a_letter_there_is_a_summary(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.parity.planes import OTHER, PEER, PEER_PORT, RealWorld, World
-from urds.common.errors import ERRNO_OF, ErrorReason
+from urds.common.errors import ErrorReason
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import Agreement, Mailbox, Release
 
@@ -25,7 +25,7 @@ def check(call: Callable[[], object], reason: ErrorReason, limit: int | None, pe
     """Assert the attributes of the error that a call raises, and of its copies."""
     problem = error_of(call)
     wanted = {"reason": reason, "limit": limit, "peer": None if peer is None else str(peer)}
-    assert problem.errno == ERRNO_OF[reason]
+    assert problem.errno == reason.code
     for one in (problem, copy.copy(problem), pickle.loads(pickle.dumps(problem))):
         assert vars(one) == wanted
         assert type(one) is type(problem)

@@ -15,8 +15,14 @@ class Lines(LogQueue):
         self.lines: list[str] = []
 
     def put(
-        self, level: int, text: str, *arguments: object, problem: BaseException | None = None
-    ) -> None:
-        """Keep a line of level WARNING or above."""
+        self,
+        level: int,
+        text: str,
+        *arguments: object,
+        problem: BaseException | None = None,
+        equal_once: bool = False,
+    ) -> bool:
+        """Keep a line of level WARNING or above; equal ones too."""
         if level >= logging.WARNING:
             self.lines.append(text % arguments)
+        return True
