@@ -42,7 +42,7 @@ def stubs() -> dict[Path, str]:
     rds_stub = _definitions(PACKAGE / "rds" / "constants.py") + _flat_lines(constants.FLAT)
     urds_stub = _imports(urds, urds.__all__, home=constants)
     urds_stub += "from urds import aio as aio\n"
-    urds_stub += "from urds.common.version import VERSION as __version__\n" + _list_of_all(urds)
+    urds_stub += "__version__: str\n" + _list_of_all(urds)
     dat_stub = "from typing import Final\n"
     dat_stub += _imports(dat, set(dat.__all__) - dat_names.keys(), home=numbers)
     dat_stub += "open = open_ia\n" + _list_of_all(dat) + _flat_lines(dat_names)

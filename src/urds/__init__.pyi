@@ -42,7 +42,7 @@ from urds.rds.settings import Settings
 from urds.rds.socket import Socket, socket
 from urds.rds.transports.peer_history import PeerEvent, PeerEventKind
 from urds import aio as aio
-from urds.common.version import VERSION as __version__
+__version__: str
 __all__ = [
     "AF_RDS", "CONGESTION_MAP_BYTES", "Capability", "Cmsg", "ConnectionFlag", "ConnectionInfo",
     "ConnectionState", "ErrorReason", "ExtensionType", "HeaderFlag", "IB_FRAGMENT_BYTES", "InfoOpt",
