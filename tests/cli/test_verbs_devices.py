@@ -26,7 +26,7 @@ def test_verbose_shows_all_attributes_of_one() -> None:
     found = dict(line.strip().split(maxsplit=1) for line in done.out.splitlines() if line)
     assert found["hca_id:"] == "tcp0"
     assert (found["max_qp_wr:"], found["raw_connect:"]) == ("16384", "False")
-    assert (found["acceptance:"], found["lossless:"]) == ("IN_ORDER", "True")
+    assert (found["receive_order:"], found["lossless:"]) == ("IN_ORDER", "True")
 
 
 def test_json_has_a_record_for_each() -> None:
