@@ -84,10 +84,7 @@ class _Both:
 
 def _row(client: Child, server: Child, count: int, show: Any) -> dict[str, Any]:
     both, more = _Both(client, server), max(1, count - 1)
-    # What a process makes once: devices, channels, the thread that ends closed connections.
-    both.do("connect", count=1)
-    both.do("close")
-    both.do("connect", count=1)
+    both.do("connect", count=1)  # the cost of the first one: devices, channels
     both.do("echo_one", count=20)
     alone_s = both.do("echo_one", count=_ECHOES)["median"]
     before = both.held()

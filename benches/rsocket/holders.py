@@ -28,6 +28,7 @@ from urds.cli.rsocket.sockets import (
     listening,
     new_socket,
 )
+from urds.rsocket.link.service import service
 
 _BATCH: Final = 16  # connects under way: as many as tcp0 lets one host have unanswered
 _BACKLOG: Final = 1024
@@ -88,12 +89,19 @@ def _entries(folder: str) -> int:
     return sum(1 for _ in Path(folder).iterdir())
 
 
+def _begin(is_kernel: bool) -> None:
+    """Make what a process has once: the first close that has to linger would, or none."""
+    if not is_kernel:
+        service.call_soon(lambda: None)
+
+
 # -- the server
 
 
 def serve(way: str) -> None:
     """Echo on every connection until standard input ends."""
     is_kernel = way == KERNEL
+    _begin(is_kernel)
     waiting, sockets = Waiting(is_kernel=is_kernel), dict[int, AnySocket]()
     place, made = memoryview(bytearray(_BYTES)), 0
     listener = new_socket(is_kernel=is_kernel)
@@ -144,6 +152,7 @@ class Client:
 
     def __init__(self, way: str, port: int) -> None:
         self._is_kernel = way == KERNEL
+        _begin(self._is_kernel)
         self._target = (LOOPBACK, port)
         self._sockets: list[AnySocket] = []
         self._place = memoryview(bytearray(_BYTES))
