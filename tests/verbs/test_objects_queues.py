@@ -10,6 +10,8 @@ import pytest
 from tests.verbs.objects_world import Side, World
 from urds.verbs import (
     CQ,
+    PD,
+    SRQ,
     AsyncEventType,
     CompChannel,
     Context,
@@ -48,6 +50,13 @@ def arrive(world: World, count: int = 1, flags: SendFlag = SendFlag.SIGNALED) ->
         world.left.send(b"message", number, flags)
     world.left.cq.wait_for(count)
     world.network.run()
+
+
+def test_an_empty_queue_is_a_queue(context: Context) -> None:
+    """Programs ask `if srq:` for whether there is one."""
+    queues = (CQ(context, 4), SRQ(PD(context)))
+    assert [len(queue) for queue in queues] == [0, 0]
+    assert all(queues)
 
 
 def test_polling_moves_a_device_on(world: World) -> None:

@@ -229,6 +229,10 @@ class CQ(Resource):
         """Return how many completions wait to be polled."""
         return len(self.engine)
 
+    def __bool__(self) -> bool:
+        """Return true: a queue is there even while nothing waits in it."""
+        return True
+
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Take up to `num_entries` completions, oldest first; return how many, and them.
 

@@ -88,6 +88,10 @@ class SRQ(Resource):
         """Return how many receives wait to be taken."""
         return len(self.engine)
 
+    def __bool__(self) -> bool:
+        """Return true: a queue is there even while nothing waits in it."""
+        return True
+
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Post a receive, a list of them, or a chain by `next_wr`.
 
