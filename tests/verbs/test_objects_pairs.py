@@ -242,6 +242,21 @@ def test_a_chain_that_leads_back_to_its_start_ends(monkeypatch: pytest.MonkeyPat
         world.left.qp.post_send(ring)
 
 
+@pytest.mark.parametrize("srq", [0, 4])
+def test_a_number_of_pieces_is_checked_against_the_list(srq: int) -> None:
+    """As pyverbs programs give it; without one the list alone counts."""
+    world = World(srq=srq).connect()
+    left, right = world.left, world.right
+    target = right.qp if right.srq is None else right.srq
+    target.post_recv(RecvWR(1, num_sge=1, sg=[right.mr.sge()]))
+    left.qp.post_send(SendWR(1, WROpcode.SEND, num_sge=1, sg=[left.mr.sge(0, 4)]))
+    assert statuses(left.cq.wait_for(1)) == [WCStatus.SUCCESS]
+    with pytest.raises(VerbsPostError, match="num_sge 2, the list `sg` has 1"):
+        target.post_recv(RecvWR(2, num_sge=2, sg=[right.mr.sge()]))
+    with pytest.raises(VerbsPostError, match="num_sge 0, the list `sg` has 1"):
+        left.qp.post_send(SendWR(2, num_sge=0, sg=[left.mr.sge(0, 4)]))
+
+
 def test_posting_in_the_wrong_state_is_refused() -> None:
     side = World().left
     with pytest.raises(VerbsPostError, match="RESET"):

@@ -191,7 +191,7 @@ class QueuePair:
         if self.state is QPState.ERR:
             self.flush_receive(wr)
             return
-        self._queue.post(RecvWR(wr.wr_id, list(wr.sg)))
+        self._queue.post(RecvWR(wr.wr_id, list(wr.sg), num_sge=wr.num_sge))
         if self.qp_type is QPType.RC:
             self.tracker.allocate_next()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import AsyncEventType, ReceiveOrder, WCFlag, WCOpcode, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.work import WC, RecvWR
+from urds.verbs.engine.work import WC, RecvWR, check_count
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -42,7 +42,8 @@ class ReceiveQueue:
         return len(self._entries)
 
     def post(self, wr: RecvWR) -> None:
-        """Queue a receive. Raises OSError: ENOMEM when full, EINVAL for too many pieces."""
+        """Queue a receive. Raises OSError: ENOMEM when full, EINVAL for its pieces."""
+        check_count(wr.num_sge, wr.sg)
         if len(wr.sg) > self.max_sge:
             raise OSError(
                 errno.EINVAL, f"receive of {len(wr.sg)} pieces, limit {self.max_sge} (max_sge)"

@@ -32,7 +32,7 @@ from urds.verbs.engine.packets import (
     PacketFlag,
     PacketKind,
 )
-from urds.verbs.engine.work import SendWR
+from urds.verbs.engine.work import SendWR, check_count
 
 ACK_EVERY_PACKETS: Final = 32  # of a long message; the last packet always asks for one
 READ_PORTION_PACKETS: Final = 64  # answers that one READ_REQUEST asks for, on a lossy link
@@ -263,6 +263,7 @@ def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> N
             raise _invalid(f"{wr.opcode.name} with data of its own")
         _check_bytes(wr.data)
     length, cap = wr.message_bytes, attr.cap
+    check_count(wr.num_sge, wr.sg)
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:

@@ -4,6 +4,7 @@ The names are libibverbs' and pyverbs' (docs/reference/verbs-and-roce.md 18). Th
 bytes: a scatter/gather entry names memory by address and key, resolved when it is used.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,19 +36,30 @@ def total_bytes(sg: Sequence[SGE]) -> int:
     return sum(piece.length for piece in sg)
 
 
+def check_count(num_sge: int | None, sg: Sequence[SGE]) -> None:
+    """Check the `num_sge` of a work request. Raises OSError: EINVAL."""
+    if num_sge is not None and num_sge != len(sg):
+        raise OSError(errno.EINVAL, f"num_sge {num_sge}, the list `sg` has {len(sg)}")
+
+
 @dataclass(slots=True)
 class RecvWR:
-    """Room for one message; its bytes fill the pieces in order."""
+    """Room for one message; its bytes fill the pieces in order.
+
+    `num_sge` may be left out; if it is given, a post checks that the list has so many.
+    """
 
     wr_id: int = 0
     sg: list[SGE] = field(default_factory=list)
     next_wr: "RecvWR | None" = None  # posted after this one by the same call
+    num_sge: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)
 class SendWR:
     """One request. Fields that its opcode does not use are ignored.
 
+    `num_sge` may be left out; if it is given, a post checks that `sg` has so many pieces.
     `imm_data` is a 32-bit integer; `invalidate_rkey` is for SEND_WITH_INV and LOCAL_INV;
     `compare_add` and `swap` are 64-bit, as are the masks of MASKED_ATOMIC_*; `window` and `bind`
     are for BIND_MW. `data`, if given, is what a SEND or WRITE carries instead of `sg`, for layers
@@ -78,6 +90,7 @@ class SendWR:
     bind: Any = None
     data: bytes | memoryview | None = None
     next_wr: "SendWR | None" = None  # posted after this one by the same call
+    num_sge: int | None = field(default=None, kw_only=True)
 
     @property
     def message_bytes(self) -> int:
