@@ -3,6 +3,7 @@
     python -m tools.stubs
 
 `rds/constants.pyi` has the flat Linux names, `dat/__init__.pyi` the flat names of uDAPL,
+`verbs/enums.pyi` the C names of verbs,
 `rds/setting_values.pyi` what `urds.configure` takes, `urds/__init__.pyi` and `dat/__init__.pyi`
 list what a program may import. Run it after a change of an enum, of a tunable or of a list of
 public names; a test fails when it was forgotten.
@@ -22,7 +23,10 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "urds"
 LINE_MAX = 100
-MODULES = ("urds", "urds.rds.constants", "urds.dat", "urds.dat.constants", "urds.dat.returns")
+MODULES = (
+    "urds", "urds.rds.constants", "urds.dat", "urds.dat.constants", "urds.dat.returns",
+    "urds.verbs.enums",
+)  # fmt: skip
 HEAD = """\
 # Made by `python -m tools.stubs`.
 # ruff: noqa: {codes} - packed, in the order of the source
@@ -37,7 +41,7 @@ VALUE_TYPES = {
 
 def stubs() -> dict[Path, str]:
     """Return the text of each stub by its path."""
-    urds, constants, dat, numbers, returns = map(import_module, MODULES)
+    urds, constants, dat, numbers, returns, verbs = map(import_module, MODULES)
     dat_names = numbers.FLAT | returns.FLAT
     rds_stub = _definitions(PACKAGE / "rds" / "constants.py") + _flat_lines(constants.FLAT)
     urds_stub = _imports(urds, urds.__all__, home=constants)
@@ -46,7 +50,11 @@ def stubs() -> dict[Path, str]:
     dat_stub = "from typing import Final\n"
     dat_stub += _imports(dat, set(dat.__all__) - dat_names.keys(), home=numbers)
     dat_stub += "open = open_ia\n" + _list_of_all(dat) + _flat_lines(dat_names)
+    families = {type(one).__name__ for one in verbs.FLAT.values() if isinstance(one, enum.Enum)}
+    verbs_stub = "from typing import Final\n" + _imports(verbs, families)
+    verbs_stub += _list_of_all(verbs) + _flat_lines(verbs.FLAT)
     return {
+        PACKAGE / "verbs" / "enums.pyi": HEAD.format(codes="I001, RUF022") + verbs_stub,
         PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001, N802") + rds_stub,
         PACKAGE / "rds" / "setting_values.pyi": HEAD.format(codes="I001") + _setting_values(),
         PACKAGE / "__init__.pyi": HEAD.format(codes="I001, RUF022") + urds_stub,
@@ -95,12 +103,12 @@ def _final(value: object) -> str:
     return f"Final = {value!r}" if type(value) is int else f"Final[{type(value).__name__}]"
 
 
-def _imports(package: ModuleType, names: Iterable[str], *, home: ModuleType) -> str:
-    """Import names from `home` if they are there, else from the module that defines them."""
+def _imports(package: ModuleType, names: Iterable[str], home: ModuleType | None = None) -> str:
+    """Import names from `home` if it is given and they are there, else from the module that defines them."""
     by_module: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         value = getattr(package, name)
-        module = home.__name__ if name in vars(home) else value.__module__
+        module = home.__name__ if home and name in vars(home) else value.__module__
         by_module[module].append(name)
     text = ""
     for module, found in sorted(by_module.items()):
