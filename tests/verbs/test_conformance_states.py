@@ -96,7 +96,7 @@ def test_what_a_queue_pair_needs_must_be_there(world: World) -> None:
         with pytest.raises(VerbsArgumentError, match="needs two completion queues"):
             QP(side.pd, replace(side.init_attr, **{missing: None}))
     with pytest.raises(VerbsArgumentError, match="known are RC, UD"):
-        QP(side.pd, replace(side.init_attr, qp_type=3))
+        QP(side.pd, replace(side.init_attr, qp_type=77))
 
 
 @pytest.mark.parametrize("receive_order", list(ReceiveOrder)[1:])

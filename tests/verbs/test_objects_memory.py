@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import urds.verbs.enums as e
 from tests.verbs.objects_world import BUFFER_BYTES, EVERYTHING, Side, World
 from urds.verbs import (
     MR,
@@ -23,6 +24,7 @@ from urds.verbs import (
     VerbsArgumentError,
     VerbsClosedError,
     VerbsError,
+    VerbsNotSupportedError,
     WCStatus,
     WROpcode,
 )
@@ -100,10 +102,20 @@ def test_what_is_no_buffer_is_a_type_error(pd: PD) -> None:
         MR(pd, "text")  # type: ignore[arg-type]  # the point of the test
 
 
-@pytest.mark.parametrize("access", [AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC, 1 << 7])
+@pytest.mark.parametrize("access", [AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC, 1 << 9])
 def test_access_that_cannot_be_is_refused(pd: PD, access: int) -> None:
     with pytest.raises(VerbsArgumentError):
         MR(pd, bytearray(8), access)
+
+
+@pytest.mark.parametrize("name", ["ZERO_BASED", "ON_DEMAND", "HUGETLB"])
+def test_access_that_no_device_has_is_not_supported(pd: PD, name: str) -> None:
+    access = e.IBV_ACCESS_LOCAL_WRITE | getattr(e, f"IBV_ACCESS_{name}")
+    with pytest.raises(VerbsNotSupportedError, match=f"`access {name}`") as refused:
+        MR(pd, bytearray(8), access)
+    assert refused.value.errno == errno.EOPNOTSUPP
+    with MR(pd, bytearray(8)) as mr, pytest.raises(VerbsNotSupportedError):
+        mr.rereg(access=access)
 
 
 def test_a_registered_bytearray_cannot_be_resized_until_the_region_is_closed(pd: PD) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import urds.verbs.enums as e
 from tests.verbs.objects_world import EVERYTHING, QKEY, Side, World, attributes_towards
 from urds.verbs import (
     AH,
@@ -135,7 +136,7 @@ def test_what_a_queue_pair_is_made_of_must_fit() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"scq": None}, "needs two completion queues"),
         ({"rcq": foreign}, "the CQ is another device's"),
-        ({"qp_type": 3}, "of kind 3, known are RC, UD"),
+        ({"qp_type": 77}, "of kind 77, known are RC, UD"),
     ]
     for change, match in cases:
         with pytest.raises(VerbsArgumentError, match=match):
@@ -188,6 +189,16 @@ def test_kinds_and_ways_that_the_device_has_not_got_are_refused() -> None:
     with pytest.raises(VerbsNotSupportedError, match="`raw_connect`"):
         side.lead_to(side)
     assert side.qp.qp_state is QPState.INIT  # every test goes this far by hand
+
+
+@pytest.mark.parametrize("name", ["UC", "RAW_PACKET", "XRC_SEND", "XRC_RECV", "DRIVER"])
+def test_a_type_that_no_device_has_is_not_supported(name: str) -> None:
+    """Programs skip what EOPNOTSUPP says; EINVAL would be their mistake."""
+    side = World().left
+    qp_type: Any = getattr(e, f"IBV_QPT_{name}")
+    with pytest.raises(VerbsNotSupportedError, match=f"`qp_type {name}`") as refused:
+        QP(side.pd, replace(side.init_attr, qp_type=qp_type))
+    assert refused.value.errno == errno.EOPNOTSUPP
 
 
 def test_a_message_beyond_the_device_is_refused() -> None:

@@ -3,7 +3,8 @@
     import urds.verbs.enums as e
 
 Each is the member of our enum (`e.IBV_WR_SEND is WROpcode.SEND`). Type checkers read `enums.pyi`,
-which `tools.stubs` writes. Numbers that libibverbs does not have, have no such name.
+which `tools.stubs` writes. Numbers that libibverbs does not have, have no such name;
+a few that no device supports are here, so that a program can ask and be refused with EOPNOTSUPP.
 """
 
 from typing import Final
@@ -20,6 +21,8 @@ from urds.verbs.engine.numbers import (
     QPType,
     SendFlag,
     SRQAttrMask,
+    UnsupportedAccessFlag,
+    UnsupportedQPType,
     WCFlag,
     WCOpcode,
     WCStatus,
@@ -31,11 +34,13 @@ from urds.verbs.providers.base import PortSpace
 FLAT: Final = FlatNames()
 
 FLAT.of("IBV_ACCESS_*")(AccessFlag)
+FLAT.of("IBV_ACCESS_*")(UnsupportedAccessFlag)
 FLAT.of("IBV_EVENT_*", QP_RECV_="")(AsyncEventType)
 FLAT.of("IBV_*")(MTU)
 FLAT.of("IBV_MW_*")(MWType)
 FLAT.of("IBV_QPS_*")(QPState)
 FLAT.of("IBV_QPT_*")(QPType)
+FLAT.of("IBV_QPT_*")(UnsupportedQPType)
 FLAT.of("IBV_QP_*")(QPAttrMask)
 FLAT.of("IBV_SEND_*")(SendFlag)
 FLAT.of("IBV_SRQ_*")(SRQAttrMask)

@@ -10,14 +10,16 @@ import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from urds.verbs.context import PD
 from urds.verbs.engine.keys import WindowBinding
-from urds.verbs.engine.numbers import AccessFlag, SendFlag
+from urds.verbs.engine.numbers import AccessFlag, SendFlag, UnsupportedAccessFlag
 from urds.verbs.engine.work import SGE
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError
 from urds.verbs.resource import Resource
+
+_UNSUPPORTED_ACCESS: Final = sum(UnsupportedAccessFlag)
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -45,7 +47,8 @@ class MR(Resource):
         """Register memory, without a copy.
 
         Raises VerbsArgumentError: a buffer that is read-only, not contiguous, empty or beyond
-        `max_mr_size`, invalid access flags. TypeError: no buffer. VerbsError: ENOMEM.
+        `max_mr_size`, invalid access flags. VerbsNotSupportedError: flags that no device has
+        (ZERO_BASED, ON_DEMAND, HUGETLB). TypeError: no buffer. VerbsError: ENOMEM.
         """
         self.pd = pd
         with pd._calling():
@@ -53,7 +56,7 @@ class MR(Resource):
             self._address = _address_of(view)
             named = self._address if address is None else address
             keys = pd.context.adapter.keys
-            self.engine = keys.register(pd.engine, view, named, AccessFlag(access))
+            self.engine = keys.register(pd.engine, view, named, self._supported(access))
             self._view = view
         super().__init__(pd.context.adapter.lock, pd)
 
@@ -150,7 +153,7 @@ class MR(Resource):
                 pd=target.engine,
                 view=view,
                 address=named,
-                access=None if access is None else AccessFlag(access),
+                access=None if access is None else self._supported(access),
             )
             self._move_to(target)
             if view is not None:
@@ -158,6 +161,12 @@ class MR(Resource):
                 self._view, self._address = view, real
 
     # -- inside
+
+    def _supported(self, access: int) -> AccessFlag:
+        if unsupported := access & _UNSUPPORTED_ACCESS:
+            named = UnsupportedAccessFlag(unsupported)
+            raise VerbsNotSupportedError(self.pd.context.name, f"access {named.name}")
+        return AccessFlag(access)
 
     def _view_of(self, buffer: "ReadableBuffer | int") -> memoryview:
         attributes = self.pd.context.attributes

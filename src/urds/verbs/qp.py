@@ -21,6 +21,7 @@ from urds.verbs.engine.numbers import (
     QPType,
     ReceiveOrder,
     SRQAttrMask,
+    UnsupportedQPType,
     WROpcode,
 )
 from urds.verbs.engine.queue_pair import QueuePair
@@ -179,7 +180,7 @@ class QP(Resource):
 
         Raises VerbsArgumentError: no completion queues, objects of another device, capacities
         beyond the device's. VerbsNotSupportedError: datagrams or a receive order that the device
-        lacks. VerbsError: ENOMEM.
+        lacks, a type that none has (UC, raw, XRC). VerbsError: ENOMEM.
         """
         scq, rcq = _checked(pd, init_attr)
         srq = init_attr.srq
@@ -388,6 +389,9 @@ def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:
         context = other.pd.context if isinstance(other, SRQ) else getattr(other, "context", None)
         if context is not None and context is not pd.context:
             raise VerbsArgumentError(f"the {type(other).__name__} is another device's")
+    if init_attr.qp_type in list(UnsupportedQPType):
+        kind = UnsupportedQPType(init_attr.qp_type)
+        raise VerbsNotSupportedError(attributes.name, f"qp_type {kind.name}")
     if init_attr.qp_type not in list(QPType):
         known = ", ".join(one.name for one in QPType)
         raise VerbsArgumentError(f"queue pair of kind {init_attr.qp_type}, known are {known}")

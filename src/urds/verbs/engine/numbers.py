@@ -7,10 +7,20 @@ from enum import IntEnum, IntFlag
 
 
 class QPType(IntEnum):
-    """Types of queue pair. 3 is UC, which no provider supports."""
+    """Types of queue pair."""
 
     RC = 2
     UD = 4
+
+
+class UnsupportedQPType(IntEnum):
+    """Types of queue pair that libibverbs has and no provider supports."""
+
+    UC = 3
+    RAW_PACKET = 8
+    XRC_SEND = 9
+    XRC_RECV = 10
+    DRIVER = 255
 
 
 class QPState(IntEnum):
@@ -63,6 +73,14 @@ class AccessFlag(IntFlag):
     REMOTE_READ = 4
     REMOTE_ATOMIC = 8
     MW_BIND = 16
+
+
+class UnsupportedAccessFlag(IntFlag):
+    """Access flags that libibverbs has and no provider supports."""
+
+    ZERO_BASED = 32
+    ON_DEMAND = 64
+    HUGETLB = 128
 
 
 class WROpcode(IntEnum):
