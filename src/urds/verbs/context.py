@@ -6,7 +6,7 @@ Source: docs/reference/verbs-and-roce.md 2, 12 and 18.
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from ipaddress import IPv6Address
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -263,13 +263,14 @@ class GlobalRoute:
     """The route to a port. Only `dgid` counts; there is one source GID, of index 0."""
 
     dgid: GID | bytes | str
+    _: KW_ONLY
     sgid_index: int = 0
     flow_label: int = 0
     hop_limit: int = 64
     traffic_class: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AHAttr:
     """Attributes of an address handle, and of the path of a connected queue pair.
 

@@ -8,7 +8,7 @@ Source: docs/reference/verbs-and-roce.md 11, 18.
 
 import ctypes
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -42,6 +42,7 @@ class MR(Resource):
         pd: PD,
         buffer: "ReadableBuffer | int",
         access: int = AccessFlag.LOCAL_WRITE,
+        *,
         address: int | None = None,
     ) -> None:
         """Register memory, without a copy.
@@ -261,6 +262,7 @@ class MWBind:
     """A bind request for `QP.bind_mw`."""
 
     info: MWBindInfo
+    _: KW_ONLY
     wr_id: int = 0
     send_flags: SendFlag = SendFlag.SIGNALED
 

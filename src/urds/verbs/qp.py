@@ -148,7 +148,7 @@ class SRQ(Resource):
         self.engine.on_limit = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class QPInitAttr:
     """Parameters of a new queue pair.
 

@@ -11,7 +11,7 @@ specification, 1.3, section 10.3.1.
 """
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from urds.verbs.engine.numbers import MTU, PSN_MASK, AccessFlag, QPType
@@ -60,6 +60,7 @@ class QPAttr:
 
     qp_state: State = State.RESET
     cur_qp_state: State = State.RESET
+    _: KW_ONLY
     qp_access_flags: AccessFlag = _NO_ACCESS
     path_mtu: int | None = None
     dest_qp_num: int = 0
