@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.verbs.objects_world import World
-from urds.verbs import MR, AHAttr, GlobalRoute, MWBind, MWBindInfo, QPAttr, QPInitAttr, QPState
+from urds.verbs import MR, AHAttr, GlobalRoute, MWBind, MWBindInfo, QPAttr, QPInitAttr, QPState, SendFlag
 
 DGID = bytes(16)
 
@@ -30,3 +30,13 @@ def test_arguments_by_place_mean_what_they_mean_in_pyverbs() -> None:
     assert GlobalRoute(DGID).dgid == DGID
     attributes = QPAttr(QPState.ERR, QPState.RTS)
     assert (attributes.qp_state, attributes.cur_qp_state) == (QPState.ERR, QPState.RTS)
+
+
+def test_defaults_are_those_of_pyverbs() -> None:
+    """A modify to the state of `QPAttr()`, or a wait for a send without flags, depends on them."""
+    assert (QPAttr().qp_state, QPAttr().cur_qp_state) == (QPState.INIT, QPState.RESET)
+    assert QPInitAttr().sq_sig_all
+    world = World().connect()
+    world.right.receive()
+    world.left.send(b"unflagged", 7, SendFlag(0))
+    assert [wc.wr_id for wc in world.left.cq.wait_for(1, timeout_s=1)] == [7]

@@ -162,7 +162,7 @@ class QPInitAttr:
     rcq: CQ | None = None
     srq: SRQ | None = None
     cap: QPCap = field(default_factory=QPCap)
-    sq_sig_all: bool = False
+    sq_sig_all: bool = True
     qp_context: Any = None
     receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
 

@@ -58,7 +58,7 @@ class QPAttr:
     retry_cnt: 0 to 7.  rnr_retry: 0 to 6, 7 is forever.
     """
 
-    qp_state: State = State.RESET
+    qp_state: State = State.INIT
     cur_qp_state: State = State.RESET
     _: KW_ONLY
     qp_access_flags: AccessFlag = _NO_ACCESS

@@ -87,7 +87,7 @@ class QueuePair:
     def _begin(self, cap: QPCap) -> None:
         """Begin, or begin anew: no work, no connection."""
         self.state = QPState.RESET
-        self.attr = QPAttr(cap=cap)
+        self.attr = QPAttr(QPState.RESET, cap=cap)
         self.mtu_bytes = self.link.mtu_bytes
         self.peer: AddressVector | None = None
         self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
