@@ -104,7 +104,7 @@ def _final(value: object) -> str:
 
 
 def _imports(package: ModuleType, names: Iterable[str], home: ModuleType | None = None) -> str:
-    """Import names from `home` if it is given and they are there, else from the module that defines them."""
+    """Import names from `home` if they are there, else from the module that defines them."""
     by_module: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         value = getattr(package, name)

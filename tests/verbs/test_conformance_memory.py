@@ -45,6 +45,7 @@ from urds.verbs import (
 from urds.verbs.providers.shm import adapter
 
 REMOTE = AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE
+_WRITTEN = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 
 
 # -- devices
@@ -176,7 +177,7 @@ def test_keys_are_drawn_and_no_key_tells_the_next(world: World) -> None:
 
 
 @shows(WCStatus.REM_ACCESS_ERR)
-@pytest.mark.parametrize("change", ["access", "domain", "closed"])
+@pytest.mark.parametrize("change", ["access", "domain", "address", "closed"])
 def test_a_region_that_has_changed_fails_its_old_keys_and_rights(world: World, change: str) -> None:
     pair = world.pair()
     left, right = pair.left, pair.right
@@ -186,15 +187,29 @@ def test_a_region_that_has_changed_fails_its_old_keys_and_rights(world: World, c
     assert left.ended() == [WCStatus.SUCCESS]
     if change == "access":
         mr.rereg(access=AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ)
-        rkey = mr.rkey
     elif change == "domain":
         mr.rereg(pd=PD(right.context))
-        rkey = mr.rkey
+    elif change == "address":
+        mr.rereg(address=address)
     else:
         mr.close()
+    assert (mr.rkey == rkey) == (change != "address")
     left.post(WROpcode.RDMA_WRITE, 4, rkey=rkey, remote_addr=address)
     assert left.ended() == [WCStatus.REM_ACCESS_ERR]
     right.event(AsyncEventType.QP_ACCESS_ERR)
+
+
+def test_a_peer_goes_on_with_its_key_after_a_change_of_rights(world: World) -> None:
+    pair = world.pair()
+    left, right = pair.left, pair.right
+    mr = world.memory(right.pd).mr
+    rkey, address = mr.rkey, mr.buf
+    for data, access in ((b"one", EVERYTHING), (b"two", _WRITTEN), (b"six", EVERYTHING)):
+        mr.rereg(access=access)
+        left.mr.write(data)
+        left.post(WROpcode.RDMA_WRITE, 3, rkey=rkey, remote_addr=address)
+        assert left.ended() == [WCStatus.SUCCESS]
+        assert mr.read(3) == data
 
 
 def test_a_region_moves_to_other_memory(world: World) -> None:

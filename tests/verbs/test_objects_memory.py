@@ -169,8 +169,9 @@ def test_registering_again_changes_keys_buffer_and_domain(pd: PD) -> None:
     assert mr.lkey != old_key
     mr.write(b"second")
     assert second[:6] == b"second"
-    other = PD(pd.context)
-    mr.rereg(pd=other)
+    keys, other = (mr.lkey, mr.rkey), PD(pd.context)
+    mr.rereg(pd=other, access=AccessFlag.LOCAL_WRITE)
+    assert (mr.lkey, mr.rkey) == keys
     other.close()
     assert mr.closed
     with pytest.raises(VerbsClosedError):

@@ -5,7 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.verbs.objects_world import World
-from urds.verbs import MR, AHAttr, GlobalRoute, MWBind, MWBindInfo, QPAttr, QPInitAttr, QPState, SendFlag
+from urds.verbs import (
+    MR,
+    AHAttr,
+    GlobalRoute,
+    MWBind,
+    MWBindInfo,
+    QPAttr,
+    QPInitAttr,
+    QPState,
+    SendFlag,
+)
 
 DGID = bytes(16)
 

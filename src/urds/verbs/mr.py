@@ -136,7 +136,9 @@ class MR(Resource):
         access: int | None = None,
         address: int | None = None,
     ) -> None:
-        """Change what is given. The region gets new keys, the old ones become invalid.
+        """Change what is given; with another buffer or address the region gets new keys.
+
+        The old ones become invalid then. A change of access or domain alone keeps the keys.
 
         A new buffer without an address is named by its own. Raises VerbsError: EBUSY while memory
         windows are bound; VerbsArgumentError as registration. Then nothing has changed.

@@ -389,9 +389,9 @@ def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:
         context = other.pd.context if isinstance(other, SRQ) else getattr(other, "context", None)
         if context is not None and context is not pd.context:
             raise VerbsArgumentError(f"the {type(other).__name__} is another device's")
-    if init_attr.qp_type in list(UnsupportedQPType):
-        kind = UnsupportedQPType(init_attr.qp_type)
-        raise VerbsNotSupportedError(attributes.name, f"qp_type {kind.name}")
+    for kind in UnsupportedQPType:
+        if init_attr.qp_type == int(kind):
+            raise VerbsNotSupportedError(attributes.name, f"qp_type {kind.name}")
     if init_attr.qp_type not in list(QPType):
         known = ", ".join(one.name for one in QPType)
         raise VerbsArgumentError(f"queue pair of kind {init_attr.qp_type}, known are {known}")

@@ -2,6 +2,7 @@
 
 import errno
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -207,6 +208,31 @@ def test_reregistering_changes_what_is_given_and_the_keys() -> None:
     table.reregister(region, pd=THEIRS, view=memoryview(other), address=0, access=LOCAL | WRITE)
     table.remote(region.rkey, 0, 8, pd=THEIRS, access=WRITE, qpn=QPN)[:] = b"new data"
     assert other == b"new data"
+    with pytest.raises(AccessError):
+        table.local(old_key, BASE, 1, pd=OURS, write=False)
+
+
+@pytest.mark.parametrize("change", ["access", "pd", "nothing"])
+def test_the_keys_stay_with_the_memory(change: str) -> None:
+    table, region, _ = registered(LOCAL | WRITE)
+    keys = region.lkey, region.rkey
+    given: dict[str, Any] = {"access": {"access": LOCAL | READ}, "pd": {"pd": THEIRS}}.get(
+        change, {}
+    )
+    table.reregister(region, **given)
+    assert (region.lkey, region.rkey) == keys
+    pd, access = (THEIRS if change == "pd" else OURS), (READ if change == "access" else WRITE)
+    assert table.remote(region.rkey, BASE, 8, pd=pd, access=access, qpn=QPN).nbytes == 8
+    if change != "nothing":
+        with pytest.raises(AccessError):
+            table.remote(region.rkey, BASE, 8, pd=OURS, access=WRITE, qpn=QPN)
+
+
+def test_another_address_changes_the_keys() -> None:
+    table, region, _ = registered(LOCAL)
+    old_key = region.lkey
+    table.reregister(region, address=0)
+    assert region.lkey != old_key
     with pytest.raises(AccessError):
         table.local(old_key, BASE, 1, pd=OURS, write=False)
 

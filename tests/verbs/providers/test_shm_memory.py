@@ -247,11 +247,22 @@ def test_the_mapping_ends_with_the_key() -> None:
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
     old = region.rkey
     world.map_remote(old)
-    world.keys.reregister(region, access=WRITE | AccessFlag.REMOTE_READ)
+    world.keys.reregister(region, address=ADDRESS)
     assert world.peer_mappings.place(QPN, old, ADDRESS, b"late") is False
     assert isinstance(world.map_remote(old), MapReject)
     assert isinstance(world.map_remote(region.rkey), MapReply)
     assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"new") is True
+
+
+def test_the_mapping_ends_with_the_right_to_write_though_the_key_stays() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.map_remote(region.rkey)
+    world.keys.reregister(region, access=AccessFlag.LOCAL_WRITE)
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"late") is False
+    assert not any(view)
+    assert isinstance(world.map_remote(region.rkey), MapReject)
 
 
 def test_the_mapping_ends_with_the_queue_pair() -> None:

@@ -236,23 +236,27 @@ class KeyTable:
         address: int | None = None,
         access: AccessFlag | None = None,
     ) -> None:
-        """Change what is given; the region gets new keys and the old ones become invalid.
+        """Change what is given. For other memory, or another address, the region gets new keys.
 
-        Raises OSError: EBUSY while windows are bound, EINVAL as `register`. Then nothing changes.
+        The old ones become invalid then. Without, the keys stay: a peer goes on with the one that
+        it has. Raises OSError: EBUSY while windows are bound, EINVAL as `register`. Then nothing
+        changes.
         """
         self._demand_free_of_windows(region)
+        keeps_keys = view is None and address is None
         address = region.address if address is None else address
         data, bits = _checked(
             region.view if view is None else view,
             address,
             region.access if access is None else access,
         )
-        del self._regions[region.lkey]
         region.pd = region.pd if pd is None else pd
         region.view, region.address, region.length = data, address, data.nbytes
         region.access, region.access_bits = AccessFlag(bits), bits
-        region.lkey = region.rkey = next_variant(region.lkey)
-        self._regions[region.lkey] = region
+        if not keeps_keys:
+            del self._regions[region.lkey]
+            region.lkey = region.rkey = next_variant(region.lkey)
+            self._regions[region.lkey] = region
 
     def deregister(self, region: Region) -> None:
         """Remove a region; its view becomes empty.
