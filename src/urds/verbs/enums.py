@@ -53,4 +53,4 @@ FLAT.of("RDMA_PS_*")(PortSpace)
 FLAT.update(RAI_PASSIVE=RAI_PASSIVE, RAI_NUMERICHOST=RAI_NUMERICHOST)
 globals().update(FLAT)
 
-__all__ = [*FLAT]
+__all__ = [name for name in globals() if name in FLAT]
