@@ -72,6 +72,12 @@ def test_a_device_opens_by_name_and_by_itself() -> None:
         assert first.adapter is not second.adapter
 
 
+def test_a_context_shows_its_device(context: Context) -> None:
+    assert repr(context) == f"<Context of {context.name}>"
+    context.close()
+    assert repr(context) == f"<Context of {context.name}, closed>"
+
+
 def test_queries_of_device_and_port(context: Context) -> None:
     assert context.query_device().max_cqe == 1 << 20
     port = context.query_port()

@@ -119,6 +119,9 @@ class Context(EventSource[AsyncEvent]):
         """Return the name of the device."""
         return self.attributes.name
 
+    def __repr__(self) -> str:
+        return f"<Context of {self.name}{', closed' if self.closed else ''}>"
+
     # -- queries
 
     def query_device(self) -> DeviceAttributes:
