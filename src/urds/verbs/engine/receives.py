@@ -43,7 +43,8 @@ class ReceiveQueue:
 
     def post(self, wr: RecvWR) -> None:
         """Queue a receive. Raises OSError: ENOMEM when full, EINVAL for its pieces."""
-        check_count(wr.num_sge, wr.sg)
+        if wr.num_sge is not None:
+            check_count(wr.num_sge, wr.sg)
         if len(wr.sg) > self.max_sge:
             raise OSError(
                 errno.EINVAL, f"receive of {len(wr.sg)} pieces, limit {self.max_sge} (max_sge)"

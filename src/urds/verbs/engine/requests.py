@@ -263,7 +263,8 @@ def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> N
             raise _invalid(f"{wr.opcode.name} with data of its own")
         _check_bytes(wr.data)
     length, cap = wr.message_bytes, attr.cap
-    check_count(wr.num_sge, wr.sg)
+    if wr.num_sge is not None:
+        check_count(wr.num_sge, wr.sg)
     if len(wr.sg) > cap.max_send_sge:
         raise _invalid(f"send of {len(wr.sg)} pieces, limit {cap.max_send_sge} (max_send_sge)")
     for piece in wr.sg:

@@ -36,9 +36,9 @@ def total_bytes(sg: Sequence[SGE]) -> int:
     return sum(piece.length for piece in sg)
 
 
-def check_count(num_sge: int | None, sg: Sequence[SGE]) -> None:
+def check_count(num_sge: int, sg: Sequence[SGE]) -> None:
     """Check the `num_sge` of a work request. Raises OSError: EINVAL."""
-    if num_sge is not None and num_sge != len(sg):
+    if num_sge != len(sg):
         raise OSError(errno.EINVAL, f"num_sge {num_sge}, the list `sg` has {len(sg)}")
 
 
