@@ -150,8 +150,9 @@ class Inbox:
         waited_ns = now_ns - self.over_since_ns
         if waited_ns < LOOK_AGAIN_NS and queued <= AT_ONCE_FACTOR * self.buffer_bytes:
             return None
-        self.congested = True
-        self.clear_below_bytes = max(1, self.buffer_bytes // 2)
+        clear_below_bytes = max(1, self.buffer_bytes // 2)
+        # One step (`interrupts`): a congested queue without this bound would never be cleared.
+        self.congested, self.clear_below_bytes = True, clear_below_bytes
         return True
 
     def look_again_ns(self) -> int | None:
