@@ -274,8 +274,8 @@ class _AsDataclass:
                 given["default_factory"] = one.default_factory
             each = dataclasses.field(kw_only=one.kw_only, **given)
             described.append((one.name, one.type, each))
-        twin = dataclasses.make_dataclass(owner.__name__, described, frozen=self._frozen)
+        plain = dataclasses.make_dataclass(owner.__name__, described, frozen=self._frozen)
         holder = next(kind for kind in owner.__mro__ if _FIELDS in kind.__dict__)
         for name in ("__dataclass_fields__", "__dataclass_params__"):
-            setattr(holder, name, getattr(twin, name))
+            setattr(holder, name, getattr(plain, name))
         return getattr(holder, self._name)
