@@ -109,7 +109,9 @@ def test_a_connection_is_up_then_lost_then_restored(
         wait_for(lambda: heard.of(peer)[-1:] == ["restored"])
         wait_for(lambda: the_one().unacknowledged_messages == 0)
         one = the_one()
-    assert heard.of(peer)[:3] == ["connected", "lost", "restored"]
+    # An attempt for the second path may fail between them.
+    kinds = [kind for kind in heard.of(peer) if kind != "failed"]
+    assert kinds[:3] == ["connected", "lost", "restored"]
     assert heard.reason("lost")
     assert (one.state, one.attempts, one.next_attempt_s) == (urds.ConnectionState.UP, 0, None)
     assert one.last_received_s is not None
