@@ -15,6 +15,7 @@ tests marked `rates` compare what several senders get of a machine, and run last
 """
 
 import argparse
+import math
 import os
 import shlex
 import signal
@@ -92,7 +93,7 @@ class Part:
     marks: str = LEFT_OUT
     options: tuple[str, ...] = ()
     workers: int = WORKERS
-    limit_s: int = 1500
+    limit_s: int = 1500  # its tests end then, and what they found is reported
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -131,21 +132,25 @@ def beyond(plane: str) -> Iterator[Part]:
 SUITES = {"quick": quick, "check": check, "test": test, "beyond": beyond}
 
 
-def run(part: Part, pytest: list[str]) -> int:
-    """Run one part; return pytest's exit code, or 1 if it was ended at its limit."""
+def run(part: Part, pytest: list[str], end_s: float) -> int:
+    """Run one part, until `end_s` of the monotonic clock at most.
+
+    Returns pytest's exit code, or 1 if it was ended at a limit.
+    """
     command = [*pytest, "-m", part.marks, f"--junitxml={REPORTS / part.name}.xml"]
     if part.workers:
         command += ["-n", str(part.workers), "--dist", "loadfile"]
     command += [f"--maxfail={MAXFAIL}", *part.options, *part.paths]
     print(f"{part.name}: {', '.join(part.paths)} on the {part.plane} plane", flush=True)
     started_s = time.monotonic()
+    limit_s = min(part.limit_s, max(end_s - started_s, 0))
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "URDS_IMPL": part.plane, **part.variables}
     )
     try:
-        code = process.wait(part.limit_s)
+        code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        print(f"{part.name}: ended after {part.limit_s} s", flush=True)
+        print(f"{part.name}: ended after {limit_s:.0f} s", flush=True)
         process.send_signal(signal.SIGINT)
         try:
             process.wait(30)
@@ -190,7 +195,9 @@ def main() -> int:
     parser.add_argument("--at", type=Path, default=ROOT / ".venv", help="the environment")
     parser.add_argument("--plane", choices=(PYTHON, NATIVE), help="the plane under test")
     parser.add_argument("--pytest", default="", help="options for pytest, in one word")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="end all tests after that")
     options = parser.parse_args()
+    end_s = time.monotonic() + options.limit_s
     REPORTS.mkdir(exist_ok=True)
     pytest = [str(options.at / "bin" / "python"), "-m", "pytest", "-q"]
     pytest += shlex.split(options.pytest)
@@ -201,7 +208,7 @@ def main() -> int:
         plane, code = prepare(suite, options.at.absolute())
         worst = max(worst, code)
         for part in SUITES[suite](options.plane or plane):
-            worst = max(worst, run(part, pytest))
+            worst = max(worst, run(part, pytest, end_s))
     return worst
 
 
