@@ -16,7 +16,7 @@ from contextlib import suppress
 import pytest
 
 import urds
-from tests.rds.sockets.conftest import NewSocket
+from tests.rds.sockets.conftest import NewSocket, backend_with
 from tests.rds.sockets.hosts import host
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
@@ -153,6 +153,15 @@ def test_one_backend_that_cannot_be_left_keeps_no_other(new_socket: NewSocket) -
         assert code_of_child(lambda: ends(sock)) == 0
     finally:
         process.alive.difference_update(broken)
+
+
+@pytest.mark.each_carrier(False)
+def test_a_backend_whose_driver_has_ended_is_not_left_to_children() -> None:
+    """They would close its descriptors, whose numbers are others' by then."""
+    with backend_with() as ended, urds.Socket() as sock:
+        sock.bind((host(1), 0))
+        ended._driver.close(0)
+    assert ended not in process.alive
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["no thread waits", "a thread waits"])
