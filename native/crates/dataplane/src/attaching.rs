@@ -11,9 +11,9 @@ use urds_path::{DownReason, Hold};
 
 use crate::events::Event;
 use crate::plane::Plane;
-use crate::reading::Reading;
 use crate::state::{PathId, State};
 use crate::stream::Stream;
+use crate::stream_reader::Reading;
 use crate::sys;
 
 /// Time for another thread to finish with the stream: some microseconds.

@@ -9,8 +9,8 @@
 //! A single message, a request or a reply, leaves at once whatever the credits are: as with Nagle's
 //! rule, nothing is in flight to wait for.
 
+use crate::path::StreamPath;
 use crate::state::{PathId, State};
-use crate::stream_path::StreamPath;
 
 /// A pause that makes the next sends leave at once.
 const GAP_NS: u64 = 20_000;

@@ -5,7 +5,7 @@
 
 use crate::errors::Rejected;
 use crate::plane::Plane;
-use crate::sending::{Message, Sent};
+use crate::send_side::{Message, Sent};
 use crate::state::MailboxId;
 use crate::waits::WaitFor;
 

@@ -13,9 +13,9 @@ mod atomics {
     pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 pub mod attaching;
+pub mod background;
 pub mod batching;
 pub mod clock;
-pub mod closing;
 pub mod congestion;
 pub mod dues;
 pub mod errors;
@@ -27,30 +27,30 @@ pub mod host;
 pub mod loop_path;
 pub mod mailbox;
 pub mod mailbox_calls;
+pub mod path;
 pub mod path_calls;
 pub mod plane;
 pub mod poll_set;
-pub mod progress_thread;
 pub mod readiness;
-pub mod reading;
-pub mod receiving;
+pub mod receive_side;
 pub mod ring;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
 pub mod rules;
-pub mod sending;
+pub mod send_side;
 pub mod shm_stream;
+pub mod shutdown;
 mod sink;
-pub mod snapshot;
+pub mod snapshots;
 mod spinning;
 pub mod state;
 pub mod stream;
-pub mod stream_path;
+pub mod stream_reader;
+pub mod stream_writer;
 pub mod sys;
 pub mod table;
 mod waiter_state;
 pub mod waiting;
 pub mod waits;
-pub mod writing;
 
 #[cfg(test)]
 mod shell_tests;

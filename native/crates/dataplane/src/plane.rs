@@ -11,17 +11,17 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use urds_path::{Address, Body, Limits};
 
+use crate::background::ProgressThread;
 use crate::clock::{Clock, ClockFn};
 use crate::errors::Rejected;
 use crate::events::{Event, Interest};
 use crate::mailbox::{Mailbox, MailboxSettings};
+use crate::path::StreamPath;
 use crate::poll_set::KICK;
-use crate::progress_thread::ProgressThread;
-use crate::reading::keep_freed;
 use crate::rules::{self, Rule};
 use crate::state::{MailboxId, PathId, State};
 use crate::stream::Stream;
-use crate::stream_path::StreamPath;
+use crate::stream_reader::keep_freed;
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::eventfd::EventFd;
 

@@ -4,7 +4,7 @@
 //! no trace of either. With it, `broken` keeps switches for the whole process, which runs one
 //! scenario. User: `tests/rds/sockets/wakeup_compiled.py`.
 
-/// A rule of `waiting`, `progress_thread` or `writing`; without it, some scenario hangs.
+/// A rule of `waiting`, `background` or `stream_writer`; without it, some scenario hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A waiter lists itself in the critical section that found nothing.

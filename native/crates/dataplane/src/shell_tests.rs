@@ -5,7 +5,7 @@ use urds_path::{DownReason, Header, Hold, Limits, Release};
 use crate::errors::ErrorReason;
 use crate::events::Event;
 use crate::mailbox::{MailboxSettings, Route};
-use crate::receiving::Taken;
+use crate::receive_side::Taken;
 use crate::world::{MS, PEER_PORT, World, acknowledgement, address, message, peer};
 
 const LONG: usize = 64 << 10;

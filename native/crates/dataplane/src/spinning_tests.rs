@@ -6,7 +6,7 @@ use urds_path::{Header, Hold, Limits, SocketAddress};
 
 use super::*;
 use crate::mailbox::MailboxSettings;
-use crate::receiving::Taken;
+use crate::receive_side::Taken;
 use crate::ring::RING_BYTES_MIN;
 use crate::shm_stream::{ShmStream, Side, memory_bytes};
 use crate::state::MailboxId;
@@ -114,7 +114,7 @@ fn who_looks_all_the_time_is_told_without_a_kick() {
         let target = SocketAddress::new(address(1), PORT);
         let payload = urds_path::Payload::copy_of(b"x");
         let message =
-            crate::sending::Message::new(sender, target, payload, urds_path::NO_EXTENSION);
+            crate::send_side::Message::new(sender, target, payload, urds_path::NO_EXTENSION);
         assert!(plane.send_now(message, Some(0)).is_ok());
         assert_eq!(taker.join().expect("no panic"), Some(b'x'));
     });

@@ -15,9 +15,9 @@ use crate::events::Event;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::path_calls::Agreement;
 use crate::plane::Plane;
-use crate::receiving::Taken;
-use crate::sending::{Message, Sent};
-use crate::snapshot::Snapshot;
+use crate::receive_side::Taken;
+use crate::send_side::{Message, Sent};
+use crate::snapshots::Snapshot;
 use crate::state::{MailboxId, PathId};
 use crate::stream::TcpStream;
 

@@ -17,8 +17,8 @@
 use crate::constants::{CONGESTION_MAP_BYTES, FLAG_CONG_BITMAP, FLAG_RETRANSMITTED, PROBE_PORT};
 use crate::counters::Counters;
 use crate::header::Header;
-use crate::incoming::{ControlMessage, Incoming};
 use crate::kinds::DownReason;
+use crate::receiver::{ControlMessage, Incoming};
 
 const CONTROL_PAYLOAD_BYTES: usize = 64;
 

@@ -4,7 +4,7 @@
 use crate::Header;
 use crate::Limits;
 use crate::constants::*;
-use crate::incoming_world::*;
+use crate::receiver_world::*;
 
 /// A side that received those numbers from a kernel, whose connection then broke.
 fn kernel(numbers: &[u64]) -> Side {

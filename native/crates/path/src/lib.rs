@@ -11,24 +11,24 @@ pub mod chunks;
 pub mod congestion_map;
 pub mod constants;
 pub mod control_budget;
-pub mod core;
 pub mod counters;
 pub mod extension;
 pub mod fence;
 mod framing;
 pub mod header;
 pub mod inbox;
-pub mod incoming;
 pub mod kinds;
 pub mod limits;
-pub mod outgoing;
-mod outgoing_taking;
 mod partial;
+pub mod path;
 pub mod payload;
 pub mod peer_generations;
+pub mod receiver;
+pub mod sender;
+mod sender_taking;
 pub mod write_buffer;
 
-pub use self::core::PathCore;
+pub use self::path::PathCore;
 pub use address::{Address, SocketAddress};
 pub use congestion_map::CongestionMap;
 pub use control_budget::ControlBudget;
@@ -36,20 +36,20 @@ pub use counters::Counters;
 pub use fence::Fence;
 pub use header::Header;
 pub use inbox::{Front, Inbox};
-pub use incoming::{Arriving, BodyReading, ControlMessage, Incoming, MessageSink, Received};
 pub use kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
 pub use limits::Limits;
-pub use outgoing::{Freed, Message, Outgoing, Queued};
-pub use outgoing_taking::Row;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
+pub use receiver::{Arriving, BodyReading, ControlMessage, Incoming, MessageSink, Received};
+pub use sender::{Freed, Message, Outgoing, Queued};
+pub use sender_taking::Row;
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]
 mod admission_tests;
 #[cfg(test)]
-mod incoming_properties;
+mod receiver_properties;
 #[cfg(test)]
-mod incoming_tests;
+mod receiver_tests;
 #[cfg(test)]
-mod incoming_world;
+mod receiver_world;

@@ -10,8 +10,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyType};
 use urds_dataplane::errors::{ErrorReason, Rejected};
-use urds_dataplane::receiving::{Received, Taken};
-use urds_dataplane::sending::{Leaving, Message, Sent};
+use urds_dataplane::receive_side::{Received, Taken};
+use urds_dataplane::send_side::{Leaving, Message, Sent};
 use urds_path::{ArrivingPayload, Body, Extension, NO_EXTENSION, Payload, SocketAddress};
 
 use crate::mailbox::Mailbox;

@@ -20,7 +20,7 @@ mod path;
 mod plane;
 mod shm_stream;
 mod signals;
-mod snapshot;
+mod snapshots;
 mod streams;
 mod subscriptions;
 #[cfg(feature = "broken-rules")]
@@ -35,7 +35,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_without_interpreter_lock(module.py())?;
-    urds_dataplane::progress_thread::return_early_if(deferred::is_worth_a_return);
+    urds_dataplane::background::return_early_if(deferred::is_worth_a_return);
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;

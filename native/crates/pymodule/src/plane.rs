@@ -19,7 +19,7 @@ use urds_path::Received;
 use crate::events::event_tuple;
 use crate::gil::GilUse;
 use crate::path::{Path, ReceivedTuple};
-use crate::{addresses, deferred, errors, ffi, memory, snapshot, values};
+use crate::{addresses, deferred, errors, ffi, memory, snapshots, values};
 
 /// A Python clock. It is read at the start of each call, while no lock of ours is held; that value
 /// is the time for the whole call.
@@ -289,7 +289,7 @@ impl Plane {
 
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let taken = self.call_detached(py, |shell| shell.snapshot())?;
-        snapshot::tuple_of(py, &taken)
+        snapshots::tuple_of(py, &taken)
     }
 
     #[pyo3(signature = (drain_ns, /))]

@@ -1,7 +1,7 @@
 //! Framing, limits before memory, control messages; bytes of Linux as its hosts sent them.
 
 use crate::constants::*;
-use crate::incoming_world::*;
+use crate::receiver_world::*;
 use crate::{Body, DownReason, Header, Limits};
 
 const LINUX: [&str; 3] = [

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
-use urds_dataplane::snapshot::{MailboxRow, MessageRow, PathRow, Snapshot};
+use urds_dataplane::snapshots::{MailboxRow, MessageRow, PathRow, Snapshot};
 use urds_path::SocketAddress;
 
 use crate::addresses::pack;

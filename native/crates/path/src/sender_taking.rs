@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::constants::{HEADER_BYTES, PROBE_PORT};
 use crate::kinds::Owner;
-use crate::outgoing::{Message, Outgoing, Queued};
+use crate::sender::{Message, Outgoing, Queued};
 
 /// A message as the tables of rds-info show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

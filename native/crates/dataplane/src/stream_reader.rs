@@ -16,7 +16,7 @@ use crate::plane::Plane;
 use crate::sink::StateSink;
 use crate::state::{PathId, State};
 use crate::stream::Stream;
-use crate::writing::Writing;
+use crate::stream_writer::Writing;
 
 /// Read buffer of a thread; it stays in the processor's cache.
 const BUFFER_BYTES: usize = 256 << 10;

@@ -380,5 +380,5 @@ fn an_idle_path_keeps_little_memory() {
     assert!(size_of::<Queued>() <= 144);
 }
 
-#[path = "outgoing_model.rs"]
+#[path = "sender_model.rs"]
 mod model;

@@ -499,5 +499,5 @@ fn note_freed(freed: &mut Vec<Freed>, owner: Owner, bytes: usize, given_up: u64)
 }
 
 #[cfg(test)]
-#[path = "outgoing_tests.rs"]
+#[path = "sender_tests.rs"]
 mod tests;

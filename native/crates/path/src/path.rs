@@ -23,11 +23,11 @@ use crate::counters::Counters;
 use crate::extension::emit_generation;
 use crate::fence::Fence;
 use crate::framing::{frame_map, frame_word};
-use crate::incoming::{BodyReading, Incoming, MessageSink};
 use crate::kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
 use crate::limits::Limits;
-use crate::outgoing::{Freed, Outgoing};
 use crate::payload::Payload;
+use crate::receiver::{BodyReading, Incoming, MessageSink};
+use crate::sender::{Freed, Outgoing};
 use crate::write_buffer::WriteBuffer;
 
 /// Bytes of one write.

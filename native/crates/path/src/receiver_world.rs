@@ -2,7 +2,7 @@
 
 use crate::constants::{FLAG_CONG_BITMAP, PROBE_PORT};
 use crate::extension::emit_generation;
-use crate::incoming::{Arriving, BodyReading, Incoming, MessageSink};
+use crate::receiver::{Arriving, BodyReading, Incoming, MessageSink};
 use crate::{Body, Counters, DownReason, Extension, Header, Limits};
 
 pub(crate) const SOURCE: u16 = 4000;

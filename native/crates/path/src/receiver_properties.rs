@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::constants::*;
-use crate::incoming_world::*;
+use crate::receiver_world::*;
 use crate::{ControlMessage, Counters, DownReason, Header, Limits, Received};
 
 /// The results of a receiver.

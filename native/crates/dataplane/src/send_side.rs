@@ -10,11 +10,11 @@ use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 use crate::accounts::{DestinationId, HERE};
 use crate::errors::{ErrorReason, Rejected};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
+use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::state::{MailboxId, PathId, State};
-use crate::stream_path::StreamPath;
+use crate::stream_writer::Writing;
 use crate::waits::WaitFor;
-use crate::writing::Writing;
 
 /// A message on its way into a queue.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use urds_path::{Address, Row, SocketAddress};
 
 use crate::mailbox::Mailbox;
+use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::state::State;
 use crate::stream::Stream;
-use crate::stream_path::StreamPath;
 use crate::sys::sockets;
 
 /// Limit of each table of messages.
