@@ -7,28 +7,18 @@
 //! Functions of `State` run with the lock held; functions of `Plane` take it themselves and are
 //! called without it. Wake-ups are done when the guard is dropped, after the lock is released.
 
-mod absence;
 pub mod accounts;
 mod atomics {
     pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
-pub mod attaching;
 pub mod background;
-pub mod batching;
 pub mod clock;
-pub mod congestion;
-pub mod dues;
 pub mod errors;
 pub mod events;
-mod finishing;
-pub mod forks;
-mod holding;
 pub mod host;
 pub mod loop_path;
 pub mod mailbox;
-pub mod mailbox_calls;
 pub mod path;
-pub mod path_calls;
 pub mod plane;
 pub mod poll_set;
 pub mod readiness;
@@ -39,7 +29,6 @@ pub mod rules;
 pub mod send_side;
 pub mod shm_stream;
 pub mod shutdown;
-mod sink;
 pub mod snapshots;
 mod spinning;
 pub mod state;
@@ -50,7 +39,6 @@ pub mod sys;
 pub mod table;
 mod waiter_state;
 pub mod waiting;
-pub mod waits;
 
 #[cfg(test)]
 mod shell_tests;

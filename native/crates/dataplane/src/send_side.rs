@@ -14,7 +14,7 @@ use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::state::{MailboxId, PathId, State};
 use crate::stream_writer::Writing;
-use crate::waits::WaitFor;
+use crate::waiting::WaitFor;
 
 /// A message on its way into a queue.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use urds_path::Owner;
 
 use crate::errors::{ErrorReason, Rejected};
@@ -14,9 +15,9 @@ use crate::events::Event;
 use crate::plane::Plane;
 use crate::state::{HostId, Lingering, MailboxId, PathId, State};
 use crate::stream::Stream;
-use crate::sys;
-use crate::sys::sockets;
-use crate::waits::WaitFor;
+use crate::sys::epoll::Epoll;
+use crate::sys::{self, descriptor, sockets};
+use crate::waiting::WaitFor;
 
 const DRAIN_POLL_NS: u64 = 10_000_000;
 /// How long a close waits for threads to leave their calls.
@@ -335,5 +336,32 @@ fn read_to_end(stream: &dyn Stream, deadline: Instant, bytes: &mut [u8]) {
             Err(failure) if stream.rings() && failure.kind() == ErrorKind::WouldBlock => {}
             _ => return,
         }
+    }
+}
+
+// -- forks
+//
+// The child of a fork: every call on the plane fails, and nothing shared is touched.
+
+impl Plane {
+    /// In the child of a fork: have every call fail with `AfterFork`, and close copies of the
+    /// descriptors that planes own.
+    ///
+    /// Takes no lock, for its holder may not exist here: an empty state replaces the old one; every
+    /// handle is stale in it, and the old one is never touched again. Makes no `epoll_ctl` and no
+    /// `shutdown`: the poll set and the connections are the parent's. Streams that are the caller's
+    /// own objects are closed by the caller.
+    pub fn abandon_in_child(self: &Arc<Self>) {
+        self.poll_set.close();
+        self.kick.close();
+        self.progress_thread.close();
+        descriptor::close_all_in_child();
+        let (limits, generation) = (urds_path::Limits::default(), None);
+        let mut empty = State::new(limits, self.clock.clone(), generation, Epoll::closed());
+        empty.closed = true;
+        empty.closed_reason = ErrorReason::AfterFork;
+        drop(self.after_fork.set(Mutex::new(empty)));
+        // Never freed: that would close descriptor numbers again, which may be reused by then.
+        std::mem::forget(Arc::clone(self));
     }
 }

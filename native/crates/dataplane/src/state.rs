@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use urds_path::{Address, Counters, Limits};
 
-use crate::absence::Missing;
 use crate::accounts::DestinationId;
-use crate::background::ProgressThreadState;
+use crate::background::{AckDeadlines, Missing, ProgressThreadState};
 use crate::clock::Clock;
-use crate::dues::AckDeadlines;
 use crate::errors::ErrorReason;
 use crate::events::Event;
 use crate::host::Host;

@@ -13,7 +13,7 @@ use urds_path::{Address, Header, Hold, Limits, NO_EXTENSION, Payload, Release, S
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
 use crate::mailbox::{MailboxSettings, Route};
-use crate::path_calls::Agreement;
+use crate::path::Agreement;
 use crate::plane::Plane;
 use crate::receive_side::Taken;
 use crate::send_side::{Message, Sent};

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use urds_dataplane::mailbox::{MailboxSettings, Route};
-use urds_dataplane::path_calls::Agreement;
+use urds_dataplane::path::Agreement;
 use urds_dataplane::plane::Plane;
 use urds_dataplane::receive_side::Taken;
 use urds_dataplane::send_side::{Message, Sent};

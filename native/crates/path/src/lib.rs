@@ -6,26 +6,21 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-mod admission;
 pub mod chunks;
 pub mod congestion_map;
 pub mod constants;
 pub mod control_budget;
 pub mod counters;
 pub mod extension;
-pub mod fence;
-mod framing;
 pub mod header;
 pub mod inbox;
 pub mod kinds;
 pub mod limits;
-mod partial;
 pub mod path;
 pub mod payload;
 pub mod peer_generations;
 pub mod receiver;
 pub mod sender;
-mod sender_taking;
 pub mod write_buffer;
 
 pub use self::path::PathCore;
@@ -33,7 +28,6 @@ pub use address::{Address, SocketAddress};
 pub use congestion_map::CongestionMap;
 pub use control_budget::ControlBudget;
 pub use counters::Counters;
-pub use fence::Fence;
 pub use header::Header;
 pub use inbox::{Front, Inbox};
 pub use kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
@@ -41,8 +35,9 @@ pub use limits::Limits;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
 pub use receiver::{Arriving, BodyReading, ControlMessage, Incoming, MessageSink, Received};
+pub use sender::Fence;
+pub use sender::Row;
 pub use sender::{Freed, Message, Outgoing, Queued};
-pub use sender_taking::Row;
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]

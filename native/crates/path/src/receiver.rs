@@ -2,28 +2,25 @@
 //!
 //! A value machine: no I/O, no clock, no lock. Whole messages go straight to the mailbox of their
 //! target port, by [`MessageSink::deliver`]; messages for the control plane are kept until the
-//! shell takes them. A message is lost with its stream unless it is complete. `admission` decides
-//! by number, `partial` holds incomplete messages.
+//! shell takes them. A message is lost with its stream unless it is complete.
 //!
 //! No byte is trusted: a length is checked before memory is allocated for it, and every drop has a
 //! counter. The shell, which ends the stream, counts a protocol error.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use crate::constants::{
-    CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, HEADER_BYTES, LONG_BYTES, PORT_FIRST,
+    CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, FLAG_RETRANSMITTED, HEADER_BYTES,
+    LONG_BYTES, PORT_FIRST, PROBE_PORT,
 };
 use crate::control_budget::ControlBudget;
 use crate::counters::Counters;
 use crate::header::Header;
 use crate::kinds::{DownReason, Extension};
 use crate::limits::Limits;
-use crate::partial::Partial;
-use crate::payload::ArrivingPayload;
+use crate::payload::{ArrivingPayload, Body};
 use crate::peer_generations::PeerGenerations;
-
-pub use crate::admission::Received;
-pub use crate::partial::BodyReading;
 
 /// The surroundings of a path: the mailboxes of its address.
 pub trait MessageSink {
@@ -67,7 +64,7 @@ pub struct Incoming {
     pub acknowledging: bool,
     /// A peer's restart must be detected by its numbers: a kernel does not announce it.
     pub watch_restarts: bool,
-    // Numbers; see `admission`.
+    // Numbers; see "admission" below.
     /// The number after the highest one received.
     pub sequence_expected: u64,
     pub(crate) lowest: Option<u64>,
@@ -418,4 +415,329 @@ fn is_intact(bytes: &[u8; HEADER_BYTES]) -> bool {
         .map(|word| u64::from(u32::from_ne_bytes(*word)))
         .sum();
     sum.is_multiple_of(0xFFFF)
+}
+
+// -- admission
+//
+// Admission of a message that is not plainly the next one, and detection of a peer's restart.
+//
+// Numbers. A sequence may skip forward (a cancelled message leaves a hole). It falls back only in
+// two cases: a new stream retransmits messages of the old one, flagged RETRANSMITTED, and those
+// below the expected number are dropped; or the peer restarted. A urds node sends its generation
+// in the header of each map, and a map opens each stream: its numbers count afresh, whatever its
+// clock says. A Linux kernel's restart must be detected *before* the duplicate rule, else its
+// first messages look like old duplicates (Source: observed with linux v6.1, v6.12, v7.2, see
+// docs/protocol/rds-tcp.md):
+//
+// ```text
+// a  a number below the expected one without the flag: taken, the expected number follows
+// b  a probe with another generation, or without one although a probe was seen before
+// c  a retransmission below every number on the last stream with traffic
+// ```
+
+const CONTROL_PAYLOAD_BYTES: usize = 64;
+
+/// The peer's numbers on a path: they tell a retransmission from a new message.
+///
+/// They outlive a path: taken out of a closed one and put into the next one to the same peer, which
+/// then decides as if it had existed all the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    pub sequence_expected: u64,
+    /// Lowest of the last stream with traffic.
+    pub floor: Option<u64>,
+    /// Of a kernel's probe.
+    pub probe_sequence: Option<u64>,
+    /// The kernel's generation.
+    pub generation: Option<u64>,
+    /// The generation in a urds node's maps.
+    pub map_generation: Option<u64>,
+    /// By its numbers, since a kernel does not always send its generation.
+    pub watch_restarts: bool,
+}
+
+impl Incoming {
+    /// The numbers, for a later path to the same peer.
+    pub fn received(&self) -> Received {
+        Received {
+            sequence_expected: self.sequence_expected,
+            floor: self.lowest.or(self.floor),
+            probe_sequence: self.generations.probe_sequence,
+            generation: self.generations.generation,
+            map_generation: self.generations.map_generation,
+            watch_restarts: self.watch_restarts,
+        }
+    }
+
+    /// Continue with these numbers; before the first stream.
+    pub fn expect(&mut self, received: Received) {
+        self.sequence_expected = received.sequence_expected;
+        self.floor = received.floor;
+        self.generations.probe_sequence = received.probe_sequence;
+        self.generations.generation = received.generation;
+        self.generations.map_generation = received.map_generation;
+        self.watch_restarts = received.watch_restarts;
+    }
+
+    /// Note the restart of a urds node.
+    ///
+    /// The expected number stays: it counts the new generation since its first map, and its
+    /// messages may have been arriving for several streams before its hello.
+    pub fn restart_peer(&mut self) {
+        self.floor = None;
+    }
+
+    /// Note a kernel's generation; `None` if it sends none (up to linux v6.19).
+    pub fn remember_generation(&mut self, generation: Option<u64>) {
+        self.generations.generation = generation;
+    }
+
+    /// Check a message that is not plainly next: true if it is for a mailbox.
+    ///
+    /// The caller counts its number as received once it is in the mailbox, and handles the
+    /// acknowledgement and the request in its header.
+    ///
+    /// # Errors
+    /// A congestion map of a wrong length.
+    pub(crate) fn accept_or_drop(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        counters: &mut Counters,
+    ) -> Result<bool, DownReason> {
+        // Exactly this flag: kernel parity.
+        if header.flags == FLAG_CONG_BITMAP {
+            return self.keep_map(header, payload).map(|()| false);
+        }
+        let sequence = header.sequence;
+        let from_or_to_socket = header.source_port != 0 || header.target_port != 0;
+        let is_retransmit = header.flags & FLAG_RETRANSMITTED != 0;
+        let is_control = header.target_port == 0
+            || (header.source_port == 0 && header.target_port == PROBE_PORT);
+        // First, since it may announce a restart.
+        if is_control && from_or_to_socket && !self.admits_control(header, counters) {
+            return Ok(false);
+        }
+        if sequence == 0 && !is_retransmit && is_control {
+            // A hello, its answer, or an acknowledgement of a urds node: outside the numbers.
+            if from_or_to_socket {
+                self.keep_control(header, payload);
+            } else {
+                counters.ack_received += 1;
+            }
+            return Ok(false);
+        }
+        if self.watch_restarts && self.is_restart(header) {
+            self.sequence_expected = 0;
+            self.floor = None;
+            self.restarted = true;
+        }
+        // Dropped duplicates count: a stream may be cut before it retransmits the next ones.
+        self.lowest = Some(self.lowest.map_or(sequence, |lowest| lowest.min(sequence)));
+        if header.source_port == PROBE_PORT && header.target_port == 0 {
+            self.generations.probe_sequence = Some(sequence);
+        }
+        if is_retransmit && sequence < self.sequence_expected {
+            counters.recv_drop_old_seq += 1;
+            return Ok(false);
+        }
+        self.accepted = true;
+        if !is_control {
+            return Ok(true);
+        }
+        self.sequence_expected = sequence.saturating_add(1);
+        if from_or_to_socket {
+            self.keep_control(header, payload);
+        }
+        Ok(false)
+    }
+
+    /// Keep the peer's map. A urds node's map with another generation counts its numbers afresh.
+    fn keep_map(&mut self, header: &Header, payload: &[u8]) -> Result<(), DownReason> {
+        let Ok(bytes) = <&[u8; CONGESTION_MAP_BYTES]>::try_from(payload) else {
+            return Err(DownReason::BadMap);
+        };
+        match &mut self.peer_map {
+            Some(kept) => kept.copy_from_slice(bytes),
+            none => *none = Some(Box::new(*bytes)),
+        }
+        if self.generations.is_new_by_map(&header.extension) {
+            self.sequence_expected = 0;
+            self.floor = None;
+        }
+        Ok(())
+    }
+
+    /// Return whether a kernel restarted (rules b and c); checked before the duplicates.
+    fn is_restart(&mut self, header: &Header) -> bool {
+        let is_retransmit = header.flags & FLAG_RETRANSMITTED != 0;
+        let is_old = is_retransmit && header.sequence < self.sequence_expected;
+        let is_below = self.floor.is_some_and(|floor| header.sequence < floor);
+        (is_old && is_below) || self.generations.is_new_by_probe(header)
+    }
+
+    /// Count a ping, pong or probe; return whether it is within the budget.
+    fn admits_control(&mut self, header: &Header, counters: &mut Counters) -> bool {
+        counters.recv_ping += u64::from(header.target_port == 0);
+        let is_handshake = [header.source_port, header.target_port].contains(&PROBE_PORT);
+        let is_admitted = self.control_budget.admits(self.now_ns, is_handshake);
+        counters.recv_drop_control_full += u64::from(!is_admitted);
+        is_admitted
+    }
+
+    fn keep_control(&mut self, header: &Header, payload: &[u8]) {
+        self.controls.push_back(ControlMessage {
+            sequence: header.sequence,
+            acknowledgement: header.ack,
+            source_port: header.source_port,
+            target_port: header.target_port,
+            extension: header.extension,
+            payload: payload[..payload.len().min(CONTROL_PAYLOAD_BYTES)].to_vec(),
+        });
+    }
+}
+
+// -- incomplete messages
+//
+// An incomplete message: the bytes that a read leaves for the next one.
+//
+// A header and a short message are collected as bytes. A payload of 8 KiB up gets memory of its
+// own length, but only once 8 KiB of it are here: a header alone reserves nothing. From then on
+// the reader can take it, to read into it without any lock.
+
+/// The state of the message begun on the stream.
+#[derive(Debug, Default)]
+pub(crate) enum Partial {
+    /// Nothing: a header comes next.
+    #[default]
+    Nothing,
+    /// A header, or a short message with its header; fewer than `HEADER_BYTES + LONG_BYTES` bytes.
+    Short(Vec<u8>),
+    /// A long payload.
+    Long(BodyReading),
+    /// The same, taken by the reader; so many bytes were missing.
+    WithReader { missing: usize },
+}
+
+/// An incomplete long payload. The reader takes it, reads behind `filled`, and returns it.
+///
+/// ```text
+/// if let Some(mut body) = incoming.take_body() {          // with the lock
+///     if body.memory.is_none() { body.carry_over(allocated(body.total)); }
+///     let bytes = read_into(body.rest_mut());            // without
+///     body.filled += bytes;
+///     incoming.resume_body(body, sink, counters)?;        // with the lock
+/// }
+/// ```
+pub struct BodyReading {
+    /// Memory for the whole payload. `None`: none is allocated yet; bytes received until then are
+    /// kept apart until [`BodyReading::carry_over`].
+    pub memory: Option<Body>,
+    /// Bytes of the whole payload.
+    pub total: usize,
+    /// Bytes received. The reader adds the bytes it read, never beyond `total`.
+    pub filled: usize,
+    pub(crate) header: Header,
+    /// The stream of the payload; a later one drops it.
+    pub(crate) stream: u64,
+    head: Vec<u8>,
+}
+
+impl BodyReading {
+    /// Begin a payload of which `head`, less than the whole, is here. Copies it.
+    pub(crate) fn new(header: Header, total: usize, head: &[u8], stream: u64) -> Self {
+        Self {
+            memory: None,
+            total,
+            filled: head.len(),
+            header,
+            stream,
+            head: head.to_vec(),
+        }
+    }
+
+    /// Use `memory` for the payload; copies the bytes received so far.
+    ///
+    /// # Errors
+    /// `memory` itself, if it has not exactly `total` bytes.
+    pub fn carry_over(&mut self, memory: Body) -> Result<(), Body> {
+        if memory.bytes().len() != self.total {
+            return Err(memory);
+        }
+        self.memory = Some(memory);
+        self.finish_head();
+        Ok(())
+    }
+
+    /// The bytes to read into; none without memory.
+    pub fn rest_mut(&mut self) -> &mut [u8] {
+        let filled = self.filled;
+        let bytes = self.memory.as_mut().map(Body::bytes_mut);
+        bytes
+            .and_then(|bytes| bytes.get_mut(filled..))
+            .unwrap_or_default()
+    }
+
+    /// Bytes that are still to come.
+    pub fn missing(&self) -> usize {
+        self.total.saturating_sub(self.filled)
+    }
+
+    /// Append bytes read elsewhere, as many as are missing; return how many. Copies.
+    pub(crate) fn append(&mut self, data: &[u8]) -> usize {
+        let taken = data.len().min(self.missing());
+        let bytes = &data[..taken];
+        if self.memory.is_some() {
+            let rest = self.rest_mut();
+            let taken = taken.min(rest.len()); // equal, unless the memory is too short
+            rest[..taken].copy_from_slice(&bytes[..taken]);
+        } else {
+            if self.filled + taken >= LONG_BYTES {
+                self.head.reserve_exact(self.total - self.head.len());
+            }
+            self.head.extend_from_slice(bytes);
+        }
+        self.filled += taken;
+        taken
+    }
+
+    /// Correct `filled` after the reader: without memory only the head is here. Return whether
+    /// memory, if any, and length agree.
+    pub(crate) fn finish_read(&mut self) -> bool {
+        self.finish_head();
+        match &self.memory {
+            None => {
+                self.filled = self.head.len();
+                true
+            }
+            Some(memory) => memory.bytes().len() == self.total && self.filled <= self.total,
+        }
+    }
+
+    /// The whole payload.
+    pub(crate) fn into_body(self) -> Body {
+        self.memory
+            .unwrap_or_else(|| Body::Owned(self.head.into_boxed_slice()))
+    }
+
+    /// Copy the bytes kept apart into the memory, if there is any.
+    fn finish_head(&mut self) {
+        let Some(memory) = self.memory.as_mut() else {
+            return;
+        };
+        let head = std::mem::take(&mut self.head);
+        if let Some(place) = memory.bytes_mut().get_mut(..head.len()) {
+            place.copy_from_slice(&head);
+        }
+    }
+}
+
+impl fmt::Debug for BodyReading {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "BodyReading({} of {} bytes)",
+            self.filled, self.total
+        )
+    }
 }

@@ -11,7 +11,7 @@ use urds_dataplane::errors::ErrorReason;
 use urds_dataplane::mailbox::Route;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::MailboxId;
-use urds_dataplane::waits::WaitFor;
+use urds_dataplane::waiting::WaitFor;
 use urds_path::{Address, Payload, SocketAddress};
 
 use crate::addresses::{self, Sources, Targets};
@@ -20,8 +20,8 @@ use crate::plane::Plane;
 use crate::signals::Signals;
 use crate::subscriptions::Subscription;
 use crate::sys::Held;
-use crate::values::SettingsTuple;
-use crate::{errors, fast_calls, memory, values};
+use crate::values::{self, SettingsTuple};
+use crate::{errors, fast_calls, memory};
 
 /// See `contract.Mailbox` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]

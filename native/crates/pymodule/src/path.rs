@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use urds_dataplane::path_calls::Agreement;
+use urds_dataplane::path::Agreement;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::PathId;
 

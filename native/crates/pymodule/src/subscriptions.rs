@@ -5,11 +5,10 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use urds_dataplane::mailbox::Place;
-use urds_dataplane::mailbox_calls::Callback as Listed;
+use urds_dataplane::mailbox::{Callback as Listed, Place};
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::MailboxId;
-use urds_dataplane::waits::WaitFor;
+use urds_dataplane::waiting::WaitFor;
 use urds_path::Address;
 
 use crate::deferred::{self, Deferred, defer};
