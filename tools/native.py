@@ -3,7 +3,7 @@
     python -m tools.native build               into .venv; exit 1 with the reason if it cannot
     python -m tools.native build --optional    the same for `make test`: says why not, exit 0
     python -m tools.native test --junit FILE   the tests of the Rust crates
-    python -m tools.native lint                rustfmt, clippy; one line about sizes
+    python -m tools.native lint                rustfmt, clippy
     python -m tools.native ready               exit 0 if .venv holds what the sources say
     python -m tools.native found               exit 0 if there is a cargo that can build it
 
@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tools import rust_sources
 from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
 
 REPORTS = ROOT / ".reports"
@@ -176,8 +175,7 @@ def _write_one_case(path: Path, failure: Sequence[str]) -> None:
 
 
 def lint(options: argparse.Namespace) -> None:
-    """Run rustfmt and clippy; print Rust's share of the code."""
-    print(rust_sources.share(), flush=True)
+    """Run rustfmt and clippy."""
     cargo = find()
     here = [tool for tool in ("fmt", "clippy") if cargo.can(tool)]
     program, plain = str(cargo.path), ["--", "--color", "never"]

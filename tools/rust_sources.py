@@ -5,7 +5,7 @@ enough for sizes. Macros that write functions are beyond it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,8 @@ _QUIET = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _FUNCTION = re.compile(r"\bfn\s+(\w+)")
-_TEST_ITEM = re.compile(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*(?:pub\S*\s+)?(?:mod\s+(\w+)\s*;|)")
+_FILE = re.compile(r'(?:^\#\[path = "(?P<path>[^"]+)"\]\s*)?^mod (?P<name>\w+);', re.MULTILINE)
+_TEST_FILE = re.compile(r"^#\[cfg\(test\)\]\s*" + _FILE.pattern, re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,40 +103,14 @@ def has_reason(source: Source, line: int) -> bool:
     return False
 
 
-def lines_beside_tests(source: Source) -> int:
-    """Count the lines of a file that are not its tests."""
-    lines = len(source.text.splitlines())
-    for found in _TEST_ITEM.finditer(source.code):
-        if found[1] is None and (end := _end_of_block(source.code, found.end())) is not None:
-            lines -= source.code.count("\n", found.start(), end) + 1
-    return lines
-
-
-def share() -> str:
-    """Return one line with Rust's share of the code that is not tests."""
-    rust, python = lines_by_language()
-    per_cent = 100 * rust / (rust + python)
-    return f"Rust: {rust} of {rust + python} lines that are not tests, {per_cent:.0f} %."
-
-
-def lines_by_language() -> tuple[int, int]:
-    """Count the lines of Rust and of Python in the product, without tests."""
-    test_modules = {
-        found[1]
-        for source in sources()
-        for found in _TEST_ITEM.finditer(source.code)
-        if found[1] is not None
-    }
-    rust = sum(
-        lines_beside_tests(source)
-        for source in sources()
-        if "tests" not in source.path.parts and source.path.stem not in test_modules
-    )
-    python = sum(
-        len(path.read_text(encoding="utf-8").splitlines())
-        for path in (ROOT / "src" / "urds").rglob("*.py")
-    )
-    return rust, python
+def test_modules(several: Sequence[Source]) -> set[str]:
+    """Return the stems of the files that only tests compile, modules of test modules too."""
+    known = set()
+    for expression in (_TEST_FILE, _FILE):
+        inside = [one for one in several if expression is _TEST_FILE or one.path.stem in known]
+        for found in (found for one in inside for found in expression.finditer(one.text)):
+            known.add(Path(found["path"] or found["name"]).stem)
+    return known
 
 
 def _end_of_block(code: str, start: int) -> int | None:

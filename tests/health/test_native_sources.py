@@ -11,8 +11,6 @@ from tests.health.test_sizes import FILE_LINES_MAX, FUNCTION_LINES_MAX
 from tools import cargo, rust_sources
 from tools.rust_sources import Source, sources
 
-SHARE_MAX = 1 / 3
-
 
 def source(text: str) -> Source:
     """Return a file that holds `text`."""
@@ -82,12 +80,6 @@ def test_the_path_forbids_unsafe_altogether() -> None:
     assert "#![forbid(unsafe_code)]" in (rust_sources.CRATES / "path/src/lib.rs").read_text()
 
 
-def test_python_remains_the_larger_part() -> None:
-    """`make lint` prints the share."""
-    rust, python = rust_sources.lines_by_language()
-    assert rust / (rust + python) <= SHARE_MAX, rust_sources.share()
-
-
 def test_versions_belong_together() -> None:
     """`urds` takes a compiled plane of its own version only, so the three move at once."""
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -134,9 +126,3 @@ def test_unsafe_wants_its_reason_above_it(text: str, wanted: list[tuple[int, boo
     one = source(text)
     lines = rust_sources.unsafe_lines(one)
     assert [(line, rust_sources.has_reason(one, line)) for line in lines] == wanted
-
-
-def test_tests_do_not_count_as_code() -> None:
-    text = "fn a() {}\n\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\n"
-    assert rust_sources.lines_beside_tests(source(text)) == 2
-    assert rust_sources.lines_beside_tests(source(re.sub("cfg.test.", "x", text))) == 6
