@@ -72,8 +72,8 @@ def find() -> Cargo:
     return Cargo(Path(path), version)
 
 
-def fetch(cargo: Cargo, venv: Path) -> None:
-    """Have all crates of the lock on disk. Raises Unavailable: the registry is out of reach.
+def fetch(cargo: Cargo, venv: Path, workspace: Path = WORKSPACE) -> None:
+    """Have all crates of a workspace's lock here. Raises Unavailable: the registry is out of reach.
 
     With all of them here it asks no registry.
     """
@@ -82,7 +82,7 @@ def fetch(cargo: Cargo, venv: Path) -> None:
     try:
         subprocess.run(
             [*command, "--offline"],
-            cwd=WORKSPACE,
+            cwd=workspace,
             env=environment,
             check=True,
             timeout=ANSWER_S_MAX,
@@ -92,15 +92,15 @@ def fetch(cargo: Cargo, venv: Path) -> None:
     except subprocess.CalledProcessError:
         # A retry would double the time until an unreachable registry is given up.
         hasty = {"CARGO_HTTP_TIMEOUT": "10", "CARGO_NET_RETRY": "0"}
-        _download(command, {**environment, **hasty})
+        _download(command, workspace, {**environment, **hasty})
     except subprocess.TimeoutExpired:
         raise Unavailable("another cargo holds the cache of crates") from None
 
 
-def _download(command: Sequence[str], environment: dict[str, str]) -> None:
+def _download(command: Sequence[str], workspace: Path, environment: dict[str, str]) -> None:
     process = subprocess.Popen(
         command,
-        cwd=WORKSPACE,
+        cwd=workspace,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -2,7 +2,7 @@
 
     python -m tools.native build               into .venv; exit 1 with the reason if it cannot
     python -m tools.native build --optional    the same for `make test`: says why not, exit 0
-    python -m tools.native test --junit FILE   the tests of the Rust crates
+    python -m tools.native test --junit FILE   the tests of the Rust crates, and `native/loom`
     python -m tools.native lint                rustfmt, clippy
     python -m tools.native ready               exit 0 if .venv holds what the sources say
     python -m tools.native found               exit 0 if there is a cargo that can build it
@@ -34,10 +34,12 @@ from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
 REPORTS = ROOT / ".reports"
 NEXTEST = ROOT / "tools" / "nextest.toml"
 RULES = WORKSPACE / "target" / "broken-rules"
+MODELS = WORKSPACE / "loom"
 STAMP = ".installed-native"
 SUFFIXES = {".rs", ".toml", ".lock", ".pyi"}
 BUILD_S_MAX = 900
 TEST_S_MAX = 600
+MODELS_S_MAX = 600  # a minute of processor time with its build, a quarter of that without
 LINT_S_MAX = 600
 SHOWN_LINES = 40
 INTERRUPTED = 128 + signal.SIGINT
@@ -161,6 +163,23 @@ def test(options: argparse.Namespace) -> None:
     print("\n".join(shown), flush=True)
     if code:
         raise Broken("Tests of the Rust crates failed.")
+    _test_models(cargo, options.at)
+
+
+def _test_models(cargo: Cargo, venv: Path) -> None:
+    """Run `native/loom`: every order of two threads at what no lock guards.
+
+    A workspace of its own, so its crates may be missing where all others are here.
+    """
+    try:
+        fetch(cargo, venv, MODELS)
+    except Unavailable as reason:
+        print(f"Not run, every order of two threads (native/loom): {reason}.", flush=True)
+        return
+    print("Testing every order of two threads: native/loom.", flush=True)
+    command = [str(cargo.path), "test", "--release", "--locked", "--offline"]
+    command += ["--manifest-path", str(MODELS / "Cargo.toml")]
+    _run("loom", cargo, venv, command, MODELS_S_MAX)
 
 
 def _write_one_case(path: Path, failure: Sequence[str]) -> None:

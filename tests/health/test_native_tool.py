@@ -188,6 +188,47 @@ def test_without_nextest_cargo_test_is_one_case(
     assert "3 passed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("models", "code", "wanted"),
+    [
+        ("echo 'test result: ok. 7 passed'", 0, "Testing every order of two threads"),
+        ("echo 'a waiter sleeps for ever'; exit 101", 1, "a waiter sleeps for ever"),
+    ],
+)
+def test_models_of_two_threads_run_with_the_crates(
+    models: str,
+    code: int,
+    wanted: str,
+    bare: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_cargo(
+        bare,
+        "case $* in --version) echo cargo 1.95.0;; nextest*) exit 101;; "
+        f"*--manifest-path*loom/Cargo.toml) {models};; test*) echo 'test result: ok.';; esac",
+    )
+    monkeypatch.setattr(native, "REPORTS", tmp_path)
+    monkeypatch.setattr(native, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(tmp_path / "rust.xml")])
+    assert native.main() == code
+    assert wanted in capsys.readouterr().out
+
+
+def test_without_the_crates_of_the_models_one_line_says_so(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_cargo(
+        bare,
+        "case $* in --version) echo cargo 1.95.0;; nextest*) exit 101;; "
+        "fetch*) case $PWD in */loom) echo 'no network' >&2; exit 101;; esac;; esac",
+    )
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(tmp_path / "rust.xml")])
+    assert native.main() == 0
+    assert "Not run, every order of two threads" in capsys.readouterr().out
+
+
 def test_a_program_that_dies_is_a_failure(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
