@@ -271,6 +271,19 @@ class TestAddresses:
                 frame.header.target_port == int.from_bytes(frame.payload, "big") for frame in frames
             )
 
+    def test_the_same_tuples_are_told_from_new_ones_in_the_place_of_old(self, world: World) -> None:
+        """A tuple that is gone leaves its place in memory to the next one."""
+        mailbox, remote = world.mailbox(send_bytes_max=1 << 20), world.attach()
+        kept = [(str(PEER), port) for port in range(2000, 2040)]
+        sent = []
+        for number in range(200):
+            for address in (kept[number % len(kept)], (str(PEER), 3000 + number % 7)):
+                mailbox.sendto(address[1].to_bytes(2, "big"), address)
+                sent.append(address[1])
+        world.turn(5)
+        frames = remote.messages()
+        assert [frame.header.target_port for frame in frames] == sent
+
     @pytest.mark.parametrize(
         ("address", "failure"),
         [

@@ -54,46 +54,74 @@ impl ErrorReason {
     }
 
     /// Return the error with this reason and a text.
+    #[cold]
     pub fn because(self, detail: impl Into<String>) -> Rejected {
-        Rejected {
-            reason: self,
-            detail: detail.into(),
-            limit: None,
-            peer: None,
+        let detail = detail.into();
+        let rejected = Rejected::from(self);
+        if detail.is_empty() {
+            return rejected;
         }
+        rejected.explained(|explanation| explanation.detail = detail)
     }
 }
 
-/// An error with the values and limits that explain it; an empty text for none.
+/// An error with the values and limits that explain it.
+///
+/// Two words: it is a part of every result of a call, and a longer one would cost each message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     pub reason: ErrorReason,
-    pub detail: String,
-    /// The number that was exceeded.
-    pub limit: Option<usize>,
-    /// The host that it concerns.
-    pub peer: Option<Address>,
+    explanation: Option<Box<Explanation>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Explanation {
+    detail: String,
+    limit: Option<usize>,
+    peer: Option<Address>,
 }
 
 impl Rejected {
     /// Return the error with the number that was exceeded.
     #[must_use]
     pub fn above(self, limit: usize) -> Self {
-        let limit = Some(limit);
-        Self { limit, ..self }
+        self.explained(|explanation| explanation.limit = Some(limit))
     }
 
     /// Return the error with the host that it concerns.
     #[must_use]
     pub fn towards(self, peer: Address) -> Self {
-        let peer = Some(peer);
-        Self { peer, ..self }
+        self.explained(|explanation| explanation.peer = Some(peer))
+    }
+
+    /// Return the text; empty for none.
+    pub fn detail(&self) -> &str {
+        self.explanation.as_ref().map_or("", |it| &it.detail)
+    }
+
+    /// Return the number that was exceeded.
+    pub fn limit(&self) -> Option<usize> {
+        self.explanation.as_ref()?.limit
+    }
+
+    /// Return the host that it concerns.
+    pub fn peer(&self) -> Option<Address> {
+        self.explanation.as_ref()?.peer
+    }
+
+    #[cold]
+    fn explained(mut self, explain: impl FnOnce(&mut Explanation)) -> Self {
+        explain(self.explanation.get_or_insert_default());
+        self
     }
 }
 
 impl From<ErrorReason> for Rejected {
     fn from(reason: ErrorReason) -> Self {
-        reason.because(String::new())
+        Self {
+            reason,
+            explanation: None,
+        }
     }
 }
 
@@ -105,8 +133,36 @@ impl From<std::io::Error> for Rejected {
 
 impl fmt::Display for Rejected {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?}: {}", self.reason, self.detail)
+        write!(formatter, "{:?}: {}", self.reason, self.detail())
     }
 }
 
 impl std::error::Error for Rejected {}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn an_error_is_two_words_long() {
+        assert_eq!(size_of::<Rejected>(), 2 * size_of::<usize>());
+    }
+
+    #[test]
+    fn an_error_keeps_what_explains_it() {
+        let peer = Address::from(Ipv4Addr::LOCALHOST);
+        let bare = ErrorReason::TooLong.because("");
+        assert_eq!(bare, ErrorReason::TooLong.into());
+        assert_eq!((bare.detail(), bare.limit(), bare.peer()), ("", None, None));
+        let full = ErrorReason::TooLong.because("why").above(7).towards(peer);
+        assert_eq!(full.reason, ErrorReason::TooLong);
+        assert_eq!(
+            (full.detail(), full.limit(), full.peer()),
+            ("why", Some(7), Some(peer))
+        );
+        assert_eq!(full.to_string(), "TooLong: why");
+        assert_ne!(full, bare);
+    }
+}

@@ -1,9 +1,9 @@
 //! Addresses between Python and the plane: destinations of sends, sources of messages.
 //!
 //! Both are cached per mailbox, because parsing a literal and making a tuple with its text each
-//! take as long as a message. Keys are compared by value, so an entry never goes stale. Only plain
-//! tuples of plain strings and integers are cached; all else is parsed by `urds.rds.addresses`,
-//! which has every rule.
+//! take as long as a message. Keys are compared by value, so an entry never goes stale; the same
+//! tuple object again needs no comparison. Only plain tuples of plain strings and integers are
+//! cached; all else is parsed by `urds.rds.addresses`, which has every rule.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,6 +17,8 @@ use crate::sys;
 
 const CACHE_FIRST: usize = 16;
 const CACHE_MAX: usize = 4096;
+/// Tuple objects that are known by themselves.
+const TUPLES: usize = 16;
 
 /// A program's address, in a form that can be compared.
 #[derive(Clone, Copy)]
@@ -59,6 +61,11 @@ impl<'a, 'py> Given<'a, 'py> {
     }
 }
 
+/// Return the place of an object by its address; objects lie 16 bytes apart at least.
+fn place_of_tuple(object: Borrowed<'_, '_, PyAny>) -> usize {
+    (object.as_ptr().addr() >> 4) % TUPLES
+}
+
 fn hash_of(host: Borrowed<'_, '_, PyString>, port: u16) -> usize {
     sys::hash_of(host) ^ usize::from(port).wrapping_mul(0x9E37_79B9)
 }
@@ -80,17 +87,31 @@ struct Target {
 #[derive(Default)]
 pub struct Targets {
     places: Vec<Option<Target>>,
+    /// The tuple objects of these that were given last. They are kept, so no other object has their
+    /// address, and nothing in them can change.
+    tuples: [Option<(Py<PyTuple>, SocketAddress)>; TUPLES],
 }
 
 impl Targets {
     /// Return the destination of a plain tuple, if it was kept.
-    pub fn find(&self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
+    #[inline]
+    pub fn find(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
+        match &self.tuples[place_of_tuple(address)] {
+            Some((tuple, target)) if tuple.as_ptr() == address.as_ptr() => Some(*target),
+            _ => self.find_text(address),
+        }
+    }
+
+    fn find_text(&mut self, address: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
         let given = Given::of(address)?;
         let place = self
             .places
             .get(given.hash & self.places.len().wrapping_sub(1))?;
-        let target = place.as_ref()?;
-        given.is(target).then_some(target.address)
+        let target = place.as_ref().filter(|target| given.is(target))?.address;
+        let tuple = address.cast_exact::<PyTuple>().ok()?.to_owned().unbind();
+        // What it replaces is a tuple of strings and integers: its end runs no code of Python.
+        self.tuples[place_of_tuple(address)] = Some((tuple, target));
+        Some(target)
     }
 
     /// Keep the destination of a tuple; the replaced entry is returned to be dropped.

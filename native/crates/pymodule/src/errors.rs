@@ -18,7 +18,7 @@ static ERROR_REASON: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 #[cold]
 pub fn exception(py: Python<'_>, refused: &Rejected) -> PyErr {
     match refused.reason {
-        ErrorReason::System(errno) => os_error(errno, &refused.detail),
+        ErrorReason::System(errno) => os_error(errno, refused.detail()),
         reason => match reason.name() {
             Some(name) => named(py, name, refused).unwrap_or_else(|failure| failure),
             None => os_error(EIO, &format!("a fault of urds: {refused}")),
@@ -44,11 +44,11 @@ fn named(py: Python<'_>, name: &str, refused: &Rejected) -> PyResult<PyErr> {
         .import(py, "urds.common.errors", "ErrorReason")?
         .getattr(name)?;
     let attributes = PyDict::new(py);
-    attributes.set_item("limit", refused.limit)?;
-    attributes.set_item("peer", refused.peer.map(|peer| peer.to_string()))?;
+    attributes.set_item("limit", refused.limit())?;
+    attributes.set_item("peer", refused.peer().map(|peer| peer.to_string()))?;
     let error = OS_ERROR
         .import(py, "urds.common.errors", "os_error")?
-        .call((reason, &refused.detail), Some(&attributes))?;
+        .call((reason, refused.detail()), Some(&attributes))?;
     Ok(PyErr::from_value(error))
 }
 
