@@ -9,8 +9,8 @@ use std::io::IoSlice;
 
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
-    Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, WriteBuffer, Owner, PathCore,
-    Payload, Queued, Release, SLICES_MAX,
+    Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore, Payload,
+    Queued, Release, SLICES_MAX, WriteBuffer,
 };
 
 use crate::mailboxes::{FIRST_PORT, Mailboxes};
@@ -189,7 +189,7 @@ impl Side {
         self.transmitted();
         let wanted = self.core.wants_to_write();
         let Some(write_buffer) = self.core.poll_transmit(&self.map, &mut self.counters) else {
-            assert!(!wanted || self.core.incoming.acknowledging || !self.core.wants_to_write());
+            assert!(!wanted || self.core.receiver.acknowledging || !self.core.wants_to_write());
             return;
         };
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -229,7 +229,7 @@ impl Side {
             counters,
             ..
         } = self;
-        if by_body && let Some(mut body) = core.incoming.take_body() {
+        if by_body && let Some(mut body) = core.receiver.take_body() {
             if body.memory.is_none() {
                 body.carry_over(Body::zeroed(body.total))
                     .expect("memory of the right length");
@@ -253,7 +253,7 @@ impl Side {
     }
 
     fn cancel(&mut self) {
-        self.core.outgoing.cancel(OWNER, None);
+        self.core.sender.cancel(OWNER, None);
         self.kept_from = self.sent.len();
         self.finish_freed();
         assert_eq!(
@@ -277,9 +277,9 @@ impl Side {
     /// The account holds what is queued, and nothing else.
     fn check_account(&mut self) {
         self.finish_freed();
-        let outgoing = &self.core.outgoing;
-        let handed_over = outgoing.unacked.iter().chain(&outgoing.retransmits);
-        let unsent = outgoing.unsent.iter().filter_map(|queued| match queued {
+        let sender = &self.core.sender;
+        let handed_over = sender.unacked.iter().chain(&sender.retransmits);
+        let unsent = sender.unsent.iter().filter_map(|queued| match queued {
             Queued::Message(message) => Some(message),
             Queued::Fence(_) => None,
         });
@@ -314,7 +314,7 @@ impl Link {
             let told = [1, 0].map(|peer: usize| {
                 self.sides[peer]
                     .core
-                    .incoming
+                    .receiver
                     .sequence_expected
                     .checked_sub(1)
             });
@@ -403,7 +403,7 @@ impl Link {
             }
             self.tick();
             let done =
-                |side: &Side| !side.core.outgoing.holds(Some(OWNER)) && !side.core.wants_to_write();
+                |side: &Side| !side.core.sender.holds(Some(OWNER)) && !side.core.wants_to_write();
             if self.sides.iter().all(done) {
                 return;
             }
@@ -434,10 +434,10 @@ impl Link {
         for left in [0, 1] {
             let side = &self.sides[left];
             // A ping of the control plane asks for no acknowledgement: it waits for another's.
-            assert!(!side.core.outgoing.holds(Some(OWNER)));
-            assert_eq!(side.core.outgoing.pending_bytes, 0);
+            assert!(!side.core.sender.holds(Some(OWNER)));
+            assert_eq!(side.core.sender.pending_bytes, 0);
             assert_eq!(side.account_bytes, 0);
-            assert_eq!(self.sides[1 - left].core.incoming.remaining(), (0, 0));
+            assert_eq!(self.sides[1 - left].core.receiver.remaining(), (0, 0));
             let got = &self.sides[1 - left].mailboxes.got;
             let kept = &side.sent[side.kept_from..];
             assert!(got.len() >= kept.len(), "the last messages are lost");

@@ -4,7 +4,7 @@
 //! their own. All three must learn the same, keep to the bounds, and never panic.
 
 use arbitrary::{Arbitrary, Unstructured};
-use urds_path::{Body, ControlMessage, Counters, DownReason, Header, Incoming, Limits, Received};
+use urds_path::{Body, ControlMessage, Counters, DownReason, Header, Limits, Received, Receiver};
 
 use crate::mailboxes::{FIRST_PORT, Got, Mailboxes};
 
@@ -117,24 +117,24 @@ pub fn run(bytes: &[u8]) {
 }
 
 fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
-    let mut incoming = Incoming::new(Limits {
+    let mut receiver = Receiver::new(Limits {
         frame_bytes_max: FRAME_BYTES_MAX,
         control_events_max: CONTROLS_MAX,
         ..Limits::default()
     });
-    incoming.acknowledging = script.acknowledging;
-    incoming.watch_restarts = script.watch_restarts;
-    incoming.checksum = script.checksum;
+    receiver.acknowledging = script.acknowledging;
+    receiver.watch_restarts = script.watch_restarts;
+    receiver.checksum = script.checksum;
     let (mut mailboxes, mut counters) = (Mailboxes::default(), Counters::default());
     let mut result = Ok(());
     for (place, bytes) in streams.iter().enumerate() {
         if place > 0 {
-            incoming.end_stream();
+            receiver.end_stream();
         }
-        incoming.begin_stream();
+        receiver.begin_stream();
         for piece in pieces(bytes, if how == How::Whole { &[] } else { &script.cuts }) {
-            result = receive(&mut incoming, piece, how, &mut mailboxes, &mut counters);
-            check_bounds(&incoming);
+            result = receive(&mut receiver, piece, how, &mut mailboxes, &mut counters);
+            check_bounds(&receiver);
             if result.is_err() {
                 break;
             }
@@ -146,31 +146,31 @@ fn learnt(script: &Script, streams: &[Vec<u8>], how: How) -> Learnt {
     Learnt {
         result,
         got: mailboxes.got,
-        controls: incoming.controls.iter().cloned().collect(),
-        received: incoming.received(),
+        controls: receiver.controls.iter().cloned().collect(),
+        received: receiver.received(),
         ack_pending: (
-            incoming.ack_pending_messages,
-            incoming.ack_pending_bytes,
-            incoming.acknowledgement_due,
-            incoming.acknowledged,
+            receiver.ack_pending_messages,
+            receiver.ack_pending_bytes,
+            receiver.acknowledgement_due,
+            receiver.acknowledged,
         ),
-        frames: incoming.frames,
-        remaining: result.is_ok().then(|| incoming.remaining()),
-        map: incoming.peer_map.as_deref().map(|map| map.to_vec()),
-        restarted: incoming.restarted,
+        frames: receiver.frames,
+        remaining: result.is_ok().then(|| receiver.remaining()),
+        map: receiver.peer_map.as_deref().map(|map| map.to_vec()),
+        restarted: receiver.restarted,
         counters,
     }
 }
 
 fn receive(
-    incoming: &mut Incoming,
+    receiver: &mut Receiver,
     mut piece: &[u8],
     how: How,
     mailboxes: &mut Mailboxes,
     counters: &mut Counters,
 ) -> Result<(), DownReason> {
     if how == How::WithReader
-        && let Some(mut body) = incoming.take_body()
+        && let Some(mut body) = receiver.take_body()
     {
         assert!(body.total <= FRAME_BYTES_MAX);
         // Every second time there is no memory.
@@ -183,21 +183,21 @@ fn receive(
         rest[..bytes].copy_from_slice(&piece[..bytes]);
         body.filled += bytes;
         piece = &piece[bytes..];
-        incoming.resume_body(body, mailboxes, counters)?;
+        receiver.resume_body(body, mailboxes, counters)?;
     }
     if piece.is_empty() {
         Ok(())
     } else {
-        incoming.receive(piece, mailboxes, counters)
+        receiver.receive(piece, mailboxes, counters)
     }
 }
 
-fn check_bounds(incoming: &Incoming) {
-    let (of_header, of_payload) = incoming.remaining();
+fn check_bounds(receiver: &Receiver) {
+    let (of_header, of_payload) = receiver.remaining();
     assert!(of_header < 48 && of_payload <= FRAME_BYTES_MAX);
-    assert!(incoming.controls.len() <= CONTROLS_MAX + STREAMS_MAX * HANDSHAKES_OF_STREAM);
+    assert!(receiver.controls.len() <= CONTROLS_MAX + STREAMS_MAX * HANDSHAKES_OF_STREAM);
     assert!(
-        incoming
+        receiver
             .controls
             .iter()
             .all(|control| control.payload.len() <= 64)

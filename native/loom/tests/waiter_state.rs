@@ -101,7 +101,7 @@ fn follow(plane: &Plane) {
     loop {
         let mut state = plane.lock();
         if state.message {
-            plane.doing.stand();
+            plane.doing.end_wait();
             return;
         }
         state.listed = true;
@@ -148,14 +148,14 @@ fn lead(plane: &Plane) {
     loop {
         let mut state = plane.lock();
         if state.message {
-            plane.doing.stand();
+            plane.doing.end_wait();
             return;
         }
         state.listed = true;
-        plane.doing.sit_in_poll();
+        plane.doing.lead_in_poll();
         drop(state);
         plane.sleep_in_poll();
-        plane.doing.rise();
+        plane.doing.leave_poll();
     }
 }
 
@@ -163,7 +163,7 @@ fn lead(plane: &Plane) {
 fn lead_awake(plane: &Plane) {
     let mut state = plane.lock();
     state.listed = !state.message;
-    plane.doing.sit_awake();
+    plane.doing.lead_awake();
     drop(state);
     if plane.doing.is_notified() {
         assert!(plane.lock().message, "it is notified of nothing");
@@ -172,18 +172,22 @@ fn lead_awake(plane: &Plane) {
 }
 
 /// Leave for a signal, which comes at any moment; a notified waiter knows it and passes it on.
-fn leave(plane: &Plane, rise: fn(&WaiterState)) {
+fn leave(plane: &Plane, leave_poll: fn(&WaiterState)) {
     let mut state = plane.lock();
     if state.message {
         return;
     }
     state.listed = true;
-    plane.doing.sit_in_poll();
+    plane.doing.lead_in_poll();
     drop(state);
-    rise(&plane.doing);
+    leave_poll(&plane.doing);
     let state = plane.lock();
     let was_notified = !state.listed;
-    assert_eq!(plane.doing.stand(), was_notified, "no thread passes it on");
+    assert_eq!(
+        plane.doing.end_wait(),
+        was_notified,
+        "no thread passes it on"
+    );
 }
 
 #[test]
@@ -214,12 +218,12 @@ fn a_leader_that_looked_before_it_sleeps_wakes() {
 }
 
 #[test]
-fn a_waiter_that_was_notified_and_rises_knows_it() {
-    meet(|plane| leave(plane, WaiterState::rise));
+fn a_waiter_that_was_notified_and_leaves_the_poll_knows_it() {
+    meet(|plane| leave(plane, WaiterState::leave_poll));
 }
 
 #[test]
 #[should_panic(expected = "no thread passes it on")]
-fn to_rise_by_a_store_is_found() {
+fn to_leave_the_poll_by_a_store_is_found() {
     meet(|plane| leave(plane, |doing| doing.atomic().store(0, Ordering::SeqCst)));
 }

@@ -262,7 +262,7 @@ impl Plane {
 // millisecond, then half as often each time. A sender whose account fills asks by itself.
 
 /// Age at which the progress thread sends a batch.
-pub const TAIL_NS: u64 = 500_000;
+pub const BATCH_NS: u64 = 500_000;
 /// How long after a write our TCP is first asked what the peer's TCP has.
 pub const ACK_POLL_NS: u64 = 1_000_000;
 const ACK_POLL_MAX_NS: u64 = 16_000_000;
@@ -387,14 +387,14 @@ impl State {
         let mut due = None;
         if !path.blocked && !path.broken {
             // Else the stream itself reports when to continue.
-            if path.core.incoming.acknowledgement_due {
+            if path.core.receiver.acknowledgement_due {
                 return Some(0);
             }
             due = path.core.poll_timeout();
-            due = sooner(due, path.tail_since_ns.map(|since_ns| since_ns + TAIL_NS));
+            due = sooner(due, path.batch_since_ns.map(|since_ns| since_ns + BATCH_NS));
         }
-        let outgoing = &path.core.outgoing;
-        if !outgoing.unacked.is_empty() && outgoing.release == Release::StreamAcknowledged {
+        let sender = &path.core.sender;
+        if !sender.unacked.is_empty() && sender.release == Release::StreamAcknowledged {
             due = sooner(due, Some(path.ack_poll_ns));
         }
         due
@@ -470,16 +470,16 @@ impl Plane {
                 return;
             };
             record.core.handle_timeout(now_ns);
-            record.tail_since_ns = None;
-            let outgoing = &record.core.outgoing;
-            let before = outgoing.unacked.len();
-            let is_asked = outgoing.release == Release::StreamAcknowledged && before > 0;
+            record.batch_since_ns = None;
+            let sender = &record.core.sender;
+            let before = sender.unacked.len();
+            let is_asked = sender.release == Release::StreamAcknowledged && before > 0;
             (is_asked && now_ns >= record.ack_poll_ns, before)
         };
         if ask {
             self.ask_stream(path);
             if let Some(record) = self.lock().paths.get_mut(path) {
-                if record.core.outgoing.unacked.len() == before {
+                if record.core.sender.unacked.len() == before {
                     let delay_ns = 2 * record.ack_poll_delay_ns;
                     record.ack_poll_delay_ns = delay_ns.min(ACK_POLL_MAX_NS);
                 }
@@ -620,7 +620,7 @@ impl State {
                 continue;
             }
             let owner = Owner(mailbox.to_u64());
-            let count = path.core.outgoing.cancel(owner, None) as u64;
+            let count = path.core.sender.cancel(owner, None) as u64;
             self.counters.send_given_up += count;
             self.account_freed(id, |_, _| {});
             self.finish_room(id);
@@ -715,7 +715,7 @@ mod tests {
         assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
         assert_eq!(decided(&plane, true), (Some(TICK_MAX_NS), false));
         let leader = Waiter::take();
-        plane.lock().wait_queue.sit_down(leader, false);
+        plane.lock().wait_queue.begin_wait(leader, false);
         for _ in 1..LEADER_TICKS {
             assert_eq!(decided(&plane, false), (Some(TICK_MAX_NS), false));
         }
@@ -725,7 +725,7 @@ mod tests {
             "the leader has stayed"
         );
         assert!(sleeps_long(&plane));
-        plane.lock().wait_queue.stand_up(leader, None, false);
+        plane.lock().wait_queue.end_wait(leader, None, false);
         assert_eq!(decided(&plane, false), (None, true));
         leader.give_back();
     }

@@ -466,7 +466,7 @@ impl State {
         let Some(record) = self.paths.get_mut(path) else {
             return 0;
         };
-        let count = record.core.outgoing.cancel(Owner(mailbox.to_u64()), port);
+        let count = record.core.sender.cancel(Owner(mailbox.to_u64()), port);
         self.counters.send_cancelled += count as u64;
         self.account_freed(path, |_, _| {});
         self.finish_room(path);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use urds_path::{Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Received, Release};
 
-use crate::background::{ACK_POLL_NS, TAIL_NS};
+use crate::background::{ACK_POLL_NS, BATCH_NS};
 use crate::events::Event;
 use crate::mailbox::MESSAGE_BYTES_PLAIN;
 use crate::plane::Plane;
@@ -59,9 +59,9 @@ pub struct StreamPath {
     /// Paths held behind a fence of this path.
     pub dependents: Vec<PathId>,
     /// Writes at once before batches are noted.
-    pub credits: u8,
+    pub burst_budget: u8,
     pub idle_since_ns: u64,
-    pub tail_since_ns: Option<u64>,
+    pub batch_since_ns: Option<u64>,
     pub ack_poll_ns: u64,
     pub ack_poll_delay_ns: u64,
     pub first_frame_told: bool,
@@ -115,9 +115,9 @@ impl StreamPath {
             missing_at_ns: None,
             absent: false,
             dependents: Vec::new(),
-            credits: 0,
+            burst_budget: 0,
             idle_since_ns: 0,
-            tail_since_ns: None,
+            batch_since_ns: None,
             ack_poll_ns: 0,
             ack_poll_delay_ns: ACK_POLL_NS,
             first_frame_told: false,
@@ -134,8 +134,8 @@ impl StreamPath {
 impl StreamPath {
     /// Free the memory that a burst, or our map, used, once nothing is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
-        let outgoing = &self.core.outgoing;
-        if outgoing.unacked.is_empty() && outgoing.unsent.is_empty() && !self.writing {
+        let sender = &self.core.sender;
+        if sender.unacked.is_empty() && sender.unsent.is_empty() && !self.writing {
             self.core.rest();
         }
     }
@@ -147,7 +147,7 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let is_full = path.core.outgoing.message_count() >= self.limits.path_messages_max;
+        let is_full = path.core.sender.message_count() >= self.limits.path_messages_max;
         if is_full != path.full {
             path.full = is_full;
             self.note_full(id);
@@ -161,7 +161,7 @@ impl State {
         };
         if path.core.wants_to_write() {
             path.plain = false; // a single message would leave this behind
-            path.tail_since_ns = Some(self.clock.now_ns().saturating_sub(TAIL_NS));
+            path.batch_since_ns = Some(self.clock.now_ns().saturating_sub(BATCH_NS));
             self.mark_dirty(id);
         }
     }
@@ -180,7 +180,7 @@ impl State {
 
     /// Return whether the handshake may still allow a longer message; request it.
     pub(crate) fn want_agreement(&mut self, id: PathId) -> bool {
-        let is_open = |path: &StreamPath| path.core.outgoing.release == Release::NotYet;
+        let is_open = |path: &StreamPath| path.core.sender.release == Release::NotYet;
         if !self.paths.get(id).is_some_and(is_open) {
             return false;
         }
@@ -199,11 +199,11 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        if !path.core.outgoing.has_freed() {
+        if !path.core.sender.has_freed() {
             return;
         }
         let mut freed = std::mem::take(&mut path.freed);
-        path.core.outgoing.take_freed(&mut freed);
+        path.core.sender.take_freed(&mut freed);
         if freed.len() > 1 {
             freed.sort_unstable_by_key(|one| one.owner);
         }
@@ -442,7 +442,7 @@ impl State {
         unacknowledged: Option<u64>,
     ) -> Option<Arc<dyn Stream>> {
         let path = self.paths.get(id)?;
-        let (frames, attachment) = (path.core.incoming.frames, path.attachment);
+        let (frames, attachment) = (path.core.receiver.frames, path.attachment);
         let stream = self.release_stream(id, unacknowledged)?;
         self.emit(Event::Down {
             path: id,
@@ -455,7 +455,7 @@ impl State {
         if self
             .paths
             .get(id)
-            .is_some_and(|path| path.core.outgoing.holds(None))
+            .is_some_and(|path| path.core.sender.holds(None))
         {
             self.want_stream(id);
         }
@@ -481,7 +481,7 @@ impl State {
         path.is_batching = false;
         path.plain = false;
         path.wanted = false;
-        path.tail_since_ns = None;
+        path.batch_since_ns = None;
         self.finish_freed(id);
         stream
     }
@@ -550,7 +550,7 @@ impl Plane {
     /// Note the peer's generation: a later probe of a kernel with another one means a restart.
     pub fn remember_handshake(&self, path: PathId, generation: Option<u64>) {
         if let Some(record) = self.lock().paths.get_mut(path) {
-            record.core.incoming.remember_generation(generation);
+            record.core.receiver.remember_generation(generation);
         }
     }
 
@@ -566,7 +566,7 @@ impl Plane {
             };
             let (source_port, target_port) = ports;
             let is_pong = source_port == 0 && target_port > PROBE_PORT;
-            let count = record.core.outgoing.message_count();
+            let count = record.core.sender.message_count();
             if !record.core.attached || (is_pong && count >= state.limits.path_messages_max) {
                 return;
             }
@@ -608,8 +608,8 @@ impl Plane {
                 .map(|other| {
                     other.dependents.push(path);
                     other.plain = false;
-                    let fence = other.core.outgoing.fence();
-                    other.core.ask();
+                    let fence = other.core.sender.fence();
+                    other.core.request_ack();
                     fence
                 });
             let Some(record) = state.paths.get_mut(path) else {
@@ -629,7 +629,7 @@ impl Plane {
         self.lock()
             .paths
             .get(path)
-            .is_some_and(|record| record.core.outgoing.holds(None))
+            .is_some_and(|record| record.core.sender.holds(None))
     }
 
     /// Return whether a message of the peer ever reached a socket here.
@@ -637,7 +637,7 @@ impl Plane {
         self.lock()
             .paths
             .get(path)
-            .is_some_and(|record| record.core.incoming.has_delivered)
+            .is_some_and(|record| record.core.receiver.has_delivered)
     }
 
     /// Return how far a path is: the frames received on its stream, the number of the oldest
@@ -647,12 +647,12 @@ impl Plane {
         let Some(record) = state.paths.get(path) else {
             return (0, None, 0);
         };
-        let outgoing = &record.core.outgoing;
-        let oldest = outgoing.unacked.front().or(outgoing.retransmits.front());
+        let sender = &record.core.sender;
+        let oldest = sender.unacked.front().or(sender.retransmits.front());
         (
-            record.core.incoming.frames,
+            record.core.receiver.frames,
             oldest.map(|message| message.sequence),
-            outgoing.sequence_next,
+            sender.sequence_next,
         )
     }
 
@@ -670,7 +670,7 @@ impl Plane {
         let Some(record) = state.paths.get_mut(path) else {
             return 0;
         };
-        let count = record.core.outgoing.drop_all();
+        let count = record.core.sender.drop_all();
         let peer = record.peer;
         record.wanted = false;
         record.is_batching = false;
@@ -693,13 +693,13 @@ impl Plane {
 
     /// Return the receive state of a path: its peer's sequence numbers.
     pub fn received(&self, path: PathId) -> Option<Received> {
-        Some(self.lock().paths.get(path)?.core.incoming.received())
+        Some(self.lock().paths.get(path)?.core.receiver.received())
     }
 
     /// Have a path that had no stream yet continue where an earlier one to the peer ended.
     pub fn expect(&self, path: PathId, received: Received) {
         if let Some(record) = self.lock().paths.get_mut(path) {
-            record.core.incoming.expect(received);
+            record.core.receiver.expect(received);
         }
     }
 }

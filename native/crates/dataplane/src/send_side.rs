@@ -228,7 +228,7 @@ impl Plane {
             let Some(record) = state.paths.get(path) else {
                 return;
             };
-            record.core.outgoing.release == Release::PeerAcknowledged
+            record.core.sender.release == Release::PeerAcknowledged
         };
         if by_peer {
             self.read(path);
@@ -428,7 +428,7 @@ impl State {
             Way::Again(path) => {
                 let record = self.paths.get(path);
                 let is_batching_or_idle = record.is_some_and(|record| {
-                    record.is_batching && record.core.outgoing.pending_bytes < record.flush_bytes
+                    record.is_batching && record.core.sender.pending_bytes < record.flush_bytes
                 });
                 if !is_batching_or_idle {
                     self.push(path, &mut leaving);
@@ -462,7 +462,7 @@ impl State {
         });
         leaving.path = Some(path);
         let burst_bytes = mailbox.burst_bytes;
-        if self.leaves_now(path, burst_bytes) {
+        if self.should_flush(path, burst_bytes) {
             leaving.writing = self.begin_write(path, false);
         }
         leaving.finish_pass = self.paths.get(path).is_some_and(|record| record.full);
@@ -504,7 +504,7 @@ impl State {
 impl StreamPath {
     /// Have the last message request an acknowledgement: its sender may wait for it, to have room.
     fn want_acknowledgement(&mut self) {
-        self.core.outgoing.acknowledgement_wanted = true;
+        self.core.sender.acknowledgement_wanted = true;
         self.plain = false;
     }
 }

@@ -37,14 +37,14 @@ fn the_account_is_tested_before_a_message_is_added() {
 }
 
 #[test]
-fn a_burst_leaves_as_a_tail_and_a_request_at_once() {
+fn a_burst_leaves_as_a_batch_and_a_request_at_once() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
     let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
     for text in [b"1", b"2", b"3", b"4"] {
         world.send(mailbox, text).unwrap();
     }
-    // By two credits; the rest waits.
+    // Two spend the burst budget; the rest waits.
     assert_eq!(remote.payloads(), [b"1", b"2"]);
     world.progress(MS);
     assert_eq!(remote.payloads(), [b"3", b"4"]);

@@ -37,17 +37,17 @@ impl State {
         let owner = Some(Owner(mailbox.to_u64()));
         let holds = |path: &PathId| {
             let record = self.paths.get(*path);
-            record.is_some_and(|record| record.core.outgoing.holds(owner))
+            record.is_some_and(|record| record.core.sender.holds(owner))
         };
         let paths = self.hosts.get(host).map(|host| host.paths.iter());
         paths.into_iter().flatten().copied().filter(holds).collect()
     }
 
     /// Request acknowledgements on the paths: a call waits for them.
-    fn ask(&mut self, paths: &[PathId]) {
+    fn request_acks(&mut self, paths: &[PathId]) {
         for &path in paths {
             if let Some(record) = self.paths.get_mut(path) {
-                record.core.ask();
+                record.core.request_ack();
                 record.plain = false;
             }
         }
@@ -106,7 +106,7 @@ impl State {
     /// Also without a stream: an orderly end acknowledges first, so a retransmit may be lost.
     fn undelivered(&self, paths: &[PathId]) -> usize {
         let paths = paths.iter().filter_map(|&path| self.paths.get(path));
-        let counts = paths.map(|path| path.core.outgoing.counts(None));
+        let counts = paths.map(|path| path.core.sender.counts(None));
         counts
             .map(|(unsent, unacknowledged)| unsent + unacknowledged)
             .sum()
@@ -114,14 +114,14 @@ impl State {
 
     fn is_any_left(&self, paths: &[PathId]) -> bool {
         let mut paths = paths.iter().filter_map(|&path| self.paths.get(path));
-        paths.any(|path| path.core.outgoing.holds(None))
+        paths.any(|path| path.core.sender.holds(None))
     }
 
     /// Count the messages of a mailbox on a path: never sent, and not acknowledged.
     fn counts(&self, path: PathId, mailbox: MailboxId) -> (usize, usize) {
         let owner = Some(Owner(mailbox.to_u64()));
         let record = self.paths.get(path);
-        record.map_or((0, 0), |record| record.core.outgoing.counts(owner))
+        record.map_or((0, 0), |record| record.core.sender.counts(owner))
     }
 
     /// Return how many messages of a mailbox wait to be sent or acknowledged.
@@ -204,7 +204,7 @@ impl Plane {
                 return;
             };
             let paths = state.holders(host, mailbox);
-            state.ask(&paths);
+            state.request_acks(&paths);
             paths
         };
         for path in paths {
@@ -220,7 +220,7 @@ impl Plane {
                 return 0;
             }
             let paths = state.all_paths();
-            state.ask(&paths);
+            state.request_acks(&paths);
             paths
         };
         let deadline_ns = self.now_ns().saturating_add(drain_ns);

@@ -113,12 +113,12 @@ impl State {
             for path in host.paths.iter().filter_map(|&id| self.paths.get(id)) {
                 streams.push(path.stream.clone());
                 snapshot.paths.push(path_row(path));
-                let outgoing = &path.core.outgoing;
+                let sender = &path.core.sender;
                 let named = |row| message_row(path, row);
-                add_rows(&mut snapshot.send_queue, outgoing.unsent_rows().map(named));
+                add_rows(&mut snapshot.send_queue, sender.unsent_rows().map(named));
                 add_rows(
                     &mut snapshot.retransmit_queue,
-                    outgoing.sent_rows().map(named),
+                    sender.sent_rows().map(named),
                 );
             }
         }
@@ -132,7 +132,7 @@ impl State {
         let queued_bytes: u64 = open().map(|inbox| inbox.receive_queued_bytes as u64).sum();
         let paths = self.paths.iter();
         let unsent: u64 = paths
-            .map(|(_, path)| path.core.outgoing.unsent.len() as u64)
+            .map(|(_, path)| path.core.sender.unsent.len() as u64)
             .sum();
         let mut counters = self.counters.clone();
         counters.recv_delivered += counters
@@ -169,8 +169,8 @@ fn mailbox_row(mailbox: &Mailbox) -> MailboxRow {
 }
 
 fn path_row(path: &StreamPath) -> PathRow {
-    let (core, outgoing) = (&path.core, &path.core.outgoing);
-    let (header_remaining_bytes, data_remaining_bytes) = core.incoming.remaining();
+    let (core, sender) = (&path.core, &path.core.sender);
+    let (header_remaining_bytes, data_remaining_bytes) = core.receiver.remaining();
     PathRow {
         local: path.local,
         peer: path.peer,
@@ -178,19 +178,19 @@ fn path_row(path: &StreamPath) -> PathRow {
         up: path.stream.is_some(),
         sending: path.writing,
         held: core.is_held(),
-        sequence_next: outgoing.sequence_next,
-        sequence_expected: core.incoming.sequence_expected,
-        unsent_messages: outgoing.unsent.len() + outgoing.retransmits.len(),
-        unacknowledged_messages: outgoing.unacked.len(),
+        sequence_next: sender.sequence_next,
+        sequence_expected: core.receiver.sequence_expected,
+        unsent_messages: sender.unsent.len() + sender.retransmits.len(),
+        unacknowledged_messages: sender.unacked.len(),
         carrier: "tcp",
         streams: None,
         header_remaining_bytes,
         data_remaining_bytes,
         stream_sent_bytes: core.bytes_written,
-        stream_expected_bytes: outgoing
+        stream_expected_bytes: sender
             .unacked
             .back()
-            .map_or(outgoing.position, |last| last.end),
+            .map_or(sender.position, |last| last.end),
         stream_acknowledged_bytes: core.bytes_written,
     }
 }

@@ -275,7 +275,7 @@ impl State {
         let Some(record) = self.paths.get_mut(path) else {
             return;
         };
-        record.core.outgoing.drop_all();
+        record.core.sender.drop_all();
         let (host, peer) = (record.host, record.peer);
         self.finish_freed(path);
         self.dirty.remove(path);

@@ -311,7 +311,7 @@ impl State {
         }
         let mut reading = Reading::new(id, stream);
         path.reading = true;
-        reading.body = path.core.incoming.take_body();
+        reading.body = path.core.receiver.take_body();
         reading.last_read_was_empty = path.last_read_was_empty;
         reading.long = path.long;
         reading.expected = path.expected_bytes;
@@ -358,14 +358,14 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return Outcome::Enough;
         };
-        let missing = path.core.incoming.remaining().1;
+        let missing = path.core.receiver.remaining().1;
         let is_long = missing >= EXPECT_FROM_BYTES || reading.expected > 1;
         reading.expected = if missing >= EXPECT_BYTES && is_long {
             missing.min(EXPECT_MAX_BYTES)
         } else {
             1
         };
-        reading.body = path.core.incoming.take_body();
+        reading.body = path.core.receiver.take_body();
         reading.last_read_was_empty = path.last_read_was_empty;
         path.long = had_direct || reading.reads_directly();
         reading.long = path.long;
@@ -439,11 +439,11 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let has_freed = path.core.outgoing.has_freed();
+        let has_freed = path.core.sender.has_freed();
         let looks =
             has_freed || path.full || !path.room_wanted.is_empty() || !path.dependents.is_empty();
         path.last_read_was_empty =
-            path.arrivals.is_empty() && !has_freed && path.core.incoming.remaining().1 == 0;
+            path.arrivals.is_empty() && !has_freed && path.core.receiver.remaining().1 == 0;
         if !path.arrivals.is_empty() {
             self.finish_arrivals(id);
         }
@@ -484,8 +484,8 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let incoming = &mut path.core.incoming;
-        if incoming.frames > 0 && !path.first_frame_told {
+        let receiver = &mut path.core.receiver;
+        if receiver.frames > 0 && !path.first_frame_told {
             path.first_frame_told = true;
             let attachment = path.attachment;
             self.emit(Event::FirstFrame {
@@ -497,9 +497,9 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let incoming = &mut path.core.incoming;
-        let peer_map = incoming.peer_map.take();
-        if std::mem::take(&mut incoming.restarted) {
+        let receiver = &mut path.core.receiver;
+        let peer_map = receiver.peer_map.take();
+        if std::mem::take(&mut receiver.restarted) {
             self.counters.peer_restarted += 1;
             self.emit(Event::PeerRestarted { path: id });
         }
@@ -514,7 +514,7 @@ impl State {
             return;
         };
         let attachment = path.attachment;
-        for message in std::mem::take(&mut path.core.incoming.controls) {
+        for message in std::mem::take(&mut path.core.receiver.controls) {
             self.emit(Event::Control(Control {
                 path: id,
                 sequence: message.sequence,

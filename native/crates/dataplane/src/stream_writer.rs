@@ -110,14 +110,14 @@ impl State {
         })
     }
 
-    /// Write a single message: no clock is read, no credit spent, nothing is left over.
+    /// Write a single message: no clock is read, no budget spent, nothing is left over.
     pub(crate) fn begin_alone(&mut self, id: PathId) -> Option<Writing> {
         self.dirty.remove(id);
         let path = self.paths.get_mut(id)?;
         path.is_batching = false;
-        path.core.outgoing.lone = true;
+        path.core.sender.lone = true;
         let writing = self.begin_write(id, true);
-        self.paths.get_mut(id)?.core.outgoing.lone = false;
+        self.paths.get_mut(id)?.core.sender.lone = false;
         writing
     }
 
@@ -190,7 +190,7 @@ impl State {
         };
         path.writing = false;
         path.left_to_writer = false;
-        path.tail_since_ns = None;
+        path.batch_since_ns = None;
         path.plain = path.core.is_plain() && !(path.blocked || path.broken);
         path.is_batching = false; // also without a stream: the next send must request one
         if path.core.poll_timeout().is_none() {
@@ -201,8 +201,8 @@ impl State {
         }
         path.rest_if_idle();
         path.idle_since_ns = self.clock.now_ns();
-        let outgoing = &path.core.outgoing;
-        let ask = !outgoing.unacked.is_empty() && outgoing.release != Release::PeerAcknowledged;
+        let sender = &path.core.sender;
+        let ask = !sender.unacked.is_empty() && sender.release != Release::PeerAcknowledged;
         if ask {
             path.ack_poll_delay_ns = ACK_POLL_NS;
             path.ack_poll_ns = path.idle_since_ns + ACK_POLL_NS;
@@ -218,33 +218,33 @@ impl State {
 //
 // When a message leaves: at once on an idle path, with others in a burst.
 //
-// A gap between sends gives credits; a write spends one. Without credit a message waits as a
-// *batch* until enough bytes are pending, its sender waits for something, or the progress thread
+// A gap between sends fills the burst budget; a write spends one of it. Once it is spent, a message
+// waits as a *batch* until enough bytes are pending, its sender waits for something, or the progress thread
 // finds it half a millisecond old. Small messages leave once the plane's `flush_bytes` are
 // pending. A write of long ones costs by their number, not by their bytes, so more of them join,
 // up to a quarter of their sender's account.
 //
-// A single message, a request or a reply, leaves at once whatever the credits are: as with Nagle's
+// A single message, a request or a reply, leaves at once whatever the budget is: as with Nagle's
 // rule, nothing is in flight to wait for.
 
 /// A pause that makes the next sends leave at once.
 const GAP_NS: u64 = 20_000;
-const CREDITS: u8 = 2;
+const BURST_BUDGET: u8 = 2;
 
 impl StreamPath {
     /// Return whether a message would leave alone: nothing is queued, and nothing is in flight.
     pub(crate) fn sends_alone(&self) -> bool {
-        let outgoing = &self.core.outgoing;
-        self.plain && !self.writing && outgoing.unacked.is_empty() && outgoing.unsent.is_empty()
+        let sender = &self.core.sender;
+        self.plain && !self.writing && sender.unacked.is_empty() && sender.unsent.is_empty()
     }
 }
 
 impl State {
-    /// Return whether to write now that a message is queued: spend a credit, or note a batch.
+    /// Return whether to write now that a message is queued: spend the budget, or note a batch.
     ///
     /// In a burst of long messages they leave once `burst_bytes` are pending, if that is more than
     /// the plane's own bound.
-    pub(crate) fn leaves_now(&mut self, id: PathId, burst_bytes: usize) -> bool {
+    pub(crate) fn should_flush(&mut self, id: PathId, burst_bytes: usize) -> bool {
         let Some(path) = self.paths.get_mut(id) else {
             return false;
         };
@@ -255,25 +255,25 @@ impl State {
             return false;
         }
         let mut enough_bytes = self.limits.flush_bytes;
-        if burst_bytes > enough_bytes && path.core.outgoing.is_long() {
+        if burst_bytes > enough_bytes && path.core.sender.is_long() {
             enough_bytes = burst_bytes;
         }
-        if path.core.outgoing.pending_bytes >= enough_bytes {
+        if path.core.sender.pending_bytes >= enough_bytes {
             self.check_full(id); // a blocked stream ends no write, which would check this
             return true;
         }
         let now_ns = self.clock.now_ns();
         if now_ns.saturating_sub(path.idle_since_ns) > GAP_NS {
-            path.credits = CREDITS;
+            path.burst_budget = BURST_BUDGET;
         }
         path.idle_since_ns = now_ns;
-        if path.credits > 0 {
-            path.credits -= 1;
+        if path.burst_budget > 0 {
+            path.burst_budget -= 1;
             return true;
         }
         path.is_batching = true;
         path.flush_bytes = enough_bytes;
-        path.tail_since_ns = Some(now_ns);
+        path.batch_since_ns = Some(now_ns);
         self.batches = true;
         self.check_full(id);
         self.mark_dirty(id);

@@ -31,12 +31,12 @@ impl WaiterState {
     }
 
     /// Note that the thread is about to sleep in epoll. Lock held.
-    pub fn sit_in_poll(&self) {
+    pub fn lead_in_poll(&self) {
         self.0.store(IN_POLL, Ordering::Release);
     }
 
     /// Note that the thread runs and looks at this state: no wake-up needed. Lock held.
-    pub fn sit_awake(&self) {
+    pub fn lead_awake(&self) {
         self.0.store(RUNNING, Ordering::Release);
     }
 
@@ -77,14 +77,14 @@ impl WaiterState {
     }
 
     /// Note that the leader has left epoll, unless it was notified. No lock needed.
-    pub fn rise(&self) {
+    pub fn leave_poll(&self) {
         let _ = self
             .0
             .compare_exchange(IN_POLL, RUNNING, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Note that the thread runs; return whether it was notified. Lock held.
-    pub fn stand(&self) -> bool {
+    pub fn end_wait(&self) -> bool {
         self.0.swap(RUNNING, Ordering::AcqRel) == NOTIFIED
     }
 

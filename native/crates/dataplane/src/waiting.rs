@@ -95,8 +95,8 @@ impl Waiter {
     }
 
     /// Note that the leader is out of its poll. No lock needed: only it changes this.
-    pub(crate) fn rise(&self) {
-        self.word.rise();
+    pub(crate) fn leave_poll(&self) {
+        self.word.leave_poll();
     }
 }
 
@@ -257,16 +257,16 @@ impl WaitQueue {
     /// Become the leader if there is none; return whether the waiter leads. Lock held.
     ///
     /// A leader that is `awake` polls whether it was notified, and never sleeps.
-    pub(crate) fn sit_down(&mut self, waiter: &'static Waiter, awake: bool) -> bool {
+    pub(crate) fn begin_wait(&mut self, waiter: &'static Waiter, awake: bool) -> bool {
         if self
             .leader
             .is_none_or(|leader| std::ptr::eq(leader, waiter))
         {
             self.leader = Some(waiter);
             if awake {
-                waiter.word.sit_awake();
+                waiter.word.lead_awake();
             } else {
-                waiter.word.sit_in_poll();
+                waiter.word.lead_in_poll();
             }
             self.followers.retain(|other| !std::ptr::eq(*other, waiter));
             return true;
@@ -283,13 +283,13 @@ impl WaitQueue {
     }
 
     /// Leave the wait for any reason; return true if there is no leader now. Lock held.
-    pub(crate) fn stand_up(
+    pub(crate) fn end_wait(
         &mut self,
         waiter: &'static Waiter,
         waiters: Option<&mut Waiters>,
         used: bool,
     ) -> bool {
-        let told = waiter.word.stand();
+        let told = waiter.word.end_wait();
         if let Some(waiters) = waiters {
             waiters.remove(waiter);
             if told && !used && rules::holds(Rule::PassItOn) {
@@ -371,7 +371,7 @@ impl State {
     fn leave(&mut self, seat: &Seat<'_>, used: bool) {
         let record = self.mailboxes.get_mut(seat.mailbox);
         let waiters = record.map(|record| record.waiters_at(seat.place));
-        let unled = self.wait_queue.stand_up(seat.waiter, waiters, used);
+        let unled = self.wait_queue.end_wait(seat.waiter, waiters, used);
         self.driven = true;
         if unled && self.progress_thread.asleep {
             if self.dirty.is_empty() && self.ack_deadlines.is_empty() && self.looks.is_empty() {
@@ -568,7 +568,7 @@ impl Plane {
             let awake_until_ns = awake.until_ns(&state, now_ns);
             let leads = state
                 .wait_queue
-                .sit_down(seat.waiter, awake_until_ns.is_some());
+                .begin_wait(seat.waiter, awake_until_ns.is_some());
             let wake_ns = if leads { state.next_due_ns() } else { None };
             drop(state);
             let look_ns = unseen_ns.map(|since_ns| since_ns + UNSEEN_SIGNAL_NS);
@@ -629,7 +629,7 @@ impl Plane {
         }
         let mut ready = epoll::NOTHING;
         let told = self.poll_set.wait(&mut ready, sleep.timeout_ns());
-        seat.waiter.rise();
+        seat.waiter.leave_poll();
         let served = self.serve(&ready[..told.as_ref().map_or(0, |&count| count)], true);
         if served == 0 || sleep.wake_ns.is_some_and(|wake_ns| wake_ns <= sleep.now_ns) {
             self.serve_due();

@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use urds_path::{Arriving, Counters, Header, Inbox, Incoming, Limits, MessageSink, SocketAddress};
+use urds_path::{Arriving, Counters, Header, Inbox, Limits, MessageSink, Receiver, SocketAddress};
 
 const READ_BYTES: usize = 256 << 10;
 const READS: u32 = 400;
@@ -51,10 +51,10 @@ fn read_of(payload_bytes: usize, checksum: bool) -> (Vec<u8>, u32) {
 
 /// Receive the same read repeatedly: its first number is below the expected one, and accepted.
 fn cost_ns(bytes: &[u8], messages: u32, checksum: bool, kept: bool) -> f64 {
-    let mut incoming = Incoming::new(Limits::default());
-    incoming.checksum = checksum;
-    incoming.acknowledging = true;
-    incoming.begin_stream();
+    let mut receiver = Receiver::new(Limits::default());
+    receiver.checksum = checksum;
+    receiver.acknowledging = true;
+    receiver.begin_stream();
     let mut counters = Counters::default();
     let mut sink = One {
         inbox: kept.then(|| Inbox::new(1 << 20)),
@@ -64,8 +64,8 @@ fn cost_ns(bytes: &[u8], messages: u32, checksum: bool, kept: bool) -> f64 {
     let began = Instant::now();
     for _ in 0..READS {
         let read = black_box(bytes);
-        incoming.begin_stream();
-        incoming
+        receiver.begin_stream();
+        receiver
             .receive(read, &mut sink, &mut counters)
             .expect("a healthy stream");
         while let Some(inbox) = &mut sink.inbox

@@ -53,9 +53,9 @@ fn measure(payload: &[u8], burst: u32) -> Spent {
             core.transmitted(write_buffer, taken);
         }
         let framed = Instant::now();
-        let newest = core.outgoing.sequence_next - 1;
+        let newest = core.sender.sequence_next - 1;
         assert!(
-            core.outgoing.handle_peer_acknowledged(newest),
+            core.sender.handle_peer_acknowledged(newest),
             "all were handed over"
         );
         core.take_freed(&mut freed);

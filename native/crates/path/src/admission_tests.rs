@@ -50,9 +50,9 @@ fn gaps_are_no_error_and_the_last_number_is_none() {
         side.hears(&numbered([1, 5, 1 << 62, u64::MAX], 0)),
         [1, 5, 1 << 62, u64::MAX]
     );
-    assert_eq!(side.incoming.sequence_expected, u64::MAX);
+    assert_eq!(side.receiver.sequence_expected, u64::MAX);
     assert_eq!(side.hears(&numbered([2], 0)), [2]);
-    assert_eq!(side.incoming.sequence_expected, 3);
+    assert_eq!(side.receiver.sequence_expected, 3);
 }
 
 #[test]
@@ -78,14 +78,14 @@ fn retransmits_of_received_messages_are_dropped_and_counted() {
 fn a_lower_number_without_the_flag_is_taken_and_followed() {
     let mut side = kernel(&[100, 101]);
     assert_eq!(side.hears(&numbered([1, 2, 3], 0)), [1, 2, 3]);
-    assert_eq!(side.incoming.sequence_expected, 4);
+    assert_eq!(side.receiver.sequence_expected, 4);
 }
 
 #[test]
 fn a_retransmit_below_the_whole_last_stream_is_a_restart() {
     let mut side = kernel(&[100, 101]);
     assert_eq!(side.hears(&retransmits([1, 2])), [1, 2]);
-    assert!(side.incoming.restarted);
+    assert!(side.receiver.restarted);
     side.reconnect();
     assert_eq!(side.hears(&retransmits([1, 2, 3])), [3]);
 }
@@ -94,7 +94,7 @@ fn a_retransmit_below_the_whole_last_stream_is_a_restart() {
 fn retransmits_within_the_last_stream_are_old() {
     let mut side = kernel(&[100, 101, 102]);
     assert_eq!(side.hears(&retransmits([101, 102, 103])), [103]);
-    assert!(!side.incoming.restarted);
+    assert!(!side.receiver.restarted);
 }
 
 #[test]
@@ -111,29 +111,29 @@ fn dropped_retransmits_count_as_traffic_of_their_stream() {
     assert_eq!(side.hears(&numbered([103], 0)), [103]);
     side.reconnect();
     assert_eq!(side.hears(&retransmits([101, 102, 103, 104])), [104]);
-    assert!(!side.incoming.restarted);
+    assert!(!side.receiver.restarted);
 }
 
 #[test]
 fn each_stream_with_traffic_has_a_floor_of_its_own() {
     let mut side = kernel(&[100, 101]);
-    assert_eq!(side.incoming.received().floor, Some(100));
+    assert_eq!(side.receiver.received().floor, Some(100));
     assert_eq!(side.hears(&numbered([103, 104], 0)), [103, 104]);
-    assert_eq!(side.incoming.received().floor, Some(103));
+    assert_eq!(side.receiver.received().floor, Some(103));
 }
 
 #[test]
 fn a_kernel_with_generation_numbers_restarts_by_them() {
     for (generation, sequence, heard) in [(8, 2, &[3][..]), (7, 50, &[])] {
         let mut side = Side::new(Limits::default());
-        side.incoming.remember_generation(Some(7));
+        side.receiver.remember_generation(Some(7));
         side.hears(&probe(1, Some(7), 0));
         side.hears(&numbered(2..50, 0));
         side.reconnect();
         side.hears(&retransmits([49]));
         side.hears(&probe(sequence, Some(generation), FLAG_RETRANSMITTED));
         assert_eq!(side.hears(&retransmits([3])), heard);
-        assert_eq!(side.incoming.restarted, generation == 8);
+        assert_eq!(side.receiver.restarted, generation == 8);
     }
 }
 
@@ -146,7 +146,7 @@ fn an_older_kernel_begins_one_with_a_second_probe() {
         side.reconnect();
         side.hears(&probe(sequence, None, FLAG_RETRANSMITTED));
         assert_eq!(side.hears(&retransmits([3])), heard);
-        assert_eq!(side.incoming.restarted, sequence == 2);
+        assert_eq!(side.receiver.restarted, sequence == 2);
     }
 }
 
@@ -155,7 +155,7 @@ fn old_retransmits_of_an_own_node_stay_old_however_low() {
     for numbers in [[1, 2], [50, 51]] {
         let mut side = own_node();
         assert!(side.hears(&retransmits(numbers)).is_empty());
-        assert!(!side.incoming.restarted);
+        assert!(!side.receiver.restarted);
     }
 }
 
@@ -195,7 +195,7 @@ fn what_came_before_an_own_node_said_hello_stays_received() {
     let mut side = own_node();
     assert_eq!(side.hears(&numbered([500], 0)), [500]);
     side.reconnect();
-    side.incoming.restart_peer();
+    side.receiver.restart_peer();
     assert_eq!(side.hears(&retransmits([500, 501])), [501]);
 }
 
@@ -212,8 +212,8 @@ fn hellos_leave_the_numbers_alone_and_numbered_pings_do_not() {
     side.hears(&frame(ports(0, 1), &[]));
     assert_eq!(
         (
-            side.incoming.sequence_expected,
-            side.incoming.controls.len()
+            side.receiver.sequence_expected,
+            side.receiver.controls.len()
         ),
         (101, 2)
     );
@@ -231,13 +231,13 @@ fn hellos_leave_the_numbers_alone_and_numbered_pings_do_not() {
     ));
     assert_eq!(
         (
-            side.incoming.sequence_expected,
-            side.incoming.controls.len()
+            side.receiver.sequence_expected,
+            side.receiver.controls.len()
         ),
         (106, 3)
     );
     assert_eq!(
-        side.incoming.ack_pending_messages, 1,
+        side.receiver.ack_pending_messages, 1,
         "only what goes to a mailbox is owed"
     );
 }
@@ -246,7 +246,7 @@ fn hellos_leave_the_numbers_alone_and_numbered_pings_do_not() {
 fn the_numbers_outlive_a_path() {
     let mut before = kernel(&[100, 101, 102]);
     before.hears(&probe(103, Some(7), 0));
-    let received = before.incoming.received();
+    let received = before.receiver.received();
     assert_eq!(
         (received.sequence_expected, received.floor),
         (104, Some(103))
@@ -256,9 +256,9 @@ fn the_numbers_outlive_a_path() {
         (Some(103), Some(7))
     );
     let mut after = Side::new(Limits::default());
-    after.incoming.expect(received);
-    assert_eq!(after.incoming.received(), received);
+    after.receiver.expect(received);
+    assert_eq!(after.receiver.received(), received);
     assert_eq!(after.hears(&retransmits([103, 104])), [104]);
-    assert!(!after.incoming.restarted);
-    assert_eq!(own_node().incoming.received().map_generation, Some(7));
+    assert!(!after.receiver.restarted);
+    assert_eq!(own_node().receiver.received().map_generation, Some(7));
 }

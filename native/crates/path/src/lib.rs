@@ -34,10 +34,10 @@ pub use kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
 pub use limits::Limits;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
-pub use receiver::{Arriving, BodyReading, ControlMessage, Incoming, MessageSink, Received};
+pub use receiver::{Arriving, BodyReading, ControlMessage, MessageSink, Received, Receiver};
 pub use sender::Fence;
 pub use sender::Row;
-pub use sender::{Freed, Message, Outgoing, Queued};
+pub use sender::{Freed, Message, Queued, Sender};
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]

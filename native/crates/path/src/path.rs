@@ -27,8 +27,8 @@ use crate::header::Header;
 use crate::kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
 use crate::limits::Limits;
 use crate::payload::Payload;
-use crate::receiver::{BodyReading, Incoming, MessageSink};
-use crate::sender::{Fence, Freed, Outgoing};
+use crate::receiver::{BodyReading, MessageSink, Receiver};
+use crate::sender::{Fence, Freed, Sender};
 use crate::write_buffer::WriteBuffer;
 
 /// Bytes of one write.
@@ -41,8 +41,8 @@ const NO_PORTS: (u16, u16) = (0, 0);
 #[derive(Debug)]
 pub struct PathCore {
     limits: Limits,
-    pub outgoing: Outgoing,
-    pub incoming: Incoming,
+    pub sender: Sender,
+    pub receiver: Receiver,
     map_generation: Extension,
     /// There is a stream.
     pub attached: bool,
@@ -64,8 +64,8 @@ impl PathCore {
     pub fn new(limits: Limits, sequence_first: u64, generation: Option<u32>) -> Self {
         Self {
             limits,
-            outgoing: Outgoing::new(limits, sequence_first),
-            incoming: Incoming::new(limits),
+            sender: Sender::new(limits, sequence_first),
+            receiver: Receiver::new(limits),
             map_generation: generation.map_or(NO_EXTENSION, emit_generation),
             attached: false,
             hold: Hold::Nothing,
@@ -90,7 +90,7 @@ impl PathCore {
         self.map_due = true;
         self.hellos.clear();
         self.bytes_written = 0;
-        self.incoming.begin_stream();
+        self.receiver.begin_stream();
     }
 
     /// End the stream: queue unacknowledged messages to retransmit, drop partial ones.
@@ -105,15 +105,15 @@ impl PathCore {
         self.is_out = false;
         self.stream += 1;
         self.ack_pending_since_ns = None;
-        self.outgoing.end_stream();
-        self.incoming.end_stream();
+        self.sender.end_stream();
+        self.receiver.end_stream();
         counters.conn_reset += 1;
     }
 
     /// End `Hold::Release`; messages that the peer reports received are not retransmitted.
     pub fn release(&mut self, received_by_peer: Option<u64>) {
         if let Some(sequence) = received_by_peer {
-            self.outgoing.forget_retransmits(sequence);
+            self.sender.forget_retransmits(sequence);
         }
         if self.hold == Hold::Release {
             self.hold = Hold::Nothing;
@@ -123,24 +123,24 @@ impl PathCore {
     /// Set what the handshake agreed with the peer.
     pub fn agree(&mut self, release: Release, checksum: bool) {
         let own_node = release == Release::PeerAcknowledged;
-        self.outgoing.release = release;
-        self.outgoing.checksum = checksum;
-        self.incoming.checksum = checksum;
-        self.incoming.acknowledging = own_node;
-        self.incoming.watch_restarts = !own_node;
+        self.sender.release = release;
+        self.sender.checksum = checksum;
+        self.receiver.checksum = checksum;
+        self.receiver.acknowledging = own_node;
+        self.receiver.watch_restarts = !own_node;
         // Messages that arrived before the agreement did not count as pending acknowledgement; send
         // it at once. The peer may have done so already.
-        self.incoming.acknowledgement_due = own_node && self.incoming.frames > 0;
-        if own_node && self.incoming.acknowledged > 0 {
-            self.outgoing
-                .handle_peer_acknowledged(self.incoming.acknowledged);
+        self.receiver.acknowledgement_due = own_node && self.receiver.frames > 0;
+        if own_node && self.receiver.acknowledged > 0 {
+            self.sender
+                .handle_peer_acknowledged(self.receiver.acknowledged);
         }
     }
 
     /// Note the peer's restart; return how many sent messages are lost with it.
     pub fn restart_peer(&mut self) -> usize {
-        self.incoming.restart_peer();
-        self.outgoing.drop_handed_over()
+        self.receiver.restart_peer();
+        self.sender.drop_handed_over()
     }
 
     // -- sending
@@ -155,7 +155,7 @@ impl PathCore {
         payload: Payload,
         extension: Extension,
     ) {
-        self.outgoing
+        self.sender
             .queue(Some(owner), source_port, target_port, payload, extension);
     }
 
@@ -173,10 +173,9 @@ impl PathCore {
         let ports = (source_port, target_port);
         if !hello {
             if source_port == PROBE_PORT || target_port == PROBE_PORT {
-                self.outgoing.forget_probes();
+                self.sender.forget_probes();
             }
-            self.outgoing
-                .queue_ahead(source_port, target_port, extension);
+            self.sender.queue_ahead(source_port, target_port, extension);
             counters.send_pong += 1;
         } else if let Some(waiting) = self.hellos.iter_mut().find(|waiting| waiting.0 == ports) {
             waiting.1 = extension;
@@ -187,7 +186,7 @@ impl PathCore {
 
     /// Hold new messages back until another path's fence is open.
     pub fn hold_behind(&mut self, fence: Fence) {
-        self.outgoing.fence = Some(fence);
+        self.sender.fence = Some(fence);
     }
 
     /// Whether `poll_transmit` would return bytes, or a write buffer is out.
@@ -195,36 +194,36 @@ impl PathCore {
         if !self.attached {
             return false;
         }
-        if self.out_bytes > 0 || self.map_due || self.incoming.acknowledgement_due {
+        if self.out_bytes > 0 || self.map_due || self.receiver.acknowledgement_due {
             return true;
         }
-        if self.outgoing.asks() {
+        if self.sender.wants_ack() {
             return true;
         }
-        if !self.hellos.is_empty() && self.incoming.frames > 0 {
+        if !self.hellos.is_empty() && self.receiver.frames > 0 {
             return true;
         }
         if self.hold != Hold::Nothing {
             return false;
         }
-        let outgoing = &self.outgoing;
-        !outgoing.retransmits.is_empty() || (!outgoing.unsent.is_empty() && !outgoing.is_gated())
+        let sender = &self.sender;
+        !sender.retransmits.is_empty() || (!sender.unsent.is_empty() && !sender.is_gated())
     }
 
     /// Whether a message may leave at once if no message is queued or unacknowledged.
     pub fn is_plain(&self) -> bool {
-        let outgoing = &self.outgoing;
+        let sender = &self.sender;
         self.attached
             && self.hold == Hold::Nothing
-            && outgoing.release == Release::PeerAcknowledged
+            && sender.release == Release::PeerAcknowledged
             && self.out_bytes == 0
             && !self.map_due
             && self.hellos.is_empty()
-            && outgoing.retransmits.is_empty()
-            && outgoing.fence.is_none()
-            && !outgoing.has_fences()
-            && !outgoing.acknowledgement_wanted
-            && !outgoing.ack_request_due
+            && sender.retransmits.is_empty()
+            && sender.fence.is_none()
+            && !sender.has_fences()
+            && !sender.acknowledgement_wanted
+            && !sender.ack_request_due
             && self.limits.path_messages_max > 1 // else one more fills it
             && self.limits.unacked_packets_max > 1 // else each requests an acknowledgement
             && self.limits.unacked_bytes_max > LONG_BYTES
@@ -232,7 +231,7 @@ impl PathCore {
 
     /// Whether new messages wait for another path's fence.
     pub fn is_gated(&self) -> bool {
-        self.outgoing.is_gated()
+        self.sender.is_gated()
     }
 
     /// Take bytes for the stream, 64 KiB or some long messages; `None` if there are none.
@@ -260,15 +259,15 @@ impl PathCore {
         if self.map_due {
             self.frame_map(map, counters);
         }
-        if !self.hellos.is_empty() && self.incoming.frames > 0 {
+        if !self.hellos.is_empty() && self.receiver.frames > 0 {
             self.frame_hellos();
         }
-        let outgoing = &self.outgoing;
-        let waits = !(outgoing.unsent.is_empty() && outgoing.retransmits.is_empty());
+        let sender = &self.sender;
+        let waits = !(sender.unsent.is_empty() && sender.retransmits.is_empty());
         if waits && self.hold == Hold::Nothing {
             self.frame_messages(counters);
         }
-        if self.incoming.acknowledgement_due || self.outgoing.asks() {
+        if self.receiver.acknowledgement_due || self.sender.wants_ack() {
             self.frame_acknowledgement(counters);
         }
         self.out_bytes = self.out.len();
@@ -277,46 +276,46 @@ impl PathCore {
     /// Frame the local map, with the generation unless the peer is known to be a kernel.
     fn frame_map(&mut self, map: &CongestionMap, counters: &mut Counters) {
         self.map_due = false;
-        let to_kernel = self.outgoing.release == Release::StreamAcknowledged;
+        let to_kernel = self.sender.release == Release::StreamAcknowledged;
         let extension = if to_kernel {
             NO_EXTENSION
         } else {
             self.map_generation
         };
         // Frames without a number count as stream bytes: Linux frees by the stream's count.
-        self.outgoing.position += frame_map(&mut self.out, map, extension, self.outgoing.checksum);
+        self.sender.position += frame_map(&mut self.out, map, extension, self.sender.checksum);
         counters.cong_update_queued += 1;
     }
 
     fn frame_hellos(&mut self) {
         let ack = self.newest_received();
         for (ports, extension) in self.hellos.drain(..) {
-            self.outgoing.position += frame_word(
+            self.sender.position += frame_word(
                 &mut self.out,
                 ack,
                 0,
                 ports,
                 extension,
-                self.outgoing.checksum,
+                self.sender.checksum,
             );
         }
     }
 
     fn frame_messages(&mut self, counters: &mut Counters) {
-        let acknowledging = self.incoming.acknowledging;
+        let acknowledging = self.receiver.acknowledging;
         let acknowledgement = if acknowledging {
             self.newest_received()
         } else {
             0
         };
-        let bytes_max = if self.outgoing.is_long() {
+        let bytes_max = if self.sender.is_long() {
             LONG_WRITE_BYTES
         } else {
             WRITE_BYTES
         };
         let bytes_max = bytes_max.saturating_sub(self.out.len());
         let made = self
-            .outgoing
+            .sender
             .frame(&mut self.out, bytes_max, acknowledgement, counters);
         if made > 0 && acknowledging {
             self.forget_ack_pending(); // every data header carries it
@@ -326,15 +325,15 @@ impl PathCore {
     /// Frame one acknowledgement at most: the newest number, sent once it is bytes. It requests the
     /// peer's if a thread waits for that.
     fn frame_acknowledgement(&mut self, counters: &mut Counters) {
-        if self.incoming.acknowledging {
+        if self.receiver.acknowledging {
             let mut flags = 0;
-            if self.outgoing.asks() {
-                self.outgoing.ack_request_due = false;
+            if self.sender.wants_ack() {
+                self.sender.ack_request_due = false;
                 flags = FLAG_ACK_REQUIRED;
                 counters.send_ack_required += 1;
             }
-            let (ack, checksum) = (self.newest_received(), self.outgoing.checksum);
-            self.outgoing.position +=
+            let (ack, checksum) = (self.newest_received(), self.sender.checksum);
+            self.sender.position +=
                 frame_word(&mut self.out, ack, flags, NO_PORTS, NO_EXTENSION, checksum);
             counters.ack_sent += 1;
         }
@@ -342,11 +341,11 @@ impl PathCore {
     }
 
     fn newest_received(&self) -> u64 {
-        self.incoming.sequence_expected.saturating_sub(1)
+        self.receiver.sequence_expected.saturating_sub(1)
     }
 
     fn forget_ack_pending(&mut self) {
-        self.incoming.reset_ack_pending();
+        self.receiver.reset_ack_pending();
         self.ack_pending_since_ns = None;
     }
 
@@ -377,12 +376,12 @@ impl PathCore {
         sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
-        self.incoming.now_ns = now_ns;
-        let result = self.incoming.receive(data, sink, counters);
+        self.receiver.now_ns = now_ns;
+        let result = self.receiver.receive(data, sink, counters);
         self.finish_received(now_ns, result)
     }
 
-    /// Continue with a long body that the reader had; see `Incoming::take_body`.
+    /// Continue with a long body that the reader had; see `Receiver::take_body`.
     ///
     /// # Errors
     /// As `receive`.
@@ -393,8 +392,8 @@ impl PathCore {
         sink: &mut G,
         counters: &mut Counters,
     ) -> Result<(), DownReason> {
-        self.incoming.now_ns = now_ns;
-        let result = self.incoming.resume_body(body, sink, counters);
+        self.receiver.now_ns = now_ns;
+        let result = self.receiver.resume_body(body, sink, counters);
         self.finish_received(now_ns, result)
     }
 
@@ -403,16 +402,16 @@ impl PathCore {
         now_ns: u64,
         result: Result<(), DownReason>,
     ) -> Result<(), DownReason> {
-        let incoming = &self.incoming;
-        if incoming.frames > 0 && self.hold == Hold::FirstFrame {
+        let receiver = &self.receiver;
+        if receiver.frames > 0 && self.hold == Hold::FirstFrame {
             self.hold = Hold::Nothing;
         }
-        if incoming.acknowledging {
-            if incoming.ack_pending_messages > 0 && self.ack_pending_since_ns.is_none() {
+        if receiver.acknowledging {
+            if receiver.ack_pending_messages > 0 && self.ack_pending_since_ns.is_none() {
                 self.ack_pending_since_ns = Some(now_ns);
             }
-            let acknowledged = incoming.acknowledged;
-            if acknowledged > 0 && !self.outgoing.handle_peer_acknowledged(acknowledged) {
+            let acknowledged = receiver.acknowledged;
+            if acknowledged > 0 && !self.sender.handle_peer_acknowledged(acknowledged) {
                 return result.and(Err(DownReason::BadAcknowledgement));
             }
         }
@@ -424,25 +423,25 @@ impl PathCore {
     /// Nothing is freed before the peer's first frame: TCP also acknowledges bytes that a peer
     /// which then rejects the connection never reads.
     pub fn handle_stream_acknowledged(&mut self, bytes: u64) {
-        if self.incoming.frames > 0 && self.outgoing.release == Release::StreamAcknowledged {
-            self.outgoing.handle_stream_acknowledged(bytes);
+        if self.receiver.frames > 0 && self.sender.release == Release::StreamAcknowledged {
+            self.sender.handle_stream_acknowledged(bytes);
         }
     }
 
     /// Make a pending acknowledgement due at once: later there may be no stream.
     pub fn acknowledge(&mut self) {
-        self.incoming.acknowledgement_due |=
-            self.attached && self.incoming.ack_pending_messages > 0;
+        self.receiver.acknowledgement_due |=
+            self.attached && self.receiver.ack_pending_messages > 0;
     }
 
     /// Request acknowledgement of every message here as soon as the peer has it.
-    pub fn ask(&mut self) {
-        self.outgoing.ack_request_due = self.outgoing.message_count() > 0;
+    pub fn request_ack(&mut self) {
+        self.sender.ack_request_due = self.sender.message_count() > 0;
     }
 
     /// Exchange the freed messages since the last call for `spare`, which is emptied first.
     pub fn take_freed(&mut self, spare: &mut Vec<Freed>) {
-        self.outgoing.take_freed(spare);
+        self.sender.take_freed(spare);
     }
 
     // -- time
@@ -466,14 +465,14 @@ impl PathCore {
             .poll_timeout()
             .is_some_and(|deadline_ns| now_ns >= deadline_ns)
         {
-            self.incoming.acknowledgement_due = true;
+            self.receiver.acknowledgement_due = true;
         }
     }
 
     /// Free memory that a path does not need after it was idle for a while.
     pub fn rest(&mut self) {
         self.out.rest();
-        self.outgoing.rest();
+        self.sender.rest();
     }
 }
 

@@ -55,7 +55,7 @@ pub struct ControlMessage {
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own, not a state"
 )]
-pub struct Incoming {
+pub struct Receiver {
     pub(crate) limits: Limits,
     // Handshake results.
     /// Header checksums are checked.
@@ -99,7 +99,7 @@ pub struct Incoming {
     pub has_delivered: bool,
 }
 
-impl Incoming {
+impl Receiver {
     /// Return a state without numbers, for a peer of unknown kind.
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -456,7 +456,7 @@ pub struct Received {
     pub watch_restarts: bool,
 }
 
-impl Incoming {
+impl Receiver {
     /// The numbers, for a later path to the same peer.
     pub fn received(&self) -> Received {
         Received {
@@ -622,11 +622,11 @@ pub(crate) enum Partial {
 /// An incomplete long payload. The reader takes it, reads behind `filled`, and returns it.
 ///
 /// ```text
-/// if let Some(mut body) = incoming.take_body() {          // with the lock
+/// if let Some(mut body) = receiver.take_body() {          // with the lock
 ///     if body.memory.is_none() { body.carry_over(allocated(body.total)); }
 ///     let bytes = read_into(body.rest_mut());            // without
 ///     body.filled += bytes;
-///     incoming.resume_body(body, sink, counters)?;        // with the lock
+///     receiver.resume_body(body, sink, counters)?;        // with the lock
 /// }
 /// ```
 pub struct BodyReading {

@@ -43,9 +43,9 @@ fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], with_reader: bool) -> Learnt
         control_events_max: 4,
         ..Limits::default()
     });
-    side.incoming.acknowledging = peer.acknowledging;
-    side.incoming.watch_restarts = !peer.acknowledging;
-    side.incoming.checksum = peer.checksum;
+    side.receiver.acknowledging = peer.acknowledging;
+    side.receiver.watch_restarts = !peer.acknowledging;
+    side.receiver.checksum = peer.checksum;
     let mut places: Vec<_> = cuts.iter().map(|cut| cut % (bytes.len() + 1)).collect();
     places.extend([0, bytes.len()]);
     places.sort_unstable();
@@ -60,22 +60,22 @@ fn learnt(peer: Peer, bytes: &[u8], cuts: &[usize], with_reader: bool) -> Learnt
             break;
         }
     }
-    let incoming = &side.incoming;
+    let receiver = &side.receiver;
     Learnt {
         result,
         got: side.mailboxes.got,
-        controls: incoming.controls.iter().cloned().collect(),
-        received: incoming.received(),
+        controls: receiver.controls.iter().cloned().collect(),
+        received: receiver.received(),
         ack_pending: (
-            incoming.ack_pending_messages,
-            incoming.ack_pending_bytes,
-            incoming.acknowledgement_due,
-            incoming.acknowledged,
+            receiver.ack_pending_messages,
+            receiver.ack_pending_bytes,
+            receiver.acknowledgement_due,
+            receiver.acknowledged,
         ),
-        frames: incoming.frames,
-        remaining: result.is_ok().then(|| incoming.remaining()),
-        map: incoming.peer_map.as_deref().map(|map| map.to_vec()),
-        restarted: incoming.restarted,
+        frames: receiver.frames,
+        remaining: result.is_ok().then(|| receiver.remaining()),
+        map: receiver.peer_map.as_deref().map(|map| map.to_vec()),
+        restarted: receiver.restarted,
         counters: side.counters,
     }
 }

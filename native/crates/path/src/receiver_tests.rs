@@ -40,7 +40,7 @@ fn what_linux_sends_is_taken_as_it_means_it() {
                 .any(|payload| payload.starts_with(b"hello from "))
         );
         let controls: Vec<_> = side
-            .incoming
+            .receiver
             .controls
             .iter()
             .map(|one| (one.source_port, one.target_port))
@@ -50,7 +50,7 @@ fn what_linux_sends_is_taken_as_it_means_it() {
             side.counters.recv_drop_no_sock, 1,
             "a pong for an unbound port"
         );
-        assert_eq!(side.incoming.frames, 4);
+        assert_eq!(side.receiver.frames, 4);
     }
 }
 
@@ -59,14 +59,14 @@ fn what_is_missing_is_told() {
     let mut side = Side::new(Limits::default());
     let bytes = frame(header(1), &[7; 10_000]);
     side.receive(&bytes[..20]).expect("well");
-    assert_eq!(side.incoming.remaining(), (28, 0));
+    assert_eq!(side.receiver.remaining(), (28, 0));
     side.receive(&bytes[20..50]).expect("well");
-    assert_eq!(side.incoming.remaining(), (0, 9998));
+    assert_eq!(side.receiver.remaining(), (0, 9998));
     side.receive(&bytes[50..]).expect("well");
-    assert_eq!(side.incoming.remaining(), (0, 0));
+    assert_eq!(side.receiver.remaining(), (0, 0));
     let bytes = frame(header(2), &[7; 100]);
     side.receive(&bytes[..60]).expect("well");
-    assert_eq!(side.incoming.remaining(), (0, 88));
+    assert_eq!(side.receiver.remaining(), (0, 88));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_partial_message_dies_with_its_stream() {
             side.receive(&frame(header(1), &vec![1; payload_bytes])[..kept])
                 .expect("well");
             side.reconnect();
-            assert_eq!(side.incoming.remaining(), (0, 0));
+            assert_eq!(side.receiver.remaining(), (0, 0));
             let again = Header {
                 flags: FLAG_RETRANSMITTED,
                 ..header(1)
@@ -120,12 +120,12 @@ fn each_message_reaches_its_mailbox_or_is_counted() {
     assert_eq!(side.counters.recv_drop_no_sock, 3);
     assert_eq!(
         (
-            side.incoming.ack_pending_messages,
-            side.incoming.ack_pending_bytes
+            side.receiver.ack_pending_messages,
+            side.receiver.ack_pending_bytes
         ),
         (9, 45)
     );
-    assert_eq!(side.incoming.sequence_expected, 10);
+    assert_eq!(side.receiver.sequence_expected, 10);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn only_exactly_the_map_flag_makes_a_map() {
         side.receive(&frame(Header { flags, ..header(1) }, b"data"))
             .expect("well");
         assert_eq!(side.got(), [b"data"]);
-        assert!(side.incoming.peer_map.is_none());
+        assert!(side.receiver.peer_map.is_none());
     }
 }
 
@@ -156,7 +156,7 @@ fn a_length_beyond_the_bound_ends_the_stream_before_memory_is_taken() {
         assert_eq!(result, Err(DownReason::TooLong));
         assert_eq!(side.numbers(), [1, 2]);
         assert_eq!(
-            (side.incoming.frames, side.incoming.remaining()),
+            (side.receiver.frames, side.receiver.remaining()),
             (2, (0, 0))
         );
     }
@@ -179,15 +179,15 @@ fn a_header_alone_reserves_nothing() {
     )
     .expect("well");
     side.receive(&[0; LONG_BYTES - 1]).expect("well");
-    assert!(side.incoming.take_body().is_none());
+    assert!(side.receiver.take_body().is_none());
     side.receive(&[0; 1]).expect("well");
-    let body = side.incoming.take_body().expect("a body worth lending");
+    let body = side.receiver.take_body().expect("a body worth lending");
     assert_eq!(
         (body.total, body.filled, body.missing()),
         (1 << 20, LONG_BYTES, 1_040_384)
     );
     assert!(body.memory.is_none());
-    assert_eq!(side.incoming.remaining(), (0, 1_040_384));
+    assert_eq!(side.receiver.remaining(), (0, 1_040_384));
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn a_map_of_another_length_is_a_protocol_error() {
             .map(|piece| side.receive(piece))
             .collect();
         assert_eq!(results.last(), Some(&Err(DownReason::BadMap)));
-        assert!(side.incoming.peer_map.is_none());
-        assert_eq!(side.incoming.frames, 1);
+        assert!(side.receiver.peer_map.is_none());
+        assert_eq!(side.receiver.frames, 1);
     }
 }
 
@@ -216,7 +216,7 @@ fn a_map_is_kept_and_takes_no_number() {
     side.receive(&map_frame(None, &bytes)).expect("well");
     side.receive(&numbered([2], 0)).expect("well");
     assert_eq!(
-        side.incoming.peer_map.as_deref().map(|map| map.to_vec()),
+        side.receiver.peer_map.as_deref().map(|map| map.to_vec()),
         Some(bytes)
     );
     assert_eq!(side.numbers(), [1, 2]);
@@ -237,14 +237,14 @@ fn controls_are_kept_up_to_their_bound() {
         side.receive(&frame(ping, &[3; 100])).expect("well");
     }
     let told: Vec<_> = side
-        .incoming
+        .receiver
         .controls
         .iter()
         .map(|one| one.sequence)
         .collect();
     assert_eq!(told, [1, 2, 3]);
     assert!(
-        side.incoming
+        side.receiver
             .controls
             .iter()
             .all(|one| one.payload == [3; 64])
@@ -252,7 +252,7 @@ fn controls_are_kept_up_to_their_bound() {
     assert_eq!(
         (
             side.counters.recv_drop_control_full,
-            side.incoming.acknowledged
+            side.receiver.acknowledged
         ),
         (2, 4)
     );
@@ -263,14 +263,14 @@ fn a_damaged_header_is_refused_and_zero_is_not_checked() {
     for payload_bytes in [3, 20_000] {
         let whole = checked_frame(header(300), &vec![0; payload_bytes]);
         let mut side = Side::of_own_node();
-        side.incoming.checksum = true;
+        side.receiver.checksum = true;
         assert_eq!(side.receive(&whole), Ok(()));
         assert_eq!(side.receive(&frame(header(301), b"not checked")), Ok(()));
         for place in [0, 7, 15, 19, 21, 23, 30, 31, 32, 47] {
             let mut bytes = whole.clone();
             bytes[place] ^= 1;
             let mut side = Side::of_own_node();
-            side.incoming.checksum = true;
+            side.receiver.checksum = true;
             assert_eq!(side.receive(&bytes), Err(DownReason::BadChecksum));
             assert!(side.got().is_empty());
             side = Side::of_own_node();
@@ -295,7 +295,7 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
                 .expect("well");
         }
         assert_eq!(
-            side.incoming.acknowledgement_due, due,
+            side.receiver.acknowledgement_due, due,
             "{count} of {payload_bytes}"
         );
     }
@@ -304,15 +304,15 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
             let mut side = Side::of_own_node();
             let bytes = frame(Header { flags, ..header(9) }, &vec![0; payload_bytes]);
             side.receive(&bytes[..50]).expect("well");
-            assert!(!side.incoming.acknowledgement_due);
+            assert!(!side.receiver.acknowledgement_due);
             side.receive(&bytes[50..]).expect("well");
-            assert!(side.incoming.acknowledgement_due);
+            assert!(side.receiver.acknowledgement_due);
             assert_eq!(side.counters.recv_ack_required, 1);
-            side.incoming.reset_ack_pending();
+            side.receiver.reset_ack_pending();
             assert_eq!(
                 (
-                    side.incoming.ack_pending_messages,
-                    side.incoming.ack_pending_bytes
+                    side.receiver.ack_pending_messages,
+                    side.receiver.ack_pending_bytes
                 ),
                 (0, 0)
             );
@@ -324,8 +324,8 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
 fn an_unknown_peer_gets_no_ack() {
     let mut side = Side::new(Limits::default());
     side.receive(&numbered(1..600, 0)).expect("well");
-    assert!(!side.incoming.acknowledgement_due);
-    assert_eq!(side.incoming.ack_pending_messages, 0);
+    assert!(!side.receiver.acknowledgement_due);
+    assert_eq!(side.receiver.ack_pending_messages, 0);
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn the_acknowledgement_in_a_header_is_kept_at_its_highest() {
         ))
         .expect("well");
     }
-    assert_eq!(side.incoming.acknowledged, 9);
+    assert_eq!(side.receiver.acknowledged, 9);
     side.receive(&frame(
         Header {
             ack: 12,
@@ -351,13 +351,13 @@ fn the_acknowledgement_in_a_header_is_kept_at_its_highest() {
     ))
     .expect("well");
     assert_eq!(
-        (side.incoming.acknowledged, side.counters.ack_received),
+        (side.receiver.acknowledged, side.counters.ack_received),
         (12, 1)
     );
-    assert!(side.incoming.controls.is_empty());
-    side.incoming.end_stream();
+    assert!(side.receiver.controls.is_empty());
+    side.receiver.end_stream();
     assert_eq!(
-        (side.incoming.acknowledged, side.incoming.sequence_expected),
+        (side.receiver.acknowledged, side.receiver.sequence_expected),
         (0, 4)
     );
 }
@@ -367,7 +367,7 @@ fn a_body_of_an_ended_stream_is_not_wanted() {
     let mut side = Side::of_own_node();
     side.receive(&frame(header(1), &vec![0; 30_000])[..20_000])
         .expect("well");
-    let mut body = side.incoming.take_body().expect("a body");
+    let mut body = side.receiver.take_body().expect("a body");
     assert_eq!(
         side.receive(b"bytes of it"),
         Err(DownReason::Error),
@@ -379,7 +379,7 @@ fn a_body_of_an_ended_stream_is_not_wanted() {
     body.filled = 30_000;
     assert_eq!(side.resume(body), Ok(()));
     assert!(side.got().is_empty());
-    assert_eq!(side.incoming.remaining(), (0, 0));
+    assert_eq!(side.receiver.remaining(), (0, 0));
 }
 
 #[test]
@@ -387,17 +387,17 @@ fn a_body_of_an_earlier_stream_is_not_taken_for_the_next_one() {
     let mut side = Side::of_own_node();
     let begun = frame(header(1), &vec![1; 30_000]);
     side.receive(&begun[..20_000]).expect("well");
-    let mut old = side.incoming.take_body().expect("a body");
+    let mut old = side.receiver.take_body().expect("a body");
     old.carry_over(Body::zeroed(30_000))
         .expect("the right length");
     old.filled = 30_000;
     side.reconnect();
     side.receive(&frame(header(1), &vec![2; 30_000])[..20_000])
         .expect("well");
-    let body = side.incoming.take_body().expect("the next body");
+    let body = side.receiver.take_body().expect("the next body");
     assert_eq!(side.resume(old), Ok(()));
     assert!(side.got().is_empty());
-    assert_eq!(side.incoming.remaining(), (0, 10_048));
+    assert_eq!(side.receiver.remaining(), (0, 10_048));
     assert_eq!(side.resume(body), Ok(()));
     side.receive(&[2; 10_048]).expect("well");
     assert_eq!(side.got(), [vec![2; 30_000]]);
@@ -408,7 +408,7 @@ fn a_body_without_memory_goes_on() {
     let mut side = Side::of_own_node();
     let bytes = frame(header(1), &vec![9; 30_000]);
     side.receive(&bytes[..20_000]).expect("well");
-    let mut body = side.incoming.take_body().expect("a body");
+    let mut body = side.receiver.take_body().expect("a body");
     assert!(body.rest_mut().is_empty());
     assert!(body.carry_over(Body::zeroed(29_999)).is_err());
     body.filled = 25_000; // an error of the reader
@@ -423,7 +423,7 @@ fn memory_of_another_length_ends_the_stream() {
         let mut side = Side::of_own_node();
         side.receive(&frame(header(1), &vec![9; 30_000])[..20_000])
             .expect("well");
-        let mut body = side.incoming.take_body().expect("a body");
+        let mut body = side.receiver.take_body().expect("a body");
         body.memory = Some(Body::zeroed(bytes));
         body.filled = 30_000;
         assert_eq!(side.resume(body), Err(DownReason::Error));
@@ -435,13 +435,13 @@ fn maps_and_retransmits_of_linux_are_read() {
     let mut side = Side::new(Limits::default());
     side.receive(&vector(LINUX[0], "empty_map")).expect("well");
     assert_eq!(
-        side.incoming.peer_map.as_deref(),
+        side.receiver.peer_map.as_deref(),
         Some(&[0; CONGESTION_MAP_BYTES])
     );
     side.receive(&vector(LINUX[0], "map_port_5000"))
         .expect("well");
     assert_eq!(
-        side.incoming.peer_map.as_deref().map(|map| map[625]),
+        side.receiver.peer_map.as_deref().map(|map| map[625]),
         Some(1)
     );
     side.receive(&vector(LINUX[0], "repeated")).expect("well");

@@ -2,7 +2,7 @@
 
 use crate::constants::{FLAG_CONG_BITMAP, PROBE_PORT};
 use crate::extension::emit_generation;
-use crate::receiver::{Arriving, BodyReading, Incoming, MessageSink};
+use crate::receiver::{Arriving, BodyReading, MessageSink, Receiver};
 use crate::{Body, Counters, DownReason, Extension, Header, Limits};
 
 pub(crate) const SOURCE: u16 = 4000;
@@ -38,10 +38,10 @@ impl MessageSink for Mailboxes {
     }
 }
 
-/// `Incoming` with its mailboxes and counters.
+/// `Receiver` with its mailboxes and counters.
 #[derive(Debug)]
 pub(crate) struct Side {
-    pub incoming: Incoming,
+    pub receiver: Receiver,
     pub mailboxes: Mailboxes,
     pub counters: Counters,
 }
@@ -49,10 +49,10 @@ pub(crate) struct Side {
 impl Side {
     /// Return a side on its first stream, towards a peer of unknown kind.
     pub fn new(limits: Limits) -> Self {
-        let mut incoming = Incoming::new(limits);
-        incoming.begin_stream();
+        let mut receiver = Receiver::new(limits);
+        receiver.begin_stream();
         Self {
-            incoming,
+            receiver,
             mailboxes: Mailboxes::default(),
             counters: Counters::default(),
         }
@@ -61,24 +61,24 @@ impl Side {
     /// Return the same towards a urds node.
     pub fn of_own_node() -> Self {
         let mut side = Self::new(Limits::default());
-        side.incoming.acknowledging = true;
-        side.incoming.watch_restarts = false;
+        side.receiver.acknowledging = true;
+        side.receiver.watch_restarts = false;
         side
     }
 
     pub fn receive(&mut self, data: &[u8]) -> Result<(), DownReason> {
-        self.incoming
+        self.receiver
             .receive(data, &mut self.mailboxes, &mut self.counters)
     }
 
     pub fn resume(&mut self, body: BodyReading) -> Result<(), DownReason> {
-        self.incoming
+        self.receiver
             .resume_body(body, &mut self.mailboxes, &mut self.counters)
     }
 
     /// Receive as a shell that reads long bodies into their memory.
     pub fn receive_by_body(&mut self, mut data: &[u8]) -> Result<(), DownReason> {
-        if let Some(mut body) = self.incoming.take_body() {
+        if let Some(mut body) = self.receiver.take_body() {
             if body.memory.is_none() {
                 body.carry_over(Body::zeroed(body.total))
                     .expect("memory of the right length");
@@ -99,8 +99,8 @@ impl Side {
 
     /// Lose the stream and begin the next.
     pub fn reconnect(&mut self) {
-        self.incoming.end_stream();
-        self.incoming.begin_stream();
+        self.receiver.end_stream();
+        self.receiver.begin_stream();
     }
 
     /// Take the messages of the mailboxes.

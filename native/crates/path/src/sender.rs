@@ -72,7 +72,7 @@ pub struct Freed {
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own, not a state"
 )]
-pub struct Outgoing {
+pub struct Sender {
     limits: Limits,
     pub unsent: VecDeque<Queued>,
     pub retransmits: VecDeque<Message>,
@@ -101,7 +101,7 @@ pub struct Outgoing {
     idle_calls: u8,
 }
 
-impl Outgoing {
+impl Sender {
     pub fn new(limits: Limits, sequence_first: u64) -> Self {
         Self {
             limits,
@@ -339,7 +339,7 @@ impl Outgoing {
     // -- acknowledgements
 
     /// Whether every ready message has left, and a thread waits for its acknowledgement.
-    pub(crate) fn asks(&self) -> bool {
+    pub(crate) fn wants_ack(&self) -> bool {
         self.ack_request_due
             && self.release == Release::PeerAcknowledged
             && !self.unacked.is_empty()
@@ -515,7 +515,7 @@ pub struct Row {
     pub target_port: u16,
 }
 
-impl Outgoing {
+impl Sender {
     /// Retransmit no handshake any more, drop any that waits: a newer one follows.
     ///
     /// A pending connection that is closed at once acknowledges none of them. Kept, they would grow

@@ -96,22 +96,22 @@ impl Model {
     }
 }
 
-fn do_step(outgoing: &mut Outgoing, step: &Step) {
+fn do_step(sender: &mut Sender, step: &Step) {
     match *step {
         Step::Acknowledge(number) => {
-            outgoing.handle_peer_acknowledged(number);
+            sender.handle_peer_acknowledged(number);
         }
-        Step::StreamAcknowledged(bytes) => outgoing.handle_stream_acknowledged(bytes),
-        Step::EndStream => outgoing.end_stream(),
+        Step::StreamAcknowledged(bytes) => sender.handle_stream_acknowledged(bytes),
+        Step::EndStream => sender.end_stream(),
         Step::Cancel(owner) => {
-            outgoing.cancel(Owner(owner), None);
+            sender.cancel(Owner(owner), None);
         }
-        Step::Forget(number) => outgoing.forget_retransmits(number),
+        Step::Forget(number) => sender.forget_retransmits(number),
         Step::DropHandedOver => {
-            outgoing.drop_handed_over();
+            sender.drop_handed_over();
         }
         Step::DropAll => {
-            outgoing.drop_all();
+            sender.drop_all();
         }
         Step::Queue(..) | Step::Frame(_) => unreachable!("done by the world"),
     }
@@ -138,9 +138,9 @@ proptest! {
     fn it_does_as_the_model(steps in steps(), own_node: bool, checksum: bool) {
         let mut world = World::new(Limits::default());
         if own_node {
-            world.outgoing.release = Release::PeerAcknowledged;
+            world.sender.release = Release::PeerAcknowledged;
         }
-        world.outgoing.checksum = checksum;
+        world.sender.checksum = checksum;
         let mut model = Model::default();
         for step in steps {
             match step {
@@ -154,19 +154,19 @@ proptest! {
                     model.step(&step);
                 }
                 _ => {
-                    do_step(&mut world.outgoing, &step);
+                    do_step(&mut world.sender, &step);
                     model.step(&step);
                 }
             }
-            prop_assert_eq!(world.outgoing.position, model.position);
-            prop_assert_eq!(world.outgoing.sequence_next, model.next + 1);
-            prop_assert_eq!(world.outgoing.message_count(), model.unsent.len() + model.sent.len());
+            prop_assert_eq!(world.sender.position, model.position);
+            prop_assert_eq!(world.sender.sequence_next, model.next + 1);
+            prop_assert_eq!(world.sender.message_count(), model.unsent.len() + model.sent.len());
             let pending: usize = model.unsent.iter().map(|one| 48 + one.1).sum();
-            prop_assert_eq!(world.outgoing.pending_bytes, pending);
+            prop_assert_eq!(world.sender.pending_bytes, pending);
             for owner in [ONE, OTHER] {
                 prop_assert_eq!(world.account(owner), model.account(owner.0));
                 prop_assert_eq!(
-                    world.outgoing.holds(Some(owner)),
+                    world.sender.holds(Some(owner)),
                     model.unsent.iter().any(|one| one.0 == owner.0)
                         || model.sent.iter().any(|one| one.1 == owner.0)
                 );

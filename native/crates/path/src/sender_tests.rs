@@ -8,9 +8,9 @@ use crate::write_buffer::SLICES_MAX;
 const ONE: Owner = Owner(1);
 const OTHER: Owner = Owner(2);
 
-/// An `Outgoing` with accounts, as the shell keeps them, and the bytes it made.
+/// An `Sender` with accounts, as the shell keeps them, and the bytes it made.
 struct World {
-    outgoing: Outgoing,
+    sender: Sender,
     counters: Counters,
     accounts: BTreeMap<u64, usize>,
     given_up: BTreeMap<u64, u64>,
@@ -19,7 +19,7 @@ struct World {
 impl World {
     fn new(limits: Limits) -> Self {
         Self {
-            outgoing: Outgoing::new(limits, 1),
+            sender: Sender::new(limits, 1),
             counters: Counters::default(),
             accounts: BTreeMap::new(),
             given_up: BTreeMap::new(),
@@ -28,20 +28,20 @@ impl World {
 
     fn own_node(limits: Limits) -> Self {
         let mut world = Self::new(limits);
-        world.outgoing.release = Release::PeerAcknowledged;
+        world.sender.release = Release::PeerAcknowledged;
         world
     }
 
     fn queue(&mut self, owner: Owner, target_port: u16, payload: &[u8]) {
         *self.accounts.entry(owner.0).or_default() += payload.len();
         let payload = Payload::copy_of(payload);
-        self.outgoing
+        self.sender
             .queue(Some(owner), 4000, target_port, payload, NO_EXTENSION);
     }
 
     fn release_accounts(&mut self) {
         let mut freed = Vec::new();
-        self.outgoing.take_freed(&mut freed);
+        self.sender.take_freed(&mut freed);
         for one in freed {
             *self.accounts.entry(one.owner.0).or_default() -= one.bytes;
             *self.given_up.entry(one.owner.0).or_default() += one.given_up;
@@ -56,7 +56,7 @@ impl World {
     fn frame(&mut self, bytes_max: usize) -> Vec<(Header, Vec<u8>)> {
         let mut write_buffer = WriteBuffer::default();
         let made = self
-            .outgoing
+            .sender
             .frame(&mut write_buffer, bytes_max, 77, &mut self.counters);
         assert_eq!(made, write_buffer.len());
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
@@ -99,9 +99,9 @@ fn asking(frames: &[(Header, Vec<u8>)]) -> Vec<usize> {
 #[test]
 fn a_message_becomes_a_header_and_its_payload() {
     let mut world = World::new(Limits::default());
-    world.outgoing.checksum = true;
+    world.sender.checksum = true;
     world
-        .outgoing
+        .sender
         .queue(Some(ONE), 4000, 5000, Payload::copy_of(b"hello"), [9; 16]);
     let frames = world.frame_all();
     let header = frames[0].0;
@@ -135,12 +135,12 @@ fn a_write_ends_with_the_message_that_reaches_its_bound() {
     assert_eq!(numbers(&world.frame(300)), [1, 2, 3]);
     assert_eq!(numbers(&world.frame(301)), [4, 5, 6, 7]);
     assert_eq!(
-        (world.outgoing.position, world.outgoing.pending_bytes),
+        (world.sender.position, world.sender.pending_bytes),
         (700, 300)
     );
     assert_eq!(numbers(&world.frame_all()), [8, 9, 10]);
     assert_eq!(
-        (world.outgoing.message_count(), world.outgoing.pending_bytes),
+        (world.sender.message_count(), world.sender.pending_bytes),
         (10, 0)
     );
 }
@@ -160,7 +160,7 @@ fn every_so_many_messages_one_asks() {
     // Two are out since the last request; with none out the count restarts.
     world.queue(ONE, 5000, b"x");
     assert_eq!(asking(&world.frame_all()), [0]);
-    assert!(world.outgoing.handle_peer_acknowledged(9));
+    assert!(world.sender.handle_peer_acknowledged(9));
     world.queue(ONE, 5000, b"x");
     world.queue(ONE, 5000, b"x");
     assert_eq!(asking(&world.frame_all()), [0_usize; 0]);
@@ -177,16 +177,13 @@ fn so_many_bytes_ask_and_so_does_the_last_when_wanted() {
         world.queue(ONE, 5000, &[0; 50]);
     }
     assert_eq!(asking(&world.frame_all()), [1, 3]);
-    world.outgoing.acknowledgement_wanted = true;
+    world.sender.acknowledgement_wanted = true;
     world.queue(ONE, 5000, b"x");
     world.queue(ONE, 5000, b"x");
     assert_eq!(asking(&world.frame(1)), [0_usize; 0]);
-    assert!(
-        world.outgoing.acknowledgement_wanted,
-        "one is still to come"
-    );
+    assert!(world.sender.acknowledgement_wanted, "one is still to come");
     assert_eq!(asking(&world.frame_all()), [0]);
-    assert!(!world.outgoing.acknowledgement_wanted);
+    assert!(!world.sender.acknowledgement_wanted);
 }
 
 #[test]
@@ -196,8 +193,8 @@ fn towards_others_nothing_asks() {
             unacked_packets_max: 1,
             ..Limits::default()
         });
-        world.outgoing.release = release;
-        world.outgoing.acknowledgement_wanted = true;
+        world.sender.release = release;
+        world.sender.acknowledgement_wanted = true;
         world.queue(ONE, 5000, b"x");
         assert_eq!(asking(&world.frame_all()), [0_usize; 0]);
     }
@@ -210,10 +207,10 @@ fn retransmits_keep_their_numbers_and_go_first() {
         world.queue(ONE, 5000, b"old");
     }
     world.frame_all();
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     world.queue(ONE, 5000, b"new");
     assert_eq!(numbers(&world.frame(51 * 2)), [1, 2]);
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     let frames = world.frame_all();
     assert_eq!(numbers(&frames), [1, 2, 3, 4]);
     let flags: Vec<u8> = frames.iter().map(|frame| frame.0.flags).collect();
@@ -222,7 +219,7 @@ fn retransmits_keep_their_numbers_and_go_first() {
         (world.counters.send_repeated, world.counters.send_queued),
         (5, 4)
     );
-    assert_eq!(world.outgoing.position, 51 * 4);
+    assert_eq!(world.sender.position, 51 * 4);
 }
 
 #[test]
@@ -232,15 +229,15 @@ fn an_acknowledgement_frees_and_one_of_the_future_does_not() {
         world.queue(owner, 5000, payload.as_bytes());
     }
     world.frame_all();
-    assert!(!world.outgoing.handle_peer_acknowledged(5));
-    assert!(!world.outgoing.has_freed());
-    assert!(world.outgoing.handle_peer_acknowledged(3));
+    assert!(!world.sender.handle_peer_acknowledged(5));
+    assert!(!world.sender.has_freed());
+    assert!(world.sender.handle_peer_acknowledged(3));
     let mut freed = vec![Freed {
         owner: ONE,
         bytes: 99,
         given_up: 0,
     }];
-    world.outgoing.take_freed(&mut freed);
+    world.sender.take_freed(&mut freed);
     assert_eq!(
         freed,
         [
@@ -256,29 +253,29 @@ fn an_acknowledgement_frees_and_one_of_the_future_does_not() {
             }
         ]
     );
-    assert!(!world.outgoing.has_freed());
-    assert_eq!(world.outgoing.message_count(), 1);
+    assert!(!world.sender.has_freed());
+    assert_eq!(world.sender.message_count(), 1);
 }
 
 #[test]
 fn a_control_message_goes_ahead_and_a_probe_takes_the_place_of_another() {
     let mut world = World::new(Limits::default());
     world.queue(ONE, 5000, b"new");
-    world.outgoing.queue_ahead(1, 0, [3; 16]);
-    world.outgoing.forget_probes();
-    assert_eq!(world.outgoing.pending_bytes, 51);
-    world.outgoing.queue_ahead(0, 4000, [3; 16]);
-    world.outgoing.queue_ahead(1, 0, [4; 16]);
+    world.sender.queue_ahead(1, 0, [3; 16]);
+    world.sender.forget_probes();
+    assert_eq!(world.sender.pending_bytes, 51);
+    world.sender.queue_ahead(0, 4000, [3; 16]);
+    world.sender.queue_ahead(1, 0, [4; 16]);
     let ports: Vec<_> = world
         .frame_all()
         .iter()
         .map(|frame| (frame.0.source_port, frame.0.target_port))
         .collect();
     assert_eq!(ports, [(1, 0), (0, 4000), (4000, 5000)]);
-    world.outgoing.forget_probes();
+    world.sender.forget_probes();
     assert_eq!(
         world
-            .outgoing
+            .sender
             .sent_rows()
             .map(|row| row.sequence)
             .collect::<Vec<_>>(),
@@ -292,59 +289,59 @@ fn cancelling_takes_from_all_queues() {
     world.queue(ONE, 5000, b"repeat");
     world.queue(ONE, 6000, b"to another");
     world.frame_all();
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     world.frame(1);
     world.queue(ONE, 5000, b"unsent");
     world.queue(OTHER, 5000, b"not mine");
-    assert_eq!(world.outgoing.cancel(ONE, Some(5000)), 2);
+    assert_eq!(world.sender.cancel(ONE, Some(5000)), 2);
     assert_eq!((world.account(ONE), world.account(OTHER)), (10, 8));
-    assert!(world.outgoing.holds(Some(ONE)));
-    assert_eq!(world.outgoing.cancel(ONE, None), 1);
-    assert!(!world.outgoing.holds(Some(ONE)) && world.outgoing.holds(None));
+    assert!(world.sender.holds(Some(ONE)));
+    assert_eq!(world.sender.cancel(ONE, None), 1);
+    assert!(!world.sender.holds(Some(ONE)) && world.sender.holds(None));
     assert_eq!(world.account(ONE), 0);
     assert_eq!(numbers(&world.frame_all()), [3]);
-    assert_eq!(world.outgoing.cancel(ONE, None), 0);
-    assert!(!world.outgoing.has_freed());
+    assert_eq!(world.sender.cancel(ONE, None), 0);
+    assert!(!world.sender.has_freed());
 }
 
 #[test]
 fn dropping_tells_owners_and_counts_no_control_message() {
     let mut world = World::new(Limits::default());
     world.queue(ONE, 5000, b"unacked");
-    world.outgoing.queue_ahead(0, 4000, NO_EXTENSION);
+    world.sender.queue_ahead(0, 4000, NO_EXTENSION);
     world.frame_all();
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     world.queue(ONE, 5000, b"");
-    let fence = world.outgoing.fence();
-    assert_eq!(world.outgoing.drop_all(), 2);
+    let fence = world.sender.fence();
+    assert_eq!(world.sender.drop_all(), 2);
     assert!(fence.is_open());
     assert_eq!((world.account(ONE), world.given_up[&1]), (0, 2));
     assert_eq!(
-        (world.outgoing.message_count(), world.outgoing.pending_bytes),
+        (world.sender.message_count(), world.sender.pending_bytes),
         (0, 0)
     );
-    assert_eq!(world.outgoing.sequence_next, 3);
+    assert_eq!(world.sender.sequence_next, 3);
 }
 
 #[test]
 fn a_fence_opens_when_all_before_it_is_with_the_peer() {
     let mut world = World::own_node(Limits::default());
-    assert!(world.outgoing.fence().is_open(), "nothing is before it");
+    assert!(world.sender.fence().is_open(), "nothing is before it");
     world.queue(ONE, 5000, b"1");
     world.queue(ONE, 5000, b"2");
-    let fence = world.outgoing.fence();
+    let fence = world.sender.fence();
     world.queue(ONE, 5000, b"3");
-    let later = world.outgoing.fence();
+    let later = world.sender.fence();
     world.frame(60);
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     world.frame(49);
-    world.outgoing.handle_peer_acknowledged(1);
+    world.sender.handle_peer_acknowledged(1);
     assert!(!fence.is_open(), "the second is still to be repeated");
     world.frame_all();
-    world.outgoing.handle_peer_acknowledged(2);
+    world.sender.handle_peer_acknowledged(2);
     assert!(fence.is_open() && !later.is_open());
-    assert_eq!(world.outgoing.cancel(ONE, None), 1);
-    assert!(later.is_open() && !world.outgoing.has_fences());
+    assert_eq!(world.sender.cancel(ONE, None), 1);
+    assert!(later.is_open() && !world.sender.has_fences());
 }
 
 #[test]
@@ -352,12 +349,12 @@ fn a_fence_holds_back_what_is_new_and_nothing_else() {
     let mut world = World::new(Limits::default());
     world.queue(ONE, 5000, b"old");
     world.frame_all();
-    world.outgoing.end_stream();
+    world.sender.end_stream();
     world.queue(ONE, 5000, b"new");
     let fence = Fence::new();
-    world.outgoing.fence = Some(fence.clone());
+    world.sender.fence = Some(fence.clone());
     assert_eq!(numbers(&world.frame_all()), [1]);
-    assert!(world.outgoing.is_gated());
+    assert!(world.sender.is_gated());
     assert_eq!(world.counters.mprds_catchup_tx0_retries, 1);
     fence.open();
     assert_eq!(numbers(&world.frame_all()), [2]);
@@ -372,11 +369,11 @@ fn an_idle_path_keeps_little_memory() {
             world.queue(ONE, 5000, b"x");
         }
         world.frame_all();
-        let newest = world.outgoing.sequence_next - 1;
-        world.outgoing.handle_peer_acknowledged(newest);
-        (0..idle_calls).for_each(|_| world.outgoing.rest());
+        let newest = world.sender.sequence_next - 1;
+        world.sender.handle_peer_acknowledged(newest);
+        (0..idle_calls).for_each(|_| world.sender.rest());
     }
-    assert!(world.outgoing.unacked.capacity() + world.outgoing.unsent.capacity() < 100);
+    assert!(world.sender.unacked.capacity() + world.sender.unsent.capacity() < 100);
     assert!(size_of::<Queued>() <= 144);
 }
 

@@ -68,9 +68,9 @@ fn a_message_carries_it_and_resets_every_counter() {
     side.send(b"reply");
     let frames = side.frames();
     assert_eq!((frames.len(), frames[0].0.ack), (1, 1));
-    let incoming = &side.core.incoming;
+    let receiver = &side.core.receiver;
     assert_eq!(
-        (incoming.ack_pending_messages, incoming.ack_pending_bytes),
+        (receiver.ack_pending_messages, receiver.ack_pending_bytes),
         (0, 0)
     );
     assert_eq!(

@@ -66,10 +66,10 @@ fn step(link: &mut Link, random: &mut Random, events: Events) -> Result<(), Stri
 /// Check the safety of one direction; true at any time.
 fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
     let (sender, receiver) = (&link.ends[from], &link.ends[1 - from]);
-    let outgoing = &sender.side.core.outgoing;
-    let unsent = outgoing.unsent_rows().map(|row| row.payload_bytes);
+    let half = &sender.side.core.sender;
+    let unsent = half.unsent_rows().map(|row| row.payload_bytes);
     let queued: usize = unsent
-        .chain(outgoing.sent_rows().map(|row| row.payload_bytes))
+        .chain(half.sent_rows().map(|row| row.payload_bytes))
         .sum();
     if !events.cancels && sender.side.account != queued {
         return Err(format!(
@@ -79,7 +79,7 @@ fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
     }
     // Towards Linux TCP may hold messages that neither side has.
     let all_known = link.kind == Kind::OwnNode && !events.cancels;
-    let known = receiver.received_ever.len() + outgoing.message_count();
+    let known = receiver.received_ever.len() + half.message_count();
     if all_known && (known as u64 + sender.side.given_up) < sender.sent {
         return Err(format!("{} sent, {known} known", sender.sent));
     }
@@ -96,7 +96,7 @@ fn is_safe(link: &Link, from: usize, events: Events) -> Result<(), String> {
 fn is_done(link: &mut Link, from: usize, later: u64) -> Result<(), String> {
     let sender = &mut link.ends[from];
     let (left, account) = (
-        sender.side.core.outgoing.message_count(),
+        sender.side.core.sender.message_count(),
         sender.side.account(),
     );
     if (left, account) != (0, 0) {

@@ -123,17 +123,17 @@ impl World {
             "acknowledged" => core.handle_stream_acknowledged(values.of()),
             "timeout" => core.handle_timeout(values.of()),
             "acknowledge" => core.acknowledge(),
-            "ask" => core.ask(),
+            "ask" => core.request_ack(),
             "cancel" => {
                 let owner = Owner(values.of());
                 let port = values.of();
-                let count = core.outgoing.cancel(owner, (port != 0).then_some(port));
+                let count = core.sender.cancel(owner, (port != 0).then_some(port));
                 self.news = count.to_string();
             }
-            "drop" => self.news = core.outgoing.drop_all().to_string(),
-            "wanted" => core.outgoing.acknowledgement_wanted = true,
+            "drop" => self.news = core.sender.drop_all().to_string(),
+            "wanted" => core.sender.acknowledgement_wanted = true,
             "probe_dead_stream" => core.map_due = core.attached,
-            "fence_here" => self.fence = Some(core.outgoing.fence()),
+            "fence_here" => self.fence = Some(core.sender.fence()),
             _ => panic!("no call has the name {name}"),
         }
         self.release_accounts();
@@ -224,7 +224,7 @@ impl World {
     /// Print the visible state, in the words of `path_record.py`.
     fn seen(&mut self) -> String {
         let (core, counters) = (&self.core, &self.counters);
-        let (own, incoming) = (&core.outgoing, &core.incoming);
+        let (own, receiver) = (&core.sender, &core.receiver);
         let account =
             |index: usize| format!("{}/{}", self.accounts[index].0, self.accounts[index].1);
         let flag = |flag: bool| u64::from(flag).to_string();
@@ -252,14 +252,14 @@ impl World {
             timeout,
             core.bytes_written.to_string(),
             flag(core.attached),
-            incoming.sequence_expected.to_string(),
-            incoming.frames.to_string(),
-            incoming.ack_pending_messages.to_string(),
-            incoming.ack_pending_bytes.to_string(),
-            flag(incoming.acknowledgement_due),
-            incoming.acknowledged.to_string(),
-            incoming.controls.len().to_string(),
-            flag(incoming.restarted),
+            receiver.sequence_expected.to_string(),
+            receiver.frames.to_string(),
+            receiver.ack_pending_messages.to_string(),
+            receiver.ack_pending_bytes.to_string(),
+            flag(receiver.acknowledgement_due),
+            receiver.acknowledged.to_string(),
+            receiver.controls.len().to_string(),
+            flag(receiver.restarted),
             self.mailbox.messages.to_string(),
             self.mailbox.bytes.to_string(),
             self.fence

@@ -158,7 +158,7 @@ fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
     side.control((1, 0), 4, true);
     side.control((0, 1), 6, true);
     side.control((1, 0), 5, true);
-    side.core.incoming.sequence_expected = 78;
+    side.core.receiver.sequence_expected = 78;
     let map = map_message(None);
     side.take(&map[..map.len() - 1]);
     assert!(!side.core.wants_to_write());
@@ -213,7 +213,7 @@ fn a_probe_takes_the_place_of_those_before_it() {
         side.write_all();
         let probes = side
             .core
-            .outgoing
+            .sender
             .unacked
             .iter()
             .filter(|one| one.source_port == 1);
@@ -221,12 +221,12 @@ fn a_probe_takes_the_place_of_those_before_it() {
         side.control((1, 0), 0, false);
         side.detach();
     }
-    let outgoing = &side.core.outgoing;
+    let sender = &side.core.sender;
     assert_eq!(
         (
-            outgoing.retransmits.len(),
-            outgoing.unsent.len(),
-            outgoing.pending_bytes
+            sender.retransmits.len(),
+            sender.unsent.len(),
+            sender.pending_bytes
         ),
         (5, 1, 48)
     );
@@ -272,7 +272,7 @@ fn a_cancelled_message_goes_to_its_end_and_leaves_a_hole() {
     let mut side = Side::begun(Release::NotYet);
     side.send_all(&[b"a", b"bb", b"c"]);
     side.write(48 + 1 + 48);
-    assert_eq!(side.core.outgoing.cancel(ME, None), 3);
+    assert_eq!(side.core.sender.cancel(ME, None), 3);
     assert_eq!(side.account(), 0);
     assert_eq!(
         side.write_all(),
@@ -345,7 +345,7 @@ fn a_path_behind_a_fence_waits_for_what_is_before_it() {
     let mut front = Side::begun(Release::PeerAcknowledged);
     let mut behind = Side::begun(Release::NotYet);
     front.send(&vec![1; 70_000]);
-    behind.core.hold_behind(front.core.outgoing.fence());
+    behind.core.hold_behind(front.core.sender.fence());
     front.send(&vec![3; 70_000]);
     behind.send(b"behind");
     front.write_all();
@@ -367,13 +367,13 @@ fn positions_agree_with_what_is_written() {
     let mut side = Side::new(Release::NotYet);
     side.attach();
     side.send_all(&[b"a", &[0; 10_000], b""]);
-    assert_eq!(side.core.outgoing.pending_bytes, 3 * 48 + 10_001);
+    assert_eq!(side.core.sender.pending_bytes, 3 * 48 + 10_001);
     let bytes = side.write_all();
-    let outgoing = &side.core.outgoing;
-    assert_eq!(outgoing.pending_bytes, 0);
-    assert_eq!(outgoing.position, bytes.len() as u64);
+    let sender = &side.core.sender;
+    assert_eq!(sender.pending_bytes, 0);
+    assert_eq!(sender.position, bytes.len() as u64);
     assert_eq!(side.core.bytes_written, bytes.len() as u64);
-    let ends: Vec<_> = outgoing.unacked.iter().map(|one| one.end).collect();
+    let ends: Vec<_> = sender.unacked.iter().map(|one| one.end).collect();
     assert_eq!(ends, [8289, 18_337, 18_385]);
 }
 
@@ -391,10 +391,10 @@ fn only_a_path_with_nothing_before_a_message_is_plain() {
         side.core.is_plain(),
         "what is unacknowledged is the caller's question"
     );
-    side.core.outgoing.fence();
+    side.core.sender.fence();
     assert!(!side.core.is_plain());
-    assert_eq!(side.core.outgoing.cancel(ME, None), 1);
+    assert_eq!(side.core.sender.cancel(ME, None), 1);
     assert!(side.core.is_plain());
-    side.core.outgoing.acknowledgement_wanted = true;
+    side.core.sender.acknowledgement_wanted = true;
     assert!(!side.core.is_plain());
 }

@@ -176,7 +176,7 @@ impl Link {
         let sender_generation = self.ends[index].map_generation;
         let reader = &mut self.ends[1 - index];
         if self.broken == Broken::Duplicates {
-            reader.side.core.incoming.sequence_expected = 0;
+            reader.side.core.receiver.sequence_expected = 0;
         }
         reader
             .side
@@ -206,8 +206,8 @@ impl Link {
     /// Do the control plane's work of a side after a read.
     fn control(&mut self, index: usize) {
         let end = &mut self.ends[index];
-        end.side.core.incoming.peer_map = None;
-        while let Some(message) = end.side.core.incoming.controls.pop_front() {
+        end.side.core.receiver.peer_map = None;
+        while let Some(message) = end.side.core.receiver.controls.pop_front() {
             let told = parse_handshake(&message.extension);
             let Some(map_generation) = told
                 .generation
@@ -262,7 +262,7 @@ impl Link {
     /// Cancel messages of a side that its peer may not have.
     pub fn cancel(&mut self, index: usize) {
         let end = &mut self.ends[index];
-        end.side.core.outgoing.cancel(ME, None);
+        end.side.core.sender.cancel(ME, None);
         end.sure_from = end.sent;
     }
 
@@ -276,7 +276,7 @@ impl Link {
         }
         for end in &mut self.ends {
             if self.broken == Broken::Repeating {
-                end.side.core.outgoing.drop_handed_over();
+                end.side.core.sender.drop_handed_over();
             }
             end.side.detach();
         }

@@ -161,7 +161,7 @@ impl Side {
     /// Why the stream must end.
     pub fn receive(&mut self, mut data: &[u8]) -> Result<(), DownReason> {
         if self.by_body
-            && let Some(mut body) = self.core.incoming.take_body()
+            && let Some(mut body) = self.core.receiver.take_body()
         {
             if body.memory.is_none() {
                 body.carry_over(Body::zeroed(body.total))
