@@ -76,7 +76,7 @@ EXPECTED = ("breaks", "cuts", "kills", "stops", "rebinds", "visits")
 COUNTED = (
     "recv_paused",  # mailboxes far over their bound
     "cong_send_error",
-    "send_repeated",
+    "send_retransmitted",
     "send_given_up",
     "send_cancelled",
     "ib_tx_ring_full",

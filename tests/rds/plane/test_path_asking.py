@@ -131,4 +131,4 @@ class TestAskingForAcknowledgements:
         side.core.detach()
         side.begin()
         assert side.write() == b""  # made with the map already, see `begin`
-        assert side.counters.send_repeated == 2
+        assert side.counters.send_retransmitted == 2

@@ -152,7 +152,9 @@ fn each_message_arrives_once_however_often_streams_end() {
         }
     });
     let repeated = one.plane.snapshot().counters;
-    let repeated = repeated.iter().find(|(name, _)| *name == "send_repeated");
+    let repeated = repeated
+        .iter()
+        .find(|(name, _)| *name == "send_retransmitted");
     assert!(repeated.is_some_and(|&(_, count)| count > 0));
     for side in [&one, &other] {
         assert_eq!(side.plane.close(SECOND_NS), 0);

@@ -68,7 +68,7 @@ counters! {
     // Counters of urds alone.
     ack_sent,
     ack_received,
-    send_repeated,
+    send_retransmitted,
     send_cancelled,
     /// Of them, of sockets past their linger time.
     send_linger_over,

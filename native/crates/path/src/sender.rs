@@ -324,7 +324,7 @@ impl Sender {
             };
             let sequence = message.sequence;
             self.frame_one(out, message, sequence, flags, acknowledgement);
-            counters.send_repeated += 1;
+            counters.send_retransmitted += 1;
         }
     }
 

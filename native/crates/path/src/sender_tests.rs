@@ -216,7 +216,10 @@ fn retransmits_keep_their_numbers_and_go_first() {
     let flags: Vec<u8> = frames.iter().map(|frame| frame.0.flags).collect();
     assert_eq!(flags, [6, 6, 6, 0]);
     assert_eq!(
-        (world.counters.send_repeated, world.counters.send_queued),
+        (
+            world.counters.send_retransmitted,
+            world.counters.send_queued
+        ),
         (5, 4)
     );
     assert_eq!(world.sender.position, 51 * 4);

@@ -227,7 +227,7 @@ def test_repeats_go_first_with_their_old_numbers_and_flags() -> None:
     assert sequences(seen) == [1, 2, 2, 2, 3, 4]
     assert [one.header.flags for one in seen] == [REPEATED] * 5 + [NO_FLAGS]
     assert b"".join(one.payload for one in seen) == b"a" + LONG + b"cnew"
-    assert side.counters.send_repeated == 3
+    assert side.counters.send_retransmitted == 3
 
 
 @pytest.mark.parametrize("breaks", [1, 2, 3])

@@ -59,7 +59,7 @@ class Counters:
     # Counters of urds alone.
     ack_sent: int = 0
     ack_received: int = 0
-    send_repeated: int = 0
+    send_retransmitted: int = 0
     send_cancelled: int = 0
     send_linger_over: int = 0  # of them, of sockets past their linger time
     send_given_up: int = 0

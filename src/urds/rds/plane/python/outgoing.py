@@ -292,7 +292,7 @@ class Outgoing:
             position = self.position + HEADER_BYTES + len(payload)
             again = (sequence, position, owner, source_port, target_port, payload, extension)
             moved = _moved((again,), self.retransmits, 1)
-            self.counters.send_repeated += 1
+            self.counters.send_retransmitted += 1
             self.position = position
             self.unacked.extend(moved)  # one step with the store
         if pieces:

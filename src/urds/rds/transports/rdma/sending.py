@@ -244,7 +244,7 @@ class Outgoing:
         flags = _ACK_REQUIRED if message.ack_required else 0
         if message.is_retransmit:
             flags |= _RETRANSMITTED | _ACK_REQUIRED
-            self.counters.send_repeated += 1
+            self.counters.send_retransmitted += 1
         payload_bytes = len(message.payload)
         if not self._unacked_packets_left or self._unacked_bytes_left < payload_bytes:
             flags |= _ACK_REQUIRED
