@@ -219,13 +219,14 @@ class Shell:
             if path.stream is not None
         }
         assert attached == self._attached
-        waiting = [stream for one in connections for stream in one._parked]
+        waiting = []
         for one in connections:
             up = {path.index for path in one._paths if path.state is PathState.UP}
-            assert set(one._seconds) <= up, "a stream waits for an answer on a path without one"
-            waiting += [stream for stream, _, _ in one._seconds.values()]
+            held = one._streams.waiting
+            assert set(held.seconds) <= up, "a stream waits for an answer on a path without one"
+            assert len(held.parked) < PATHS_MAX
+            waiting += [*held.parked, *(second.number for second in held.seconds.values())]
         assert sorted(waiting) == sorted(self._unplaced), "a stream that nothing has"
-        assert all(len(one._parked) < PATHS_MAX for one in connections)
         pending = self.endpoint._pending
         assert len(pending._peers) <= self.pending_max
         assert max(pending._per_address.values(), default=0) <= self.pending_per_address_max

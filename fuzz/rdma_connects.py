@@ -13,14 +13,15 @@ from ipaddress import ip_address
 from fuzz.script import Script, actions, step
 from urds.rds.cmsg import destination_cookie, destination_extension
 from urds.rds.constants import SockOpt
-from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.control import rdma_events as events
+from urds.rds.control.events import Reason
+from urds.rds.control.rdma_events import Failure, PeerKey
+from urds.rds.control.rdma_local_address import RdmaLocalAddress
+from urds.rds.control.rdma_peer import REJECTION, read_offer
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
+from urds.rds.control.state import PeerState
+from urds.rds.control.stats import RdmaStats
 from urds.rds.rdma import read_free, read_region
-from urds.rds.transports.rdma import events
-from urds.rds.transports.rdma.counters import RdmaStats
-from urds.rds.transports.rdma.events import Failure, PeerKey, Reason
-from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.peer import REJECTION, PeerSettings, read_offer
-from urds.rds.transports.rdma.state import PeerState
 from urds.rds.wire.private_data import ConnectData, accepted_version
 
 STEPS_MAX = 300
@@ -42,7 +43,7 @@ class Shell:
         self._requests: dict[int, object] = {}  # not answered
         self._links: dict[int, PeerKey] = {}  # named by Connect or Accept, not ended
         self._attached: dict[PeerKey, int] = {}
-        self.endpoint = RdmaEndpoint(
+        self.endpoint = RdmaLocalAddress(
             local=LOCAL,
             settings=LocalAddressSettings(allowed=(), peers_max=PEERS_MAX),
             peer_settings=PeerSettings(

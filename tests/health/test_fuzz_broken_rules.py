@@ -14,9 +14,9 @@ from fuzz.targets import SEEDS, TARGETS
 from tests.sim.broken import Patch, around, instead, nothing
 from urds.common.errors import WireError
 from urds.rds.constants import HeaderFlag
-from urds.rds.control import streams
-from urds.rds.control.connection import Connection
+from urds.rds.control import waiting_streams
 from urds.rds.control.pending import PendingConnections
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.python import outgoing
 from urds.rds.plane.python.incoming import ControlBudget, Incoming
 from urds.rds.plane.python.outgoing import Outgoing
@@ -41,7 +41,7 @@ def _acknowledge_one_too_many(frame: Any, self: PathCore) -> None:
     self.incoming.sequence_expected -= 1
 
 
-def _believe_late_reports(self: Connection, index: int, _: int) -> Any:
+def _believe_late_reports(self: TcpPeer, index: int, _: int) -> Any:
     path = self._path(index)
     return None if path is None or path.stream is None else path
 
@@ -64,9 +64,9 @@ RULES: dict[str, tuple[str, Patch]] = {
     ),
     "a report about an earlier stream is ignored": (
         "rds_pair",
-        instead(Connection, "_current", _believe_late_reports),
+        instead(TcpPeer, "_current", _believe_late_reports),
     ),
-    "parked streams have a bound": ("rds_endpoint", instead(streams, "_PARKED_MAX", 1000)),
+    "parked streams have a bound": ("rds_endpoint", instead(waiting_streams, "_PARKED_MAX", 1000)),
     "a pending connection that is gone counts no more": (
         "rds_endpoint",
         instead(PendingConnections, "forget", nothing),

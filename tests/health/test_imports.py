@@ -21,8 +21,7 @@ CORES = (
     *("rsocket.wire", "rsocket.core"),
     *(f"rds.plane.python.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
     *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "credits")),
-    *(f"rds.transports.rdma.{part}" for part in ("frames", "state", "counters", "quarantine")),
-    *(f"rds.transports.rdma.{part}" for part in ("local_address", "peer", "events")),
+    *(f"rds.transports.rdma.{part}" for part in ("frames", "counters")),
 )
 NOT_IN_A_CORE = {
     "socket", "select", "selectors", "asyncio", "threading", "time", "random", "os", "logging",

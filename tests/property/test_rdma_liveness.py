@@ -18,7 +18,7 @@ from tests.rds.transports.rdma_core.rdma_world import (
     are_joined,
     pair,
 )
-from urds.rds.transports.rdma.events import Connect, PeerKey
+from urds.rds.control.rdma_events import Connect, PeerKey
 
 DISTURBANCES = st.lists(
     st.tuples(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.rds.transports.rdma_core.rdma_bench import NOW, Bench
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, MS, SECOND
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.events import Action
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
-    Action,
     Attach,
     Connect,
     Detach,

@@ -15,10 +15,10 @@ from tests.sim.flows import Flows, payload_of
 from tests.sim.network import Network
 from tests.sim.world import MS, Socket, World
 from urds.rds.control import events
-from urds.rds.control.connection import Connection
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.paths import path_of_port
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane import contract as base
 from urds.rds.plane.contract import DownReason, Limits
 from urds.rds.plane.python.counters import Counters
@@ -89,7 +89,7 @@ class OwnNode:
         self._agreed: tuple[base.Release, bool] | None = None
         self._streams: dict[int, Socket] = {}
         self._next_stream = 0
-        self._reports: deque[Callable[[Connection], None]] = deque()
+        self._reports: deque[Callable[[TcpPeer], None]] = deque()
         self._turn_due = False
         self._timer_ns: int | None = None
         self.endpoint = LocalAddress(
@@ -302,7 +302,7 @@ class OwnNode:
 
     # -- the control thread
 
-    def _report(self, call: Callable[[Connection], None]) -> None:
+    def _report(self, call: Callable[[TcpPeer], None]) -> None:
         self._reports.append(call)
         self._turn_soon()
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from tests.sim.rdma_judge import Judge
 from tests.support.lines import Lines
 from urds.common.types import IPAddress
-from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.plane.contract import (
     Limits,
     MailboxSettings,
@@ -32,7 +32,6 @@ from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
 from urds.rds.transports.rdma.path import RdmaPath
-from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.transports.rdma.regions import RegionTable
 from urds.verbs.providers.sim import SimNetwork
 

@@ -15,10 +15,11 @@ import pytest
 from tests.sim.broken import Patch, instead, nothing
 from tests.sim.simulation import HIGH, LOW, Simulation
 from tests.sim.world import Socket
-from urds.rds.control.connection import Connection
+from urds.rds.control.connector import Connector
 from urds.rds.control.events import Hold
-from urds.rds.control.state import PathRecord
-from urds.rds.control.streams import Streams
+from urds.rds.control.tcp_path import TcpPath
+from urds.rds.control.tcp_peer import TcpPeer
+from urds.rds.control.tcp_streams import TcpStreams
 from urds.rds.plane.contract import Release
 from urds.rds.plane.python import outgoing
 from urds.rds.plane.python.incoming import Incoming
@@ -112,18 +113,18 @@ def _greet_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PathCore, "control", control)
 
 
-def _any_stream_will_do(self: Connection, index: int, attachment: int) -> PathRecord | None:
+def _any_stream_will_do(self: TcpPeer, index: int, attachment: int) -> TcpPath | None:
     path = self._path(index)
     return path if path is not None and path.stream is not None else None
 
 
-def _never_hold(self: Streams, path: PathRecord) -> Hold:
+def _never_hold(self: TcpStreams, path: TcpPath) -> Hold:
     return Hold.NOTHING
 
 
 def _send_at_once(patch: pytest.MonkeyPatch) -> None:
     """Two rules guard this: messages are held, and what TCP acknowledged is not freed."""
-    patch.setattr(Streams, "_hold_of", _never_hold)
+    patch.setattr(TcpStreams, "_hold_of", _never_hold)
     patch.setattr(PathCore, "handle_stream_acknowledged", _free_whatever_tcp_has)
 
 
@@ -202,20 +203,20 @@ BROKEN = [
     Broken("towards a kernel nothing counts before its first frame", _send_at_once, KERNEL_HIGH),
     Broken(
         "unknown peers with several paths get nothing before the handshake",
-        instead(Streams, "_hold_of", _never_hold),
+        instead(TcpStreams, "_hold_of", _never_hold),
         MANY_RESTARTS,
     ),
     Broken(
         "a stream on the wrong path is dropped",
-        instead(Streams, "_drop_misplaced", lambda *_: False),
+        instead(TcpStreams, "drop_misplaced", lambda *_: False),
         MANY_RESTARTS,
     ),
     Broken(
         "a report about an earlier stream is ignored",
-        instead(Connection, "_current", _any_stream_will_do),
+        instead(TcpPeer, "_current", _any_stream_will_do),
         MANY_RESTARTS,
     ),
-    Broken("a lost path is reconnected", instead(Streams, "_reconnect_later", nothing)),
+    Broken("a lost path is reconnected", instead(Connector, "retry_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),
 ]
 

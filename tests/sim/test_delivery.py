@@ -6,8 +6,8 @@ Safety is judged with each message that an application takes, liveness when all 
 import pytest
 
 from tests.sim.simulation import HIGH, LOW, Simulation
-from urds.rds.control.connection import Connection
-from urds.rds.control.state import PathRecord
+from urds.rds.control.handshake import Handshakes
+from urds.rds.control.tcp_path import TcpPath
 
 pytestmark = pytest.mark.sim
 
@@ -75,13 +75,13 @@ def test_the_disturbances_happen() -> None:
 def test_honest_peers_are_asked_and_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second stream comes where the first was lost: the answer is its end, or silence."""
     asked, refused = [], 0
-    ask = Connection._probe_liveness
+    ask = Handshakes.probe_liveness
 
-    def note(connection: Connection, path: PathRecord) -> None:
+    def note(handshakes: Handshakes, path: TcpPath) -> None:
         asked.append(path.index)
-        ask(connection, path)
+        ask(handshakes, path)
 
-    monkeypatch.setattr(Connection, "_probe_liveness", note)
+    monkeypatch.setattr(Handshakes, "probe_liveness", note)
     for seed in range(30):
         simulation = Simulation(seed, npaths=[1, 2, 8][seed % 3], restarts=(LOW, HIGH))
         simulation.run()

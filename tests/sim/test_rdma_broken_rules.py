@@ -15,6 +15,7 @@ import pytest
 from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rdma_world import Plan, World
 from urds.rds.constants import RdmaStatus
+from urds.rds.control.rdma_peer import RdmaPeer
 from urds.rds.plane.python import receive_side
 from urds.rds.transports.rdma import receiving, regions, sending
 from urds.rds.transports.rdma.core import ConnectionCore
@@ -23,7 +24,6 @@ from urds.rds.transports.rdma.frames import Message, Task
 from urds.rds.transports.rdma.link import Link
 from urds.rds.transports.rdma.node import RdmaNode
 from urds.rds.transports.rdma.path import RdmaPath
-from urds.rds.transports.rdma.peer import RdmaPeer
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing
 

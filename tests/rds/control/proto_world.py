@@ -13,7 +13,6 @@ from ipaddress import IPv4Address
 from random import Random
 
 from urds.common.types import IPAddress
-from urds.rds.control.connection import Connection
 from urds.rds.control.events import (
     Action,
     Attach,
@@ -29,6 +28,7 @@ from urds.rds.control.events import (
 )
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.tcp_peer import TcpPeer
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -126,7 +126,7 @@ class Node:
         )
         world.nodes[local] = self
 
-    def to(self, peer: IPAddress) -> Connection:
+    def to(self, peer: IPAddress) -> TcpPeer:
         return self.endpoint.connection(peer, self.world.now_ns)
 
     def want(self, peer: IPAddress, index: int = 0) -> None:
@@ -304,15 +304,15 @@ class Node:
 # Reports by hand, about the current stream: these count as the toy plane would.
 
 
-def first_frame(core: Connection, index: int, now_ns: int) -> None:
+def first_frame(core: TcpPeer, index: int, now_ns: int) -> None:
     core.handle_first_frame(index, core._paths[index].attachment, now_ns)
 
 
-def down(core: Connection, index: int, frames: int, now_ns: int) -> None:
+def down(core: TcpPeer, index: int, frames: int, now_ns: int) -> None:
     core.handle_down(index, core._paths[index].attachment, frames, now_ns)
 
 
-def control(core: Connection, index: int, **message: object) -> None:
+def control(core: TcpPeer, index: int, **message: object) -> None:
     core.handle_control(index, core._paths[index].attachment, **message)
 
 

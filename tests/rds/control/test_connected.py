@@ -84,7 +84,7 @@ def test_the_longest_idle_that_never_sent_a_message_gives_way() -> None:
         connect(core, FIRST + number, number)
     waits = core.find(FIRST + 1)
     assert waits is not None
-    waits._paths[0].wanted = True
+    waits._paths[0].search.wanted = True
     early = connect(core, FIRST + 8, SECOND)
     assert early[-1] == Refused(FIRST + 8, Reason.TOO_MANY_PEERS), "all came just now"
     found = connect(core, FIRST + 9, 5 * SECOND)
@@ -101,7 +101,7 @@ def test_a_peer_with_an_attempt_under_way_stays() -> None:
     connect(core, FIRST, 0)
     connection = core.find(FIRST)
     assert connection is not None
-    connection._paths.append(connection._new_path(1))
+    connection._paths.append(connection._context.new_path(1))
     connection._paths[1].state = PathState.CALL_BACK_REQUESTED
     assert connect(core, FIRST + 1, 5 * SECOND)[-1] == Refused(FIRST + 1, Reason.TOO_MANY_PEERS)
     connection._paths[1].state = PathState.WAITING

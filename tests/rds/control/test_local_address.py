@@ -9,7 +9,7 @@ import pytest
 from tests.rds.control.proto_world import down, first_frame
 from urds.common.errors import LocalProtocolError
 from urds.rds.control.connected import Connected
-from urds.rds.control.events import Action, Attach, Detach, Forget, Reason, Refuse, Refused
+from urds.rds.control.events import Action, Attach, Connect, Detach, Forget, Reason, Refuse, Refused
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.paths import SourcePortRule, address_bytes, agreed_npaths, path_of_port
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
@@ -298,6 +298,21 @@ def test_addresses_order_as_linux_orders_them() -> None:
     names = ["::1", "10.0.0.1", "192.0.2.1", "2001:db8::1"]
     data = [address_bytes(ip_address(name)) for name in names]
     assert data == sorted(data)
+
+
+def test_a_peer_that_broke_the_protocol_rests_although_it_was_evicted() -> None:
+    core = endpoint("10.0.0.1", peers_max=1)
+    culprit, other = ip_address("10.0.0.2"), ip_address("10.0.0.3")
+    core.connection(culprit, 0).handle_wanted(0, 0)
+    core.handle_connected(culprit, 0, 2, 0)
+    first_frame(core.connection(culprit, 0), 0, 0)
+    core.connection(culprit, 0).handle_down(0, 1, 1, SECOND, protocol_error=True)
+    core.connection(other, SECOND)
+    assert Forget(culprit) in actions(core)
+    core.connection(culprit, SECOND + 1).handle_wanted(0, SECOND + 1)
+    assert not any(isinstance(action, Connect) for action in actions(core))
+    core.handle_timeout(2 * SECOND)
+    assert any(isinstance(action, Connect) for action in actions(core))
 
 
 def test_timers_fire_in_order_and_the_last_setting_counts() -> None:

@@ -17,7 +17,6 @@ from tests.rds.control.test_linux import (
     hear,
     up_as_lower,
 )
-from urds.rds.control.connection import Connection
 from urds.rds.control.events import (
     Agree,
     Connect,
@@ -31,10 +30,10 @@ from urds.rds.control.events import (
     RequestCallBack,
 )
 from urds.rds.control.settings import ConnectionSettings
-from urds.rds.control.timers import Backoff
+from urds.rds.control.tcp_peer import TcpPeer
 
 
-def attempts(core: Connection, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
+def attempts(core: TcpPeer, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
     """Let every attempt fail at once; return their times."""
     times = []
     now_ns = start_ns
@@ -184,7 +183,7 @@ def test_one_call_back_request_is_out_at_a_time() -> None:
 @pytest.mark.rule("wire-security-backoff", "wire-security-tunable")
 @pytest.mark.parametrize("lower", [True, False])
 def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> None:
-    core = Connection(
+    core = TcpPeer(
         local=LOW if lower else HIGH,
         peer=HIGH if lower else LOW,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=5 * SECOND),
@@ -212,7 +211,7 @@ def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> N
 
 
 def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
-    core = Connection(
+    core = TcpPeer(
         local=LOW,
         peer=HIGH,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=SECOND),
@@ -227,7 +226,7 @@ def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
 
 
 def test_a_path_that_comes_up_is_not_given_up() -> None:
-    core = Connection(
+    core = TcpPeer(
         local=LOW,
         peer=HIGH,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=3 * SECOND),
@@ -238,20 +237,6 @@ def test_a_path_that_comes_up_is_not_given_up() -> None:
     first_frame(core, 0, 0)
     core.handle_timeout(10 * SECOND)
     assert core.stats.gave_up == 0
-
-
-@pytest.mark.rule("rds7-reconnect-backoff", "rds7-reconnect-limits", "wire-security-backoff")
-def test_the_back_off_doubles_from_its_minimum_to_its_maximum() -> None:
-    class Highest(Random):
-        def randrange(self, stop: int) -> int:
-            return stop - 1
-
-    backoff = Backoff(min_ns=MS, random=Highest())
-    assert [backoff.next_ns(max_ns=5 * MS) + 1 for _ in range(6)] == [
-        1, MS, 2 * MS, 4 * MS, 5 * MS, 5 * MS,
-    ]  # fmt: skip
-    backoff.reset()
-    assert backoff.next_ns(max_ns=5 * MS) == 0
 
 
 # -- a fault of ours

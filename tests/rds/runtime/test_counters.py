@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+from urds.rds.control.stats import RdmaStats
 from urds.rds.plane.python.counters import Counters
 from urds.rds.runtime.inprocess import with_rdma
 from urds.rds.runtime.rdma import Rdma
-from urds.rds.transports.rdma.counters import RdmaCounters, RdmaStats
+from urds.rds.transports.rdma.counters import RdmaCounters
 
 # Source: linux v6.12 net/rds/ib_stats.c; docs/reference/rds.md 5.3.
 _TEXT = """

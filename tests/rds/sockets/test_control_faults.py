@@ -25,7 +25,7 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from urds.rds.control import events
-from urds.rds.control.connection import Connection
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.control.timers import TimerKey, TimerKind
 from urds.rds.plane.choose import NATIVE
 from urds.rds.runtime.connect import Streams
@@ -162,14 +162,14 @@ def make_faulty(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
     """Make one handler of the connections of our node alone fail."""
-    original = getattr(Connection, report)
+    original = getattr(TcpPeer, report)
     faulty = wrap(original)
 
-    def chosen(self: Connection, *arguments: Any, **named: Any) -> Any:
+    def chosen(self: TcpPeer, *arguments: Any, **named: Any) -> Any:
         is_ours = self.stats is ours._driver.stats
         return (faulty if is_ours else original)(self, *arguments, **named)
 
-    monkeypatch.setattr(Connection, report, chosen)
+    monkeypatch.setattr(TcpPeer, report, chosen)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

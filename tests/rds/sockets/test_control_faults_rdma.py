@@ -17,9 +17,9 @@ from tests.rds.sockets.test_control_faults import (
     exchange_until_raised,
     pair,
 )
+from urds.rds.control import rdma_events as events
+from urds.rds.control.rdma_local_address import RdmaLocalAddress
 from urds.rds.runtime.inprocess import InProcess
-from urds.rds.transports.rdma import events
-from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.node import RdmaNode
 
 pytestmark = pytest.mark.parametrize("carrier", ["shm0"], indirect=True)
@@ -44,15 +44,15 @@ def test_a_fault_in_a_report_costs_the_peer_its_connection_alone(
     monkeypatch: pytest.MonkeyPatch, sides: tuple[int, int], report: str, when: str
 ) -> None:
     fault = Fault()
-    original = getattr(RdmaEndpoint, report)
+    original = getattr(RdmaLocalAddress, report)
     faulty = getattr(fault, when)(original)
     with pair(*sides) as (ours, source, target):
 
-        def chosen(self: RdmaEndpoint, *arguments: Any, **named: Any) -> Any:
+        def chosen(self: RdmaLocalAddress, *arguments: Any, **named: Any) -> Any:
             is_ours = self is next(iter(node_of(ours).hosts.values())).endpoint
             return (faulty if is_ours else original)(self, *arguments, **named)
 
-        monkeypatch.setattr(RdmaEndpoint, report, chosen)
+        monkeypatch.setattr(RdmaLocalAddress, report, chosen)
         exchange_until_raised(fault, ours, source, target)
         assert ours.counters()["control_faults"] == fault.raised == 1
         assert ours._driver._thread.is_alive()

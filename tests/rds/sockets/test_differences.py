@@ -29,7 +29,7 @@ from tests.support import carriers
 from tests.support.planes import in_use
 from tests.support.waiting import BUSY_S
 from urds.rds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
-from urds.rds.control.peer import emit_ours
+from urds.rds.control.handshake import emit_ours
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.contract import Limits

@@ -19,9 +19,9 @@ from typing import Final
 
 from urds.common.errors import ErrorReason
 from urds.common.types import IPAddress
-from urds.rds.control.connection import Connection
 from urds.rds.control.events import Reason
 from urds.rds.control.pending import counted_as
+from urds.rds.control.tcp_peer import TcpPeer
 
 PEERS_MAX: Final = 4096  # unless a setting gives another number
 _NETWORK_SHARE: Final = 4  # the part of the bound that one /64 of IPv6 may hold
@@ -43,11 +43,11 @@ class _Members:
     """The connected peers of one group, and those found idle for longest."""
 
     def __init__(self) -> None:
-        self.connections: dict[Connection, None] = {}
-        self._idle: deque[tuple[int, Connection]] = deque()
+        self.connections: dict[TcpPeer, None] = {}
+        self._idle: deque[tuple[int, TcpPeer]] = deque()
         self._look_at_ns = 0
 
-    def longest_idle(self, now_ns: int) -> Connection | None:
+    def longest_idle(self, now_ns: int) -> TcpPeer | None:
         """Return the next peer to evict. A search costs time, so it yields several."""
         while True:
             if not self._idle:
@@ -83,13 +83,13 @@ class Connected:
         self._by_descriptors = share < peers_max
         self.peers_max = min(peers_max, share)
         self.network_max = max(1, self.peers_max // _NETWORK_SHARE)
-        self._evict: dict[Connection, Callable[[Connection], bool]] = {}
+        self._evict: dict[TcpPeer, Callable[[TcpPeer], bool]] = {}
         self._groups: dict[Group, _Members] = {None: _Members()}
 
     def __len__(self) -> int:
         return len(self._evict)
 
-    def note(self, connection: Connection, evict: Callable[[Connection], bool]) -> None:
+    def note(self, connection: TcpPeer, evict: Callable[[TcpPeer], bool]) -> None:
         """Count a connection while it has a stream; `evict` ends it, or returns false."""
         is_here = connection in self._evict
         if connection.has_stream == is_here:

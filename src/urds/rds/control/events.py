@@ -1,4 +1,6 @@
-"""Actions that the control core asks of its driver, and its notices.
+"""Actions that the control core of TCP asks of its driver, and its notices.
+
+Those of RDMA are in `rdma_events`; `Action`, `Reason` and `Refused` are of both.
 
 Every record names the peer it concerns; `index` is the path's. The driver does actions in the order
 in which `poll_event` returns them. One that names no path concerns all that exist then.
@@ -41,7 +43,7 @@ class ReleaseRule(Enum):
 
 
 class Reason(Enum):
-    """Why an inbound connection was refused."""
+    """Why a connection was refused for good; races and quarantines are only counted."""
 
     NOT_ALLOWED = auto()  # the peer is not in the allowed networks: setting URDS_ALLOW
     TOO_MANY_PENDING = auto()  # too many connections without a first frame
@@ -51,6 +53,8 @@ class Reason(Enum):
     NO_FREE_PATH = auto()  # every path has a stream: the peer tries again
     SILENT = auto()  # no frame within the pending connection's time
     STILL_CONNECTED = auto()  # the peer answers on its present stream: this is another process
+    VERSION = auto()  # RDMA: of the protocol
+    WRONG_ADDRESS = auto()  # RDMA: the private data names other addresses than the connection
 
 
 # -- actions
@@ -58,13 +62,18 @@ class Reason(Enum):
 
 @record
 class Action:
-    """An action or a notice; the peer that it concerns."""
+    """An action or a notice."""
+
+
+@record
+class PeerAction(Action):
+    """What concerns one peer."""
 
     peer: IPAddress
 
 
 @record
-class PathAction(Action):
+class PathAction(PeerAction):
     """An action about one path of the peer."""
 
     index: int
@@ -81,7 +90,7 @@ class Connect(PathAction):
 
 
 @record
-class RequestCallBack(Action):
+class RequestCallBack(PeerAction):
     """Open a TCP connection that carries nothing: it asks the lower side to connect.
 
     Answer with `handle_call_back_requested` once it stands, or `handle_connect_failed` for path 0,
@@ -98,7 +107,7 @@ class Attach(PathAction):
 
 
 @record
-class Refuse(Action):
+class Refuse(PeerAction):
     """Close a stream with a reset (linger 0), so that no TIME_WAIT stays."""
 
     stream: int
@@ -130,7 +139,7 @@ class Release(PathAction):
 
 
 @record
-class Agree(Action):
+class Agree(PeerAction):
     """Set the result of the handshake on every path."""
 
     release: ReleaseRule
@@ -139,12 +148,12 @@ class Agree(Action):
 
 
 @record
-class RestartPeer(Action):
+class RestartPeer(PeerAction):
     """An own node restarted: every path drops what it sent to the old generation."""
 
 
 @record
-class RememberHandshake(Action):
+class RememberHandshake(PeerAction):
     """Note a kernel's generation (None: it sends none), so that the plane sees its restart."""
 
     generation: int | None
@@ -156,14 +165,14 @@ class ProbeDeadStream(PathAction):
 
 
 @record
-class FanOut(Action):
+class FanOut(PeerAction):
     """Make the missing ones of paths 1 to `count` - 1, held behind path 0; route by port hash."""
 
     count: int
 
 
 @record
-class FanIn(Action):
+class FanIn(PeerAction):
     """The peer's restart has fewer paths: route to `count` paths; give up and close the others.
 
     The contents of their queues were for the old generation. They are counted as given up; routes
@@ -181,7 +190,7 @@ class GiveUp(PathAction):
 
 
 @record
-class Forget(Action):
+class Forget(PeerAction):
     """The connection was evicted, idle for longest: drop the queues, close the paths."""
 
 
@@ -189,7 +198,7 @@ class Forget(Action):
 
 
 @record
-class PeerKnown(Action):
+class PeerKnown(PeerAction):
     """The handshake, or its absence, identified the peer; also sent when that changed."""
 
     kind: PeerKind
@@ -198,7 +207,7 @@ class PeerKnown(Action):
 
 
 @record
-class PeerStartedAnew(Action):
+class PeerStartedAnew(PeerAction):
     """The peer restarted. Generations are None for a kernel that sends none."""
 
     generation_before: int | None
@@ -226,7 +235,7 @@ class PathLost(PathAction):
 
 
 @record
-class Refused(Action):
-    """An inbound connection was refused; the `Refuse` or `Detach` came before."""
+class Refused(PeerAction):
+    """A connection was refused; the action that ends it came before."""
 
     reason: Reason

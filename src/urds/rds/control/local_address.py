@@ -27,12 +27,13 @@ from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.rds.control.connected import ERROR_REASONS, Connected
-from urds.rds.control.connection import Connection
-from urds.rds.control.events import Action, Forget, PeerKind, Reason, Refuse, Refused
+from urds.rds.control.events import Forget, PeerAction, PeerKind, Reason, Refuse, Refused
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.pending import PendingConnections
+from urds.rds.control.reconnect import Quarantine
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.stats import Stats
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.control.timers import Timers
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ class LocalAddress:
         self._may_evict = may_evict
         self._may_disconnect = may_disconnect
         self._connected = Connected(settings.peers_max) if connected is None else connected
-        self._actions: deque[Action] = deque()
+        self._actions: deque[PeerAction] = deque()
         self._timers = Timers()
         self._pending = PendingConnections(settings, self._timers)
-        self._connections: dict[IPAddress, Connection] = {}
-        self._idle: deque[tuple[int, Connection]] = deque()  # idle for longest first; see `_evict`
+        self._quarantine = Quarantine(
+            connection_settings, hosts_max=settings.peers_max, random=random
+        )
+        self._connections: dict[IPAddress, TcpPeer] = {}
+        self._idle: deque[tuple[int, TcpPeer]] = deque()  # idle for longest first; see `_evict`
         self._look_at_ns = 0
         self._ports: set[int] = set()
         self.timed_peer: IPAddress | None = None  # the peer that a fault in the timer concerns
@@ -108,15 +112,15 @@ class LocalAddress:
     # -- peers
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
+    def connections(self) -> tuple[TcpPeer, ...]:
         """All connections, those without a stream included."""
         return tuple(self._connections.values())
 
-    def find(self, peer: IPAddress) -> Connection | None:
+    def find(self, peer: IPAddress) -> TcpPeer | None:
         """Return the connection to a peer if there is one: for reports, which may come late."""
         return self._connections.get(peer)
 
-    def connection(self, peer: IPAddress, now_ns: int) -> Connection:
+    def connection(self, peer: IPAddress, now_ns: int) -> TcpPeer:
         """Return the connection to a peer that is not the local address; make one if need be.
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many, or no
@@ -140,13 +144,13 @@ class LocalAddress:
         """Tell whether the peer may exchange messages with this node."""
         return self._settings.allows(peer)
 
-    def _make_connection(self, peer: IPAddress, now_ns: int) -> Connection | None:
+    def _make_connection(self, peer: IPAddress, now_ns: int) -> TcpPeer | None:
         """Make a connection; None if there are too many and none is idle."""
         if len(self._connections) >= self._settings.peers_max and not (
             self._evict(now_ns) or self._connected.evict(self.local, now_ns)
         ):
             return None
-        connection = Connection(
+        connection = TcpPeer(
             local=self.local,
             peer=peer,
             settings=self._connection_settings,
@@ -155,6 +159,7 @@ class LocalAddress:
             actions=self._actions,
             timers=self._timers,
             pending=self._pending,
+            quarantine=self._quarantine,
             on_streams=self._note_streams,
         )
         connection.used_ns = now_ns
@@ -172,10 +177,10 @@ class LocalAddress:
                 return True
         return False
 
-    def _note_streams(self, connection: Connection) -> None:
+    def _note_streams(self, connection: TcpPeer) -> None:
         self._connected.note(connection, self._disconnect)
 
-    def _disconnect(self, connection: Connection) -> bool:
+    def _disconnect(self, connection: TcpPeer) -> bool:
         """Evict a connection that has a stream, for another; false if it has to stay."""
         if not connection.may_disconnect or not self._may_disconnect(connection.peer):
             return False
@@ -183,13 +188,13 @@ class LocalAddress:
         self._forget(connection)
         return True
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: TcpPeer) -> None:
         connection.close()
         del self._connections[connection.peer]
         self.stats.evicted += 1
         self._actions.append(Forget(connection.peer))
 
-    def _longest_idle(self, now_ns: int) -> Connection | None:
+    def _longest_idle(self, now_ns: int) -> TcpPeer | None:
         """Return the next connection to be evicted.
 
         A search through all of them takes milliseconds. So one search yields several candidates,
@@ -279,7 +284,7 @@ class LocalAddress:
             self.stats.refused_pending += 1
             self._connections[peer].drop_pending(stream, Reason.TOO_MANY_PENDING, now_ns)
 
-    def _is_one_too_many(self, connection: Connection, stream: int, now_ns: int) -> bool:
+    def _is_one_too_many(self, connection: TcpPeer, stream: int, now_ns: int) -> bool:
         """Count a stream of an unknown peer as pending. A call-back request is refused anyway."""
         if connection.lower or connection.facts.kind is not PeerKind.UNKNOWN:
             return False
@@ -311,6 +316,6 @@ class LocalAddress:
         """Return when `handle_timeout` is due next, None for never."""
         return self._timers.next_ns()
 
-    def poll_event(self) -> Action | None:
+    def poll_event(self) -> PeerAction | None:
         """Return the next action or notice of any connection."""
         return self._actions.popleft() if self._actions else None

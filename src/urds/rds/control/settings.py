@@ -16,7 +16,7 @@ class ReconnectSettings:
     """What connections of a node share, over TCP and over RDMA.
 
     The process sets them from the tunables `reconnect_min_delay_ms`, `reconnect_max_delay_ms` and
-    `reconnect_give_up_s` of `rds.settings`; `timers.Backoff` draws delays within these bounds.
+    `reconnect_give_up_s` of `rds.settings`; `reconnect.Backoff` draws delays within these bounds.
     """
 
     generation: int  # of this start, 1 to 2**32 - 1; another one at each start
@@ -54,6 +54,20 @@ class ConnectionSettings(ReconnectSettings):
     def __post_init__(self) -> None:
         ReconnectSettings.__post_init__(self)  # `super` does not work in a class with slots
         assert self.npaths in (1, 2, 4, PATHS_MAX), f"npaths {self.npaths}"
+
+
+@record(kw_only=True)
+class PeerSettings(ReconnectSettings):
+    """What every peer of a node over RDMA shares."""
+
+    long_frames: bool = True  # offered to own nodes
+    # For the device to report how an attempt ended. The slowest of the present connection managers
+    # takes 10 s; this is for one that forgot the attempt.
+    answer_wait_ns: int = 30 * _S
+    # How long the present connection wins against a request of the same generation of an own node,
+    # which may be the older one: the lower address's attempt, an accepted request, a connection.
+    # After that it counts as dead: an attempt may have gone to an earlier generation of the peer.
+    duel_wait_ns: int = 1 * _S
 
 
 @record(kw_only=True)

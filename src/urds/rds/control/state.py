@@ -1,4 +1,6 @@
-"""The states of a path, as a table; transitions that it does not hold are errors.
+"""The states of a path over TCP and of a peer over RDMA; what the table does not hold is an error.
+
+A path over TCP:
 
     DOWN        no stream, and none is wanted
     WAITING     no stream; the next attempt has its time, or waits for path 0
@@ -11,25 +13,23 @@ Only the lower side leaves CONNECTING, only the higher side requests a call-back
 accepted stream supersedes the one before it. `Connect` and `RequestCallBack` are answered exactly
 once, even after the path was given up; the answer to a call-back request may come long after its
 purpose is fulfilled.
+
+A peer over RDMA:
+
+    DOWN        no connection, and none is wanted
+    WAITING     no connection; the next attempt has its time
+    CONNECTING  a `Connect` is out
+    ACCEPTING   an `Accept` is out
+    UP          a connection is established
+
+A request of the peer that replaces a connection ends that first, by FAIL or LOSE.
 """
 
 from enum import Enum, StrEnum, auto
-from typing import Final
+from typing import Final, TypeVar
 
 from urds.common.errors import LocalProtocolError
 from urds.common.records import record
-from urds.rds.control.timers import Backoff
-
-
-class PathState(Enum):
-    """The state of a path."""
-
-    DOWN = auto()
-    WAITING = auto()
-    CONNECTING = auto()
-    CALL_BACK_REQUESTED = auto()
-    ATTACHED = auto()
-    UP = auto()
 
 
 class ConnectionState(StrEnum):
@@ -43,7 +43,7 @@ class ConnectionState(StrEnum):
 
 @record
 class ConnectionReport:
-    """How a path is, as a user is told."""
+    """How a connection is, as a user is told."""
 
     state: ConnectionState
     since_ns: int | None  # None: it was never anything else
@@ -51,8 +51,19 @@ class ConnectionReport:
     attempt_at_ns: int | None  # the next one
 
 
+class PathState(Enum):
+    """The state of a path over TCP."""
+
+    DOWN = auto()
+    WAITING = auto()
+    CONNECTING = auto()
+    CALL_BACK_REQUESTED = auto()
+    ATTACHED = auto()
+    UP = auto()
+
+
 class PathInput(Enum):
-    """An input that changes the state of a path."""
+    """An input that changes the state of a path over TCP."""
 
     RECONNECT = auto()  # a stream is wanted
     CONNECT = auto()
@@ -64,24 +75,44 @@ class PathInput(Enum):
     GIVE_UP = auto()
 
 
-WITHOUT_STREAM: Final = frozenset(
-    {PathState.DOWN, PathState.WAITING, PathState.CALL_BACK_REQUESTED}
-)
+class PeerState(Enum):
+    """The state of a peer over RDMA."""
 
-TRANSITIONS: Final[dict[tuple[PathState, PathInput], PathState]] = {
+    DOWN = auto()
+    WAITING = auto()
+    CONNECTING = auto()
+    ACCEPTING = auto()
+    UP = auto()
+
+
+class PeerInput(Enum):
+    """An input that changes the state of a peer over RDMA."""
+
+    RECONNECT = auto()
+    CONNECT = auto()
+    ACCEPT = auto()
+    FAIL = auto()  # the attempt or the answer ended without a connection
+    ESTABLISH = auto()
+    LOSE = auto()
+    GIVE_UP = auto()
+
+
+WITHOUT_STREAM: Final = (PathState.DOWN, PathState.WAITING, PathState.CALL_BACK_REQUESTED)
+WITHOUT_CONNECTION: Final = (PeerState.DOWN, PeerState.WAITING)
+UNDER_WAY: Final = (PeerState.CONNECTING, PeerState.ACCEPTING)
+
+_State = TypeVar("_State", PathState, PeerState)
+
+TRANSITIONS: Final[dict[tuple[Enum, Enum], Enum]] = {
     (PathState.DOWN, PathInput.RECONNECT): PathState.WAITING,
     (PathState.WAITING, PathInput.RECONNECT): PathState.WAITING,
     (PathState.WAITING, PathInput.CONNECT): PathState.CONNECTING,
     (PathState.WAITING, PathInput.REQUEST_CALL_BACK): PathState.CALL_BACK_REQUESTED,
-    (PathState.CONNECTING, PathInput.ANSWERED): PathState.DOWN,
     (PathState.CONNECTING, PathInput.ATTACH): PathState.ATTACHED,
     (PathState.CONNECTING, PathInput.GIVE_UP): PathState.CONNECTING,  # its answer is still to come
     # The answer to a call-back request changes nothing once a stream is here or none is wanted.
-    **{
-        (state, PathInput.ANSWERED): state
-        for state in PathState
-        if state is not PathState.CONNECTING
-    },
+    **{(state, PathInput.ANSWERED): state for state in PathState},
+    (PathState.CONNECTING, PathInput.ANSWERED): PathState.DOWN,
     (PathState.CALL_BACK_REQUESTED, PathInput.ANSWERED): PathState.DOWN,
     **{(state, PathInput.ATTACH): PathState.ATTACHED for state in WITHOUT_STREAM},
     (PathState.ATTACHED, PathInput.ATTACH): PathState.ATTACHED,
@@ -91,68 +122,20 @@ TRANSITIONS: Final[dict[tuple[PathState, PathInput], PathState]] = {
     (PathState.UP, PathInput.LOSE): PathState.DOWN,
     **{(state, PathInput.GIVE_UP): PathState.DOWN for state in WITHOUT_STREAM},
     (PathState.ATTACHED, PathInput.GIVE_UP): PathState.ATTACHED,
+    **{(state, PeerInput.RECONNECT): PeerState.WAITING for state in WITHOUT_CONNECTION},
+    (PeerState.WAITING, PeerInput.CONNECT): PeerState.CONNECTING,
+    **{(state, PeerInput.ACCEPT): PeerState.ACCEPTING for state in WITHOUT_CONNECTION},
+    **{(state, PeerInput.FAIL): PeerState.DOWN for state in UNDER_WAY},
+    **{(state, PeerInput.ESTABLISH): PeerState.UP for state in UNDER_WAY},
+    (PeerState.UP, PeerInput.LOSE): PeerState.DOWN,
+    **{(state, PeerInput.GIVE_UP): PeerState.DOWN for state in WITHOUT_CONNECTION},
+    **{(state, PeerInput.GIVE_UP): state for state in UNDER_WAY},  # its end is still to come
 }
 
 
-def next_state(state: PathState, event: PathInput) -> PathState:
+def next_state(state: _State, event: PathInput | PeerInput) -> _State:
     """Return the state after `event`. Raises LocalProtocolError if it is not allowed."""
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise LocalProtocolError(f"{event.name} in state {state.name}") from None
-
-
-@record(frozen=False)
-class PathRecord:
-    """What the connection knows of one path."""
-
-    index: int
-    backoff: Backoff
-    state: PathState = PathState.DOWN
-    wants_connection: bool = False  # attempts go on until it is up or given up
-    wanted: bool = False  # messages wait for it
-    attempted_ns: int | None = None  # the last attempt
-    attempts: int = 0
-    quarantined_until_ns: int = 0  # no attempt before: the peer broke the protocol
-    down_ns: int | None = None  # since when it is down, while it is tried for
-    attachment: int = 0  # streams so far
-    tries: int = 0  # to connect, or to be called back, in the present outage
-    since_ns: int | None = None  # when its stream came, came up, or was lost
-    # Of the current stream:
-    stream: int | None = None
-    source_port: int = 0  # the peer's; 0 where this side connected
-    hello_sent: bool = False
-    probe_sent: bool = False
-    held: bool = False  # until `Release`
-    # The stream itself shows that the peer is an own node, of whatever generation.
-    own: bool = False
-    acquainted: bool = False  # the peer was known as an own node when the stream began
-    confirmed: bool = False  # the peer showed on this stream that it knows this node
-
-    def move(self, event: PathInput) -> None:
-        """Change the state by the table. Raises LocalProtocolError for a missing transition."""
-        self.state = next_state(self.state, event)
-
-    def report(self, attempt_at_ns: int | None) -> ConnectionReport:
-        """Tell how the path is."""
-        state, since_ns = ConnectionState.DOWN, self.since_ns
-        if self.state in (PathState.UP, PathState.ATTACHED):
-            is_up = self.state is PathState.UP
-            state = ConnectionState.UP if is_up else ConnectionState.SILENT
-        elif self.down_ns is not None:
-            state, since_ns = ConnectionState.CONNECTING, self.down_ns
-        return ConnectionReport(state, since_ns, self.tries, attempt_at_ns)
-
-    def begin_stream(self, stream: int, source_port: int, *, own: bool) -> None:
-        """Take a stream; what the last one taught about its end is void."""
-        self.move(PathInput.ATTACH)
-        self.attachment += 1
-        self.stream, self.source_port, self.own = stream, source_port, own
-        self.hello_sent = self.probe_sent = self.held = False
-        self.acquainted = self.confirmed = False
-
-    def end_stream(self) -> None:
-        """Forget the stream: it is gone."""
-        self.move(PathInput.LOSE)
-        self.stream = None
-        self.held = self.confirmed = False
+    after = TRANSITIONS.get((state, event))
+    if after is None:
+        raise LocalProtocolError(f"{event.name} in state {state.name}")
+    return after  # type: ignore[return-value]  # a transition stays within its enum

@@ -28,10 +28,10 @@ from urds.common.reentry import new_lock
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.control.connected import PEERS_MAX, Connected
-from urds.rds.control.connection import Connection
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.stats import Stats
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane import contract as base
 from urds.rds.plane.choose import shm_stream_class
 from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Plane
@@ -545,9 +545,7 @@ class Driver:
             with self.guard.confine(host, peer):
                 self._report_to(host, connection, event)
 
-    def _report_to(
-        self, host: LocalAddressState, connection: Connection, event: _PathEvent
-    ) -> None:
+    def _report_to(self, host: LocalAddressState, connection: TcpPeer, event: _PathEvent) -> None:
         index, now = event.path.index, now_ns()
         if isinstance(event, base.Wanted):
             connection.handle_wanted(index, now)

@@ -267,9 +267,9 @@ def delays_of(settings: Settings) -> dict[str, Any]:
 
 def node_settings_of(settings: Settings, generation: int) -> NodeSettings:
     """Return what RDMA connections share."""
+    from urds.rds.control.settings import PeerSettings
     from urds.rds.transports.rdma.core import CoreLimits
     from urds.rds.transports.rdma.node import NodeSettings
-    from urds.rds.transports.rdma.peer import PeerSettings
 
     return NodeSettings(
         peer=PeerSettings(generation=generation, **delays_of(settings)),

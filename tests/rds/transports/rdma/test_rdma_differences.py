@@ -14,22 +14,21 @@ from tests.rds.transports.rdma_core.rdma_core_world import Side, atomic, frames,
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
 from tests.support import planes
 from urds.rds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
-from urds.rds.plane.choose import NATIVE
-from urds.rds.runtime.inprocess import InProcess
-from urds.rds.settings import Settings
-from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.device import RdmaDevice
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.events import Reason, Refused
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
     Attach,
     Connect,
     PeerKey,
-    Reason,
-    Refused,
     Reject,
     RestartPeer,
 )
+from urds.rds.plane.choose import NATIVE
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.settings import Settings
+from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import Outcome
 from urds.rds.transports.rdma.regions import RegionTable
 from urds.rds.wire.private_data import ConnectData

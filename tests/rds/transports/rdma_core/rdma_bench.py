@@ -6,11 +6,11 @@ from random import Random
 
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
 from urds.common.types import IPAddress
-from urds.rds.control.settings import LocalAddressSettings
-from urds.rds.transports.rdma.counters import RdmaStats
-from urds.rds.transports.rdma.events import Action, Connect, PeerKey
-from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.peer import PeerSettings
+from urds.rds.control.events import Action
+from urds.rds.control.rdma_events import Connect, PeerKey
+from urds.rds.control.rdma_local_address import RdmaLocalAddress
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
+from urds.rds.control.stats import RdmaStats
 from urds.rds.wire.private_data import ConnectData
 
 INCOMPATIBLE = b"\x01\x00\x00\x00"  # what a rejection says
@@ -34,7 +34,7 @@ class Bench:
     ) -> None:
         numbers = count(1)
         self.stats = RdmaStats()
-        self.core = RdmaEndpoint(
+        self.core = RdmaLocalAddress(
             local=local,
             settings=LocalAddressSettings(allowed=(ip_network(allowed),), peers_max=peers_max),
             peer_settings=PeerSettings(generation=OURS, **settings),

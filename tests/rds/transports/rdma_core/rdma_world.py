@@ -14,12 +14,10 @@ from itertools import count
 from random import Random
 
 from urds.common.types import IPAddress
-from urds.rds.control.settings import LocalAddressSettings
-from urds.rds.transports.rdma.counters import RdmaStats
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.events import Action
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
-    Action,
     Attach,
     Connect,
     Detach,
@@ -28,8 +26,9 @@ from urds.rds.transports.rdma.events import (
     Reject,
     RestartPeer,
 )
-from urds.rds.transports.rdma.local_address import RdmaEndpoint
-from urds.rds.transports.rdma.peer import PeerSettings
+from urds.rds.control.rdma_local_address import RdmaLocalAddress
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
+from urds.rds.control.stats import RdmaStats
 from urds.rds.wire.private_data import ConnectData
 
 US = 1_000
@@ -132,7 +131,7 @@ class Node:
         self._ends: dict[int, End] = {}
         self._reported_ns = 0
         self.stats = RdmaStats()
-        self.endpoint = RdmaEndpoint(
+        self.endpoint = RdmaLocalAddress(
             local=local,
             settings=LocalAddressSettings(),
             peer_settings=PeerSettings(generation=generation, **settings),

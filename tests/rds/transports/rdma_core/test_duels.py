@@ -6,7 +6,7 @@ import pytest
 
 from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, MS, SECOND
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
     Attach,

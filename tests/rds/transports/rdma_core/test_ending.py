@@ -6,10 +6,10 @@ import pytest
 
 from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
 from tests.rds.transports.rdma_core.rdma_world import HIGH, SECOND
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.events import Action
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
-    Action,
     Attach,
     Connect,
     Detach,
@@ -18,7 +18,7 @@ from urds.rds.transports.rdma.events import (
     PeerKey,
     Reject,
 )
-from urds.rds.transports.rdma.state import PeerState
+from urds.rds.control.state import PeerState
 
 
 def test_reports_about_what_has_ended_are_ignored() -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from urds.common.types import IPAddress
+from urds.rds.control.rdma_events import PeerKey
 from urds.rds.plane.contract import RdmaRow, RdmaTransfer
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.device import RdmaDevice
-from urds.rds.transports.rdma.events import PeerKey
 from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 from urds.rds.transports.rdma.link import Link, receives_at_first
 from urds.rds.transports.rdma.path import RdmaPath

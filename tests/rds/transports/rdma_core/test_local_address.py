@@ -17,7 +17,8 @@ from tests.rds.transports.rdma_core.rdma_bench import (
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
 from tests.vectors import load
 from urds.common.errors import LocalProtocolError
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.events import Reason, Refused
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
     Attach,
@@ -27,11 +28,9 @@ from urds.rds.transports.rdma.events import (
     Forget,
     PeerKey,
     PeerKnown,
-    Reason,
-    Refused,
     Reject,
 )
-from urds.rds.transports.rdma.state import TRANSITIONS, PeerInput, PeerState, next_state
+from urds.rds.control.state import TRANSITIONS, PeerInput, PeerState, next_state
 from urds.rds.wire.private_data import ConnectData
 
 # -- a first connection

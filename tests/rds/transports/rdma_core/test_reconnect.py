@@ -7,7 +7,7 @@ import pytest
 
 from tests.rds.transports.rdma_core.rdma_bench import NOW, REQUEST, TO_HIGH, Bench
 from tests.rds.transports.rdma_core.rdma_world import MS, SECOND
-from urds.rds.transports.rdma.events import Connect, Failure
+from urds.rds.control.rdma_events import Connect, Failure
 
 
 def failing_attempts(bench: Bench, now_ns: int, *, span_ns: int) -> Iterator[int]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.support import carriers
 from urds.rds.constants import MSG_DONTWAIT
-from urds.rds.control.connection import Connection
+from urds.rds.control.rdma_events import PeerKey
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.choose import NATIVE
 from urds.rds.plane.contract import MailboxRow, MailboxSettings, MessageRow, PathRow
 from urds.rds.plane.python.plane import Plane
@@ -23,7 +24,6 @@ from urds.rds.runtime.control_thread import Driver
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.local_addresses import PeerPaths
 from urds.rds.settings import Settings
-from urds.rds.transports.rdma.events import PeerKey
 from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.tcp import TcpStream
 
@@ -138,7 +138,7 @@ class Node:
         finally:
             path.resume()
 
-    def connection(self, peer: str) -> Connection:
+    def connection(self, peer: str) -> TcpPeer:
         """Return the control core of a peer."""
         connection = self.driver.hosts[ip_address(self.address)].endpoint.find(ip_address(peer))
         assert connection is not None

@@ -16,8 +16,8 @@ from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from tests.rds.transports.tcp.relay import Way
 from urds.common.types import IPAddress
-from urds.rds.control.connection import Connection
 from urds.rds.control.paths import path_of_port
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.contract import PathRow
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.runtime.actions import Actions
@@ -164,15 +164,15 @@ def move_while_path_0_is_slow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list
     one, other = lab.own_pair("lower", npaths=2)
     moving = one.bind(next(port for port in PORTS[1:] if path_of_port(port, 2) == 1))
     reached, go_on = threading.Event(), threading.Event()
-    set_npaths = Connection._set_npaths
+    set_npaths = TcpPeer._set_npaths
 
-    def set_npaths_later(self: Connection, now_ns: int) -> None:
+    def set_npaths_later(self: TcpPeer) -> None:
         if str(self.local) == one.address:
             reached.set()
             assert go_on.wait(5.0)
-        set_npaths(self, now_ns)
+        set_npaths(self)
 
-    monkeypatch.setattr(Connection, "_set_npaths", set_npaths_later)
+    monkeypatch.setattr(TcpPeer, "_set_npaths", set_npaths_later)
     collector = Collector(other)
     moving.sendto(b"0", (other.address, PORT))
     assert reached.wait(5.0)

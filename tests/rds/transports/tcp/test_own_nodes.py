@@ -16,7 +16,7 @@ from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from tests.rds.transports.tcp.relay import Relay, Way
 from tests.support import carriers
 from urds.rds.control.events import PeerKind, ReleaseRule
-from urds.rds.control.peer import PeerFacts
+from urds.rds.control.handshake import PeerFacts
 from urds.rds.plane.python.incoming import Incoming
 from urds.rds.runtime import control_thread as driver
 from urds.rds.wire.header import Header

@@ -4,6 +4,8 @@ Each rule is shown twice: as built nothing is lost or doubled; with the rule swi
 scenario does harm, or it would prove nothing.
 """
 
+from typing import Any
+
 import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
@@ -20,9 +22,10 @@ from tests.rds.transports.tcp.meetings import (
     taken,
 )
 from tests.rds.transports.tcp.nodes import Node, wait_until
+from urds.rds.control.connector import Connector
 from urds.rds.control.events import Hold
-from urds.rds.control.state import PathRecord
-from urds.rds.control.streams import Streams
+from urds.rds.control.tcp_path import TcpPath
+from urds.rds.control.tcp_streams import TcpStreams
 from urds.rds.plane.contract import Release as ReleaseRule
 from urds.rds.plane.python import stream_reading
 from urds.rds.plane.python.path import PathCore
@@ -52,7 +55,7 @@ def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         if self.outgoing.release is ReleaseRule.STREAM_ACKNOWLEDGED:
             self.outgoing.handle_stream_acknowledged(byte_count)
 
-    monkeypatch.setattr(Streams, "_hold_of", lambda self, path: Hold.NOTHING)
+    monkeypatch.setattr(TcpStreams, "_hold_of", lambda self, path: Hold.NOTHING)
     monkeypatch.setattr(PathCore, "handle_stream_acknowledged", free_at_once)
 
 
@@ -110,13 +113,13 @@ def test_rejects_slow_the_attempts_down(lab: Lab) -> None:
 def test_a_back_off_that_ends_with_tcps_handshake_floods(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attach = Streams._attach
+    attach = TcpStreams.attach
 
-    def attach_and_reset(self: Streams, path: PathRecord, *arguments: int, own: bool) -> None:
-        path.backoff.reset()
-        attach(self, path, *arguments, own=own)
+    def attach_and_reset(self: TcpStreams, path: TcpPath, *arguments: Any) -> None:
+        path.search.reset_backoff()
+        attach(self, path, *arguments)
 
-    monkeypatch.setattr(Streams, "_attach", attach_and_reset)
+    monkeypatch.setattr(TcpStreams, "attach", attach_and_reset)
     node, peer = lab.pair("lower")
     assert attempts_in_a_second(node, peer) > 150
 
@@ -142,7 +145,7 @@ def test_a_call_back_request_uncovers_a_dead_connection(
 
 
 def test_without_a_probe_the_flow_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Streams, "_probe_dead_stream", lambda self, path: None)
+    monkeypatch.setattr(Connector, "probe_dead_stream", lambda self, path: None)
     node, peer = lab.pair("lower")
     assert send_after_a_silent_death(node, peer) == []
 

@@ -25,11 +25,11 @@ from tests.rds.transports.tcp.meetings import (
     taken,
 )
 from tests.rds.transports.tcp.nodes import Node
-from urds.rds.control import connection
-from urds.rds.control.connection import Connection
+from urds.rds.control import handshake
 from urds.rds.control.events import RestartPeer
-from urds.rds.control.peer import emit_ours
+from urds.rds.control.handshake import emit_ours
 from urds.rds.control.settings import ConnectionSettings
+from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.contract import DownReason
 from urds.rds.plane.python.incoming import Incoming
 from urds.rds.runtime import control_thread as driver
@@ -115,7 +115,7 @@ def test_a_new_generation_makes_a_kernel_drop_messages(
     def always(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
         return emit_ours(settings, generation=True, sport_index=sport_index)
 
-    monkeypatch.setattr(connection, "emit_ours", always)
+    monkeypatch.setattr(handshake, "emit_ours", always)
     assert restart_with_the_kernels_messages_in_flight(lab, order) == []
 
 
@@ -233,13 +233,13 @@ def test_what_a_rebooted_kernel_did_not_read_goes_again(
 def test_treating_a_kernel_as_an_own_node_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    handle = Connection.handle_peer_restarted
+    handle = TcpPeer.handle_peer_restarted
 
-    def handle_as_own(self: Connection, index: int, now_ns: int) -> None:
+    def handle_as_own(self: TcpPeer, index: int, now_ns: int) -> None:
         handle(self, index, now_ns)
-        self._emit(RestartPeer(self.peer))
+        self._context.emit(RestartPeer(self.peer))
 
-    monkeypatch.setattr(Connection, "handle_peer_restarted", handle_as_own)
+    monkeypatch.setattr(TcpPeer, "handle_peer_restarted", handle_as_own)
     peer = reboot_with_our_messages_in_flight(lab, order, Release.V6)
     assert peer.payloads == []
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.types import IPAddress
 from urds.rds.constants import RDS_CM_PORT, RDS_PORT
-from urds.rds.transports.rdma import events
+from urds.rds.control import rdma_events as events
+from urds.rds.control.rdma_events import Failure, PeerKey
 from urds.rds.transports.rdma.device import RdmaDevice
-from urds.rds.transports.rdma.events import Failure, PeerKey
 from urds.rds.transports.rdma.link import Link
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnection, VerbsConnectionEvent
 

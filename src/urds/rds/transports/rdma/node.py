@@ -20,20 +20,21 @@ from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue, messages
 from urds.common.reentry import holder_test
 from urds.common.types import IPAddress
-from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.control import rdma_events as events
+from urds.rds.control.events import Action, Reason, Refused
+from urds.rds.control.rdma_events import PeerKey
+from urds.rds.control.rdma_local_address import RdmaLocalAddress
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.control.state import ConnectionReport
+from urds.rds.control.stats import RdmaStats
 from urds.rds.plane.contract import Carrier, Mailbox, PathRow, Wanted
 from urds.rds.transports.peer_history import PeerEvent, PeerHistory, PeerName, Peers
-from urds.rds.transports.rdma import events
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters, RdmaStats
+from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.device import Confine, RdmaDevice, let_out
-from urds.rds.transports.rdma.events import PeerKey
 from urds.rds.transports.rdma.link import Link, receives_at_first
-from urds.rds.transports.rdma.local_address import RdmaEndpoint
 from urds.rds.transports.rdma.path import RdmaPath
-from urds.rds.transports.rdma.peer import PeerSettings
 from urds.rds.transports.rdma.regions import RegionTable
 from urds.verbs.providers.base import Listener
 
@@ -57,7 +58,7 @@ class RdmaHost:
     """One local address: its core, its listeners, the paths to its peers."""
 
     address: IPAddress
-    endpoint: RdmaEndpoint
+    endpoint: RdmaLocalAddress
     paths: dict[PeerKey, RdmaPath] = field(default_factory=dict)
     listeners: list[tuple[RdmaDevice, Listener]] = field(default_factory=list)
     # What was received of evicted peers, by their generation: they may send it again.
@@ -113,7 +114,7 @@ class RdmaNode:
             return host
         host = RdmaHost(
             address,
-            RdmaEndpoint(
+            RdmaLocalAddress(
                 local=address,
                 settings=settings,
                 peer_settings=self.settings.peer,
@@ -310,7 +311,7 @@ class RdmaNode:
         if key is not None:
             host.endpoint.handle_fault(key, self.now_ns())
 
-    def _do(self, host: RdmaHost, action: events.Action) -> None:
+    def _do(self, host: RdmaHost, action: Action) -> None:
         if isinstance(action, events.Connect):
             self.peers.note_attempt(self.path(host, action.key).name, "connecting over RDMA to")
             self._attempts.connect(host, action.key, action.number)
@@ -360,7 +361,7 @@ class RdmaNode:
             acknowledged = core.acknowledge_sequence
         return host.endpoint.offer(key, acknowledged=acknowledged, credits=credits)
 
-    def _note(self, host: RdmaHost, action: events.Action) -> None:
+    def _note(self, host: RdmaHost, action: Action) -> None:
         """Do what concerns a path's queue, or log a notice."""
         if isinstance(action, events.RestartPeer):
             path = self.path(host, action.key)
@@ -378,8 +379,8 @@ class RdmaNode:
             self.peers.note_given_up(self.path(host, action.key).name, reason)
         elif isinstance(action, events.Forget):
             self._forget(host, action.key)
-        elif isinstance(action, events.Refused):
-            hint = " (setting: URDS_ALLOW)" if action.reason is events.Reason.NOT_ALLOWED else ""
+        elif isinstance(action, Refused):
+            hint = " (setting: URDS_ALLOW)" if action.reason is Reason.NOT_ALLOWED else ""
             reason = action.reason.name.lower().replace("_", " ") + hint
             if self.log.warning_once("RDMA connection of %s refused: %s", action.peer, reason):
                 self.peers.note_refused(PeerName(host.address, action.peer), reason)

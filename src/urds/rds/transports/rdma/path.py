@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
+from urds.rds.control.rdma_events import PeerKey
 from urds.rds.plane.contract import (
     Buffer,
     Carrier,
@@ -25,7 +26,6 @@ from urds.rds.plane.contract import (
 from urds.rds.transports.peer_history import PeerName
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
-from urds.rds.transports.rdma.events import PeerKey
 
 if TYPE_CHECKING:
     from urds.rds.plane import contract as base

@@ -1,4 +1,4 @@
-"""Actions that the control core of RDS over RDMA asks of its shell, and its notices.
+"""Actions that the control core of RDMA asks of its shell, and its notices.
 
 The shell does actions in the order in which `poll_event` returns them. A connection has a number:
 `next_number` drew it for an attempt of this side, the shell for a request of the peer.
@@ -8,13 +8,12 @@ happened to it: there the shell releases what it took for it. One of a request a
 exactly one `Accept` or `Reject`. Reports about a number that has ended are ignored.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from urds.common.records import record
 from urds.common.types import IPAddress
+from urds.rds.control.events import Action
 
 
 class PeerKey(NamedTuple):
@@ -34,39 +33,24 @@ class Failure(Enum):
     ERROR = auto()
 
 
-class Reason(Enum):
-    """Why a connection was refused for good; races and quarantines are only counted."""
-
-    NOT_ALLOWED = auto()  # the peer is not in the allowed networks: setting URDS_ALLOW
-    TOO_MANY_PEERS = auto()
-    VERSION = auto()
-    WRONG_ADDRESS = auto()  # the private data names other addresses than the connection
-
-
 # -- actions
 
 
-class Action:
-    """An action or a notice."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAction(Action):
+@record
+class KeyAction(Action):
     """What concerns one peer."""
 
     key: PeerKey
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionAction(PeerAction):
+@record
+class ConnectionAction(KeyAction):
     """What concerns one connection to a peer, attempted or requested."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Connect(ConnectionAction):
     """Ask the peer for a connection, with the private data of `offer`.
 
@@ -74,12 +58,12 @@ class Connect(ConnectionAction):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Accept(ConnectionAction):
     """Accept the peer's request, with the private data of `offer`; answered as `Connect` is."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reject(Action):
     """Reject the request."""
 
@@ -87,7 +71,7 @@ class Reject(Action):
     private_data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attach(ConnectionAction):
     """Attach the established connection to the path; there is no other then."""
 
@@ -97,7 +81,7 @@ class Attach(ConnectionAction):
     long_frames: bool = False  # both sides offered them
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Detach(ConnectionAction):
     """Detach the connection from the path, unless it is gone, and close it.
 
@@ -105,42 +89,34 @@ class Detach(ConnectionAction):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abandon(ConnectionAction):
     """Close what was never established: an attempt, or an accepted request."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPeer(PeerAction):
+@record
+class RestartPeer(KeyAction):
     """The peer restarted: drop what was sent to the old generation, forget its numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp(PeerAction):
+@record
+class GiveUp(KeyAction):
     """There was no connection for `reconnect_give_up_ns`: drop all messages, log it."""
 
     down_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forget(PeerAction):
+@record
+class Forget(KeyAction):
     """The peer was evicted, idle for longest: drop its messages, close its path."""
 
 
 # -- notices
 
 
-@dataclass(frozen=True, slots=True)
-class PeerKnown(PeerAction):
+@record
+class PeerKnown(KeyAction):
     """The private data identified the peer; also sent when that changed."""
 
     is_urds_peer: bool
     version: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused(Action):
-    """A connection was refused; the `Reject` or `Abandon` came before."""
-
-    peer: IPAddress
-    reason: Reason

@@ -26,20 +26,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import WireError
 from urds.common.types import IPAddress
+from urds.rds.control.events import Action, Reason, Refused
 from urds.rds.control.paths import address_bytes
-from urds.rds.control.settings import ReconnectSettings
-from urds.rds.control.state import ConnectionReport, ConnectionState
-from urds.rds.control.timers import Backoff, TimerKey, TimerKind, Timers
-from urds.rds.transports.rdma.counters import RdmaStats
-from urds.rds.transports.rdma.events import (
+from urds.rds.control.rdma_events import (
     Abandon,
     Accept,
-    Action,
     Attach,
     Connect,
     Detach,
@@ -47,46 +42,33 @@ from urds.rds.transports.rdma.events import (
     GiveUp,
     PeerKey,
     PeerKnown,
-    Reason,
-    Refused,
     Reject,
     RestartPeer,
 )
-from urds.rds.transports.rdma.quarantine import Quarantine
-from urds.rds.transports.rdma.state import (
+from urds.rds.control.reconnect import Quarantine, Reconnector
+from urds.rds.control.settings import PeerSettings
+from urds.rds.control.state import (
     UNDER_WAY,
     WITHOUT_CONNECTION,
+    ConnectionReport,
+    ConnectionState,
     PeerInput,
     PeerState,
     next_state,
 )
+from urds.rds.control.stats import RdmaStats
+from urds.rds.control.timers import OwnTimers, TimerKey, TimerKind, Timers
 from urds.rds.wire.private_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, ConnectData
 
 if TYPE_CHECKING:
     from random import Random
 
-_S: Final = 1_000_000_000
 # The time that a Linux peer has to ask again, after its request dropped a connection here.
 _CALL_BACK_NS: Final = 20_000_000
 _TOS_BITS: Final = 8
 _TOS_MASK: Final = (1 << _TOS_BITS) - 1
-_TIMERS: Final = (TimerKind.ATTEMPT, TimerKind.GIVE_UP, TimerKind.ANSWER)
 # An int in the host order of the peer; where kernel RDS runs over RDMA, that is little-endian.
 REJECTION: Final = REJECTED_INCOMPATIBLE.to_bytes(4, "little")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSettings(ReconnectSettings):
-    """What every peer of a node over RDMA shares."""
-
-    long_frames: bool = True  # offered to own nodes
-    # For the device to report how an attempt ended. The slowest of the present connection managers
-    # takes 10 s; this is for one that forgot the attempt.
-    answer_wait_ns: int = 30 * _S
-    # How long the present connection wins against a request of the same generation of an own node,
-    # which may be the older one: the lower address's attempt, an accepted request, a connection.
-    # After that it counts as dead: an attempt may have gone to an earlier generation of the peer.
-    duel_wait_ns: int = 1 * _S
 
 
 def read_offer(
@@ -125,20 +107,15 @@ class RdmaPeer:
         self.key = key
         self.state = PeerState.DOWN
         self.number: int | None = None  # of what is under way or up
-        self.wanted = False  # messages wait
         self._settings = settings
         self._stats = stats
-        self._quarantine = quarantine
         self._actions = actions
-        self._timers = timers
+        self._timers = OwnTimers(timers, key.peer, key.tos | key.passive << _TOS_BITS)
+        self._search = Reconnector(
+            settings, key.peer, timers=self._timers, quarantine=quarantine, random=random
+        )
         self._next_number = next_number
-        self._backoff = Backoff(min_ns=settings.reconnect_delay_min_ns, random=random)
-        self._wants_connection = False  # attempts go on until a connection is up, or the limit
-        self._attempted_ns: int | None = None  # the last attempt of this side
         self._since_ns = 0  # when what is under way began, or came up
-        self._yield_until_ns = 0  # no attempt of this side before: the peer is about to ask
-        self._attempts = 0  # of the present outage
-        self._down_ns: int | None = None  # since when there is none, while it is tried for
         self.lower = address_bytes(local) < address_bytes(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
         self.generation: int | None = None  # of an own node
@@ -161,21 +138,20 @@ class RdmaPeer:
     @property
     def is_idle(self) -> bool:
         """Whether no connection is here or on its way, and no message waits for one."""
-        return self.state in WITHOUT_CONNECTION and not self.wanted
+        return self.state in WITHOUT_CONNECTION and not self._search.wanted
 
     def report(self) -> ConnectionReport:
         """Tell how the peer's connection is, for tables."""
-        state, since_ns = ConnectionState.DOWN, self._since_ns or None
+        state = ConnectionState.DOWN
         if self.state is PeerState.UP:
             state = ConnectionState.UP
-        elif self._down_ns is not None or self.state in UNDER_WAY:
-            state, since_ns = ConnectionState.CONNECTING, self._down_ns or self._since_ns
-        attempt_at_ns = self._timers.get(timer_key(self.key, TimerKind.ATTEMPT))
-        return ConnectionReport(state, since_ns, self._attempts, attempt_at_ns)
+        elif self.state in UNDER_WAY:
+            state = ConnectionState.CONNECTING
+        return self._search.report(state, self._since_ns or None)
 
     def close(self) -> None:
         """Forget all timers: the peer is evicted."""
-        self._cancel(*_TIMERS)
+        self._timers.cancel(*TimerKind)
 
     def offer(self, *, acknowledged: int, credits: int) -> bytes:
         """Return the private data: of a request, or of the answer to the one being accepted.
@@ -202,9 +178,10 @@ class RdmaPeer:
 
     def handle_wanted(self, now_ns: int) -> None:
         """Connect because messages wait."""
-        if self.state is not PeerState.UP and not self.wanted:
+        if self.state is not PeerState.UP and self._search.want(now_ns):
             self.used_ns = now_ns
-            self._want(now_ns)
+            if self.state in WITHOUT_CONNECTION:
+                self._reconnect(self._search.retry_soon, now_ns)
 
     def handle_request(
         self, number: int, offer: ConnectData | None, version: tuple[int, int], now_ns: int
@@ -220,7 +197,7 @@ class RdmaPeer:
         else:
             self._reject(number)
             if self.state is PeerState.DOWN:
-                self._yield_until_ns = now_ns + _CALL_BACK_NS
+                self._search.yield_until(now_ns + _CALL_BACK_NS)
                 self._reconnect_later(now_ns)
 
     def handle_established(self, number: int, raw: bytes, now_ns: int) -> None:
@@ -261,29 +238,25 @@ class RdmaPeer:
         if number == self.number:
             self.used_ns = now_ns
             if useful:
-                self._backoff.reset()
+                self._search.reset_backoff()
             self._start_over(now_ns)
 
     def handle_protocol_error(self, number: int, now_ns: int) -> None:
         """End the connection and quarantine the host: the next one will hardly be better."""
         if number == self.number:
             self._stats.protocol_errors += 1
-            self._quarantine.extend(self.key.peer, now_ns)
+            self._search.quarantine(now_ns)
             self.handle_ended(number, now_ns)
 
     def handle_fault(self, now_ns: int) -> None:
         """Start over after a quarantine, in any state: a fault of this node was met."""
-        self._quarantine.extend(self.key.peer, now_ns)
+        self._search.quarantine(now_ns)
         self._start_over(now_ns)
 
     def handle_timer(self, kind: TimerKind, now_ns: int) -> None:
         """Do what one timer asks for."""
         if kind is TimerKind.ATTEMPT:
-            # The host may have broken the protocol since, on a connection of another service.
-            quarantined_until_ns = self._quarantine.until_ns(self.key.peer)
-            if quarantined_until_ns > now_ns:
-                self._set(TimerKind.ATTEMPT, quarantined_until_ns)
-            else:
+            if self._search.is_due(now_ns):
                 self._connect(now_ns)
         elif kind is TimerKind.GIVE_UP:
             self._give_up(now_ns)
@@ -347,77 +320,44 @@ class RdmaPeer:
 
     # -- attempts
 
-    def _want(self, now_ns: int) -> None:
-        """Connect because messages wait.
-
-        An attempt comes after the back-off's delay since the last one, but idle delays end.
-        """
-        self.wanted = self._wants_connection = True
-        self._start_outage(now_ns)
-        if self.state in WITHOUT_CONNECTION:
-            delay_ns = self._backoff.next_ns(max_ns=self._settings.reconnect_delay_max_ns)
-            last_ns = now_ns if self._attempted_ns is None else self._attempted_ns
-            self._reconnect(last_ns + delay_ns - now_ns, now_ns)
-
     def _reconnect_later(self, now_ns: int) -> None:
         """Connect after the back-off's delay."""
-        delay_max_ns = self._settings.delay_max_ns(wanted=self.wanted)
-        delay_ns = self._backoff.next_ns(max_ns=delay_max_ns)
-        self._reconnect(delay_ns, now_ns)
+        self._reconnect(self._search.retry_later, now_ns)
 
-    def _reconnect(self, delay_ns: int, now_ns: int) -> None:
-        """Connect, now or after a delay. The passive end waits for the other one."""
-        quarantined_until_ns = self._quarantine.until_ns(self.key.peer)
-        delay_ns = max(delay_ns, max(quarantined_until_ns, self._yield_until_ns) - now_ns)
+    def _reconnect(self, retry: Callable[[int], bool], now_ns: int) -> None:
+        """Connect, now or later. The passive end waits for the other one."""
         self._move(PeerInput.RECONNECT)
-        self._wants_connection = True
-        self._start_outage(now_ns)
         if self.key.passive:
-            return
-        if delay_ns > 0:
-            self._set(TimerKind.ATTEMPT, now_ns + delay_ns)
-        else:
+            self._search.begin_outage(now_ns)
+        elif retry(now_ns):
             self._connect(now_ns)
 
     def _connect(self, now_ns: int) -> None:
         self._stats.connects += 1
-        self._attempts += 1
-        self._attempted_ns = now_ns
-        self._begin(PeerInput.CONNECT, self._next_number(), now_ns)
-        assert self.number is not None
-        self._emit(Connect(self.key, self.number))
-
-    def _start_outage(self, now_ns: int) -> None:
-        if self._down_ns is not None:
-            return
-        self._down_ns = now_ns
-        if self._settings.reconnect_give_up_ns:
-            self._set(TimerKind.GIVE_UP, now_ns + self._settings.reconnect_give_up_ns)
+        self._search.begin_attempt(now_ns)
+        number = self._next_number()
+        self._begin(PeerInput.CONNECT, number, now_ns)
+        self._emit(Connect(self.key, number))
 
     def _give_up(self, now_ns: int) -> None:
         """Stop the attempts; the next message starts anew."""
-        assert self._down_ns is not None, "the timer runs during an outage only"
         self._stats.gave_up += 1
-        self._emit(GiveUp(self.key, now_ns - self._down_ns))
+        self._emit(GiveUp(self.key, self._search.give_up(now_ns)))
         self._move(PeerInput.GIVE_UP)
-        self.wanted = self._wants_connection = False
-        self._attempts = 0
-        self._down_ns = None
-        self._cancel(TimerKind.ATTEMPT)
 
     # -- the connection
 
     def _begin(self, event: PeerInput, number: int, now_ns: int) -> None:
         """Enter CONNECTING or ACCEPTING."""
-        self._cancel(TimerKind.ATTEMPT)
+        self._search.cancel()
         self._move(event)
         self.number, self._since_ns = number, now_ns
-        self._set(TimerKind.ANSWER, now_ns + self._settings.answer_wait_ns)
+        self._timers.set(TimerKind.ANSWER, now_ns + self._settings.answer_wait_ns)
 
     def _abandon(self) -> None:
         """End what is under way."""
         assert self.number is not None, "what is under way has a number"
-        self._cancel(TimerKind.ANSWER)
+        self._timers.cancel(TimerKind.ANSWER)
         self._move(PeerInput.FAIL)
         self._emit(Abandon(self.key, self.number))
         self.number = None
@@ -429,29 +369,27 @@ class RdmaPeer:
         else:
             self._stats.accept_failures += 1
         self._abandon()
-        if self._wants_connection:
+        if self._search.is_active:
             self._reconnect_later(now_ns)
 
     def _come_up(self, now_ns: int) -> None:
         """Note that what was under way is established."""
         self._stats.ups += 1
-        self._cancel(TimerKind.ANSWER, TimerKind.GIVE_UP)
+        self._timers.cancel(TimerKind.ANSWER)
         self._move(PeerInput.ESTABLISH)
-        self.wanted = self._wants_connection = False
-        self._attempts = 0
-        self._down_ns, self._since_ns = None, now_ns
+        self._search.end_outage()
+        self._since_ns = now_ns
 
     def _lose(self, now_ns: int) -> None:
         """End the connection that is up; another one is tried for, whatever comes between."""
         assert self.number is not None, "a connection that is up has a number"
         self._stats.downs += 1
         if now_ns >= self._since_ns + self._settings.reconnect_delay_max_ns:
-            self._backoff.reset()
+            self._search.reset_backoff()
         self._move(PeerInput.LOSE)
         self._emit(Detach(self.key, self.number))
         self.number = None
-        self._wants_connection = True
-        self._start_outage(now_ns)
+        self._search.begin_outage(now_ns)
 
     def _start_over(self, now_ns: int) -> None:
         """End what there is, and reconnect if a connection was up or is wanted."""
@@ -460,7 +398,7 @@ class RdmaPeer:
             self._reconnect_later(now_ns)
         elif self.state in UNDER_WAY:
             self._fail(now_ns)
-        elif self._wants_connection:
+        elif self._search.is_active:
             self._reconnect_later(now_ns)
 
     # -- small things
@@ -471,21 +409,9 @@ class RdmaPeer:
     def _emit(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _set(self, kind: TimerKind, deadline_ns: int) -> None:
-        self._timers.set(timer_key(self.key, kind), deadline_ns)
-
-    def _cancel(self, *kinds: TimerKind) -> None:
-        for kind in kinds:
-            self._timers.cancel(timer_key(self.key, kind))
-
-
-def timer_key(key: PeerKey, kind: TimerKind) -> TimerKey:
-    """Return the name of a peer's timer; `key_of` is the inverse."""
-    return TimerKey(key.peer, kind, key.tos | key.passive << _TOS_BITS)
-
 
 def key_of(timer: TimerKey) -> PeerKey:
-    """Return the peer that a timer concerns."""
+    """Return the peer over RDMA that a timer concerns."""
     return PeerKey(timer.peer, timer.number & _TOS_MASK, bool(timer.number >> _TOS_BITS))
 
 

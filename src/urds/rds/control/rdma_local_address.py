@@ -2,7 +2,7 @@
 
 A value machine: no I/O, no clock, no random numbers of its own, no lock. The driver's control
 thread feeds it, does what `poll_event` returns, and calls `handle_timeout` at the time that
-`poll_timeout` returns. The module `peer` decides what becomes of one peer.
+`poll_timeout` returns. The module `rdma_peer` decides what becomes of one peer.
 
 Peers outlive their connections, for they remember the generation of the peer. When there are too
 many, the one idle for longest is evicted, if the shell agrees: it knows of messages on their way.
@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
+from urds.rds.control.events import Action, Reason, Refused
 from urds.rds.control.paths import address_bytes
-from urds.rds.control.settings import LocalAddressSettings
+from urds.rds.control.rdma_events import Failure, Forget, PeerKey, Reject
+from urds.rds.control.rdma_peer import REJECTION, RdmaPeer, key_of, read_offer
+from urds.rds.control.reconnect import Quarantine
+from urds.rds.control.settings import LocalAddressSettings, PeerSettings
+from urds.rds.control.stats import RdmaStats
 from urds.rds.control.timers import Timers
-from urds.rds.transports.rdma.counters import RdmaStats
-from urds.rds.transports.rdma.events import (
-    Action,
-    Failure,
-    Forget,
-    PeerKey,
-    Reason,
-    Refused,
-    Reject,
-)
-from urds.rds.transports.rdma.peer import REJECTION, PeerSettings, RdmaPeer, key_of, read_offer
-from urds.rds.transports.rdma.quarantine import Quarantine
 from urds.rds.wire.private_data import accepted_version
 
 if TYPE_CHECKING:
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
 _EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
 
 
-class RdmaEndpoint:
+class RdmaLocalAddress:
     """The control state of one local address.
 
     `next_number` draws the numbers of this side's attempts; the shell gives requests others.
@@ -64,12 +57,7 @@ class RdmaEndpoint:
         self._random = random
         self._next_number = next_number
         self._may_evict = may_evict
-        self._quarantine = Quarantine(
-            each_max_ns=peer_settings.reconnect_delay_max_ns,
-            all_max_ns=peer_settings.reconnect_delay_idle_max_ns,
-            hosts_max=settings.peers_max,
-            random=random,
-        )
+        self._quarantine = Quarantine(peer_settings, hosts_max=settings.peers_max, random=random)
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._peers: dict[PeerKey, RdmaPeer] = {}

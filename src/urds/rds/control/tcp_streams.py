@@ -1,0 +1,190 @@
+"""Which stream belongs to which path of one peer.
+
+A stream on the wrong path mixes the numbers of two, and messages are lost or doubled; but only the
+handshake tells both sides which path a stream is for. Therefore the higher side
+
+- takes a stream for path 0 until it knows how many paths there are, and parks further streams
+  meanwhile;
+- sends nothing to a pending connection before the handshake, except where it has one path only:
+  then there is nothing to mix up;
+- drops a stream that turns out to be on the wrong path, without an answer.
+
+An accepted stream supersedes the one its path has, unless `waiting_streams` says that the peer is
+asked first. Source: docs/reference/rds.md 2.1, 2.2, 2.4, 2.5 (linux v6.12, v7.0
+net/rds/tcp_listen.c, threads.c); docs/reference/linux-peer-notes.md 3 rules 10 and 11 (observed
+with linux v6.1, v6.12, v7.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from urds.rds.control.connector import Connector
+from urds.rds.control.events import (
+    Attach,
+    Detach,
+    Hold,
+    LossCause,
+    PathLost,
+    PathUp,
+    PeerKind,
+    Reason,
+    Refused,
+)
+from urds.rds.control.handshake import Handshakes
+from urds.rds.control.state import PathInput, PathState
+from urds.rds.control.tcp_path import PeerContext, TcpPath
+from urds.rds.control.timers import TimerKind
+from urds.rds.control.waiting_streams import AcceptedStream, WaitingStreams
+
+
+class TcpStreams:
+    """The streams of one peer, each on its path or waiting for one.
+
+    paths: how many there are is the peer's decision.  note_streams: called when a stream was
+    attached or ended.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        paths: Sequence[TcpPath],
+        connector: Connector,
+        handshakes: Handshakes,
+        note_streams: Callable[[], None],
+    ) -> None:
+        self._paths = paths
+        self.waiting = WaitingStreams(context)
+        self._context = context
+        self._connector = connector
+        self._handshakes = handshakes
+        self._note_streams = note_streams
+
+    @property
+    def _peer_kind(self) -> PeerKind:
+        return self._handshakes.facts.kind
+
+    def place(self, stream: AcceptedStream, now_ns: int) -> None:
+        """Attach an accepted stream to its path, have it wait, or refuse it."""
+        unclear = self._peer_kind is PeerKind.UNKNOWN and self._context.settings.npaths > 1
+        path = self._path_of(stream.source_port)
+        if unclear and self._paths[0].stream is not None:
+            self.waiting.park(stream, self._paths[0], now_ns)
+        elif path is None:
+            self._context.stats.refused_no_path += 1
+            self.waiting.refuse(stream.number, Reason.NO_FREE_PATH)
+            for other in self._paths:  # one of them is dead, or the peer would not reconnect
+                self._connector.probe_dead_stream(other)
+        elif self._needs_liveness_check(path):
+            if self.waiting.has_to_ask(path, stream, now_ns):
+                self._handshakes.probe_liveness(path)
+        else:
+            self.attach(path, stream, now_ns)
+
+    def _path_of(self, source_port: int) -> TcpPath | None:
+        """Return the path of an accepted stream; it may have a stream, then superseded."""
+        if len(self._paths) == 1 or self._handshakes.facts.sport_index:
+            return self._paths[source_port % len(self._paths)]
+        return next((path for path in self._paths if path.stream is None), None)
+
+    def _needs_liveness_check(self, path: TcpPath) -> bool:
+        return path.state is PathState.UP and path.confirmed and self._peer_kind is PeerKind.URDS
+
+    def place_parked(self, now_ns: int) -> None:
+        """Place the parked streams; where there is one path, the newest supersedes the others."""
+        for stream in self.waiting.take_parked():
+            self.place(stream, now_ns)
+
+    def attach_second(self, path: TcpPath, now_ns: int) -> bool:
+        """Attach the stream that waited to its path, if one did."""
+        second = self.waiting.take_second(path)
+        if second is not None:
+            self.attach(path, second, now_ns)
+        return second is not None
+
+    def attach(self, path: TcpPath, stream: AcceptedStream, now_ns: int) -> None:
+        """Give a stream to its path, and greet the peer on it."""
+        if path.stream is not None:
+            self._context.stats.superseded += 1
+            self._note_lost(path, LossCause.SUPERSEDED)
+            self._context.pending.forget(path.stream)
+        self.waiting.refuse_older(path)
+        path.search.cancel()
+        path.timers.cancel(TimerKind.ANSWER)
+        path.begin_stream(stream.number, stream.source_port, own=stream.own, now_ns=now_ns)
+        self._note_streams()
+        path.acquainted = stream.own or self._peer_kind is PeerKind.URDS
+        hold = self._hold_of(path)
+        path.held = hold is Hold.RELEASE
+        self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))
+        self._handshakes.greet(path, now_ns)
+
+    def _hold_of(self, path: TcpPath) -> Hold:
+        if path.acquainted:
+            return Hold.RELEASE
+        if self._context.lower:
+            # A kernel's further paths do not always begin with a map: there, time ends the wait.
+            return Hold.RELEASE if path.index else Hold.FIRST_FRAME
+        if self._peer_kind is PeerKind.UNKNOWN and self._context.settings.npaths > 1:
+            return Hold.RELEASE
+        return Hold.NOTHING
+
+    def come_up(self, path: TcpPath, now_ns: int) -> None:
+        """Note the first frame on a path's stream."""
+        self._context.stats.first_frames += 1
+        self._context.pending.forget(path.stream)
+        path.move(PathInput.FRAME)
+        path.since_ns = now_ns
+        path.search.end_outage()
+        path.search.reset_backoff()
+        self._context.emit(PathUp(self._context.peer, path.index))
+
+    def _note_lost(self, path: TcpPath, cause: LossCause) -> None:
+        """Report the end of a path's stream, if the path was up."""
+        if path.state is PathState.UP:
+            self._context.emit(PathLost(self._context.peer, path.index, cause))
+
+    def lose(self, path: TcpPath, now_ns: int, cause: LossCause = LossCause.ENDED) -> None:
+        """Reconnect a path whose stream is gone.
+
+        A pending connection that is the lower side is left alone if nothing waits here: it connects
+        by itself, and a peer that only opens and drops connections is not called back each time.
+        """
+        self._context.pending.forget(path.stream)
+        path.timers.cancel(TimerKind.ANSWER)
+        self._note_lost(path, cause)
+        path.end_stream(now_ns)
+        self._note_streams()
+        self.waiting.forget_answer(path)
+        if self.attach_second(path, now_ns):
+            pass
+        elif self._context.lower or path.search.wanted or self._peer_kind is not PeerKind.UNKNOWN:
+            self._connector.retry_later(path, now_ns)
+        else:
+            path.search.is_active = False
+        if not path.index:
+            self.place_parked(now_ns)
+
+    def drop(self, path: TcpPath, now_ns: int) -> None:
+        """End a path's stream, and reconnect."""
+        self._context.emit(Detach(self._context.peer, path.index))
+        self.lose(path, now_ns, LossCause.DROPPED)
+
+    def drop_misplaced(self, path: TcpPath, now_ns: int) -> bool:
+        """Drop streams that belong on other paths; tell whether `path` lost its own."""
+        if self._context.lower or len(self._paths) == 1 or not self._handshakes.facts.sport_index:
+            return False
+        for other in self._paths:
+            if other.stream is not None and other.source_port % len(self._paths) != other.index:
+                self._context.stats.misplaced += 1
+                self.drop(other, now_ns)
+        return path.stream is None
+
+    def drop_pending(self, stream: int, reason: Reason, now_ns: int) -> None:
+        """Drop an accepted stream on which the peer sent nothing."""
+        self._context.pending.forget(stream)
+        self.waiting.drop(stream, self._paths, reason)
+        for path in self._paths:
+            if path.stream == stream:
+                self.drop(path, now_ns)
+                self._context.emit(Refused(self._context.peer, reason))
