@@ -14,7 +14,8 @@ from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.state import PathState
 
-SECOND = 1_000_000_000
+MS = 1_000_000
+SECOND = 1_000 * MS
 ALL_NETWORKS = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 FIRST = ip_address("10.0.0.1")
 
@@ -160,16 +161,28 @@ def test_one_network_of_ipv6_holds_a_quarter() -> None:
         assert not any(isinstance(one, Refuse) for one in found), "others have the rest"
 
 
-def test_a_look_for_peers_that_give_way_serves_many_and_waits_when_it_finds_none() -> None:
-    connected = Connected(100)
-    core = endpoint(connected, kept=set())
+def test_a_look_for_peers_that_give_way_serves_many() -> None:
+    core = endpoint(Connected(100), kept=set())
     for number in range(100):
         connect(core, FIRST + number, number)
-    late = 5 * SECOND
     forgotten = []
     for number in range(70):
-        found = connect(core, FIRST + 200 + number, late + number)
+        found = connect(core, FIRST + 200 + number, 5 * SECOND + number)
         forgotten += [action.peer for action in found if isinstance(action, Forget)]
-    assert forgotten[:64] == [FIRST + number for number in range(64)]
-    assert len(forgotten) == 64
-    assert connect(core, FIRST + 300, late + SECOND)[0] == Forget(FIRST + 64)
+    assert forgotten == [FIRST + number for number in range(70)]
+
+
+def test_after_a_look_of_which_nothing_gave_way_the_next_one_waits() -> None:
+    kept = {FIRST + number for number in range(100)}
+    core = endpoint(Connected(100), kept=kept)
+    for number in range(100):
+        connect(core, FIRST + number, number)
+    for number in range(20):  # each tries eight of the 64 that were found
+        assert not any(
+            isinstance(action, Forget)
+            for action in connect(core, FIRST + 200 + number, 5 * SECOND + number)
+        )
+    kept.clear()
+    refused = connect(core, FIRST + 300, 5 * SECOND + 40 * MS)
+    assert refused[-1] == Refused(FIRST + 300, Reason.TOO_MANY_PEERS)
+    assert connect(core, FIRST + 301, 5 * SECOND + 60 * MS)[0] == Forget(FIRST)

@@ -12,23 +12,19 @@ seconds at least: else evicted peers that reconnect would displace one another w
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from heapq import nsmallest
 from typing import Final
 
 from urds.common.errors import ErrorReason
 from urds.common.types import IPAddress
 from urds.rds.control.events import Reason
+from urds.rds.control.idle_queue import IdleQueue
 from urds.rds.control.pending import counted_as
 from urds.rds.control.tcp_peer import TcpPeer
 
 PEERS_MAX: Final = 4096  # unless a setting gives another number
 _NETWORK_SHARE: Final = 4  # the part of the bound that one /64 of IPv6 may hold
 _STAYS_NS: Final = 2_000_000_000  # since something last happened on it
-_IDLE_FOUND_MAX: Final = 64  # by one search of a group
-_LOOK_AGAIN_NS: Final = 50_000_000  # after a search that found no peer to evict
-_EVICTION_TRIES: Final = 8
 
 ERROR_REASONS: Final = {
     Reason.TOO_MANY_PEERS: ErrorReason.TOO_MANY_PEERS,
@@ -40,28 +36,14 @@ Group = IPAddress | bytes | None  # a local address, the /64 of peers, or all
 
 
 class _Members:
-    """The connected peers of one group, and those found idle for longest."""
+    """The connected peers of one group."""
 
     def __init__(self) -> None:
         self.connections: dict[TcpPeer, None] = {}
-        self._idle: deque[tuple[int, TcpPeer]] = deque()
-        self._look_at_ns = 0
+        self.idle = IdleQueue(lambda: self.connections, self._is_idle)
 
-    def longest_idle(self, now_ns: int) -> TcpPeer | None:
-        """Return the next peer to evict. A search costs time, so it yields several."""
-        while True:
-            if not self._idle:
-                if now_ns < self._look_at_ns:
-                    return None
-                self._look_at_ns = now_ns + _LOOK_AGAIN_NS
-                idle = [one for one in self.connections if one.used_ns <= now_ns - _STAYS_NS]
-                oldest = nsmallest(_IDLE_FOUND_MAX, idle, key=lambda one: one.used_ns)
-                self._idle.extend((one.used_ns, one) for one in oldest)
-                if not oldest:
-                    return None
-            used_ns, found = self._idle.popleft()
-            if found in self.connections and found.used_ns == used_ns:
-                return found
+    def _is_idle(self, connection: TcpPeer, now_ns: int) -> bool:
+        return connection.used_ns <= now_ns - _STAYS_NS and connection in self.connections
 
 
 class Connected:
@@ -124,13 +106,9 @@ class Connected:
     def evict(self, group: Group, now_ns: int) -> bool:
         """Evict the peer of a group that is idle for longest; false if there is none to evict."""
         members = self._groups.get(group)
-        for _ in range(_EVICTION_TRIES):
-            found = members.longest_idle(now_ns) if members is not None else None
-            if found is None:
-                return False
-            if self._evict[found](found):
-                return True
-        return False
+        return members is not None and members.idle.evict(
+            now_ns, lambda found: self._evict[found](found)
+        )
 
     def explain(self, reason: Reason) -> str:
         """Return the figures behind an error reason and its remedy, for an error's text."""

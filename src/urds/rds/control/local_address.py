@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import nsmallest
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.records import replace
@@ -28,6 +27,7 @@ from urds.common.types import IPAddress
 from urds.rds.constants import PORT_COUNT, PORT_FIRST, PORT_LAST, PROBE_PORT
 from urds.rds.control.connected import ERROR_REASONS, Connected
 from urds.rds.control.events import Forget, PeerAction, PeerKind, Reason, Refuse, Refused
+from urds.rds.control.idle_queue import IdleQueue
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.reconnect import Quarantine
@@ -38,10 +38,6 @@ from urds.rds.control.timers import Timers
 
 if TYPE_CHECKING:
     from random import Random
-
-_EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
-_IDLE_FOUND_MAX: Final = 64  # by one search through all peers
-_LOOK_AGAIN_NS: Final = 50_000_000  # after a search that found none
 
 
 class LocalAddress:
@@ -74,8 +70,7 @@ class LocalAddress:
             connection_settings, hosts_max=settings.peers_max, random=random
         )
         self._connections: dict[IPAddress, TcpPeer] = {}
-        self._idle: deque[tuple[int, TcpPeer]] = deque()  # idle for longest first; see `_evict`
-        self._look_at_ns = 0
+        self._idle = IdleQueue(self._connections.values, self._is_idle)
         self._ports: set[int] = set()
         self.timed_peer: IPAddress | None = None  # the peer that a fault in the timer concerns
 
@@ -147,7 +142,7 @@ class LocalAddress:
     def _make_connection(self, peer: IPAddress, now_ns: int) -> TcpPeer | None:
         """Make a connection; None if there are too many and none is idle."""
         if len(self._connections) >= self._settings.peers_max and not (
-            self._evict(now_ns) or self._connected.evict(self.local, now_ns)
+            self._idle.evict(now_ns, self._evict) or self._connected.evict(self.local, now_ns)
         ):
             return None
         connection = TcpPeer(
@@ -166,16 +161,14 @@ class LocalAddress:
         self._connections[peer] = connection
         return connection
 
-    def _evict(self, now_ns: int) -> bool:
-        """Evict the connection that is idle for longest; false if there is none to evict."""
-        for _ in range(_EVICTION_TRIES):
-            connection = self._longest_idle(now_ns)
-            if connection is None:
-                return False
-            if self._may_evict(connection.peer):
-                self._forget(connection)
-                return True
+    def _evict(self, connection: TcpPeer) -> bool:
+        if self._may_evict(connection.peer):
+            self._forget(connection)
+            return True
         return False
+
+    def _is_idle(self, connection: TcpPeer, now_ns: int) -> bool:
+        return connection.is_idle and self._connections.get(connection.peer) is connection
 
     def _note_streams(self, connection: TcpPeer) -> None:
         self._connected.note(connection, self._disconnect)
@@ -193,27 +186,6 @@ class LocalAddress:
         del self._connections[connection.peer]
         self.stats.evicted += 1
         self._actions.append(Forget(connection.peer))
-
-    def _longest_idle(self, now_ns: int) -> TcpPeer | None:
-        """Return the next connection to be evicted.
-
-        A search through all of them takes milliseconds. So one search yields several candidates,
-        and an empty search is followed by a pause: else each new address of a flood would cost one.
-        """
-        while True:
-            if not self._idle:
-                if now_ns < self._look_at_ns:
-                    return None
-                idle = [one for one in self._connections.values() if one.is_idle]
-                oldest = nsmallest(_IDLE_FOUND_MAX, idle, key=lambda one: one.used_ns)
-                if not oldest:
-                    self._look_at_ns = now_ns + _LOOK_AGAIN_NS
-                    return None
-                self._idle.extend((one.used_ns, one) for one in oldest)
-            used_ns, found = self._idle.popleft()
-            known = self._connections.get(found.peer) is found
-            if known and found.used_ns == used_ns and found.is_idle:
-                return found
 
     # -- incoming streams
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import nsmallest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
 from urds.rds.control.events import Action, Reason, Refused
+from urds.rds.control.idle_queue import IdleQueue
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.rdma_events import Failure, Forget, PeerKey, Reject
 from urds.rds.control.rdma_peer import REJECTION, RdmaPeer, key_of, read_offer
@@ -29,8 +29,6 @@ from urds.rds.wire.private_data import accepted_version
 
 if TYPE_CHECKING:
     from random import Random
-
-_EVICTION_TRIES: Final = 8  # of the peers idle for longest; it is rare that one is needed
 
 
 class RdmaLocalAddress:
@@ -61,6 +59,7 @@ class RdmaLocalAddress:
         self._actions: deque[Action] = deque()
         self._timers = Timers()
         self._peers: dict[PeerKey, RdmaPeer] = {}
+        self._idle = IdleQueue(self._peers.values, self._is_idle)
         self.timed_key: PeerKey | None = None  # the peer that a fault in the timer concerns
 
     # -- peers
@@ -99,7 +98,8 @@ class RdmaLocalAddress:
 
     def _make_peer(self, key: PeerKey, now_ns: int) -> RdmaPeer | None:
         """Make a peer; None if there are too many and none is idle."""
-        if len(self._peers) >= self._settings.peers_max and not self._evict():
+        is_full = len(self._peers) >= self._settings.peers_max
+        if is_full and not self._idle.evict(now_ns, self._evict):
             return None
         peer = RdmaPeer(
             key=key,
@@ -116,17 +116,17 @@ class RdmaLocalAddress:
         self._peers[key] = peer
         return peer
 
-    def _evict(self) -> bool:
-        """Evict the peer that is idle for longest; false if there is none to evict."""
-        idle = (peer for peer in self._peers.values() if peer.is_idle)
-        for peer in nsmallest(_EVICTION_TRIES, idle, key=lambda peer: peer.used_ns):
-            if self._may_evict(peer.key):
-                peer.close()
-                del self._peers[peer.key]
-                self.stats.evicted += 1
-                self._actions.append(Forget(peer.key))
-                return True
-        return False
+    def _evict(self, peer: RdmaPeer) -> bool:
+        if not self._may_evict(peer.key):
+            return False
+        peer.close()
+        del self._peers[peer.key]
+        self.stats.evicted += 1
+        self._actions.append(Forget(peer.key))
+        return True
+
+    def _is_idle(self, peer: RdmaPeer, now_ns: int) -> bool:
+        return peer.is_idle and self._peers.get(peer.key) is peer
 
     # -- reports of the shell; of a peer that was evicted meanwhile they are ignored
 
