@@ -7,11 +7,11 @@ import pytest
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, Remote, World, take
 from urds.rds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
 from urds.rds.plane.contract import (
+    ConnectWanted,
     Control,
     Limits,
     Message,
     Release,
-    Wanted,
 )
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -230,7 +230,7 @@ class TestTakingBack:
         assert errno_of(mailbox.sendto, b"y", ADDRESS) == errno.EHOSTUNREACH
         world.turn()
         assert errno_of(mailbox.sendto, b"y", ADDRESS) == 0
-        assert world.turn() == [Wanted(world.path())]
+        assert world.turn() == [ConnectWanted(world.path())]
 
     def test_a_new_life_of_the_peer_gives_back_what_the_old_one_took(self, world: World) -> None:
         mailbox = world.mailbox()

@@ -19,11 +19,11 @@ from tests.parity.planes import (
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     CongestionNotice,
+    ConnectWanted,
     Limits,
     Mailbox,
     Message,
     Release,
-    Wanted,
 )
 from urds.rds.wire.congestion_map import CongestionMap
 
@@ -292,7 +292,7 @@ class TestTheirPort:
         with pytest.raises(OSError) as refused:
             mailbox.sendto(b"x", ADDRESS)
         assert refused.value.errno == errno.ENOBUFS
-        assert [type(event) for event in world.turn()] == [Wanted]
+        assert [type(event) for event in world.turn()] == [ConnectWanted]
         with pytest.raises(OSError):
             mailbox.sendto(b"x", ADDRESS)
         assert world.turn() == [], "once per outage"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, World
-from urds.rds.plane.contract import Hold, Limits, Wanted
+from urds.rds.plane.contract import ConnectWanted, Hold, Limits
 
 ADDRESS = (str(PEER), PEER_PORT)
 
@@ -52,10 +52,10 @@ def test_a_probe_alone_is_not_worth_a_stream(world: World) -> None:
     path.control(source_port=1, target_port=0, extension=bytes(16))
     assert not path.holds_messages()
     remote.close()
-    assert not any(isinstance(event, Wanted) for event in world.turn())
+    assert not any(isinstance(event, ConnectWanted) for event in world.turn())
     world.mailbox().sendto(b"x", ADDRESS)
     assert path.holds_messages()
-    assert any(isinstance(event, Wanted) for event in world.turn())
+    assert any(isinstance(event, ConnectWanted) for event in world.turn())
 
 
 def test_the_map_of_a_peer_goes_with_its_last_path(world: World) -> None:

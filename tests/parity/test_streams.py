@@ -11,6 +11,7 @@ from tests.rds.plane.path_world import message
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     Agreement,
+    ConnectWanted,
     Control,
     Down,
     DownReason,
@@ -21,7 +22,6 @@ from urds.rds.plane.contract import (
     PeerRestarted,
     Ready,
     Release,
-    Wanted,
 )
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -38,7 +38,7 @@ class TestWanted:
         mailbox = world.mailbox()
         mailbox.sendto(b"1", ADDRESS)
         mailbox.sendto(b"2", ADDRESS)
-        assert of(Wanted, world.turn()) == [Wanted(world.path())]
+        assert of(ConnectWanted, world.turn()) == [ConnectWanted(world.path())]
         mailbox.sendto(b"3", ADDRESS)
         assert world.turn() == []
 
@@ -48,7 +48,7 @@ class TestWanted:
         mailbox.sendto(b"1", ADDRESS)
         remote.close()
         events = world.turn()
-        assert [type(event) for event in events] == [Down, Wanted]
+        assert [type(event) for event in events] == [Down, ConnectWanted]
 
     def test_an_end_with_nothing_left_does_not(self, world: World) -> None:
         mailbox = world.mailbox()
@@ -56,7 +56,7 @@ class TestWanted:
         remote.close()
         assert [type(event) for event in world.turn()] == [Down]
         mailbox.sendto(b"1", ADDRESS)
-        assert [type(event) for event in world.turn()] == [Wanted]
+        assert [type(event) for event in world.turn()] == [ConnectWanted]
 
 
 class TestAttach:

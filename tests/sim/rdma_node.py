@@ -18,12 +18,12 @@ from tests.support.lines import Lines
 from urds.common.types import IPAddress
 from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.plane.contract import (
+    ConnectWanted,
     Limits,
     MailboxSettings,
     Message,
     Operation,
     OperationNotices,
-    Wanted,
 )
 from urds.rds.plane.message_transport import MessageTransport
 from urds.rds.plane.python.mailbox import Mailbox
@@ -222,7 +222,7 @@ class SimNode:
         now_ns = self.network.now_ns
         self._turn_at_ns = None
         for event in self.plane.help(0):
-            if isinstance(event, Wanted) and self.rdma.owns(event.path):
+            if isinstance(event, ConnectWanted) and self.rdma.owns(event.path):
                 self.rdma.handle_wanted(cast("RdmaPath", event.path))
         while self._later:
             self._later.popleft()()

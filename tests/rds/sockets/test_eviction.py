@@ -34,7 +34,7 @@ def control_thread_held(backend: InProcess) -> Iterator[None]:
 def test_a_peer_whose_first_message_is_just_queued_stays() -> None:
     with backend_with(peers_max=1) as backend, urds.Socket() as sock:
         sock.bind((host(1), 0))
-        with control_thread_held(backend):  # it has not read its `Wanted` yet
+        with control_thread_held(backend):  # it has not read its `ConnectWanted` yet
             sock.sendto(b"kept", FIRST)
             with pytest.raises(OSError, match="peers"):
                 sock.sendto(b"refused", SECOND)

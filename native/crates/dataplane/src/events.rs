@@ -30,7 +30,7 @@ pub struct Control {
 /// Each as the record of that name in `base`; `attachment` counts the path's streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    Wanted {
+    ConnectWanted {
         path: PathId,
     },
     FirstFrame {

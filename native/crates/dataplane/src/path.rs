@@ -174,7 +174,7 @@ impl State {
         if path.stream.is_none() && !path.wanted {
             path.wanted = true;
             self.note_wanted(id);
-            self.emit(Event::Wanted { path: id });
+            self.emit(Event::ConnectWanted { path: id });
         }
     }
 

@@ -33,7 +33,7 @@ fn the_account_is_tested_before_a_message_is_added() {
     assert_eq!(world.send(mailbox, &[]), Err(ErrorReason::QueueFull));
     assert_eq!(world.send(mailbox, &[0; 101]), Err(ErrorReason::TooLong));
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 199);
-    assert_eq!(world.progress(0), [Event::Wanted { path: world.path }]);
+    assert_eq!(world.progress(0), [Event::ConnectWanted { path: world.path }]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
                     frames: 1,
                     ..
                 },
-                Event::Wanted { .. }
+                Event::ConnectWanted { .. }
             ]
         ),
         "{events:?}"

@@ -19,7 +19,7 @@ pub fn event_tuple<'py>(
         return Ok(None);
     }
     let tuple = match event {
-        Event::Wanted { .. } => ("Wanted", path).into_pyobject(py),
+        Event::ConnectWanted { .. } => ("ConnectWanted", path).into_pyobject(py),
         Event::PeerRestarted { .. } => ("PeerRestarted", path).into_pyobject(py),
         Event::LingerOver {
             unsent,
@@ -49,7 +49,7 @@ pub fn event_tuple<'py>(
 /// Return the path of an event, if it has one.
 fn path_id(event: &Event) -> Option<PathId> {
     match event {
-        Event::Wanted { path }
+        Event::ConnectWanted { path }
         | Event::FirstFrame { path, .. }
         | Event::Down { path, .. }
         | Event::LingerOver { path, .. }

@@ -130,7 +130,7 @@ class LocalAddress:
         connection = self._make_connection(peer, now_ns) if reason is None else None
         if connection is None:
             reason = reason or Reason.TOO_MANY_PEERS
-            self._count_refused(reason)
+            self.stats.count_refused(reason)
             limit, detail = self._connected.limit(reason), self._connected.explain(reason)
             raise os_error(ERROR_REASONS[reason], detail, limit=limit, peer=peer)
         return connection
@@ -194,7 +194,6 @@ class LocalAddress:
     ) -> None:
         """Attach, park or refuse an accepted stream; `own` if only an own node has such."""
         if address_bytes(peer) == address_bytes(self.local) or not self.allows(peer):
-            self.stats.refused_not_allowed += 1
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
             return
         connection = self._connections.get(peer)
@@ -204,11 +203,8 @@ class LocalAddress:
         if connection is None and reason is None:
             connection = self._make_connection(peer, now_ns)
         if connection is None or reason is not None:
-            reason = reason or Reason.TOO_MANY_PEERS
-            self._count_refused(reason)
-            self._refuse(stream, peer, reason)
+            self._refuse(stream, peer, reason or Reason.TOO_MANY_PEERS)
         elif self._is_one_too_many(connection, stream, now_ns):
-            self.stats.refused_pending += 1
             self._refuse(stream, peer, Reason.TOO_MANY_PENDING)
         else:
             connection.handle_accepted(stream, source_port, now_ns, own=own)
@@ -227,7 +223,7 @@ class LocalAddress:
         else:
             connection.handle_connected(index, stream, now_ns, own=own)
         if connection is not None and reason is not None:
-            self._count_refused(reason)
+            self.stats.count_refused(reason)
             self._actions.append(Refused(peer, reason))
             connection.handle_connect_failed(index, ERROR_REASONS[reason].code, now_ns)
 
@@ -253,7 +249,6 @@ class LocalAddress:
         crowded_out = self._pending.one_too_many()
         if crowded_out is not None:
             stream, peer = crowded_out
-            self.stats.refused_pending += 1
             self._connections[peer].drop_pending(stream, Reason.TOO_MANY_PENDING, now_ns)
 
     def _is_one_too_many(self, connection: TcpPeer, stream: int, now_ns: int) -> bool:
@@ -262,15 +257,8 @@ class LocalAddress:
             return False
         return not self._pending.admit(stream, connection.peer, now_ns)
 
-    def _count_refused(self, reason: Reason) -> None:
-        if reason is Reason.NO_DESCRIPTORS_LEFT_TO_SHARE:
-            self.stats.refused_descriptors += 1
-        elif reason is Reason.NETWORK_HAS_ITS_SHARE:
-            self.stats.refused_networks += 1
-        else:
-            self.stats.refused_peers += 1
-
     def _refuse(self, stream: int, peer: IPAddress, reason: Reason) -> None:
+        self.stats.count_refused(reason)
         self._actions.append(Refuse(peer, stream))
         self._actions.append(Refused(peer, reason))
 

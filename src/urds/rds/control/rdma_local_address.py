@@ -84,7 +84,7 @@ class RdmaLocalAddress:
         if not self.allows(peer):
             raise os_error(ErrorReason.PEER_NOT_ALLOWED, f"{peer}: see URDS_ALLOW", peer=peer)
         if self._make_peer(key, now_ns) is None:
-            self.stats.count_rejection(Reason.TOO_MANY_PEERS)
+            self.stats.count_refused(Reason.TOO_MANY_PEERS)
             limit = self._settings.peers_max
             raise os_error(ErrorReason.TOO_MANY_PEERS, f"{limit} peers", limit=limit, peer=peer)
         return key
@@ -204,7 +204,7 @@ class RdmaLocalAddress:
             peer.handle_fault(now_ns)
 
     def _refuse(self, number: int, peer: IPAddress, reason: Reason) -> None:
-        self.stats.count_rejection(reason)
+        self.stats.count_refused(reason)
         self._actions.append(Reject(number, REJECTION))
         self._actions.append(Refused(peer, reason))
 

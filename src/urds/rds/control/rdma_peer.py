@@ -213,7 +213,7 @@ class RdmaPeer:
             if version < VERSION_OFFERED:
                 reason = reason or Reason.VERSION
             if reason is not None:
-                self._stats.count_rejection(reason)
+                self._stats.count_refused(reason)
                 self._fail(now_ns)
                 self._emit(Refused(self.key.peer, reason))
                 return

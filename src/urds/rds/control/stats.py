@@ -1,11 +1,34 @@
 """Counters of the control cores: one per rare event, one per error reason."""
 
+from typing import Final
+
 from urds.common.records import record
 from urds.rds.control.events import Reason
 
+_REFUSED: Final = {
+    Reason.NOT_ALLOWED: "refused_not_allowed",
+    Reason.TOO_MANY_PENDING: "refused_pending",
+    Reason.TOO_MANY_PEERS: "refused_peers",
+    Reason.NO_DESCRIPTORS_LEFT_TO_SHARE: "refused_descriptors",
+    Reason.NETWORK_HAS_ITS_SHARE: "refused_networks",
+    Reason.NO_FREE_PATH: "refused_no_path",
+    Reason.SILENT: "pending_silent",
+    Reason.STILL_CONNECTED: "takeovers_refused",
+    Reason.VERSION: "refused_version",
+    Reason.WRONG_ADDRESS: "refused_address",
+}
+
+
+class _Refusals:
+    __slots__ = ()
+
+    def count_refused(self, reason: Reason) -> None:
+        """Count a connection that was refused for good."""
+        setattr(self, _REFUSED[reason], getattr(self, _REFUSED[reason]) + 1)
+
 
 @record(frozen=False)
-class Stats:
+class Stats(_Refusals):
     """Counts since the start; shared by all connections of a local address or a node."""
 
     connects: int = 0
@@ -45,7 +68,7 @@ class Stats:
 
 
 @record(frozen=False)
-class RdmaStats:
+class RdmaStats(_Refusals):
     """Rare events and error reasons; shared by all local addresses of a node."""
 
     connects: int = 0
@@ -68,14 +91,3 @@ class RdmaStats:
     refused_version: int = 0  # of requests and of replies
     refused_address: int = 0  # the private data names other addresses than the connection
     refused_quarantined: int = 0  # shortly after the peer broke the protocol
-
-    def count_rejection(self, reason: Reason) -> None:
-        """Count a connection that was refused for good."""
-        if reason is Reason.NOT_ALLOWED:
-            self.refused_not_allowed += 1
-        elif reason is Reason.TOO_MANY_PEERS:
-            self.refused_peers += 1
-        elif reason is Reason.VERSION:
-            self.refused_version += 1
-        else:
-            self.refused_address += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from urds.common.records import record
 from urds.common.types import IPAddress
-from urds.rds.control.events import PeerAction
+from urds.rds.control.events import PeerAction, Reason, Refused
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.reconnect import Quarantine, Reconnector
 from urds.rds.control.settings import ConnectionSettings
@@ -45,6 +45,11 @@ class PeerContext:
     def emit(self, action: PeerAction) -> None:
         """Ask an action of the driver, or give it notice."""
         self.actions.append(action)
+
+    def refused(self, reason: Reason) -> None:
+        """Count and tell that a stream was refused."""
+        self.stats.count_refused(reason)
+        self.emit(Refused(self.peer, reason))
 
     def new_path(self, index: int) -> TcpPath:
         """Make a path that has no stream."""

@@ -307,7 +307,6 @@ class TcpPeer:
     def handle_timer(self, kind: TimerKind, number: int, now_ns: int) -> None:
         """Do what one timer asks for."""
         if kind is TimerKind.PENDING:
-            self.stats.pending_silent += 1
             self._streams.drop_pending(number, Reason.SILENT, now_ns)
             return
         path = self._path(number)

@@ -29,7 +29,6 @@ from urds.rds.control.events import (
     PathUp,
     PeerKind,
     Reason,
-    Refused,
 )
 from urds.rds.control.handshake import Handshakes
 from urds.rds.control.state import PathInput, PathState
@@ -71,7 +70,6 @@ class TcpStreams:
         if unclear and self._paths[0].stream is not None:
             self.waiting.park(stream, self._paths[0], now_ns)
         elif path is None:
-            self._context.stats.refused_no_path += 1
             self.waiting.refuse(stream.number, Reason.NO_FREE_PATH)
             for other in self._paths:  # one of them is dead, or the peer would not reconnect
                 self._connector.probe_dead_stream(other)
@@ -187,4 +185,4 @@ class TcpStreams:
         for path in self._paths:
             if path.stream == stream:
                 self.drop(path, now_ns)
-                self._context.emit(Refused(self._context.peer, reason))
+                self._context.refused(reason)

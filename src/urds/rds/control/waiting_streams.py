@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from urds.rds.constants import PATHS_MAX
-from urds.rds.control.events import Reason, Refuse, Refused
+from urds.rds.control.events import Reason, Refuse
 from urds.rds.control.tcp_path import PeerContext, TcpPath
 from urds.rds.control.timers import TimerKind
 
@@ -48,7 +48,7 @@ class WaitingStreams:
     def refuse(self, stream: int, reason: Reason) -> None:
         """Close a stream, and tell why."""
         self._close(stream)
-        self._context.emit(Refused(self._context.peer, reason))
+        self._context.refused(reason)
 
     def _close(self, stream: int) -> None:
         self._context.pending.forget(stream)
@@ -98,7 +98,6 @@ class WaitingStreams:
             self._refuse_second(path)
 
     def _refuse_second(self, path: TcpPath) -> None:
-        self._context.stats.takeovers_refused += 1
         self.refuse(self.seconds.pop(path.index).number, Reason.STILL_CONNECTED)
 
     def refuse_older(self, path: TcpPath) -> None:

@@ -323,7 +323,7 @@ Notice = OperationNotices | CongestionNotice
 
 
 @record
-class Wanted:
+class ConnectWanted:
     """The first message was queued while the path has no stream; once per outage."""
 
     path: Path
@@ -389,7 +389,7 @@ class Ready:
     interest: Interest
 
 
-Event = Wanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready
+Event = ConnectWanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready
 
 
 class Stream(Protocol):

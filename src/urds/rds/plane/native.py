@@ -315,7 +315,7 @@ def _ready(descriptor: int, interest: int) -> contract.Ready:
 
 
 _MAKERS: Mapping[str, Callable[..., contract.Event]] = {
-    "Wanted": contract.Wanted,
+    "ConnectWanted": contract.ConnectWanted,
     "FirstFrame": contract.FirstFrame,
     "Down": _down,
     "Control": contract.Control,

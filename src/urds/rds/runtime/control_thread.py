@@ -51,7 +51,7 @@ from urds.rds.settings import Settings
 from urds.rds.transports import subnets, tcp
 from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
 
-_PathEvent = base.Wanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
+_PathEvent = base.ConnectWanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
 _S = 1_000 * _MS
 _REST_NS = 100 * _MS  # when watches are used up
@@ -547,7 +547,7 @@ class Driver:
 
     def _report_to(self, host: LocalAddressState, connection: TcpPeer, event: _PathEvent) -> None:
         index, now = event.path.index, now_ns()
-        if isinstance(event, base.Wanted):
+        if isinstance(event, base.ConnectWanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
             connection.handle_first_frame(index, event.attachment, now)

@@ -132,7 +132,7 @@ class Rdma:
 
     def take(self, event: base.Event) -> bool:
         """Take an event of the plane if it is about a path over RDMA; return whether it was."""
-        if self.node is None or not isinstance(event, base.Wanted):
+        if self.node is None or not isinstance(event, base.ConnectWanted):
             return False
         if not self.node.owns(event.path):
             return False

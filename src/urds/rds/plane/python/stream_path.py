@@ -21,6 +21,7 @@ from urds.rds.constants import MAX_MESSAGE_BYTES, PROBE_PORT
 from urds.rds.plane.contract import (
     Agreement,
     Buffer,
+    ConnectWanted,
     Down,
     DownReason,
     Hold,
@@ -28,7 +29,6 @@ from urds.rds.plane.contract import (
     PathActivity,
     Release,
     Stream,
-    Wanted,
 )
 from urds.rds.plane.python import stream_reading, stream_writing
 from urds.rds.plane.python.host import Host, socket_address
@@ -133,7 +133,7 @@ class StreamPath:
     def want(self) -> None:
         """Request a stream from the control plane if there is none, once per outage. Lock held."""
         if self.stream is None and not self.wanted:
-            event = Wanted(self)
+            event = ConnectWanted(self)
             self.wanted = True
             self.plane.note_wanted(self)
             self.plane.events.append(event)  # one step (`interrupts`)

@@ -27,7 +27,7 @@ from urds.rds.control.rdma_local_address import RdmaLocalAddress
 from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.control.state import ConnectionReport
 from urds.rds.control.stats import RdmaStats
-from urds.rds.plane.contract import Carrier, Mailbox, PathRow, Wanted
+from urds.rds.plane.contract import Carrier, ConnectWanted, Mailbox, PathRow
 from urds.rds.transports.peer_history import PeerEvent, PeerHistory, PeerName, Peers
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
@@ -189,7 +189,7 @@ class RdmaNode:
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self.settings.ping_enable,
                 on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.emit(Wanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
+                on_wanted=lambda wanted: self.plane.emit(ConnectWanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
                 on_protocol_error=self._report_protocol_error,
             )
             self._paths[path] = host
