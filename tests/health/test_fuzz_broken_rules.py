@@ -14,7 +14,7 @@ from fuzz.targets import SEEDS, TARGETS
 from tests.sim.broken import Patch, around, instead, nothing
 from urds.common.errors import WireError
 from urds.rds.constants import HeaderFlag
-from urds.rds.control import waiting_streams
+from urds.rds.control import tcp_streams
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.python import outgoing
@@ -66,7 +66,7 @@ RULES: dict[str, tuple[str, Patch]] = {
         "rds_pair",
         instead(TcpPeer, "_current", _believe_late_reports),
     ),
-    "parked streams have a bound": ("rds_endpoint", instead(waiting_streams, "_PARKED_MAX", 1000)),
+    "parked streams have a bound": ("rds_endpoint", instead(tcp_streams, "_PARKED_MAX", 1000)),
     "a pending connection that is gone counts no more": (
         "rds_endpoint",
         instead(PendingConnections, "forget", nothing),

@@ -145,6 +145,8 @@ def test_a_message_has_the_whole_time_until_giving_up() -> None:
     assert not search.found.want(150 * S), "it is known"
     search.found.begin_outage(160 * S)
     assert search.give_up_at_ns() == 199 * S
+    search.found.begin_attempt(198 * S)
+    assert not search.found.retry_now(198 * S)
     assert search.found.give_up(199 * S) == 100 * S
     assert not search.found.wanted and not search.found.is_active
     assert search.give_up_at_ns() is search.attempt_at_ns() is search.found.down_ns is None

@@ -33,7 +33,10 @@ fn the_account_is_tested_before_a_message_is_added() {
     assert_eq!(world.send(mailbox, &[]), Err(ErrorReason::QueueFull));
     assert_eq!(world.send(mailbox, &[0; 101]), Err(ErrorReason::TooLong));
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 199);
-    assert_eq!(world.progress(0), [Event::ConnectWanted { path: world.path }]);
+    assert_eq!(
+        world.progress(0),
+        [Event::ConnectWanted { path: world.path }]
+    );
 }
 
 #[test]

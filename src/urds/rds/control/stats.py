@@ -19,7 +19,7 @@ _REFUSED: Final = {
 }
 
 
-class _Refusals:
+class _Rejections:
     __slots__ = ()
 
     def count_refused(self, reason: Reason) -> None:
@@ -28,7 +28,7 @@ class _Refusals:
 
 
 @record(frozen=False)
-class Stats(_Refusals):
+class Stats(_Rejections):
     """Counts since the start; shared by all connections of a local address or a node."""
 
     connects: int = 0
@@ -68,7 +68,7 @@ class Stats(_Refusals):
 
 
 @record(frozen=False)
-class RdmaStats(_Refusals):
+class RdmaStats(_Rejections):
     """Rare events and error reasons; shared by all local addresses of a node."""
 
     connects: int = 0

@@ -40,9 +40,8 @@ from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.state import ConnectionReport, PathInput, PathState
 from urds.rds.control.stats import Stats
 from urds.rds.control.tcp_path import PeerContext, TcpPath
-from urds.rds.control.tcp_streams import TcpStreams
+from urds.rds.control.tcp_streams import AcceptedStream, TcpStreams
 from urds.rds.control.timers import TimerKind, Timers
-from urds.rds.control.waiting_streams import AcceptedStream
 from urds.rds.wire.extensions import Handshake, parse_handshake
 
 if TYPE_CHECKING:
