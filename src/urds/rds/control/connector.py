@@ -32,6 +32,8 @@ _CALL_BACK_NS: Final = 20_000_000  # the lower side has this time before the nex
 class Connector:
     """The attempts for the paths of one peer, which it does not change in number."""
 
+    __slots__ = ("_call_back_requested_ns", "_context", "_paths")
+
     def __init__(self, context: PeerContext, paths: Sequence[TcpPath]) -> None:
         self._context = context
         self._paths = paths

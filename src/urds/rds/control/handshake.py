@@ -119,6 +119,8 @@ class PeerFacts:
 class Handshakes:
     """The handshakes with one peer: its identity, and what it was told on each stream."""
 
+    __slots__ = ("_announced", "_context", "facts")
+
     def __init__(self, context: PeerContext) -> None:
         self._context = context
         self.facts = PeerFacts()

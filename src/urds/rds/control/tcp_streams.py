@@ -61,6 +61,8 @@ class AcceptedStream(NamedTuple):
 class WaitingStreams:
     """The streams of one peer that wait for a path."""
 
+    __slots__ = ("_answered_ns", "_context", "parked", "seconds")
+
     def __init__(self, context: PeerContext) -> None:
         self._context = context
         self.parked: dict[int, AcceptedStream] = {}  # by number, the oldest first
@@ -171,6 +173,8 @@ class TcpStreams:
     paths: how many there are is the peer's decision.  note_streams: called when a stream was
     attached or ended.
     """
+
+    __slots__ = ("_connector", "_context", "_handshakes", "_note_streams", "_paths", "waiting")
 
     def __init__(
         self,
