@@ -1,9 +1,10 @@
 """Deadlines by name: the next one, ties, changes, and a heap that stays small."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.common.timers import Deadlines
+from urds.common.timers import Deadlines, TimedCalls
 
 steps = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 20))))
 
@@ -60,3 +61,42 @@ def test_it_is_a_dictionary_with_a_smallest_value(changes: list[tuple[int, int |
         due.append(expected.pop(key))
     assert due == sorted(due)
     assert all(deadline_ns > 10 for deadline_ns in expected.values())
+
+
+def test_calls_come_in_the_order_of_their_times_and_not_before() -> None:
+    calls, made = TimedCalls(), list[str]()
+    calls.add(20, lambda: made.append("later"))
+    calls.add(10, lambda: made.append("first"))
+    calls.add(10, lambda: made.append("second"))
+    assert calls.take_due(9) is None
+    while (call := calls.take_due(15)) is not None:
+        call()
+    assert made == ["first", "second"]
+    assert calls.next_ns() == 20
+
+
+def test_a_cancelled_call_is_not_made_and_keeps_nothing_alive() -> None:
+    calls = TimedCalls()
+    timer = calls.add(10, lambda: None)
+    calls.add(10, print)
+    timer.cancel()
+    timer.cancel()
+    assert timer.call is None
+    assert len(calls) == 1
+    assert calls.take_due(10) is print
+    assert calls.take_due(10) is None
+
+
+def test_a_call_cancelled_while_it_is_taken_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may cancel at any moment, without the owner's lock."""
+    calls = TimedCalls()
+    timer = calls.add(10, print)
+    next_ns = calls.next_ns
+
+    def look() -> int | None:
+        found = next_ns()
+        timer.cancel()
+        return found
+
+    monkeypatch.setattr(calls, "next_ns", look)
+    assert calls.take_due(10) is None

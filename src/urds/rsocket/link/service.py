@@ -7,34 +7,21 @@ a closed socket still wanted to send. And callbacks of a device hold that device
 take another's, so they leave such calls to this thread. The first need of it makes it.
 """
 
-import heapq
 import os
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from urds.common.forks import renewed
+from urds.common.timers import TimedCalls, Timer
 
 _NS: Final = 1_000_000_000
 _SLEEP_S_MAX: Final = 3600.0  # the kernel's limit is lower than that of TCP_KEEPIDLE
 
 Call = Callable[[], None]
-
-
-@dataclass(slots=True, eq=False)
-class Timer:
-    """One call that is due; once cancelled it keeps nothing alive."""
-
-    call: Call | None
-
-    def cancel(self) -> None:
-        """Forget the call. It may be running."""
-        self.call = None
 
 
 class Service:
@@ -50,8 +37,7 @@ class Service:
         self._doorbell = -1
         self._handlers: dict[int, Call] = {}
         self._calls: deque[Call] = deque()
-        self._due: list[tuple[int, int, Timer]] = []
-        self._numbers = count()
+        self._timers = TimedCalls()
 
     def watch(self, descriptor: int, handler: Call) -> None:
         """Call `handler` whenever the descriptor is readable."""
@@ -72,10 +58,9 @@ class Service:
 
     def call_at(self, deadline_ns: int, call: Call) -> Timer:
         """Run `call` at a time of the monotonic clock, or shortly after."""
-        timer = Timer(call)
         with self._lock:
-            heapq.heappush(self._due, (deadline_ns, next(self._numbers), timer))
-            is_first = self._due[0][2] is timer
+            timer = self._timers.add(deadline_ns, call)
+            is_first = self._timers.next_ns() == deadline_ns
         if is_first:
             self._ring()
         return timer
@@ -122,20 +107,20 @@ class Service:
 
     def _left_s(self) -> float | None:
         with self._lock:
-            if not self._due:
-                return None
-            left_s = (self._due[0][0] - time.monotonic_ns()) / _NS
+            next_ns = self._timers.next_ns()
+        if next_ns is None:
+            return None
+        left_s = (next_ns - time.monotonic_ns()) / _NS
         return min(max(left_s, 0.0), _SLEEP_S_MAX)
 
     def _run_due(self) -> None:
         now_ns = time.monotonic_ns()
         while True:
             with self._lock:
-                if not self._due or self._due[0][0] > now_ns:
-                    return
-                call = heapq.heappop(self._due)[2].call
-            if call is not None:
-                call()
+                call = self._timers.take_due(now_ns)
+            if call is None:
+                return
+            call()
 
 
 service = Service()

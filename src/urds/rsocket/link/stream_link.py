@@ -17,11 +17,12 @@ from functools import partial
 from typing import Final
 
 from urds.common.errors import RemoteProtocolError
+from urds.common.timers import Timer
 from urds.common.types import HostPort
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import Post, Shut, StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
-from urds.rsocket.link.service import Timer, service
+from urds.rsocket.link.service import service
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import SendRequest

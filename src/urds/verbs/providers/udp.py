@@ -25,6 +25,7 @@ from random import SystemRandom
 from select import EPOLLERR, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
+from urds.common.timers import Timer
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import MTU_BYTES_MIN
 from urds.verbs.cm.records import CmSettings
@@ -34,7 +35,7 @@ from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter, Timer
+from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter
 
 MTU_BYTES_MAX: Final = 65_000
 MTU_BYTES_ETHERNET: Final = 1400

@@ -17,6 +17,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
+from urds.common.timers import Timer
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.queue_pair import QueuePair
@@ -24,7 +25,7 @@ from urds.verbs.engine.work import AddressVector, EngineEvent
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.reactor import ReactorAdapter, Timer
+from urds.verbs.providers.tcp.reactor import ReactorAdapter
 from urds.verbs.providers.tcp.sockets import address_of, host_of, resolve
 
 if TYPE_CHECKING:

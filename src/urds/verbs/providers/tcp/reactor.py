@@ -7,7 +7,6 @@ a descriptor in its own poll set (`add_external_waiter`). Everything but `wait`,
 `call_soon` and `close` is called with the lock held; handlers run with it held.
 """
 
-import heapq
 import os
 import select
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from urds.common.timers import TimedCalls, Timer
 from urds.verbs.providers.base import Adapter
 from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters, LiveDevices
 
@@ -29,23 +29,6 @@ JOIN_S: Final = 2.0
 _NS: Final = 1_000_000_000
 
 
-class Timer:
-    """A call that is due at `deadline_ns`; `cancel` makes it do nothing."""
-
-    __slots__ = ("callback", "deadline_ns")
-
-    def __init__(self, deadline_ns: int, callback: Callable[[], None]) -> None:
-        self.deadline_ns = deadline_ns
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        """Forget the call."""
-        self.callback = None
-
-    def __lt__(self, other: "Timer") -> bool:
-        return self.deadline_ns < other.deadline_ns
-
-
 class Reactor:
     """The epoll set of one adapter and its progress thread."""
 
@@ -55,7 +38,7 @@ class Reactor:
         self._parked = threading.Condition(lock)
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
-        self._timers: list[Timer] = []
+        self._timers = TimedCalls()
         self._soon: deque[Callable[[], None]] = deque()
         self._deferred: list[Callable[[], None]] = []
         self._waiting = DeviceWaiters()
@@ -91,9 +74,8 @@ class Reactor:
 
     def call_at(self, deadline_ns: int, callback: Callable[[], None]) -> Timer:
         """Call `callback` at a time of the monotonic clock, or shortly after (1 ms)."""
-        timer = Timer(deadline_ns, callback)
-        heapq.heappush(self._timers, timer)
-        if self._polling_count and self._timers[0] is timer:
+        timer = self._timers.add(deadline_ns, callback)
+        if self._polling_count and self._timers.next_ns() == deadline_ns:
             self._ring_doorbell()
         return timer
 
@@ -215,10 +197,9 @@ class Reactor:
         return True
 
     def _poll(self, deadline_ns: int | None) -> list[tuple[int, int]]:
-        while self._timers and self._timers[0].callback is None:
-            heapq.heappop(self._timers)
-        if self._timers and (deadline_ns is None or self._timers[0].deadline_ns < deadline_ns):
-            deadline_ns = self._timers[0].deadline_ns
+        next_ns = self._timers.next_ns()
+        if next_ns is not None and (deadline_ns is None or next_ns < deadline_ns):
+            deadline_ns = next_ns
         self._polling_count += 1  # before the last check: calls without the lock ring now
         if self._soon:
             deadline_ns = 0
@@ -250,11 +231,11 @@ class Reactor:
             self._soon.popleft()()
 
     def _run_timers(self) -> None:
+        if not self._timers:
+            return
         now_ns = time.monotonic_ns()
-        while self._timers and self._timers[0].deadline_ns <= now_ns:
-            callback = heapq.heappop(self._timers).callback
-            if callback is not None:
-                callback()
+        while (call := self._timers.take_due(now_ns)) is not None:
+            call()
 
     def _ring_doorbell(self) -> None:
         with suppress(BlockingIOError):
@@ -298,7 +279,7 @@ class Reactor:
             os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
         self._handlers.clear()
-        self._timers.clear()
+        self._timers = TimedCalls()
         self._soon.clear()
         self._waiting.clear()
         self._epoll.close()
@@ -318,7 +299,7 @@ class Reactor:
             # A thread that is still in the poll would sleep on a closed descriptor.
             self._polled.wait_for(lambda: not self._polling_count, JOIN_S)
             self._handlers.clear()
-            self._timers.clear()
+            self._timers = TimedCalls()
             self._soon.clear()
             self._epoll.close()
             os.close(self._doorbell)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from urds.common.timers import Timer
 from urds.common.types import BytesLike
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import QPAttrMask, QPState
@@ -27,7 +28,7 @@ from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.tcp.codec import Decoder, Encoder, Farewell, Terminated
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
-from urds.verbs.providers.tcp.reactor import Reactor, Timer
+from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpStats
 
 PIECES_MAX: Final = 512  # of one sendmsg; Linux takes 1,024
