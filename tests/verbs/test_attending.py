@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.verbs.pair import End, connect
+from urds.common import progress
 from urds.verbs import CompChannel, Context, RecvWR, SendWR
 from urds.verbs.providers.base import Adapter
-from urds.verbs.providers.shm import ShmAdapter, adapter, progress
+from urds.verbs.providers.shm import ShmAdapter
 from urds.verbs.providers.sim import SimNetwork
-from urds.verbs.providers.tcp import TcpAdapter, reactor
+from urds.verbs.providers.tcp import TcpAdapter
 from urds.verbs.providers.udp import UdpAdapter
 
 HOUR_S = 3600
@@ -43,7 +44,6 @@ def pair(
         end.adapter.progress()
     monkeypatch.setattr(progress, "NAP_NS", HOUR_S * 10**9)
     monkeypatch.setattr(progress, "PARK_NS", HOUR_S * 10**9)
-    monkeypatch.setattr(reactor, "PARKED_S", HOUR_S)
     yield left, right
     monkeypatch.undo()  # closing waits in those steps
     left.context.close()
@@ -113,7 +113,7 @@ def test_a_poller_takes_no_doorbell_from_the_thread(
     pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A doorbell that a poller hears before the sleeping thread wakes would wake no thread."""
-    monkeypatch.setattr(adapter, "_LOOK_NS", 0)
+    monkeypatch.setattr(progress, "LOOK_NS", 0)
     left, right = pair
     noticed = notices(right)
     with right.adapter.lock:

@@ -228,8 +228,8 @@ def test_a_device_closes_though_packets_of_a_peer_are_unread(
 ) -> None:
     """The thread must not turn in a circle with the lock between goodbye and end."""
     pair = world.pair()
-    progress: Any = pair.right.context.adapter._progress  # type: ignore[attr-defined]  # to widen the gap
-    close = progress.close
+    loop: Any = pair.right.context.adapter.loop  # type: ignore[attr-defined]  # to widen the gap
+    close = loop.close
 
     def close_late() -> None:
         for number in range(100):
@@ -237,7 +237,7 @@ def test_a_device_closes_though_packets_of_a_peer_are_unread(
         time.sleep(0.05)
         close()
 
-    monkeypatch.setattr(progress, "close", close_late)
+    monkeypatch.setattr(loop, "close", close_late)
     closer = threading.Thread(target=pair.right.context.close, daemon=True)
     closer.start()
     closer.join(5)

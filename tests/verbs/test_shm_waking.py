@@ -13,9 +13,10 @@ from weakref import WeakSet
 import pytest
 
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
+from urds.common import progress
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
-from urds.verbs.providers.shm import adapter, progress
+from urds.verbs.providers.shm import adapter
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(
     with left.lock:
         monkeypatch.setattr(left, "deadline_ns", look)
         left.add_external_waiter()
-        left._progress.wake()
+        left.loop._ring()
     assert called.wait(2)
 
 

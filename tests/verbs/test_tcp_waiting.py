@@ -15,8 +15,8 @@ from functools import partial
 import pytest
 
 from tests.verbs.tcp_ends import connected
-from urds.verbs.providers.tcp import reactor
-from urds.verbs.providers.tcp.reactor import Reactor
+from urds.common import progress
+from urds.common.progress import ProgressLoop
 
 LIMIT_NS = 2_000_000_000
 
@@ -26,13 +26,13 @@ class World:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.reactor = Reactor(self.lock, name="test-reactor")
+        self.loop = ProgressLoop(self.lock)
         self.near, self.far = socket.socketpair()
         self.near.setblocking(False)
         self.count = 0
         self.on_data: Callable[[], None] = lambda: None
         with self.lock:
-            self.reactor.watch(self.near.fileno(), select.EPOLLIN, self.handle)
+            self.loop.watch(self.near.fileno(), select.EPOLLIN, self.handle)
 
     def handle(self, _events: int) -> None:
         try:
@@ -45,7 +45,7 @@ class World:
         return self.count >= count
 
     def close(self) -> None:
-        self.reactor.close()
+        self.loop.close()
         self.near.close()
         self.far.close()
 
@@ -57,10 +57,10 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def is_prompt(reactor: Reactor, ready: Callable[[], bool]) -> bool:
+def is_prompt(loop: ProgressLoop, ready: Callable[[], bool]) -> bool:
     """Wait; tell whether it ended by a wake-up and not by the limit, which also asks once more."""
     began = time.monotonic_ns()
-    return reactor.wait(ready, LIMIT_NS) and time.monotonic_ns() - began < LIMIT_NS // 2
+    return loop.wait(ready, LIMIT_NS) and time.monotonic_ns() - began < LIMIT_NS // 2
 
 
 @pytest.mark.parametrize("waiters", [1, 2, 5])
@@ -71,7 +71,7 @@ def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int)
 
     def wait() -> None:
         for target in range(1, rounds + 1):
-            if not is_prompt(world.reactor, lambda: world.count >= target):  # noqa: B023  # asked before the loop goes on
+            if not is_prompt(world.loop, lambda: world.count >= target):  # noqa: B023  # asked before the loop goes on
                 late.append(target)
                 return
 
@@ -107,26 +107,26 @@ def test_a_sleeper_hears_of_another_threads_doing(world: World, how: str) -> Non
         def do() -> None:
             with world.lock:
                 if how == "soon":
-                    world.reactor.call_soon(change)
+                    world.loop.call_soon(change)
                 elif how == "timer":
-                    world.reactor.call_at(time.monotonic_ns(), change)
+                    world.loop.call_at(time.monotonic_ns(), change)
                 else:
                     change()
-                    world.reactor.tell()
+                    world.loop.tell()
 
         other = threading.Timer(0.001 * (target % 7), do)
         other.start()
-        assert is_prompt(world.reactor, partial(world.has_taken, target))
+        assert is_prompt(world.loop, partial(world.has_taken, target))
         other.join()
 
 
 def test_an_earlier_timer_shortens_a_sleep(world: World) -> None:
     with world.lock:
-        world.reactor.call_at(time.monotonic_ns() + 60 * LIMIT_NS, lambda: None)
+        world.loop.call_at(time.monotonic_ns() + 60 * LIMIT_NS, lambda: None)
     rung: list[int] = []
     time.sleep(0.01)  # the thread sleeps towards the far timer
     with world.lock:
-        world.reactor.call_at(time.monotonic_ns() + 1_000_000, lambda: rung.append(1))
+        world.loop.call_at(time.monotonic_ns() + 1_000_000, lambda: rung.append(1))
     deadline = time.monotonic() + 2
     while not rung and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -137,11 +137,11 @@ def test_what_was_put_off_is_done_though_no_caller_asks_again(world: World) -> N
     """The thread may still sleep in its pass when a driver gives up with something put off."""
     for _ in range(20):
         done = threading.Event()
-        world.on_data = partial(world.reactor.defer, done.set)
+        world.on_data = partial(world.loop.defer, done.set)
         time.sleep(0.01)
         sender = threading.Timer(0.005, world.far.send, (b"x",))
         sender.start()
-        assert not world.reactor.wait(lambda: False, 6_000_000)
+        assert not world.loop.wait(lambda: False, 6_000_000)
         assert done.wait(2)
         sender.join()
 
@@ -150,21 +150,21 @@ def test_what_the_thread_put_off_is_done_while_a_thread_waits_for_it(world: Worl
     """The kernel wakes the thread, which slept first; the waiter must not sleep on."""
     for _ in range(20):
         done = threading.Event()
-        world.on_data = partial(world.reactor.defer, done.set)
+        world.on_data = partial(world.loop.defer, done.set)
         time.sleep(0.01)
         sender = threading.Timer(0.005, world.far.send, (b"x",))
         sender.start()
-        assert is_prompt(world.reactor, done.is_set)
+        assert is_prompt(world.loop, done.is_set)
         sender.join()
 
 
 class LateCalls(deque[Callable[[], None]]):
     """The calls of a reactor; one comes, from who has no lock, once they were seen to be none."""
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, loop: ProgressLoop) -> None:
         super().__init__()
         self.called = threading.Event()
-        self._late: Callable[[], None] | None = partial(reactor.call_soon, self.called.set)
+        self._late: Callable[[], None] | None = partial(loop.call_soon, self.called.set)
 
     def __bool__(self) -> bool:
         is_any = len(self) > 0
@@ -175,10 +175,10 @@ class LateCalls(deque[Callable[[], None]]):
 
 
 def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(world: World) -> None:
-    calls = LateCalls(world.reactor)
+    calls = LateCalls(world.loop)
     with world.lock:
-        world.reactor._soon = calls
-        world.reactor.add_external_waiter()
+        world.loop._soon = calls
+        world.loop.add_external_waiter()
     world.far.send(b"x")  # the thread makes one more pass
     assert calls.called.wait(2)
 
@@ -186,8 +186,8 @@ def test_a_call_without_the_lock_is_heard_by_who_is_about_to_sleep(world: World)
 def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
     said: list[bool] = []
     with world.lock:
-        world.reactor.call_soon(lambda: said.append(world.reactor.wait(lambda: False, LIMIT_NS)))
-    assert world.reactor.wait(lambda: bool(said), LIMIT_NS)
+        world.loop.call_soon(lambda: said.append(world.loop.wait(lambda: False, LIMIT_NS)))
+    assert world.loop.wait(lambda: bool(said), LIMIT_NS)
     assert said == [False]
 
 
@@ -219,14 +219,14 @@ def test_round_trips_never_stall() -> None:
 def test_the_thread_makes_progress_for_a_sleeper_outside(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reactor, "PARKED_S", 3600)
+    monkeypatch.setattr(progress, "PARK_NS", 3600 * 10**9)
     time.sleep(0.02)  # the thread makes progress
-    world.reactor.progress()
+    world.loop.progress()
     world.far.send(b"x")
     time.sleep(0.02)  # and left it, seeing that another thread had it meanwhile
     taken = threading.Event()
     world.on_data = taken.set
     with world.lock:
-        world.reactor.add_external_waiter()
+        world.loop.add_external_waiter()
     world.far.send(b"x")
     assert taken.wait(5)

@@ -13,12 +13,14 @@ connection did not take yet, and copies those with the detach.
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any
 
+from urds.common.progress import ProgressLoop
 from urds.common.types import HostPort
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import ReceiveOrder
@@ -270,3 +272,33 @@ class Adapter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drop everything, end threads; peers see their connections break. Safe twice."""
+
+
+class LoopAdapter(Adapter):
+    """An adapter in real time: its loop has the descriptors, the timers and the waiting threads."""
+
+    loop: ProgressLoop
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns()
+
+    def progress(self) -> None:
+        """Process what has arrived and run what is due, without waiting."""
+        self.loop.progress()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Wait until `is_ready()`, and make progress meanwhile unless another thread does."""
+        return self.loop.wait(is_ready, timeout_ns)
+
+    def add_external_waiter(self) -> None:
+        """See `Adapter.add_external_waiter`."""
+        self.loop.add_external_waiter()
+
+    def remove_external_waiter(self) -> None:
+        """See `Adapter.remove_external_waiter`."""
+        self.loop.remove_external_waiter()
+
+    def notify(self) -> None:
+        """Wake waiting threads to check again."""
+        self.loop.tell()

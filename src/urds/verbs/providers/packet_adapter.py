@@ -1,7 +1,7 @@
 """Adapters of the providers that carry packets: queue pairs, batches, packets, timers, connections.
 
 A provider adds a clock, `_transmit`, names for addresses (`_resolve`, `_claim`, `_release`), and
-calls `_receive` and `_run_timers` inside a `_batch`. If its path can be full, `_has_room` reports
+calls `_receive` and `_run_timers` inside a `batch`. If its path can be full, `_has_room` reports
 that and `_resume` is called when there is room again. Where the link itself detects that a peer is
 gone, the provider tells `cm`.
 
@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 from urds.common.errors import WireError
 from urds.common.forks import renewed
-from urds.common.timers import Deadlines
+from urds.common.timers import Deadlines, Timer
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.core import CmCore, check_private_data
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, Offer
@@ -46,6 +46,7 @@ from urds.verbs.providers.base import (
     ConnectParameters,
     DeviceAttributes,
     Listener,
+    LoopAdapter,
     OnConnectionEvent,
     PortSpace,
     VerbsConnection,
@@ -201,7 +202,7 @@ class PacketAdapter(Adapter):
         if not (self._depth and self.lock._is_owned()):  # type: ignore[attr-defined]  # as Condition asks
             self._request_batch()
 
-    def _batch(self) -> "_Batch":
+    def batch(self) -> "_Batch":
         """Defer sending within; everything is sent at the end."""
         return _Batch(self)
 
@@ -472,6 +473,24 @@ class PacketAdapter(Adapter):
         self.entries.clear()
         self._dirty.clear()
         self._deadlines = Deadlines()
+
+
+class LoopPacketAdapter(LoopAdapter, PacketAdapter):
+    """An adapter whose batches and timers are run by its loop."""
+
+    _timer: Timer | None = None
+
+    def _batch_done(self) -> None:
+        self._timer = self.loop.replan(self._timer, self.deadline_ns(), self._handle_timer)
+        self.loop.tell()
+
+    def _request_batch(self) -> None:
+        self.loop.call_soon(self.flush)
+
+    def _handle_timer(self) -> None:
+        self._timer = None
+        with self.batch():
+            self._run_timers(self.now_ns())
 
 
 class _Batch:

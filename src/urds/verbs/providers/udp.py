@@ -25,7 +25,7 @@ from random import SystemRandom
 from select import EPOLLERR, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from urds.common.timers import Timer
+from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import MTU_BYTES_MIN
 from urds.verbs.cm.records import CmSettings
@@ -33,9 +33,8 @@ from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
-from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter
 
 MTU_BYTES_MAX: Final = 65_000
 MTU_BYTES_ETHERNET: Final = 1400
@@ -193,7 +192,7 @@ class UdpEndpoint:
         return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, data, bytes(4)))]
 
 
-class UdpAdapter(ReactorAdapter, PacketAdapter):
+class UdpAdapter(LoopPacketAdapter):
     """One open `udp` device."""
 
     has_checksum = True  # UDP's own has 16 bits, and none at all over loopback
@@ -218,13 +217,12 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
         )
         self._endpoints: dict[HostPort, UdpEndpoint] = {}  # by host and port asked for; 0: any
         self._claims: dict[HostPort, int] = {}  # listeners per endpoint
-        self._timer: Timer | None = None
-        self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+        self.loop = ProgressLoop(self.lock)
         try:
             with self.lock:
                 self._main = self._endpoint((self.settings.address, 0))
         except OSError:
-            self.reactor.close()
+            self.loop.close()
             raise
         self.port = self._main.local[1]
 
@@ -234,7 +232,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             if self.is_closed:
                 return
             self._disconnect_all()
-        self.reactor.close()
+        self.loop.close()
         with self.lock:
             for endpoint in self._endpoints.values():
                 endpoint.socket.close()
@@ -253,11 +251,11 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             return found
         endpoint = UdpEndpoint(local, buffer_bytes=self.settings.buffer_bytes)
         self._endpoints[endpoint.local if is_new else local] = endpoint
-        self.reactor.watch(endpoint.socket.fileno(), EPOLLIN, partial(self._handle_ready, endpoint))
+        self.loop.watch(endpoint.socket.fileno(), EPOLLIN, partial(self._handle_ready, endpoint))
         return endpoint
 
     def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
-        with self._batch():
+        with self.batch():
             for data, source in endpoint.receive():
                 local = endpoint.local_of(source)
                 self._receive(data, source, local=local, peer=(source.name[0], source.port))
@@ -266,8 +264,8 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
                     self.cm.handle_unreachable(gone, self.now_ns())
         if mask & EPOLLOUT and endpoint.is_full:
             endpoint.is_full = False
-            self.reactor.change(endpoint.socket.fileno(), EPOLLIN)
-            with self._batch():
+            self.loop.change(endpoint.socket.fileno(), EPOLLIN)
+            with self.batch():
                 for destination in list(self._blocked):
                     self._resume(destination)
 
@@ -281,7 +279,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
             endpoint = self._endpoints[key]
             if endpoint not in used:
                 del self._endpoints[key]
-                self.reactor.unwatch(endpoint.socket.fileno())
+                self.loop.unwatch(endpoint.socket.fileno())
                 endpoint.socket.close()
 
     # -- hooks
@@ -293,7 +291,7 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
         endpoint = vector.endpoint
         endpoint.send(vector, parts)
         if endpoint.is_full:
-            self.reactor.change(endpoint.socket.fileno(), EPOLLIN | EPOLLOUT)
+            self.loop.change(endpoint.socket.fileno(), EPOLLIN | EPOLLOUT)
 
     def _has_room(self, destination: AddressVector) -> bool:
         vector = self._way(destination)
@@ -349,18 +347,6 @@ class UdpAdapter(ReactorAdapter, PacketAdapter):
     def _run_timers(self, now_ns: int) -> None:
         super()._run_timers(now_ns)
         self._close_retired()
-
-    def _batch_done(self) -> None:
-        self._timer = self.reactor.replan(self._timer, self.deadline_ns(), self._handle_timer)
-        self.reactor.tell()
-
-    def _request_batch(self) -> None:
-        self.reactor.call_soon(self.flush)
-
-    def _handle_timer(self) -> None:
-        self._timer = None
-        with self._batch():
-            self._run_timers(self.now_ns())
 
 
 def _is_port_unreachable(extended_error: bytes) -> bool:

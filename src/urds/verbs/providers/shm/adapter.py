@@ -17,22 +17,23 @@ import errno
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
+from weakref import WeakSet
 
 from urds.common.errors import RemoteProtocolError
+from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
-from urds.verbs.providers.device_waiters import LiveDevices
-from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
 from urds.verbs.providers.shm.mappings import Allocations, MappableKeys
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
@@ -44,18 +45,16 @@ from urds.verbs.providers.shm.peers import (
     Channel,
     Peers,
 )
-from urds.verbs.providers.shm.progress import ProgressThread
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
 
 PLACED_BYTES_MIN: Final = 512  # a shorter write costs less as a packet: fences, look-ups
-_LOOK_NS: Final = 1_000_000  # how often a spinning caller polls the sockets
 _IDLE_PASSES: Final = 32  # empty ones after which a spinning caller yields to other adapters
 _GIVE_WAY_S: Final = 0.000_001  # of which the kernel makes some 60 microseconds
 _RECEIVING: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 _GID_PREFIX: Final = 0xFD  # of unique local addresses: RFC 4193
 
 
-class ShmAdapter(PacketAdapter):
+class ShmAdapter(LoopPacketAdapter):
     """One open `shm` device."""
 
     def __init__(self, name: str = "shm0", *, directory: Path | None = None) -> None:
@@ -78,7 +77,6 @@ class ShmAdapter(PacketAdapter):
         )
         self.packets_lost = 0  # without a peer, and datagrams that found no room
         self._rendezvous = Rendezvous(self.gid, directory)
-        self.peers = Peers(self.gid, self._rendezvous, self, now_ns=time.monotonic_ns)
         self.allocations = Allocations()
         self.mappable_keys = MappableKeys(
             self.allocations,
@@ -94,19 +92,13 @@ class ShmAdapter(PacketAdapter):
         self._sources: dict[bytes, AddressVector] = {}  # peers that sent something
         self._looped: deque[bytes] = deque()  # packets to ourselves
         self._looped_bytes = 0
-        self._looked_ns = 0
         self._idle_passes = 0  # of `progress`, in a row
-        with self.lock:  # its thread waits for the lock until it can be found here
-            self._progress = ProgressThread(
-                self, self.lock, self.peers.epoll, name=f"urds-verbs-{name}"
-            )
+        with self.lock:  # the progress thread waits for it until all is here
+            self.loop = ProgressLoop(self.lock, memory=self, on_abandon=self._abandon_in_child)
+            self.peers = Peers(self.gid, self._rendezvous, self, self.loop)
         _alive.add(self)
 
     # -- time and progress
-
-    def now_ns(self) -> int:
-        """Return the monotonic clock."""
-        return time.monotonic_ns()
 
     def progress(self) -> None:
         """Read the rings and run what is due; poll the sockets now and then.
@@ -115,36 +107,14 @@ class ShmAdapter(PacketAdapter):
         same process its thread would get it 5 ms later each time, several times for one packet; so
         after some empty passes the caller yields.
         """
-        with self.lock:
-            if self._depth or self.is_closed:
-                return
-            received = self.packets.received
-            now_ns = time.monotonic_ns()
-            self._progress.progressed_ns = now_ns  # keeps the thread away for a while
-            ready: list[tuple[int, int]] = []
-            if now_ns - self._looked_ns >= _LOOK_NS and self._progress.leader is None:
-                self._looked_ns = now_ns
-                ready = self.peers.epoll.poll(0)
-            self.progress_once([descriptor for descriptor, _ in ready])
-            is_empty = not ready and self.packets.received == received
-            self._idle_passes = self._idle_passes + 1 if is_empty else 0
-            gives_way = self._idle_passes >= _IDLE_PASSES and len(_alive) > 1
-            if gives_way:
-                self._idle_passes = 0
-        if gives_way:
+        received = self.packets.received
+        if self.loop.progress() or self.packets.received != received:
+            self._idle_passes = 0
+            return
+        self._idle_passes += 1
+        if self._idle_passes >= _IDLE_PASSES and len(_alive) > 1:
+            self._idle_passes = 0
             time.sleep(_GIVE_WAY_S)
-
-    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        """Wait, and make progress meanwhile unless another thread does."""
-        return self._progress.wait(is_ready, timeout_ns)
-
-    def add_external_waiter(self) -> None:
-        """See `Adapter.add_external_waiter`."""
-        self._progress.add_external_waiter()
-
-    def remove_external_waiter(self) -> None:
-        """See `Adapter.remove_external_waiter`."""
-        self._progress.remove_external_waiter()
 
     def close(self) -> None:
         """Disconnect the peers and close everything."""
@@ -155,7 +125,7 @@ class ShmAdapter(PacketAdapter):
                 self.mappable_keys.revoke_mappings(qpn)
             self._disconnect_all()
         _alive.discard(self)
-        self._progress.close()
+        self.loop.close()
         with self.lock:
             for name in self._names.values():
                 name.close()
@@ -163,41 +133,31 @@ class ShmAdapter(PacketAdapter):
             self._rendezvous.close()
             self.peers.close()
 
-    def abandon_in_child(self) -> None:
-        """Close this copy of the device in the child of a fork; the peers are not told.
-
-        What the child kept open would keep the parent's names taken and its peers waiting after
-        the parent's death.
-        """
-        self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading does with its own
+    def _abandon_in_child(self) -> None:
+        """Close this copy of the device in the child of a fork; the peers are not told."""
         self.is_closed = True
         self.entries.clear()
         self._dirty.clear()
-        self._progress.abandon_in_child()
         for name in self._names.values():
             name.abandon()
         self._rendezvous.abandon()
         self.peers.abandon()
+        _alive.discard(self)
 
-    # -- ProgressTarget
+    # -- ProgressMemory
 
-    def progress_once(self, descriptors: Iterable[int]) -> None:
-        """Handle ready descriptors, read all rings, run what is due."""
-        if self.is_closed or self._depth:
-            return
-        with self._batch():
-            now_ns = time.monotonic_ns()
-            self.peers.handle_ready(descriptors)
-            self.peers.read_rings()
-            self._run_timers(now_ns)
-            self.peers.handle_timeout(now_ns)
-            if self._starved:
-                self._feed()
+    def poll_memory(self) -> None:
+        """Read all rings, and feed the paths that have room again."""
+        if not self.is_closed:
+            with self.batch():
+                self.peers.read_rings()
+                if self._starved:
+                    self._feed()
 
     def arm_doorbell(self) -> bool:
-        """Ask peers to ring the doorbell; false if there is something to do instead."""
+        """Ask peers to ring the doorbell; false if there is something to process instead."""
         # What a closed adapter has not read stays unread: a thread may wait for the lock.
-        return self.is_closed or (not self._looped and self.peers.arm_doorbell())
+        return self.is_closed or self.peers.arm_doorbell()
 
     def disarm_doorbell(self) -> None:
         """Ask peers not to ring the doorbell."""
@@ -231,7 +191,7 @@ class ShmAdapter(PacketAdapter):
         self._starved.discard(route)
         self._early.pop(gid, None)
         self._sources.pop(gid, None)
-        with self._batch():
+        with self.batch():
             self.cm.handle_route_lost(route)
             for entry in list(self.entries.values()):
                 qp = entry.qp
@@ -354,18 +314,16 @@ class ShmAdapter(PacketAdapter):
                 self._resume(destination)
 
     def _batch_done(self) -> None:
-        if self._looped and not self._is_connecting:
-            self._loop()
-        elif self._looped:
-            self._progress.wake()  # a peer in this device answers after the connect has returned
-        self._progress.wake_ready()
+        if self._looped:
+            if self._is_connecting:
+                self.loop.call_soon(self._loop_back)  # the answer comes after the connect's return
+            else:
+                self._loop_back()
+        super()._batch_done()
 
-    def _request_batch(self) -> None:
-        self._progress.wake()
-
-    def _loop(self) -> None:
+    def _loop_back(self) -> None:
         """Process the packets to ourselves; what they cause is sent at the end."""
-        with self._batch():
+        with self.batch():
             while self._looped:
                 data = self._looped.popleft()
                 self._looped_bytes -= len(data)
@@ -425,5 +383,5 @@ def _may_map(qp: QueuePair) -> bool:
     return qp.state in _RECEIVING and bool(qp.attr.qp_access_flags & AccessFlag.REMOTE_WRITE)
 
 
-_alive = LiveDevices()
+_alive: WeakSet[ShmAdapter] = WeakSet()  # of this process
 open_adapter: Final = ShmAdapter

@@ -9,8 +9,8 @@ the other has looked.
 When two contexts connect to each other at the same moment there are two channels. Each side
 keeps sending on the one it used first, so nothing is reordered.
 
-One epoll watches everything: the listening socket, pending connections, and of each channel its
-socket and its doorbell. Rings are read by `read_rings`, whether a doorbell rang or not.
+The adapter's loop watches the listening socket, pending connections, and of each channel its socket
+and its doorbell. Rings are read by `read_rings`, whether a doorbell rang or not.
 """
 
 import errno
@@ -19,14 +19,18 @@ import mmap
 import os
 import select
 import socket
+import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from urds.common.errors import RemoteProtocolError, WireError
+from urds.common.progress import ProgressLoop
+from urds.common.timers import Timer
 from urds.common.types import BytesLike
 from urds.verbs.providers.shm.mappings import PeerMappings, map_sealed, sealed_file
 from urds.verbs.providers.shm.messages import (
@@ -139,7 +143,7 @@ class Channel:
         with suppress(OSError):  # EAGAIN: it was rung 2^64 times, and still rings
             os.eventfd_write(self._peer_doorbell, 1)
 
-    def clear_doorbell(self) -> None:
+    def clear_doorbell(self, _events: int) -> None:
         """Clear the doorbell after it rang."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.doorbell)
@@ -296,6 +300,9 @@ def _close_all(descriptors: Sequence[int]) -> None:
 class PeersOwner(Protocol):
     """What the adapter does with what arrives from peers."""
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Return the context in which packets are processed, and sent at its end."""
+
     def handle_packet(self, gid: bytes, data: bytes) -> None:
         """Process one packet."""
 
@@ -310,22 +317,19 @@ class Peers:
     """The channels of a context. All calls with the lock of the adapter held."""
 
     def __init__(
-        self, gid: bytes, rendezvous: Rendezvous, owner: PeersOwner, *, now_ns: Callable[[], int]
+        self, gid: bytes, rendezvous: Rendezvous, owner: PeersOwner, loop: ProgressLoop
     ) -> None:
-        self.epoll = select.epoll()
         self.counters = ChannelCounters()
         self.pending_dropped = 0  # too many, too slow, or no greeting
         self._gid = gid
         self._rendezvous = rendezvous
         self._owner = owner
-        self._now_ns = now_ns
+        self._loop = loop
         self._routes: dict[bytes, Channel] = {}  # what is sent to a peer goes here
         self._channels: list[Channel] = []
-        self._by_descriptor: dict[int, Channel] = {}
-        # Connections without a greeting, and until when they may be.
-        self._pending: dict[int, tuple[socket.socket, int]] = {}
-        self._muted_until_ns: int | None = None
-        self.epoll.register(rendezvous.socket, select.EPOLLIN)
+        # Connections without a greeting, and the timer of each.
+        self._pending: dict[socket.socket, Timer] = {}
+        loop.watch(rendezvous.socket.fileno(), select.EPOLLIN, self._accept_connections)
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -355,20 +359,6 @@ class Peers:
 
     # -- what arrives
 
-    def handle_ready(self, descriptors: Iterable[int]) -> None:
-        """Handle the descriptors that epoll found ready."""
-        for descriptor in descriptors:
-            channel = self._by_descriptor.get(descriptor)
-            if channel is not None:
-                if descriptor == channel.doorbell:
-                    channel.clear_doorbell()
-                else:
-                    self._receive_messages(channel)
-            elif descriptor in self._pending:
-                self._receive_hello(descriptor)
-            elif descriptor == self._rendezvous.socket.fileno():
-                self._accept_connections()
-
     def read_rings(self) -> None:
         """Read every ring, a bounded number of frames each."""
         for channel in tuple(self._channels):
@@ -390,16 +380,6 @@ class Peers:
         for channel in self._channels:
             channel.reader.disarm_doorbell()
 
-    def handle_timeout(self, now_ns: int) -> None:
-        """Drop pending connections that did not greet in time; resume accepting."""
-        if self._muted_until_ns is not None and now_ns >= self._muted_until_ns:
-            self._muted_until_ns = None
-            self.epoll.modify(self._rendezvous.socket, select.EPOLLIN)
-        if self._pending:
-            for descriptor, (_, until_ns) in list(self._pending.items()):
-                if now_ns >= until_ns:
-                    self._drop_pending(descriptor)
-
     # -- ends
 
     def close_peer(self, channel: Channel) -> None:
@@ -416,31 +396,28 @@ class Peers:
 
     def close(self) -> None:
         """Close all channels; peers see that this context is gone."""
-        for descriptor in list(self._pending):
-            self._drop_pending(descriptor)
+        for connection in list(self._pending):
+            self._drop_pending(connection)
         for channel in tuple(self._channels):
             self._close(channel)
-        self.epoll.close()
 
     def abandon(self) -> None:
-        """Close all descriptors in the child of a fork; the epoll set is shared with the parent."""
-        self.epoll.close()
-        for connection, _ in self._pending.values():
+        """Close all descriptors in the child of a fork."""
+        for connection in self._pending:
             connection.close()
         for channel in self._channels:
             channel.close()
         self._pending.clear()
         self._channels.clear()
-        self._by_descriptor.clear()
         self._routes.clear()
 
     # -- inside
 
     def _add(self, channel: Channel) -> None:
         self._channels.append(channel)
-        for descriptor in (channel.socket.fileno(), channel.doorbell):
-            self._by_descriptor[descriptor] = channel
-            self.epoll.register(descriptor, select.EPOLLIN)
+        receive = partial(self._receive_messages, channel)
+        self._loop.watch(channel.socket.fileno(), select.EPOLLIN, receive)
+        self._loop.watch(channel.doorbell, select.EPOLLIN, channel.clear_doorbell)
 
     def _read(self, channel: Channel) -> bool:
         """Deliver a bounded number of frames; return whether the ring is empty now."""
@@ -461,24 +438,29 @@ class Peers:
             channel.release()
         return False
 
-    def _receive_messages(self, channel: Channel) -> None:
-        for _ in range(_MESSAGES_PER_PASS):
-            if not channel.is_open:
-                return
-            try:
-                heard = receive_message(channel.socket)
-                if heard is None:
+    def _receive_messages(self, channel: Channel, _events: int) -> None:
+        with self._owner.batch():
+            for _ in range(_MESSAGES_PER_PASS):
+                if not channel.is_open or not self._receive_one(channel):
                     return
-                self._handle_message(channel, *heard)
-            except RemoteProtocolError:
-                self.close_peer(channel)
-            except EOFError:
-                # What it wrote before it ended counts: at most one full ring.
-                while not self._read(channel):
-                    pass
-                if channel.is_open:
-                    self.counters.peers_gone += 1
-                    self._lose(channel.gid)
+
+    def _receive_one(self, channel: Channel) -> bool:
+        """Handle one message; return whether there was any."""
+        try:
+            heard = receive_message(channel.socket)
+            if heard is None:
+                return False
+            self._handle_message(channel, *heard)
+        except RemoteProtocolError:
+            self.close_peer(channel)
+        except EOFError:
+            # What it wrote before it ended counts: at most one full ring.
+            while not self._read(channel):
+                pass
+            if channel.is_open:
+                self.counters.peers_gone += 1
+                self._lose(channel.gid)
+        return True
 
     def _handle_message(
         self, channel: Channel, message: ChannelMessage, descriptors: list[int]
@@ -498,34 +480,39 @@ class Peers:
         finally:
             _close_all(descriptors)
 
-    def _accept_connections(self) -> None:
+    def _accept_connections(self, _events: int) -> None:
         try:
             while (connection := self._rendezvous.accept()) is not None:
                 if len(self._pending) >= PENDING_MAX or len(self) >= CHANNELS_MAX:
                     self.pending_dropped += 1
                     connection.close()
                     continue
-                self._pending[connection.fileno()] = connection, self._now_ns() + PENDING_NS
-                self.epoll.register(connection, select.EPOLLIN)
-                self._receive_hello(connection.fileno())
+                self._pending[connection] = self._loop.call_at(
+                    time.monotonic_ns() + PENDING_NS, partial(self._drop_pending, connection)
+                )
+                receive = partial(self._receive_hello, connection)
+                self._loop.watch(connection.fileno(), select.EPOLLIN, receive)
+                receive(select.EPOLLIN)
         except OSError:
             # No descriptor is free: they wait in the backlog; accepting pauses.
-            self._muted_until_ns = self._now_ns() + _MUTED_NS
-            self.epoll.modify(self._rendezvous.socket, 0)
+            self._mute(True)
+            self._loop.call_at(time.monotonic_ns() + _MUTED_NS, partial(self._mute, False))
 
-    def _receive_hello(self, descriptor: int) -> None:
-        connection, _ = self._pending[descriptor]
+    def _mute(self, is_muted: bool) -> None:
+        self._loop.change(self._rendezvous.socket.fileno(), 0 if is_muted else select.EPOLLIN)
+
+    def _receive_hello(self, connection: socket.socket, _events: int) -> None:
         try:
             heard = receive_message(connection)
             if heard is None:
                 return
             channel = self._accept_hello(connection, *heard)
         except (RemoteProtocolError, EOFError):
-            self._drop_pending(descriptor)
+            self._drop_pending(connection)
             return
         # The socket lives on in the channel.
-        del self._pending[descriptor]
-        self.epoll.unregister(descriptor)
+        self._pending.pop(connection).cancel()
+        self._loop.unwatch(connection.fileno())
         self._add(channel)
         self._routes.setdefault(channel.gid, channel)
         channel.send_message(Welcome(self._gid))
@@ -544,10 +531,10 @@ class Peers:
             raise RemoteProtocolError(f"{message.gid.hex()} has a channel")
         return accept_channel(message, descriptors, connection, counters=self.counters)
 
-    def _drop_pending(self, descriptor: int) -> None:
-        connection, _ = self._pending.pop(descriptor)
+    def _drop_pending(self, connection: socket.socket) -> None:
+        self._pending.pop(connection).cancel()
         self.pending_dropped += 1
-        self.epoll.unregister(descriptor)
+        self._loop.unwatch(connection.fileno())
         connection.close()
 
     def _lose(self, gid: bytes) -> None:
@@ -558,9 +545,8 @@ class Peers:
         self._owner.handle_gone(gid)
 
     def _close(self, channel: Channel) -> None:
-        for descriptor in (channel.socket.fileno(), channel.doorbell):
-            del self._by_descriptor[descriptor]
-            self.epoll.unregister(descriptor)
+        self._loop.unwatch(channel.socket.fileno())
+        self._loop.unwatch(channel.doorbell)
         self._channels.remove(channel)
         if self._routes.get(channel.gid) is channel:
             del self._routes[channel.gid]

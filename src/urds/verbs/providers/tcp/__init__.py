@@ -1,9 +1,8 @@
 """The `tcp` provider: verbs as iWARP over TCP connections, datagrams over UDP.
 
 `fpdu` knows the bytes of FPDUs, `codec` turns the engine's packets into them and back; `stream`
-moves one TCP connection, the `reactor` is the event loop of all of them; `connections`, `datagrams`
-and `adapter` implement `providers.base`. docs/adr/0007 lists what is standard on the wire and what
-is private to `urds`.
+moves one TCP connection; `connections`, `datagrams` and `adapter` implement `providers.base`.
+docs/adr/0007 lists what is standard on the wire and what is private to `urds`.
 """
 
 import select

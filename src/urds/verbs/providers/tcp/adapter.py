@@ -10,6 +10,7 @@ from typing import Final
 
 from urds.common.errors import WireError
 from urds.common.forks import renewed
+from urds.common.progress import ProgressLoop
 from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
@@ -22,6 +23,7 @@ from urds.verbs.providers.base import (
     ConnectParameters,
     DeviceAttributes,
     Listener,
+    LoopAdapter,
     OnConnectionEvent,
     PortSpace,
     VerbsConnection,
@@ -35,7 +37,6 @@ from urds.verbs.providers.tcp.connections import (
     TcpState,
 )
 from urds.verbs.providers.tcp.datagrams import DatagramAdapter
-from urds.verbs.providers.tcp.reactor import Reactor, ReactorAdapter
 from urds.verbs.providers.tcp.settings import TcpProviderSettings, TcpStats
 from urds.verbs.providers.tcp.sockets import listening, prepare, resolve
 from urds.verbs.providers.tcp.stream import BUFFER_BYTES, IwarpStream
@@ -47,7 +48,7 @@ _QPN_END: Final = 1 << 24
 _CONNECTED: Final = frozenset({QPState.RTR, QPState.RTS, QPState.SQD})
 
 
-class TcpAdapter(ReactorAdapter):
+class TcpAdapter(LoopAdapter):
     """One open `tcp` device."""
 
     def __init__(self, name: str = "tcp0", settings: TcpProviderSettings | None = None) -> None:
@@ -73,7 +74,7 @@ class TcpAdapter(ReactorAdapter):
         self.owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
         self._closed = False
-        self.reactor = Reactor(self.lock, name=f"urds-verbs-{name}")
+        self.loop = ProgressLoop(self.lock)
         self.datagrams = DatagramAdapter(self)
 
     @property
@@ -87,7 +88,7 @@ class TcpAdapter(ReactorAdapter):
 
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` in the next pass, with the lock held."""
-        self.reactor.call_soon(action)
+        self.loop.call_soon(action)
 
     # -- queue pairs
 
@@ -139,7 +140,7 @@ class TcpAdapter(ReactorAdapter):
             )
         else:
             self.deliver_events(qp)
-        self.reactor.tell()
+        self.loop.tell()
 
     def deliver_events(self, qp: QueuePair) -> None:
         """Deliver the asynchronous events of a queue pair."""
@@ -250,7 +251,7 @@ class TcpAdapter(ReactorAdapter):
         return connection
 
     def _check_open(self) -> None:
-        if self._closed or self.reactor.is_closed:
+        if self._closed or self.loop.is_closed:
             raise OSError(errno.EBADF, "the device was closed, or is the parent process's")
 
     def close(self) -> None:
@@ -266,7 +267,7 @@ class TcpAdapter(ReactorAdapter):
             for stream in list(self.leaving):
                 stream.abort()
             self.datagrams.close()
-        self.reactor.close()
+        self.loop.close()
 
 
 def _check_private_data(parameters: ConnectParameters) -> None:

@@ -108,15 +108,15 @@ class TcpConnection(VerbsConnection):
             self._name_ends()  # raises OSError if the peer is gone already: nothing to undo yet
         terms = self._terms() if qp is not None else None
         self._mpa = MpaConnection(terms, deadline_ns=deadline_ns)
-        self._timer: Timer | None = adapter.reactor.call_at(deadline_ns, self._handle_deadline)
+        self._timer: Timer | None = adapter.loop.call_at(deadline_ns, self._handle_deadline)
         events = select.EPOLLOUT if state is TcpState.CONNECTING else select.EPOLLIN
-        adapter.reactor.watch(connection.fileno(), events, self._handle_socket)
+        adapter.loop.watch(connection.fileno(), events, self._handle_socket)
         adapter.connections.add(self)
         if listener is not None:
             adapter.pending.add(self)
         if problem:
-            adapter.reactor.unwatch(connection.fileno())
-            adapter.reactor.call_soon(lambda: self._fail_connect(problem))
+            adapter.loop.unwatch(connection.fileno())
+            adapter.loop.call_soon(lambda: self._fail_connect(problem))
 
     # -- what the application does
 
@@ -156,7 +156,7 @@ class TcpConnection(VerbsConnection):
         if self._state is TcpState.ESTABLISHED and self.stream is not None:
             if self.stream.is_reading:
                 # The queue pair is in the middle of a packet: let it finish first.
-                self._adapter.reactor.call_soon(self.stream.disconnect)
+                self._adapter.loop.call_soon(self.stream.disconnect)
             else:
                 self.stream.disconnect()
         elif self._state is TcpState.REQUESTED:
@@ -216,7 +216,7 @@ class TcpConnection(VerbsConnection):
         except OSError:
             return  # not yet: an event of an earlier use of the descriptor
         self._state = TcpState.SETTING_UP
-        self._adapter.reactor.change(self._socket.fileno(), select.EPOLLIN)
+        self._adapter.loop.change(self._socket.fileno(), select.EPOLLIN)
         self._transmit_setup()
 
     def _fail_connect(self, problem: int) -> None:
@@ -292,13 +292,13 @@ class TcpConnection(VerbsConnection):
             event = VerbsConnectionEvent(
                 kind, self, ConnectParameters(private_data=data), reason=reason
             )
-            self._adapter.reactor.call_soon(lambda: self.on_event(event))
+            self._adapter.loop.call_soon(lambda: self.on_event(event))
 
     def _close_setup(self) -> None:
         self._state = TcpState.OVER
         self._cancel_timer()
         self._leave_queue()
-        self._adapter.reactor.unwatch(self._socket.fileno())
+        self._adapter.loop.unwatch(self._socket.fileno())
         self._socket.close()
         self._adapter.forget(self, self._qp)
 
@@ -319,7 +319,7 @@ class TcpConnection(VerbsConnection):
         self._cancel_timer()
         self._state = TcpState.ESTABLISHED
         is_initiator = self._listener is None
-        self._adapter.reactor.unwatch(self._socket.fileno())
+        self._adapter.loop.unwatch(self._socket.fileno())
         self.stream = self._make_stream(self._qp, agreed, is_initiator=is_initiator)
         if is_initiator:
             self._adapter.stats.connections_made += 1
@@ -334,7 +334,7 @@ class TcpConnection(VerbsConnection):
         if is_initiator:
             self._hand_on(event)  # before the data that came with the reply
         else:
-            self._adapter.reactor.call_soon(lambda: self._hand_on(event))
+            self._adapter.loop.call_soon(lambda: self._hand_on(event))
         first_write = is_initiator and agreed.first_frame == MpaFirstFrame.WRITE
         remainder = self._mpa.remainder
         del self._mpa  # the set-up is over; thousands of connections live on
@@ -391,7 +391,7 @@ class TcpConnection(VerbsConnection):
         if self.stream is not None and self.stream.is_open:
             self._adapter.leaving.add(self.stream)
         event = VerbsConnectionEvent(kind, self, reason=reason)
-        self._adapter.reactor.call_soon(lambda: self._hand_on(event))
+        self._adapter.loop.call_soon(lambda: self._hand_on(event))
 
 
 def _kind_of(problem: int) -> ConnectionEventKind:
@@ -444,7 +444,7 @@ class TcpListener(Listener):
         self._on_event = on_event
         self._is_closed = False
         self.requests: set[TcpConnection] = set()  # that wait for the owner's answer
-        adapter.reactor.watch(listener.fileno(), select.EPOLLIN, self._handle_readable)
+        adapter.loop.watch(listener.fileno(), select.EPOLLIN, self._handle_readable)
         adapter.listeners.add(self)
 
     def close(self) -> None:
@@ -453,7 +453,7 @@ class TcpListener(Listener):
             return
         self._is_closed = True
         self._adapter.listeners.discard(self)
-        self._adapter.reactor.unwatch(self._socket.fileno())
+        self._adapter.loop.unwatch(self._socket.fileno())
         self._socket.close()
 
     def _handle_readable(self, _events: int) -> None:

@@ -17,15 +17,13 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from urds.common.timers import Timer
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector, EngineEvent
 from urds.verbs.providers.base import PortSpace
-from urds.verbs.providers.packet_adapter import PacketAdapter
+from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.reactor import ReactorAdapter
 from urds.verbs.providers.tcp.sockets import address_of, host_of, resolve
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ HEARD_MAX: Final = 1024  # peers whose socket is remembered
 _CLOSED: Final = "closed with its device"
 
 
-class DatagramAdapter(ReactorAdapter, PacketAdapter):
+class DatagramAdapter(LoopPacketAdapter):
     """The datagram half of a `tcp` device: its queue pairs of type UD."""
 
     def __init__(self, host: "TcpAdapter") -> None:
@@ -52,10 +50,9 @@ class DatagramAdapter(ReactorAdapter, PacketAdapter):
         self.keys = host.keys
         self.on_async_event = self._hand_on
         self._host = host
-        self.reactor = host.reactor
+        self.loop = host.loop
         self._sockets: dict[HostPort, socket.socket] = {}
         self._heard: OrderedDict[AddressVector, socket.socket] = OrderedDict()
-        self._timer: Timer | None = None
 
     @property
     def vector(self) -> AddressVector:
@@ -90,10 +87,6 @@ class DatagramAdapter(ReactorAdapter, PacketAdapter):
             way.sendmsg(parts, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, name)
         except OSError:
             self._host.stats.datagrams_dropped_unsent += 1
-
-    def _batch_done(self) -> None:
-        self.reactor.tell()
-        self._timer = self.reactor.replan(self._timer, self.deadline_ns(), self._handle_timer)
 
     def _resolve(
         self, peer: HostPort, local: HostPort | None, space: PortSpace
@@ -149,19 +142,19 @@ class DatagramAdapter(ReactorAdapter, PacketAdapter):
             opened.close()
             raise
         self._sockets[address_of(opened.getsockname())] = opened
-        self.reactor.watch(
+        self.loop.watch(
             opened.fileno(), select.EPOLLIN, lambda _events: self._handle_socket(opened)
         )
         return opened
 
     def _close_socket(self, name: HostPort) -> None:
         closing = self._sockets.pop(name)
-        self.reactor.unwatch(closing.fileno())
+        self.loop.unwatch(closing.fileno())
         closing.close()
 
     def _handle_socket(self, readable: socket.socket) -> None:
         view, local = self._host.read_view, address_of(readable.getsockname())
-        with self._batch():
+        with self.batch():
             for _ in range(DATAGRAMS_MAX):
                 try:
                     count, name = readable.recvfrom_into(view)
@@ -177,11 +170,6 @@ class DatagramAdapter(ReactorAdapter, PacketAdapter):
         self._heard.move_to_end(source)
         if len(self._heard) > HEARD_MAX:
             self._heard.popitem(last=False)
-
-    def _handle_timer(self) -> None:
-        self._timer = None
-        with self._batch():
-            self._run_timers(self.now_ns())
 
 
 def _known(local: HostPort) -> HostPort | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from urds.common.progress import ProgressLoop
 from urds.common.timers import Timer
 from urds.common.types import BytesLike
 from urds.verbs.engine.attributes import QPAttr
@@ -28,7 +29,6 @@ from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.tcp.codec import Decoder, Encoder, Farewell, Terminated
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
-from urds.verbs.providers.tcp.reactor import Reactor
 from urds.verbs.providers.tcp.settings import TcpStats
 
 PIECES_MAX: Final = 512  # of one sendmsg; Linux takes 1,024
@@ -92,7 +92,7 @@ _SYNDROME_OF: Final = {
 class StreamHost(Protocol):
     """What a stream needs of its adapter."""
 
-    reactor: Reactor
+    loop: ProgressLoop
     stats: TcpStats
     read_view: memoryview  # BUFFER_BYTES, for one handler at a time
     leaving: "set[IwarpStream]"  # streams that are over, while their last bytes are sent
@@ -152,7 +152,7 @@ class IwarpStream:
         """
         if first_write:
             self._encoder.emit_empty_write(self._out.pieces)
-        self._host.reactor.watch(self._socket.fileno(), self._events, self._handle_socket)
+        self._host.loop.watch(self._socket.fileno(), self._events, self._handle_socket)
         self._kept = data
         if data:
             self._read(0)
@@ -176,7 +176,7 @@ class IwarpStream:
                 self._end(ConnectionEventKind.BROKEN, "no receive for a message of the peer")
                 return
             # If it moves away, it looks again when it rings.
-            self._timer = self._host.reactor.replan(
+            self._timer = self._host.loop.replan(
                 self._timer, self._qp.poll_timeout(), self._handle_timer
             )
             self._host.deliver_events(self._qp)
@@ -225,7 +225,7 @@ class IwarpStream:
             events &= ~select.EPOLLIN
         if events != self._events:
             self._events = events
-            self._host.reactor.change(self._socket.fileno(), events)
+            self._host.loop.change(self._socket.fileno(), events)
 
     def _handle_timer(self) -> None:
         self._timer = None
@@ -248,7 +248,7 @@ class IwarpStream:
             # along, which saves a call here and a wake-up there.
             if not self._is_deferred:
                 self._is_deferred = True
-                self._host.reactor.defer(self._kick_deferred)
+                self._host.loop.defer(self._kick_deferred)
             self._host.deliver_events(self._qp)
         else:
             self.progress_qp()
@@ -385,7 +385,7 @@ class IwarpStream:
         self._finish(0)
         if self.is_open:
             deadline_ns = now_ns + self._farewell_ns
-            self._timer = self._host.reactor.call_at(deadline_ns, self._close_socket)
+            self._timer = self._host.loop.call_at(deadline_ns, self._close_socket)
         self._on_end(kind, reason)
 
     def _finish(self, events: int) -> None:
@@ -420,7 +420,7 @@ class IwarpStream:
         self._cancel_timer()
         self._out.clear()
         if self.is_open:
-            self._host.reactor.unwatch(self._socket.fileno())
+            self._host.loop.unwatch(self._socket.fileno())
             self._socket.close()
             self._host.leaving.discard(self)
 

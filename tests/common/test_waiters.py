@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from urds.verbs.providers.device_waiters import DeviceWaiter, DeviceWaiters
+from urds.common.progress import Waiter, Waiters
 
 WAIT_S = 10.0
 
@@ -13,7 +13,7 @@ class Sleepers:
 
     def __init__(self, count: int) -> None:
         self.lock = threading.RLock()
-        self.waiters = DeviceWaiters()
+        self.waiters = Waiters()
         self.ready: set[int] = set()
         self.woken: list[int] = []
         self.threads = [threading.Thread(target=self._sleep, args=(one,)) for one in range(count)]
@@ -23,7 +23,7 @@ class Sleepers:
 
     def _sleep(self, number: int) -> None:
         with self.lock:
-            waiter = DeviceWaiter(lambda: number in self.ready)
+            waiter = Waiter(lambda: number in self.ready)
             self.waiters.append(waiter)
             waiter.sleep(self.lock, WAIT_S)
             self.woken.append(number)
@@ -68,6 +68,6 @@ def test_one_takes_over_and_the_others_sleep_on() -> None:
 
 
 def test_who_is_ready_and_awake_is_told_of() -> None:
-    waiters = DeviceWaiters([DeviceWaiter(lambda: True), DeviceWaiter(lambda: False)])
+    waiters = Waiters([Waiter(lambda: True), Waiter(lambda: False)])
     assert waiters.wake_ready() is True
-    assert DeviceWaiters([DeviceWaiter(lambda: False)]).wake_ready() is False
+    assert Waiters([Waiter(lambda: False)]).wake_ready() is False
