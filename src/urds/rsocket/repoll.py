@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Final
 
 from urds.common.forks import renewed
+from urds.common.progress import progress_thread
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext, attended
-from urds.rsocket.link.service import service
 from urds.rsocket.poll import File, find, revents
 from urds.rsocket.socket import Socket
 from urds.rsocket.waiting import Doorbell, Watcher
@@ -401,7 +401,7 @@ class Repoll:
         if member.contexts == (self._progress_context,):
             self._notify()
         else:  # the lock of another device may be held, and then this one's may not be taken
-            service.call_soon(self._notify)
+            progress_thread.call_soon(self._notify)
 
     def _notify(self) -> None:
         """Have threads that make a device progress ask again. No lock of another device is held."""

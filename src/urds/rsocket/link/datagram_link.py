@@ -5,7 +5,7 @@ guards the core and is held for its calls alone. The locks of two devices are ne
 
 **Threads.** A thread that sends posts what the core says, by UDP or by queue pair. What a device
 brings comes in the thread that makes it progress, with its lock held; what the core then wants of
-another device is left to the service's thread, which also reads the UDP socket. All of them notify
+another device is left to the progress thread, which also reads the UDP socket. All of them notify
 waiting calls.
 
 Loss is normal: nothing here waits for room, nothing is sent twice.
@@ -25,6 +25,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from urds.common.forks import renewed
+from urds.common.progress import progress_thread
 from urds.common.types import BytesLike, HostPort
 from urds.rsocket.core.datagram import (
     SLOT_BYTES,
@@ -39,7 +40,6 @@ from urds.rsocket.core.datagram import (
 from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_device import DatagramDevice
 from urds.rsocket.link.devices import DeviceContext, Readiness
-from urds.rsocket.link.service import service
 from urds.rsocket.wire.datagram import BIND_ID_BYTES
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class DatagramLink:
                 return
             self.is_closed = True
             if self._core is not None:
-                service.unwatch(self.udp.fileno())
+                progress_thread.unwatch(self.udp.fileno())
             self.udp.close()
             for device in self._devices:
                 device.close()
@@ -357,8 +357,8 @@ class DatagramLink:
         self.finish_pass()
 
     def close_soon(self) -> None:
-        """Close from the service's thread: the caller may hold the lock of any device."""
-        service.call_soon(self.close)
+        """Close from the progress thread: the caller may hold the lock of any device."""
+        progress_thread.call_soon(self.close)
 
     # -- as the receiver of devices: the lock of one of them is held
 
@@ -387,7 +387,7 @@ class DatagramLink:
         with self._lock:
             core.handle_not_found(token, time.monotonic_ns())
         if core.has_events:
-            service.call_soon(lambda: self._serve(core))
+            progress_thread.call_soon(lambda: self._serve(core))
 
     def finish_pass(self) -> None:
         """Tell who shows or waits for readiness."""
@@ -431,7 +431,7 @@ class DatagramLink:
             bind_id=name,
         )
         self.local = local
-        service.watch(self.udp.fileno(), self._handle_udp)
+        progress_thread.watch(self.udp.fileno(), self._handle_udp)
 
     def _send_first(
         self, core: DatagramCore, data: BytesLike, target: HostPort, now_ns: int
@@ -494,7 +494,7 @@ class DatagramLink:
                 for device in self._devices:
                     device.give_up(event.token)
 
-    # -- what comes by UDP: the service's thread
+    # -- what comes by UDP: the progress thread
 
     def _handle_udp(self) -> None:
         core = self._core

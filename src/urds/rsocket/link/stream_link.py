@@ -17,12 +17,12 @@ from functools import partial
 from typing import Final
 
 from urds.common.errors import RemoteProtocolError
+from urds.common.progress import progress_thread
 from urds.common.timers import Timer
 from urds.common.types import HostPort
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import Post, Shut, StreamSettings
 from urds.rsocket.link.devices import DeviceContext, Readiness
-from urds.rsocket.link.service import service
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import SendRequest
@@ -118,7 +118,7 @@ class _LinkTimers:
         if self._keepalive is not None:
             self._keepalive.cancel()
         self._keepalive_ns = deadline_ns
-        self._keepalive = service.call_at(deadline_ns, call)
+        self._keepalive = progress_thread.call_at(deadline_ns, call)
 
     def note_keepalive(self) -> None:
         """Note that the keepalive has been called."""
@@ -126,7 +126,7 @@ class _LinkTimers:
 
     def linger(self, limit_ns: int, call: Callable[[], None]) -> None:
         """Call after a time."""
-        self._linger = service.call_at(time.monotonic_ns() + limit_ns, call)
+        self._linger = progress_thread.call_at(time.monotonic_ns() + limit_ns, call)
 
     def cancel(self) -> None:
         """Call nothing any more."""
@@ -499,7 +499,7 @@ class StreamLink:
         self._drop()
         if event.kind is base.ConnectionEventKind.REFUSED and self._untried:
             # Not here: the lock of this device is held, and the next one has its own.
-            service.call_soon(self._go_on)
+            progress_thread.call_soon(self._go_on)
             return
         self.error = _CONNECT_ERRNO[event.kind]
         self.reason = event.reason or f"connect to {self.peer}: {event.kind.name}"
