@@ -1,0 +1,340 @@
+"""One sparse scenario per rule of waking, over each provider; each fails when its rule is broken.
+
+Heavy traffic hides a lost wake-up, for the next message repeats the last one. So each scenario
+sends one message at the worst moment and then nothing more, and what hides a lost wake-up, the
+bounded sleeps and the looks of the progress thread, takes an hour. A rule has two tests: the
+scenario holds, and with the rule broken on purpose it finds the hang within its bound.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.pair import End, connect
+from urds.common import progress
+from urds.common.progress import ProgressLoop, Waiters
+from urds.verbs import Context, RecvWR
+from urds.verbs.providers.base import LoopAdapter
+from urds.verbs.providers.shm import ShmAdapter
+from urds.verbs.providers.shm.peers import Peers
+from urds.verbs.providers.tcp import TcpAdapter
+from urds.verbs.providers.udp import UdpAdapter
+
+HOLDS_S = 10.0
+BROKEN_S = 0.4
+HOUR_NS = 3600 * 10**9
+PROVIDERS = ("shm", "tcp", "udp")
+
+
+class World:
+    """Two connected ends; threads wait at the right one, and the left one sends."""
+
+    def __init__(self, left: End, right: End, bound_s: float) -> None:
+        self.left, self.right, self.bound_s = left, right, bound_s
+        adapter = right.adapter
+        assert isinstance(adapter, LoopAdapter)
+        self.adapter, self.loop = adapter, adapter.loop
+        self.flags: set[str] = set()
+        self.is_over = False
+        self.threads: list[threading.Thread] = []
+
+    def wait_for(self, is_true: Callable[[], bool]) -> bool:
+        """Return whether it becomes true within the bound, here without any progress."""
+        end_s = time.monotonic() + self.bound_s
+        while not is_true():
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def waiter(self, is_ready: Callable[[], bool], timeout_ns: int | None = None) -> list[bool]:
+        """Let a thread wait; return the list that gets how it went, once the thread sleeps."""
+        said: list[bool] = []
+        before = len(self.loop._waiters)
+
+        def run() -> None:
+            said.append(self.adapter.wait(lambda: self.is_over or is_ready(), timeout_ns))
+
+        thread = threading.Thread(target=run, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        assert self.wait_for(lambda: bool(said) or self.sleepers() > before)
+        return said
+
+    def sleepers(self) -> int:
+        with self.adapter.lock:
+            return sum(
+                waiter.is_asleep or waiter is self.loop.leader for waiter in self.loop._waiters
+            )
+
+    def receive(self, count: int = 1) -> None:
+        for number in range(count):
+            self.right.qp.post_recv(RecvWR(number, [self.right.mr.sge(0, 8)]))
+
+    def arrived(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.right.cq) >= count
+
+    def send(self) -> None:
+        self.left.send(0, b"12345678")
+
+    def close(self) -> None:
+        """Wake all by force: a scenario with a broken rule ends too."""
+        self.is_over = True
+        with self.adapter.lock:
+            self.loop._waiters.wake_all()
+            self.loop._ring()
+        for thread in self.threads:
+            thread.join(HOLDS_S)
+        self.left.context.close()
+        self.right.context.close()
+
+
+@contextmanager
+def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
+    """Yield a pair that only its callers drive."""
+    park_ns, nap_ns = progress.PARK_NS, progress.NAP_NS
+    make = {"shm": lambda: ShmAdapter(directory=place), "tcp": TcpAdapter, "udp": UdpAdapter}
+    left, right = (End(Context(adapter=make[provider]())) for _ in range(2))
+    connect(left, right, ("127.0.0.1", 0))
+    scene = World(left, right, bound_s)
+    progress.PARK_NS = progress.NAP_NS = HOUR_NS
+    try:
+        for end in (left, right):
+            end.adapter.progress()
+            timer = getattr(end.adapter, "_timer", None)
+            if timer is not None:  # of the connect: it would wake a thread in between
+                timer.cancel()
+        yield scene
+    finally:
+        progress.PARK_NS, progress.NAP_NS = park_ns, nap_ns
+        scene.close()
+
+
+# -- leader and followers
+
+
+def a_follower_takes_over(scene: World) -> bool:
+    """Let the leader have what it wants and leave; the next message is the follower's."""
+    scene.receive(2)
+    first, second = scene.waiter(scene.arrived(1)), scene.waiter(scene.arrived(2))
+    scene.send()
+    if not scene.wait_for(lambda: bool(first)):
+        return False
+    scene.send()
+    return scene.wait_for(lambda: bool(second))
+
+
+def no_successor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiters, "wake_successor", lambda self: None)
+
+
+def a_follower_hears_what_the_leader_took_in(scene: World) -> bool:
+    scene.receive()
+    scene.waiter(lambda: False)
+    said = scene.waiter(scene.arrived(1))
+    scene.send()
+    return scene.wait_for(lambda: bool(said))
+
+
+def no_follower_is_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiters, "wake_ready", lambda self: False)
+
+
+def a_leader_hears_of_another_threads_doing(scene: World) -> bool:
+    said = scene.waiter(lambda: "done" in scene.flags)
+    with scene.adapter.lock:
+        scene.flags.add("done")
+        scene.adapter.notify()
+    return scene.wait_for(lambda: bool(said))
+
+
+def no_ring(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "_ring", lambda self: None)
+
+
+def a_call_without_the_lock_is_heard(scene: World) -> bool:
+    """Call when the leader has seen that there is no call, and is about to sleep."""
+    original = scene.loop._sleep_s
+
+    def sleep_s(end_ns: int | None) -> float:
+        found = original(end_ns)
+        if "called" not in scene.flags:
+            scene.flags.add("called")
+            scene.adapter.call_soon(lambda: scene.flags.add("done"))
+        return found
+
+    scene.loop._sleep_s = sleep_s  # type: ignore[method-assign]  # the worst moment
+    said = scene.waiter(lambda: "done" in scene.flags)
+    return scene.wait_for(lambda: bool(said))
+
+
+def a_call_is_only_listed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "call_soon", lambda self, call: self._soon.append(call))
+
+
+def an_earlier_timer_shortens_a_sleep(scene: World) -> bool:
+    said = scene.waiter(lambda: "due" in scene.flags)
+    with scene.adapter.lock:
+        soon_ns = time.monotonic_ns() + 1_000_000
+        scene.loop.call_at(soon_ns, lambda: scene.flags.add("due"))
+    return scene.wait_for(lambda: bool(said))
+
+
+def timers_are_only_listed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "call_at", lambda self, at_ns, call: self._timers.add(at_ns, call))
+
+
+def close_wakes_all(scene: World) -> bool:
+    said = [scene.waiter(lambda: False) for _ in range(3)]
+    closer = threading.Thread(target=scene.right.context.close, daemon=True)
+    closer.start()
+    return scene.wait_for(lambda: all(said))
+
+
+def a_close_tells_only_the_leader(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waiters, "wake_all", lambda self: None)
+    patch.setattr(Waiters, "wake_successor", lambda self: None)
+
+
+# -- the progress thread
+
+
+def the_thread_takes_over_for_a_sleeper_outside(scene: World) -> bool:
+    """Leave a wait while another thread sleeps on a descriptor."""
+    scene.receive()
+    said = scene.waiter(lambda: False, 20_000_000)
+    with scene.adapter.lock:
+        scene.adapter.add_external_waiter()
+    if not scene.wait_for(lambda: bool(said)):
+        return False
+    scene.send()
+    return scene.wait_for(scene.arrived(1))
+
+
+def no_lead_for_the_thread(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "_lead_in_thread", lambda self: None)
+
+
+def a_waiter_takes_the_lead_and_gives_it_back(scene: World) -> bool:
+    scene.receive()
+    with scene.adapter.lock:
+        scene.adapter.add_external_waiter()
+    said = scene.waiter(lambda: False, 20_000_000)
+    if not scene.wait_for(lambda: bool(said)):
+        return False
+    scene.send()
+    return scene.wait_for(scene.arrived(1))
+
+
+def no_lead_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "_leave", lambda self: None)
+
+
+def the_thread_leads_where_no_thread_waits(scene: World) -> bool:
+    """Have the progress thread look, which here it does at once."""
+    progress.PARK_NS = 1_000_000
+    scene.receive()
+    scene.waiter(lambda: True)
+    with scene.adapter.lock:
+        scene.loop._check = None  # the look for which it was given an hour
+    scene.adapter.progress()
+    scene.send()
+    return scene.wait_for(scene.arrived(1))
+
+
+def the_thread_only_looks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProgressLoop, "_check_in_thread", lambda self: None)
+
+
+def what_was_put_off_is_done(scene: World) -> bool:
+    """Put something off in a thread that polls, while another one sleeps."""
+    scene.waiter(lambda: False)
+    with scene.adapter.lock:
+        done = partial(scene.flags.add, "done")
+        scene.loop._soon.append(lambda: scene.loop.defer(done))
+    scene.adapter.progress()
+    return scene.wait_for(lambda: "done" in scene.flags)
+
+
+# -- memory
+
+
+def a_sleeper_asks_for_the_doorbell(scene: World) -> bool:
+    scene.receive()
+    said = scene.waiter(scene.arrived(1))
+    scene.send()
+    return scene.wait_for(lambda: bool(said))
+
+
+def no_doorbell_is_asked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Peers, "arm_doorbell", lambda self: True)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, the scenario that needs it, and how it is broken on purpose."""
+
+    name: str
+    scenario: Callable[[World], bool]
+    broken: Callable[[pytest.MonkeyPatch], None]
+    providers: tuple[str, ...] = PROVIDERS
+
+
+RULES = [
+    Rule("name a successor", a_follower_takes_over, no_successor),
+    Rule("tell followers", a_follower_hears_what_the_leader_took_in, no_follower_is_told),
+    Rule("ring the leader", a_leader_hears_of_another_threads_doing, no_ring),
+    Rule("lead before the last look", a_call_without_the_lock_is_heard, a_call_is_only_listed),
+    Rule("ring for a timer", an_earlier_timer_shortens_a_sleep, timers_are_only_listed),
+    Rule("close wakes all", close_wakes_all, a_close_tells_only_the_leader),
+    Rule(
+        "lead for sleepers outside",
+        the_thread_takes_over_for_a_sleeper_outside,
+        no_lead_for_the_thread,
+    ),
+    Rule("give the lead back", a_waiter_takes_the_lead_and_gives_it_back, no_lead_is_given_back),
+    Rule("lead in the end", the_thread_leads_where_no_thread_waits, the_thread_only_looks),
+    Rule("ring for what was put off", what_was_put_off_is_done, no_ring),
+    Rule(
+        "ask for the doorbell",
+        a_sleeper_asks_for_the_doorbell,
+        no_doorbell_is_asked_for,
+        providers=("shm",),
+    ),
+]
+
+CASES = [
+    pytest.param(rule, provider, id=f"{rule.name}-{provider}")
+    for rule in RULES
+    for provider in rule.providers
+]
+TRIES = 5
+
+each_case = pytest.mark.parametrize(("rule", "provider"), CASES)
+
+
+@each_case
+def test_the_scenario_ends_well(rule: Rule, provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path / "meet", HOLDS_S) as scene:
+        assert rule.scenario(scene)
+
+
+@each_case
+def test_the_scenario_finds_the_broken_rule(
+    rule: Rule, provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else may wake a thread just then: one of several tries has to hang."""
+    for _ in range(TRIES):
+        place = tmp_path / "meet"
+        with world(provider, place, BROKEN_S) as scene, monkeypatch.context() as patch:
+            rule.broken(patch)
+            hangs = not rule.scenario(scene)
+        if hangs:
+            return
+    pytest.fail(f"the scenario does not need the rule {rule.name!r}")
