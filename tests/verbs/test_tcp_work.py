@@ -1,5 +1,8 @@
 """Every kind of work over the tcp provider, between two openings of one process."""
 
+import threading
+import time
+
 import pytest
 
 from tests.verbs.tcp_ends import ALL_ACCESS, End, connected
@@ -18,6 +21,7 @@ from urds.verbs.providers.tcp import TcpProviderSettings
 
 SIZES = (0, 1, 64, 4096, 65_504, 65_505, 1 << 20)
 CRC = TcpProviderSettings(crc=True)
+STALL_NS = 1_000_000_000  # a round trip takes well under a millisecond
 
 
 def pattern(count: int, seed: int = 1) -> bytes:
@@ -256,3 +260,28 @@ def test_a_detach_gives_bytes_back_that_the_connection_did_not_take() -> None:
         assert client.sent()[0].status is WCStatus.SUCCESS
         server.received()
         assert memory.data == wanted
+
+
+def test_round_trips_never_stall() -> None:
+    """Both ends in one process: four threads that want to drive two contexts."""
+    with connected() as (client, server):
+        for end in (client, server):
+            end.memories = [end.receive(8) for _ in range(500)]
+        slowest_ns = 0
+
+        def serve() -> None:
+            for _ in range(400):
+                server.received()
+                server.send(b"answer!!")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for index in range(400):
+            began = time.monotonic_ns()
+            client.send(b"question")
+            client.received()
+            slowest_ns = max(slowest_ns, time.monotonic_ns() - began)
+            if index % 50 == 0:
+                time.sleep(0.01)
+        thread.join()
+        assert slowest_ns < STALL_NS

@@ -1,9 +1,10 @@
-"""Wake-ups of the tcp provider: sparse scenarios, each a wake-up that could get lost.
+"""The progress loop alone: sparse scenarios, each a wake-up that could get lost; and its thread.
 
 A lost wake-up shows as a wait that ends by its time limit, here two seconds; a round takes well
 under a millisecond. Rounds are many because the losing order of events is rare.
 """
 
+import os
 import select
 import socket
 import threading
@@ -14,15 +15,15 @@ from functools import partial
 
 import pytest
 
-from tests.verbs.tcp_ends import connected
+from tests.support.waiting import BUSY_S, settled
 from urds.common import progress
-from urds.common.progress import ProgressLoop
+from urds.common.progress import ProgressLoop, ProgressThread, progress_thread
 
 LIMIT_NS = 2_000_000_000
 
 
 class World:
-    """A reactor with one descriptor whose handler counts what it reads."""
+    """A loop with one descriptor whose handler counts what it reads."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -65,7 +66,7 @@ def is_prompt(loop: ProgressLoop, ready: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("waiters", [1, 2, 5])
 def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int) -> None:
-    """Also when the reactor's own thread is the one that the kernel wakes."""
+    """Also when the progress thread is the one that the kernel wakes."""
     rounds = 150
     late: list[int] = []
 
@@ -81,7 +82,7 @@ def test_all_waiters_hear_of_what_one_thread_took_in(world: World, waiters: int)
     for index in range(rounds):
         world.far.send(b"x")
         if index % 10 == 0:
-            time.sleep(0.005)  # the reactor's thread makes progress again
+            time.sleep(0.005)  # the progress thread makes progress again
         while world.count <= index and not late:
             time.sleep(0.0002)
     for thread in threads:
@@ -159,7 +160,7 @@ def test_what_the_thread_put_off_is_done_while_a_thread_waits_for_it(world: Worl
 
 
 class LateCalls(deque[Callable[[], None]]):
-    """The calls of a reactor; one comes, from who has no lock, once they were seen to be none."""
+    """The calls of a loop; one comes, from who has no lock, once they were seen to be none."""
 
     def __init__(self, loop: ProgressLoop) -> None:
         super().__init__()
@@ -191,31 +192,6 @@ def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
     assert said == [False]
 
 
-def test_round_trips_never_stall() -> None:
-    """Both ends in one process: four threads that want to drive two contexts."""
-    with connected() as (client, server):
-        for end in (client, server):
-            end.memories = [end.receive(8) for _ in range(500)]
-        slowest_ns = 0
-
-        def serve() -> None:
-            for _ in range(400):
-                server.received()
-                server.send(b"answer!!")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        for index in range(400):
-            began = time.monotonic_ns()
-            client.send(b"question")
-            client.received()
-            slowest_ns = max(slowest_ns, time.monotonic_ns() - began)
-            if index % 50 == 0:
-                time.sleep(0.01)
-        thread.join()
-        assert slowest_ns < LIMIT_NS // 2
-
-
 def test_the_thread_makes_progress_for_a_sleeper_outside(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,3 +206,73 @@ def test_the_thread_makes_progress_for_a_sleeper_outside(
         world.loop.add_external_waiter()
     world.far.send(b"x")
     assert taken.wait(5)
+
+
+# -- the thread
+
+
+def own_thread() -> ProgressThread:
+    """Return one besides that of the process."""
+    return ProgressThread()
+
+
+def test_an_exception_is_reported_and_the_next_call_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, said, called = own_thread(), list[object](), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: said.append(args.exc_value))
+    problem = RuntimeError("of a handler")
+
+    def fail() -> None:
+        raise problem
+
+    for call in (fail, called.set):
+        thread.call_soon(call)
+    assert called.wait(BUSY_S)
+    assert said == [problem]
+
+
+def test_the_thread_ends_with_its_last_work_and_begins_again() -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    thread, near_far = own_thread(), socket.socketpair()
+    before = held()
+    for _ in range(3):
+        seen = threading.Event()
+        thread.watch(near_far[0].fileno(), seen.set)
+        timer = thread.call_at(time.monotonic_ns() + 3600 * 10**9, seen.set)
+        near_far[1].send(b"x")
+        assert seen.wait(BUSY_S)
+        assert near_far[0].recv(10) == b"x"
+        timer.cancel()
+        thread.unwatch(near_far[0].fileno())
+        assert settled(lambda: held() == before)
+    for end in near_far:
+        end.close()
+
+
+def test_a_call_comes_at_its_time_and_not_before() -> None:
+    thread, came_ns = own_thread(), list[int]()
+    done = threading.Event()
+    due_ns = time.monotonic_ns() + 20_000_000
+
+    def note() -> None:
+        came_ns.append(time.monotonic_ns())
+        done.set()
+
+    thread.call_at(due_ns + 3600 * 10**9, note).cancel()
+    thread.call_at(due_ns, note)
+    assert done.wait(BUSY_S)
+    assert len(came_ns) == 1
+    assert came_ns[0] >= due_ns
+
+
+def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
+    done = threading.Event()
+    progress_thread.call_soon(done.set)
+    assert done.wait(BUSY_S)
+    child = os.fork()
+    if not child:
+        heard = threading.Event()
+        progress_thread.call_soon(heard.set)
+        os._exit(0 if heard.wait(BUSY_S) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
