@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from urds.verbs.context import Context, weak_call
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import AsyncEventType, QPState
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
@@ -212,7 +211,7 @@ class CQ(Resource):
             raise VerbsArgumentError(f"vector {vector}, from 0 to {context.num_comp_vectors - 1}")
         if channel is not None and channel.context is not context:
             raise VerbsArgumentError("the completion channel is another device's")
-        self.engine = CompletionQueue(cqe)
+        self.engine = context.adapter.completion_queue(cqe)
         self.engine.on_event = weak_call(self, CQ._handle_event)
         self.engine.on_overflow = weak_call(self, CQ._handle_overflow)
         parents = [context] if channel is None else [context, channel]

@@ -56,8 +56,8 @@ class MR(Resource):
             view = self._view_of(buffer)
             self._address = _address_of(view)
             named = self._address if address is None else address
-            keys = pd.context.adapter.keys
-            self.engine = keys.register(pd.engine, view, named, self._supported(access))
+            adapter = pd.context.adapter
+            self.engine = adapter.register(pd.engine, view, named, self._supported(access))
             self._view = view
         super().__init__(pd.context.adapter.lock, pd)
 
@@ -209,10 +209,10 @@ class MR(Resource):
             self._view.release()
 
     def _release(self, *, forced: bool) -> None:
-        keys = self.pd.context.adapter.keys
+        adapter = self.pd.context.adapter
         if forced:
-            keys.unbind_all(self.engine)
-        keys.deregister(self.engine)
+            adapter.keys.unbind_all(self.engine)
+        adapter.deregister(self.engine)
         self._forget_view()
 
 

@@ -24,8 +24,6 @@ from urds.verbs.engine.numbers import (
     UnsupportedQPType,
     WROpcode,
 )
-from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
 from urds.verbs.mr import MW, MWBind, MWBindInfo
@@ -79,7 +77,8 @@ class SRQ(Resource):
         sge_max = pd.context.attributes.max_srq_sge
         if not 1 <= attr.max_sge <= sge_max:
             raise VerbsArgumentError(f"max_sge {attr.max_sge}, from 1 to {sge_max}")
-        self.engine = SharedReceiveQueue(attr.max_wr, attr.max_sge, pd=pd.engine)
+        adapter = pd.context.adapter
+        self.engine = adapter.shared_receive_queue(attr.max_wr, attr.max_sge, pd=pd.engine)
         self.engine.on_limit = weak_call(self, SRQ._handle_limit)
         super().__init__(pd.context.adapter.lock, pd)
         with self._lock:
@@ -199,21 +198,16 @@ class QP(Resource):
         with pd._calling():
             for parent in parents:
                 parent._demand_open()
-            self.engine = QueuePair(
-                qpn=adapter.new_qpn(),
-                qp_type=QPType(init_attr.qp_type),
+            self.engine = adapter.queue_pair(
+                kind=QPType(init_attr.qp_type),
                 pd=pd.engine,
                 send_cq=scq.engine,
                 recv_cq=rcq.engine,
                 srq=None if srq is None else srq.engine,
                 cap=replace(init_attr.cap),
                 sq_sig_all=init_attr.sq_sig_all,
-                keys=adapter.keys,
-                link=attributes.link,
                 receive_order=init_attr.receive_order,
             )
-            self.engine.gid = adapter.gid
-            adapter.add(self.engine)
             super().__init__(adapter.lock, *parents)
             self.context.adopt(self.engine, self)
             if srq is not None:

@@ -156,7 +156,7 @@ class DatagramDevice:
         adapter = context.adapter
         with adapter.lock:
             self._view = memoryview(bytearray(settings.receive_slots * _STRIDE))
-            self._region = adapter.keys.register(self._pd, self._view, 0, AccessFlag.LOCAL_WRITE)
+            self._region = adapter.register(self._pd, self._view, 0, AccessFlag.LOCAL_WRITE)
             self._qp = self._queue_pair()
             try:
                 port = look_ups_of(context).serve(context, host, name, self._qp)
@@ -226,18 +226,13 @@ class DatagramDevice:
     def _queue_pair(self) -> QueuePair:
         """Make a queue pair that receives and sends."""
         adapter, slots = self.context.adapter, self._settings.receive_slots
-        qp = QueuePair(
-            qpn=adapter.new_qpn(),
-            qp_type=QPType.UD,
+        qp = adapter.queue_pair(
+            kind=QPType.UD,
             pd=self._pd,
-            send_cq=_queue_for(self._take_sent),
-            recv_cq=_queue_for(self._take_received),
+            send_cq=self._queue_for(self._take_sent),
+            recv_cq=self._queue_for(self._take_received),
             cap=QPCap(max_send_wr=self._settings.send_slots, max_recv_wr=slots),
-            keys=adapter.keys,
-            link=adapter.attributes.link,
         )
-        qp.gid = adapter.gid
-        adapter.add(qp)
         now_ns = adapter.now_ns()
         qp.modify(QPAttr(qp_state=QPState.INIT, qkey=UD_QKEY), _INIT, now_ns)
         for slot in range(slots):
@@ -279,11 +274,10 @@ class DatagramDevice:
     def _drop(self) -> None:
         adapter = self.context.adapter
         adapter.remove(self._qp)
-        adapter.keys.deregister(self._region)
+        adapter.deregister(self._region)
 
-
-def _queue_for(take: Callable[[WC, bool], bool]) -> CompletionQueue:
-    """Return a completion queue that keeps nothing: each completion is taken as it comes."""
-    queue = CompletionQueue(1)
-    queue.on_push = take
-    return queue
+    def _queue_for(self, take: Callable[[WC, bool], bool]) -> CompletionQueue:
+        """Return a completion queue that keeps nothing: each completion is taken as it comes."""
+        queue = self.context.adapter.completion_queue(1)
+        queue.on_push = take
+        return queue

@@ -29,11 +29,9 @@ from urds.common.forks import renewed
 from urds.rsocket import settings
 from urds.rsocket.core.stream.records import Memory
 from urds.verbs.device import DEVICE_VARIABLE, find_device
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
-from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import WC, RecvWR
 from urds.verbs.providers.base import Adapter
 
@@ -108,8 +106,8 @@ class DeviceContext:
         self._regions: dict[int, Region] = {}  # by rkey
         self._ring_keys: set[int] = set()  # those of them that count for `memory_bytes`
         self._dirty: dict[Finishable, None] = {}
-        self._receives = SharedReceiveQueue(RECEIVES, 1, pd=self._pd)
-        self._completions = CompletionQueue(1)
+        self._receives = adapter.shared_receive_queue(RECEIVES, 1, pd=self._pd)
+        self._completions = adapter.completion_queue(1)
         self._completions.on_push = self._take
         for _ in range(RECEIVES):
             self._receives.post(_RECEIVE)
@@ -135,7 +133,7 @@ class DeviceContext:
     def register(self, view: memoryview) -> Memory:
         """Let the peers that learn the key write into memory of the application."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        region = self.adapter.keys.register(self._pd, view, address, _WRITTEN)
+        region = self.adapter.register(self._pd, view, address, _WRITTEN)
         self._regions[region.rkey] = region
         return Memory(view, address, region.rkey)
 
@@ -145,26 +143,22 @@ class DeviceContext:
         if memory.rkey in self._ring_keys:
             self._ring_keys.remove(memory.rkey)
             self.memory_bytes -= region.length
-        self.adapter.keys.deregister(region)
+        self.adapter.deregister(region)
 
     # -- queue pairs
 
     def queue_pair(self, link: QueuePairOwner, send_queue: int) -> QueuePair:
         """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM."""
         adapter = self.adapter
-        qp = QueuePair(
-            qpn=adapter.new_qpn(),
-            qp_type=QPType.RC,
+        qp = adapter.queue_pair(
+            kind=QPType.RC,
             pd=self._pd,
             send_cq=self._completions,
             recv_cq=self._completions,
             srq=self._receives,
             cap=QPCap(max_send_wr=send_queue, max_recv_wr=0, max_send_sge=1, max_recv_sge=1),
             sq_sig_all=True,
-            keys=adapter.keys,
-            link=adapter.attributes.link,
         )
-        adapter.add(qp)
         self._receives.attached += 1
         qp.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=_WRITTEN), _INIT, adapter.now_ns())
         self.links[qp.qpn] = link

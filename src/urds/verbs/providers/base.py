@@ -22,9 +22,11 @@ from typing import Any
 
 from urds.common.progress import ProgressLoop
 from urds.common.types import HostPort
-from urds.verbs.engine.keys import KeyTable
-from urds.verbs.engine.numbers import ReceiveOrder
-from urds.verbs.engine.queue_pair import LinkTraits, QueuePair
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.keys import KeyTable, Region
+from urds.verbs.engine.numbers import AccessFlag, QPType, ReceiveOrder
+from urds.verbs.engine.queue_pair import LinkTraits, QPCap, QueuePair
+from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, EngineEvent
 
 
@@ -216,7 +218,47 @@ class Adapter(ABC):
         `wait` sleeps overrides it.
         """
 
-    # -- queue pairs
+    # -- queues and queue pairs
+
+    def completion_queue(self, capacity: int) -> CompletionQueue:
+        """Make a completion queue. Raises OSError: EINVAL for a capacity below 1."""
+        return CompletionQueue(capacity)
+
+    def shared_receive_queue(
+        self, capacity: int, sge_max: int, *, pd: object
+    ) -> SharedReceiveQueue:
+        """Make a queue of receives for several queue pairs of one domain."""
+        return SharedReceiveQueue(capacity, sge_max, pd=pd)
+
+    def queue_pair(
+        self,
+        *,
+        kind: QPType,
+        pd: object,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        cap: QPCap,
+        srq: SharedReceiveQueue | None = None,
+        sq_sig_all: bool = False,
+        receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER,
+    ) -> QueuePair:
+        """Make a queue pair in RESET and serve it until `remove`. Raises OSError: ENOMEM."""
+        qp = QueuePair(
+            qpn=self.new_qpn(),
+            qp_type=kind,
+            pd=pd,
+            send_cq=send_cq,
+            recv_cq=recv_cq,
+            srq=srq,
+            cap=cap,
+            sq_sig_all=sq_sig_all,
+            keys=self.keys,
+            link=self.attributes.link,
+            receive_order=receive_order,
+        )
+        qp.gid = self.gid
+        self.add(qp)
+        return qp
 
     @abstractmethod
     def new_qpn(self) -> int:
@@ -242,6 +284,22 @@ class Adapter(ABC):
     def allocate(self, length: int) -> memoryview:
         """Return zeroed memory that is good to register: what peers can map, if possible."""
         return memoryview(bytearray(length))
+
+    def register(
+        self,
+        pd: object,
+        view: memoryview,
+        address: int,
+        access: AccessFlag,
+        *,
+        key: int | None = None,
+    ) -> Region:
+        """Register memory under an address. Raises OSError: EINVAL, ENOMEM; EEXIST for a `key`."""
+        return self.keys.register(pd, view, address, access, key=key)
+
+    def deregister(self, region: Region) -> None:
+        """Take a registration back. Raises OSError: EBUSY while windows are bound to it."""
+        self.keys.deregister(region)
 
     # -- connections
 

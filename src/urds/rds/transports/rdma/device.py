@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort, IPAddress
 from urds.verbs.device import find_device
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import NestedDomain
 from urds.verbs.engine.numbers import (
     AccessFlag,
@@ -28,7 +27,6 @@ from urds.verbs.engine.numbers import (
     QPType,
 )
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
-from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import WC, EngineEvent
 from urds.verbs.providers.base import Adapter, Listener, OnConnectionEvent, PortSpace
 
@@ -64,7 +62,7 @@ class RdmaDevice:
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
         self.confine: Confine = let_out
-        self._completions = CompletionQueue(1)
+        self._completions = adapter.completion_queue(1)
         self._completions.on_push = self._take
         with adapter.lock:
             adapter.on_async_event = self._handle_event
@@ -85,19 +83,15 @@ class RdmaDevice:
         Its receives come from a queue of its own that may be filled inside any callback.
         """
         adapter = self.adapter
-        qp = QueuePair(
-            qpn=adapter.new_qpn(),
-            qp_type=QPType.RC,
+        qp = adapter.queue_pair(
+            kind=QPType.RC,
             pd=self.domain_of(peer),
             send_cq=self._completions,
             recv_cq=self._completions,
-            srq=SharedReceiveQueue(receive_ring, 1, pd=self.domain),
+            srq=adapter.shared_receive_queue(receive_ring, 1, pd=self.domain),
             cap=QPCap(max_send_wr=send_ring, max_recv_wr=0, max_send_sge=1, max_recv_sge=1),
             sq_sig_all=True,
-            keys=adapter.keys,
-            link=adapter.attributes.link,
         )
-        adapter.add(qp)
         qp.modify(QPAttr(qp_state=QPState.INIT, qp_access_flags=_ACCESS), _INIT, adapter.now_ns())
         self.links[qp.qpn] = link
         return qp
