@@ -41,7 +41,7 @@ from weakref import WeakSet
 from urds.common.forks import renewed
 from urds.common.timers import TimedCalls, Timer
 
-PARK_NS: Final = 2_000_000  # so long after the last progress the progress thread leads
+PARK_NS: Final = 5_000_000  # so long after the last progress the progress thread leads
 NAP_NS: Final = 100_000_000  # the longest sleep beside memory: the net below a lost doorbell
 LOOK_NS: Final = 1_000_000  # how often a thread that polls beside memory asks the kernel too
 EVENTS_MAX: Final = 64  # of one pass; the others come with the next
@@ -373,6 +373,7 @@ class ProgressLoop:
         """Wait until `is_ready()`; return its last result. Inside a handler it only checks."""
         with self._lock:
             if is_ready():
+                self._progressed_ns = time.monotonic_ns()  # by a thread that waits here at times
                 return True
             if self._is_processing or self.is_closed:
                 return False
@@ -540,8 +541,8 @@ class ProgressLoop:
             self._waiters.wake_successor()
         elif self._external_count:
             self._lead_in_thread()
-        elif self._check is None:
-            self._check = progress_thread.call_at(now_ns + PARK_NS, self._check_in_thread)
+        else:
+            self._plan_check(now_ns + PARK_NS)
 
     def _ring(self) -> None:
         """Wake the leader, if there is one: it has something to do now."""
@@ -591,8 +592,13 @@ class ProgressLoop:
             # No application answers from here, and a waiter may sleep on what was put off.
             if self._do_deferred():
                 self.tell()
-            if not self.is_closed:
+            if self.is_closed:
+                return
+            if self._external_count or time.monotonic_ns() - self._progressed_ns >= PARK_NS:
                 self._sleep_in_thread()
+            else:  # a thread waited here in between, and will again
+                self._take_lead()
+                self._plan_check(self._progressed_ns + PARK_NS)
 
     def _sleep_in_thread(self) -> None:
         """Let the thread sleep, or have it come again at once; `leader` is set."""
@@ -628,7 +634,11 @@ class ProgressLoop:
             elif left_ns <= 0 or self._deferred:
                 self._lead_in_thread()
                 return
-            self._check = progress_thread.call_at(now_ns + left_ns, self._check_in_thread)
+            self._plan_check(now_ns + left_ns)
+
+    def _plan_check(self, at_ns: int) -> None:
+        if self._check is None:
+            self._check = progress_thread.call_at(at_ns, self._check_in_thread)
 
 
 _open_loops: Final[WeakSet[ProgressLoop]] = WeakSet()
