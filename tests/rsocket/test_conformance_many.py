@@ -54,14 +54,14 @@ def held() -> dict[str, int]:
     [context] = devices.contexts()
     adapter = context.adapter
     # Over tcp the goodbyes of the kernel's connections come last.
-    unfinished = (context.links, context.leaving, getattr(adapter, "_leaving", ()))
+    unfinished = (context.links, context.leaving, getattr(adapter, "leaving", ()))
     assert devices.wait([context], lambda: not any(map(len, unfinished)), WAIT_S)
     gc.collect()
     return {
         "queue pairs": len(context.links),
         "windows": context.memory_bytes,
         "registrations": len(context._regions),
-        "entries of the device": len(getattr(context.adapter, "_entries", ())),
+        "entries of the device": len(getattr(context.adapter, "entries", ())),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
 
