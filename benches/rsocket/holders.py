@@ -28,7 +28,7 @@ from urds.cli.rsocket.sockets import (
     listening,
     new_socket,
 )
-from urds.rsocket.link.service import service
+from urds.common.progress import progress_thread
 
 _BATCH: Final = 16  # connects under way: as many as tcp0 lets one host have unanswered
 _BACKLOG: Final = 1024
@@ -92,7 +92,7 @@ def _entries(folder: str) -> int:
 def _begin(is_kernel: bool) -> None:
     """Make what a process has once: the first close that has to linger would, or none."""
     if not is_kernel:
-        service.call_soon(lambda: None)
+        progress_thread.call_soon(lambda: None)
 
 
 # -- the server

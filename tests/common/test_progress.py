@@ -208,6 +208,36 @@ def test_the_thread_makes_progress_for_a_sleeper_outside(
     assert taken.wait(5)
 
 
+@pytest.mark.parametrize("who", ["thread", "caller"])
+def test_a_handler_that_raises_does_not_end_progress(
+    world: World, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _args: raised.set())
+
+    def fail() -> None:
+        world.on_data = lambda: None
+        raise RuntimeError("of a handler")
+
+    assert settled(lambda: world.loop.leader is not None)  # the thread leads
+    if who == "thread":
+        world.on_data = fail
+        world.far.send(b"x")
+        assert raised.wait(BUSY_S)
+    else:
+        with world.lock:  # before the thread can
+            world.on_data = fail
+            world.far.send(b"x")
+            with pytest.raises(RuntimeError):
+                world.loop.progress()
+    with world.lock:
+        due = threading.Event()
+        world.loop.call_at(time.monotonic_ns(), due.set)
+    assert due.wait(BUSY_S)
+    world.far.send(b"x")
+    assert settled(lambda: world.count == 2)
+
+
 # -- the thread
 
 

@@ -363,10 +363,12 @@ class ProgressLoop:
                 return False
             if self.leader is self._thread_leads and not self._external_count:
                 self._take_lead()
-            self._do_deferred()
-            events = self._events_now()
-            self._pass(events)
-            self._leave()
+            try:
+                self._do_deferred()
+                events = self._events_now()
+                self._pass(events)
+            finally:
+                self._leave()
             return bool(events)
 
     def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
@@ -588,17 +590,23 @@ class ProgressLoop:
                 return
             if self._memory is not None:
                 self._memory.disarm_doorbell()
-            self._pass(self._epoll.poll(0, EVENTS_MAX))
-            # No application answers from here, and a waiter may sleep on what was put off.
-            if self._do_deferred():
-                self.tell()
-            if self.is_closed:
-                return
-            if self._external_count or time.monotonic_ns() - self._progressed_ns >= PARK_NS:
-                self._sleep_in_thread()
-            else:  # a thread waited here in between, and will again
-                self._take_lead()
-                self._plan_check(self._progressed_ns + PARK_NS)
+            try:
+                self._pass(self._epoll.poll(0, EVENTS_MAX))
+                # No application answers from here, and a waiter may sleep on what was put off.
+                if self._do_deferred():
+                    self.tell()
+            finally:
+                self._stay_in_thread()
+
+    def _stay_in_thread(self) -> None:
+        """Go on leading in the thread, unless a thread waited here lately."""
+        if self.is_closed:
+            return
+        if self._external_count or time.monotonic_ns() - self._progressed_ns >= PARK_NS:
+            self._sleep_in_thread()
+        else:
+            self._take_lead()
+            self._plan_check(self._progressed_ns + PARK_NS)
 
     def _sleep_in_thread(self) -> None:
         """Let the thread sleep, or have it come again at once; `leader` is set."""
