@@ -69,6 +69,7 @@ ROWS = (
     Row("rsocket_stream_64k", "python", 5_000),
     Row("verbs_send_64", "python", 8_000),
     Row("dat_send_64", "python", 3_000),
+    Row("dat_recv_query", "python", 400_000),
 )
 
 

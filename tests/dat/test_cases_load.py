@@ -9,7 +9,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from tests.dat.scene import (
     MESSAGE_BYTES,
     PACKET_BYTES,
+    WAIT_S,
     End,
     Scene,
     connect_endpoints,
@@ -29,8 +32,8 @@ from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.receives import ReceiveTracker
 from urds.verbs.providers.sim import SimNetwork
 
-QUERIES = 100_000
-QUERIES_MIN, QUERIES_S = 5_000, 10.0
+QUERIES_MIN, QUERIES_S = 5_000, 30.0
+KINDS_MIN = 30  # different answers, so that it was no still life
 ROUGH = {"loss": 0.01, "duplicate": 0.02, "reorder": 0.2, "jitter_ns": 40_000}
 
 Sample = tuple[int | None, int | None]
@@ -81,22 +84,53 @@ def traffic(scene: Scene) -> Iterator[threading.Thread]:
         sys.setswitchinterval(before)
 
 
+class RecordingTracker(ReceiveTracker):
+    """Notes each pair of counts just before a thread can read it."""
+
+    def __init__(self) -> None:
+        self.history: list[Sample] = []
+        super().__init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "held":
+            self.history.append(value)
+        super().__setattr__(name, value)
+
+
 @pytest.mark.rule("dat-atomic-counters", "dat-snapshot", "dat-span-at-least-count")
-def test_k1_queries_while_messages_come_and_complete() -> None:
+def test_k1_queries_while_messages_come_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is a pair of counts that held at a moment between the call and its return."""
+    monkeypatch.setattr("urds.verbs.engine.queue_pair.ReceiveTracker", RecordingTracker)
     with Scene(buffers=200, network=rough_network(1)) as scene, traffic(scene) as thread:
+        history = scene.b.ep.engine.tracker.history
         seen: Counter[Sample] = Counter()
         end_s = time.monotonic() + QUERIES_S
-        for number in range(QUERIES):
-            if number > QUERIES_MIN and time.monotonic() > end_s:
-                break  # where two threads hand the lock over in turn each of them takes a while
+        has_gaps = False
+        while seen.total() < QUERIES_MIN or len(seen) < KINDS_MIN or not has_gaps:
+            assert thread.is_alive() and time.monotonic() < end_s, seen
+            begin = len(history)  # the last of these may be not readable yet
             ret, count, span = dat.dat_ep_recv_query(scene.b.ep)
+            end = len(history)
             assert ret == dat.DAT_SUCCESS
             check((count, span))
+            assert (count, span) in history[max(0, begin - 2) : end]
             seen[count, span] += 1
-        assert thread.is_alive()
-        # It was no still life: many different sets of buffers, with gaps among them.
-        assert len(seen) > 30
-        assert any(count != span for count, span in seen)
+            has_gaps = has_gaps or count != span
+
+
+def test_a_query_waits_for_no_lock() -> None:
+    """Another thread asks while the adapter's lock is held, as it is while packets are served."""
+    with Scene(buffers=1) as scene, scene.b.ia.lock:
+        found: list[object] = []
+
+        def ask() -> None:
+            found.append(dat.dat_ep_recv_query(scene.b.ep))
+            found.append(scene.b.ep.recv_query())
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert found == [(dat.DAT_SUCCESS, 0, 0), (0, 0)]
 
 
 @pytest.mark.rule("dat-thread-unsafe")
@@ -120,17 +154,67 @@ def test_several_threads_may_ask_at_once() -> None:
                 check(sample)
 
 
+def interrupted(ep: dat.Endpoint, before: int, change: Callable[[], None]) -> tuple[Sample, bool]:
+    """Ask; let `change` happen before one instruction of the query, counted from 0.
+
+    Returns the answer, and whether the query has so many instructions.
+    """
+    left = before
+
+    def trace(frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if left == 0:
+                change()
+            left -= 1
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        _ret, *sample = dat.dat_ep_recv_query(ep)
+    finally:
+        sys.settrace(outer)
+    return tuple(sample), left < 0
+
+
+@pytest.mark.rule("dat-atomic-counters", "dat-snapshot")
+def test_a_query_is_whole_before_whichever_instruction_a_thread_comes_in() -> None:
+    """Tries all of them, where threads would meet the wrong one once in many thousand times."""
+    with Scene(buffers=1) as scene:
+        tracker, seen = scene.b.ep.engine.tracker, Counter[Sample]()
+        for before in range(10_000):
+            first = tracker.last_completed + 1
+            tracker.allocate(first)
+            tracker.allocate(first + 2)
+            sample, is_inside = interrupted(scene.b.ep, before, partial(tracker.complete, first))
+            if not is_inside:
+                break
+            assert sample in ((2, 3), (1, 2)), f"instruction {before}"
+            seen[sample] += 1
+            tracker.allocate(first + 1)
+            for number in (first + 1, first + 2):
+                tracker.complete(number)
+        assert seen.keys() == {(2, 3), (1, 2)} and seen.total() > 20
+
+
 class CountingTracker(ReceiveTracker):
     """Counts how often the set of buffers is looked at, and how."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.looks: list[str] = []
+        super().__init__()
         self._allocated = CountingDict(self.looks)
 
-    def snapshot(self) -> tuple[int, int]:
-        self.looks.append("snapshot")
-        return super().snapshot()
+    @property
+    def held(self) -> tuple[int, int]:
+        self.looks.append("held")
+        return self._published
+
+    @held.setter
+    def held(self, counts: tuple[int, int]) -> None:
+        self._published = counts
 
 
 class CountingDict(dict[int, None]):
@@ -159,7 +243,7 @@ def test_k2_one_query_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
         looks = scene.b.ep.engine.tracker.looks
         looks.clear()
         assert scene.b.info == (3, 5)
-        assert looks == ["snapshot", "size"]
+        assert looks == ["held"]
 
 
 class TwoPhaseTracker(ReceiveTracker):
@@ -167,12 +251,17 @@ class TwoPhaseTracker(ReceiveTracker):
 
     between: Callable[[], None] | None = None
 
-    def snapshot(self) -> tuple[int, int]:
+    @property
+    def held(self) -> tuple[int, int]:
         count = len(self._allocated)
         if self.between is not None:
             between, self.between = self.between, None
             between()
         return (count, self._highest - self.last_completed) if count else (0, 0)
+
+    @held.setter
+    def held(self, counts: tuple[int, int]) -> None:
+        """Publish nothing."""
 
 
 @pytest.mark.rule("dat-single-scan")

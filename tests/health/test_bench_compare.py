@@ -81,6 +81,7 @@ def test_words_choose_rows(compare: Any) -> None:
     assert [row.name for row in compare.chosen("verbs,dat")] == [
         "python/verbs_send_64",
         "python/dat_send_64",
+        "python/dat_recv_query",
     ]
     with pytest.raises(ValueError, match="--only pigeon: no row has it; there are python/rds"):
         compare.chosen("pigeon")

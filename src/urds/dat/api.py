@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from urds.dat.arguments import IaAddress, bytes_of, choice, ns_of_us, or_unknown, segments_of
+from urds.dat.arguments import (
+    IaAddress,
+    bytes_of,
+    choice,
+    demand_bool,
+    ns_of_us,
+    or_unknown,
+    segments_of,
+)
 from urds.dat.constants import (
     DAT_THREADSAFE,
     DAT_VERSION_MAJOR,
@@ -411,23 +419,30 @@ def dat_ep_free(ep: object) -> None:
     live(ep, Endpoint).free()
 
 
-@two_outputs
 def dat_ep_recv_query(
     ep: object, *, want_nbufs: bool = True, want_span: bool = True
-) -> tuple[int | None, int | None]:
+) -> tuple[DatReturn, int | None, int | None]:
     """Ask for the receive buffers at an endpoint; `ret, nbufs_allocated, bufs_alloc_span`.
 
     An output that is not wanted (a NULL pointer in C) is `None`; one that the provider does not
     support is DAT_VALUE_UNKNOWN. Both are of one set of buffers, with a shared receive queue those
-    taken from it for this endpoint: `verbs.engine.receives`. Source: docs/reference/dat.md 13.
+    taken from it for this endpoint: `verbs.engine.receives`. Takes no lock, so it never waits.
+    Source: docs/reference/dat.md 13.
     """
-    endpoint = live(ep, Endpoint)
-    for argument, wanted in ((2, want_nbufs), (3, want_span)):
-        if not isinstance(wanted, bool):
-            raise bad_argument(argument, f"{wanted!r} says neither wanted nor not")
-    found = endpoint.recv_query()
-    count = or_unknown(found.nbufs_allocated) if want_nbufs else None
-    return count, or_unknown(found.bufs_alloc_span) if want_span else None
+    try:
+        endpoint = live(ep, Endpoint)
+        if want_nbufs is not True:
+            demand_bool(want_nbufs, argument=2)
+        if want_span is not True:
+            demand_bool(want_span, argument=3)
+        count, span = endpoint.recv_counts()
+    except DatError as error:
+        return error.ret, None, None
+    return (
+        SUCCESS,
+        or_unknown(count) if want_nbufs else None,
+        or_unknown(span) if want_span else None,
+    )
 
 
 @no_output

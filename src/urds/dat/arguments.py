@@ -107,6 +107,12 @@ def choice(kind: Callable[[int], A], value: int, *, argument: int) -> A:
         raise bad_argument(argument, str(error)) from None
 
 
+def demand_bool(value: object, *, argument: int) -> None:
+    """Raise DatInvalidParameter for what is neither True nor False, a number or a pointer say."""
+    if not isinstance(value, bool):
+        raise bad_argument(argument, f"{value!r} says neither wanted nor not")
+
+
 def or_unknown(count: int | None) -> int:
     """Return a count, DAT_VALUE_UNKNOWN for one that the provider does not support."""
     return DAT_VALUE_UNKNOWN if count is None else count

@@ -108,27 +108,27 @@ def test_arrival_allocation_of_the_worked_example() -> None:
     """18 are completed; 19, 22 and 23 begin; then the gap fills and all complete."""
     seen = []
     one = tracker(18)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     for msn in (19, 22, 23):
         one.allocate(msn)
-        seen.append(one.snapshot())
+        seen.append(one.held)
     one.complete(19)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     one.allocate(20)
     one.complete(20)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     one.allocate(21)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     for msn in (21, 22):
         one.complete(msn)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     one.complete(23)
-    seen.append(one.snapshot())
+    seen.append(one.held)
     assert seen == [(0, 0), (1, 1), (2, 4), (3, 5), (2, 4), (2, 3), (3, 3), (1, 1), (0, 0)]
 
 
 def test_filled_gaps_of_the_worked_example() -> None:
-    assert tracker(18, 19, 20, 21, 22, 23).snapshot() == (5, 5)
+    assert tracker(18, 19, 20, 21, 22, 23).held == (5, 5)
 
 
 @pytest.mark.parametrize(
@@ -137,33 +137,33 @@ def test_filled_gaps_of_the_worked_example() -> None:
 def test_the_span_does_not_depend_on_the_order(
     arrivals: tuple[int, ...], expected: tuple[int, int]
 ) -> None:
-    assert tracker(18, *arrivals).snapshot() == expected
+    assert tracker(18, *arrivals).held == expected
 
 
 def test_a_large_gap_is_a_large_span() -> None:
-    assert tracker(7, 107).snapshot() == (1, 100)
+    assert tracker(7, 107).held == (1, 100)
 
 
 def test_posted_receives_of_an_own_queue_belong_to_the_next_messages() -> None:
     one = ReceiveTracker()
     assert [one.allocate_next() for _ in range(3)] == [1, 2, 3]
-    assert one.snapshot() == (3, 3)
+    assert one.held == (3, 3)
     one.complete(1)
     assert one.allocate_next() == 4
-    assert one.snapshot() == (3, 3)
+    assert one.held == (3, 3)
 
 
 def test_flushing_counts_everything_as_completed() -> None:
     one = tracker(18, 19, 22, 23)
     one.flush()
-    assert (one.snapshot(), one.last_completed) == ((0, 0), 23)
+    assert (one.held, one.last_completed) == ((0, 0), 23)
     assert one.allocate_next() == 24
 
 
 def test_a_reset_begins_with_message_1_again() -> None:
     one = tracker(18, 19, 22)
     one.reset()
-    assert (one.snapshot(), one.last_completed, one.allocate_next()) == ((0, 0), 0, 1)
+    assert (one.held, one.last_completed, one.allocate_next()) == ((0, 0), 0, 1)
 
 
 def test_mistakes_of_the_caller_are_found() -> None:
@@ -173,7 +173,7 @@ def test_mistakes_of_the_caller_are_found() -> None:
             one.allocate(wrong)
     with pytest.raises(AssertionError):
         one.complete(22)
-    assert one.snapshot() == (2, 4)
+    assert one.held == (2, 4)
     one.allocate(21)
 
 
@@ -205,7 +205,7 @@ def test_the_span_is_never_below_the_count(order: list[int], whole: list[bool]) 
         begun.add(msn)
         while completes and one.last_completed + 1 in begun:
             one.complete(one.last_completed + 1)
-        count, span = one.snapshot()
+        count, span = one.held
         held = {each for each in begun if each > one.last_completed}
         assert count == len(held) <= span or (count, span, held) == (0, 0, set())
         assert not held or span == max(held) - one.last_completed

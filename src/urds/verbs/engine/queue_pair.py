@@ -289,8 +289,11 @@ class QueuePair:
             self.enter_error()
 
     def recv_query(self) -> tuple[int, int]:
-        """Return how many receive buffers are held, and the span of messages that they cover."""
-        return self.tracker.snapshot()
+        """Return how many receive buffers are held, and the span of messages that they cover.
+
+        Both are of one moment, with the adapter's lock and without it.
+        """
+        return self.tracker.held
 
     @property
     def hold_receives(self) -> bool:

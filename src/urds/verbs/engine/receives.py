@@ -2,13 +2,14 @@
 
 A queue pair takes receives from its own queue or from a shared one. The tracker numbers messages
 by MSN, the ordinal of a message among those that consume a receive: when the queue pair accepts
-messages ahead of others, buffers are held out of order and gaps exist. `ReceiveTracker.snapshot`
+messages ahead of others, buffers are held out of order and gaps exist. `ReceiveTracker.held`
 counts both: how many buffers are held, and the span that they cover. A message takes its buffer
 when its first byte is accepted; it completes in message order, whenever its buffer was taken.
 Source: docs/reference/verbs-and-roce.md 12; docs/reference/dat.md 12.1, 13.1, 13.5 and 14.
 
-Nothing here takes a lock: the adapter's lock guards it, so that one snapshot describes one set of
-buffers.
+Nothing here takes a lock: the adapter's lock guards every change. Each change publishes both counts
+as one tuple, `ReceiveTracker.held`, so that a thread without the lock reads counts of one set of
+buffers too.
 """
 
 import errno
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MSN_BITS: Final = 32  # on the wire; inside, message numbers have no width
 _MSN_COUNT: Final = 1 << MSN_BITS
+_NONE_HELD: Final = (0, 0)
 
 
 class ReceiveQueue:
@@ -128,19 +130,14 @@ class ReceiveTracker:
     """
 
     last_completed: int = 0
+    # How many buffers are held, and the span of messages that they cover: from the last completed
+    # one to the highest that holds a buffer, so never below the count; (0, 0) when nothing is held.
+    # Replaced as a whole: may be read without the lock, from any thread.
+    held: tuple[int, int] = _NONE_HELD
     _allocated: dict[int, None] = field(default_factory=dict)  # an empty set takes three times more
     _highest: int = 0
     soft_max: int | None = None  # None: not armed
     hard_max: int | None = None
-
-    def snapshot(self) -> tuple[int, int]:
-        """Return how many buffers are held, and the span of messages that they cover.
-
-        The span runs from the last completed message to the highest that holds a buffer, so it is
-        never below the count; (0, 0) when nothing is held. Takes constant time.
-        """
-        count = len(self._allocated)
-        return (count, self._highest - self.last_completed) if count else (0, 0)
 
     def allocate(self, msn: int) -> None:
         """Count a buffer for message `msn`, which must be neither completed nor counted."""
@@ -148,6 +145,7 @@ class ReceiveTracker:
         assert msn not in self._allocated, f"message {msn} holds a buffer already"
         self._allocated[msn] = None
         self._highest = max(self._highest, msn)
+        self.held = len(self._allocated), self._highest - self.last_completed
 
     def allocate_next(self) -> int:
         """Count a buffer for the message after all others and return its number.
@@ -164,15 +162,19 @@ class ReceiveTracker:
         assert msn == self.last_completed + 1, f"message {msn} after {self.last_completed}"
         del self._allocated[msn]
         self.last_completed = msn
+        count = len(self._allocated)
+        self.held = (count, self._highest - msn) if count else _NONE_HELD
 
     def flush(self) -> None:
         """Count every held buffer as completed: the connection is over."""
         self._allocated.clear()
+        self.held = _NONE_HELD
         self.last_completed = max(self.last_completed, self._highest)
 
     def reset(self) -> None:
         """Start a new connection: nothing held, the next message is number 1. Watermarks stay."""
         self._allocated.clear()
+        self.held = _NONE_HELD
         self.last_completed = self._highest = 0
 
     def unwrap(self, msn32: int) -> int:
