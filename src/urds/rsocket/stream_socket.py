@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket as system
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
 from urds.rsocket.core.stream.records import Shut, StreamStats
 from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
-from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.listener import ANY_IPV4, PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.socket import Socket, c_int, check_ancillary_room
@@ -49,15 +48,12 @@ _STATES: Final = {
 class StreamSocket(Socket, kind=system.SOCK_STREAM):
     """A stream: reliable bytes in order, between two sockets."""
 
-    __slots__ = (
-        "_bound", "_has_reported", "_listener", "_mapped", "_reservation", "_transfer",
-    )  # fmt: skip
+    __slots__ = ("_has_reported", "_listener", "_mapped", "_reservation", "_transfer")
 
     def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
         self._transfer = StreamTransfer(self.watchers)
         self._mapped = MappedBuffers(self._transfer)
         self._listener: StreamListener | None = None
-        self._bound: HostPort | None = None
         self._reservation: PortReservation | None = None
         self._has_reported = False  # a call has said that the connect went well
         super()._begin(family, kind, proto, chosen)
@@ -74,18 +70,14 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         if self._is_foreign(name):
             raise os_error(errno.EINVAL, f"IPV6_V6ONLY, and {name[0]} is IPv4")
         with self._lock:
-            if self._bound is not None or self._readiness_source() is not None:
+            if self._reservation is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
-            self._bound = name
-            if all(context.adapter.has_own_time for context in devices.contexts()):
-                try:
-                    self._reservation = PortReservation(
-                        name, is_dual=self._is_dual(name), reuse=self._options.reuse_address
-                    )
-                except OSError:
-                    self._bound = None
-                    raise
-                self._bound = self._reservation.address
+            self._reservation = PortReservation(
+                name,
+                is_dual=self._is_dual(name),
+                reuse=self._options.reuse_address,
+                is_held=all(one.adapter.has_own_time for one in devices.contexts()),
+            )
 
     def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:
         """Let peers connect: to a free port of any address unless bound. Again: nothing.
@@ -100,7 +92,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 raise os_error(errno.EINVAL, "listen of a socket that connects")
             if self._listener is not None:
                 return
-            address = self._bound or addresses.unbound(self._family)
+            address = self._local() or addresses.unbound(self._family)
             self._listener = StreamListener(
                 address,
                 backlog,
@@ -108,7 +100,6 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 devices.contexts(),
                 is_dual=self._is_dual(address),
             )
-            self._bound = self._listener.local
             self._listener.on_change = self.watchers.tell
             self._attend()
             self.watchers.tell()
@@ -132,10 +123,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         listener = self._listener
         if listener is None:
             raise os_error(errno.EINVAL, "accept of a socket that does not listen")
-        link = listener.accept()
-        call_timeout = None if link is not None else CallTimeout(self._wait_s)
+        link, call_timeout = listener.accept(), CallTimeout(self._wait_s)
         while link is None:
-            assert call_timeout is not None
             call_timeout.until(
                 partial(devices.wait, listener.contexts),
                 lambda: listener.readiness().readable or self._is_over,
@@ -161,7 +150,6 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             heir._transfer.link, self._transfer.link = self._transfer.link, None
             heir._listener, self._listener = self._listener, None
             heir._reservation, self._reservation = self._reservation, None
-            heir._bound = self._bound
             source = heir._readiness_source()
             if source is not None:
                 source.on_change = heir.watchers.tell
@@ -201,12 +189,13 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 return self._connect_again(link)
             if link is not None and link.error:
                 raise _connect_error(link.take_error(), link.peer, link.reason)
+            local = None
+            if self._reservation is not None:
+                self._reservation.close()
+                local = self._reservation.address
             link = StreamLink(devices.contexts(), options.stream_settings(self._options))
             self._transfer.link = link
             link.on_change = self.watchers.tell
-            if self._reservation is not None:
-                self._reservation.close()
-            local = self._bound
             if local is not None and self._is_dual(local) and ":" not in peer[0]:
                 local = ANY_IPV4, local[1]
             try:
@@ -368,16 +357,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     @property
     def stats(self) -> StreamStats | None:
         """What happened on the connection so far; None before there is one."""
-        stream = None if self._transfer.link is None else self._transfer.link.stream
-        return None if stream is None else stream.stats
-
-    @property
-    def contexts(self) -> Sequence[DeviceContext]:
-        """The devices that can change its readiness; once connected the one that connects."""
         link = self._transfer.link
-        if link is None or link.state is LinkState.CONNECTING:
-            return super().contexts
-        return (link.context,)
+        return None if link is None or link.stream is None else link.stream.stats
 
     def _readiness_source(self) -> StreamLink | StreamListener | None:
         return self._listener if self._transfer.link is None else self._transfer.link
@@ -389,8 +370,9 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         return addresses.shown(link.peer, self._family)
 
     def _local(self) -> HostPort | None:
-        link = self._transfer.link
-        return (link.local if link is not None else None) or self._bound
+        sources = (self._transfer.link, self._listener)
+        found = next((one.local for one in sources if one is not None and one.local), None)
+        return self._reservation.address if found is None and self._reservation else found
 
     def _socket_info(self) -> options.SocketInfo:
         link = self._transfer.link
@@ -427,9 +409,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         """
         self._check_open()
         if c_int(how) not in _SHUT:
-            raise os_error(
-                errno.EINVAL, f"how {how} is not from {system.SHUT_RD} to {system.SHUT_RDWR}"
-            )
+            raise os_error(errno.EINVAL, f"how {how}, from {system.SHUT_RD} to {system.SHUT_RDWR}")
         link = self._transfer.link
         if link is None:
             raise os_error(errno.ENOTCONN)
@@ -438,11 +418,10 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 
     def _release(self) -> None:
         self._transfer.is_closed = True
-        link, listener, reservation = self._transfer.link, self._listener, self._reservation
-        if reservation is not None:
-            reservation.close()
-        if listener is not None:
-            listener.close()
+        for one in (self._reservation, self._listener):
+            if one is not None:
+                one.close()
+        link = self._transfer.link
         if link is None:
             return
         self._mapped.unmap_all()

@@ -26,33 +26,49 @@ ANY_IPV4: Final = "0.0.0.0"
 class PortReservation:
     """A port that is ours before a listener has it: a bound TCP socket of the kernel.
 
-    The numbers of all devices are the kernel's, so that one name means one program.
+    The numbers of all devices are the kernel's, so that one name means one program. `address`
+    stays known when the port was given back.
     """
 
-    def __init__(self, address: HostPort, *, is_dual: bool = False, reuse: bool = True) -> None:
+    def __init__(
+        self,
+        address: HostPort,
+        *,
+        is_dual: bool = False,
+        reuse: bool = True,
+        is_held: bool = True,
+    ) -> None:
         """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL.
 
-        `is_dual`: `::` with the same port of all IPv4 addresses.
+        `is_dual`: `::` with the same port of all IPv4 addresses. `is_held` False: simulated
+        devices, whose ports the kernel does not have.
         """
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = KernelSocket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.address = address
+        self._socket: KernelSocket | None = None
+        if is_held:
+            self._hold(is_dual=is_dual, reuse=reuse)
+
+    def _hold(self, *, is_dual: bool, reuse: bool) -> None:
+        family = socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
+        self._socket = held = KernelSocket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             if family == socket.AF_INET6:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
             if reuse:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(address)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(self.address)
             # The device that will listen here shares the port; without `reuse` others cannot.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
-            self._socket.close()
+            held.close()
             raise
-        host, port = self._socket.getsockname()[:2]
-        self.address: HostPort = (host, port)
+        host, port = held.getsockname()[:2]
+        self.address = host, port
 
     def close(self) -> None:
         """Give the port back. Safe twice."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 class StreamListener:

@@ -69,11 +69,11 @@ class _SendQueue:
     qp: QueuePair | None = None
     zero_copy_posts: list[tuple[SendRequest, Post]] = field(default_factory=list)
 
-    def post_all(self, stream: StreamCore) -> bool:
-        """Post all that the stream has to send; return whether that was anything."""
+    def post_all(self, stream: StreamCore, adapter: base.Adapter) -> None:
+        """Post all that the stream has to send, and have it progress."""
         qp, has_posted = self.qp, False
         if qp is None or qp.state is not QPState.RTS:
-            return False
+            return
         while (post := stream.poll_transmit()) is not None:
             wr = SendWR(
                 0,
@@ -87,9 +87,12 @@ class _SendQueue:
             if post.is_zero_copy and request is not None:
                 self.zero_copy_posts.append((request, post))
             has_posted = True
-        return has_posted
+        if has_posted:
+            adapter.progress_qp(qp)
+            if self.zero_copy_posts:
+                self._detach(stream)
 
-    def detach(self, stream: StreamCore) -> None:
+    def _detach(self, stream: StreamCore) -> None:
         """Give the caller its memory back: what has not left the queue pair yet is copied."""
         for request, post in self.zero_copy_posts:
             stream.stats.bytes_copied_in += request.detach()
@@ -141,7 +144,7 @@ class StreamLink:
 
     def __init__(self, contexts: Sequence[DeviceContext], settings: StreamSettings) -> None:
         """Make an idle link over the first of these devices that knows the peer."""
-        self.contexts = list(contexts)
+        self.contexts = list(contexts)  # that can change it; once connected the one it is on
         self.context = self.contexts[0]
         self.settings = settings
         self.state = LinkState.IDLE
@@ -304,32 +307,26 @@ class StreamLink:
 
     def _lose(self, error: int, reason: str) -> None:
         """Be over; what has arrived stays readable."""
-        self.reason = reason
-        self._close_connection()
-        self.state = LinkState.OVER
+        self._leave(reason)
         stream = self.stream
         if stream is None or self._is_closed or not stream.lifecycle.is_connected:
             self._drop()
         else:
             stream.handle_disconnected(reason, error)
             self._send_queue.forget(self.context)
-        self._leave()
         self.context.mark(self)
 
     def _end(self, reason: str) -> None:
         """Be gone: no queue pair, no memory."""
-        self._close_connection()
-        self.state, self.reason = LinkState.OVER, reason
-        self._leave()
+        self._leave(reason)
         self._drop()
 
-    def _close_connection(self) -> None:
+    def _leave(self, reason: str) -> None:
+        """Be over: without a connection, and waited for no more."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _leave(self) -> None:
-        """Be counted and waited for no more."""
+        self.state, self.reason = LinkState.OVER, reason
         self.context.leaving.discard(self)
         self._timers.cancel()
 
@@ -401,13 +398,8 @@ class StreamLink:
         return stream
 
     def _post_all(self, stream: StreamCore) -> None:
-        if self.state is LinkState.CONNECTING:
-            return
-        send_queue = self._send_queue
-        if send_queue.qp is not None and send_queue.post_all(stream):
-            self.context.adapter.progress_qp(send_queue.qp)
-            if send_queue.zero_copy_posts:
-                send_queue.detach(stream)
+        if self.state is not LinkState.CONNECTING:
+            self._send_queue.post_all(stream, self.context.adapter)
 
     # -- readiness
 
@@ -488,6 +480,7 @@ class StreamLink:
             self._cut_soon(f"private data of {self.peer}: {error}")
             return
         self.state = LinkState.CONNECTED
+        self.contexts = [self.context]
         self.local, self.peer = connection.local, connection.peer
         early, self._early_imm_data = self._early_imm_data, []
         for imm_data in early:
@@ -513,15 +506,13 @@ class StreamLink:
             return  # the connection tells
         if wc.opcode is not WCOpcode.RECV_RDMA_WITH_IMM:
             self._cut_soon(f"{wc.opcode.name} where a write with immediate data was due")
-            return
-        if not stream.lifecycle.is_connected:
+        elif stream.lifecycle.is_connected:
+            self._take_imm_data(stream, wc.imm_data)
+        elif len(self._early_imm_data) < self.settings.receive_queue:
             # The peer may be first: its messages wait until the event brings its connect data.
-            if len(self._early_imm_data) == self.settings.receive_queue:
-                self._cut_soon("more messages before the connect data than there are credits")
-                return
             self._early_imm_data.append(wc.imm_data)
-            return
-        self._take_imm_data(stream, wc.imm_data)
+        else:
+            self._cut_soon("more messages before the connect data than there are credits")
 
     def _take_imm_data(self, stream: StreamCore, imm_data: int) -> None:
         try:
