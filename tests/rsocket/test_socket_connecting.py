@@ -41,6 +41,14 @@ def test_names_of_both_sides_agree(pair: Pair) -> None:
     assert pair.server.getsockname() == pair.listener.getsockname()
 
 
+def test_one_device_alone_can_change_a_connected_socket(pair: Pair, device: str) -> None:
+    """While it connects or listens all of them can: a wait for one device makes it progress."""
+    assert len(pair.listener.contexts) == len(device.split(","))
+    for one in pair.both:
+        assert one.link is not None
+        assert list(one.contexts) == [one.link.context]
+
+
 def test_kind_and_class_are_those_of_socket_socket(pair: Pair) -> None:
     for one in pair.both:
         assert isinstance(one, socket.socket)
