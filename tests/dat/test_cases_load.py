@@ -171,6 +171,8 @@ def interrupted(ep: dat.Endpoint, before: int, change: Callable[[], None]) -> tu
         return trace
 
     outer = sys.gettrace()
+    # CPython 3.12 tells of instructions only if some frame asked before the tracing began.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         _ret, *sample = dat.dat_ep_recv_query(ep)
