@@ -15,7 +15,7 @@ FUNCTION_LINES_MAX = 60
 # Classes that are longer. The list may lose names, and gets none.
 LONG_CLASSES = {
     "CMID", "CmCore", "Driver", "Mailbox", "Outgoing", "Plane", "RdmaSocket", "SocketBase",
-    "StreamLink", "StreamPath", "Streams",
+    "StreamPath", "Streams",
 }  # fmt: skip
 
 

@@ -300,11 +300,6 @@ class StreamLink:
             self._is_disconnecting = True
             connection.disconnect()
 
-    def cut(self, reason: str) -> None:
-        """Break the connection off: the peer broke the protocol. Lock held, outside the engine."""
-        self.context.stats.cut_links += 1
-        self._lose(errno.ECONNRESET, reason)
-
     def _lose(self, error: int, reason: str) -> None:
         """Be over; what has arrived stays readable."""
         self._leave(reason)
@@ -482,9 +477,8 @@ class StreamLink:
         self.state = LinkState.CONNECTED
         self.contexts = [self.context]
         self.local, self.peer = connection.local, connection.peer
-        early, self._early_imm_data = self._early_imm_data, []
-        for imm_data in early:
-            self._take_imm_data(stream, imm_data)
+        while self._early_imm_data:
+            self._take_imm_data(stream, self._early_imm_data.pop(0))
         self.context.mark(self)
 
     def _fail_connect(self, event: base.VerbsConnectionEvent) -> None:
@@ -531,8 +525,9 @@ class StreamLink:
             self._cut_soon(f"a write failed: {wc.status.name}")
 
     def _cut_soon(self, reason: str) -> None:
-        """Cut the link soon: inside the engine nothing can be cut."""
-        self.context.adapter.call_soon(partial(self.cut, reason))
+        """Break off a connection whose peer broke the protocol; soon, for this is in the engine."""
+        self.context.stats.cut_links += 1
+        self.context.adapter.call_soon(partial(self._lose, errno.ECONNRESET, reason))
 
     # -- time
 
