@@ -28,7 +28,7 @@ from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
 from urds.dat.ep_transfers import Transfers
 from urds.dat.errors import bad_argument, dat_error, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone
+from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone, while_live
 from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROpcode
@@ -193,44 +193,41 @@ class Endpoint(DatObject, kind=HandleType.EP):
         with self.lock:
             return self.transfers.requests_outstanding == 0
 
+    @while_live
     def get_status(self) -> EpStatus:
         """Return the state and whether either direction is idle, of one moment."""
-        with self.lock:
-            self.demand_live()
-            return EpStatus(self.state, self.recv_idle, self.request_idle)
+        return EpStatus(self.state, self.recv_idle, self.request_idle)
 
+    @while_live
     def query(self) -> EpParam:
         """Return what the endpoint is, its attributes and watermarks as they are now."""
-        with self.lock:
-            self.demand_live()
-            local, remote = self.connection.local, self.connection.remote
-            return EpParam(
-                ia_handle=self.ia,
-                ep_state=self.state,
-                local_ia_address_ptr=local[0] if local else self.device.address,
-                local_port_qual=local[1] if local else 0,
-                remote_ia_address_ptr=remote[0] if remote else None,
-                remote_port_qual=remote[1] if remote else 0,
-                pz_handle=self.pz,
-                recv_evd_handle=self.recv_evd,
-                request_evd_handle=self.request_evd,
-                connect_evd_handle=self.connect_evd,
-                srq_handle=self.srq,
-                ep_attr=self.attr,
-            )
+        local, remote = self.connection.local, self.connection.remote
+        return EpParam(
+            ia_handle=self.ia,
+            ep_state=self.state,
+            local_ia_address_ptr=local[0] if local else self.device.address,
+            local_port_qual=local[1] if local else 0,
+            remote_ia_address_ptr=remote[0] if remote else None,
+            remote_port_qual=remote[1] if remote else 0,
+            pz_handle=self.pz,
+            recv_evd_handle=self.recv_evd,
+            request_evd_handle=self.request_evd,
+            connect_evd_handle=self.connect_evd,
+            srq_handle=self.srq,
+            ep_attr=self.attr,
+        )
 
-    def modify(self, **changes: Any) -> None:
+    @while_live
+    def modify(self, /, **changes: Any) -> None:
         """Change fields of EpParam or EpAttr by name; all of them or none.
 
         Raises DatInvalidParameter: a field that never changes. DatInvalidState: one that may
         not change in this state; see `urds.dat.ep_config`.
         """
-        with self.lock:
-            self.demand_live()
-            self._config.modify(changes, self.state)
-            self.engine.pd = self.pz
-            if self.srq is not None and changes.keys() & {"srq_soft_hw", "max_recv_dtos"}:
-                self._set_watermarks()
+        self._config.modify(changes, self.state)
+        self.engine.pd = self.pz
+        if self.srq is not None and changes.keys() & {"srq_soft_hw", "max_recv_dtos"}:
+            self._set_watermarks()
 
     # -- receive buffers
 
@@ -260,6 +257,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
             span if EpRecvInfo.BUFS_ALLOC_SPAN in self._recv_info else None,
         )
 
+    @while_live
     def set_watermark(self, soft: int | None = None, hard: int | None = None) -> None:
         """Set the soft and the hard high watermark, and arm both; `None` is none.
 
@@ -267,27 +265,26 @@ class Endpoint(DatObject, kind=HandleType.EP):
         the hard one: the connection breaks. Either may happen in this call. Raises
         DatInvalidParameter: below 0. DatModelNotSupported: the provider is degraded.
         """
-        with self.lock:
-            self.demand_live()
-            marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
-            for number, value, bit in (
-                (2, soft, SrqWatermarks.EP_SOFT_HIGH),
-                (3, hard, SrqWatermarks.EP_HARD_HIGH),
-            ):
-                if value is not None and value < 0:
-                    raise bad_argument(number, f"watermark {value}, at least 0, or none")
-                if bit not in marks:
-                    raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=f"{bit.name} watermark")
-            self._config.attr = replace(
-                self.attr,
-                srq_soft_hw=_mark(soft),
-                max_recv_dtos=self.attr.max_recv_dtos if self.srq is None else _mark(hard),
-            )
-            self.engine.set_recv_watermarks(soft, hard)
-            self.device.adapter.progress_qp(self.engine)
+        marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
+        for number, value, bit in (
+            (2, soft, SrqWatermarks.EP_SOFT_HIGH),
+            (3, hard, SrqWatermarks.EP_HARD_HIGH),
+        ):
+            if value is not None and value < 0:
+                raise bad_argument(number, f"watermark {value}, at least 0, or none")
+            if bit not in marks:
+                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=f"{bit.name} watermark")
+        self._config.attr = replace(
+            self.attr,
+            srq_soft_hw=_mark(soft),
+            max_recv_dtos=self.attr.max_recv_dtos if self.srq is None else _mark(hard),
+        )
+        self.engine.set_recv_watermarks(soft, hard)
+        self.device.adapter.progress_qp(self.engine)
 
     # -- transfers
 
+    @while_live
     def post_recv(
         self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
     ) -> None:
@@ -295,11 +292,9 @@ class Endpoint(DatObject, kind=HandleType.EP):
 
         Raises DatInvalidState on an endpoint with a shared receive queue.
         """
-        with self.lock:
-            self.demand_live()
-            if self.srq is not None:
-                raise wrong_state(self.state, f"receives come from {self.srq!r}")
-            self.transfers.post_receive(iov, cookie, flags)
+        if self.srq is not None:
+            raise wrong_state(self.state, f"receives come from {self.srq!r}")
+        self.transfers.post_receive(iov, cookie, flags)
 
     def post_send(
         self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
@@ -335,6 +330,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
 
     # -- connection
 
+    @while_live
     def connect(
         self,
         address: IaAddress,
@@ -351,26 +347,24 @@ class Endpoint(DatObject, kind=HandleType.EP):
         DatInvalidParameter: timeout 0, a qualifier or private data that cannot be.
         DatInvalidAddress. DatModelNotSupported: quality or multipath.
         """
-        with self.lock:
-            self.demand_live()
-            peer = (numeric_address(address), port_of(conn_qual, argument=3))
-            timeout_ns = _timeout_ns(timeout_s, argument=4)
-            self.device.demand_private_data(private_data, argument=5)
-            if qos != Qos.BEST_EFFORT or flags != ConnectFlag.DEFAULT:
-                detail = f"quality {qos}, flags {flags}: only best effort on one path"
-                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
-            after = next_state(self.state, Input.CONNECT)
-            if self.connect_evd is None:
-                detail = "no connect dispatcher"
-                raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EVD_CONN, detail)
-            if self.pz is None:
-                subtype = Subtype.INVALID_STATE_EP_NOTREADY
-                raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
-            try:
-                self.connection.connect(peer, bytes(private_data), timeout_ns)
-            except OSError as error:
-                raise from_os_error(error) from error
-            self.state = after
+        peer = (numeric_address(address), port_of(conn_qual, argument=3))
+        timeout_ns = _timeout_ns(timeout_s, argument=4)
+        self.device.demand_private_data(private_data, argument=5)
+        if qos != Qos.BEST_EFFORT or flags != ConnectFlag.DEFAULT:
+            detail = f"quality {qos}, flags {flags}: only best effort on one path"
+            raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
+        after = next_state(self.state, Input.CONNECT)
+        if self.connect_evd is None:
+            detail = "no connect dispatcher"
+            raise dat_error(ReturnType.INVALID_HANDLE, Subtype.INVALID_HANDLE_EVD_CONN, detail)
+        if self.pz is None:
+            subtype = Subtype.INVALID_STATE_EP_NOTREADY
+            raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
+        try:
+            self.connection.connect(peer, bytes(private_data), timeout_ns)
+        except OSError as error:
+            raise from_os_error(error) from error
+        self.state = after
 
     def dup_connect(
         self,
@@ -390,36 +384,34 @@ class Endpoint(DatObject, kind=HandleType.EP):
             self.device.demand_private_data(private_data, argument=4)
             self.connect(*remote[:2], timeout_s=timeout_s, private_data=private_data, qos=qos)
 
+    @while_live
     def disconnect(self, *, graceful: bool = False) -> None:
         """End the connection; gracefully it ends when the requests under way are over.
 
         Does nothing when it is over already. Raises DatInvalidState where there is none yet.
         """
-        with self.lock:
-            self.demand_live()
-            if self.state in UNDECIDED or self.state is EpState.UNCONNECTED:
-                raise wrong_state(self.state, "there is no connection")
-            if self.state is EpState.DISCONNECTED:
-                return
-            if not graceful or self.state not in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
-                self.connection.end(EventNumber.CONNECTION_DISCONNECTED)
-            elif self.state is EpState.CONNECTED:
-                self.move(Input.DRAIN)
-                if self.request_idle:
-                    self.connection.drain()
+        if self.state in UNDECIDED or self.state is EpState.UNCONNECTED:
+            raise wrong_state(self.state, "there is no connection")
+        if self.state is EpState.DISCONNECTED:
+            return
+        if not graceful or self.state not in (EpState.CONNECTED, EpState.DISCONNECT_PENDING):
+            self.connection.end(EventNumber.CONNECTION_DISCONNECTED)
+        elif self.state is EpState.CONNECTED:
+            self.move(Input.DRAIN)
+            if self.request_idle:
+                self.connection.drain()
 
+    @while_live
     def reset(self) -> None:
         """Make a disconnected endpoint unconnected; an unconnected one keeps its receives.
 
         Raises DatInvalidState in any other state.
         """
-        with self.lock:
-            self.demand_live()
-            was_over = self.state is EpState.DISCONNECTED
-            self.move(Input.RESET)
-            if was_over:
-                self.transfers.forget()
-                self.connection.reset()
+        was_over = self.state is EpState.DISCONNECTED
+        self.move(Input.RESET)
+        if was_over:
+            self.transfers.forget()
+            self.connection.reset()
 
     # -- for the parts and the service points; lock held
 

@@ -136,10 +136,7 @@ class EpConfig:
 
     def _attach(self, evds: Iterable[EventDispatcher | None], attr: EpAttr) -> None:
         self.attr = attr
-        flags = {
-            Role.RECV: attr.recv_completion_flags,
-            Role.REQUEST: attr.request_completion_flags,
-        }
+        flags = {Role.RECV: attr.recv_completion_flags, Role.REQUEST: attr.request_completion_flags}
         for (role, name), evd in zip(_STREAMS, evds, strict=True):
             if evd is not None:
                 evd.attach(role, self._owner, flags.get(role, CompletionFlag.DEFAULT))

@@ -51,11 +51,7 @@ TRANSITIONS: Final[dict[tuple[EpState, Input], EpState]] = {
 
 # A service point or a request has yet to decide about it: it may not be freed or disconnected.
 UNDECIDED: Final = frozenset(
-    {
-        EpState.RESERVED,
-        EpState.PASSIVE_CONNECTION_PENDING,
-        EpState.TENTATIVE_CONNECTION_PENDING,
-    }
+    {EpState.RESERVED, EpState.PASSIVE_CONNECTION_PENDING, EpState.TENTATIVE_CONNECTION_PENDING}
 )
 CONNECTING: Final = frozenset({EpState.ACTIVE_CONNECTION_PENDING, EpState.COMPLETION_PENDING})
 # Where attributes and dispatchers may still change.

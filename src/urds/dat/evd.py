@@ -33,7 +33,7 @@ from urds.dat.arguments import ns_of_s
 from urds.dat.constants import CompletionFlag, EvdFlag, EvdState, EventNumber, HandleType
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.evd_streams import Role, Streams, demand_flags
-from urds.dat.handles import DatObject, IaHandle, live
+from urds.dat.handles import DatObject, IaHandle, live, while_live
 from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
@@ -187,15 +187,14 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
 
     # -- software events
 
+    @while_live
     def post(self, pointer: Any) -> None:
         """Queue a software event. Raises DatQueueFull, DatInvalidParameter without SOFTWARE."""
-        with self.lock:
-            self.demand_live()
-            if EvdFlag.SOFTWARE not in self.evd_flags:
-                raise bad_argument(1, f"{self!r} takes no software events")
-            if len(self._queue) >= self.qlen:
-                raise dat_error(ReturnType.QUEUE_FULL, detail=f"{self.qlen} events are queued")
-            self.queue(SoftwareEvent(EventNumber.SOFTWARE, self, pointer))
+        if EvdFlag.SOFTWARE not in self.evd_flags:
+            raise bad_argument(1, f"{self!r} takes no software events")
+        if len(self._queue) >= self.qlen:
+            raise dat_error(ReturnType.QUEUE_FULL, detail=f"{self.qlen} events are queued")
+        self.queue(SoftwareEvent(EventNumber.SOFTWARE, self, pointer))
 
     # -- settings
 
@@ -205,11 +204,10 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         return self._waitable
 
     @waitable.setter
+    @while_live
     def waitable(self, waitable: bool) -> None:
-        with self.lock:
-            self.demand_live()
-            self._waitable = waitable
-            self.device.adapter.notify()
+        self._waitable = waitable
+        self.device.adapter.notify()
 
     @property
     def cno(self) -> NotificationPoint | None:
@@ -217,28 +215,28 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         return self._cno
 
     @cno.setter
+    @while_live
     def cno(self, cno: NotificationPoint | None) -> None:
-        with self.lock:
-            self.demand_live()
-            self._set_cno(cno)
+        self._set_cno(cno)
 
+    @while_live
     def enable(self) -> None:
         """Let events trigger the notification point."""
-        self._set_enabled(True)
+        self.enabled = True
 
+    @while_live
     def disable(self) -> None:
         """Let events not trigger the notification point; they are queued and may be waited for."""
-        self._set_enabled(False)
+        self.enabled = False
 
+    @while_live
     def resize(self, min_qlen: int) -> None:
         """Change the length. Raises DatInvalidState below what is queued; nothing is lost."""
-        with self.lock:
-            self.demand_live()
-            _demand_qlen(min_qlen, self.device.attr.max_evd_qlen)
-            if min_qlen < len(self._queue):
-                detail = f"length {min_qlen}, {len(self._queue)} events are queued"
-                raise dat_error(ReturnType.INVALID_STATE, detail=detail)
-            self.qlen = min_qlen
+        _demand_qlen(min_qlen, self.device.attr.max_evd_qlen)
+        if min_qlen < len(self._queue):
+            detail = f"length {min_qlen}, {len(self._queue)} events are queued"
+            raise dat_error(ReturnType.INVALID_STATE, detail=detail)
+        self.qlen = min_qlen
 
     @property
     def state(self) -> EvdState:
@@ -247,11 +245,10 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         waitable = EvdState.WAITABLE if self._waitable else EvdState.UNWAITABLE
         return enabled | waitable | self._streams.notification
 
+    @while_live
     def query(self) -> EvdParam:
         """Return what the dispatcher is at this moment."""
-        with self.lock:
-            self.demand_live()
-            return EvdParam(self.ia, self.qlen, self.state, self._cno, self.evd_flags)
+        return EvdParam(self.ia, self.qlen, self.state, self._cno, self.evd_flags)
 
     # -- streams; lock held
 
@@ -383,11 +380,6 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
                 subtype = Subtype.INVALID_STATE_EVD_CONFIG_SOLICITED
             raise dat_error(ReturnType.INVALID_STATE, subtype, f"threshold {threshold}, not 1")
 
-    def _set_enabled(self, enabled: bool) -> None:
-        with self.lock:
-            self.demand_live()
-            self.enabled = enabled
-
     def _set_cno(self, cno: NotificationPoint | None) -> None:
         if cno is not None:
             live(cno, NotificationPoint)
@@ -422,10 +414,9 @@ class NotificationPoint(DatObject, kind=HandleType.CNO):
         return self._agent
 
     @agent.setter
+    @while_live
     def agent(self, agent: ProxyAgent | None) -> None:
-        with self.lock:
-            self.demand_live()
-            self._agent = _checked(agent)
+        self._agent = _checked(agent)
 
     def wait(self, timeout_s: float | None = None) -> EventDispatcher | None:
         """Wait for a trigger and return the dispatcher that it came from.
@@ -460,11 +451,10 @@ class NotificationPoint(DatObject, kind=HandleType.CNO):
             raise dat_error(ReturnType.QUEUE_EMPTY, detail="nothing triggered it in time")
         return evd
 
+    @while_live
     def query(self) -> CnoParam:
         """Return what the notification point is."""
-        with self.lock:
-            self.demand_live()
-            return CnoParam(self.ia, self._agent)
+        return CnoParam(self.ia, self._agent)
 
     # -- for dispatchers; lock held
 

@@ -5,8 +5,9 @@ A handle is the object itself. Once freed it gives INVALID_HANDLE for ever; its 
 Source: docs/reference/dat.md 3.
 
 Rules for a class of objects (Endpoint, SharedReceiveQueue, service points):
-- Everything is touched with `self.lock` held, the lock of the adapter below the interface adapter.
-  Public methods begin with `with self.lock: self.demand_live()`.
+- Everything is touched with `self.lock` held, the lock of the adapter below the interface adapter,
+  and public methods are `while_live`. One that waits takes the lock itself, for shorter times;
+  `Endpoint.recv_query` reads one published value without it.
 - `live(other, Class)` checks a handle that a consumer gave, `self.device.demand_own(other)` that it
   is of the same adapter.
 - `self.hold(other)` says "I use it" and `self.drop(other)` takes that back, once for each `hold`;
@@ -25,7 +26,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from urds.dat.constants import HandleType
 from urds.dat.errors import bad_argument, dat_error
@@ -172,6 +174,25 @@ class OpenDevice:
             self.adapter.keys.deregister(region)
 
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+ObjectT = TypeVar("ObjectT", bound="DatObject")
+
+
+def while_live(
+    method: Callable[Concatenate[ObjectT, P], Result],
+) -> Callable[Concatenate[ObjectT, P], Result]:
+    """Run a method of a live object, its lock held. It raises DatInvalidHandle for a freed one."""
+
+    @wraps(method)
+    def run(self: ObjectT, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        with self.lock:
+            self.demand_live()
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class DatObject:
     """One object of an interface adapter. A context manager: leaving it frees it.
 
@@ -222,12 +243,11 @@ class DatObject:
         """Return whether other objects use this one."""
         return bool(self._users)
 
+    @while_live
     def free(self) -> None:
         """Free the object. Raises DatInvalidState while it is in use, DatInvalidHandle if freed."""
-        with self.lock:
-            self.demand_live()
-            self.demand_free()
-            self.end()
+        self.demand_free()
+        self.end()
 
     # -- for the other objects; lock held
 
@@ -278,9 +298,6 @@ class DatObject:
 
     def _dispose(self) -> None:
         """End what stands below; a subclass says what."""
-
-
-ObjectT = TypeVar("ObjectT", bound=DatObject)
 
 
 def live_zone(candidate: object) -> DatObject:

@@ -30,7 +30,7 @@ from urds.dat.endpoint import Endpoint
 from urds.dat.errors import dat_error, demand_bits, from_os_error
 from urds.dat.evd import AsyncErrorEvent, EventDispatcher, NotificationPoint, ProxyAgent
 from urds.dat.evd_streams import MERGING, Role
-from urds.dat.handles import DatObject, OpenDevice, live
+from urds.dat.handles import DatObject, OpenDevice, live, while_live
 from urds.dat.memory import ProtectionZone, find_piece
 from urds.dat.records import IaAttr, LmrTriplet, NamedAttr, ProviderAttr, ProviderInfo
 from urds.dat.registry import REGISTRY, Provider, Support
@@ -113,25 +113,22 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
 
     # -- making objects
 
+    @while_live
     def create_pz(self) -> ProtectionZone:
         """Make a protection zone."""
-        with self.lock:
-            self.demand_live()
-            return ProtectionZone(self)
+        return ProtectionZone(self)
 
+    @while_live
     def create_evd(
         self, min_qlen: int, flags: int, cno: NotificationPoint | None = None
     ) -> EventDispatcher:
         """Make an event dispatcher; see there."""
-        with self.lock:
-            self.demand_live()
-            return EventDispatcher(self, min_qlen, EvdFlag(flags), cno)
+        return EventDispatcher(self, min_qlen, EvdFlag(flags), cno)
 
+    @while_live
     def create_cno(self, agent: ProxyAgent | None = None) -> NotificationPoint:
         """Make a notification point."""
-        with self.lock:
-            self.demand_live()
-            return NotificationPoint(self, agent)
+        return NotificationPoint(self, agent)
 
     def listen(
         self,
@@ -159,20 +156,14 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             self.demand_live()
             return self.attr, self.provider_attr
 
+    @while_live
     def sync_rdma_read(self, triplets: Iterable[LmrTriplet]) -> None:
-        """Make local memory ready for reads of peers: it always is, the pieces are checked."""
-        self._sync(triplets)
+        """Check pieces of memory; it always is ready for reads of peers, and shows their writes."""
+        for triplet in triplets:
+            if triplet.segment_length:
+                find_piece(self.device, triplet)
 
-    def sync_rdma_write(self, triplets: Iterable[LmrTriplet]) -> None:
-        """Make writes of peers visible in local memory: they are, the pieces are checked."""
-        self._sync(triplets)
-
-    def _sync(self, triplets: Iterable[LmrTriplet]) -> None:
-        with self.lock:
-            self.demand_live()
-            for triplet in triplets:
-                if triplet.segment_length:
-                    find_piece(self.device, triplet)
+    sync_rdma_write = sync_rdma_read
 
     # -- closing
 

@@ -20,7 +20,7 @@ from urds.dat.constants import CompletionFlag, DtoStatus, EventNumber, HandleTyp
 from urds.dat.endpoint import Endpoint
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live
+from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, while_live
 from urds.dat.records import EpAttr, LmrTriplet, RmrTriplet, SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.srq import SharedReceiveQueue
@@ -93,11 +93,10 @@ class ProtectionZone(DatObject, kind=HandleType.PZ):
         super().__init__(ia)
         self.device.add(self)
 
+    @while_live
     def query(self) -> PzParam:
         """Return what the zone is."""
-        with self.lock:
-            self.demand_live()
-            return PzParam(self.ia)
+        return PzParam(self.ia)
 
     def register(
         self,
@@ -193,28 +192,26 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
         return self.region.length
 
     @property
+    @while_live
     def view(self) -> memoryview:
         """Return the memory as bytes; not a copy."""
-        with self.lock:
-            self.demand_live()
-            return self._view
+        return self._view
 
+    @while_live
     def query(self) -> LmrParam:
         """Return what the region is."""
-        with self.lock:
-            self.demand_live()
-            return LmrParam(
-                ia_handle=self.ia,
-                mem_type=self.mem_type,
-                region_desc=self._origin or self._view,
-                length=self.size,
-                pz_handle=self.pz,
-                mem_priv=self.privileges,
-                lmr_context=self.lmr_context,
-                rmr_context=self.rmr_context,
-                registered_size=self.size,
-                registered_address=self.address,
-            )
+        return LmrParam(
+            ia_handle=self.ia,
+            mem_type=self.mem_type,
+            region_desc=self._origin or self._view,
+            length=self.size,
+            pz_handle=self.pz,
+            mem_priv=self.privileges,
+            lmr_context=self.lmr_context,
+            rmr_context=self.rmr_context,
+            registered_size=self.size,
+            registered_address=self.address,
+        )
 
     # -- pieces of it
 
@@ -234,14 +231,13 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
 
     # -- inside
 
+    @while_live
     def _extent(self, offset_bytes: int, length_bytes: int | None) -> tuple[int, int]:
-        with self.lock:
-            self.demand_live()
-            count = self.size - offset_bytes if length_bytes is None else length_bytes
-            if not (0 <= offset_bytes <= self.size and 0 <= count <= self.size - offset_bytes):
-                detail = f"{count} bytes at offset {offset_bytes} of {self.size}"
-                raise dat_error(ReturnType.INVALID_PARAMETER, detail=detail)
-            return self.address + offset_bytes, count
+        count = self.size - offset_bytes if length_bytes is None else length_bytes
+        if not (0 <= offset_bytes <= self.size and 0 <= count <= self.size - offset_bytes):
+            detail = f"{count} bytes at offset {offset_bytes} of {self.size}"
+            raise dat_error(ReturnType.INVALID_PARAMETER, detail=detail)
+        return self.address + offset_bytes, count
 
     def _memory_of(
         self, source: ReadableBuffer | LocalMemory, mem_type: int, length_bytes: int | None
@@ -314,6 +310,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             self.hold(pz)
             self.device.add(self)
 
+    @while_live
     def bind(
         self,
         ep: Endpoint,
@@ -329,40 +326,37 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
         and window must be of one zone; DatPrivilegesViolation: REMOTE_WRITE needs LOCAL_WRITE;
         DatInvalidState, DatInsufficientResources as any request of the endpoint.
         """
-        with self.lock:
-            self.demand_live()
-            live(ep, Endpoint)
-            self.device.demand_own(ep)
-            binding = self._checked_binding(ep, triplet, privileges)
-            region = binding.lmr.region if binding.lmr else self.device.unbinding_region(self.pz)
-            asked = WindowBinding(
-                region,
-                triplet.virtual_address if binding.lmr else region.address,
-                triplet.segment_length,
-                _access(binding.privileges & _REMOTE) & ~(AccessFlag.LOCAL_WRITE),
+        live(ep, Endpoint)
+        self.device.demand_own(ep)
+        binding = self._checked_binding(ep, triplet, privileges)
+        region = binding.lmr.region if binding.lmr else self.device.unbinding_region(self.pz)
+        asked = WindowBinding(
+            region,
+            triplet.virtual_address if binding.lmr else region.address,
+            triplet.segment_length,
+            _access(binding.privileges & _REMOTE) & ~(AccessFlag.LOCAL_WRITE),
+        )
+        request = SendWR(opcode=WROpcode.BIND_MW, window=self.window, bind=asked)
+        # Before the post: where nothing has to be waited for, the bind completes within it.
+        self.hold(binding.lmr)
+        self._pending.append((asked, binding))
+        context = self.rmr_context = next_variant(self.rmr_context)
+        try:
+            ep.transfers.post_bind(
+                request, cookie, flags, self._bind_event, partial(self._note_bound, asked)
             )
-            request = SendWR(opcode=WROpcode.BIND_MW, window=self.window, bind=asked)
-            # Before the post: where nothing has to be waited for, the bind completes within it.
-            self.hold(binding.lmr)
-            self._pending.append((asked, binding))
-            context = self.rmr_context = next_variant(self.rmr_context)
-            try:
-                ep.transfers.post_bind(
-                    request, cookie, flags, self._bind_event, partial(self._note_bound, asked)
-                )
-            except DatError:
-                self._pending.pop()
-                self.drop(binding.lmr)
-                self._foretell_context()
-                raise
-            return context
+        except DatError:
+            self._pending.pop()
+            self.drop(binding.lmr)
+            self._foretell_context()
+            raise
+        return context
 
+    @while_live
     def query(self) -> RmrParam:
         """Return what the window stands for."""
-        with self.lock:
-            self.demand_live()
-            bound = self._bound
-            return RmrParam(self.ia, self.pz, bound.triplet, bound.privileges, self.rmr_context)
+        bound = self._bound
+        return RmrParam(self.ia, self.pz, bound.triplet, bound.privileges, self.rmr_context)
 
     def _note_bound(self, asked: WindowBinding) -> None:
         """Note that a bind has completed; its endpoint tells. Lock held.

@@ -17,7 +17,7 @@ from urds.dat.ep_state import Input, next_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd import Event, EventDispatcher
 from urds.dat.evd_streams import Role
-from urds.dat.handles import DatObject, IaHandle, live
+from urds.dat.handles import DatObject, IaHandle, live, while_live
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
@@ -77,11 +77,10 @@ class PublicServicePoint(DatObject, kind=HandleType.PSP):
             self.device.takers[self.conn_qual] = self.take
             self.device.add(self)
 
+    @while_live
     def query(self) -> PspParam:
         """Return what the service point is."""
-        with self.lock:
-            self.demand_live()
-            return PspParam(self.ia, self.conn_qual, self.evd, self.flags)
+        return PspParam(self.ia, self.conn_qual, self.evd, self.flags)
 
     def take(self, connection: VerbsConnection, private_data: bytes) -> bool:
         """Queue a request; False if the dispatcher is full. Lock held."""
@@ -143,11 +142,10 @@ class ReservedServicePoint(DatObject, kind=HandleType.RSP):
             self.hold(ep)
             self.device.add(self)
 
+    @while_live
     def query(self) -> RspParam:
         """Return what the service point is."""
-        with self.lock:
-            self.demand_live()
-            return RspParam(self.ia, self.conn_qual, self.evd, self.ep)
+        return RspParam(self.ia, self.conn_qual, self.evd, self.ep)
 
     def _handle_event(self, event: VerbsConnectionEvent) -> None:
         if event.kind is not ConnectionEventKind.REQUEST:
@@ -218,18 +216,18 @@ class ConnectionRequest(DatObject, kind=HandleType.CR):
         connection.on_event = self._note_end
         self.device.add(self)
 
+    @while_live
     def query(self) -> CrParam:
         """Return what the request says."""
-        with self.lock:
-            self.demand_live()
-            return CrParam(
-                remote_ia_address_ptr=self.remote_address,
-                remote_port_qual=self.remote_port_qual,
-                private_data_size=len(self.private_data),
-                private_data=self.private_data,
-                local_ep_handle=self.local_ep,
-            )
+        return CrParam(
+            remote_ia_address_ptr=self.remote_address,
+            remote_port_qual=self.remote_port_qual,
+            private_data_size=len(self.private_data),
+            private_data=self.private_data,
+            local_ep_handle=self.local_ep,
+        )
 
+    @while_live
     def accept(self, ep: Endpoint | None = None, private_data: bytes = b"") -> None:
         """Accept with an unconnected endpoint, or with `None` if the request names its own.
 
@@ -237,55 +235,51 @@ class ConnectionRequest(DatObject, kind=HandleType.CR):
         the wrong endpoint, or one without zone and connect dispatcher. DatInvalidParameter:
         private data too long. Then nothing has changed.
         """
-        with self.lock:
-            self.demand_live()
-            chosen = self._choose(ep)
-            self.device.demand_private_data(private_data, argument=3)
-            if chosen.pz is None or chosen.connect_evd is None:
-                raise _bad_endpoint(chosen, "it lacks a zone or a connect dispatcher")
-            connection, state = self._connection, chosen.state
-            assert connection is not None, "a live request has its connection"
-            chosen.connection.meet(Input.ACCEPT, connection)
-            try:
-                if not self._is_gone:
-                    chosen.connection.accept(connection, bytes(private_data))
-            except OSError as error:
-                chosen.undo_accept(state)
-                raise from_os_error(error) from error
-            if self._is_gone:
-                chosen.connection.break_soon()
-            self._connection = self.local_ep = None
-            self.end()
+        chosen = self._choose(ep)
+        self.device.demand_private_data(private_data, argument=3)
+        if chosen.pz is None or chosen.connect_evd is None:
+            raise _bad_endpoint(chosen, "it lacks a zone or a connect dispatcher")
+        connection, state = self._connection, chosen.state
+        assert connection is not None, "a live request has its connection"
+        chosen.connection.meet(Input.ACCEPT, connection)
+        try:
+            if not self._is_gone:
+                chosen.connection.accept(connection, bytes(private_data))
+        except OSError as error:
+            chosen.undo_accept(state)
+            raise from_os_error(error) from error
+        if self._is_gone:
+            chosen.connection.break_soon()
+        self._connection = self.local_ep = None
+        self.end()
 
+    @while_live
     def reject(self) -> None:
         """Reject the request; the peer learns that."""
-        with self.lock:
-            self.demand_live()
-            connection, self._connection = self._connection, None
-            if connection is not None and not self._is_gone:
-                connection.reject()
-            self._return_endpoint()
-            self.end()
+        connection, self._connection = self._connection, None
+        if connection is not None and not self._is_gone:
+            connection.reject()
+        self._return_endpoint()
+        self.end()
 
+    @while_live
     def handoff(self, conn_qual: int) -> None:
         """Pass the request to the public service point at another qualifier of this adapter.
 
         Raises DatInvalidParameter: there is none, or its dispatcher is full.
         """
-        with self.lock:
-            self.demand_live()
-            port_of(conn_qual, argument=2)
-            take = self.device.takers.get(conn_qual)
-            if take is None:
-                raise bad_argument(2, f"no service point at {conn_qual}")
-            connection = self._connection
-            assert connection is not None, "a live request has its connection"
-            if not take(connection, self.private_data):
-                connection.on_event = self._note_end
-                raise bad_argument(2, f"the dispatcher of the service point at {conn_qual} is full")
-            self._connection = None
-            self._return_endpoint()
-            self.end()
+        port_of(conn_qual, argument=2)
+        take = self.device.takers.get(conn_qual)
+        if take is None:
+            raise bad_argument(2, f"no service point at {conn_qual}")
+        connection = self._connection
+        assert connection is not None, "a live request has its connection"
+        if not take(connection, self.private_data):
+            connection.on_event = self._note_end
+            raise bad_argument(2, f"the dispatcher of the service point at {conn_qual} is full")
+        self._connection = None
+        self._return_endpoint()
+        self.end()
 
     def announce(self, evd: EventDispatcher, sp: DatObject | None, conn_qual: int) -> bool:
         """Queue the event of the request; False, and nothing is left of it, if it was lost."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from urds.dat.constants import DAT_SRQ_LW_DEFAULT, HandleType, SrqInfo, SrqState, SrqWatermarks
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone
+from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone, while_live
 from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType
@@ -68,80 +68,76 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
         self.hold(pz)
         self.device.add(self)
 
+    @while_live
     def post_recv(self, iov: Sequence[LmrTriplet], cookie: Any = None) -> None:
         """Give a buffer to the queue. Every completion wakes waiters as its endpoint's flags say.
 
         Raises DatInsufficientResources: `max_recv_dtos` are outstanding, completions that are
         not dequeued included. DatInvalidParameter, DatProtectionViolation, DatPrivilegesViolation.
         """
-        with self.lock:
-            self.demand_live()
-            sg = self.device.pieces(iov, self.pz, write=True, segments_max=self.max_recv_iov)
-            if self.outstanding >= self.max_recv_dtos:
-                raise dat_error(
-                    ReturnType.INSUFFICIENT_RESOURCES,
-                    Subtype.RESOURCE_SRQ,
-                    f"{self.outstanding} receives are outstanding, limit {self.max_recv_dtos}",
-                )
-            number = next(self._numbers)
-            self.engine.post(RecvWR(number, sg))
-            self._cookies[number] = cookie
-            self.outstanding += 1
+        sg = self.device.pieces(iov, self.pz, write=True, segments_max=self.max_recv_iov)
+        if self.outstanding >= self.max_recv_dtos:
+            raise dat_error(
+                ReturnType.INSUFFICIENT_RESOURCES,
+                Subtype.RESOURCE_SRQ,
+                f"{self.outstanding} receives are outstanding, limit {self.max_recv_dtos}",
+            )
+        number = next(self._numbers)
+        self.engine.post(RecvWR(number, sg))
+        self._cookies[number] = cookie
+        self.outstanding += 1
 
+    @while_live
     def query(self) -> SrqParam:
         """Return what the queue is; a count that the provider does not support is `None`."""
-        with self.lock:
-            self.demand_live()
-            info = SrqInfo(self.device.provider_attr.srq_info_supported)
-            available = len(self.engine) if SrqInfo.AVAILABLE_DTO_COUNT in info else None
-            outstanding = self.outstanding if SrqInfo.OUTSTANDING_DTO_COUNT in info else None
-            return SrqParam(
-                ia_handle=self.ia,
-                srq_state=SrqState.OPERATIONAL,
-                pz_handle=self.pz,
-                max_recv_dtos=self.max_recv_dtos,
-                max_recv_iov=self.max_recv_iov,
-                low_watermark=self.low_watermark,
-                available_dto_count=available,
-                outstanding_dto_count=outstanding,
-            )
+        info = SrqInfo(self.device.provider_attr.srq_info_supported)
+        available = len(self.engine) if SrqInfo.AVAILABLE_DTO_COUNT in info else None
+        outstanding = self.outstanding if SrqInfo.OUTSTANDING_DTO_COUNT in info else None
+        return SrqParam(
+            ia_handle=self.ia,
+            srq_state=SrqState.OPERATIONAL,
+            pz_handle=self.pz,
+            max_recv_dtos=self.max_recv_dtos,
+            max_recv_iov=self.max_recv_iov,
+            low_watermark=self.low_watermark,
+            available_dto_count=available,
+            outstanding_dto_count=outstanding,
+        )
 
+    @while_live
     def resize(self, max_recv_dtos: int) -> None:
         """Change how many receives may be outstanding; no buffer is lost.
 
         Raises DatInvalidParameter: below 1 or above the adapter's limit. DatInvalidState: below
         what is outstanding, or below the low watermark.
         """
-        with self.lock:
-            self.demand_live()
-            limit = self.device.attr.max_recv_per_srq
-            if not 1 <= max_recv_dtos <= limit:
-                raise bad_argument(2, f"max_recv_dtos {max_recv_dtos}, from 1 to {limit}")
-            floor = max(self.outstanding, self.low_watermark)
-            if max_recv_dtos < floor:
-                detail = (
-                    f"max_recv_dtos {max_recv_dtos}, {self.outstanding} are outstanding and the "
-                    f"low watermark is {self.low_watermark}"
-                )
-                raise dat_error(ReturnType.INVALID_STATE, detail=detail)
-            self.engine.resize(max_recv_dtos)
-            self.max_recv_dtos = max_recv_dtos
+        limit = self.device.attr.max_recv_per_srq
+        if not 1 <= max_recv_dtos <= limit:
+            raise bad_argument(2, f"max_recv_dtos {max_recv_dtos}, from 1 to {limit}")
+        floor = max(self.outstanding, self.low_watermark)
+        if max_recv_dtos < floor:
+            detail = (
+                f"max_recv_dtos {max_recv_dtos}, {self.outstanding} are outstanding and the "
+                f"low watermark is {self.low_watermark}"
+            )
+            raise dat_error(ReturnType.INVALID_STATE, detail=detail)
+        self.engine.resize(max_recv_dtos)
+        self.max_recv_dtos = max_recv_dtos
 
+    @while_live
     def set_low_watermark(self, low_watermark: int) -> None:
         """Ask for one event when fewer buffers than this are available, at once if so; 0: never.
 
         Once it has fired it is silent until it is set again. Raises DatInvalidParameter: below 0
         or above `max_recv_dtos`. DatModelNotSupported: the provider is degraded.
         """
-        with self.lock:
-            self.demand_live()
-            marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
-            if SrqWatermarks.SRQ_LOW not in marks:
-                raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="low watermark of an SRQ")
-            if not 0 <= low_watermark <= self.max_recv_dtos:
-                raise bad_argument(2, f"low watermark {low_watermark}, 0 to {self.max_recv_dtos}")
-            self.low_watermark = low_watermark
-            self.engine.arm_limit(low_watermark)
+        marks = SrqWatermarks(self.device.provider_attr.srq_watermarks_supported)
+        if SrqWatermarks.SRQ_LOW not in marks:
+            raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="low watermark of an SRQ")
+        if not 0 <= low_watermark <= self.max_recv_dtos:
+            raise bad_argument(2, f"low watermark {low_watermark}, 0 to {self.max_recv_dtos}")
+        self.low_watermark = low_watermark
+        self.engine.arm_limit(low_watermark)
 
     # -- for endpoints; lock held
 
