@@ -249,3 +249,19 @@ def test_every_goal_names_a_peer_of_its_work(bench: Any) -> None:
         names = {name for name, peer in by_name.items() if peer.fits(work.kind, work.payload_bytes)}
         assert work.subject in names
         assert {goal.peer for goal in bench.works.goals_for(work)} <= names, work.title
+
+
+def test_a_pool_of_workers_is_measured_over_what_is_installed() -> None:
+    code, out, err = run("pool.py", "--workers", "2", "--jobs", "6", "--rounds", "1")
+    assert code == 0, out + err
+    head, *rows = out.splitlines()
+    assert head.startswith("2 workers, 6 jobs, processor time")
+    python = next(row for row in rows if row.startswith("urds, python plane"))
+    assert " s (" in python and "a worker " in python
+    assert len(rows) == 3, "each contender has a row, with figures or a reason"
+
+
+def test_a_pool_of_no_workers_is_refused() -> None:
+    code, _, err = run("pool.py", "--workers", "0")
+    assert code == 2
+    assert "give 1 to 250 workers" in err
