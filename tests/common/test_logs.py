@@ -1,6 +1,8 @@
 """What an unknown peer can make us log."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,25 @@ def test_equal_lines_of_many_peers_are_remembered_up_to_a_bound(
         log.warning_once("%d refused", peer)
     log.flush()
     assert caplog.messages == ["1 refused", "2 refused", "3 refused", "1 refused"]
+
+
+def test_lines_that_are_not_shown_import_no_logging() -> None:
+    """As `logging` shows warnings where nothing is set up; a program that has it sees the rest."""
+    program = """
+import sys
+from urds.common.logs import LogQueue
+log = LogQueue()
+log.info("up")
+log.debug("an attempt")
+log.flush()
+assert "logging" not in sys.modules
+log.warning("lost")
+log.flush()
+import logging
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+log.info("up again")
+log.flush()
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert (run.stderr, run.stdout) == ("lost\n", "INFO:urds:up again\n")

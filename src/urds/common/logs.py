@@ -6,10 +6,15 @@ below `urds`: `urds.control`, `urds.rdma` and so on.
 
 Each text has its own limit, because a peer can cause most of them. Where a peer causes one line
 again and again, as by connections that are refused, `warning_once` admits it once a minute.
+
+A program that never imports `logging` sees warnings and nothing below, as `logging` itself has it.
+So lines below are dropped before the import, which with its thread costs such a process more than
+a connection does.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Final
 
@@ -111,10 +116,13 @@ class LogQueue:
     ) -> bool:
         """Queue a line, unless there were ten of its text in five seconds; return whether it is.
 
+        A line below WARNING also unless the program has imported `logging`: it would not be shown.
         With `equal_once` also unless the same one, arguments included, came within a minute.
         `problem` is logged with its traceback. A line beyond 256 that wait is counted like one
         beyond the limit: the next of its text counts the missing ones.
         """
+        if level < _WARNING and "logging" not in sys.modules:
+            return False
         lines = self._lines
         with lines.calls.lock:
             limits = lines.limits_of(text, arguments if equal_once else None)
