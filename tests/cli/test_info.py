@@ -27,6 +27,7 @@ from urds.rds.plane.contract import (
     Snapshot,
 )
 from urds.rds.runtime import processes
+from urds.rds.runtime.information_socket import InformationSocket
 from urds.rds.runtime.processes import Report
 
 HERE, THERE = ip_address("10.0.0.1"), ip_address("10.0.0.2")
@@ -423,8 +424,8 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
         processes.parse(data)
 
 
-def serve(data: bytes) -> processes.InformationSocket:
-    served = processes.InformationSocket.open(lambda: data, processes.named_directory())
+def serve(data: bytes) -> InformationSocket:
+    served = InformationSocket.open(lambda: data, processes.named_directory())
     assert served is not None
     return served
 
@@ -440,7 +441,7 @@ def test_a_socket_is_for_this_user_only_and_leaves_with_the_process(folder: Path
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
 def test_a_folder_that_others_may_enter_is_not_used(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
+    assert InformationSocket.open(lambda: b"", processes.named_directory()) is None
     assert processes.find() == []
 
 
@@ -448,14 +449,14 @@ def test_a_link_to_a_folder_is_not_used(folder: Path, tmp_path: Path) -> None:
     folder.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
+    assert InformationSocket.open(lambda: b"", processes.named_directory()) is None
 
 
 def test_a_place_that_is_too_long_for_a_socket_is_no_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "named_directory", lambda: str(folder / ("x" * 120)))
-    assert processes.InformationSocket.open(lambda: b"", processes.named_directory()) is None
+    assert InformationSocket.open(lambda: b"", processes.named_directory()) is None
 
 
 def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:

@@ -22,13 +22,34 @@ ATTEMPTS_MAX = 12
 # Each of these costs milliseconds or a thread pool; what needs one imports it when used.
 HEAVY = {
     "asyncio", "concurrent.futures", "ctypes", "dataclasses", "email", "http", "inspect", "json",
-    "logging", "multiprocessing", "ssl", "subprocess", "tempfile", "tomllib", "traceback", "trio",
-    "unittest", "urllib.request",
+    "logging", "multiprocessing", "pathlib", "ssl", "subprocess", "tempfile", "tomllib",
+    "traceback", "trio", "unittest", "urllib.parse",
 }  # fmt: skip
 
 BIND = "import urds\nsock = urds.socket()\nsock.bind(('127.0.91.1', 0))\n"
 # An end in order would count the farewell of the threads as well.
 STARTS = {"import": "import urds\n", "bind": BIND}
+CONNECT = """import os, sys
+sys.path.insert(0, sys.argv[1])
+ready, told = os.pipe()
+is_peer = os.fork() == 0
+import urds
+sock = urds.socket()
+sock.bind((f"127.0.91.{2 + is_peer}", 0))
+sock.settimeout(30)
+if is_peer:
+    os.write(told, b"%d" % sock.getsockname()[1])
+    message, source = sock.recvfrom(9)
+    sock.sendto(message, source)
+    urds.drain(30)
+    os._exit(0)
+sock.sendto(b"x", ("127.0.91.3", int(os.read(ready, 9))))
+sock.recv(9)
+names = sorted(sys.modules)
+import json
+print(json.dumps(names), flush=True)
+os._exit(0)
+"""
 LIMITS_MS = {"import": IMPORT_MS_MAX, "bind": BIND_MS_MAX}
 
 
@@ -94,8 +115,16 @@ def test_a_start_leaves_heavy_modules_alone(kind: str, tmp_path: Path) -> None:
     assert HEAVY & new_modules(kind, tmp_path) == set()
 
 
+def test_a_connection_leaves_heavy_modules_alone(tmp_path: Path) -> None:
+    """It is logged as INFO, which a program that has not imported `logging` does not see."""
+    names = set(json.loads(start(CONNECT, tmp_path)[1]))
+    assert "urds.rds.runtime.connect" in names
+    assert HEAVY & names == set()
+
+
 def test_a_bind_over_tcp_leaves_rdma_alone(tmp_path: Path) -> None:
     ours = {name for name in new_modules("bind", tmp_path) if name.startswith("urds.")}
     assert "urds.rds.runtime.control_thread" in ours
-    parts = ("urds.verbs", "urds.rsocket", "urds.dat", "urds.cli", "urds.rds.transports.rdma")
+    parts = ("urds.verbs", "urds.rsocket", "urds.dat", "urds.cli", "urds.rds.transports.rdma",
+             "urds.rds.runtime.beside", "urds.rds.runtime.crossings")  # fmt: skip
     assert [name for name in sorted(ours) if name.startswith(parts)] == []

@@ -5,27 +5,25 @@ what is nearest: the project's file in a checkout, whose environment may hold an
 the name of the folder that an installation leaves beside the package.
 """
 
-import re
-from pathlib import Path
+import os
 from typing import Final
 
-_STATED: Final = re.compile(r'^name = "urds"\nversion = "([^"\n]+)"', re.MULTILINE)
-_FOLDER: Final = re.compile(r"urds-(.+)\.dist-info")
+_STATED: Final = '\nname = "urds"\nversion = "'
+_BEGIN, _END = "urds-", ".dist-info"
 
 
-def read(package: Path) -> str:
-    """Return the version of the `urds` in a folder; `0+unknown` if nothing states it."""
-    beside = package.parent
-    if beside.name == "src":
-        try:
-            stated = _STATED.search((beside.parent / "pyproject.toml").read_text(encoding="utf-8"))
-        except OSError:
-            stated = None
-        if stated:
-            return stated[1]
-    found = sorted(folder.name for folder in beside.glob("urds-*.dist-info"))
-    if len(found) == 1 and (installed := _FOLDER.fullmatch(found[0])):
-        return installed[1]
+def read(package: str | os.PathLike[str]) -> str:
+    """Return the version of the `urds` in a folder; `0+unknown` if nothing states it.
+
+    Paths are texts here, not `pathlib`'s, whose import costs as much as this whole module may.
+    """
+    beside = os.fspath(package).rpartition("/")[0]
+    around, _, name = beside.rpartition("/")
+    if name == "src" and (stated := _stated(f"{around}/pyproject.toml")):
+        return stated
+    found = _installed(beside)
+    if len(found) == 1:
+        return found[0]
     # A package in an archive, or the rest of another installation beside it.
     from importlib import metadata
 
@@ -35,4 +33,24 @@ def read(package: Path) -> str:
         return "0+unknown"
 
 
-VERSION: Final = read(Path(__file__).parents[1])
+def _stated(place: str) -> str:
+    """Return the version in a project's file; "" without one of `urds`."""
+    try:
+        with open(place, encoding="utf-8") as text:  # noqa: PTH123 - see `read`
+            after = text.read().partition(_STATED)[2]
+    except OSError:
+        return ""
+    return after.partition('"')[0].strip()
+
+
+def _installed(beside: str) -> list[str]:
+    """Return the versions of `urds` that folders beside the package name."""
+    try:
+        with os.scandir(beside or ".") as every:
+            names = [one.name for one in every if one.name.startswith(_BEGIN)]
+    except OSError:  # an archive
+        return []
+    return [name[len(_BEGIN) : -len(_END)] for name in names if name.endswith(_END)]
+
+
+VERSION: Final = read(__file__.rpartition("/")[0].rpartition("/")[0])

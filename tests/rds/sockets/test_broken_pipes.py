@@ -35,7 +35,7 @@ wanted[0] = (True, False)
 shown.sync()
 """,
     "report": """
-from urds.rds.runtime.processes import InformationSocket
+from urds.rds.runtime.information_socket import InformationSocket
 theirs.close()
 served = object.__new__(InformationSocket)
 served._report = lambda: b"{}"

@@ -9,8 +9,8 @@ exactly one `Accept` or `Reject`. Reports about a number that has ended are igno
 """
 
 from enum import Enum, auto
-from typing import NamedTuple
 
+from urds.common.named_tuples import NamedTuple
 from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.control.events import Action

@@ -5,8 +5,8 @@ are skipped lazily. At most five timers exist per path and one per pending conne
 """
 
 from enum import IntEnum
-from typing import NamedTuple
 
+from urds.common.named_tuples import NamedTuple
 from urds.common.timers import Deadlines
 from urds.common.types import IPAddress
 

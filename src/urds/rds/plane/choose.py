@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import PlaneError, SettingError
+from urds.common.named_tuples import NamedTuple
 from urds.common.version import VERSION
 
 if TYPE_CHECKING:

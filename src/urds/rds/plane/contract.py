@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, IntFlag, StrEnum, auto
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from urds.common.named_tuples import NamedTuple
 from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus

@@ -57,7 +57,7 @@ class PlaneBeside:
                 tell_linger_over(self._driver, event)
             else:
                 rdma.take(event)
-        deadlines = (rdma.progress(now), rdma.crossings.progress(now))
+        deadlines = (rdma.progress(now), rdma.progress_crossings(now))
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
     # -- ends; without the control lock

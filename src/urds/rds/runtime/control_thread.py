@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from random import Random
 from time import monotonic_ns as now_ns
+from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue
@@ -38,18 +39,19 @@ from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Pl
 from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
 from urds.rds.runtime.connect import Streams
-from urds.rds.runtime.connections import Found, with_facts
 from urds.rds.runtime.guard import Guard
+from urds.rds.runtime.information_socket import InformationSocket
 from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
 from urds.rds.runtime.looks import Looks
 from urds.rds.runtime.peer_events import events
-from urds.rds.runtime.processes import InformationSocket
 from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
 from urds.rds.runtime.shm_connect import ShmStreams
-from urds.rds.runtime.undelivered import tell_left, tell_linger_over
 from urds.rds.settings import Settings
 from urds.rds.transports import subnets, tcp
 from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
+
+if TYPE_CHECKING:
+    from urds.rds.runtime.connections import Found
 
 _PathEvent = base.ConnectWanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
@@ -164,12 +166,12 @@ class Driver:
         chosen = host.endpoint.bind(port)
         try:
             plane = self.rdma.plane if over_rdma else self.plane
-            self.rdma.crossings.make_way(address, chosen)
+            self.rdma.make_way(address, chosen)
             mailbox = plane.mailbox(local=address, port=chosen, settings=settings)
             host.mailboxes.add(mailbox)
             if over_rdma:
                 self.rdma.add(mailbox)
-            self.rdma.crossings.add(mailbox)
+            self.rdma.cross(mailbox)
         except BaseException:
             if mailbox is not None:
                 mailbox.close(0)
@@ -185,7 +187,6 @@ class Driver:
             host = self.hosts.get(mailbox.local)
             if host is None or mailbox not in host.mailboxes:
                 return
-            self.rdma.crossings.forget(mailbox)
             self.rdma.forget(mailbox)
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
@@ -283,6 +284,8 @@ class Driver:
 
     def told_snapshot(self) -> base.Snapshot:
         """Return the same, with what the control planes know of each path."""
+        from urds.rds.runtime.connections import with_facts
+
         snapshot = self.snapshot()
         with self.lock:
             at_ns = now_ns()
@@ -331,6 +334,8 @@ class Driver:
             return 0
         left = self.drain(drain_ns)
         if left:
+            from urds.rds.runtime.undelivered import tell_left
+
             tell_left(self, left, drain_ns / _S)
         self.stopping = True
         self.end(at_exit=at_exit)
@@ -523,7 +528,12 @@ class Driver:
         """Report what was cancelled during the drain; no other notice matters any more."""
         for event in events:
             if isinstance(event, base.LingerOver):
-                tell_linger_over(self, event)
+                self._tell_linger_over(event)
+
+    def _tell_linger_over(self, event: base.LingerOver) -> None:
+        from urds.rds.runtime.undelivered import tell_linger_over
+
+        tell_linger_over(self, event)
 
     def _report(self, event: base.Event) -> None:
         """Pass one report of the plane to the connection that it concerns."""
@@ -533,7 +543,7 @@ class Driver:
                 handler()
             return
         if isinstance(event, base.LingerOver):
-            tell_linger_over(self, event)
+            self._tell_linger_over(event)
             return
         if self.rdma.take(event):
             return

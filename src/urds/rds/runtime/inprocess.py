@@ -22,7 +22,6 @@ from urds.rds.plane.choose import choose, plane_class
 from urds.rds.plane.contract import Mailbox, MailboxSettings, Plane, Snapshot
 from urds.rds.runtime.control_thread import Driver
 from urds.rds.runtime.process import process
-from urds.rds.runtime.processes import report_of_this_process
 from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ class InProcess:
         return {**with_rdma(plane, rdma.counters()), **control, **rdma.own_counters()}
 
     def _report(self) -> bytes:
+        from urds.rds.runtime.processes import report_of_this_process
+
         connected = dict(process.connected)
         return report_of_this_process(
             self.choice.plane, self.snapshot(), self.counters(), connected

@@ -1,29 +1,16 @@
-"""Reports of processes: served to `urds info`, and asked for.
-
-A process is the host of its addresses and no other process can look inside. So each opens a Unix
-socket that only its own user can reach; a connection gets one report and ends. The report travels
-as a sealed memory file: passing a descriptor never waits, however long the report and however slow
-the reader, so the control thread can serve it between two events. A process that ended without
-closing its socket leaves a file behind; the next process that finds it removes it.
-
-Nothing here may keep a program from working: without a place for the socket there is none.
-"""
+"""Reports of processes for `urds info`: written, asked for at an `information_socket`, and read."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import socket
-import stat
 import sys
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from struct import Struct
 from typing import Any, Final
 
 from urds.common.records import fields, record
@@ -37,16 +24,11 @@ from urds.rds.plane.contract import (
     RdmaRow,
     Snapshot,
 )
+from urds.rds.runtime.information_socket import GREETING, SUFFIX, folder, is_ours
 from urds.rds.settings import AUTO, Settings
 
 Endpoint = tuple[IPAddress, int]
 
-GREETING: Final = b"urds report 3\n"  # goes with the descriptor; the number is the format's
-SUFFIX: Final = ".sock"
-_CONNECTIONS_PER_PASS: Final = 8
-_BACKLOG: Final = 16
-_PEER_CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
-_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 ANSWER_S: Final = 2.0
 _REPORT_BYTES_MAX: Final = 256 << 20
 _PROGRAM_CHARACTERS_MAX: Final = 200
@@ -58,123 +40,9 @@ _BOUND: Final = re.compile(r"(/\S.*/urds(?:-\d+)?)/(\d+)\.sock$", re.MULTILINE)
 _KERNELS_TABLE: Final = Path("/proc/net/unix")
 
 
-# -- serving
-
-
 def named_directory() -> str:
     """Return the directory that file or environment name for the sockets, or `auto`."""
     return Settings.load().info_directory
-
-
-def folder(named: str = AUTO) -> Path:
-    """Return where the sockets of this user's processes are by default; it need not exist."""
-    if named != AUTO:
-        return Path(named)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return Path(runtime) / "urds"
-    return Path(os.environ.get("TMPDIR", "/tmp")) / f"urds-{os.getuid()}"
-
-
-def is_ours(place: Path, *, all_users: bool = False) -> bool:
-    """Tell whether a folder belongs to this user, or to any one, alone; a link to one does not."""
-    try:
-        found = place.lstat()
-    except OSError:
-        return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and (all_users or found.st_uid == os.getuid())
-        and not stat.S_IMODE(found.st_mode) & 0o077
-    )
-
-
-class InformationSocket:
-    """A listener for the control thread: `fileno` to watch, `handle_ready` when it is readable."""
-
-    def __init__(self, place: Path, listener: socket.socket, report: Callable[[], bytes]) -> None:
-        self._place = place
-        self._listener = listener
-        self._report = report
-
-    @classmethod
-    def open(cls, report: Callable[[], bytes], directory: str = AUTO) -> InformationSocket | None:
-        """Listen at this process's place; None where that is impossible."""
-        with suppress(OSError), ExitStack() as undo:
-            # No descriptor, no folder, a read-only one, or a path too long for a socket.
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            undo.callback(listener.close)
-            place = _place_for(os.getpid(), folder(directory))
-            listener.bind(os.fspath(place))
-            place.chmod(0o600)
-            listener.listen(_BACKLOG)
-            undo.pop_all()
-            return cls(place, listener, report)
-        return None
-
-    def fileno(self) -> int:
-        """Return the descriptor of the listener."""
-        return self._listener.fileno()
-
-    def handle_ready(self) -> None:
-        """Answer waiting connections, at most eight; never blocks."""
-        for _ in range(_CONNECTIONS_PER_PASS):
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # none left, or no descriptors: the rest is served next time
-                return
-            with connection, suppress(OSError):  # the reader may be gone already
-                if _is_allowed(connection):
-                    self._answer(connection)
-
-    def close(self) -> None:
-        """Stop listening and remove the socket's file."""
-        if self._listener.fileno() >= 0:
-            self._listener.close()
-            self._place.unlink(missing_ok=True)
-
-    def abandon_in_child(self) -> None:
-        """After a fork, in the child: close the copy; the file stays the parent's."""
-        self._listener.close()
-
-    def _answer(self, connection: socket.socket) -> None:
-        descriptor = os.memfd_create("urds-report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(self._report())
-            os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this position with the file
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
-            connection.sendmsg([GREETING], [rights], socket.MSG_NOSIGNAL)
-        finally:
-            os.close(descriptor)
-
-
-def _place_for(pid: int, at: Path) -> Path:
-    """Return the path for a process, free to bind. Raises OSError."""
-    with suppress(FileExistsError):
-        at.mkdir(mode=0o700)
-    if not is_ours(at):
-        raise PermissionError(f"{at} is not a folder of this user alone")
-    place = at / f"{pid}{SUFFIX}"
-    # The earlier owner of this pid has ended, unless it is this process with a second backend.
-    if place.exists() and not _is_served(place):
-        place.unlink(missing_ok=True)
-    return place
-
-
-def _is_served(place: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(os.fspath(place)) != errno.ECONNREFUSED
-
-
-def _is_allowed(connection: socket.socket) -> bool:
-    """Tell whether the other end is this user or root; the folder's mode ensures the same."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    return _PEER_CREDENTIALS.unpack(data)[1] in {0, os.getuid()}
-
-
-# -- asking
 
 
 @record
@@ -274,7 +142,7 @@ def _places(*, all_users: bool = False) -> dict[int, Path]:
     kernel's list of bound sockets is looked through as well, unless a setting names the place.
     """
     named, places = named_directory(), dict[int, Path]()
-    at = folder(named)
+    at = Path(folder(named))
     if named == AUTO:
         with suppress(OSError):  # no /proc
             for found in _BOUND.finditer(_KERNELS_TABLE.read_text(errors="surrogateescape")):
@@ -299,7 +167,7 @@ def ask_all(pids: Iterable[int], *, all_users: bool = False) -> Iterator[Report 
 
 def ask(pid: int, place: Path | None = None) -> Report | Silent | None:
     """Ask one process for its report, for at most two seconds; None if it is gone."""
-    at = folder(named_directory())
+    at = Path(folder(named_directory()))
     place = place or at / f"{pid}{SUFFIX}"
     try:
         return parse(_fetch(place))

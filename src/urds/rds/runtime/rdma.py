@@ -18,15 +18,15 @@ from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.plane import contract as base
 from urds.rds.plane.choose import plane_beside
 from urds.rds.plane.contract import Mailbox, Plane, Snapshot
-from urds.rds.runtime.beside import PlaneBeside, both
-from urds.rds.runtime.crossings import Crossings
 from urds.rds.runtime.peer_events import events as peer_events
 
 if TYPE_CHECKING:
     from urds.rds.control.settings import LocalAddressSettings
     from urds.rds.plane.contract import PathRow
+    from urds.rds.runtime.beside import PlaneBeside
     from urds.rds.runtime.connections import Found
     from urds.rds.runtime.control_thread import Driver
+    from urds.rds.runtime.crossings import Crossings
     from urds.rds.settings import Settings
     from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
 
@@ -41,7 +41,7 @@ class Rdma:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.node: RdmaNode | None = None
-        self.crossings = Crossings(driver)
+        self._crossings: Crossings | None = None  # with a plane of its own
         self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
         self._look_at_ns = 0
@@ -54,9 +54,16 @@ class Rdma:
         if self.node is None:
             self.node = self._make()
             if self._beside is not None:
+                self._crossings = self._cross(self._beside)
                 self._beside.start()
-                self.crossings.begin(self._beside.plane)
         self.node.open(address, settings)
+
+    def _cross(self, beside: PlaneBeside) -> Crossings:
+        from urds.rds.runtime.crossings import Crossings
+
+        crossings = Crossings(self._driver)
+        crossings.begin(beside.plane)
+        return crossings
 
     @property
     def plane(self) -> Plane:
@@ -80,6 +87,8 @@ class Rdma:
             device.confine = driver.guard.confine_to
         make_plane = plane_beside(driver.plane)
         if make_plane is not None:
+            from urds.rds.runtime.beside import PlaneBeside
+
             self._beside = PlaneBeside(driver, make_plane)
         node = RdmaNode(
             self.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
@@ -101,6 +110,16 @@ class Rdma:
         """Note that a mailbox sends over RDMA."""
         self._mailboxes.add(mailbox)
 
+    def make_way(self, local: IPAddress, port: int) -> None:
+        """Have an address and port free in both planes: they are about to be bound."""
+        if self._crossings is not None:
+            self._crossings.make_way(local, port)
+
+    def cross(self, mailbox: Mailbox) -> None:
+        """Have a mailbox receive what reaches its port in the other plane."""
+        if self._crossings is not None:
+            self._crossings.add(mailbox)
+
     def is_inside(self) -> bool:
         """Tell whether the calling thread holds a lock of a plane of its own, or of a device."""
         if self._beside is not None and self._beside.plane.is_inside():
@@ -117,7 +136,9 @@ class Rdma:
             self.node.regions.free_all(mailbox)
 
     def forget(self, mailbox: Mailbox) -> None:
-        """Drop a mailbox that is closed."""
+        """Drop a mailbox of either transport that is closed."""
+        if self._crossings is not None:
+            self._crossings.forget(mailbox)
         if mailbox in self._mailboxes and self.node is not None:
             self._mailboxes.discard(mailbox)
             self.node.forget_mailbox(mailbox)
@@ -159,6 +180,10 @@ class Rdma:
                 self._driver.looks.look(path, at_ns)
         return self._look_at_ns
 
+    def progress_crossings(self, at_ns: int) -> int | None:
+        """Pass on what reached a port in the other plane; return the next deadline."""
+        return None if self._crossings is None else self._crossings.progress(at_ns)
+
     def progress_beside(self, at_ns: int) -> int | None:
         """Do the same in the control thread, unless a thread of its own does it."""
         return self.progress(at_ns) if self._beside is None else None
@@ -167,11 +192,13 @@ class Rdma:
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
         """Add what the plane of RDMA has to a snapshot of the driver's."""
-        if self._beside is not None:
+        if self._beside is not None and self._crossings is not None:
+            from urds.rds.runtime.beside import both
+
             own = self._beside.plane.snapshot()
             with self._driver.lock:
-                own = self.crossings.leave_out(own, self._beside.plane)
-                snapshot = self.crossings.leave_out(snapshot, self._driver.plane)
+                own = self._crossings.leave_out(own, self._beside.plane)
+                snapshot = self._crossings.leave_out(snapshot, self._driver.plane)
             snapshot = both(snapshot, own)
         return replace(snapshot, rdma_in_use=self.node is not None)
 

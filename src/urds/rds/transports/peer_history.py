@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from urds.common.logs import LogQueue
+from urds.common.named_tuples import NamedTuple
 from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Carrier

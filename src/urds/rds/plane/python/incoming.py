@@ -27,8 +27,9 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
+from urds.common.named_tuples import NamedTuple
 from urds.rds.constants import CONGESTION_MAP_BYTES, PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import DownReason, Limits, Received, SocketAddress
 from urds.rds.plane.python.alike import RUN_MIN, payloads_of_run

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from urds.common.named_tuples import NamedTuple
 from urds.rds.constants import IB_FRAGMENT_BYTES, ExtensionType, RdmaStatus
 from urds.rds.plane.contract import Buffer, Operation, RdmaTransfer
 from urds.rds.wire import extensions as exthdr
