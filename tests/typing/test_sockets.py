@@ -1,5 +1,7 @@
 """A type checker knows what sockets take and return, and refuses what fails at run time."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +87,32 @@ def test_mypy_refuses_what_fails_and_nothing_else(tmp_path: Path) -> None:
     )
     refused = {int(line.split(":")[1]) for line in run.stdout.splitlines() if ": error:" in line}
     assert [program[number - 1] for number in sorted(refused)] == lines_of(BAD), run.stdout
+
+
+def test_pyright_refuses_the_same(tmp_path: Path) -> None:
+    """With pyright as a program of its own, where there is one: it needs Node.js."""
+    checker = shutil.which("pyright")
+    if checker is None:
+        pytest.skip("pyright is not installed")
+    program = [*lines_of(HEAD), *lines_of(GOOD), *lines_of(BAD)]
+    (tmp_path / "program.py").write_text("\n".join(program) + "\n", encoding="utf-8")
+    settings = {
+        "include": ["program.py"],
+        "typeCheckingMode": "strict",
+        "extraPaths": [str(ROOT / "src")],
+        "pythonVersion": "3.11",
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    run = subprocess.run(
+        [checker, "--outputjson", "-p", str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    findings = json.loads(run.stdout)["generalDiagnostics"]
+    refused = {one["range"]["start"]["line"] for one in findings}
+    assert [program[number] for number in sorted(refused)] == lines_of(BAD), run.stdout
 
 
 @pytest.mark.parametrize("line", lines_of(BAD))
