@@ -307,3 +307,21 @@ def test_init_attributes_may_be_used_again(world: World) -> None:
     first, second = QP(side.pd, init_attr), QP(side.pd, init_attr, QPAttr(qkey=QKEY))
     assert first.qp_state is QPState.RESET
     assert second.qp_state is QPState.INIT
+
+
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_completions_not_polled_go_with_the_life_of_their_queue_pair(
+    world: World, end: str
+) -> None:
+    """As most adapters have it: another life may use the same number and wr_id."""
+    side = world.side()
+    stays = QP(side.pd, side.init_attr, QPAttr())
+    for qp, wr_id in ((side.qp, 7), (stays, 8)):
+        qp.post_recv(RecvWR(wr_id, [side.mr.sge(0, 8)]))
+        qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
+    assert len(side.rcq) == 2
+    if end == "reset":
+        side.modify(QPState.RESET)
+    else:
+        side.qp.close()
+    assert [wc.wr_id for wc in side.rcq.poll(4)[1]] == [8], "the other one's stays"

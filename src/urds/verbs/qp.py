@@ -167,7 +167,7 @@ class QPInitAttr:
 
 
 class QP(Resource):
-    """A queue pair. Closing it drops what is posted, without completions.
+    """A queue pair. Closing it, or RESET, drops what is posted, and completions not yet polled.
 
     With `qp_attr` it goes to RTS (UD) or to INIT (RC) at once.
     """
@@ -369,6 +369,7 @@ class QP(Resource):
 
     def _release(self, *, forced: bool) -> None:
         self.context.adapter.remove(self.engine)
+        self.engine.discard_completions()
         self.context.forget(self.engine, self)
         if self.init_attr.srq is not None:
             self.init_attr.srq.engine.attached -= 1

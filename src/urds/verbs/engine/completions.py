@@ -72,6 +72,17 @@ class CompletionQueue:
         entries = self._entries
         return [entries.popleft() for _ in range(min(count, len(entries)))]
 
+    def discard(self, qpn: int) -> None:
+        """Drop the completions of a queue pair that starts over or is gone.
+
+        Its number may serve another life, whose requests have the same wr_id. The drivers of most
+        adapters do it; rxe leaves the completions. Source: rdma-core v44 providers/mlx5/verbs.c
+        (mlx5_modify_qp, mlx5_destroy_qp), linux v6.12 drivers/infiniband/sw/rxe/rxe_qp.c.
+        """
+        kept = [wc for wc in self._entries if wc.qp_num != qpn]
+        if len(kept) < len(self._entries):
+            self._entries = deque(kept)
+
     def arm(self, solicited_only: bool = False) -> None:
         """Request one event for the next completion, or for the next solicited one.
 

@@ -111,10 +111,16 @@ class QueuePair:
         if new_state is QPState.RESET:
             self._incoming.forget()
             self._begin(self.attr.cap)
+            self.discard_completions()
         elif new_state is QPState.ERR:
             self.enter_error()
         else:
             self._enter(new_state)
+
+    def discard_completions(self) -> None:
+        """Drop what has completed and was not polled: the queue pair starts over, or is gone."""
+        self.send_cq.discard(self.qpn)
+        self.recv_cq.discard(self.qpn)
 
     def _enter(self, new_state: QPState) -> None:
         old_state, self.state = self.state, new_state
