@@ -78,14 +78,17 @@ class End:
         with self.adapter.lock:
             return self.adapter.listen(local, PortSpace.TCP, backlog=backlog, on_event=self.take)
 
-    def connect(self, peer: HostPort, *, timeout_ns: int | None = None) -> None:
-        """Ask for a connection."""
+    def connect(
+        self, peer: HostPort, local: HostPort | None = None, *, timeout_ns: int | None = None
+    ) -> None:
+        """Ask for a connection, from `local` if it is given."""
         with self.adapter.lock:
             self.connection = self.adapter.connect(
                 self.qp.engine,
                 peer,
                 PortSpace.TCP,
                 ConnectParameters(b"hello"),
+                local=local,
                 on_event=self.take,
                 timeout_ns=timeout_ns,
             )

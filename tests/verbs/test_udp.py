@@ -94,6 +94,34 @@ def test_a_listener_at_all_addresses_answers_from_the_one_that_was_asked(
     assert right.connection.local == ("127.0.0.7", port)
 
 
+@pytest.mark.parametrize(
+    ("wildcard", "host", "own"),
+    [("0.0.0.0", "127.0.0.7", "127.0.0.1"), ("::", "::1", "::1")],
+)
+def test_a_client_at_all_addresses_is_answered_and_names_the_one_that_it_uses(
+    ends: tuple[End, End], wildcard: str, host: str, own: str
+) -> None:
+    left, right = ends
+    local = right.listen((host, 0)).local
+    left.connect(local, (wildcard, 0))
+    assert left.wait_for(ConnectionEventKind.ESTABLISHED)
+    reads(left, right)
+    reads(right, left)
+    assert left.connection is not None
+    assert right.connection is not None
+    assert left.connection.local == right.connection.peer
+    assert left.connection.local[0] == own
+
+
+def test_a_client_at_all_addresses_hears_of_an_unbound_port_at_once(ends: tuple[End, End]) -> None:
+    left, _ = ends
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    left.connect((HOST, port), ("0.0.0.0", 0))
+    assert left.wait_for_end(2 * SECOND_NS) is ConnectionEventKind.REFUSED
+
+
 def test_ipv6_works_as_ipv4(ends: tuple[End, End]) -> None:
     left, right = ends
     connect(left, right, ("::1", 0))

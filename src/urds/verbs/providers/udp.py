@@ -154,7 +154,11 @@ class UdpEndpoint:
             except OSError:
                 return
             if name and any(_is_port_unreachable(data) for _, _, data in ancillary):
-                yield self.vector(name)
+                if not self.is_wildcard:
+                    yield self.vector(name)
+                    continue
+                # That port is closed, whichever of our addresses the datagram was sent from.
+                yield from [one for key, one in self._vectors.items() if key[0] == name]
 
     def local_of(self, vector: UdpVector) -> HostPort:
         """Return the address to which a peer sends."""
@@ -329,7 +333,10 @@ class UdpAdapter(LoopPacketAdapter):
     ) -> tuple[AddressVector | None, HostPort]:
         own = local or (own_host(peer), 0)
         endpoint = self._endpoint(own)
-        return endpoint.vector(socket_name(peer)), endpoint.local
+        # A socket at all addresses is asked at one of them, so its requests leave from there.
+        host = own_host(peer).partition("%")[0] if endpoint.is_wildcard else ""
+        vector = endpoint.vector(socket_name(peer), host)
+        return vector, endpoint.local_of(vector)
 
     def _claim(self, local: HostPort, space: PortSpace) -> HostPort:
         endpoint = self._endpoint(local, is_new=not local[1])
