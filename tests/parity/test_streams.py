@@ -227,6 +227,20 @@ class TestDown:
         assert world.counter(f"recv_drop_{counter}") == 1
         assert remote.ended()
 
+    def test_what_a_stream_acknowledged_counts_once_the_peer_is_known(self, world: World) -> None:
+        mailbox = world.mailbox()
+        remote = world.attach()
+        mailbox.sendto(b"1", ADDRESS)
+        mailbox.sendto(b"2", ADDRESS)
+        (first, _) = (frame.header.sequence for frame in remote.messages())
+        remote.say(0, ack=first, source_port=0, target_port=0)
+        remote.close()
+        world.turn()
+        assert mailbox.unacknowledged() == 2, "it may be a peer whose field says nothing"
+        world.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        assert mailbox.unacknowledged() == 1
+        assert [frame.payload for frame in world.attach().messages()] == [b"2"]
+
     def test_a_partial_message_dies_with_its_stream(self, world: World) -> None:
         mailbox = world.mailbox()
         old = world.attach()

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.rds.sockets.exiting_program import PATTERNS
+from tests.rds.sockets.hosts import host
 
 RUNS = int(os.environ.get("TEST_EXIT_RUNS", "1"))
 
@@ -59,3 +60,40 @@ def test_what_a_function_at_exit_sends_arrives() -> None:
         [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.stdout, done.stderr) == ("b'late'\n", "")
+
+
+RECEIVER = """
+import sys, urds
+
+there = urds.Socket()
+there.bind((sys.argv[1], 4000))
+print(flush=True)
+for _ in range(3):
+    there.recvfrom(10)
+"""
+SENDER = """
+import sys, urds
+
+urds.configure(linger_s=0, drain_s=0)
+here = urds.Socket()
+here.bind((sys.argv[1], 0))
+for _ in range(3):
+    here.sendto(b"last", (sys.argv[2], 4000))
+print(urds.drain(2))
+"""
+
+
+def test_a_program_that_ends_behind_its_last_message_acknowledges_it() -> None:
+    """The connection is new: the handshake, without which nothing can be, may come last."""
+    there = host(1)
+    for number in range(8 * RUNS):
+        program = [sys.executable, "-c", RECEIVER, there]
+        with subprocess.Popen(program, stdout=subprocess.PIPE) as receiver:
+            assert receiver.stdout is not None
+            assert receiver.stdout.readline()
+            sent = subprocess.run(
+                [sys.executable, "-c", SENDER, host(2), there],
+                capture_output=True, text=True, timeout=30, check=False,
+            )  # fmt: skip
+            receiver.kill()
+        assert (sent.stdout, sent.stderr) == ("0\n", ""), f"run {number}"

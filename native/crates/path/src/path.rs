@@ -129,11 +129,12 @@ impl PathCore {
         self.receiver.acknowledging = own_node;
         self.receiver.watch_restarts = !own_node;
         // Messages that arrived before the agreement did not count as pending acknowledgement; send
-        // it at once. The peer may have done so already.
+        // it at once. The peer may have done so already, and ended the stream since.
         self.receiver.acknowledgement_due = own_node && self.receiver.frames > 0;
-        if own_node && self.receiver.acknowledged > 0 {
-            self.sender
-                .handle_peer_acknowledged(self.receiver.acknowledged);
+        let acknowledged = self.receiver.acknowledged;
+        if own_node && acknowledged > 0 {
+            self.sender.handle_peer_acknowledged(acknowledged);
+            self.sender.forget_retransmits(acknowledged);
         }
     }
 

@@ -147,6 +147,7 @@ impl Receiver {
             self.floor = Some(lowest);
         }
         self.accepted = false;
+        self.acknowledged = 0;
         self.control_budget.begin_stream();
     }
 
@@ -157,7 +158,6 @@ impl Receiver {
         self.partial = Partial::Nothing;
         self.stream += 1;
         self.frames = 0;
-        self.acknowledged = 0;
         self.reset_ack_pending();
     }
 

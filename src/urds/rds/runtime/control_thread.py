@@ -29,6 +29,7 @@ from urds.common.reentry import new_lock
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.control.connected import PEERS_MAX, Connected
+from urds.rds.control.events import PeerKind
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.stats import Stats
@@ -57,6 +58,8 @@ _PathEvent = base.ConnectWanted | base.FirstFrame | base.Down | base.PeerRestart
 _MS = 1_000_000
 _S = 1_000 * _MS
 _REST_NS = 100 * _MS  # when watches are used up
+_HANDSHAKE_NS = 500 * _MS  # how long an end waits for those of new connections
+_HANDSHAKE_POLL_S = 0.002
 _HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
 _STARTED_NS = time.time_ns() - time.monotonic_ns()
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
@@ -337,9 +340,33 @@ class Driver:
             from urds.rds.runtime.undelivered import tell_left
 
             tell_left(self, left, drain_ns / _S)
+        self._wait_for_handshakes()
         self.stopping = True
         self.end(at_exit=at_exit)
         return left
+
+    def _wait_for_handshakes(self) -> None:
+        """Wait, up to a limit, until each peer whose messages arrived is known.
+
+        Before that nothing can be acknowledged to it, and the messages of a new connection may
+        overtake its handshake. The control thread serves it.
+        """
+        until_ns = now_ns() + _HANDSHAKE_NS
+        while self._thread.is_alive() and now_ns() < until_ns:
+            with self.lock:
+                if not any(self._awaits_handshake(host) for host in self.hosts.values()):
+                    return
+            time.sleep(_HANDSHAKE_POLL_S)
+
+    def _awaits_handshake(self, host: LocalAddressState) -> bool:
+        """Tell whether a peer with a stream has delivered a message and is not known."""
+        for peer, paths in host.peers.items():
+            connection = host.endpoint.find(peer)
+            if connection is None or connection.facts.kind is not PeerKind.UNKNOWN:
+                continue
+            if connection.has_stream and any(path.has_delivered() for path in paths.paths):
+                return True
+        return False
 
     def stop_if_unused(self) -> bool:
         """Take no more sockets if there is none, nor a message of a closed one; `end` is next."""
@@ -525,10 +552,16 @@ class Driver:
                 self.actions.carry_out(host, action)
 
     def report_last(self, events: Sequence[base.Event]) -> None:
-        """Report what was cancelled during the drain; no other notice matters any more."""
+        """Report what was cancelled during the drain, and answer handshakes.
+
+        Without its answer a peer would not know that the acknowledgements that follow are some. No
+        other notice matters any more.
+        """
         for event in events:
-            if isinstance(event, base.LingerOver):
-                self._tell_linger_over(event)
+            if isinstance(event, base.LingerOver | base.Control):
+                self._report(event)
+        for host in self.hosts.values():
+            self.carry_out(host)
 
     def _tell_linger_over(self, event: base.LingerOver) -> None:
         from urds.rds.runtime.undelivered import tell_linger_over

@@ -164,6 +164,7 @@ class Incoming:
         if self._lowest is not None:
             self._floor, self._lowest = self._lowest, None
         self._accepted = False
+        self.acknowledged = 0
         self._control_budget.begin_stream()
 
     def end_stream(self) -> None:
@@ -172,7 +173,6 @@ class Incoming:
         self._forget_body()
         self.sources.clear()  # paths outlive streams: an absent peer costs no memory for them
         self.frames = 0
-        self.acknowledged = 0
         self.reset_ack_pending()
 
     def reset_ack_pending(self) -> None:

@@ -117,10 +117,11 @@ class PathCore:
         self.incoming.acknowledging = own_node
         self.incoming.watch_restarts = not own_node
         # Messages that arrived before the agreement did not count as pending acknowledgement; send
-        # it at once. The peer may have done so already.
+        # it at once. The peer may have done so already, and ended the stream since.
         self.incoming.acknowledgement_due = own_node and self.incoming.frames > 0
         if own_node and self.incoming.acknowledged:
             self.outgoing.handle_peer_acknowledged(self.incoming.acknowledged)
+            self.outgoing.forget_retransmits(self.incoming.acknowledged)
 
     def restart_peer(self) -> int:
         """Note the peer's restart; return how many sent messages are lost with it."""
