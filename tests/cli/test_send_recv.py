@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 
 import pytest
@@ -86,7 +87,59 @@ def test_messages_without_an_acknowledgement_are_exit_code_1() -> None:
     found = SENT.fullmatch(done.stdout.decode())
     assert found
     assert found.groups() == ("2", "0")
-    assert done.stderr == b"urds send: not acknowledged within 0.2 s: 2 of 2\n"
+    said = rb"urds send: not acknowledged within 0.2 s: 2 of 2; connecting for .* refused: .*\n"
+    assert re.fullmatch(said, done.stderr)
+
+
+def test_a_refused_message_leaves_those_before_it_on_their_way() -> None:
+    with started("recv", "-c", "1", "-w", "20", THERE, "4000") as receiver:
+        done = send("-w", "20", text=b"a\n" + bytes(9 << 20) + b"\nc\n")
+        out, _ = receiver.communicate(timeout=RUN_S_MAX)
+    found = SENT.fullmatch(done.stdout.decode())
+    assert found
+    assert found.groups() == ("1", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"urds send: Message too long")
+    assert out == "a\n"
+
+
+def test_messages_that_a_restart_took_along_are_not_acknowledged() -> None:
+    words = command("without", "send", "-I", HERE, "-w", "20", THERE, "4000")
+    with (
+        started("recv", "-c", "9", THERE, "4000") as old,
+        subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment(), cwd=ROOT,
+        ) as sender,
+    ):  # fmt: skip
+        assert sender.stdin is not None
+        sender.stdin.write(b"a\n")
+        sender.stdin.flush()
+        assert old.stdout is not None
+        assert old.stdout.readline() == "a\n"
+        until(sender.pid, unacknowledged=0)
+        old.send_signal(signal.SIGSTOP)
+        sender.stdin.write(b"b\n")
+        sender.stdin.flush()
+        until(sender.pid, unacknowledged=1)
+        old.kill()
+        old.wait()
+        with started("recv", "-w", "2", THERE, "4000"):
+            out, err = sender.communicate(timeout=RUN_S_MAX)
+    found = SENT.fullmatch(out.decode())
+    assert found
+    assert found.groups() == ("2", "1")
+    assert sender.returncode == 1
+    assert b"urds send: the peer restarted: 1 of 2 may be lost\n" in err
+
+
+def until(pid: int, *, unacknowledged: int) -> None:
+    """Wait until a process has one connection, and so many messages without an answer on it."""
+    for _ in range(100):
+        found = json.loads(urds("info", "-n", "--json", "--pid", str(pid)).out)["connections"]
+        if [row["unacknowledged_messages"] for row in found] == [unacknowledged]:
+            return
+    pytest.fail(f"not {unacknowledged} unacknowledged")
 
 
 @pytest.mark.parametrize(("count", "wanted"), [((), 1), (("-c", "2"), 2)])
@@ -94,6 +147,18 @@ def test_too_few_messages_are_exit_code_1(count: tuple[str, ...], wanted: int) -
     done = urds("recv", *count, "-w", "0.2", THERE, "4000")
     assert (done.code, done.out) == (1, "")
     assert done.err == f"urds recv: 0 of {wanted} messages; none for 0.2 s\n"
+
+
+def test_a_receiver_that_does_not_wait_takes_what_is_there() -> None:
+    done = urds("recv", "-w", "0", THERE, "4000")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "urds recv: 0 of 1 messages; none for 0 s\n"
+
+
+def test_addresses_of_ipv6_stand_in_brackets() -> None:
+    done = urds("send", "-w", "20", "::1", "4000", "a")  # to itself
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(r"\[::1\]:\d+ to \[::1\]:4000: 1 sent, 1 acknowledged\n", done.out)
 
 
 def test_a_receiver_without_a_count_is_content_with_one() -> None:
@@ -118,6 +183,8 @@ def test_ctrl_c_ends_a_receiver_with_130() -> None:
     [
         (("send", THERE, "1", "a"), "urds send: PORT 1: must be from 2 to 65535\n"),
         (("recv", THERE, "0"), "urds recv: PORT 0: must be from 2 to 65535\n"),
+        (("send", "-w", "nan", THERE, "4000"), "urds send: --timeout nan: must be from 0 to 3600"),
+        (("info", "--watch", "nan"), "urds info: --watch nan: must be from 0.1 to 3600\n"),
         (("send", "-c", "0", THERE, "4000"), "urds send: --count 0: must be 1 or more\n"),
         (("recv", "--allow", "all", THERE, "4000"), "urds recv: allow = ['all'], in Python: must "),
     ],

@@ -20,6 +20,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import ip_address
+from math import inf
 from textwrap import fill
 from types import NoneType
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -161,7 +162,8 @@ def check_ranges(options: Any) -> None:
         if shown is None or shown.low is None or value is None:
             continue
         for number in value if isinstance(value, (list, tuple)) else (value,):
-            if number < shown.low or (shown.high is not None and number > shown.high):
+            high = inf if shown.high is None else shown.high
+            if not shown.low <= number <= high:  # so written, it refuses NaN too
                 limits = f"from {shown.low} to {shown.high}"
                 if shown.high is None:
                     limits = f"{shown.low} or more"

@@ -32,6 +32,12 @@ _LITERALS_MAX: Final = 4096  # reading one takes as long as queueing a message
 _BROADCAST: Final = IPv4Address("255.255.255.255")
 
 
+def host_port(address: SocketAddress) -> str:
+    """Return an address as a text: `10.0.0.1:4000`, `[fd00::1]:4000`."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Call(Enum):
     """Which call an address was given to."""
 

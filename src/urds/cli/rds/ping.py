@@ -173,7 +173,8 @@ def _ping(
     index_of = {sock: index for index, sock in enumerate(sockets)}
     began_ns = told_ns = time.monotonic_ns()
     due_ns = began_ns + min(interval_ns, _NS)  # connected sooner, the first round begins sooner
-    _send(sockets[_CONNECTOR], target, 0, output)
+    with suppress(OSError):  # the first ping will be refused as well, and say so
+        sockets[_CONNECTOR].sendto(b"", (target, urds.PING_PORT))
     while True:
         due = (now_ns := time.monotonic_ns()) >= due_ns
         if rounds.is_over(options.count, due=due):
@@ -228,21 +229,40 @@ def _tell_unanswered(number: int, age_ns: int, target: str, output: Output) -> N
 
 def why(connections: Sequence[urds.ConnectionInfo], target: str, age_s: float) -> str:
     """Return in words why a ping of that age has no answer, by the connection to its target."""
-    found = [one for one in connections if str(one.peer) == target]
-    one = min(found, key=lambda one: one.path, default=None)
+    one = _connection_to(target, connections)
     if one is None:
         return "no connection was begun"
+    text = outage(connections, target)
+    if text:
+        return text
     state_s, seconds = one.state_s or 0.0, f"for {one.state_s or 0.0:.1f} s"
-    if one.state is urds.ConnectionState.CONNECTING:
-        text = f"connecting {seconds}, attempts: {one.attempts}"
-        return f"{text}; {one.last_error}" if one.last_error else text
-    if one.state is urds.ConnectionState.DOWN:
-        return f"not connected; {one.last_error}" if one.last_error else "not connected"
     silent_s = state_s if one.last_received_s is None else one.last_received_s
     if one.state is urds.ConnectionState.UP and silent_s < age_s:
         return f"connected {seconds}, and it sends; it may answer no pings (its ping_enable)"
     text = f"connected {seconds}, but silent for {silent_s:.1f} s"
     return f"{text}: its process may hang or be stopped"
+
+
+def outage(connections: Sequence[urds.ConnectionInfo], target: str) -> str:
+    """Return in words why nothing reaches the target; nothing if there is a connection, or none."""
+    one = _connection_to(target, connections)
+    if one is None:
+        return ""
+    if one.state is urds.ConnectionState.CONNECTING:
+        text = f"connecting for {one.state_s or 0.0:.1f} s, attempts: {one.attempts}"
+    elif one.state is urds.ConnectionState.DOWN:
+        text = "not connected"
+    else:
+        return ""
+    return f"{text}; {one.last_error}" if one.last_error else text
+
+
+def _connection_to(
+    target: str, connections: Sequence[urds.ConnectionInfo]
+) -> urds.ConnectionInfo | None:
+    """Return the first path to a peer, if it was wanted."""
+    found = [one for one in connections if str(one.peer) == target]
+    return min(found, key=lambda one: one.path, default=None)
 
 
 def _take_replies(

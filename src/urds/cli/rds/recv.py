@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Final
@@ -12,11 +11,7 @@ import urds
 from urds.cli.output import Exit, Output, complain, is_terminal
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.cli.rds.send import PORT_MIN
-from urds.rds.addresses import SocketAddress
-
-# An acknowledgement waits for 40 ms, and a connection that is new for its first frames: a process
-# that ends at once would leave its last sender in doubt. Source: docs/adr/0013.
-_ACKNOWLEDGE_S: Final = 0.2
+from urds.rds.addresses import SocketAddress, host_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +49,10 @@ def run(options: RecvOptions) -> Exit:
         while options.count is None or received < options.count:
             try:
                 payload, source = sock.recvfrom(settings.max_message_bytes)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):  # the latter with a timeout of 0
                 break
             received += 1
             _show(options, payload, source)
-        time.sleep(_ACKNOWLEDGE_S)
     wanted = options.count or 1
     if received < wanted:
         complain("urds recv", f"{received} of {wanted} messages; none for {options.timeout_s:g} s")
@@ -70,7 +64,7 @@ def _show(options: RecvOptions, payload: bytes, source: SocketAddress) -> None:
     text = payload.decode(errors="backslashreplace")
     output = Output(json_wanted=options.json_wanted)
     output.record({"from": source[0], "port": source[1], "bytes": len(payload), "text": text})
-    front = f"{source[0]}:{source[1]} " if options.verbose else ""
+    front = f"{host_port(source)} " if options.verbose else ""
     if is_terminal():
         output.line(front + "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text))
     elif not options.json_wanted:

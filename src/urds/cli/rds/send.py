@@ -16,8 +16,8 @@ from typing import Final
 import urds
 from urds.cli.output import BAD, QUIET, Exit, Output, complain
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
-from urds.cli.rds.ping import bind_from
-from urds.rds.addresses import SocketAddress
+from urds.cli.rds.ping import bind_from, outage
+from urds.rds.addresses import SocketAddress, host_port
 
 PORT_MIN: Final = 2  # 0 answers pings, 1 is reserved
 
@@ -58,18 +58,29 @@ def run(options: SendOptions) -> Exit:
     with ExitStack() as closing:
         sock = bind_from(target, options.local, closing)
         sock.settimeout(options.timeout_s)
-        sent = 0
+        sent, refused = 0, None
         try:
-            for payload in _payloads(options):
-                sock.sendto(payload, (str(target), options.port))
-                sent += 1
+            try:
+                for payload in _payloads(options):
+                    sock.sendto(payload, (str(target), options.port))
+                    sent += 1
+            except OSError as failure:  # of one message: those before it are on their way
+                refused = failure
             urds.drain(options.timeout_s)
         finally:
             left = urds.drain(0)
-            _summarise(options, sock.getsockname(), f"{target}:{options.port}", sent, left)
+            lost = urds.stats()["send_given_up"]
+            there = host_port((str(target), options.port))
+            _summarise(options, sock.getsockname(), there, sent, left + lost)
+        why = outage(urds.connections(), str(target))
     if left:
-        complain("urds send", f"not acknowledged within {options.timeout_s:g} s: {left} of {sent}")
-    return Exit.FAILED if left else Exit.OK
+        text = f"not acknowledged within {options.timeout_s:g} s: {left} of {sent}"
+        complain("urds send", f"{text}; {why}" if why else text)
+    if lost:
+        complain("urds send", f"the peer restarted: {lost} of {sent} may be lost")
+    if refused is not None:
+        raise refused
+    return Exit.FAILED if left or lost else Exit.OK
 
 
 def _payloads(options: SendOptions) -> Iterator[bytes]:
@@ -83,10 +94,10 @@ def _summarise(
     options: SendOptions, local: SocketAddress, target: str, sent: int, left: int
 ) -> None:
     output = Output(json_wanted=options.json_wanted)
-    counts = {"sent": sent, "acknowledged": sent - left}
-    output.record({"local": f"{local[0]}:{local[1]}", "target": target, **counts})
+    here, counts = host_port(local), {"sent": sent, "acknowledged": sent - left}
+    output.record({"local": here, "target": target, **counts})
     text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    output.line(f"{local[0]}:{local[1]} to {target}: {text}", BAD if left else QUIET)
+    output.line(f"{here} to {target}: {text}", BAD if left else QUIET)
 
 
 COMMAND: Final = Command(

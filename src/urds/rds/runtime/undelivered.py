@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from urds.common.logs import messages
+from urds.rds.addresses import host_port
 from urds.rds.plane.contract import LingerOver
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def tell_left(driver: Driver, left: int, drain_s: float) -> None:
     for name, count in every.most_common(_PEERS_MAX):
         local, peer, port = name
         text = _text(unsent[name], sent[name], drain_s, "drain_s", driver.failure(local, peer))
-        shown = f"[{peer}]" if peer.version == 6 else f"{peer}"
-        log.warning("%s:%d: %s", shown, port, text)
+        log.warning("%s: %s", host_port((str(peer), port)), text)
         left -= count
     if left > 0 and every:
         text = "other peers: %s not acknowledged within %g s (drain_s), or never sent"
