@@ -21,18 +21,22 @@ from urds.verbs.providers import base
 
 BACKLOG_MAX: Final = 4096
 ANY_IPV4: Final = "0.0.0.0"
+_UDP: Final = "udp"  # the provider whose ports are UDP's
+_PORTS_TRIED: Final = 64
 
 
 class PortReservation:
     """A port that is ours before a listener has it: a bound TCP socket of the kernel.
 
-    The numbers of all devices are the kernel's, so that one name means one program. `address`
-    stays known when the port was given back.
+    The numbers of all devices are the kernel's, so that one name means one program. A device that
+    sends datagrams needs the same number of UDP: a free port is one that is free there too.
+    `address` stays known when the port was given back.
     """
 
     def __init__(
         self,
         address: HostPort,
+        contexts: Sequence[DeviceContext],
         *,
         is_dual: bool = False,
         reuse: bool = True,
@@ -44,31 +48,61 @@ class PortReservation:
         devices, whose ports the kernel does not have.
         """
         self.address = address
-        self._socket: KernelSocket | None = None
+        self._stream: KernelSocket | None = None
+        self._datagrams: KernelSocket | None = None
         if is_held:
-            self._hold(is_dual=is_dual, reuse=reuse)
+            needs_udp = any(context.adapter.attributes.provider == _UDP for context in contexts)
+            self._hold(is_dual=is_dual, reuse=reuse, needs_udp=needs_udp and not address[1])
 
-    def _hold(self, *, is_dual: bool, reuse: bool) -> None:
-        family = socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
-        self._socket = held = KernelSocket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            if family == socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
-            if reuse:
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(self.address)
-            # The device that will listen here shares the port; without `reuse` others cannot.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        except OSError:
-            held.close()
-            raise
-        host, port = held.getsockname()[:2]
-        self.address = host, port
+    def _hold(self, *, is_dual: bool, reuse: bool, needs_udp: bool) -> None:
+        wanted = self.address
+        for left in reversed(range(_PORTS_TRIED if needs_udp else 1)):
+            stream = _bound_socket(wanted, socket.SOCK_STREAM, is_dual=is_dual, reuse=reuse)
+            host, port = stream.getsockname()[:2]
+            try:
+                if needs_udp:
+                    self._datagrams = _bound_socket(
+                        (host, port), socket.SOCK_DGRAM, is_dual=is_dual
+                    )
+            except OSError as failure:
+                stream.close()
+                if failure.errno != errno.EADDRINUSE or not left:
+                    raise
+                continue
+            self._stream, self.address = stream, (host, port)
+            return
+
+    def make_room(self) -> None:
+        """Make room for the devices' own sockets: TCP's share the port, UDP's cannot."""
+        if self._datagrams is not None:
+            self._datagrams.close()
 
     def close(self) -> None:
         """Give the port back. Safe twice."""
-        if self._socket is not None:
-            self._socket.close()
+        self.make_room()
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _bound_socket(
+    address: HostPort, kind: socket.SocketKind, *, is_dual: bool, reuse: bool = False
+) -> socket.socket:
+    """Return a socket at an address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    bound = KernelSocket(family, kind | socket.SOCK_CLOEXEC)
+    try:
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+        if reuse:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        if kind == socket.SOCK_STREAM:
+            # The device that will listen here shares the port; without `reuse` others cannot.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class StreamListener:
@@ -102,8 +136,9 @@ class StreamListener:
         self.local = address
         reservation = None
         if address[1] == 0 and (is_dual or len(self.contexts) > 1):
-            reservation = PortReservation(address, is_dual=is_dual)
+            reservation = PortReservation(address, self.contexts, is_dual=is_dual)
             self.local = reservation.address
+            reservation.make_room()
         try:
             for context in self.contexts:
                 self.local = self._listen(context, self.local)

@@ -50,6 +50,4 @@ class TcpStats:
     terminates_sent: int = 0
     terminates_received: int = 0
     streams_lost: int = 0  # ended without a word
-    datagrams_dropped_malformed: int = 0
-    datagrams_dropped_unknown: int = 0  # for a queue pair that is not here
     datagrams_dropped_unsent: int = 0  # the socket did not take them
