@@ -25,6 +25,10 @@ def test_a_line_has_no_blanks_at_its_end() -> None:
     assert align([Column("A", 10, left=True)], [("b",)]) == ["A", "b"]
 
 
+def test_no_cell_steers_the_terminal() -> None:
+    assert align([Column("A")], [("a\x1b[2Jb\n",), ("é",)])[1:] == [" a?[2Jb?".strip(), "      é"]
+
+
 def test_a_table_has_a_title_and_an_empty_line_before(capsys: pytest.CaptureFixture[str]) -> None:
     Output().table("Things", [Column("A", 3)], [(1,), (22,)])
     assert capsys.readouterr().out == "\nThings:\n  A\n  1\n 22\n"

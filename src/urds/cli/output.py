@@ -124,9 +124,12 @@ class Output:
 
 
 def align(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str]:
-    """Return the titles and the rows as lines; a column is as wide as its longest cell."""
+    """Return the titles and the rows as lines; a column is as wide as its longest cell.
+
+    A cell may come from another process, so control characters of a terminal become `?`.
+    """
     cells = [[column.title for column in columns]]
-    cells += [[str(cell) for cell in row] for row in rows]
+    cells += [[_printable(str(cell)) for cell in row] for row in rows]
     widths = [
         max(column.characters_min, *(len(row[index]) for row in cells))
         for index, column in enumerate(columns)
@@ -138,6 +141,12 @@ def align(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str
         ).rstrip()
         for row in cells
     ]
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def complain(name: str, text: str) -> None:

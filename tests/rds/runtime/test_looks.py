@@ -37,6 +37,19 @@ def test_a_stream_that_ends_or_begins_brings_nothing() -> None:
     assert looks.look(path, 3).received_ns == 3
 
 
+def test_what_came_since_the_last_look_counts_when_the_stream_ends() -> None:
+    looks, path = Looks(), Path()
+    looks.begin(path)
+    looks.look(path, 1)
+    path.now = PathActivity(0, 100, 101)  # the count is gone with the stream
+    looks.end(path, 3, 2)
+    assert looks.look(path, 30).received_ns == 2
+    assert looks.look(path, 30).mark_ns == 2
+    looks.begin(path)
+    path.now = PathActivity(3, None, 101)
+    assert looks.look(path, 31).received_ns == 31
+
+
 def test_the_oldest_message_ages_until_it_is_acknowledged() -> None:
     looks, path = Looks(), Path()
     path.now = PathActivity(1, 100, 110)

@@ -16,7 +16,7 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_control_faults import SOON, exchange, pair
-from tests.rds.sockets.test_undelivered import Receiver
+from tests.rds.sockets.test_undelivered import Receiver, receiver
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime.peer_events import PeerEvents
@@ -117,6 +117,18 @@ def test_a_connection_is_up_then_lost_then_restored(
     assert one.last_received_s is not None
     assert one.last_error
     assert one.transport is carrier
+
+
+def test_what_a_short_connection_brought_is_known_after_it() -> None:
+    """It ended before the first of the looks that come once a second."""
+    with hearing() as heard, backend_with(**SOON), urds.Socket() as source:
+        source.bind((host(1), 4000))
+        with receiver(3) as there:
+            source.sendto(b"one", there.address)
+            there.expect("one")
+        wait_for(lambda: "lost" in heard.of(host(3)))
+        source.sendto(b"two", there.address)
+        assert the_one().last_received_s is not None
 
 
 def test_a_stopped_peer_shows_by_silence_and_the_age_of_what_it_has_not_acknowledged() -> None:

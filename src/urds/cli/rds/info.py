@@ -54,8 +54,7 @@ def _process(report: Report, _: bool) -> list[dict[str, Any]]:
 
 def _process_cells(report: Report, record: dict[str, Any]) -> tuple[Cell, ...]:
     sockets, paths = len(report.snapshot.mailboxes), len(report.snapshot.paths)
-    # A command line may hold control characters of a terminal.
-    program = "".join(one if one.isprintable() else "?" for one in record["program"])
+    program = record["program"]
     if len(program) > _PROGRAM_CHARACTERS:
         program = program[: _PROGRAM_CHARACTERS - 3] + "..."
     addresses = ",".join(record["addresses"]) or "-"

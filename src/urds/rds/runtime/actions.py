@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Any
 
 from urds.common.logs import messages
@@ -78,6 +79,7 @@ class Actions:
 
     def _detach(self, host: LocalAddressState, action: events.Detach) -> None:
         path = self._path(host, action.peer, action.index)
+        self._driver.looks.look(path, now_ns())
         path.detach()
         self._driver.streams.end(path)
 

@@ -601,6 +601,7 @@ class Driver:
                 self.peers.note_failed(name, event.errno or errno.ECONNRESET, TURNED_AWAY)
             elif not index:
                 self.peers.expect_loss(name, _reason_of(event))
+            self.looks.end(event.path, event.frames, now)
             connection.handle_down(
                 index, event.attachment, event.frames, now, protocol_error=protocol_error
             )

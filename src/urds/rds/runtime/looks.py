@@ -1,7 +1,8 @@
 """When a path received something last, and how long its oldest message has no acknowledgement.
 
 The planes keep no time for it: that would cost something for each message. So the control thread
-looks once a second at paths that have a stream, and each snapshot looks again. Control lock held.
+looks once a second at paths that have a stream, and when it ends; each snapshot looks again.
+Control lock held.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ class Looks:
             # Every message up to here was sent by now, so the oldest one is at least that old.
             seen.mark, seen.mark_ns = activity.sequence_next - 1, at_ns
         return seen
+
+    def end(self, path: Progressing, received: int, at_ns: int) -> None:
+        """Look at a path whose stream has ended, with the count that was reached on it.
+
+        The last look may be a second old, and there is none again until the next stream begins.
+        """
+        seen = self._seen.setdefault(path, Seen(0))
+        if received > seen.received:
+            seen.received_ns = at_ns
+        self.look(path, at_ns)
 
     def forget(self, path: Progressing) -> None:
         """Drop what is known of a path that is closed for good."""

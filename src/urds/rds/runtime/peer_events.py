@@ -85,6 +85,7 @@ def on_peer_event(callback: Callback) -> Callable[[], None]:
     events wait, and beyond 1024 they are dropped with a warning. What it raises is logged
     (`urds.events`). Callbacks outlive sockets and a fork.
 
-    Returns a call that unregisters the callback; afterwards no call of it begins.
+    Returns a call that unregisters the callback. Events that wait are not passed on to it any more;
+    a call that has begun in the thread of urds may still run.
     """
     return events.add(callback)

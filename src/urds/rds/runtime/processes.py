@@ -196,6 +196,9 @@ def _fetch(place: Path) -> bytes:
     with open(descriptors[0], "rb") as file:  # noqa: PTH123 - a descriptor
         if greeting != GREETING:
             raise OSError(errno.EPROTO, "it is of another release")
+        # Root asks the processes of all users: a pipe or a device might never end.
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EPROTO, "its report is no memory file")
         return file.read(_REPORT_BYTES_MAX)
 
 

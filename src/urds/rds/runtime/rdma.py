@@ -100,6 +100,7 @@ class Rdma:
             log=driver.log.part("rdma"),
             on_event=peer_events.emit,
             on_attached=driver.looks.begin,
+            on_ended=lambda path: driver.looks.look(path, now_ns()),
         )
         node.confine = driver.guard.confine_to
         return node

@@ -238,6 +238,7 @@ class Attempts:
         attempt = self._attempts.get(number)
         path = host.paths.get(key)
         if path is not None and attempt is not None and path.link is attempt.link:
+            self._node.on_ended(path)
             path.detach()
         self._drop(number)
 

@@ -80,6 +80,7 @@ class RdmaNode:
         log: LogQueue,
         on_event: Callable[[PeerEvent], None] = lambda event: None,
         on_attached: Callable[[RdmaPath, int], None] = lambda path, received: None,
+        on_ended: Callable[[RdmaPath], None] = lambda path: None,
     ) -> None:
         self.plane = plane
         self.devices = tuple(devices)
@@ -90,6 +91,7 @@ class RdmaNode:
         self.log = log
         self.peers = Peers(log, Carrier.RDMA, now_ns=now_ns, on_event=on_event)
         self.on_attached = on_attached  # with the path's count of what it has received
+        self.on_ended = on_ended  # about to be detached
         self.regions = RegionTable(lambda: self.devices, self._later, counters=self.counters)
         self.settings = settings
         self._random = random
