@@ -44,7 +44,7 @@ def test_a_pipe_is_no_report(place: tuple[Path, socket.socket]) -> None:
 
 def test_another_release_is_told(place: tuple[Path, socket.socket]) -> None:
     path, listener = place
-    with open(os.devnull, "rb") as file:  # noqa: PTH123
+    with open(os.devnull, "rb") as file:
         thread = answer(listener, b"urds report 0\n", file.fileno())
         assert ask(7, path) == Silent(7, "it is of another release")
         thread.join()

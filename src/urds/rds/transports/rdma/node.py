@@ -80,7 +80,7 @@ class RdmaNode:
         log: LogQueue,
         on_event: Callable[[PeerEvent], None] = lambda event: None,
         on_attached: Callable[[RdmaPath, int], None] = lambda path, received: None,
-        on_ended: Callable[[RdmaPath], None] = lambda path: None,
+        on_ended: Callable[[RdmaPath], object] = lambda path: None,
     ) -> None:
         self.plane = plane
         self.devices = tuple(devices)
