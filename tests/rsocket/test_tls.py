@@ -86,6 +86,36 @@ def test_bytes_go_both_ways_at_once(pair: Tls) -> None:
         task.result()
 
 
+def test_what_a_receiver_leaves_to_a_sender_is_sent(pair: Tls) -> None:
+    """Such as the answer to a change of keys, at the moment at which the sender is through."""
+
+    class Sending:
+        """The lock of senders: a receiver meets it held, as the holder gives it back."""
+
+        held = False
+        met = False
+
+        def acquire(self, *, blocking: bool) -> bool:
+            assert blocking or self.held
+            if not self.held:
+                self.held = True
+                return True
+            return False
+
+        def release(self) -> None:
+            if not self.met:
+                self.met = True
+                pair.client.ssl_object.write(b"left")
+                pair.client._flush(waits=False)
+            self.held = False
+
+    own, pair.client._sending = pair.client._sending, Sending()
+    pair.client.send(b"sent ")
+    pair.client._sending = own
+    pair.server.settimeout(WAIT_S)
+    assert received(pair.server, 9) == b"sent left"
+
+
 def test_nothing_of_it_goes_in_the_clear(plain: Pair) -> None:
     """Reads what the peer's rsocket gets before its TLS does."""
     with closing(Tls(plain)) as pair:

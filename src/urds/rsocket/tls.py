@@ -281,21 +281,24 @@ class TlsSocket(StreamSocket):
 
     def _flush(self, flags: int = 0, *, waits: bool = True) -> None:
         """Send what the TLS object has written. `waits`: for another thread that does it."""
-        if not self._outgoing.pending and not self._unsent:
-            return
-        if not self._sending.acquire(blocking=waits):
-            return
-        try:
-            while self._unsent or self._outgoing.pending:
-                if not self._unsent:
-                    with self._guard:
-                        self._unsent = memoryview(self._outgoing.read())
-                self._unsent = self._unsent[super().send(self._unsent, flags) :]
-        except BlockingIOError:
-            code = ssl.SSL_ERROR_WANT_WRITE
-            raise ssl.SSLWantWriteError(code, "The operation did not complete (write)") from None
-        finally:
-            self._sending.release()
+        # Again after the release: what a thread that does not wait left meanwhile is sent here.
+        while self._outgoing.pending or self._unsent:
+            if not self._sending.acquire(blocking=waits):
+                return
+            try:
+                self._send_outgoing(flags)
+            except BlockingIOError:
+                code, text = ssl.SSL_ERROR_WANT_WRITE, "The operation did not complete (write)"
+                raise ssl.SSLWantWriteError(code, text) from None
+            finally:
+                self._sending.release()
+
+    def _send_outgoing(self, flags: int) -> None:
+        while self._unsent or self._outgoing.pending:
+            if not self._unsent:
+                with self._guard:
+                    self._unsent = memoryview(self._outgoing.read())
+            self._unsent = self._unsent[super().send(self._unsent, flags) :]
 
     def _fill(self) -> None:
         """Receive bytes for the TLS object, or the end."""
