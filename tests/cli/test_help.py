@@ -236,3 +236,12 @@ def test_a_shell_completes_words(line: str, words: list[str], tmp_path: Path) ->
 def test_without_the_extra_the_help_says_how_to_get_more() -> None:
     assert "pip install 'urds[cli]'" in urds("--help").out
     assert "pip install 'urds[cli]'" not in urds("--help", extra="with").out
+
+
+def test_help_comes_on_the_narrowest_terminal() -> None:
+    done = subprocess.run(
+        command("without", "ping", "--help"), check=False, capture_output=True, text=True,
+        env={**environment(), "COLUMNS": "1"}, timeout=RUN_S_MAX,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: urds ping")

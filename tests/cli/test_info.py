@@ -644,3 +644,11 @@ def test_a_process_number_that_cannot_be_is_wrong_usage(number: str) -> None:
     done = urds("info", f"--pid={number}")
     assert (done.code, done.out) == (2, "")
     assert done.err == f"urds info: --pid {number}: must be 1 or more\n"
+
+
+def test_rates_of_a_process_that_began_anew_are_not_below_zero() -> None:
+    """Its counters began anew, with the bind after a while without a socket."""
+    before = replace(REPORT, counters={"send_queued": 50, "connects": 3, "connected_peers": 1})
+    after = replace(REPORT, counters={"send_queued": 10, "connects": 4, "connected_peers": 2})
+    rates = totals._Moment(2.0, [after]).rates(totals._Moment(0.0, [before]))
+    assert rates == {"send_queued": 5.0, "connects": 2.0}

@@ -30,6 +30,7 @@ from urds.common.types import IPAddress
 
 _OPTION: Final = "option"  # key of the metadata of a field
 _WIDTH_MAX: Final = 100
+_WIDTH_MIN: Final = 20  # on a terminal that is narrower still, its lines wrap
 
 EXIT_CODES: Final = (
     "exit codes:\n"
@@ -278,7 +279,7 @@ def _help_formatter() -> Any:
 def _width() -> int:
     from shutil import get_terminal_size
 
-    return min(get_terminal_size().columns, _WIDTH_MAX) - 2
+    return max(_WIDTH_MIN, min(get_terminal_size().columns, _WIDTH_MAX) - 2)
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,8 @@ _QUEUES: Final = {
     "send_queue": "to be sent",
     "retransmit_queue": "to be acknowledged",
 }
+_LEVELS: Final = frozenset({"connected_peers", "connected_peers_max"})  # at no rate
+_GROWING: Final = ("send_queued", "recv_queued", "connects", "progress_thread_passes")
 
 
 def of_peer(report: Report, peer: IPAddress) -> Report:
@@ -82,15 +84,21 @@ class _Moment:
     reports: Sequence[Report]
 
     def rates(self, earlier: _Moment) -> dict[str, float]:
-        """Return what each counter grew by in a second; of a process that is new, from 0."""
+        """Return what each counter grew by in a second; of a process that is new, from 0.
+
+        A process that had no socket for a while begins anew: then some are less than before.
+        """
         before = {report.pid: report.counters for report in earlier.reports}
         grown: dict[str, int] = {}
         for report in self.reports:
             known = before.get(report.pid, {})
+            if any(report.counters.get(name, 0) < known.get(name, 0) for name in _GROWING):
+                known = {}
             for name, value in report.counters.items():
                 grown[name] = grown.get(name, 0) + value - known.get(name, 0)
         elapsed_s = self.at_s - earlier.at_s
-        return {name: round(count / elapsed_s, 1) for name, count in grown.items() if count}
+        rates = {name: round(count / elapsed_s, 1) for name, count in grown.items() if count}
+        return {name: rate for name, rate in rates.items() if name not in _LEVELS}
 
 
 def watch(
