@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_port_that_a_datagram_socket_has_is_not_free(monkeypatch: pytest.Monke
             __slots__ = ()
             ports: ClassVar = [first]
 
-            def bind(self, address: tuple[str, int]) -> None:  # type: ignore[override]
+            def bind(self, address: Any, /) -> None:
                 host, port = address
                 super().bind((host, port or (self.ports.pop() if self.ports else 0)))
 
