@@ -1,6 +1,6 @@
 """Connecting over RDMA, with peers that ask for anything, and a device that reports anything.
 
-The shell here keeps the contract of `transports.rdma.events`: a connection that `Connect` or
+The shell here keeps the contract of `rds.control.rdma_events`: a connection that `Connect` or
 `Accept` names is ended once, a request is answered once, and peers stay within their limit. Parsers
 of what peers and programs send are here as well.
 """
@@ -14,7 +14,7 @@ from fuzz.script import Script, actions, step
 from urds.rds.cmsg import destination_cookie, destination_extension
 from urds.rds.constants import SockOpt
 from urds.rds.control import rdma_events as events
-from urds.rds.control.events import Reason
+from urds.rds.control.events import Action, Reason
 from urds.rds.control.rdma_events import Failure, PeerKey
 from urds.rds.control.rdma_local_address import RdmaLocalAddress
 from urds.rds.control.rdma_peer import REJECTION, read_offer
@@ -104,14 +104,12 @@ class Shell:
 
     def carry_out(self) -> None:
         """Take all actions; check each."""
-        decided: Iterator[events.Action] = actions(
-            self.endpoint.poll_event, actions_max=_ACTIONS_MAX
-        )
+        decided: Iterator[Action] = actions(self.endpoint.poll_event, actions_max=_ACTIONS_MAX)
         for action in decided:
             self._do(action)
         self.check()
 
-    def _do(self, action: events.Action) -> None:
+    def _do(self, action: Action) -> None:
         match action:
             case events.Connect(key, number):
                 self._begin(key, number)

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import socket
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -48,8 +48,8 @@ class PortReservation:
         devices, whose ports the kernel does not have.
         """
         self.address = address
-        self._stream: KernelSocket | None = None
-        self._datagrams: KernelSocket | None = None
+        self._stream: socket.socket | None = None
+        self._datagrams: socket.socket | None = None
         if is_held:
             needs_udp = any(context.adapter.attributes.provider == _UDP for context in contexts)
             self._hold(is_dual=is_dual, reuse=reuse, needs_udp=needs_udp and not address[1])
