@@ -45,6 +45,7 @@ PARK_NS: Final = 5_000_000  # so long after the last progress the progress threa
 NAP_NS: Final = 100_000_000  # the longest sleep beside memory: the net below a lost doorbell
 LOOK_NS: Final = 1_000_000  # how often a thread that polls beside memory asks the kernel too
 EVENTS_MAX: Final = 64  # of one pass; the others come with the next
+PASSES_MAX: Final = 64  # of the progress thread with one lock, while something is late
 JOIN_S: Final = 2.0
 _SLEEP_S_MAX: Final = 3600.0  # the kernel's limit is lower than that of TCP_KEEPIDLE
 _NS: Final = 1_000_000_000
@@ -71,6 +72,7 @@ class ProgressThread:
         self._lock = renewed(threading.RLock())
         self._epoll: select.epoll | None = None  # with the thread
         self._doorbell = -1
+        self._is_awake = False  # it looks at everything once more before it sleeps
         self._handlers: dict[int, Call] = {}
         self._calls: deque[Call] = deque()
         self._timers = TimedCalls()
@@ -134,11 +136,15 @@ class ProgressThread:
 
     def _ring(self) -> None:
         self._started()
-        os.eventfd_write(self._doorbell, 1)
+        # Each system call gives up the interpreter, which a computing thread keeps for a while.
+        if not self._is_awake:
+            os.eventfd_write(self._doorbell, 1)
 
     def _run(self, epoll: select.epoll, doorbell: int) -> None:
         while (sleep_s := self._sleep_s(epoll, doorbell)) is not None:
-            for descriptor, _ in epoll.poll(sleep_s):
+            events = epoll.poll(sleep_s)
+            self._is_awake = True
+            for descriptor, _ in events:
                 if descriptor == doorbell:
                     with suppress(BlockingIOError):
                         os.eventfd_read(doorbell)
@@ -153,6 +159,7 @@ class ProgressThread:
     def _sleep_s(self, epoll: select.epoll, doorbell: int) -> float | None:
         """Return how long to sleep, -1 for ever; None, and all is closed, if for nothing."""
         with self._lock:
+            self._is_awake = False  # before the look: what comes after it rings
             if self._calls:
                 return 0.0
             next_ns = self._timers.next_ns()
@@ -591,12 +598,23 @@ class ProgressLoop:
             if self._memory is not None:
                 self._memory.disarm_doorbell()
             try:
-                self._pass(self._epoll.poll(0, EVENTS_MAX))
-                # No application answers from here, and a waiter may sleep on what was put off.
-                if self._do_deferred():
-                    self.tell()
+                # What is late does not wait for others to give up the lock: behind a busy sender
+                # the acknowledgements would come after the time to send again.
+                for _ in range(PASSES_MAX):
+                    self._pass(self._epoll.poll(0, EVENTS_MAX))
+                    # No application answers from here; a waiter may sleep on what was put off.
+                    if self._do_deferred():
+                        self.tell()
+                    if not self._is_late():
+                        break
             finally:
                 self._stay_in_thread()
+
+    def _is_late(self) -> bool:
+        if self._soon and not self.is_closed:
+            return True
+        next_ns = self._timers.next_ns()
+        return next_ns is not None and next_ns <= time.monotonic_ns()
 
     def _stay_in_thread(self) -> None:
         """Go on leading in the thread, unless a thread waited here lately."""
