@@ -15,3 +15,8 @@ def settled(is_done: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+def ends_with(held: Callable[[], tuple[int, ...]], before: tuple[int, ...]) -> bool:
+    """Return whether no count of what is held stays above the one before."""
+    return settled(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from tests.support.waiting import settled
+from tests.support.waiting import ends_with
 from tests.verbs.shm_world import (
     ACCESS,
     BASE,
@@ -456,7 +456,7 @@ def test_nothing_is_left_behind(place: Path) -> None:
     before = held()
     for _ in range(5):
         once()
-    assert settled(lambda: held() == before)
+    assert ends_with(held, before)
     assert list(place.iterdir()) == []
 
 
