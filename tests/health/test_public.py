@@ -10,7 +10,12 @@ from tests.health.sources import PACKAGE, ROOT, definitions, is_public, modules
 
 # Modules that may catch `Exception`: they keep other people's code, or one mistake of ours, from
 # ending everything.
-MAY_CATCH_EXCEPTION = {"urds.rds.runtime.guard", "urds.rds.runtime.peer_events"}
+# Each calls code of others in a thread that many need.
+MAY_CATCH_EXCEPTION = {
+    "urds.common.progress",
+    "urds.rds.runtime.guard",
+    "urds.rds.runtime.peer_events",
+}
 IGNORE = re.compile(r"#\s*(type:\s*ignore|noqa)(?P<rest>.*)$")
 CODES = r"(\[[\w, -]+\]|: ?[A-Z]+[0-9]+(, ?[A-Z]+[0-9]+)*)"
 IGNORE_WITH_REASON = re.compile(rf"^{CODES}\s+[-#]\s*[\w`]+")

@@ -47,10 +47,11 @@ def _installed(beside: str) -> list[str]:
     """Return the versions of `urds` that folders beside the package name."""
     try:
         with os.scandir(beside or ".") as every:
-            names = [one.name for one in every if one.name.startswith(_BEGIN)]
+            names = [one.name for one in every]
     except OSError:  # an archive
         return []
-    return [name[len(_BEGIN) : -len(_END)] for name in names if name.endswith(_END)]
+    ours = (name for name in names if name.startswith(_BEGIN) and name.endswith(_END))
+    return [name[len(_BEGIN) : -len(_END)] for name in ours]
 
 
 VERSION: Final = read(__file__.rpartition("/")[0].rpartition("/")[0])

@@ -72,13 +72,11 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         with self._lock:
             if self._reservation is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
-            contexts = devices.contexts()
             self._reservation = PortReservation(
                 name,
-                contexts,
+                devices.contexts(),
                 is_dual=self._is_dual(name),
                 reuse=self._options.reuse_address,
-                is_held=all(one.adapter.has_own_time for one in contexts),
             )
 
     def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:

@@ -40,17 +40,16 @@ class PortReservation:
         *,
         is_dual: bool = False,
         reuse: bool = True,
-        is_held: bool = True,
     ) -> None:
         """Take an address; port 0 takes a free one. Raises OSError: EADDRINUSE, EADDRNOTAVAIL.
 
-        `is_dual`: `::` with the same port of all IPv4 addresses. `is_held` False: simulated
-        devices, whose ports the kernel does not have.
+        `is_dual`: `::` with the same port of all IPv4 addresses. Simulated devices take no
+        port of the kernel.
         """
         self.address = address
         self._stream: socket.socket | None = None
         self._datagrams: socket.socket | None = None
-        if is_held:
+        if all(context.adapter.has_own_time for context in contexts):
             needs_udp = any(context.adapter.attributes.provider == _UDP for context in contexts)
             self._hold(is_dual=is_dual, reuse=reuse, needs_udp=needs_udp and not address[1])
 
