@@ -72,11 +72,9 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         with self._lock:
             if self._reservation is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
+            is_dual, reuse = self._is_dual(name), self._options.reuse_address
             self._reservation = PortReservation(
-                name,
-                devices.contexts(),
-                is_dual=self._is_dual(name),
-                reuse=self._options.reuse_address,
+                name, devices.contexts(), is_dual=is_dual, reuse=reuse
             )
 
     def listen(self, backlog: int = BACKLOG_DEFAULT, /) -> None:
