@@ -98,6 +98,9 @@ def _bound_socket(
         if kind == socket.SOCK_STREAM:
             # The device that will listen here shares the port; without `reuse` others cannot.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            # To itself alone: the kernel refuses what others send, for nothing listens yet.
+            bound.connect(bound.getsockname())
     except OSError:
         bound.close()
         raise
