@@ -86,8 +86,9 @@ def test_ping_and_info_see_the_other_host(hosts: Namespaces, over: str, tmp_path
         info = run(hosts.prefix(0), "info", "-n", "-k", "--json", changes=changes)
     assert (ping.code, ping.err, info.code) == (0, "", 0)
     *replies, summary = map(json.loads, ping.out.splitlines())
-    # Each ping has a port, hence a path, of its own; one may overtake another.
-    assert sorted(reply["number"] for reply in replies) == [1, 2, 3]
+    # Each ping has a port, hence a path, of its own; one may overtake another, and the first may
+    # wait so long for its connection that a line says why.
+    assert sorted(reply["number"] for reply in replies if "from" in reply) == [1, 2, 3]
     assert summary["received"] == 3
     found = json.loads(info.out)
     assert {row["local"] for row in found["sockets"]} >= {here, there}
