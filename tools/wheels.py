@@ -385,7 +385,9 @@ def try_native_sdist(place: Place, cargo: Cargo, sdist: Path, work: Path) -> str
 def unpacked(sdist: Path, work: Path) -> Path:
     """Unpack a source distribution into a folder; return the folder that it makes."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(work, filter="data")
+        # The parameter `filter` is of CPython 3.11.4; before that this attribute means nothing.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(work)
     return work / sdist.name.removesuffix(".tar.gz")
 
 

@@ -37,7 +37,7 @@ stream.send(b"by rsocket")
 assert accepted.recv(10) == b"by rsocket"
 datagrams.bind(("127.0.0.1", 0))
 print(*(thread.name for thread in threading.enumerate()))
-print(len(os.listdir("/proc/self/task")))
+print(len(os.listdir("/proc/self/task")), flush=True)
 os._exit(0)
 """
 

@@ -67,7 +67,9 @@ def unpack(release: Release, place: Path) -> Path:
         if done.returncode != 0:
             raise NotBuilt(f"git archive failed: {done.stdout.strip()[-300:]}")
         with tarfile.open(packed) as archive:
-            archive.extractall(fresh, filter="data")
+            # The parameter `filter` is of CPython 3.11.4; before that this attribute means nothing.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(fresh)
         fresh.rename(folder)  # whole or not at all
     return folder
 

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -145,6 +146,8 @@ def test_an_end_without_farewell(plain: Pair, is_quiet: bool) -> None:
     with closing(Tls(plain, suppress_ragged_eofs=is_quiet)) as pair:
         super(TlsSocket, pair.server).shutdown(socket.SHUT_WR)
         if is_quiet:
+            assert pair.client.recv(1) == b""
+        elif sys.version_info < (3, 11, 3):  # with OpenSSL 3 it takes any end for a farewell
             assert pair.client.recv(1) == b""
         else:
             with pytest.raises(ssl.SSLEOFError):
