@@ -75,9 +75,10 @@ class CompletionQueue:
     def discard(self, qpn: int) -> None:
         """Drop the completions of a queue pair that starts over or is gone.
 
-        Its number may serve another life, whose requests have the same wr_id. The drivers of most
-        adapters do it; rxe leaves the completions. Source: rdma-core v44 providers/mlx5/verbs.c
-        (mlx5_modify_qp, mlx5_destroy_qp), linux v6.12 drivers/infiniband/sw/rxe/rxe_qp.c.
+        It may be connected anew, with requests that have the same wr_id. mlx5 does so at RESET and
+        destroy, rxe leaves the completions. Source: rdma-core v44 providers/mlx5/verbs.c
+        (mlx5_modify_qp, mlx5_destroy_qp), linux 02827b670851 drivers/infiniband/sw/rxe/rxe_qp.c
+        (rxe_qp_reset).
         """
         kept = [wc for wc in self._entries if wc.qp_num != qpn]
         if len(kept) < len(self._entries):
