@@ -417,10 +417,11 @@ class ProgressLoop:
             self._ring()
             # A thread that is still in the set would sleep on a closed descriptor.
             self._has_left.wait_for(lambda: self.leader is None, JOIN_S)
-            progress_thread.unwatch(self._epoll.fileno())
+            # Before the last look of the thread: else it would stay until they are due.
             for timer in (self._check, self._due):
                 if timer is not None:
                     timer.cancel()
+            progress_thread.unwatch(self._epoll.fileno())
             self._forget_all()
             self._epoll.close()
             os.close(self._doorbell)
