@@ -154,7 +154,7 @@ class Besieged:
         if incoming.peer_map is not None:
             assert len(incoming.peer_map) == CONGESTION_MAP_BYTES
             incoming.peer_map = None
-        for inbox, count in incoming.touched:
+        for inbox, count in incoming.touched.items():
             assert inbox in self.inboxes.values() and count > 0
         incoming.touched.clear()
         self._controls += len(incoming.controls)

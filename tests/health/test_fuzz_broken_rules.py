@@ -56,7 +56,7 @@ RULES: dict[str, tuple[str, Patch]] = {
         "rds_path",
         instead(ControlBudget, "admits", lambda *_, **__: True),
     ),
-    "retransmits are dropped": ("rds_pair", around(Incoming, "_accept_or_drop", _take_repeats)),
+    "retransmits are dropped": ("rds_pair", around(Incoming, "_take", _take_repeats)),
     "half a message dies with its stream": ("rds_pair", instead(Incoming, "end_stream", nothing)),
     "only what is in the inbox is acknowledged": (
         "rds_pair",

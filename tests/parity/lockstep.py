@@ -9,7 +9,6 @@ from typing import Final
 from unittest.mock import patch
 
 from tests.parity.sides import Outcome, Side, brief
-from urds.rds.plane.python import alone
 from urds.rds.plane.python.incoming import Incoming
 
 READ_BYTES: Final = 262_144  # at once, by the compiled plane
@@ -84,9 +83,5 @@ def reading_alike() -> Iterator[None]:
     def bytes_wanted(incoming: Incoming) -> int:
         return incoming.remaining()[1] + READ_BYTES
 
-    with (
-        patch.object(alone, "_READ_BYTES", READ_BYTES),
-        patch.object(Incoming, "wants_warm_memory", lambda _: False),
-        patch.object(Incoming, "bytes_wanted", bytes_wanted),
-    ):
+    with patch.object(Incoming, "bytes_wanted", bytes_wanted):
         yield

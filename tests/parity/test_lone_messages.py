@@ -1,4 +1,4 @@
-"""A message that is alone on its path has a way of its own in the Python plane: its rare cases."""
+"""A message that is alone on its path, for which the compiled plane has a fast path: rare cases."""
 
 from tests.parity.planes import PEER, PEER_PORT, World, take
 from urds.rds.constants import HeaderFlag

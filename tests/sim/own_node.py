@@ -223,7 +223,7 @@ class OwnNode:
 
     def _settle(self, path: Path) -> None:
         incoming, index, attachment = path.core.incoming, path.index, path.attachment
-        for inbox, _ in incoming.touched:
+        for inbox in incoming.touched:
             self._judge(inbox)
         incoming.touched.clear()
         path.core.outgoing.freed.clear()

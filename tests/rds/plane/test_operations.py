@@ -103,16 +103,6 @@ def test_without_room_for_one_a_notice_is_taken_nevertheless(world: MessageTrans
         mailbox.recvfrom(100, MSG_DONTWAIT)
 
 
-def test_after_a_notice_messages_take_the_short_way_again(world: MessageTransportWorld) -> None:
-    mailbox, path = world.mailbox(), world.path()
-    path.end_operation(mailbox, transfer(), DONE)
-    assert mailbox.special
-    mailbox.receive(wait_ns=0)
-    path.arrive(b"1")
-    mailbox.recvfrom(10)
-    assert not mailbox.special
-
-
 def test_notices_that_are_not_fetched_are_bounded(
     world: MessageTransportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,9 +70,9 @@ class TestAskingForAcknowledgements:
         side.send(b"1")
         side.write()
         side.core.ask()
-        assert side.core.wants_to_write() and not side.core.is_plain()
+        assert side.core.wants_to_write()
         assert self.questions(side) == [0]
-        assert not side.core.wants_to_write() and side.core.is_plain()
+        assert not side.core.wants_to_write()
         side.send(b"2", b"3")
         side.core.ask()
         assert self.questions(side) == [2]
@@ -101,7 +101,7 @@ class TestAskingForAcknowledgements:
         side = Side(release=Release.PEER_ACKNOWLEDGED)
         side.begin()
         side.core.ask()
-        assert side.core.is_plain() and side.write() == b""
+        assert side.write() == b""
         side.send(b"1")
         assert self.questions(side) == []
 

@@ -81,7 +81,7 @@ class TestFraming:
         assert len(side.got()) == 6
         assert side.counters.recv_drop_no_sock == 3
         assert side.counters.recv_queued == 6
-        assert sum(count for _, count in side.incoming.touched) == 6
+        assert sum(side.incoming.touched.values()) == 6
 
     @pytest.mark.parametrize("payload_bytes", [10, 10_000])
     def test_an_extension_makes_an_item_detailed(self, payload_bytes: int) -> None:
@@ -130,7 +130,7 @@ class TestBounds:
         assert side.receive(messages([1, 2]) + message(3, bytes(1001))) is DownReason.TOO_LONG
         assert side.got() == [b"1", b"2"]
         assert side.inbox.receive_queued_bytes == 2
-        assert side.incoming.touched == [(side.inbox, 2)]
+        assert side.incoming.touched == {side.inbox: 2}
 
     @pytest.mark.parametrize("payload_bytes", [0, 8191, 8193, 16_384])
     def test_a_map_of_another_length_is_a_protocol_error(self, payload_bytes: int) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.rds.sockets import wakeup_alone as alone
 from tests.rds.sockets import wakeup_helping as helping
 from tests.rds.sockets import wakeup_rooms as rooms
 from tests.rds.sockets import wakeup_waiting as waiting
@@ -105,24 +104,14 @@ RULES = [
         helping.a_fence_that_tcp_opens_lets_the_next_path_go,
         helping.a_fence_opens_silently,
     ),
-    Rule("alone, look again", alone.a_message_during_a_lone_write_leaves, alone.no_second_look),
-    Rule("alone, be kicked", alone.a_lone_receiver_hears_of_a_local_message, waiting.no_kick),
     Rule(
-        "alone, sit before sleeping",
-        alone.a_message_before_lone_sleep_is_seen,
-        alone.it_is_not_known_to_sleep,
+        "a leader pays what is due",
+        helping.what_is_due_leaves_while_a_thread_waits,
+        helping.a_leader_sleeps_as_if_nothing_were_due,
     ),
-    Rule("alone, name a successor", alone.a_follower_takes_over, waiting.no_successor),
-    Rule("alone, tell others", alone.what_it_reads_for_others_is_told, alone.it_tells_no_waiter),
     Rule(
-        "alone, pay what is due",
-        alone.what_is_due_leaves_while_it_waits,
-        alone.it_waits_as_if_nothing_were_due,
-    ),
-    Rule("alone, pass it on", alone.an_interrupted_one_passes_it_on, waiting.keep_it),
-    Rule(
-        "alone, wake the helper",
-        alone.what_it_owes_is_acknowledged,
+        "the helper pays what is due",
+        helping.what_a_receiver_owes_is_acknowledged,
         helping.no_thread_tells_the_progress_thread,
     ),
     Rule(

@@ -12,6 +12,7 @@ from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import Release
 from urds.rds.plane.python import receive_side
 from urds.rds.plane.python.background import ProgressThread
+from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.path import PathCore
 from urds.rds.plane.python.plane import Plane
 from urds.rds.plane.python.stream_path import StreamPath
@@ -219,6 +220,56 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(PathCore, "receive_data", receive)
     patch.setattr(PathCore, "_frame_messages", frame_without)
+
+
+def acknowledged_path(scene: World, mailbox: Mailbox) -> Remote:
+    """Give the path a stream on which one message went each way: nothing of ours is out."""
+    remote = scene.attach()
+    mailbox.sendto(b"route", PEER_ADDRESS)
+    scene.wait_for(lambda: bool(remote.messages()))
+    remote.say(1, b"reply", target_port=mailbox.port, ack=1)
+    scene.plane.progress()
+    mailbox.recvfrom(100)
+    return remote
+
+
+def is_acknowledged(scene: World, remote: Remote) -> bool:
+    """Wait for the acknowledgement of the second message."""
+    seen: list[int] = []
+
+    def acknowledged() -> bool:
+        seen.extend(frame.header.ack for frame in remote.frames())
+        return 2 in seen
+
+    return scene.wait_for(acknowledged)
+
+
+def what_is_due_leaves_while_a_thread_waits(scene: World) -> bool:
+    """Owe the peer an acknowledgement and wait for its next message; there is no helper."""
+    mailbox = scene.mailbox(1)
+    remote = acknowledged_path(scene, mailbox)
+    mailbox.sendto(b"carries the acknowledgement", PEER_ADDRESS)
+    results = scene.receive(mailbox)
+    remote.say(2, b"x", target_port=1, ack=2)
+    scene.wait_for(lambda: bool(results))
+    scene.receive(mailbox)
+    return is_acknowledged(scene, remote)
+
+
+def a_leader_sleeps_as_if_nothing_were_due(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Plane, "has_dues", lambda self: False)
+
+
+def what_a_receiver_owes_is_acknowledged(scene: World) -> bool:
+    """Take one message while the helper sleeps for long, and never call again."""
+    mailbox = scene.mailbox(1)
+    remote = acknowledged_path(scene, mailbox)
+    scene.help()
+    results = scene.receive(mailbox)
+    scene.wait_for(lambda: scene.plane.progress_thread.asleep)
+    remote.say(2, b"x", target_port=1, ack=1)
+    scene.wait_for(lambda: bool(results))
+    return is_acknowledged(scene, remote)
 
 
 def a_full_mailbox_stops_no_other(scene: World) -> bool:

@@ -113,13 +113,6 @@ class World:
         self.wait_for(lambda: self.waiting() > before)
         return results
 
-    def receive_plain(self, mailbox: Mailbox) -> list[object]:
-        """Do the same by `recvfrom`, which waits alone if no other thread does."""
-        before = self.waiting()
-        results = self.start(lambda: mailbox.recvfrom(100))
-        self.wait_for(lambda: self.waiting() > before)
-        return results
-
     def leave_a_tail(self, mailbox: Mailbox) -> bytes:
         """Send until a message waits for more; return it. On a slow machine many leave at once."""
         for number in range(10_000):

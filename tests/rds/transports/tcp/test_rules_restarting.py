@@ -184,14 +184,14 @@ def test_an_unrecognised_reboot_loses_messages(
 def test_dropping_every_lower_number_loses_a_rebooted_kernels_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept_or_drop = Incoming._accept_or_drop
+    take = Incoming._take
 
-    def drop_lower(self: Incoming, fields: Any, payload: bytes) -> DownReason | bool:
+    def drop_lower(self: Incoming, fields: Any, payload: bytes) -> DownReason | None:
         if 0 < fields[0] < self.sequence_expected and fields[4]:
-            return False
-        return accept_or_drop(self, fields, payload)
+            return None
+        return take(self, fields, payload)
 
-    monkeypatch.setattr(Incoming, "_accept_or_drop", drop_lower)
+    monkeypatch.setattr(Incoming, "_take", drop_lower)
     assert reboot_and_send(lab, "lower", probes=False) == []
 
 

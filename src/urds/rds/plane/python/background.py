@@ -54,9 +54,6 @@ class PollSet:
     def __init__(self, plane: Plane) -> None:
         self._lock = plane.lock
         self._set = select.epoll()
-        # For the fast path: seconds (-1 without limit, else at most POLL_S_MAX), count; descriptors
-        # and masks.
-        self.wait = self._set.poll
         self.paths: dict[int, StreamPath] = {}  # by descriptor
         self._watched: dict[int, Interest] = {}
 

@@ -58,62 +58,40 @@ class Inbox:
         self.clear_below_bytes = 0  # a take that leaves less clears the local bit
         self.over_since_ns: int | None = None
         self.pausing: set[Pausable] = set()  # paths that wait for this queue to shrink
-        self.special = False  # the next take has further work
-        self.unplain = False  # more than plain pairs were queued since it was empty
         self.detailed_messages = 0  # those with five members
 
     def put(self, item: _Plain | _Detailed) -> None:
-        """Queue one message; the caller counts its payload."""
-        if len(item) == 5:
-            self.unplain = self.special = True
-            self.detailed_messages += 1
-            self.queue.append(item)
-        elif item[0]:
+        """Queue and count one message."""
+        joined = self.joined(item)
+        self.detailed_messages += len(item) == 5
+        self.receive_queued_bytes += len(item[0])
+        if joined is None:
             self.queue.append(item)
         else:
-            self.put_empty(item[1], 1)
+            self.queue[-1] = joined
 
-    def put_empty(self, source: SocketAddress, count: int) -> None:
-        """Queue messages without payload."""
-        new, last = self.empty_items(source, count)
-        if last is not None or len(new[-1]) == 3:
-            self.unplain = self.special = True
-        if last is None:
-            self.queue.extend(new)
-        else:
-            self.queue[-1] = last
-
-    def empty_items(self, source: SocketAddress, count: int) -> tuple[list[Item], Item | None]:
-        """Return the items to append for empty messages, or the new last item."""
-        room = max(0, MANY_MESSAGES + 1 - len(self.queue))
-        if not room and self._joins_run(source):
-            return [], (b"", source, message_count(self.queue[-1]) + count)
-        new: list[Item] = [(b"", source)] * min(count, max(1, room))
-        if count > len(new):
-            new[-1] = (b"", source, 1 + count - len(new))
-        return new, None
-
-    def _joins_run(self, source: SocketAddress) -> bool:
-        """Return whether one more empty message is only counted."""
-        if len(self.queue) <= MANY_MESSAGES:
-            return False
+    def joined(self, item: Item) -> _Run | None:
+        """Return the last item with one more message, if `item` is only counted there."""
+        if item[0] or len(item) == 5 or len(self.queue) <= MANY_MESSAGES:
+            return None
         last = self.queue[-1]
-        return not last[0] and len(last) != 5 and last[1] == source
+        if last[0] or len(last) == 5 or last[1] != item[1]:
+            return None
+        return b"", item[1], message_count(last) + 1
 
     def pop(self) -> Item:
-        """Take the next message; of a run the first."""
+        """Take the next message, of a run the first, out of the queue and the account."""
         queue = self.queue
         item = queue[0]
         if len(item) == 3:
             left = item[2] - 1
             queue[0] = (b"", item[1], left) if left > 1 else item[:2]
             return item
-        self.take_first()
+        payload_bytes = len(item[0])
         if len(item) == 5:
             self.detailed_messages -= 1
-        if not queue:
-            self.unplain, self.detailed_messages = False, 0
-        return item
+        self.receive_queued_bytes -= payload_bytes
+        return queue.popleft()  # one step with the store (`interrupts`)
 
     def messages(self, first: int = 0) -> chain[Item]:
         """Yield an item for each message, runs expanded; without the first items."""
@@ -123,14 +101,7 @@ class Inbox:
 
     def message_count(self) -> int:
         """Return how many messages are queued."""
-        return sum(map(message_count, self.queue)) if self.unplain else len(self.queue)
-
-    def take_first(self) -> Item:
-        """Take the first message out of the queue and the account."""
-        item = self.queue[0]
-        payload_bytes = len(item[0])
-        self.receive_queued_bytes -= payload_bytes
-        return self.queue.popleft()  # one step with the store (`interrupts`)
+        return sum(map(message_count, self.queue))
 
     def check_congestion(self, now_ns: int) -> bool | None:
         """Check the queue; return the new state of the local bit if it changed, else None."""

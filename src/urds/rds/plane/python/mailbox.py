@@ -1,9 +1,7 @@
 """A bound socket: queue and take messages, wait, cancel, close.
 
 `sendto` and `recvfrom` have the signature of `socket.socket` and are placed into a bound `Socket`
-unchanged; they do the common case in one critical section and leave everything else to `queueing`
-and `receive`. `special` marks a mailbox whose next take has further work: it shows its state on a
-descriptor, has a notice, is closed, pauses a path, or its queue holds more than plain pairs.
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from typing import TYPE_CHECKING, cast
 from urds.common.errors import ErrorReason, os_error
 from urds.common.readiness import ReadinessDescriptor, changes_one_here
 from urds.common.types import IPAddress
-from urds.rds.addresses import known_peer
+from urds.rds.addresses import is_name, known_peer
 from urds.rds.constants import (
-    MAX_MESSAGE_BYTES,
     MSG_DONTWAIT,
     MSG_ERRQUEUE,
     MSG_NOSIGNAL,
@@ -36,19 +33,17 @@ from urds.rds.plane.contract import (
     Notice,
     Operation,
     OperationNotice,
+    OperationNotices,
     Path,
     SocketAddress,
 )
-from urds.rds.plane.python import alone, queueing, receive_side
+from urds.rds.plane.python import queueing, receive_side
 from urds.rds.plane.python.accounts import Destination, SendAccounts
-from urds.rds.plane.python.background import POLL_S_MAX
 from urds.rds.plane.python.host import Host, LoopPath
 from urds.rds.plane.python.inbox import Inbox, Item
-from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Outgoing
 from urds.rds.plane.python.path import LONG_WRITE_BYTES
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiter, Waiters
-from urds.rds.wire.header import HEADER_BYTES
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -61,10 +56,7 @@ _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
 _GROUPS = 64
-_LOOK_AGAIN: tuple[bytes, SocketAddress] = (b"", ("", 0))  # the received message is not plain
-# The send state of one address: its path, the path's queue, the port, the bytes of the peer's map,
-# the bytes that are queued to its peer.
-Flow = tuple[StreamPath, Outgoing, int, bytearray, Destination]
+_TARGETS_MAX = 4096
 
 
 class Mailbox(Inbox):
@@ -82,7 +74,8 @@ class Mailbox(Inbox):
         self.given_up = 0
         self.receive_waiters = Waiters()
         self.room_waiters = Waiters()
-        self._flows: dict[SocketAddress, Flow] = {}  # another dict once they are forgotten
+        # Literal addresses of sent messages, until a route changes.
+        self.targets: dict[SocketAddress, tuple[IPAddress, int]] = {}
         self._routes: dict[IPAddress, StreamPath | LoopPath | MessageTransport] = {}
         self._failed: set[IPAddress] = set()
         self.notices: deque[OperationNotice] = deque()
@@ -91,7 +84,6 @@ class Mailbox(Inbox):
         self._wait_groups = 0  # groups that returned ENOBUFS while the monitor was on
         self._saw_congestion = False  # an ENOBUFS since the last map update: poll must wake
         self._map_news = False
-        self._takes_long = False  # the last message waited for was long
         self.descriptor: ReadinessDescriptor | None = None
         self._configured = settings  # possibly not yet applied
         self._apply(settings)
@@ -102,15 +94,8 @@ class Mailbox(Inbox):
         self.clear_below_bytes = max(1, self.buffer_bytes // 2) if self.congested else 0
         self._send_bytes_max = settings.send_bytes_max
         self.accounts.resize(settings.send_bytes_max, is_single=settings.single_account)
-        self._half_bytes = self.accounts.half_bytes  # from there on there is more to do
-        self.quarter_bytes = self.accounts.quarter_bytes
-        self.burst_bytes = min(LONG_WRITE_BYTES, self.quarter_bytes)  # of long messages
-        virtual = self._plane.virtual
-        self._receive_wait_ns = 0 if virtual else settings.receive_wait_ns
-        self._payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
-        # A length that every peer accepts; a longer message must check its path.
-        self._plain_bytes_max = min(self._payload_bytes_max, MAX_MESSAGE_BYTES)
-        self._alone_bytes_max = min(self._plain_bytes_max, REFERENCE_BYTES - 1)
+        self.burst_bytes = min(LONG_WRITE_BYTES, self.accounts.quarter_bytes)  # of long messages
+        self.payload_bytes_max = min(settings.send_bytes_max, self._plane.limits.message_bytes_max)
         self.detailed = settings.timestamps or bool(settings.traces)
         if not settings.monitor:
             self._notice_groups = self._wait_groups = 0
@@ -137,64 +122,7 @@ class Mailbox(Inbox):
             address = flags_or_address  # type: ignore[assignment]  # two-argument form
         elif flags_or_address:
             wait_ns = self._wait_of_flags(flags_or_address, wait_ns)
-        if type(data) is not bytes:
-            data = queueing.frozen(data)
-        payload_bytes = len(data)
-        flow = (flows := self._flows).get(address)  # type: ignore[arg-type]  # None is no key
-        if flow is None:
-            return queueing.queue(self, data, address, b"", wait_ns)
-        path, outgoing, _, _, destination = flow
-        # A lone message has an empty path: one comparison for each message of a burst.
-        if (
-            not destination.queued_bytes
-            and payload_bytes <= self._alone_bytes_max
-            and outgoing.plain
-            and not outgoing.unacked
-            and alone.send(self, flow, address, data)
-        ):
-            return payload_bytes
-        try:
-            with self._lock:
-                pending = 0
-                if self._flows is flows and payload_bytes <= self._plain_bytes_max:
-                    pending = self._queue_again(flow, data, payload_bytes)
-            if not pending:
-                return queueing.queue(self, data, address, b"", wait_ns)
-            if not path.is_batching or pending >= path.flush_bytes:
-                path.push(self.burst_bytes)
-                if destination.queued_bytes >= destination.look_at_bytes:
-                    self._look_for_room(path, destination)
-            if self.descriptor is not None and self.send_queued_bytes >= self._half_bytes:
-                self.descriptor.sync()
-        except BaseException as error:
-            if "reason" not in error.__dict__:  # an interrupt: find the work it left
-                self._plane.interrupts.seen = True
-                eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
-            raise
-        return payload_bytes
-
-    def _queue_again(self, flow: Flow, payload: Buffer, payload_bytes: int) -> int:
-        """Queue on a known path if nothing prevents it; return what is pending. Lock held."""
-        path, outgoing, port, congested, destination = flow
-        if (
-            path.full
-            or (congested and congested[port >> 3] >> (port & 7) & 1)
-            or not (
-                self.send_queued_bytes < destination.open_bytes
-                or self.accounts.admit(destination, payload_bytes, self.send_queued_bytes)
-            )
-        ):
-            return 0
-        pending = outgoing.pending_bytes + payload_bytes + HEADER_BYTES
-        outgoing.pending_bytes = pending
-        self.send_queued_bytes += payload_bytes
-        destination.queued_bytes += payload_bytes
-        outgoing.unsent.append((self, self.port, port, payload, b""))
-        if self.send_queued_bytes >= self._half_bytes and self.accounts.note_queued(
-            destination, self.send_queued_bytes
-        ):
-            outgoing.want_acknowledgement()
-        return pending
+        return queueing.queue(self, queueing.frozen(data), address, b"", wait_ns)
 
     def send(
         self,
@@ -229,7 +157,15 @@ class Mailbox(Inbox):
         """Look for acknowledgements: an account is a quarter full, and an eighth came since."""
         path.look_for_acknowledgements()
         more_bytes = destination.queued_bytes + self._send_bytes_max // 8
-        destination.look_at_bytes = max(self.quarter_bytes, more_bytes)
+        destination.look_at_bytes = max(self.accounts.quarter_bytes, more_bytes)
+
+    def remember_target(self, address: SocketAddress, peer: IPAddress, port: int) -> None:
+        """Remember what a literal address means; a name is resolved each time."""
+        if is_name(address):
+            return
+        if len(self.targets) >= _TARGETS_MAX:
+            self.targets = {}
+        self.targets[address] = peer, port
 
     def destination_at(self, path: StreamPath | MessageTransport) -> Destination:
         """Return the account of a path's peer, cached by the path from now on. Lock held."""
@@ -269,7 +205,6 @@ class Mailbox(Inbox):
             self._map_news |= bool(groups)
         elif groups & self.settings.monitor_mask:
             self._notice_groups |= groups & self.settings.monitor_mask
-            self.special = True
             self._plane.note_arrival(self, 1)
 
     def note_absent(self, destination: Destination) -> None:
@@ -298,92 +233,57 @@ class Mailbox(Inbox):
             bufsize = index(bufsize)
         if bufsize < 0:
             raise ValueError("negative buffersize in recvfrom")
-        if not flags and not self.special:
-            item: Item | None = None
-            try:
-                if self.queue:  # else a second check under the lock follows
-                    with self._lock:
-                        if self.queue:  # `take_first`, without a call
-                            item = self.queue[0]
-                            byte_count = len(item[0])
-                            self.receive_queued_bytes -= byte_count
-                            self.queue.popleft()
-                    self._plane.driven = True
-                if item is None and self._receive_wait_ns != 0:
-                    item = self._wait_plain(self._receive_wait_ns)
-                if item is not None and item is not _LOOK_AGAIN:
-                    if self.receive_queued_bytes < self.clear_below_bytes:
-                        self._clear_congestion()
-                    if len(item[0]) <= bufsize and len(item) == 2:
-                        return item
-                    return item[0][:bufsize], item[1]
-            except BaseException as error:
-                if "reason" not in error.__dict__:  # an interrupt: find the work it left
-                    self._plane.interrupts.seen = True
-                    eventfd_write(self._plane.progress_thread.wake_descriptor, 1)
-                raise
         if flags & _NEVER_QUEUED:
             if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
                 return b"", None  # type: ignore[return-value]  # as below
             raise os_error(ErrorReason.NOTHING_TO_RECEIVE, "MSG_ERRQUEUE")
         wait_ns = 0 if flags & _DONTWAIT else self.settings.receive_wait_ns
-        message = self.receive(wait_ns=wait_ns, peek=bool(flags & _PEEK))
-        if message is None:
+        item = self._receive(wait_ns, peek=bool(flags & _PEEK), notices_max=1)
+        if item is None:
             raise os_error(
                 ErrorReason.NOTHING_TO_RECEIVE if wait_ns == 0 else ErrorReason.TIMED_OUT
             )
-        if not isinstance(message, Message):
+        if isinstance(item, OperationNotices | CongestionNotice):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
-        return message.payload[:bufsize], message.source
-
-    def _wait_plain(self, wait_ns: int | None) -> Item:
-        """Wait for a message, or for a reason to check again. Raises ETIMEDOUT."""
-        plane = self._plane
-        end_ns = 0 if wait_ns is None else plane.clock_ns() + wait_ns
-        item: Item | None = None
-        if not self._takes_long:  # long ones arrive in parts, or several at once
-            item = alone.receive(self, -1 if wait_ns is None else min(wait_ns / 1e9, POLL_S_MAX))
-        if item is None:
-            left_ns = None if wait_ns is None else max(0, end_ns - plane.clock_ns())
-            waited = plane.wait_reading(self._take_plain, self.receive_waiters, left_ns, self)
-            item = cast("Item | None", waited)
-            if item is None:
-                self._map_news = False
-                raise os_error(ErrorReason.TIMED_OUT)
-        self._takes_long = len(item[0]) >= REFERENCE_BYTES
-        return item
-
-    def _clear_congestion(self) -> None:
-        """Have the local bit checked: the queue is below half of the buffer. No lock held."""
-        with self._lock:
-            self._plane.touched.add(self)
-        self._plane.finish_pass()
-
-    def _take_plain(self) -> Item | None:
-        """Take a message if nothing else is to be done, else return a marker. Lock held."""
-        if self.special:
-            return _LOOK_AGAIN
-        return self.take_first() if self.queue else None
+        return item[0][:bufsize], item[1]
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
     ) -> Message | Notice | None:
         """Take (or peek at) the next item; None when nothing came in `wait_ns`."""
+        item = self._receive(wait_ns, peek=peek, notices_max=notices_max)
+        if item is None or isinstance(item, OperationNotices | CongestionNotice):
+            return item
+        if len(item) != 5:
+            return Message(item[0], item[1], b"", 0, ())
+        payload, source, extension, wall_ns, arrived_ns = item
+        trace = tuple(
+            (position, self._plane.clock_ns() - arrived_ns if position == _LAST_POSITION else 0)
+            for position in self.settings.traces
+        )
+        return Message(
+            payload, source, extension, wall_ns if self.settings.timestamps else 0, trace
+        )
+
+    def _receive(
+        self, wait_ns: int | None, *, peek: bool, notices_max: int
+    ) -> Item | Notice | None:
+        """Wait for an item of the queue or a notice; None when nothing came."""
         plane = self._plane
         plane.refuse_reentry()
 
-        def attempt() -> Message | Notice | None:
+        def attempt() -> Item | Notice | None:
             if self.closed:
                 raise os_error(plane.closed_reason)
             return self._take(peek, notices_max)
 
         try:
-            message = cast(
-                "Message | Notice | None",
+            item = cast(
+                "Item | Notice | None",
                 plane.wait(attempt, self.receive_waiters, wait_ns, flush=self),
             )
             plane.driven = True
-            if message is None:
+            if item is None:
                 self._map_news = False
             elif peek:
                 with self._lock:  # a notified message is left: another may want it
@@ -397,9 +297,9 @@ class Mailbox(Inbox):
                 plane.interrupts.seen = True
                 eventfd_write(plane.progress_thread.wake_descriptor, 1)
             raise
-        return message
+        return item
 
-    def _take(self, peek: bool, notices_max: int) -> Message | Notice | None:
+    def _take(self, peek: bool, notices_max: int) -> Item | Notice | None:
         """Take notices or a message. Lock held."""
         if self.notices:
             return receive_side.take_notices(self, notices_max)
@@ -409,32 +309,11 @@ class Mailbox(Inbox):
             return notice
         if not self.queue:
             return None
-        plane = self._plane
         if peek:
-            item = self.queue[0]
-            plane.counters.recv_delivered += 1  # Linux counts peeks as well
-        else:
-            item = self._pop()
-        if len(item) != 5:
-            return Message(item[0], item[1], b"", 0, ())
-        payload, source, extension, wall_ns, arrived_ns = item
-        trace = tuple(
-            (position, plane.clock_ns() - arrived_ns if position == _LAST_POSITION else 0)
-            for position in self.settings.traces
-        )
-        return Message(
-            payload, source, extension, wall_ns if self.settings.timestamps else 0, trace
-        )
-
-    def _pop(self) -> Item:
-        """Take the next message, and note the work of the end of the pass. Lock held."""
-        unplain = self.unplain
+            self._plane.counters.recv_delivered += 1  # Linux counts peeks as well
+            return self.queue[0]
         item = self.pop()
-        if unplain and not self.unplain:
-            self.finish_special()
-        if self.receive_queued_bytes < self.clear_below_bytes or (
-            self.special and (self.pausing or not self.unplain)
-        ):
+        if self.pausing or self.receive_queued_bytes < self.clear_below_bytes:
             self._plane.touched.add(self)
         return item
 
@@ -466,7 +345,6 @@ class Mailbox(Inbox):
             else:
                 self._notice_groups |= self.settings.monitor_mask & cleared_groups
             if self._notice_groups:
-                self.special = True
                 self._plane.note_arrival(self, 1)
         elif self._saw_congestion:
             self._map_news = True
@@ -478,14 +356,14 @@ class Mailbox(Inbox):
     def fail(self, peer: IPAddress) -> None:
         """Note dropped messages to the peer: the next send to it raises, once. Lock held."""
         self._failed.add(peer)
-        self._flows = {}
+        self.targets = {}
 
     # -- other calls of the contract
 
     def route(self, peer: IPAddress, path: Path | MessageTransport | None) -> None:
         """Set the path to `peer`; None removes it."""
         with self._lock:
-            self._flows = {}
+            self.targets = {}
             if path is None:
                 before = self._routes.pop(peer, None)
                 if before is not None and self.accounts.forget(peer):
@@ -553,7 +431,7 @@ class Mailbox(Inbox):
             settings = self._configured
             if settings.tos != self.settings.tos:  # it may lead over other connections
                 self._routes.clear()
-                self._flows = {}
+                self.targets = {}
             self._apply(settings)
             self._plane.tell_room(self)
             self.receive_waiters.tell_all(self._plane.wait_queue)
@@ -604,7 +482,6 @@ class Mailbox(Inbox):
     def _begin_to_show(self) -> None:
         """Show every change from now on, and changes made meanwhile. No lock held."""
         with self._lock:
-            self.special = True
             self._plane.progress_thread.want()
         self._plane.progress_thread.deliver()
         self.sync()
@@ -632,16 +509,6 @@ class Mailbox(Inbox):
         else:
             self.descriptor.sync()
 
-    def finish_special(self) -> None:
-        """Decide whether the next take has further work. Lock held."""
-        self.special = bool(
-            self.closed
-            or self.descriptor is not None
-            or self._has_notice()
-            or self.pausing
-            or self.unplain
-        )
-
     def _has_notice(self) -> bool:
         return self._notice_groups != 0 or bool(self.notices)
 
@@ -656,7 +523,7 @@ class Mailbox(Inbox):
     def shut(self, plane: Plane) -> None:
         """Leave the port, drop the queue, wake all threads. Lock held."""
         self._host.inboxes.pop(self.port, None)
-        self._flows = {}
+        self.targets = {}
         for path in self.paths():
             path.destinations.pop(self, None)
         plane.counters.recv_drop_closed += self.message_count()
@@ -664,7 +531,6 @@ class Mailbox(Inbox):
         self.notices.clear()
         self.receive_queued_bytes = 0
         self.over_since_ns = None  # a second check would never end
-        self.special = True  # a take finds `closed`
         if self.congested:
             self.congested = False
             receive_side.show(plane, self, on=False)
@@ -677,8 +543,7 @@ class Mailbox(Inbox):
     def abandon_in_child(self) -> None:
         """Fail every call from now on; called in the child of a fork."""
         self._lock, self._holds_lock = self._plane.lock, self._plane.holds_lock
-        self.closed = self.special = True
-        self._flows = {}
+        self.closed = True
         # The parent's waiters and queues are not in the child.
         self.receive_waiters, self.room_waiters = Waiters(), Waiters()
         self.accounts = SendAccounts()

@@ -18,22 +18,20 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain, islice, starmap
+from itertools import chain, starmap
 from operator import itemgetter
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from urds.rds.constants import PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import Buffer, Limits, Release
-from urds.rds.plane.python import alike
-from urds.rds.plane.python.alike import RUN_MIN
 from urds.rds.plane.python.counters import Counters
+from urds.rds.wire.checksum import header_checksum
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 REFERENCE_BYTES = 8192  # payloads from here up travel as buffers of their own, never joined
 _NO_EXTENSION = b""
-_SINGLES = 32
 _first = itemgetter(0)
 _exhaust = deque[object](maxlen=0).extend  # each step of it made of C: no handler runs in between
 
@@ -78,7 +76,6 @@ class Outgoing:
         "freed",
         "limits",
         "pending_bytes",
-        "plain",
         "position",
         "release",
         "retransmits",
@@ -106,7 +103,6 @@ class Outgoing:
         self.unacked_bytes_left = limits.unacked_bytes_max
         self.fences: list[Fence] = []
         self.blocked_by: Fence | None = None  # on another path: it holds new messages back
-        self.plain = False  # the next message may become bytes at once; `PathCore.is_plain`
         self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell checked
 
     # -- queueing
@@ -143,7 +139,6 @@ class Outgoing:
     def fence(self) -> Fence:
         """Return a fence behind every message queued now."""
         fence = Fence()
-        self.plain = False
         self.unsent.append(fence)
         self.fences.append(fence)
         self._open_fences()
@@ -158,146 +153,90 @@ class Outgoing:
         since one write takes 1,024 at most. The acknowledgement goes into every header; 0 towards
         Linux.
         """
-        made = self._frame_retransmits(out, bytes_max, acknowledgement) if self.retransmits else 0
-        if self.unsent and made < bytes_max:
-            if self.blocked_by is None or self._fence_is_open():
-                made += self._frame_unsent(out, bytes_max - made, acknowledgement)
-            else:
+        begin, end = self.position, self.position + bytes_max
+        if self.retransmits:
+            self._frame_queue(self.retransmits, out, end, acknowledgement)
+        while self.unsent and self.position < end:
+            if self.blocked_by is not None and not self._fence_is_open():
                 self.counters.mprds_catchup_tx0_retries += 1
-        return made
+                break
+            self._frame_queue(self.unsent, out, end, acknowledgement)
+        return self.position - begin
 
-    def _frame_unsent(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
-        """Frame new messages, batches of like ones as a whole and others one after the other."""
-        made = 0
-        small: list[Buffer] = []
-        while self.unsent and made < bytes_max:
-            run, framed = 0, list[Buffer]()
-            if len(self.unsent) > RUN_MIN and not self.fences:
-                run = _frame_run(self, framed, bytes_max - made, acknowledgement)
-            made += run or self._frame_new(framed, bytes_max - made, acknowledgement)
-            small += framed
-            if len(framed) > 1:  # long payloads among them are buffers of their own
-                out += small
-                small = []
-        if small:
-            out.append(b"".join(small))
-        return made
+    def _frame_queue(
+        self, queue: deque[Any], out: list[Buffer], end: int, acknowledgement: int
+    ) -> None:
+        """Frame the messages at the head of `retransmits` or `unsent`, up to a fence.
 
-    def _frame_new(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
-        """Frame new messages, at most 32: a batch may follow.
-
-        Local names hold what the loop uses for each of them.
+        Numbers, account and queues change in one step at the end (`interrupts`), or a message could
+        get a second number.
         """
-        pieces: list[Buffer] = []
-        sent: list[Sent] = []
-        unsent, keep, pack = self.unsent, sent.append, HEADER.pack
-        sequence, position, checksum = self.sequence_next, self.position, self.checksum
-        acknowledging = self.release is Release.PEER_ACKNOWLEDGED
-        packets_left, bytes_left = self.unacked_packets_left, self.unacked_bytes_left
-        fenced, end = bool(self.fences), position + bytes_max
-        last_sequence = sequence + len(unsent) - 1 if self.acknowledgement_wanted else -1
-        for message in islice(unsent, _SINGLES):
+        again, pieces, sent = queue is self.retransmits, list[Buffer](), list[Sent]()
+        position, next_sequence = self.position, self.sequence_next
+        last_sequence = next_sequence + len(queue) - 1 if self.acknowledgement_wanted else -1
+        for message in queue:
             if position >= end:
                 break
-            if fenced and isinstance(message, Fence):
+            if again:
+                sequence, _, owner, source_port, target_port, payload, extension = message
+                flags = self._retransmit_flags()
+            elif isinstance(message, Fence):
                 if not sent:
-                    message.sequence = sequence - 1
-                    unsent.popleft()
+                    message.sequence = next_sequence - 1
+                    queue.popleft()
                 break
-            owner, source_port, target_port, payload, extension = message  # type: ignore[misc]  # a fence stands here only while `fenced`
-            payload_bytes = len(payload)
-            flags = high = low = sum_field = 0
-            if acknowledging:
-                packets_left -= 1
-                bytes_left -= payload_bytes
-                if packets_left <= 0 or bytes_left <= 0 or sequence == last_sequence:
-                    flags = _ACK_REQUIRED
-                    self.counters.send_ack_required += 1
-                    packets_left = self.limits.unacked_packets_max
-                    bytes_left = self.limits.unacked_bytes_max
-            if extension:
-                high = int.from_bytes(extension[:8], "big")
-                low = int.from_bytes(extension[8:], "big")
-            if checksum:
-                # 2**16 is 1 modulo 65535, so the ones-complement sum of the 24 words of a
-                # header is the sum of its fields at any width; the field is its complement.
-                sum_field = 65535 - (
-                    sequence + acknowledgement + payload_bytes + source_port + target_port
-                    + (flags << 8) + high + low
-                ) % 65535  # fmt: skip
-            pieces.append(pack(
-                sequence, acknowledgement, payload_bytes, source_port, target_port,
-                flags, 0, 0, sum_field, high, low,
-            ))  # fmt: skip
-            if payload_bytes < REFERENCE_BYTES:
-                pieces.append(payload)
             else:
-                out.append(b"".join(pieces))
-                out.append(payload)
-                pieces = []
-            position += HEADER_BYTES + payload_bytes
-            keep((sequence, position, owner, source_port, target_port, payload, extension))
-            sequence += 1
-        if pieces:
-            out.append(b"".join(pieces))
-        self.unacked_packets_left, self.unacked_bytes_left = packets_left, bytes_left
-        return self.keep_numbered(sent, sequence, position)
-
-    def keep_numbered(self, sent: Iterable[Sent], sequence: int, position: int) -> int:
-        """Move messages that have become bytes, from `unsent` to `unacked`; return their bytes.
-
-        `sequence` and `position` follow the last one. Numbers, account and queues change in one
-        step (`interrupts`), or a message could get a second number.
-        """
-        made, messages = position - self.position, sequence - self.sequence_next
-        counters = self.counters
-        counters.send_queued += messages
-        counters.copy_from_user += made - HEADER_BYTES * messages
-        moved = _moved(sent, self.unsent, messages)
-        self.pending_bytes -= made
-        self.sequence_next, self.position = sequence, position
-        self.unacked.extend(moved)
-        if not self.unsent:
-            self.acknowledgement_wanted = False
-        if self.fences:
-            self._open_fences()
-        return made
-
-    def _frame_retransmits(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
-        """Retransmit messages of an earlier stream, oldest first, with their old numbers."""
-        start = self.position
-        flags = _RETRANSMITTED
-        if self.release is Release.PEER_ACKNOWLEDGED:
-            flags |= _ACK_REQUIRED
-        pieces: list[Buffer] = []
-        while self.retransmits and self.position < start + bytes_max:
-            sequence, _, owner, source_port, target_port, payload, extension = self.retransmits[0]
-            pieces.append(
-                emit_header(
-                    sequence=sequence,
-                    acknowledgement=acknowledgement,
-                    payload_bytes=len(payload),
-                    source_port=source_port,
-                    target_port=target_port,
-                    flags=flags,
-                    extension=extension,
-                    checksum=self.checksum,
-                )
-            )
+                owner, source_port, target_port, payload, extension = message
+                flags = self._flags(len(payload), is_last=next_sequence == last_sequence)
+                sequence, next_sequence = next_sequence, next_sequence + 1
+            pieces.append(emit_header(
+                sequence, acknowledgement, len(payload), source_port, target_port,
+                flags, extension, checksum=self.checksum,
+            ))  # fmt: skip
             if len(payload) < REFERENCE_BYTES:
                 pieces.append(payload)
             else:
                 out += (b"".join(pieces), payload)
                 pieces = []
-            position = self.position + HEADER_BYTES + len(payload)
-            again = (sequence, position, owner, source_port, target_port, payload, extension)
-            moved = _moved((again,), self.retransmits, 1)
-            self.counters.send_retransmitted += 1
+            position += HEADER_BYTES + len(payload)
+            sent.append((sequence, position, owner, source_port, target_port, payload, extension))
+        out += [b"".join(pieces)] if pieces else []
+        self._keep(queue, sent, next_sequence, position)
+
+    def _retransmit_flags(self) -> int:
+        own_node = self.release is Release.PEER_ACKNOWLEDGED
+        return _RETRANSMITTED | _ACK_REQUIRED if own_node else _RETRANSMITTED
+
+    def _flags(self, payload_bytes: int, *, is_last: bool) -> int:
+        """Return the flags of a new message: whether it requests an acknowledgement."""
+        if self.release is not Release.PEER_ACKNOWLEDGED:
+            return 0
+        self.unacked_packets_left -= 1
+        self.unacked_bytes_left -= payload_bytes
+        if self.unacked_packets_left > 0 and self.unacked_bytes_left > 0 and not is_last:
+            return 0
+        self.counters.send_ack_required += 1
+        self.allow_unacked()
+        return _ACK_REQUIRED
+
+    def _keep(self, queue: deque[Any], sent: list[Sent], sequence_next: int, position: int) -> None:
+        """Move messages that have become bytes from their queue to `unacked`."""
+        counters, made, messages = self.counters, position - self.position, len(sent)
+        moved = _moved(sent, queue, messages)
+        if queue is self.retransmits:
+            counters.send_retransmitted += messages
             self.position = position
             self.unacked.extend(moved)  # one step with the store
-        if pieces:
-            out.append(b"".join(pieces))
-        return self.position - start
+            return
+        counters.send_queued += messages
+        counters.copy_from_user += made - HEADER_BYTES * messages
+        self.pending_bytes -= made
+        self.sequence_next, self.position = sequence_next, position
+        self.unacked.extend(moved)  # one step with the stores
+        if not self.unsent:
+            self.acknowledgement_wanted = False
+        if self.fences:
+            self._open_fences()
 
     def _fence_is_open(self) -> bool:
         if self.blocked_by is not None and self.blocked_by.open:
@@ -310,15 +249,9 @@ class Outgoing:
         # In one step: an interrupt may repeat this.
         self.retransmits, self.unacked = retransmits, unacked
         self.position = 0
-        self.plain = False
         self.allow_unacked()
 
     # -- acknowledgements
-
-    def want_acknowledgement(self) -> None:
-        """Have the last message request an ack: an account is half full, others may wait."""
-        self.acknowledgement_wanted = True
-        self.plain = False
 
     def asks(self) -> bool:
         """Return whether every ready message has left, and a thread waits for its ack."""
@@ -516,68 +449,34 @@ def _without(
     return kept, len(queue) - len(kept), removed_bytes
 
 
-def _frame_run(own: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
-    """Frame the batch at the head of `unsent`, if there is one; return the bytes made.
-
-    It leaves out the last message, whose acknowledgement request is decided apart.
-    """
-    sequence, position, sum_field = own.sequence_next, own.position, 0
-    owner, source_port, target_port, payload, _ = cast("Unsent", own.unsent[0])
-    payload_bytes = len(payload)
-    step, ports = HEADER_BYTES + payload_bytes, source_port + target_port
-    if own.checksum:
-        sum_field = alike.sum_of(sequence, acknowledgement, payload_bytes, ports)
-    before = len(own.unsent)
-    count = min(before - 1, bytes_max // step, alike.count_max(sequence, sum_field))
-    if count < alike.RUN_MIN or payload_bytes > alike.RUN_BYTES_MAX:
-        return 0
-    payloads = alike.payloads_at_head(own.unsent, count)
-    if not payloads or count * payload_bytes >= own.unacked_bytes_left:
-        return 0
-    asking = range(0)
-    if own.release is Release.PEER_ACKNOWLEDGED:
-        first = max(0, own.unacked_packets_left - 1)  # none are left if many were cancelled
-        asking = range(first, count, own.limits.unacked_packets_max)
-    fields = (sequence, acknowledgement, payload_bytes, source_port, target_port)
-    data = alike.emit(HEADER.pack(*fields, 0, 0, 0, sum_field, 0, 0), payloads, asking)
-    numbers = range(sequence, sequence + count)
-    ends = range(position + step, position + len(data) + 1, step)
-    same = (itertools.repeat(one) for one in (owner, source_port, target_port))
-    messages = zip(numbers, ends, *same, payloads, itertools.repeat(b""))
-    out.append(data)
-    if own.release is Release.PEER_ACKNOWLEDGED:
-        _count_down(own, asking, count, payload_bytes)
-    return own.keep_numbered(messages, sequence + count, position + len(data))
-
-
-def _count_down(own: Outgoing, asking: range, count: int, payload_bytes: int) -> None:
-    """Count down, behind the last message that requested an ack, to the next that has to."""
-    if asking:
-        own.allow_unacked()
-        own.counters.send_ack_required += len(asking)
-        count -= asking[-1] + 1
-    own.unacked_packets_left -= count
-    own.unacked_bytes_left -= count * payload_bytes
-
-
 def emit_header(
-    *,
-    sequence: int = 0,
+    sequence: int,
     acknowledgement: int,
-    payload_bytes: int = 0,
-    source_port: int = 0,
-    target_port: int = 0,
-    flags: int = 0,
-    extension: bytes = _NO_EXTENSION,
+    payload_bytes: int,
+    source_port: int,
+    target_port: int,
+    flags: int,
+    extension: bytes,
+    *,
     checksum: bool,
 ) -> bytes:
-    """Return one header of a retransmission, a map, a hello or an acknowledgement."""
-    high = int.from_bytes(extension[:8], "big")
-    low = int.from_bytes(extension[8:], "big")
-    sum_field = 0
+    """Return the header of a frame; without credit and padding."""
+    high = low = sum_field = 0
+    if extension:
+        high, low = int.from_bytes(extension[:8], "big"), int.from_bytes(extension[8:], "big")
     if checksum:
-        total = sequence + acknowledgement + payload_bytes + source_port + target_port
-        sum_field = 65535 - (total + (flags << 8) + high + low) % 65535
+        sum_field = header_checksum(
+            sequence,
+            acknowledgement,
+            payload_bytes,
+            source_port,
+            target_port,
+            flags,
+            0,
+            0,
+            high,
+            low,
+        )
     return HEADER.pack(
         sequence, acknowledgement, payload_bytes, source_port, target_port,
         flags, 0, 0, sum_field, high, low,

@@ -27,9 +27,8 @@ from urds.rds.plane.contract import Buffer, DownReason, Hold, Limits, Release, S
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.incoming import Incoming
-from urds.rds.plane.python.outgoing import REFERENCE_BYTES, Fence, Outgoing, Owner, emit_header
+from urds.rds.plane.python.outgoing import Fence, Outgoing, Owner, emit_header
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
-from urds.rds.wire.header import HEADER_BYTES
 
 _WRITE_BYTES = 65536
 # Long messages travel as buffers of their own, so their number is the cost of a write.
@@ -110,7 +109,6 @@ class PathCore:
     def agree(self, *, release: Release, checksum: bool) -> None:
         """Set what the handshake agreed with the peer."""
         own_node = release is Release.PEER_ACKNOWLEDGED
-        self.outgoing.plain = False
         self.outgoing.release = release
         self.outgoing.checksum = checksum
         self.incoming.checksum = checksum
@@ -157,7 +155,6 @@ class PathCore:
     def hold_behind(self, fence: Fence) -> None:
         """Hold new messages back until another path's fence is open."""
         self.outgoing.blocked_by = fence
-        self.outgoing.plain = False
 
     def wants_to_write(self) -> bool:
         """Return whether `poll_transmit` would return bytes."""
@@ -173,22 +170,6 @@ class PathCore:
         if self.hold is not Hold.NOTHING:
             return False
         return bool(outgoing.retransmits) or (bool(outgoing.unsent) and not self.is_gated())
-
-    def is_plain(self) -> bool:
-        """Return whether the next message may become bytes at once, if the queue is empty."""
-        outgoing = self.outgoing
-        return (
-            self.attached
-            and self.hold is Hold.NOTHING
-            and outgoing.release is Release.PEER_ACKNOWLEDGED
-            and outgoing.blocked_by is None
-            and not (self._out or self.map_due or self._hellos)
-            and not (outgoing.retransmits or outgoing.fences)
-            and not (outgoing.acknowledgement_wanted or outgoing.ack_request_due)
-            and self.limits.path_messages_max > 1  # else one more fills it
-            and self.limits.unacked_packets_max > 1  # else each requests an acknowledgement
-            and self.limits.unacked_bytes_max > REFERENCE_BYTES
-        )
 
     def is_gated(self) -> bool:
         """Return whether new messages wait for another path's fence."""
@@ -268,22 +249,19 @@ class PathCore:
     ) -> None:
         """Append a frame without a number; `ports` are its source and its target."""
         header = emit_header(
-            acknowledgement=acknowledgement,
-            payload_bytes=len(payload),
-            source_port=ports[0],
-            target_port=ports[1],
-            flags=flags,
-            extension=extension,
+            0,
+            acknowledgement,
+            len(payload),
+            *ports,
+            flags,
+            extension,
             checksum=self.outgoing.checksum,
         )
-        self.resume_with(header + payload)
-        # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
-        self.outgoing.position += HEADER_BYTES + len(payload)
-
-    def resume_with(self, data: bytes) -> None:
-        """Have `poll_transmit` return bytes that were framed elsewhere."""
+        data = header + payload
         self._out.append(data)
         self._out_bytes += len(data)
+        # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
+        self.outgoing.position += len(data)
 
     def transmitted(self, byte_count: int) -> None:
         """Note that the stream took the first `byte_count` bytes of `poll_transmit`."""
@@ -304,7 +282,7 @@ class PathCore:
 
     # -- receiving
 
-    def receive_data(self, data: bytes | memoryview, now_ns: int) -> DownReason | None:
+    def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
         """Take bytes off the stream; return why it must end, None while it is intact."""
         incoming = self.incoming
         reason = incoming.receive_data(data, now_ns)
@@ -336,7 +314,6 @@ class PathCore:
     def ask(self) -> None:
         """Request acknowledgement of every message here as soon as the peer has it."""
         self.outgoing.ack_request_due = self.outgoing.message_count() > 0
-        self.outgoing.plain = False
 
     # -- time
 

@@ -29,7 +29,7 @@ from urds.rds.plane.contract import (
     Received,
     Snapshot,
 )
-from urds.rds.plane.python import alone, background, closing, receive_side
+from urds.rds.plane.python import background, closing, receive_side
 from urds.rds.plane.python.accounts import ABSENT_NS
 from urds.rds.plane.python.background import PollSet, ProgressThread
 from urds.rds.plane.python.counters import Counters
@@ -38,7 +38,6 @@ from urds.rds.plane.python.inbox import Inbox, Pausable
 from urds.rds.plane.python.interrupts import Interrupts
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.stream_path import StreamPath
-from urds.rds.plane.python.stream_reading import WarmMemory
 from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class Plane:
         self.lock, self.holds_lock = new_lock()
         self.counters = Counters()
         self.hosts: dict[IPAddress, Host] = {}
-        self.warm_memory = WarmMemory()
         with ExitStack() as undo:  # the system may be out of descriptors
             self.poll_set = PollSet(self)
             undo.callback(self.poll_set.close)
@@ -242,8 +240,6 @@ class Plane:
         """Wait as `wait` does, after an attempt without result; `wait_ns` is not 0."""
         wait_queue = self.wait_queue
         waiter = wait_queue.waiter()
-        if wait_queue.leader is waiter:  # in the wait of the fast path
-            raise os_error(ErrorReason.REENTERED)
         deadline_ns = None if wait_ns is None else self.clock_ns() + wait_ns
         result: _T | None = None
         try:
@@ -370,7 +366,7 @@ class Plane:
         """Notify receivers; the mailbox is checked at the end of the pass. Lock held."""
         assert isinstance(inbox, Mailbox)
         inbox.receive_waiters.tell(messages, self.wait_queue)
-        if inbox.special or inbox.receive_queued_bytes > inbox.buffer_bytes:
+        if inbox.descriptor is not None or inbox.receive_queued_bytes > inbox.buffer_bytes:
             self.touched.add(inbox)
 
     def note_room(self, mailbox: Mailbox) -> None:
@@ -480,11 +476,14 @@ class Plane:
 
     def has_dues(self) -> bool:
         """Return whether timed work may be due. Lock held."""
-        return bool(self.ack_deadlines or self.missing or self.has_rare_dues())
-
-    def has_rare_dues(self) -> bool:
-        """Return the same without acknowledgements and absent peers. Lock held."""
-        return bool(self._dirty or self.looks or self.lingering or self.message_transport_dues)
+        return bool(
+            self.ack_deadlines
+            or self._dirty
+            or self.missing
+            or self.looks
+            or self.lingering
+            or self.message_transport_dues
+        )
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """Return the earliest time at which `serve_due` has work. Lock held."""
@@ -564,10 +563,7 @@ class Plane:
         try:
             if self.batches:
                 self.flush_batches()
-            ready = self.poll_set.poll(0.0)
-            if len(ready) == 1 and alone.serve(self, *ready[0]):
-                return 1  # timed work is left to another pass or the progress thread
-            served = self._serve(ready)
+            served = self._serve(self.poll_set.poll(0.0))
             self.serve_due()
         except BaseException:
             self.interrupts.seen = True

@@ -1,4 +1,4 @@
-"""The general case of `sendto`: resolve the peer, reject the message, or wait.
+"""Every send: resolve the peer, queue the message, reject it, or wait.
 
 Errors come in the order in which Linux raises them: the peer's congestion before the own account. A
 destination without room among several counts as congested (`accounts`). A wait ends when the
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, message_too_long, os_error, peer_takes_less
 from urds.common.types import IPAddress
-from urds.rds.addresses import is_name, parse_target
+from urds.rds.addresses import parse_target
 from urds.rds.plane.contract import Buffer, Operation, SocketAddress
 from urds.rds.plane.python.host import LoopPath
 from urds.rds.plane.python.outgoing import REFERENCE_BYTES
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from urds.rds.plane.python.accounts import Destination
     from urds.rds.plane.python.mailbox import Mailbox
 
-_FLOWS_MAX = 4096
 _RESOLVES_MAX = 3  # a peer may be evicted between its route and the message
 _GROUPS = 64
 _AS_CONGESTED = (ErrorReason.PEER_CONGESTED, ErrorReason.SHARE_FULL)
@@ -41,23 +40,21 @@ def queue(
     wait_ns: int | None,
     operations: Sequence[Operation] = (),
 ) -> int:
-    """Queue a message in the general case: resolve, reject, wait for room or for the peer."""
+    """Queue a message: resolve, reject, wait for room or for the peer."""
     if address is None:
         raise os_error(ErrorReason.NO_DESTINATION_GIVEN)
-    peer, port = parse_target(address, mailbox.local)
-    payload_bytes = len(payload)
-    if payload_bytes > mailbox._payload_bytes_max:
-        raise message_too_long(
-            payload_bytes,
-            message_bytes_max=mailbox._plane.limits.message_bytes_max,
-            send_bytes_max=mailbox._send_bytes_max,
-        )
+    target = mailbox.targets.get(address)
+    # In a batch to a known destination there is nothing to decide: `StreamPath.is_batching`.
+    again = target is not None and not extension
+    peer, port = target or parse_target(address, mailbox.local)
+    if len(payload) > mailbox.payload_bytes_max:
+        raise _too_long(mailbox, len(payload))
     counters, blocked = mailbox._plane.counters, False
     path: StreamPath | LoopPath | MessageTransport | None = None
 
     def attempt() -> bool | None:
         nonlocal blocked, path
-        reason = _try(mailbox, payload, peer, port, address, extension, operations)
+        reason = _try(mailbox, payload, peer, port, extension, operations, again=again)
         if reason is None:
             path = mailbox._routes[peer]  # later it may be another, which has nothing to push
             return True
@@ -86,19 +83,25 @@ def queue(
             raise os_error(ErrorReason.PEER_UNREACHABLE, f"no route to {peer}", peer=peer)
         if queued is None:
             raise _no_room(mailbox, ErrorReason.TIMED_OUT, peer, port)
-        _push(mailbox, path)
+        if target is None:
+            mailbox.remember_target(address, peer, port)
+        _push(mailbox, path, again=again)
         mailbox.sync()
     except BaseException as error:
         if "reason" not in error.__dict__:  # an interrupt: find the work it left
             mailbox._plane.interrupts.seen = True
             eventfd_write(mailbox._plane.progress_thread.wake_descriptor, 1)
         raise
-    return payload_bytes
+    return len(payload)
 
 
-def _push(mailbox: Mailbox, path: StreamPath | LoopPath | MessageTransport | None) -> None:
+def _push(
+    mailbox: Mailbox, path: StreamPath | LoopPath | MessageTransport | None, *, again: bool
+) -> None:
     """Have queued messages leave, and look for room behind them. No lock held."""
     if isinstance(path, StreamPath):
+        if again and path.is_in_batch():
+            return
         path.push(mailbox.burst_bytes)
         destination = path.destinations.get(mailbox)
         if destination is not None and destination.queued_bytes >= destination.look_at_bytes:
@@ -107,6 +110,14 @@ def _push(mailbox: Mailbox, path: StreamPath | LoopPath | MessageTransport | Non
         if path is not None and not isinstance(path, LoopPath):
             path.push()
         mailbox._plane.finish_pass()
+
+
+def _too_long(mailbox: Mailbox, payload_bytes: int) -> OSError:
+    return message_too_long(
+        payload_bytes,
+        message_bytes_max=mailbox._plane.limits.message_bytes_max,
+        send_bytes_max=mailbox._send_bytes_max,
+    )
 
 
 def _no_room(mailbox: Mailbox, reason: ErrorReason, peer: IPAddress, port: int) -> OSError:
@@ -131,9 +142,10 @@ def _try(
     payload: Buffer,
     peer: IPAddress,
     port: int,
-    address: SocketAddress,
     extension: bytes,
     operations: Sequence[Operation],
+    *,
+    again: bool,
 ) -> ErrorReason | None:
     """Queue, or return the reason: PEER_UNREACHABLE without a route. Lock held.
 
@@ -151,11 +163,9 @@ def _try(
     if operations and isinstance(path, StreamPath | LoopPath):
         detail = f"no operations on the way to {peer}"
         raise os_error(ErrorReason.NOT_SUPPORTED, detail, peer=peer)
-    mailbox._map_news = False
+    map_news, mailbox._map_news = mailbox._map_news, False
     loop = isinstance(path, LoopPath)
-    host = mailbox._host
-    congested = own_map(mailbox._plane, peer) if loop else host.congested_at(peer)
-    if congested.test(port):
+    if (own_map(mailbox._plane, peer) if loop else mailbox._host.congested_at(peer)).test(port):
         if not isinstance(path, LoopPath):
             path.want()  # without a connection no map would ever clear it
         mailbox._saw_congestion = True
@@ -183,7 +193,8 @@ def _try(
         return ErrorReason.SHARE_FULL
     accounts.admit(destination, len(payload), queued_bytes)
     if isinstance(path, StreamPath):
-        _queue_stream(mailbox, payload, port, address, extension, path, destination)
+        mailbox._map_news = again and map_news  # a known destination is no question about it
+        _queue_stream(mailbox, payload, port, extension, path, destination)
         return None
     path.queue(mailbox, port, payload, extension, operations)
     destination.queued_bytes += len(payload)
@@ -207,24 +218,17 @@ def _queue_stream(
     mailbox: Mailbox,
     payload: Buffer,
     port: int,
-    address: SocketAddress,
     extension: bytes,
     path: StreamPath,
     destination: Destination,
 ) -> None:
-    """Queue on a path with a stream, and cache its address again. Lock held."""
+    """Queue on a path with a stream. Lock held."""
     outgoing, accounts = path.core.outgoing, mailbox.accounts
     outgoing.queue(mailbox, mailbox.port, port, payload, extension)
     destination.queued_bytes += len(payload)
     queued_bytes = mailbox.send_queued_bytes
     if queued_bytes >= accounts.half_bytes and accounts.note_queued(destination, queued_bytes):
-        outgoing.want_acknowledgement()
-    if is_name(address):  # a name is resolved each time
-        return
-    if len(mailbox._flows) >= _FLOWS_MAX:
-        mailbox._flows = {}
-    congested = mailbox._host.congested_at(path.peer)
-    mailbox._flows[address] = (path, outgoing, port, congested.data, destination)
+        outgoing.acknowledgement_wanted = True
 
 
 class _RoomWaiters(Waiters):

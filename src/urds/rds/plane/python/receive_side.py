@@ -70,7 +70,6 @@ def update_congestion(plane: Plane, mailbox: Mailbox, now_ns: int) -> bool:
     """Check a mailbox's congestion; return whether the local map changed. Lock held."""
     if not mailbox.closed:
         mailbox.check_congestion(now_ns)
-    mailbox.finish_special()
     if mailbox.look_again_ns() is not None:
         plane.looks.add(mailbox)
         plane.progress_thread.want()
@@ -125,7 +124,6 @@ def note_operation(mailbox: Mailbox, operation: Operation) -> None:
         plane.counters.recv_drop_notices_full += 1
         return
     mailbox.notices.append(OperationNotice(operation.token, operation.status))
-    mailbox.special = True
     plane.note_arrival(mailbox, 1)
 
 
@@ -161,7 +159,6 @@ def put_message(
         inbox.put((payload, source, extension, plane.wall_ns(), plane.clock_ns()))
     else:
         inbox.put((payload, source))
-    inbox.receive_queued_bytes += len(payload)
     plane.counters.recv_queued += 1
     plane.counters.recv_bytes_added_to_sock += len(payload)
     plane.note_arrival(inbox, 1)
@@ -170,5 +167,4 @@ def put_message(
 def pause(plane: Plane, path: Pausable, inbox: Inbox) -> None:
     """Have a path resumed when the mailbox is at half of its hard bound. Lock held."""
     inbox.pausing.add(path)
-    inbox.special = True
     plane.counters.recv_paused += 1

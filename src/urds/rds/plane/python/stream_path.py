@@ -70,7 +70,6 @@ class StreamPath:
         self.attachment = 0
         self.writing = False
         self.writes = 0  # number of writes begun, and of the last one
-        self.left_to_writer = False  # another thread came to flush meanwhile
         self.reading = False
         self.blocked = False  # the stream took less than was written: wait for POLLOUT
         self.broken = False  # writing failed; data from the peer is still read
@@ -109,6 +108,10 @@ class StreamPath:
             plane.finish_pass()
         plane.deliver()
 
+    def is_in_batch(self) -> bool:
+        """Return whether a batch is open, or no stream exists, and it is too short to leave."""
+        return self.is_batching and self.core.outgoing.pending_bytes < self.flush_bytes
+
     def check_full(self) -> None:
         """Compare the queue with its limit of messages. Lock held."""
         full = self.core.outgoing.message_count() >= self.plane.limits.path_messages_max
@@ -119,7 +122,6 @@ class StreamPath:
     def flush_soon(self) -> None:
         """Have the next timed pass flush this path first. Lock held."""
         if self.core.wants_to_write():
-            self.core.outgoing.plain = False  # a lone message would overtake the queue
             self.tail_since_ns = self.plane.clock_ns() - stream_writing.TAIL_NS
             self.plane.mark_dirty(self)
 
@@ -147,7 +149,6 @@ class StreamPath:
         try:
             with plane.lock:
                 if self.writing or self.blocked or self.broken or self.stream is None:
-                    self.left_to_writer = self.writing
                     return
                 stream = self.stream
                 self.writing = True
@@ -206,8 +207,6 @@ class StreamPath:
         """Finish a write: close the batch, expect acknowledgements. Lock held."""
         self.writing = False
         outgoing = self.core.outgoing
-        outgoing.plain = self.core.is_plain() and not (self.blocked or self.broken)
-        self.left_to_writer = False
         if self.core.poll_timeout() is None:
             self.plane.ack_deadlines.pop(self, None)  # pending acknowledgements have left
         self.idle_since_ns = self.plane.clock_ns()

@@ -32,8 +32,6 @@ _SHARED_PASS_BYTES = 256 << 10
 _EMPTY_READ_BYTES = 16384
 _EXPECT_BYTES = 131072
 _DRAIN_READS = 1024
-_WARM_BYTES = 512 << 10  # it and the payloads out of it stay in a second-level cache
-_KEPT_BYTES = 4 << 20
 _COUNTER_OF_PROTOCOL_ERROR = {
     DownReason.TOO_LONG: "recv_drop_too_long",
     DownReason.BAD_MAP: "recv_drop_bad_map",
@@ -134,32 +132,13 @@ def expect(path: StreamPath, stream: Stream) -> None:
 
 
 def _read_once(path: StreamPath, stream: Stream) -> tuple[int, bool]:
-    """Read once and process the bytes; return how many, and whether to read on.
-
-    A read into warm memory is the last of a pass: the payloads go while they are in the cache.
-    """
-    if path.core.incoming.wants_warm_memory():
-        memory = path.plane.warm_memory.take()
-        if memory is not None:
-            try:
-                return _take_in(path, stream, memory)[0], False
-            finally:
-                path.plane.warm_memory.give_back(memory)
-    return _take_in(path, stream, None)
-
-
-def _take_in(path: StreamPath, stream: Stream, memory: memoryview | None) -> tuple[int, bool]:
-    """Read once, into `memory` if it is given; return as `_read_once` does."""
-    bytes_max = path.core.incoming.bytes_wanted() if memory is None else len(memory)
+    """Read once and process the bytes; return how many, and whether to read on."""
+    bytes_max = path.core.incoming.bytes_wanted()
     if path.last_read_was_empty:
         bytes_max = min(bytes_max, _EMPTY_READ_BYTES)
-    data: bytes | memoryview = b""
-    error = 0
+    data, error = b"", 0
     try:
-        if memory is None:
-            data = stream.recv(bytes_max)
-        else:
-            data = memory[: stream.recv_into(memory[:bytes_max])]
+        data = stream.recv(bytes_max)
     except BlockingIOError:
         return 0, False
     except OSError as failure:
@@ -170,7 +149,7 @@ def _take_in(path: StreamPath, stream: Stream, memory: memoryview | None) -> tup
         return len(data), digest(path, data, error) and len(data) == bytes_max
 
 
-def digest(path: StreamPath, data: bytes | memoryview, error: int) -> bool:
+def digest(path: StreamPath, data: bytes, error: int) -> bool:
     """Process the bytes of a read, none at the end or after an error; return whether all is well.
 
     Lock held.
@@ -192,7 +171,7 @@ def _report(path: StreamPath) -> None:
     path.last_read_was_empty = not (
         incoming.touched or path.core.outgoing.freed or incoming.remaining()[1]
     )
-    for inbox, messages in incoming.touched:
+    for inbox, messages in incoming.touched.items():
         plane.note_arrival(inbox, messages)
         too_full = inbox.may_be_too_full() and plane.is_over_hard_bound(inbox)
         if too_full and not (path.paused and path in inbox.pausing):
@@ -223,49 +202,3 @@ def _count_protocol_error(path: StreamPath, reason: DownReason) -> None:
     name = _COUNTER_OF_PROTOCOL_ERROR[reason]
     counters = path.plane.counters
     setattr(counters, name, getattr(counters, name) + 1)
-
-
-class WarmMemory:
-    """A read buffer that is reused and so stays in the processor's cache, one for all readers.
-
-    A read returns bytes in fresh memory; if payloads are long that memory is not in the cache, and
-    often not even mapped: the allocator gives large blocks back to the kernel, and each page of 4
-    KiB costs a fault when it comes again. So a reader that expects long payloads reads into a block
-    that is kept here and copies each payload out of it once. Measured over loopback with plain
-    sockets, payloads of 64 KiB, CPython 3.11, Linux 6.18, processor time of both sides per message:
-    23 us so, 26 us with two exact reads per message, 36 us with reads of a megabyte into fresh
-    memory. It is allocated at its first use.
-    """
-
-    __slots__ = ("_block",)
-
-    def __init__(self) -> None:
-        # No lock held: a list's pop and append are atomic, also without the interpreter lock.
-        self._block: list[memoryview | None] = [None]
-        _keep_freed()
-
-    def take(self) -> memoryview | None:
-        """Return the block, None while another thread reads into it."""
-        try:
-            block = self._block.pop()
-        except IndexError:
-            return None
-        if block is None:
-            block = memoryview(bytearray(_WARM_BYTES))
-        return block
-
-    def give_back(self, block: memoryview) -> None:
-        """Return the block for the next reader."""
-        self._block.append(block)
-
-
-def _keep_freed() -> None:
-    """Have the allocator keep the memory of payloads that are copied, taken and freed.
-
-    glibc takes the length of a freed large block for the usual one: from then on blocks of that
-    length come from its heap, and twice as much may lie free there before it shrinks. Until then
-    each run of payloads goes back to the kernel page by page: 1 to 2 faults for each payload of 64
-    KiB, 90 for each of 1 MiB. The block's pages are never touched. Source: mallopt(3),
-    M_MMAP_THRESHOLD.
-    """
-    bytes(_KEPT_BYTES)

@@ -90,18 +90,6 @@ def write_all(path: StreamPath, stream: Stream | None, buffers: list[Buffer]) ->
     path.plane.deliver()
 
 
-def write_on(
-    path: StreamPath, stream: Stream, data: bytes, taken: int, failure: OSError | None
-) -> None:
-    """Continue after the first write of a message that was lone and no longer is."""
-    with path.plane.lock:
-        if path.stream is stream:
-            path.core.resume_with(data)
-        buffers = path.advance(stream, taken, failure)
-        now = path.stream
-    write_all(path, now, buffers)
-
-
 def end_direction(stream: Stream) -> None:
     """End the local direction; data that the peer sent before is still read."""
     with suppress(OSError):
