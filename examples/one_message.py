@@ -8,10 +8,14 @@ Then read docs/architecture.md, "The way of one message", and `urds.rds.plane.py
 from dataclasses import dataclass
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
-from urds.rds.plane.contract import Hold, Limits, Release
+from urds.rds.plane.contract import (
+    Hold,
+    Limits,
+)
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
+from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 ALICE, BOB = ("10.0.0.1", 4000), ("10.0.0.2", 4001)
@@ -35,7 +39,7 @@ def make_path(peer: str, inbox: Inbox) -> PathCore:
         source_of=lambda port: (peer, port),
         map_bytes=lambda: bytes(CONGESTION_MAP_BYTES),
     )
-    path.agree(release=Release.PEER_ACKNOWLEDGED, checksum=True)
+    path.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True)
     return path
 
 

@@ -8,13 +8,20 @@ that rise, retransmits of what was sent before, nothing between header and paylo
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from fuzz.accounts import Account
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, Capability, ExtensionType, HeaderFlag
-from urds.rds.plane.contract import Buffer, DownReason, Hold, Limits, Release
+from urds.rds.plane.contract import (
+    Buffer,
+    DownReason,
+    Hold,
+    Limits,
+)
 from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.framing import Fence
 from urds.rds.plane.python.inbox import Inbox
-from urds.rds.plane.python.outgoing import Fence
 from urds.rds.plane.python.path import PathCore
+from urds.rds.types import AckMode
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import HEADER_BYTES, Header
 
@@ -32,14 +39,6 @@ _SIZES = (0, 1, 100, 5000, 9000, FRAME_BYTES_MAX)
 _HELLO_PORTS = (1, 0)
 _MS = 1_000_000
 _MARK = exthdr.Mark(Capability(0))
-
-
-class Account:
-    """A socket as the path sees it."""
-
-    def __init__(self) -> None:
-        self.send_queued_bytes = 0
-        self.given_up = 0
 
 
 class Judge:
@@ -150,7 +149,7 @@ class Besieged:
                 self.detach()
 
     def _settle(self) -> None:
-        incoming = self.core.incoming
+        incoming = self.core.receiver
         if incoming.peer_map is not None:
             assert len(incoming.peer_map) == CONGESTION_MAP_BYTES
             incoming.peer_map = None
@@ -180,20 +179,20 @@ class Besieged:
 
     def queue(self, choice: int, amount: int) -> None:
         """Queue a message while there is room."""
-        outgoing = self.core.outgoing
+        outgoing = self.core.sender
         if outgoing.message_count() < MESSAGES_MAX:
             extension = bytes([ExtensionType.RDMA]) + bytes(15) if choice & 8 else b""
             payload = bytes(_SIZES[amount % len(_SIZES)])
             owner = self.accounts[choice & 1]
             self.core.send(owner, PORTS[choice & 1], PORTS[amount % 3], payload, extension)
-            outgoing.acknowledgement_wanted |= bool(choice & 2)
+            outgoing.ack_wanted |= bool(choice & 2)
 
     def act(self, choice: int, amount: int) -> None:
         """Do something that an application, the shell or TCP does."""
         core = self.core
         match choice % 6:
             case 0:
-                core.outgoing.cancel(
+                core.sender.cancel(
                     self.accounts[amount & 1], None if amount & 2 else PORTS[amount % 3]
                 )
             case 1:
@@ -218,16 +217,16 @@ class Besieged:
     def control(self, choice: int, amount: int) -> None:
         """Do something that the control plane does; like its shell, no more than there is room."""
         core = self.core
-        has_room = core.outgoing.message_count() < MESSAGES_MAX
+        has_room = core.sender.message_count() < MESSAGES_MAX
         match choice % 8:
             case 0:
-                core.release(None if amount & 1 else core.outgoing.sequence_next - (amount >> 4))
+                core.release(None if amount & 1 else core.sender.sequence_next - (amount >> 4))
             case 1:
-                self._agree(tuple(Release)[1 + amount % 2], checksum=bool(amount & 4))
+                self._agree(tuple(AckMode)[1 + amount % 2], checksum=bool(amount & 4))
             case 2:
                 core.restart_peer()
             case 3:
-                core.incoming.generations.generation = amount or None
+                core.receiver.generations.generation = amount or None
             case 4 if core.attached and has_room:
                 source, target = _HELLO_PORTS if amount & 1 else (0, PORTS[amount % 3])
                 core.control(
@@ -244,19 +243,19 @@ class Besieged:
                 self._other_fence.open = True
                 self._other_fence = Fence()
             case 7 if not amount % 16:
-                core.outgoing.drop_all()
+                core.sender.drop_all()
             case 7 if has_room:
-                core.outgoing.fence()
+                core.sender.fence()
 
-    def _agree(self, release: Release, *, checksum: bool) -> None:
+    def _agree(self, release: AckMode, *, checksum: bool) -> None:
         self._agreed = True
-        self.core.agree(release=release, checksum=checksum)
+        self.core.agree(ack_mode=release, checksum=checksum)
 
     # -- invariants
 
     def check(self) -> None:
         """Check what the path keeps, and what it charges."""
-        outgoing, incoming = self.core.outgoing, self.core.incoming
+        outgoing, incoming = self.core.sender, self.core.receiver
         weights: Counter[int] = Counter()
         for message in outgoing.unsent:
             if not isinstance(message, Fence) and message[0] is not None:
@@ -277,7 +276,7 @@ class Besieged:
     def close(self) -> None:
         """End; every account is empty."""
         self.detach()
-        self.core.outgoing.drop_all()
+        self.core.sender.drop_all()
         self.check()
         assert not any(account.send_queued_bytes for account in self.accounts)
 
@@ -326,14 +325,14 @@ def _frame(kind: int, amount: int, number: int, side: Besieged) -> bytes:
         )
         return header.emit(checksum=bool(amount & 1)) + bytes(size)
     size = _SIZES[amount % len(_SIZES)] + (amount == 255)
-    acknowledged = max(0, side.core.outgoing.sequence_next + 1 - (number & 15))
+    acknowledged = max(0, side.core.sender.sequence_next + 1 - (number & 15))
     flags = HeaderFlag(0)
     if kind & 1:
         flags |= HeaderFlag.RETRANSMITTED
     if kind & 2:
         flags |= HeaderFlag.ACK_REQUIRED
     header = Header(
-        sequence=max(0, side.core.incoming.sequence_expected + 3 - (number >> 4)),
+        sequence=max(0, side.core.receiver.sequence_expected + 3 - (number >> 4)),
         ack=acknowledged if kind & 4 else 0,
         payload_bytes=size,
         source_port=amount >> 4 & 3,

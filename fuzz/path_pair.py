@@ -15,6 +15,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from struct import Struct
 
+from fuzz.accounts import Account
 from fuzz.script import Script
 from urds.rds.constants import CONGESTION_MAP_BYTES
 from urds.rds.control import events
@@ -24,8 +25,8 @@ from urds.rds.plane import contract as base
 from urds.rds.plane.contract import Buffer, Limits
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
-from urds.rds.plane.python.incoming import ControlMessage
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.receiver import ControlMessage
 
 STEPS_MAX = 300
 MESSAGES_MAX = 24  # of one node at a time
@@ -65,14 +66,6 @@ class Stream:
         for way in self.ways:
             way.lost_bytes += len(way.wire)
             way.wire.clear()
-
-
-@dataclass(slots=True, eq=False)
-class Account:
-    """A socket as a path sees it."""
-
-    send_queued_bytes: int = 0
-    given_up: int = 0
 
 
 class MessageLog:
@@ -154,7 +147,7 @@ class Node:
 
     def send(self, choice: int, receiver: int) -> None:
         """Queue a message while there is room."""
-        if self.core.outgoing.message_count() >= MESSAGES_MAX:
+        if self.core.sender.message_count() >= MESSAGES_MAX:
             return
         source_port, target_port = PORTS[choice & 1], PORTS[choice >> 1 & 1]
         head = self.log.next((self.life, source_port, target_port), receiver)
@@ -173,7 +166,7 @@ class Node:
     def cancel(self) -> None:
         """Take back everything that is not acknowledged."""
         self.log.cancel(self.life)
-        self.core.outgoing.cancel(self.account, None)
+        self.core.sender.cancel(self.account, None)
 
     # -- the shell of the path
 
@@ -210,19 +203,19 @@ class Node:
             assert self.core.receive_data(data, self.now_ns) is None, "no peer breaks rules here"
             self._settle()
         elif stream.is_over and not arrived:
-            frames, attachment = self.core.incoming.frames, self.attachment
+            frames, attachment = self.core.receiver.frames, self.attachment
             self._release_stream()
             self.reports.append(
                 lambda: self.connection.handle_down(0, attachment, frames, self.now_ns)
             )
-            if self.core.outgoing.holds():
+            if self.core.sender.holds():
                 self._want()
 
     def _settle(self) -> None:
-        incoming, attachment = self.core.incoming, self.attachment
+        incoming, attachment = self.core.receiver, self.attachment
         incoming.touched.clear()
         incoming.peer_map = None
-        self.core.outgoing.freed.clear()
+        self.core.sender.freed.clear()
         if incoming.frames and not self._is_first_frame_told:
             self._is_first_frame_told = True
             self.reports.append(
@@ -307,13 +300,13 @@ class Node:
                     )
             case events.Release(_, _, received_by_peer):
                 core.release(received_by_peer)
-            case events.Agree(_, release, checksum):
-                core.agree(release=base.Release[release.name], checksum=checksum)
+            case events.Agree(_, ack_mode, checksum):
+                core.agree(ack_mode=ack_mode, checksum=checksum)
                 self.ask_tcp()
             case events.RestartPeer():
                 core.restart_peer()
             case events.RememberHandshake(_, generation):
-                core.incoming.generations.generation = generation
+                core.receiver.generations.generation = generation
             case events.ProbeDeadStream():
                 core.map_due = core.attached
 
@@ -389,7 +382,7 @@ class World:
                     self.nodes[1 - side].read(1 << 17)
                 node.take()
                 node.ask_tcp()
-            if not any(node.core.outgoing.holds() or node.reports for node in self.nodes):
+            if not any(node.core.sender.holds() or node.reports for node in self.nodes):
                 break
         else:
             raise AssertionError("messages stay for ever")

@@ -8,11 +8,12 @@ operation once.
 from collections import Counter, deque
 from collections.abc import Callable
 
+from fuzz.accounts import Account
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.outgoing import Owner
+from urds.rds.plane.python.sender import Owner
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.credits import CREDITS_MAX
@@ -29,14 +30,6 @@ PORTS = 3
 _WORKS_MAX = 200  # that one step can cause: each takes a place of the ring
 _CHECKSUM_END = 48 - 16  # the checksum stands in the two bytes before the extension
 _SIZES = (0, 1, 100, 4096, 5000, 9000)
-
-
-class Account:
-    """What a socket is to the core."""
-
-    def __init__(self) -> None:
-        self.send_queued_bytes = 0
-        self.given_up = 0
 
 
 class Besieged:

@@ -17,28 +17,29 @@ from urds.rds.constants import HeaderFlag
 from urds.rds.control import tcp_streams
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.tcp_peer import TcpPeer
-from urds.rds.plane.python import outgoing
-from urds.rds.plane.python.incoming import ControlBudget, Incoming
-from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python import sender
+from urds.rds.plane.python.control_budget import ControlBudget
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.receiver import Receiver
+from urds.rds.plane.python.sender import Sender
 
 INPUTS_MAX = 500
 
 
-def _forget_everything(self: Outgoing) -> None:
+def _forget_everything(self: Sender) -> None:
     self.unacked.clear()
     self.retransmits.clear()
     self.position = 0
 
 
-def _take_repeats(judge: Any, self: Incoming, fields: Any, payload: bytes) -> Any:
+def _take_repeats(judge: Any, self: Receiver, fields: Any, payload: bytes) -> Any:
     return judge(self, (*fields[:5], fields[5] & ~HeaderFlag.RETRANSMITTED, *fields[6:]), payload)
 
 
 def _acknowledge_one_too_many(frame: Any, self: PathCore) -> None:
-    self.incoming.sequence_expected += 1
+    self.receiver.sequence_expected += 1
     frame(self)
-    self.incoming.sequence_expected -= 1
+    self.receiver.sequence_expected -= 1
 
 
 def _believe_late_reports(self: TcpPeer, index: int, _: int) -> Any:
@@ -47,17 +48,17 @@ def _believe_late_reports(self: TcpPeer, index: int, _: int) -> Any:
 
 
 RULES: dict[str, tuple[str, Patch]] = {
-    "a retransmit carries the flag": ("rds_path", instead(outgoing, "_RETRANSMITTED", 0)),
+    "a retransmit carries the flag": ("rds_path", instead(sender, "_RETRANSMITTED", 0)),
     "what is not acknowledged is kept": (
         "rds_path",
-        instead(Outgoing, "end_stream", _forget_everything),
+        instead(Sender, "end_stream", _forget_everything),
     ),
     "control messages have a bound": (
         "rds_path",
         instead(ControlBudget, "admits", lambda *_, **__: True),
     ),
-    "retransmits are dropped": ("rds_pair", around(Incoming, "_take", _take_repeats)),
-    "half a message dies with its stream": ("rds_pair", instead(Incoming, "end_stream", nothing)),
+    "retransmits are dropped": ("rds_pair", around(Receiver, "_take", _take_repeats)),
+    "half a message dies with its stream": ("rds_pair", instead(Receiver, "end_stream", nothing)),
     "only what is in the inbox is acknowledged": (
         "rds_pair",
         around(PathCore, "_frame_acknowledgement", _acknowledge_one_too_many),

@@ -19,7 +19,7 @@ from tools.structure import cycles
 CORES = (
     *("rds.wire", "rds.control", "verbs.engine", "verbs.cm"),
     *("rsocket.wire", "rsocket.core"),
-    *(f"rds.plane.python.{part}" for part in ("path", "incoming", "outgoing", "inbox")),
+    *(f"rds.plane.python.{part}" for part in ("path", "receiver", "sender", "inbox")),
     *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "credits")),
     *(f"rds.transports.rdma.{part}" for part in ("frames", "counters")),
 )

@@ -20,9 +20,9 @@ from urds.rds.plane.contract import (
     MailboxSettings,
     Path,
     Plane,
-    Release,
 )
 from urds.rds.transports.tcp import TcpStream
+from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 LOCAL, PEER, OTHER = (ip_address(f"127.0.83.{number}") for number in (1, 2, 3))
@@ -163,15 +163,15 @@ class World:
         *,
         path: Path | None = None,
         hold: Hold = Hold.NOTHING,
-        release: Release = Release.NOT_YET,
+        release: AckMode = AckMode.NOT_YET,
         buffer_bytes: int | None = None,
     ) -> Remote:
         """Give the path a stream; return the peer's end of it."""
         path = path or self.path()
         remote = Remote(buffer_bytes)
         self.remotes.append(remote)
-        if release is not Release.NOT_YET:
-            path.agree(Agreement(release=release))
+        if release is not AckMode.NOT_YET:
+            path.agree(Agreement(ack_mode=release))
         path.attach(remote.stream, hold=hold)
         self.now_ns += MS  # a pause: the next two sends leave at once
         return remote
@@ -204,7 +204,7 @@ class RealWorld:
         self.path = self.plane.path(local=LOCAL, peer=PEER, index=0, sequence_first=1)
         self.remote = TcpRemote() if tcp else Remote()
         self.path.attach(self.remote.stream, hold=Hold.NOTHING)
-        self.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        self.path.agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED))
         self.closed = False
         self.thread = threading.Thread(target=self._help, daemon=True)
         self.thread.start()

@@ -30,7 +30,14 @@ from tests.parity.random_peer import RandomPeer
 from tests.parity.sides import PEERS, REFUSED, SECOND, Side
 from tests.support.planes import PLANES
 from urds.rds.constants import MessageFlag
-from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Plane, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Hold,
+    Limits,
+    MailboxSettings,
+    Plane,
+)
+from urds.rds.types import AckMode
 
 WORLD_CASES: Final = 200
 _PORTS: Final = {"x": (LOCAL, 5000), "y": (LOCAL, 5001), "z": (SECOND, 6000)}
@@ -52,9 +59,9 @@ class Crossing:
         self.is_hard = limits.receive_hard_bytes in _HARD_BYTES
         self.sides = [Side(make, limits, by_descriptor=self.by_descriptor) for make in (one, other)]
         self.lockstep = Lockstep(seed, self.sides)
-        releases = [Release.NOT_YET, Release.PEER_ACKNOWLEDGED, Release.PEER_ACKNOWLEDGED]
+        releases = [AckMode.NOT_YET, AckMode.PEER_ACKNOWLEDGED, AckMode.PEER_ACKNOWLEDGED]
         if not self.by_descriptor:  # else what our TCP tells depends on where writes end
-            releases.append(Release.STREAM_ACKNOWLEDGED)
+            releases.append(AckMode.STREAM_ACKNOWLEDGED)
         self.release = self.rng.choice(releases)
         self.checksum = self.rng.random() < 0.5
         self.peers = {
@@ -275,7 +282,7 @@ class Crossing:
 
     def _agree(self, name: str) -> None:
         agreement = Agreement(
-            release=self.release,
+            ack_mode=self.release,
             checksum=self.checksum,
             message_bytes_max=self.rng.choice([1 << 20, 1 << 20, 2 << 20]),
         )

@@ -10,7 +10,13 @@ import pytest
 
 from tests.parity.planes import MS, PEER, PEER_PORT, PORT, Remote, World, take
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Agreement, Buffer, Limits, Mailbox, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Buffer,
+    Limits,
+    Mailbox,
+)
+from urds.rds.types import AckMode
 
 ADDRESS = (str(PEER), PEER_PORT)
 ASKING_MAX = Limits().unacked_packets_max
@@ -32,8 +38,8 @@ def in_the_next_write(remote: Remote, step: Callable[[], object]) -> None:
 def idle_path(world: World) -> tuple[Mailbox, Remote]:
     """Return a mailbox and its peer: a message went each way, and nothing is owed or out."""
     mailbox = world.mailbox()
-    remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
-    world.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    world.path().agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True))
     mailbox.sendto(b"route", ADDRESS)
     remote.say(1, b"reply", ack=1)
     world.turn()
@@ -75,14 +81,14 @@ def test_a_map_is_not_left_behind_by_a_lone_message(
         remote.say(2 + number, bytes(3000), target_port=PORT + 1)
     world.turn()
     world.turn(ms=2)
-    flush = world.plane.flush_batches
+    flush = world.plane.passes.flush_batches
 
     def send_and_flush() -> None:
         mailbox.sendto(b"lone", ADDRESS)
         flush()
 
     remote.frames()
-    monkeypatch.setattr(world.plane, "flush_batches", send_and_flush)
+    monkeypatch.setattr(world.plane.passes, "flush_batches", send_and_flush)
     other.close()
     monkeypatch.undo()
     world.turn(ms=2)
@@ -115,7 +121,7 @@ def test_a_message_behind_a_lone_one_leaves_without_help_of_the_peer(world: Worl
     """Another thread sends in our write, which takes its message along; then it notes a tail."""
     mailbox, remote = idle_path(world)
     for _ in range(3):  # two leave at once, the third would wait for more
-        world.path().push()
+        world.path().writer.push(0)
     mailbox.sendto(b"lone", ADDRESS)
     mailbox.sendto(b"behind", ADDRESS)
     world.turn(ms=2)

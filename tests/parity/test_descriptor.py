@@ -8,7 +8,13 @@ import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.contract import AtomicOperation, Limits, Mailbox, OperationNotice, Release
+from urds.rds.plane.contract import (
+    AtomicOperation,
+    Limits,
+    Mailbox,
+    OperationNotice,
+)
+from urds.rds.types import AckMode
 from urds.rds.wire.congestion_map import CongestionMap
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -70,7 +76,7 @@ def test_all_four_states(world: World, look: Look, queued: bool, full: bool) -> 
 @each_way
 def test_it_follows_every_change(world: World, look: Look) -> None:
     mailbox = world.mailbox(send_bytes_max=1000)
-    remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     for number in range(1, 4):
         assert look(descriptor) == (False, True)
@@ -110,7 +116,7 @@ def test_peeking_changes_nothing(world: World) -> None:
 def test_a_small_account_that_fills_in_a_burst_shows_it(world: World) -> None:
     """The send that fills it neither flushes nor asks anything: it must show the change itself."""
     mailbox = world.mailbox(send_bytes_max=1000)
-    world.attach(release=Release.PEER_ACKNOWLEDGED)
+    world.attach(release=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     for _ in range(10):
         mailbox.sendto(bytes(100), ADDRESS)
@@ -120,7 +126,7 @@ def test_a_small_account_that_fills_in_a_burst_shows_it(world: World) -> None:
 @pytest.mark.parametrize("how", ["cancel", "configure", "give up", "restart"])
 def test_every_way_to_gain_room_shows_it(world: World, how: str) -> None:
     mailbox = world.mailbox(send_bytes_max=1000)
-    world.attach(release=Release.PEER_ACKNOWLEDGED)
+    world.attach(release=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     fill(mailbox)
     assert by_poll(descriptor) == (False, False)
@@ -241,9 +247,9 @@ def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
         result=memoryview(bytearray(8)),
         status=RdmaStatus.SUCCESS,
     )
-    with world.plane.lock:
-        mailbox.note_operation(operation)
-    world.plane.finish_pass()
+    with world.plane.state.lock:
+        mailbox.sends.note_operation(operation)
+    world.plane.passes.finish_pass()
     assert look(descriptor) == (True, True)
     assert mailbox.receive(wait_ns=0) == (OperationNotice(5, RdmaStatus.SUCCESS),)
     assert look(descriptor) == (False, True)

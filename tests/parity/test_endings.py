@@ -175,7 +175,7 @@ receive = lambda: received.append(waiting.receive(wait_ns=None))
 thread = threading.Thread(target=receive, daemon=True)
 thread.start()
 mailbox.sendto(b"before", (str(PEER), PEER_PORT))
-plane.lock.acquire() if {locked} else None
+plane.state.lock.acquire() if {locked} else None
 child = os.fork()
 if not child:
     plane.abandon_in_child()
@@ -199,7 +199,7 @@ if not child:
     except OSError:
         os._exit(0)
     os._exit(4)
-plane.lock.release() if {locked} else None
+plane.state.lock.release() if {locked} else None
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
 mailbox.sendto(b"after", (str(PEER), PEER_PORT))

@@ -9,7 +9,11 @@ import pytest
 from tests.parity.planes import OTHER, PEER, PEER_PORT, RealWorld, World
 from urds.common.errors import ErrorReason
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Agreement, Mailbox, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Mailbox,
+)
+from urds.rds.types import AckMode
 
 THERE = (str(PEER), PEER_PORT)
 ELSEWHERE = (str(OTHER), PEER_PORT)
@@ -43,7 +47,7 @@ def test_a_payload_above_the_send_buffer(world: World) -> None:
 def test_a_payload_above_what_the_peer_takes(world: World) -> None:
     mailbox = world.mailbox(send_wait_ns=0)
     world.attach()
-    agreed = Agreement(release=Release.PEER_ACKNOWLEDGED, message_bytes_max=100)
+    agreed = Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, message_bytes_max=100)
     world.path().agree(agreed)
     check(lambda: mailbox.sendto(bytes(101), THERE), ErrorReason.TOO_LONG, 100, PEER)
 

@@ -20,7 +20,10 @@ from urds.rds.constants import (
     MSG_TRUNC,
     MSG_ZEROCOPY,
 )
-from urds.rds.plane.contract import MailboxSettings, Release
+from urds.rds.plane.contract import (
+    MailboxSettings,
+)
+from urds.rds.types import AckMode
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 20_000
@@ -179,7 +182,7 @@ class TestPayloads:
 
     @pytest.mark.parametrize("kind", [bytes, memoryview, lambda data: memoryview(data)[1:]])
     def test_bytes_and_views_of_them_are_not_copied(self, world: World, kind: object) -> None:
-        mailbox, remote = world.mailbox(), world.attach(release=Release.PEER_ACKNOWLEDGED)
+        mailbox, remote = world.mailbox(), world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         payload = bytes(LONG)
         before = sys.getrefcount(payload)
         mailbox.sendto(kind(payload), ADDRESS)
@@ -191,7 +194,7 @@ class TestPayloads:
 
     def test_a_long_one_to_be_kept_is_exported_until_it_is_acknowledged(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         payload = bytearray(LONG)
         mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         world.turn(5)

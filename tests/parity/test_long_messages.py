@@ -3,7 +3,11 @@
 import pytest
 
 from tests.parity.planes import PEER, PEER_PORT, PORT, World, message, take
-from urds.rds.plane.contract import Down, DownReason, Release
+from urds.rds.plane.contract import (
+    Down,
+    DownReason,
+)
+from urds.rds.types import AckMode
 
 ADDRESS = (str(PEER), PEER_PORT)
 LONG = 64 << 10
@@ -51,7 +55,7 @@ def test_small_messages_after_long_ones_are_taken_in(world: World) -> None:
 
 def test_what_was_read_with_a_wrong_acknowledgement_is_delivered(world: World) -> None:
     mailbox = world.mailbox()
-    remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
     ports = {"source_port": PEER_PORT, "target_port": PORT}
     long, short = message(1, bytes(20_000), ack=9, **ports), message(2, b"behind", **ports)
     remote.write(long[:10_000])

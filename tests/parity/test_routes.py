@@ -3,6 +3,7 @@
 import pytest
 
 from tests.parity.planes import LOCAL, PEER, PEER_PORT, World
+from urds.common.errors import ErrorReason
 from urds.rds.plane.contract import ConnectWanted, Hold, Limits
 
 ADDRESS = (str(PEER), PEER_PORT)
@@ -14,14 +15,15 @@ def test_a_message_leaves_on_the_path_that_queued_it(world: World, monkeypatch) 
     mailbox = world.mailbox()
     remote = world.attach()
     other = world.plane.path(local=LOCAL, peer=PEER, index=1, sequence_first=1)
-    resolve = world.plane.wait
+    queue = mailbox.sends.queue
 
-    def wait_and_fan_out(*arguments, **named):
-        result = resolve(*arguments, **named)
-        mailbox.route(PEER, other)
-        return result
+    def queue_and_fan_out(*arguments):
+        queued = queue(*arguments)
+        if not isinstance(queued, ErrorReason):
+            mailbox.sends.set_route(PEER, other)
+        return queued
 
-    monkeypatch.setattr(world.plane, "wait", wait_and_fan_out)
+    monkeypatch.setattr(mailbox.sends, "queue", queue_and_fan_out)
     mailbox.sendto(b"x", ADDRESS)
     world.turn(2)
     assert [frame.payload for frame in remote.messages()] == [b"x"]

@@ -17,8 +17,8 @@ from urds.rds.plane.contract import (
     Limits,
     Mailbox,
     MailboxSettings,
-    Release,
 )
+from urds.rds.types import AckMode
 
 SIZE = 1000
 FIRST = (str(PEER), PEER_PORT)
@@ -67,7 +67,7 @@ def queued_bytes(world: World) -> int:
 def peer_of(world: World, address: tuple[str, int]) -> Remote:
     """Connect a peer."""
     path = world.path(IPv4Address(address[0]))
-    return world.attach(path=path, release=Release.PEER_ACKNOWLEDGED)
+    return world.attach(path=path, release=AckMode.PEER_ACKNOWLEDGED)
 
 
 def acknowledge(world: World, remote: Remote, sequence: int) -> None:

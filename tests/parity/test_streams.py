@@ -21,8 +21,8 @@ from urds.rds.plane.contract import (
     PathActivity,
     PeerRestarted,
     Ready,
-    Release,
 )
+from urds.rds.types import AckMode
 
 ADDRESS = (str(PEER), PEER_PORT)
 
@@ -122,7 +122,7 @@ class TestAttach:
 
     def test_release_skips_what_the_peer_has(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        old = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         for number in range(3):
             mailbox.sendto(b"%d" % number, ADDRESS)
         old.close()
@@ -220,7 +220,7 @@ class TestDown:
         self, world: World, data: bytes, reason: DownReason, counter: str
     ) -> None:
         remote = world.attach()
-        world.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+        world.path().agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True))
         remote.write(data)
         (down,) = of(Down, world.turn())
         assert down.reason is reason
@@ -237,7 +237,7 @@ class TestDown:
         remote.close()
         world.turn()
         assert mailbox.unacknowledged() == 2, "it may be a peer whose field says nothing"
-        world.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        world.path().agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED))
         assert mailbox.unacknowledged() == 1
         assert [frame.payload for frame in world.attach().messages()] == [b"2"]
 
@@ -309,7 +309,7 @@ class TestReports:
 
     def test_a_restarted_kernel_is_told(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         old.say(100, b"old life")
         world.turn()
         old.close()
@@ -331,7 +331,7 @@ class TestFreeing:
 
     def test_tcp_frees_once_the_peer_has_spoken(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         remote.stream.unacknowledged_bytes = 50
         mailbox.sendto(b"x" * 40, ADDRESS)
         mailbox.sendto(b"y" * 40, ADDRESS)
@@ -346,7 +346,7 @@ class TestFreeing:
 
     def test_what_tcp_had_at_the_end_is_not_repeated(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
         old.stream.unacknowledged_bytes = 10
@@ -358,7 +358,7 @@ class TestFreeing:
 
     def test_what_tcp_had_of_a_superseded_stream_is_not_repeated(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
         old.stream.unacknowledged_bytes = 10
@@ -369,7 +369,7 @@ class TestFreeing:
     @pytest.mark.rule("rds7-ack-purges")
     def test_the_header_frees(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"1", ADDRESS)
         mailbox.sendto(b"22", ADDRESS)
         world.turn(50)
@@ -380,7 +380,7 @@ class TestFreeing:
 
     def test_our_acknowledgement_leaves_after_forty_milliseconds(self, world: World) -> None:
         world.mailbox()
-        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
@@ -395,7 +395,7 @@ class TestFreeing:
     def test_a_close_acknowledges_first_what_came_in(self, world: World) -> None:
         """Without delay: its sender would count it as lost with us."""
         world.mailbox()
-        remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
@@ -407,7 +407,7 @@ class TestFreeing:
 
     def test_linux_never_gets_one(self, world: World) -> None:
         world.mailbox()
-        remote = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        remote = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         remote.frames()
         remote.write(
             *(message(number, b"x", flags=HeaderFlag.ACK_REQUIRED) for number in range(1, 600))
@@ -422,7 +422,7 @@ class TestFences:
 
     def test_the_second_path_waits_for_the_first(self, world: World) -> None:
         mailbox = world.mailbox()
-        first = world.attach(release=Release.PEER_ACKNOWLEDGED)
+        first = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"first", ADDRESS)
         other = world.plane.path(local=LOCAL, peer=PEER, index=1, sequence_first=1)
         second = world.attach(path=other)
@@ -440,7 +440,7 @@ class TestFences:
     @pytest.mark.parametrize("how", ["tcp", "cancel", "give up"])
     def test_whatever_opens_the_fence_sends_what_waits(self, world: World, how: str) -> None:
         mailbox, second_box = world.mailbox(), world.mailbox(5001)
-        first = world.attach(release=Release.STREAM_ACKNOWLEDGED)
+        first = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
         first.say_map()
         world.turn()
         first.stream.unacknowledged_bytes = 1 << 20
@@ -501,7 +501,7 @@ def test_progress_tells_what_came_and_the_oldest_message_without_an_acknowledgem
 ) -> None:
     path = world.path(sequence_first=7)
     assert path.activity() == PathActivity(0, None, 7)
-    remote = world.attach(path=path, release=Release.PEER_ACKNOWLEDGED)
+    remote = world.attach(path=path, release=AckMode.PEER_ACKNOWLEDGED)
     remote.say_map()
     world.turn()
     assert path.activity() == PathActivity(1, None, 7)

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from tests.rds.plane.path_world import Side
 from tests.support.examples import examples
-from urds.rds.plane.contract import Hold, Limits, Release
+from urds.rds.plane.contract import (
+    Hold,
+    Limits,
+)
+from urds.rds.types import AckMode
 
 # Messages around the bounds at which a payload travels by reference or is collected apart.
 SIZES = st.sampled_from([0, 1, 40, 300, 8191, 8192, 9000, 40_000])
@@ -46,10 +50,10 @@ class Direction:
 class Link:
     """A sender and a receiver, and a stream between them."""
 
-    def __init__(self, release: Release, hold: Hold) -> None:
+    def __init__(self, release: AckMode, hold: Hold) -> None:
         limits = Limits(acknowledge_messages=4, acknowledge_bytes=20_000)
         self.release, self.hold = release, hold
-        checksum = release is Release.PEER_ACKNOWLEDGED
+        checksum = release is AckMode.PEER_ACKNOWLEDGED
         self.sender = Side(release=release, sequence_first=1000, limits=limits, checksum=checksum)
         self.receiver = Side(release=release, limits=limits, checksum=checksum)
         self.now_ns = 0
@@ -62,7 +66,7 @@ class Link:
         self.sender.attach(self.hold)
         self.receiver.attach()
         if self.hold is Hold.RELEASE:
-            expected = self.receiver.incoming.sequence_expected
+            expected = self.receiver.receiver.sequence_expected
             self.sender.core.release(expected - 1 if expected else None)
 
     def send(self, payload_bytes: int) -> None:
@@ -137,10 +141,10 @@ def do(link: Link, name: str, value: int) -> None:
 
 
 KINDS = [
-    pytest.param(Release.STREAM_ACKNOWLEDGED, Hold.NOTHING, id="linux, higher side"),
-    pytest.param(Release.STREAM_ACKNOWLEDGED, Hold.FIRST_FRAME, id="linux, lower side"),
-    pytest.param(Release.PEER_ACKNOWLEDGED, Hold.NOTHING, id="own node"),
-    pytest.param(Release.PEER_ACKNOWLEDGED, Hold.RELEASE, id="own node, held for its hello"),
+    pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.NOTHING, id="linux, higher side"),
+    pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.FIRST_FRAME, id="linux, lower side"),
+    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING, id="own node"),
+    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.RELEASE, id="own node, held for its hello"),
 ]
 
 
@@ -149,7 +153,7 @@ KINDS = [
 @settings(max_examples=examples(300))
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_message_arrives_once_in_order(
-    release: Release, hold: Hold, steps: list[tuple[str, int]]
+    release: AckMode, hold: Hold, steps: list[tuple[str, int]]
 ) -> None:
     """Safety at every step, liveness once the stream holds; then no account has anything left."""
     link = Link(release, hold)
@@ -159,40 +163,40 @@ def test_each_message_arrives_once_in_order(
     link.heal()
     assert link.got == link.sent
     assert link.sender.account.send_queued_bytes == 0
-    assert link.sender.outgoing.message_count() == 0
+    assert link.sender.sender.message_count() == 0
 
 
 @pytest.mark.parametrize(("release", "hold"), KINDS)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_what_the_peer_has_not_is_never_freed(
-    release: Release, hold: Hold, steps: list[tuple[str, int]]
+    release: AckMode, hold: Hold, steps: list[tuple[str, int]]
 ) -> None:
     """The account holds at least what has not reached the peer's TCP, or its inbox (own node)."""
     link = Link(release, hold)
     for name, value in steps:
         do(link, name, value)
-        if release is Release.PEER_ACKNOWLEDGED:
+        if release is AckMode.PEER_ACKNOWLEDGED:
             missing = sum(map(len, link.sent[len(link.got) :]))
             assert link.sender.account.send_queued_bytes >= missing
-        queued = sum(len(item[5]) for item in link.sender.outgoing.unacked)
-        queued += sum(len(item[5]) for item in link.sender.outgoing.retransmits)
-        queued += sum(len(item[3]) for item in link.sender.outgoing.unsent)
+        queued = sum(len(item[5]) for item in link.sender.sender.unacked)
+        queued += sum(len(item[5]) for item in link.sender.sender.retransmits)
+        queued += sum(len(item[3]) for item in link.sender.sender.unsent)
         assert link.sender.account.send_queued_bytes == queued
 
 
 @given(
     steps=st.lists(st.one_of(STEPS, st.tuples(st.just("cancel"), st.just(0))), max_size=60),
-    release=st.sampled_from([Release.STREAM_ACKNOWLEDGED, Release.PEER_ACKNOWLEDGED]),
+    release=st.sampled_from([AckMode.STREAM_ACKNOWLEDGED, AckMode.PEER_ACKNOWLEDGED]),
 )
 def test_cancelling_loses_nothing_that_is_sent_later(
-    steps: list[tuple[str, int]], release: Release
+    steps: list[tuple[str, int]], release: AckMode
 ) -> None:
     """A cancelled message may arrive or not; never twice, never behind a later one."""
     link = Link(release, Hold.NOTHING)
     kept_from = 0
     for name, value in steps:
         if name == "cancel":
-            link.sender.outgoing.cancel(link.sender.account, None)
+            link.sender.sender.cancel(link.sender.account, None)
             assert link.sender.account.send_queued_bytes == 0
             kept_from = len(link.sent)
         else:
@@ -221,16 +225,16 @@ class TestTheModelCanFail:
         return link.got != link.sent
 
     @pytest.mark.parametrize(("release", "hold"), KINDS)
-    def test_it_passes_unbroken(self, release: Release, hold: Hold) -> None:
+    def test_it_passes_unbroken(self, release: AckMode, hold: Hold) -> None:
         assert not self.lost_or_doubled(Link(release, hold))
 
     def test_nothing_is_repeated(self) -> None:
-        link = Link(Release.PEER_ACKNOWLEDGED, Hold.NOTHING)
-        end_stream = link.sender.outgoing.drop_handed_over
+        link = Link(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING)
+        end_stream = link.sender.sender.drop_handed_over
 
         def forgetful() -> None:
             end_stream()
-            link.sender.outgoing.position = 0
+            link.sender.sender.position = 0
 
         cut = link.sender.core.detach
 
@@ -242,20 +246,20 @@ class TestTheModelCanFail:
         assert self.lost_or_doubled(link)
 
     def test_the_duplicate_rule_is_off(self) -> None:
-        link = Link(Release.STREAM_ACKNOWLEDGED, Hold.NOTHING)
+        link = Link(AckMode.STREAM_ACKNOWLEDGED, Hold.NOTHING)
         link.sender.core.handle_stream_acknowledged = lambda data: None
         original = link.receiver.receive
 
         def receive(data: bytes, now_ns: int = 0) -> object:
-            link.receiver.incoming.sequence_expected = 0
+            link.receiver.receiver.sequence_expected = 0
             return original(data, now_ns)
 
         link.receiver.receive = receive
         assert self.lost_or_doubled(link)
 
     def test_half_a_message_is_kept_over_a_reconnect(self) -> None:
-        link = Link(Release.PEER_ACKNOWLEDGED, Hold.NOTHING)
-        incoming = link.receiver.incoming
+        link = Link(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING)
+        incoming = link.receiver.receiver
         end_stream = incoming.end_stream
 
         def keeping() -> None:
@@ -268,7 +272,7 @@ class TestTheModelCanFail:
             assert not self.lost_or_doubled(link)
 
     def test_a_message_is_freed_with_its_first_byte(self) -> None:
-        link = Link(Release.STREAM_ACKNOWLEDGED, Hold.NOTHING)
+        link = Link(AckMode.STREAM_ACKNOWLEDGED, Hold.NOTHING)
         free = link.sender.core.handle_stream_acknowledged
         link.sender.core.handle_stream_acknowledged = lambda data: free(data + 348)
         assert self.lost_or_doubled(link)

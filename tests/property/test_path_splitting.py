@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.rds.plane.path_world import Side, message
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Release
+from urds.rds.types import AckMode
 
 PAYLOADS = st.one_of(
     st.binary(max_size=200),
@@ -27,7 +27,7 @@ def result(data: bytes, cuts: list[int], *, memory: bytearray | None = None) -> 
 
     With `memory` each piece is read into it, over the one before.
     """
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.attach()
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in pairwise(places):
@@ -37,18 +37,18 @@ def result(data: bytes, cuts: list[int], *, memory: bytearray | None = None) -> 
                 memory[: end - start] = piece
                 piece = memoryview(memory)[: end - start]
             assert side.receive(piece) is None
-        assert side.incoming.bytes_wanted() > 0
+        assert side.receiver.bytes_wanted() > 0
     return (
         list(side.inbox.queue),
         side.inbox.receive_queued_bytes,
-        list(side.incoming.controls),
-        side.incoming.sequence_expected,
-        side.incoming.ack_pending_messages,
-        side.incoming.ack_pending_bytes,
-        side.incoming.acknowledgement_due,
-        side.incoming.frames,
-        side.incoming.remaining(),
-        side.incoming.peer_map,
+        list(side.receiver.controls),
+        side.receiver.sequence_expected,
+        side.receiver.ack_pending_messages,
+        side.receiver.ack_pending_bytes,
+        side.receiver.ack_due,
+        side.receiver.frames,
+        side.receiver.remaining(),
+        side.receiver.peer_map,
         side.counters,
     )
 
@@ -87,14 +87,14 @@ def test_no_bytes_make_it_raise(data: bytes, cuts: list[int]) -> None:
     for start, end in pairwise(places):
         if side.receive(data[start:end]) is not None:
             return
-    assert sum(side.incoming.remaining()) >= 0
+    assert sum(side.receiver.remaining()) >= 0
 
 
 @given(st.binary(min_size=48, max_size=48), st.binary(max_size=64))
 def test_any_header_is_judged(header: bytes, rest: bytes) -> None:
     """The payload length is small, so that the message is whole and gets to the judgement."""
     data = header[:16] + bytes(3) + header[19:]
-    for release in Release:
+    for release in AckMode:
         side = Side(release=release)
         side.attach()
         side.receive(data + bytes(256) + rest)

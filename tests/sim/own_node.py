@@ -24,6 +24,7 @@ from urds.rds.plane.contract import DownReason, Limits
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
+from urds.rds.types import AckMode
 from urds.rds.wire.congestion_map import CongestionMap
 
 SEND_BYTES_MAX = 60_000
@@ -86,7 +87,7 @@ class OwnNode:
         self.paths: list[Path] = [self._new_path(0)]
         self.npaths = 1
         self.restarts_seen = 0
-        self._agreed: tuple[base.Release, bool] | None = None
+        self._agreed: tuple[AckMode, bool] | None = None
         self._streams: dict[int, Socket] = {}
         self._next_stream = 0
         self._reports: deque[Callable[[TcpPeer], None]] = deque()
@@ -127,7 +128,7 @@ class OwnNode:
 
     def left(self) -> int:
         """Return how many messages wait to be sent or acknowledged."""
-        return sum(path.core.outgoing.message_count() for path in self.paths)
+        return sum(path.core.sender.message_count() for path in self.paths)
 
     def queued(self) -> int:
         """Return how many messages wait for receivers."""
@@ -222,11 +223,11 @@ class OwnNode:
                 return reason
 
     def _settle(self, path: Path) -> None:
-        incoming, index, attachment = path.core.incoming, path.index, path.attachment
+        incoming, index, attachment = path.core.receiver, path.index, path.attachment
         for inbox in incoming.touched:
             self._judge(inbox)
         incoming.touched.clear()
-        path.core.outgoing.freed.clear()
+        path.core.sender.freed.clear()
         if incoming.frames and not path.first_frame_told:
             path.first_frame_told = True
             self._report(lambda core: core.handle_first_frame(index, attachment, self.world.now_ns))
@@ -279,11 +280,11 @@ class OwnNode:
         socket = path.socket
         assert socket is not None
         self._ask(path)
-        index, attachment, frames = path.index, path.attachment, path.core.incoming.frames
+        index, attachment, frames = path.index, path.attachment, path.core.receiver.frames
         self._release_stream(path)
         socket.close()
         self._report(lambda core: core.handle_down(index, attachment, frames, self.world.now_ns))
-        if path.core.outgoing.message_count():
+        if path.core.sender.message_count():
             self._want(path)
 
     def _release_stream(self, path: Path) -> None:
@@ -363,7 +364,7 @@ class OwnNode:
             case events.Detach(_, index):
                 self._detach(self.paths[index])
             case events.GiveUp(_, index):
-                self.paths[index].core.outgoing.drop_all()
+                self.paths[index].core.sender.drop_all()
             case _:
                 self._do_to_paths(action)
 
@@ -384,10 +385,10 @@ class OwnNode:
             case events.ProbeDeadStream(_, index):
                 self.paths[index].core.map_due = self.paths[index].core.attached
                 self._flush(self.paths[index])
-            case events.Agree(_, release, checksum):
-                self._agreed = (base.Release[release.name], checksum)
+            case events.Agree(_, ack_mode, checksum):
+                self._agreed = (ack_mode, checksum)
                 for path in self.paths:
-                    path.core.agree(release=self._agreed[0], checksum=checksum)
+                    path.core.agree(ack_mode=self._agreed[0], checksum=checksum)
                     self._ask(path)
                     self._flush(path)
             case events.RestartPeer():
@@ -396,17 +397,17 @@ class OwnNode:
                     self.flows.note_dropped(self.life, path.core.restart_peer())
             case events.RememberHandshake(_, generation):
                 for path in self.paths:
-                    path.core.incoming.generations.generation = generation
+                    path.core.receiver.generations.generation = generation
             case events.FanOut(_, count):
                 self._fan_out(count)
 
     def _fan_out(self, count: int) -> None:
         for index in range(len(self.paths), count):
             path = self._new_path(index)
-            path.core.hold_behind(self.paths[0].core.outgoing.fence())
+            path.core.hold_behind(self.paths[0].core.sender.fence())
             self.paths.append(path)
             if self._agreed is not None:
-                path.core.agree(release=self._agreed[0], checksum=self._agreed[1])
+                path.core.agree(ack_mode=self._agreed[0], checksum=self._agreed[1])
         self.npaths = count
 
     def _attach(self, path: Path, socket: Socket, hold: events.Hold) -> None:

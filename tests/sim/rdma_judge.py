@@ -166,7 +166,7 @@ class Judge:
 
     def check_missing(self, flow: Flow, first: int, end: int) -> None:
         """Demand a reason for every message that did not come."""
-        if self.gives_up and flow.mailbox.given_up:
+        if self.gives_up and flow.mailbox.sends.given_up:
             return
         for missing in flow.sent[first:end]:
             self.demand(
@@ -333,9 +333,9 @@ class Judge:
                 count = sum(not one.may_be_missing for one in missing)
                 lost[flow.mailbox] = lost.get(flow.mailbox, 0) + count
         for mailbox, count in lost.items():
-            if count > mailbox.given_up:
+            if count > mailbox.sends.given_up:
                 where = f"{mailbox.local} port {mailbox.port}"
-                raise self.fail(f"{where} lost {count}, gave up {mailbox.given_up}")
+                raise self.fail(f"{where} lost {count}, gave up {mailbox.sends.given_up}")
         self._check_operations()
         self.check_memory()
 

@@ -28,6 +28,7 @@ from urds.rds.plane.contract import (
 from urds.rds.plane.message_transport import MessageTransport
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.state import State
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
@@ -68,8 +69,11 @@ class OrderedSet(MutableSet[_T]):
         self._items.update(dict.fromkeys(items))
 
 
-class SimPlane(Plane):
-    """The reference plane; tells when there is something for its helper to do."""
+_ORDERED = ("touched", "maps_due", "looks")
+
+
+class SimState(State):
+    """The state of the reference plane; has every message judged that arrives."""
 
     judge: Judge
 
@@ -85,24 +89,35 @@ class SimPlane(Plane):
         self.judge.arrive(source_port, payload, extension)
         return super().deliver_from_transport(path, source_port, target_port, payload, extension)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep sets whose order shows on the wire in an order that the seed decides."""
+        super().__setattr__(name, OrderedSet(value) if name in _ORDERED else value)
+
+
+class SimPlane(Plane):
+    """The reference plane; tells when there is something for its helper to do."""
+
+    state: SimState
+
+    def __init__(self, judge: Judge, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.state.__class__ = SimState  # the plane makes it
+        self.state.judge = judge
+        for name in _ORDERED:
+            setattr(self.state, name, ())
+
     def listen(self, on_want: Callable[[bool], None]) -> None:
         """Have `on_want` called where the helper is woken; true: at once, false: for what is due.
 
         The lock is held then.
         """
-        want = self.progress_thread.want
+        want = self.state.thread.want
 
         def wanted(*, now: bool = False) -> None:
             want(now=now)
             on_want(now)
 
-        self.progress_thread.want = wanted  # type: ignore[method-assign]  # in place of its thread
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Keep sets whose order shows on the wire in an order that the seed decides."""
-        if name in ("touched", "maps_due", "looks"):
-            value = OrderedSet(value)
-        super().__setattr__(name, value)
+        self.state.thread.want = wanted  # type: ignore[method-assign]  # in place of its thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +163,12 @@ class SimNode:
         self._sequence_first = settings.sequence_first
         self.adapter = network.adapter(address=str(address))
         self.plane = SimPlane(
+            judge,
             limits=settings.limits,
             resolve=self._resolve,
             clock_ns=lambda: network.now_ns,
             generation=settings.generation,
         )
-        self.plane.judge = judge
         self.plane.listen(self._note_want)
         self.rdma = RdmaNode(
             self.plane,
@@ -209,8 +224,8 @@ class SimNode:
         """When the control thread comes; None while it sleeps for want of work."""
         if self._has_new_dues:
             self._has_new_dues = False
-            with self.plane.lock:
-                self._come_at(self.plane.next_due_ns(self.network.now_ns))
+            with self.plane.state.lock:
+                self._come_at(self.plane.state.next_due_ns())
         return None if self.is_asleep or not self.is_alive else self._turn_at_ns
 
     def _come_at(self, at_ns: int | None) -> None:
@@ -235,14 +250,14 @@ class SimNode:
     def bind(self, port: int, settings: MailboxSettings) -> Mailbox:
         """Bind a socket whose operations the judge hears of."""
         mailbox = self.plane.mailbox(local=self.address, port=port, settings=settings)
-        mailbox.pausing = OrderedSet()  # type: ignore[assignment]  # see OrderedSet
-        note = mailbox.note_operation
+        mailbox.receives.pausing = OrderedSet()  # type: ignore[assignment]  # see OrderedSet
+        note = mailbox.sends.note_operation
 
         def note_operation(operation: Operation) -> None:
             self.judge.end_operation(mailbox, operation)
             note(operation)
 
-        mailbox.note_operation = note_operation  # type: ignore[method-assign]  # the judge listens
+        mailbox.sends.note_operation = note_operation  # type: ignore[method-assign]  # the judge listens
         self.mailboxes[port] = mailbox
         return mailbox
 
@@ -304,4 +319,6 @@ class SimNode:
 
     def queued(self) -> int:
         """Return how many messages and notices wait for receivers."""
-        return sum(len(one.queue) + len(one.notices) for one in self.mailboxes.values())
+        return sum(
+            len(one.receives.queue) + len(one.receives.notices) for one in self.mailboxes.values()
+        )

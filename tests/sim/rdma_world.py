@@ -171,7 +171,7 @@ class World:
         return sum(
             getattr(table, name, 0)
             for node in self.nodes.values()
-            for table in (node.plane.counters, node.rdma.counters, node.rdma.stats)
+            for table in (node.plane.state.counters, node.rdma.counters, node.rdma.stats)
         )
 
     def fail(self, what: str) -> AssertionError:
@@ -363,7 +363,7 @@ class World:
         self.work.free_regions()
         self.finish_pass()
         for flow, sent in self._lasts:
-            if not sent.is_delivered and not (self.plan.gives_up and flow.mailbox.given_up):
+            if not sent.is_delivered and not (self.plan.gives_up and flow.mailbox.sends.given_up):
                 raise self.fail(f"{flow.name()}: the last one, {sent.number}, never came")
         # What a node that stops in order has acknowledged in its last moment was not taken there.
         counted_ports = () if "stops" in self.happened else STABLE_PORTS
@@ -411,14 +411,14 @@ class World:
             "requests": (len(attempts._requests), 0),
             "regions": (len(node.regions), 0),
             "keys": (keys, links),
-            "paths": (len(node.plane.hosts[node.address].transports), len(paths)),
-            "lingering": (len(node.plane.lingering), 0),
+            "paths": (len(node.plane.state.hosts[node.address].transports), len(paths)),
+            "lingering": (len(node.plane.state.lingering), 0),
         }
         for what, (found, expected) in held.items():
             if found != expected:
                 raise self.fail(f"{node.address} holds {found} {what}, has use for {expected}")
         for mailbox in node.mailboxes.values():
-            if mailbox.send_queued_bytes or mailbox.receive_queued_bytes:
+            if mailbox.sends.send_queued_bytes or mailbox.receives.receive_queued_bytes:
                 raise self.fail(f"{node.address} port {mailbox.port}: an account is not empty")
 
     def end(self) -> None:

@@ -113,7 +113,7 @@ class Simulation:
             return True
         own = self.nodes[node.peer]
         assert isinstance(own, OwnNode)
-        incoming = own.paths[0].core.incoming
+        incoming = own.paths[0].core.receiver
         lowest = incoming._floor if incoming._lowest is None else incoming._lowest
         return lowest is not None and lowest > QUEUE_MAX + 5
 

@@ -20,11 +20,11 @@ from urds.rds.control.events import Hold
 from urds.rds.control.tcp_path import TcpPath
 from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.control.tcp_streams import TcpStreams
-from urds.rds.plane.contract import Release
-from urds.rds.plane.python import outgoing
-from urds.rds.plane.python.incoming import Incoming
-from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python import sender
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.receiver import Receiver
+from urds.rds.plane.python.sender import Sender
+from urds.rds.types import AckMode
 
 pytestmark = pytest.mark.sim
 
@@ -52,53 +52,53 @@ def before(owner: type, name: str, extra: Callable[..., None]) -> Patch:
 
 
 def _acknowledge_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    original = Outgoing.handle_peer_acknowledged
+    original = Sender.handle_peer_acknowledged
     patch.setattr(
-        Outgoing,
+        Sender,
         "handle_peer_acknowledged",
         lambda self, sequence: original(self, min(sequence + 1, self.sequence_next - 1)),
     )
 
 
 def _free_at_write(patch: pytest.MonkeyPatch) -> None:
-    original = Outgoing.handle_stream_acknowledged
+    original = Sender.handle_stream_acknowledged
     patch.setattr(
-        Outgoing,
+        Sender,
         "handle_stream_acknowledged",
         lambda self, data: original(self, self.position),
     )
 
 
 def _keep_half_a_message(patch: pytest.MonkeyPatch) -> None:
-    original = Incoming.end_stream
+    original = Receiver.end_stream
 
-    def end_stream(self: Incoming) -> None:
+    def end_stream(self: Receiver) -> None:
         carry = self._carry
         original(self)
         self._carry = carry
 
-    patch.setattr(Incoming, "end_stream", end_stream)
+    patch.setattr(Receiver, "end_stream", end_stream)
 
 
 def _numbers_from_one(patch: pytest.MonkeyPatch) -> None:
-    original = Outgoing.__init__
+    original = Sender.__init__
 
-    def init(self: Outgoing, *args: Any, **kwargs: Any) -> None:
+    def init(self: Sender, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **{**kwargs, "sequence_first": 1})
 
-    patch.setattr(Outgoing, "__init__", init)
+    patch.setattr(Sender, "__init__", init)
 
 
-def _reset_at_restart(self: Incoming) -> None:
+def _reset_at_restart(self: Receiver) -> None:
     self.sequence_expected = 0
 
 
 def _forget_early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     original = PathCore.agree
 
-    def agree(self: PathCore, *, release: Release, checksum: bool) -> None:
-        self.incoming.acknowledged = 0
-        original(self, release=release, checksum=checksum)
+    def agree(self: PathCore, *, ack_mode: AckMode, checksum: bool) -> None:
+        self.receiver.acknowledged = 0
+        original(self, ack_mode=ack_mode, checksum=checksum)
 
     patch.setattr(PathCore, "agree", agree)
 
@@ -129,8 +129,8 @@ def _send_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _free_whatever_tcp_has(self: PathCore, byte_count: int) -> None:
-    if self.outgoing.release is Release.STREAM_ACKNOWLEDGED:
-        self.outgoing.handle_stream_acknowledged(byte_count)
+    if self.sender.ack_mode is AckMode.STREAM_ACKNOWLEDGED:
+        self.sender.handle_stream_acknowledged(byte_count)
 
 
 def _look_at_the_error_first(patch: pytest.MonkeyPatch) -> None:
@@ -145,19 +145,19 @@ def _look_at_the_error_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Socket, "recv", recv)
 
 
-def _reverse(self: Outgoing) -> None:
+def _reverse(self: Sender) -> None:
     self.unacked.reverse()
 
 
 def _renumber_repeats(patch: pytest.MonkeyPatch) -> None:
-    original = Outgoing.end_stream
+    original = Sender.end_stream
 
-    def end_stream(self: Outgoing) -> None:
+    def end_stream(self: Sender) -> None:
         original(self)
         for number, sent in enumerate(self.retransmits):
             self.retransmits[number] = (sent[0] + 1, *sent[1:])
 
-    patch.setattr(Outgoing, "end_stream", end_stream)
+    patch.setattr(Sender, "end_stream", end_stream)
 
 
 MANY = {"npaths": 8}
@@ -168,9 +168,9 @@ KERNEL_LOW, KERNEL_HIGH = {"kernels": {LOW: 6}}, {"kernels": {HIGH: 6}}
 
 BROKEN = [
     Broken("only what is in the receiver's queue is acknowledged", _acknowledge_one_too_many),
-    Broken("a retransmit carries the flag", instead(outgoing, "_RETRANSMITTED", 0)),
+    Broken("a retransmit carries the flag", instead(sender, "_RETRANSMITTED", 0)),
     Broken("a retransmit keeps its number", _renumber_repeats),
-    Broken("retransmits keep their order", before(Outgoing, "end_stream", _reverse)),
+    Broken("retransmits keep their order", before(Sender, "end_stream", _reverse)),
     Broken("half a message dies with its stream", _keep_half_a_message),
     Broken(
         "towards a kernel TCP's acknowledgement frees, not the write", _free_at_write, KERNEL_LOW
@@ -182,16 +182,16 @@ BROKEN = [
     ),
     Broken(
         "a restart leaves the expected number",
-        before(Incoming, "restart_peer", _reset_at_restart),
+        before(Receiver, "restart_peer", _reset_at_restart),
         RESTARTS,
     ),
     Broken(
-        "a map tells the generation", instead(Incoming, "_note_generation", nothing), CLOCKS_SET
+        "a map tells the generation", instead(Receiver, "_note_generation", nothing), CLOCKS_SET
     ),
     Broken("a hello waits for the peer's first frame", _greet_at_once, CLOCKS_SET),
     Broken(
         "a kernel's restart is seen before the duplicate rule",
-        instead(Incoming, "_is_restart", lambda *_: False),
+        instead(Receiver, "_is_restart", lambda *_: False),
         {**KERNEL_LOW, "restarts": (LOW,), "rounds": 100},
     ),
     Broken("an acknowledgement before the agreement counts", _forget_early_acknowledgement),

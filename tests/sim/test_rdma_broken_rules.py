@@ -16,7 +16,7 @@ from tests.sim.broken import Patch, around, demand_felt, instead, nothing
 from tests.sim.rdma_world import Plan, World
 from urds.rds.constants import RdmaStatus
 from urds.rds.control.rdma_peer import RdmaPeer
-from urds.rds.plane.python import receive_side
+from urds.rds.plane.python.receive_side import ReceiveSide
 from urds.rds.transports.rdma import receiving, regions, sending
 from urds.rds.transports.rdma.core import ConnectionCore
 from urds.rds.transports.rdma.credits import Credits
@@ -153,9 +153,9 @@ def _ask_no_fence(original: Any, outgoing: Outgoing, *arguments: Any, **named: A
     return replace(original(outgoing, *arguments, **named), fence=False)
 
 
-def _tell_newest_first(original: Any, mailbox: Any, operation: Any) -> None:
-    original(mailbox, operation)
-    mailbox.notices.rotate(1)
+def _tell_newest_first(original: Any, receives: Any, operation: Any) -> None:
+    original(receives, operation)
+    receives.notices.rotate(1)
 
 
 def _cancel_without_room(original: Any, outgoing: Outgoing, owner: Any, *how: Any) -> int:
@@ -217,7 +217,7 @@ BROKEN = [
     ),
     Broken(
         "notices come in the order of ends",
-        around(receive_side, "note_operation", _tell_newest_first),
+        around(ReceiveSide, "note_operation", _tell_newest_first),
     ),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
     Broken("a restart is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),

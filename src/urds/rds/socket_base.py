@@ -388,7 +388,7 @@ class SocketBase(system.socket):
 
         Unacknowledged messages get the time `linger_s` of the settings in the background; with
         SO_LINGER they get its time in this call, with 0 seconds of it none; then they are cancelled
-        (`plane.python.closing`). A signal handler or
+        (`plane.python.shutdown`). A signal handler or
         finaliser may close: inside another call of its thread SO_LINGER waits in the background. A
         handler that raises ends the wait; the socket is closed all the same, and its port free.
         """

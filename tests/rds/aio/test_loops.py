@@ -36,7 +36,7 @@ def plane_of(own: Node) -> Plane:
 
 def loops_of(own: Node) -> int | None:
     """Return how many loops have promised to read, None where the plane does not tell."""
-    return len(plane_of(own).loops) if own.backend.choice.plane == PYTHON else None
+    return len(plane_of(own).state.loops) if own.backend.choice.plane == PYTHON else None
 
 
 def run_asyncio(main: Main) -> None:
@@ -140,7 +140,7 @@ def test_a_task_that_is_collected_takes_no_lock(own: Node) -> None:
             forgotten.send(None)
             waiting = asyncio.create_task(sock.recv())
             await asyncio.sleep(0)
-            with plane_of(own).lock:
+            with plane_of(own).state.lock:
                 forgotten.close()
             await sock.send_to(b"x", sock.getsockname())
             assert await asyncio.wait_for(waiting, 5) == b"x"

@@ -21,13 +21,13 @@ from urds.rds.control.events import (
     PeerStartedAnew,
     Refuse,
     Release,
-    ReleaseRule,
     RememberHandshake,
     RequestCallBack,
     SendControl,
 )
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_peer import TcpPeer
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -132,7 +132,7 @@ def test_the_probe_of_a_unknown_peer_has_the_mark_and_no_generation(npaths: int)
 def test_a_handshake_without_the_mark_tells_linux(handshake: Handshake, ping: bool) -> None:
     core = up_as_higher()
     heard = hear(core, handshake, ping=ping)
-    assert Agree(LOW, ReleaseRule.STREAM_ACKNOWLEDGED, False) in heard
+    assert Agree(LOW, AckMode.STREAM_ACKNOWLEDGED, False) in heard
     assert RememberHandshake(LOW, handshake.generation) in heard
     assert core.facts.kind is PeerKind.LINUX
     pongs = [action for action in heard if isinstance(action, SendControl)]
@@ -146,7 +146,7 @@ def test_silence_tells_linux_with_one_path() -> None:
     core = up_as_lower(npaths=8)
     assert core.poll_timeout() == SECOND
     core.handle_timeout(SECOND)
-    assert actions(core)[0] == Agree(HIGH, ReleaseRule.STREAM_ACKNOWLEDGED, False)
+    assert actions(core)[0] == Agree(HIGH, AckMode.STREAM_ACKNOWLEDGED, False)
     assert core.npaths == 1
     assert core.poll_timeout() is None
 
@@ -283,7 +283,7 @@ def test_an_own_node_that_became_a_kernel_is_noticed() -> None:
     actions(core)
     heard = hear(core, LINUX_6, ping=False)
     assert heard[:3] == [
-        Agree(HIGH, ReleaseRule.STREAM_ACKNOWLEDGED, False),
+        Agree(HIGH, AckMode.STREAM_ACKNOWLEDGED, False),
         RememberHandshake(HIGH, None),
         PeerKnown(HIGH, PeerKind.LINUX, 1, core.facts.capabilities),
     ]

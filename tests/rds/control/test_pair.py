@@ -26,11 +26,11 @@ from urds.rds.control.events import (
     PeerStartedAnew,
     ProbeDeadStream,
     Release,
-    ReleaseRule,
     RequestCallBack,
     RestartPeer,
     SendControl,
 )
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import parse_handshake
 
 
@@ -82,7 +82,7 @@ def test_both_agree_on_acknowledgements_of_the_peer() -> None:
     low.want(HIGH)
     world.run(SECOND)
     for node, peer in ((low, HIGH), (high, LOW)):
-        assert node.seen(Agree) == [Agree(peer, ReleaseRule.PEER_ACKNOWLEDGED, True)]
+        assert node.seen(Agree) == [Agree(peer, AckMode.PEER_ACKNOWLEDGED, True)]
 
 
 def test_no_generation_goes_to_a_peer_that_is_not_known_to_be_ours() -> None:

@@ -25,6 +25,7 @@ from urds.rds.plane.contract import (
 from urds.rds.plane.python.accounts import Destination
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.send_side import SendSide
 
 LOCAL, PEER, OTHER = (ip_address(f"127.0.84.{number}") for number in (1, 2, 3))
 PORT, PEER_PORT = 5000, 4000
@@ -32,7 +33,7 @@ TARGET = (str(PEER), PEER_PORT)
 MS = 1_000_000
 
 # (sender, target port, payload, extension, operations)
-Queued = tuple[Mailbox, int, Buffer, bytes, Sequence[Operation]]
+Queued = tuple[SendSide, int, Buffer, bytes, Sequence[Operation]]
 
 
 class FakePath:
@@ -44,8 +45,8 @@ class FakePath:
         self.index = 0
         self.full = False
         self.message_bytes_max = 1 << 20
-        self.room_wanted: set[Mailbox] = set()
-        self.destinations: dict[Mailbox, Destination] = {}
+        self.room_wanted: set[SendSide] = set()
+        self.destinations: dict[SendSide, Destination] = {}
         self.absent = False
         self.queued: list[Queued] = []
         self.told: list[str] = []
@@ -53,12 +54,13 @@ class FakePath:
         self._plane = plane
 
     def _tell(self, what: str, *, locked: bool) -> None:
-        assert self._plane.holds_lock() is locked, f"{what} with the plane's lock {not locked}"
+        holds = self._plane.state.holds_lock()
+        assert holds is locked, f"{what} with the plane's lock {not locked}"
         self.told.append(what)
 
     def queue(
         self,
-        sender: Mailbox,
+        sender: SendSide,
         target_port: int,
         payload: Buffer,
         extension: bytes,
@@ -71,7 +73,7 @@ class FakePath:
     def want(self) -> None:
         self._tell("want", locked=True)
 
-    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+    def cancel(self, mailbox: SendSide, port: int | None) -> int:
         self._tell("cancel", locked=True)
         gone = [one for one in self.queued if one[0] is mailbox and port in (None, one[1])]
         for one in gone:
@@ -81,21 +83,21 @@ class FakePath:
             for operation in one[4]:
                 operation.status = RdmaStatus.CANCELED
                 mailbox.note_operation(operation)
-        self._plane.counters.send_cancelled += len(gone)
+        self._plane.state.counters.send_cancelled += len(gone)
         return len(gone)
 
-    def give_up(self, mailbox: Mailbox) -> int:
+    def give_up(self, mailbox: SendSide) -> int:
         self._tell("give_up", locked=True)
         return self.cancel(mailbox, None)
 
-    def holds(self, mailbox: Mailbox | None = None) -> bool:
+    def holds(self, mailbox: SendSide | None = None) -> bool:
         self._tell("holds", locked=True)
         return any(mailbox in (None, one[0]) for one in self.queued)
 
     def note_map_due(self) -> None:
         self._tell("note_map_due", locked=True)
 
-    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+    def counts(self, mailbox: SendSide | None = None) -> tuple[int, int]:
         self._tell("counts", locked=True)
         return sum(mailbox in (None, one[0]) for one in self.queued), 0
 
@@ -139,34 +141,34 @@ class FakePath:
 
     def carry_all(self) -> None:
         """Have the peer acknowledge everything."""
-        with self._plane.lock:
+        with self._plane.state.lock:
             for sender, _, payload, _, _ in self.queued:
                 sender.send_queued_bytes -= len(payload)
-                self._plane.note_freed(self, sender, len(payload))
+                sender.note_freed(self, len(payload))
             self.queued.clear()
-        self._plane.finish_pass()
+        self._plane.passes.finish_pass()
 
     def plan(self, ms: float) -> None:
         """Have the path served so much later."""
-        with self._plane.lock:
-            self._plane.note_due(self, self._plane.clock_ns() + round(ms * MS))
-        self._plane.finish_pass()
+        with self._plane.state.lock:
+            self._plane.state.note_due(self, self._plane.state.clock_ns() + round(ms * MS))
+        self._plane.passes.finish_pass()
 
     def judge(self, *, full: bool) -> None:
         """Come to the bound of messages, or leave it."""
-        with self._plane.lock:
+        with self._plane.state.lock:
             self.full = full
-            self._plane.note_full(self)
+            self._plane.state.note_full(self)
             if not full:
-                self._plane.note_path_room(self)
-        self._plane.finish_pass()
+                self._plane.state.note_path_room(self)
+        self._plane.passes.finish_pass()
 
-    def end_operation(self, sender: Mailbox, operation: Operation, status: RdmaStatus) -> None:
+    def end_operation(self, mailbox: Mailbox, operation: Operation, status: RdmaStatus) -> None:
         """Have an operation end."""
-        with self._plane.lock:
+        with self._plane.state.lock:
             operation.status = status
-            sender.note_operation(operation)
-        self._plane.finish_pass()
+            mailbox.sends.note_operation(operation)
+        self._plane.passes.finish_pass()
 
     def arrive(
         self,
@@ -177,11 +179,11 @@ class FakePath:
         extension: bytes = b"",
     ) -> bool:
         """Have a message come in; return whether more may."""
-        with self._plane.lock:
-            goes_on = self._plane.deliver_from_transport(
+        with self._plane.state.lock:
+            goes_on = self._plane.state.deliver_from_transport(
                 self, source_port, port, payload, extension
             )
-        self._plane.finish_pass()
+        self._plane.passes.finish_pass()
         return goes_on
 
     def arrive_map(self, *ports: int) -> None:
@@ -189,10 +191,10 @@ class FakePath:
         data = bytearray(8192)
         for port in ports:
             data[port >> 3] |= 1 << (port & 7)
-        with self._plane.lock:
-            host = self._plane.hosts[self.local]
-            self._plane.note_peer_map(host, self.peer, bytes(data), exact=True)
-        self._plane.finish_pass()
+        with self._plane.state.lock:
+            host = self._plane.state.hosts[self.local]
+            self._plane.state.note_peer_map(host, self.peer, bytes(data), exact=True)
+        self._plane.passes.finish_pass()
 
 
 class MessageTransportWorld:

@@ -14,18 +14,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Hold, Limits, Release
+from urds.rds.plane.contract import (
+    Hold,
+    Limits,
+)
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
-from urds.rds.plane.python.outgoing import REFERENCE_BYTES
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.sender import REFERENCE_BYTES
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 from urds.rds.wire.header import Header
 
 RECORD = Path(__file__).parents[3] / "native/crates/path/tests/reference.txt"
 SEEDS, CALLS = 40, 50
 TARGET = 5000
-HOLDS, RELEASES = list(Hold), list(Release)
+HOLDS, RELEASES = list(Hold), list(AckMode)
 LENGTHS = (0, 1, 40, 78, 79, 300, 8191, 8192, 20_000)
 
 
@@ -72,7 +76,7 @@ class World:
         self.core.release(sequence if sequence >= 0 else None)
 
     def agree(self, release: int, checksum: int) -> None:
-        self.core.agree(release=RELEASES[release], checksum=bool(checksum))
+        self.core.agree(ack_mode=RELEASES[release], checksum=bool(checksum))
 
     def restart(self) -> None:
         self.news = str(self.core.restart_peer())
@@ -131,27 +135,27 @@ class World:
         self.core.acknowledge()
 
     def ask(self) -> None:
-        self.core.ask()
+        self.core.request_ack()
 
     def cancel(self, owner: int, port: int) -> None:
-        self.news = str(self.core.outgoing.cancel(self.accounts[owner], port or None))
+        self.news = str(self.core.sender.cancel(self.accounts[owner], port or None))
 
     def drop(self) -> None:
-        self.news = str(self.core.outgoing.drop_all())
+        self.news = str(self.core.sender.drop_all())
 
     def wanted(self) -> None:
-        self.core.outgoing.acknowledgement_wanted = True
+        self.core.sender.ack_wanted = True
 
     def probe_dead_stream(self) -> None:
         self.core.map_due = self.core.attached
 
     def fence_here(self) -> None:
-        self.fence = self.core.outgoing.fence()
+        self.fence = self.core.sender.fence()
 
     def seen(self) -> str:
         """Return all that can be seen, in the words of `reference.rs`."""
         core = self.core
-        own, incoming = core.outgoing, core.incoming
+        own, incoming = core.sender, core.receiver
         timeout = core.poll_timeout()
         parts = [
             self.news, own.position, own.sequence_next, own.pending_bytes, len(own.unsent),
@@ -160,7 +164,7 @@ class World:
             int(core.wants_to_write()), int(is_plain(core)), int(core.is_held()),
             -1 if timeout is None else timeout, core.bytes_written, int(core.attached),
             incoming.sequence_expected, incoming.frames, incoming.ack_pending_messages,
-            incoming.ack_pending_bytes, int(incoming.acknowledgement_due), incoming.acknowledged,
+            incoming.ack_pending_bytes, int(incoming.ack_due), incoming.acknowledged,
             len(incoming.controls), int(incoming.restarted),
             len(self.inbox.queue), self.inbox.receive_queued_bytes,
             -1 if self.fence is None else int(self.fence.open),
@@ -173,14 +177,14 @@ class World:
 
 def is_plain(core: PathCore) -> bool:
     """Tell when the compiled plane may send the next message at once; the Python plane need not."""
-    own = core.outgoing
+    own = core.sender
     return (
         core.attached
         and core.hold is Hold.NOTHING
-        and own.release is Release.PEER_ACKNOWLEDGED
+        and own.ack_mode is AckMode.PEER_ACKNOWLEDGED
         and own.blocked_by is None
         and not (core._out or core.map_due or core._hellos)
-        and not (own.retransmits or own.fences or own.acknowledgement_wanted or own.ack_request_due)
+        and not (own.retransmits or own.fences or own.ack_wanted or own.ack_request_due)
         and core.limits.path_messages_max > 1
         and core.limits.unacked_packets_max > 1
         and core.limits.unacked_bytes_max > REFERENCE_BYTES
@@ -190,7 +194,7 @@ def is_plain(core: PathCore) -> bool:
 def call(world: World, rng: random.Random) -> tuple[object, ...]:
     """Choose a call that the shell might make now."""
     core = world.core
-    own, incoming = core.outgoing, core.incoming
+    own, incoming = core.sender, core.receiver
     owner, port = rng.randrange(2), rng.choice((TARGET, TARGET, 6000))
     extension = rng.choice((0, 0, 0, 5))
     numbered = (

@@ -4,10 +4,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from urds.rds.constants import Capability, HeaderFlag
-from urds.rds.plane.contract import DownReason, Hold, Limits, Release
+from urds.rds.plane.contract import (
+    DownReason,
+    Hold,
+    Limits,
+)
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 from urds.rds.wire.header import HEADER_BYTES, Header
 
@@ -40,7 +45,7 @@ class Side:
         sequence_first: int = 1,
         generation: int | None = None,
         limits: Limits | None = None,
-        release: Release = Release.NOT_YET,
+        release: AckMode = AckMode.NOT_YET,
         checksum: bool = False,
     ) -> None:
         self.counters = Counters()
@@ -56,15 +61,15 @@ class Side:
             source_of=lambda port: ("peer", port),
             map_bytes=lambda: self.map_bytes,
         )
-        self.core.agree(release=release, checksum=checksum)
+        self.core.agree(ack_mode=release, checksum=checksum)
 
     @property
-    def outgoing(self):
-        return self.core.outgoing
+    def sender(self):
+        return self.core.sender
 
     @property
-    def incoming(self):
-        return self.core.incoming
+    def receiver(self):
+        return self.core.receiver
 
     def attach(self, hold: Hold = Hold.NOTHING) -> None:
         self.core.attach(hold)

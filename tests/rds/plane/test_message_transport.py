@@ -25,8 +25,8 @@ from urds.rds.plane.contract import (
     MailboxSettings,
     Message,
 )
-from urds.rds.plane.python import inbox, receive_side
-from urds.rds.plane.python.incoming import SOURCES_MAX
+from urds.rds.plane.python import inbox
+from urds.rds.plane.python.receiver import SOURCES_MAX
 
 SOURCE = (str(PEER), PEER_PORT)
 
@@ -45,8 +45,8 @@ def test_a_message_is_queued_counted_and_pushed(world: MessageTransportWorld) ->
     mailbox = world.mailbox()
     assert mailbox.sendto(b"hello", TARGET) == 5
     path = world.path()
-    assert path.queued == [(mailbox, PEER_PORT, b"hello", b"", ())]
-    assert mailbox.send_queued_bytes == 5
+    assert path.queued == [(mailbox.sends, PEER_PORT, b"hello", b"", ())]
+    assert mailbox.sends.send_queued_bytes == 5
     assert path.told == ["queue", "push"]
 
 
@@ -55,7 +55,7 @@ def test_operations_and_the_extension_go_with_their_message(world: MessageTransp
     operations = (transfer(1), transfer(2))
     extension = b"\2" + bytes(15)
     mailbox.send([b"a", b"b"], TARGET, wait_ns=0, extension=extension, operations=operations)
-    assert world.path().queued == [(mailbox, PEER_PORT, b"ab", extension, operations)]
+    assert world.path().queued == [(mailbox.sends, PEER_PORT, b"ab", extension, operations)]
 
 
 def test_operations_are_refused_where_no_path_supports_them(world: MessageTransportWorld) -> None:
@@ -94,7 +94,7 @@ def test_errors_come_in_the_order_of_linux(world: MessageTransportWorld) -> None
     assert path.room_wanted == set(), "the account refused, not the path"
     path.carry_all()
     assert error_of(b"") == errno.EAGAIN
-    assert path.room_wanted == {mailbox}
+    assert path.room_wanted == {mailbox.sends}
     path.judge(full=False)
     assert mailbox.sendto(b"", TARGET) == 0
     assert world.counter("cong_send_error") == 1
@@ -114,8 +114,8 @@ def test_a_message_that_the_path_does_not_carry_is_too_long(world: MessageTransp
 def test_a_peer_that_was_given_up_is_told_once(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox()
     mailbox.sendto(b"lost", TARGET)
-    with world.plane.lock:
-        mailbox.fail(PEER)
+    with world.plane.state.lock:
+        mailbox.sends.fail(PEER)
     with pytest.raises(OSError) as caught:
         mailbox.sendto(b"more", TARGET)
     assert caught.value.errno == errno.EHOSTUNREACH
@@ -129,10 +129,10 @@ def test_cancel_reaches_the_messages_to_one_port_or_all(world: MessageTransportW
     mailbox.sendto(b"345", (str(OTHER), 4000))
     other.sendto(b"6", TARGET)
     assert mailbox.cancel(PEER, 4001) == 1
-    assert mailbox.send_queued_bytes == 5
+    assert mailbox.sends.send_queued_bytes == 5
     assert mailbox.cancel(None, None) == 2
-    assert mailbox.send_queued_bytes == 0
-    assert other.send_queued_bytes == 1
+    assert mailbox.sends.send_queued_bytes == 0
+    assert other.sends.send_queued_bytes == 1
     assert world.counter("send_cancelled") == 3
 
 
@@ -165,7 +165,7 @@ def test_who_waits_for_room_goes_on_when_there_is_some(reason: str) -> None:
         daemon=True,
     )
     thread.start()
-    wait_until(lambda: len(mailbox.room_waiters) == 1)
+    wait_until(lambda: len(mailbox.sends.room_waiters) == 1)
     if reason == "path":
         path.judge(full=False)
     elif reason == "account":
@@ -186,12 +186,12 @@ def test_what_arrives_lies_in_its_mailbox(world: MessageTransportWorld) -> None:
     mailbox, path = world.mailbox(), world.path()
     assert path.arrive(b"plain")
     assert path.arrive(b"told", extension=b"\3" + bytes(15), source_port=77)
-    assert mailbox.receive_queued_bytes == 9
+    assert mailbox.receives.receive_queued_bytes == 9
     assert mailbox.recvfrom(100) == (b"plain", SOURCE)
     message = mailbox.receive(wait_ns=0)
     assert isinstance(message, Message)
     assert message[:3] == (b"told", (str(PEER), 77), b"\3" + bytes(15))
-    assert mailbox.receive_queued_bytes == 0
+    assert mailbox.receives.receive_queued_bytes == 0
     counters = world.plane.snapshot().counters
     assert (counters["recv_queued"], counters["recv_delivered"]) == (2, 2)
     assert counters["copy_to_user"] == 9
@@ -207,16 +207,16 @@ def test_a_sweep_of_all_source_ports_keeps_1024_addresses(world: MessageTranspor
     mailbox, path = world.mailbox(), world.path()
     for port in range(2, 65536):
         path.arrive(b"", source_port=port, port=PORT + 1)
-    assert not world.plane.hosts[LOCAL].transports[path]
+    assert not world.plane.state.hosts[LOCAL].transports[path]
     for port in range(2, SOURCES_MAX + 3):
         path.arrive(b"", source_port=port)
-    assert len(world.plane.hosts[LOCAL].transports[path]) == 1
+    assert len(world.plane.state.hosts[LOCAL].transports[path]) == 1
     assert mailbox.recvfrom(1)[1] == (str(PEER), 2)
 
 
 def test_timestamps_are_those_of_the_arrival(world: MessageTransportWorld) -> None:
     mailbox = world.mailbox(timestamps=True)
-    world.plane.wall_ns = lambda: 12345
+    world.plane.state.wall_ns = lambda: 12345
     world.path().arrive(b"")
     message = mailbox.receive(wait_ns=0)
     assert isinstance(message, Message) and message.time_ns == 12345
@@ -250,14 +250,14 @@ def test_messages_without_payload_pause_it_unless_they_are_a_run(
     world = MessageTransportWorld(Limits(receive_hard_factor=1, receive_hard_bytes=0))
     mailbox, path = world.mailbox(receive_bytes_max=20 * inbox.OVERHEAD_BYTES), world.path()
     assert all(path.arrive(b"") for _ in range(1000))
-    assert (len(mailbox.queue), mailbox.message_count()) == (10, 1000)
+    assert (len(mailbox.receives.queue), mailbox.receives.message_count()) == (10, 1000)
     count = 1000
     while path.arrive(b"", source_port=PEER_PORT + count % 2):
         count += 1
-    assert len(mailbox.queue) == 21
+    assert len(mailbox.receives.queue) == 21
     while not path.told:
         mailbox.recvfrom(1)
-    assert (path.told, len(mailbox.queue)) == (["resume"], 10)
+    assert (path.told, len(mailbox.receives.queue)) == (["resume"], 10)
     world.close()
 
 
@@ -312,8 +312,8 @@ def test_a_path_is_served_once_when_its_time_has_come(world: MessageTransportWor
     path, other = world.path(), world.path(OTHER)
     path.plan(1)
     other.plan(3)
-    with world.plane.lock:
-        assert world.plane.next_due_ns(world.now_ns) == world.now_ns + MS
+    with world.plane.state.lock:
+        assert world.plane.state.next_due_ns() == world.now_ns + MS
     world.turn(0.5)
     assert path.told == []
     world.turn(0.5)
@@ -328,7 +328,7 @@ def test_a_removed_path_is_not_served(world: MessageTransportWorld) -> None:
     world.plane.remove_message_transport(path)
     world.turn(2)
     assert path.told == []
-    assert not world.plane.has_dues()
+    assert not world.plane.state.has_dues()
 
 
 def test_who_waits_serves_what_comes_due() -> None:
@@ -339,15 +339,15 @@ def test_who_waits_serves_what_comes_due() -> None:
     assert mailbox.receive(wait_ns=5 * MS) is None
     assert path.told == ["serve"]
     path.plan(1)
-    assert world.plane.help(world.plane.clock_ns() + 5 * MS) == []
+    assert world.plane.help(world.plane.state.clock_ns() + 5 * MS) == []
     assert path.told == ["serve", "serve"], "and so does the helper"
     world.close()
 
 
 def test_what_comes_due_ends_a_long_sleep_of_the_helper(world: MessageTransportWorld) -> None:
-    world.plane.progress_thread.asleep = True
+    world.plane.state.thread.asleep = True
     world.path().plan(1)
-    assert not world.plane.progress_thread.asleep
+    assert not world.plane.state.thread.asleep
 
 
 def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
@@ -356,19 +356,19 @@ def test_a_leader_that_leaves_hands_what_comes_due_to_the_helper() -> None:
     The helper's sleep is made by hand: it lasts longer than a tick, with the streams watched.
     """
     world = MessageTransportWorld(virtual=False)
-    mailbox, path, helper = world.mailbox(), world.path(), world.plane.progress_thread
+    mailbox, path, helper = world.mailbox(), world.path(), world.plane.state.thread
     looks: list[int] = []
 
     def attempt() -> bool | None:
         looks.append(1)
         if len(looks) == 1:
             return None
-        helper.asleep = helper._armed = True
-        world.plane.note_due(path, world.plane.clock_ns() + MS)
+        helper.asleep = helper.armed = True
+        world.plane.state.note_due(path, world.plane.state.clock_ns() + MS)
         assert helper.asleep, "the leader runs"
         return True
 
-    assert world.plane.wait_reading(attempt, mailbox.receive_waiters, MS, mailbox)
+    assert world.plane.passes.wait(attempt, mailbox.receives.waiters, MS, mailbox)
     assert not helper.asleep
     world.close()
 
@@ -393,7 +393,7 @@ def test_a_mailbox_closed_without_time_cancels_at_once(world: MessageTransportWo
     mailbox.sendto(b"late", TARGET)
     mailbox.close(0)
     assert path.queued == []
-    assert mailbox.send_queued_bytes == 0
+    assert mailbox.sends.send_queued_bytes == 0
 
 
 def test_the_plane_tells_what_was_left_and_ends_the_path(world: MessageTransportWorld) -> None:
@@ -452,7 +452,7 @@ def test_a_removed_path_is_forgotten_everywhere(world: MessageTransportWorld) ->
     world.paths.clear()
     assert calls == [1], "who waits for room there looks for another way"
     assert path.room_wanted == set()
-    assert not world.plane.full_paths
+    assert not world.plane.state.full_paths
     assert not world.plane.host(LOCAL).congested_at(PEER).test(9)
     mailbox.sendto(b"anew", TARGET)
     assert path.queued == [] and len(world.path().queued) == 1
@@ -476,9 +476,9 @@ def test_a_peer_map_stays_while_another_path_leads_there(world: MessageTransport
 def test_a_removed_path_is_not_pushed_for_a_map(world: MessageTransportWorld) -> None:
     """Its removal may come between the change of our map and the end of the pass."""
     mailbox, path = world.mailbox(), world.path()
-    with world.plane.lock:
-        receive_side.show(world.plane, mailbox, on=True)
-        world.plane.touched.add(mailbox)
+    with world.plane.state.lock:
+        world.plane.state.show_congestion(LOCAL, PORT, on=True)
+        world.plane.state.touched.add(mailbox)
     world.plane.remove_message_transport(path)
     assert path.told == ["note_map_due"]
 
@@ -489,7 +489,7 @@ def test_tables_show_both_kinds(world: MessageTransportWorld) -> None:
     mailbox.sendto(b"12345", TARGET)
     snapshot = world.plane.snapshot()
     assert [row.peer for row in snapshot.paths] == [OTHER, PEER]
-    with world.plane.lock:
+    with world.plane.state.lock:
         assert snapshot.paths[1] == path.row()
     assert [row.payload_bytes for row in snapshot.send_queue] == [5]
     assert [row.sequence for row in snapshot.retransmit_queue] == [6]

@@ -154,7 +154,7 @@ def test_a_closed_mailbox_keeps_no_notices(world: MessageTransportWorld) -> None
     send(mailbox, operation)
     mailbox.close(0)
     assert operation.status is RdmaStatus.CANCELED
-    assert not mailbox.notices
+    assert not mailbox.receives.has_notice()
 
 
 # -- waiting for one operation
@@ -189,7 +189,7 @@ def waiting_thread(mailbox: Mailbox, *operations: Operation) -> tuple[list[threa
     threads = [threading.Thread(target=wait, args=(one,), daemon=True) for one in operations]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(mailbox.operation_waiters) == len(threads))
+    wait_until(lambda: len(mailbox.sends.operation_waiters) == len(threads))
     return threads, answers
 
 
@@ -221,7 +221,7 @@ def test_a_receiver_wakes_for_a_notice(
 
     thread = threading.Thread(target=receive, daemon=True)
     thread.start()
-    wait_until(lambda: len(mailbox.receive_waiters) == 1)
+    wait_until(lambda: len(mailbox.receives.waiters) == 1)
     path.end_operation(mailbox, transfer(3), DONE)
     thread.join(5)
     assert taken == [(b"", None) if plain else (OperationNotice(3, DONE),)]

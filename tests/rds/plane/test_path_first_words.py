@@ -4,15 +4,18 @@ import pytest
 
 from tests.rds.plane.path_world import Side, map_message
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Hold, Release
+from urds.rds.plane.contract import (
+    Hold,
+)
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import parse_handshake
 
 
 def test_a_hello_waits_for_the_peers_first_frame() -> None:
     """Before, it would tell numbers of a life that may be over."""
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin(Hold.RELEASE)
-    side.incoming.sequence_expected = 78
+    side.receiver.sequence_expected = 78
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.receive(map_message(8)[:-1])
     assert not side.core.wants_to_write()
@@ -24,7 +27,7 @@ def test_a_hello_waits_for_the_peers_first_frame() -> None:
 
 def test_an_answer_does_not_replace_a_hello() -> None:
     """The peer waits for both, and they may wait for its first frame."""
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin(Hold.RELEASE)
     side.core.control(source_port=1, target_port=0, extension=b"\x05" * 16, hello=True)
     side.core.control(source_port=0, target_port=1, extension=b"\x06" * 16, hello=True)
@@ -33,7 +36,7 @@ def test_an_answer_does_not_replace_a_hello() -> None:
 
 
 def test_a_hello_dies_with_its_stream() -> None:
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin(Hold.RELEASE)
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.core.detach()
@@ -44,26 +47,26 @@ def test_a_hello_dies_with_its_stream() -> None:
 
 def test_nothing_is_acknowledged_before_the_peers_first_frame() -> None:
     """Also not when the handshake on another path has just shown an own node."""
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
-    side.incoming.sequence_expected = 78
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side.receiver.sequence_expected = 78
     side.begin()
-    side.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
-    assert not side.incoming.acknowledgement_due, "it would be due again and again"
+    side.core.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=False)
+    assert not side.receiver.ack_due, "it would be due again and again"
     assert not side.core.wants_to_write()
     side.receive(map_message())
-    side.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
+    side.core.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=False)
     assert [frame.header.ack for frame in side.frames()] == [77]
 
 
 @pytest.mark.parametrize(
     ("release", "told"),
     [
-        (Release.NOT_YET, 8),
-        (Release.PEER_ACKNOWLEDGED, 8),
-        (Release.STREAM_ACKNOWLEDGED, None),
+        (AckMode.NOT_YET, 8),
+        (AckMode.PEER_ACKNOWLEDGED, 8),
+        (AckMode.STREAM_ACKNOWLEDGED, None),
     ],
 )
-def test_a_map_tells_the_life_unless_to_a_kernel(release: Release, told: int | None) -> None:
+def test_a_map_tells_the_life_unless_to_a_kernel(release: AckMode, told: int | None) -> None:
     side = Side(release=release, generation=8)
     side.attach()
     (frame,) = side.frames()

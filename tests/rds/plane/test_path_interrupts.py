@@ -8,14 +8,17 @@ import pytest
 from tests.rds.plane.path_world import SOURCE, TARGET, Side, message
 from tests.rds.sockets.interrupting import Interruption
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Hold, Release
+from urds.rds.plane.contract import (
+    Hold,
+)
+from urds.rds.types import AckMode
 
 PAYLOADS = [b"%d" % number for number in range(1, 6)]
 ALIKE = [b"%04d" % number for number in range(1, 20)]
 
 
 def own_side() -> Side:
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     return side
 
@@ -41,15 +44,15 @@ def at_each_point(make: Callable[[], Side], call: Callable[[Side], object]):
 def check_repeats(side: Side, payloads: list[bytes]) -> None:
     """Check that a new stream carries each message once, in order, and nothing else is counted."""
     side.core.detach()
-    assert [sent[0] for sent in side.outgoing.retransmits] == list(
-        range(1, side.outgoing.sequence_next)
+    assert [sent[0] for sent in side.sender.retransmits] == list(
+        range(1, side.sender.sequence_next)
     )
     side.attach()
     sent = [(frame.header.sequence, frame.payload) for frame in side.frames()[1:]]
     assert sent == list(enumerate(payloads, 1))
-    assert side.outgoing.pending_bytes == 0
-    assert side.outgoing.handle_peer_acknowledged(len(payloads))
-    assert side.account.send_queued_bytes == side.outgoing.message_count() == 0
+    assert side.sender.pending_bytes == 0
+    assert side.sender.handle_peer_acknowledged(len(payloads))
+    assert side.account.send_queued_bytes == side.sender.message_count() == 0
 
 
 @pytest.mark.parametrize("payloads", [PAYLOADS, ALIKE], ids=["singles", "alike"])
@@ -83,8 +86,8 @@ def test_an_interrupt_while_messages_are_acknowledged() -> None:
         side.write()
         return side
 
-    for side in at_each_point(make, lambda side: side.outgoing.handle_peer_acknowledged(4)):
-        left = [sent[5] for sent in side.outgoing.unacked]
+    for side in at_each_point(make, lambda side: side.sender.handle_peer_acknowledged(4)):
+        left = [sent[5] for sent in side.sender.unacked]
         assert side.account.send_queued_bytes == sum(map(len, left))
         assert left in (PAYLOADS, PAYLOADS[4:])
 
@@ -97,8 +100,8 @@ def test_an_interrupt_while_messages_are_cancelled() -> None:
         side.send(*PAYLOADS[3:])
         return side
 
-    for side in at_each_point(make, lambda side: side.outgoing.cancel(side.account, None)):
-        if side.outgoing.message_count():
+    for side in at_each_point(make, lambda side: side.sender.cancel(side.account, None)):
+        if side.sender.message_count():
             check_repeats(side, PAYLOADS)
         assert side.account.send_queued_bytes == 0
 

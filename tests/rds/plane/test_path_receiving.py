@@ -6,8 +6,13 @@ import pytest
 
 from tests.rds.plane.path_world import MS, TARGET, Side, message, messages
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import DownReason, Hold, Limits, Release
-from urds.rds.plane.python.incoming import SOURCES_MAX
+from urds.rds.plane.contract import (
+    DownReason,
+    Hold,
+    Limits,
+)
+from urds.rds.plane.python.receiver import SOURCES_MAX
+from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES
 
 RETRANSMITTED, ACK_REQUIRED = HeaderFlag.RETRANSMITTED, HeaderFlag.ACK_REQUIRED
@@ -27,19 +32,19 @@ class TestFraming:
         for start in range(0, len(data), step):
             assert side.receive(data[start : start + step]) is None
         assert side.got() == sent
-        assert side.incoming.frames == len(sent)
+        assert side.receiver.frames == len(sent)
         assert side.inbox.receive_queued_bytes == sum(sizes)
-        assert side.incoming.remaining() == (0, 0)
+        assert side.receiver.remaining() == (0, 0)
 
     def test_what_is_missing_is_told(self) -> None:
         side = Side()
         data = message(1, b"x" * 10_000)
         side.receive(data[:20])
-        assert side.incoming.remaining() == (28, 0)
+        assert side.receiver.remaining() == (28, 0)
         side.receive(data[20:50])
-        assert side.incoming.remaining() == (0, 9998)
+        assert side.receiver.remaining() == (0, 9998)
         side.receive(data[50:])
-        assert side.incoming.remaining() == (0, 0)
+        assert side.receiver.remaining() == (0, 0)
 
     @pytest.mark.parametrize("payload_bytes", [100, 20_000])
     @pytest.mark.parametrize("kept", [1, 47, 48, 49, 90])
@@ -61,14 +66,14 @@ class TestFraming:
         side = Side()
         side.begin()
         side.receive(message(1, b"", source_port=2, target_port=TARGET + 1))
-        assert not side.incoming.sources, "no socket, no address"
+        assert not side.receiver.sources, "no socket, no address"
         for port in range(2, SOURCES_MAX + 2):
             side.receive(message(port, b"a", source_port=port))
-        assert len(side.incoming.sources) == SOURCES_MAX
+        assert len(side.receiver.sources) == SOURCES_MAX
         side.receive(message(SOURCES_MAX + 2, b"a", source_port=SOURCES_MAX + 2))
-        assert side.incoming.sources == {SOURCES_MAX + 2: ("peer", SOURCES_MAX + 2)}
+        assert side.receiver.sources == {SOURCES_MAX + 2: ("peer", SOURCES_MAX + 2)}
         side.core.detach()
-        assert not side.incoming.sources
+        assert not side.receiver.sources
         assert [item[1][1] for item in side.inbox.queue] == list(range(2, SOURCES_MAX + 3))
 
     def test_runs_of_messages_settle_each_mailbox(self) -> None:
@@ -81,7 +86,7 @@ class TestFraming:
         assert len(side.got()) == 6
         assert side.counters.recv_drop_no_sock == 3
         assert side.counters.recv_queued == 6
-        assert sum(side.incoming.touched.values()) == 6
+        assert sum(side.receiver.touched.values()) == 6
 
     @pytest.mark.parametrize("payload_bytes", [10, 10_000])
     def test_an_extension_makes_an_item_detailed(self, payload_bytes: int) -> None:
@@ -98,7 +103,7 @@ class TestFraming:
         side = Side()
         side.receive(message(1, b"data", flags=HeaderFlag(flags)))
         assert side.got() == [b"data"]
-        assert side.incoming.peer_map is None
+        assert side.receiver.peer_map is None
 
 
 class TestBounds:
@@ -130,7 +135,7 @@ class TestBounds:
         assert side.receive(messages([1, 2]) + message(3, bytes(1001))) is DownReason.TOO_LONG
         assert side.got() == [b"1", b"2"]
         assert side.inbox.receive_queued_bytes == 2
-        assert side.incoming.touched == {side.inbox: 2}
+        assert side.receiver.touched == {side.inbox: 2}
 
     @pytest.mark.parametrize("payload_bytes", [0, 8191, 8193, 16_384])
     def test_a_map_of_another_length_is_a_protocol_error(self, payload_bytes: int) -> None:
@@ -138,7 +143,7 @@ class TestBounds:
         data = message(0, bytes(payload_bytes), flags=MAP, source_port=0, target_port=0)
         results = [side.receive(data[start : start + 4096]) for start in range(0, len(data), 4096)]
         assert results[-1] is DownReason.BAD_MAP
-        assert side.incoming.peer_map is None
+        assert side.receiver.peer_map is None
 
     def test_a_map_is_kept_and_takes_no_number(self) -> None:
         side = Side()
@@ -146,14 +151,14 @@ class TestBounds:
         side.receive(messages([1]))
         side.receive(message(0, data, flags=MAP, source_port=0, target_port=0))
         side.receive(messages([2]))
-        assert side.incoming.peer_map == data
+        assert side.receiver.peer_map == data
         assert side.got() == [b"1", b"2"]
 
     def test_controls_are_kept_up_to_their_bound(self) -> None:
         side = Side(limits=Limits(control_events_max=3))
         side.receive(b"".join(message(number, b"z" * 100, target_port=0) for number in range(1, 6)))
-        assert [control.sequence for control in side.incoming.controls] == [1, 2, 3]
-        assert {len(control.payload) for control in side.incoming.controls} == {64}
+        assert [control.sequence for control in side.receiver.controls] == [1, 2, 3]
+        assert {len(control.payload) for control in side.receiver.controls} == {64}
         assert side.counters.recv_drop_control_full == 2
 
 
@@ -165,9 +170,9 @@ def test_a_first_frame_that_comes_in_pieces_is_a_frame() -> None:
     peer.attach()
     data = peer.write()
     side.receive(data[:1460])
-    assert side.incoming.frames == 0 and side.core.is_held()
+    assert side.receiver.frames == 0 and side.core.is_held()
     side.receive(data[1460:])
-    assert side.incoming.frames == 1
+    assert side.receiver.frames == 1
     assert [frame.payload for frame in side.frames()] == [b"held"]
 
 
@@ -180,7 +185,7 @@ class TestDuplicates:
         assert len(side.got()) == 3
 
     def test_repeats_of_what_is_here_are_dropped_and_counted(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(messages(range(1, 6)))
         side.core.detach()
@@ -203,11 +208,11 @@ class TestDuplicates:
         assert side.counters.recv_drop_old_seq == 1
 
     def test_a_message_to_an_unbound_port_counts_as_received(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(message(1, b"a", target_port=9))
-        assert side.incoming.sequence_expected == 2
-        assert side.incoming.ack_pending_messages == 1
+        assert side.receiver.sequence_expected == 2
+        assert side.receiver.ack_pending_messages == 1
 
 
 class TestChecksum:
@@ -249,7 +254,7 @@ class TestChecksum:
         assert side.got() == [b"1"]
 
     def test_linux_is_not_checked(self) -> None:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
         assert (
             side.receive(message(1, b"a", checksum=False)[:30] + b"\xab\xcd" + bytes(16) + b"a")
             is None
@@ -261,40 +266,40 @@ class TestOutsideTheNumbers:
     """Hellos, their answers and acknowledgements carry number 0 and touch no other number."""
 
     def test_a_hello_leaves_the_expected_number_alone(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(messages([100]))
         side.receive(message(0, source_port=1, target_port=0, ack=0))
         side.receive(message(0, source_port=0, target_port=1))
         side.receive(messages([101]))
-        assert side.incoming.sequence_expected == 102
-        ports = [(item.source_port, item.target_port) for item in side.incoming.controls]
+        assert side.receiver.sequence_expected == 102
+        ports = [(item.source_port, item.target_port) for item in side.receiver.controls]
         assert ports == [(1, 0), (0, 1)]
 
     @pytest.mark.rule("rds7-ack-purges")
     def test_an_acknowledgement_is_nobodys_message(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"a")
         side.write()
         side.receive(message(0, ack=1, source_port=0, target_port=0))
         assert side.account.send_queued_bytes == 0
         assert side.counters.ack_received == 1
-        assert not side.incoming.controls
+        assert not side.receiver.controls
 
     def test_a_numbered_ping_is_dropped_when_repeated(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(message(5, source_port=9, target_port=0))
         side.receive(message(5, source_port=9, target_port=0, flags=RETRANSMITTED))
-        assert len(side.incoming.controls) == 1
+        assert len(side.receiver.controls) == 1
 
 
 class TestAcknowledging:
     """When an own node is told what lies in our inboxes, and that Linux is never told."""
 
     @staticmethod
-    def side(release: Release = Release.PEER_ACKNOWLEDGED) -> Side:
+    def side(release: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Side:
         side = Side(release=release)
         side.attach()
         side.write()
@@ -310,7 +315,7 @@ class TestAcknowledging:
         side = self.side()
         for number in range(1, count + 1):
             side.receive(message(number, bytes(payload_bytes)))
-        assert side.incoming.acknowledgement_due is due
+        assert side.receiver.ack_due is due
         (*frames,) = side.frames()
         assert [frame.header.ack for frame in frames] == [count] * due
 
@@ -354,7 +359,7 @@ class TestAcknowledging:
         assert (frame.payload, frame.header.ack) == (b"reply", 255)
         assert side.core.poll_timeout() is None
         side.receive(messages(range(256, 400)), now_ns=MS)
-        assert not side.incoming.acknowledgement_due
+        assert not side.receiver.ack_due
 
     @pytest.mark.rule("wire-ack-only", "wire-sequence-excludes")
     def test_alone_it_is_a_bare_header(self) -> None:
@@ -380,11 +385,11 @@ class TestAcknowledging:
         side.core.transmitted(100)  # the stream is full: more than 64 KiB wait
         side.receive(message(1, flags=ACK_REQUIRED))
         side.core.poll_transmit()
-        assert side.incoming.acknowledgement_due
+        assert side.receiver.ack_due
         assert side.core.wants_to_write()
         left = side.write()
         assert left.endswith(message(0, ack=1, source_port=0, target_port=0))
-        assert not side.incoming.acknowledgement_due
+        assert not side.receiver.ack_due
 
     def test_only_whole_messages_are_acknowledged(self) -> None:
         side = self.side()
@@ -392,8 +397,8 @@ class TestAcknowledging:
         side.core.handle_timeout(40 * MS)
         assert [frame.header.ack for frame in side.frames()] == [1]
 
-    @pytest.mark.parametrize("release", [Release.STREAM_ACKNOWLEDGED, Release.NOT_YET])
-    def test_linux_and_unknown_peers_get_none(self, release: Release) -> None:
+    @pytest.mark.parametrize("release", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
+    def test_linux_and_unknown_peers_get_none(self, release: AckMode) -> None:
         side = self.side(release)
         for number in range(1, 600):
             side.receive(message(number, flags=ACK_REQUIRED), now_ns=MS)
@@ -403,9 +408,9 @@ class TestAcknowledging:
         assert [frame.header.ack for frame in side.frames()] == [0]
 
     def test_an_agreement_tells_what_came_before_it(self) -> None:
-        side = self.side(Release.NOT_YET)
+        side = self.side(AckMode.NOT_YET)
         side.receive(messages([1, 2]))
-        side.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
+        side.core.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=False)
         assert [frame.header.ack for frame in side.frames()] == [2]
 
     def test_more_than_was_handed_over_is_a_protocol_error(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.rds.plane.path_world import Side, map_message, message, messages
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Release
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, emit_handshake
 
 RETRANSMITTED = HeaderFlag.RETRANSMITTED
@@ -12,7 +12,7 @@ RETRANSMITTED = HeaderFlag.RETRANSMITTED
 
 def kernel(*numbers: int) -> Side:
     """Return a side that heard those numbers from a kernel, whose connection then broke."""
-    side = Side(release=Release.STREAM_ACKNOWLEDGED)
+    side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
     side.attach()
     side.receive(messages(numbers))
     side.got()
@@ -32,21 +32,21 @@ def test_a_lower_number_without_the_flag_is_taken_and_followed() -> None:
     side = kernel(100, 101)
     side.receive(messages([1, 2, 3]))
     assert side.got() == [b"1", b"2", b"3"]
-    assert side.incoming.sequence_expected == 4
+    assert side.receiver.sequence_expected == 4
 
 
 def test_a_repeat_below_the_whole_last_stream_is_a_new_life() -> None:
     side = kernel(100, 101)
     side.receive(messages([1, 2], flags=RETRANSMITTED))
     assert side.got() == [b"1", b"2"]
-    assert side.incoming.restarted
+    assert side.receiver.restarted
 
 
 def test_repeats_within_the_last_stream_are_old() -> None:
     side = kernel(100, 101, 102)
     side.receive(messages([101, 102, 103], flags=RETRANSMITTED))
     assert side.got() == [b"103"]
-    assert not side.incoming.restarted
+    assert not side.receiver.restarted
 
 
 def test_a_stream_without_traffic_does_not_forget_the_one_before() -> None:
@@ -71,8 +71,8 @@ class TestProbeWithGeneration:
 
     @pytest.mark.rule("wire-generation-two-failures")
     def test_another_generation_is_a_restart(self) -> None:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
-        side.incoming.generations.generation = 7
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+        side.receiver.generations.generation = 7
         side.attach()
         side.receive(probe(1, 7) + messages(range(2, 50)))
         side.core.detach()
@@ -80,12 +80,12 @@ class TestProbeWithGeneration:
         side.attach()
         side.receive(probe(2, 8, repeated=True) + messages([3], flags=RETRANSMITTED))
         assert side.got() == [b"3"]
-        assert side.incoming.restarted
+        assert side.receiver.restarted
 
     @pytest.mark.rule("wire-generation-two-failures")
     def test_the_same_generation_is_no_restart(self) -> None:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
-        side.incoming.generations.generation = 7
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+        side.receiver.generations.generation = 7
         side.attach()
         side.receive(probe(1, 7) + messages(range(2, 50)))
         side.core.detach()
@@ -94,14 +94,14 @@ class TestProbeWithGeneration:
         side.receive(messages([49], flags=RETRANSMITTED) + probe(50, 7))
         side.receive(messages([49], flags=RETRANSMITTED))
         assert side.got() == []
-        assert not side.incoming.restarted
+        assert not side.receiver.restarted
 
 
 class TestProbeWithout:
     """Kernels up to 6.19 probe only while they know nothing of us."""
 
     def test_a_second_probe_is_a_new_life(self) -> None:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
         side.attach()
         side.receive(probe(1, None) + messages(range(2, 50)))
         side.got()
@@ -109,10 +109,10 @@ class TestProbeWithout:
         side.attach()
         side.receive(probe(2, None, repeated=True) + messages([3], flags=RETRANSMITTED))
         assert side.got() == [b"3"]
-        assert side.incoming.restarted
+        assert side.receiver.restarted
 
     def test_the_first_probe_repeated_is_not(self) -> None:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
         side.attach()
         side.receive(probe(1, None) + messages([2, 3]))
         side.got()
@@ -120,7 +120,7 @@ class TestProbeWithout:
         side.attach()
         side.receive(probe(1, None, repeated=True) + messages([2, 3], flags=RETRANSMITTED))
         assert side.got() == []
-        assert not side.incoming.restarted
+        assert not side.receiver.restarted
         assert side.counters.recv_drop_old_seq == 3
 
 
@@ -130,7 +130,7 @@ class TestOwnNode:
     @staticmethod
     def side() -> Side:
         """Return a side whose peer's life 7 sent 100 and 101 on a stream that broke."""
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.attach()
         side.receive(map_message(7) + messages([100, 101]))
         side.got()
@@ -143,7 +143,7 @@ class TestOwnNode:
         side = self.side()
         side.receive(messages(numbers, flags=RETRANSMITTED))
         assert side.got() == []
-        assert not side.incoming.restarted
+        assert not side.receiver.restarted
 
     def test_what_came_on_a_stream_before_its_word_stays_received(self) -> None:
         """A life may be heard on several streams before one lasts until it tells its generation."""
@@ -187,7 +187,7 @@ class TestOwnNode:
         assert side.got() == [b"102"]
 
     def test_a_first_word_begins_no_life(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.attach()
         side.receive(map_message() + messages([100, 101]))
         side.core.detach()
@@ -220,7 +220,7 @@ class TestOwnNode:
 
     def test_the_acknowledgement_of_an_earlier_life_is_not_told_to_the_next(self) -> None:
         """Else it would be beyond what the next has sent, which breaks the protocol."""
-        survivor, newborn = Side(release=Release.PEER_ACKNOWLEDGED), Side(generation=8)
+        survivor, newborn = Side(release=AckMode.PEER_ACKNOWLEDGED), Side(generation=8)
         survivor.attach()
         survivor.receive(map_message(7) + messages([900]))
         survivor.core.detach()
@@ -232,7 +232,7 @@ class TestOwnNode:
         newborn.receive(survivor.write())
         survivor.receive(newborn.write())
         newborn.receive(survivor.write())
-        newborn.core.agree(release=Release.PEER_ACKNOWLEDGED, checksum=False)
+        newborn.core.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=False)
         assert newborn.receive(messages([1])) is None
-        assert newborn.outgoing.message_count() == 0
+        assert newborn.sender.message_count() == 0
         assert survivor.got() == [b"900", b"first", b"second"]

@@ -14,7 +14,10 @@ from tests.rds.plane.path_world import (
     parse_frames,
 )
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Hold, Release
+from urds.rds.plane.contract import (
+    Hold,
+)
+from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES
 
 RETRANSMITTED = HeaderFlag.RETRANSMITTED
@@ -146,12 +149,12 @@ def test_the_same_bytes_are_offered_until_they_are_taken() -> None:
 
 
 def test_a_hello_is_outside_the_numbers_and_passes_a_hold() -> None:
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.send(b"held")
     side.begin(Hold.RELEASE)
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.core.control(source_port=1, target_port=0, extension=b"\x05" * 16, hello=True)
-    side.incoming.sequence_expected = 78
+    side.receiver.sequence_expected = 78
     side.receive(map_message())
     (hello,) = [frame for frame in side.frames() if frame.header.source_port == 1]
     assert (hello.header.sequence, hello.header.ack) == (0, 77)
@@ -185,12 +188,12 @@ def test_a_probe_takes_the_place_of_those_before_it() -> None:
         side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
         side.send(b"message")
         side.frames()
-        assert sum(message[3] == 1 for message in side.outgoing.unacked) == 1
+        assert sum(message[3] == 1 for message in side.sender.unacked) == 1
         side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=False)
         side.core.detach()
-    assert len(side.outgoing.retransmits) == 5  # the messages
-    assert len(side.outgoing.unsent) == 1
-    assert side.outgoing.pending_bytes == HEADER_BYTES
+    assert len(side.sender.retransmits) == 5  # the messages
+    assert len(side.sender.unsent) == 1
+    assert side.sender.pending_bytes == HEADER_BYTES
 
 
 @pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.RELEASE])
@@ -218,7 +221,7 @@ def test_the_first_frame_ends_one_hold_and_only_release_ends_the_other() -> None
 
 
 def test_release_forgets_what_the_peer_has() -> None:
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     side.send(b"1", b"2", b"3")
     side.write()
@@ -230,7 +233,7 @@ def test_release_forgets_what_the_peer_has() -> None:
 
 
 def test_a_peer_that_claims_more_than_it_was_handed_frees_nothing() -> None:
-    side = Side(release=Release.PEER_ACKNOWLEDGED)
+    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     side.send(b"1")
     side.write()
@@ -250,7 +253,7 @@ class TestCancel:
         side.send(b"a")
         side.send(b"bb", target_port=9)
         side.send(b"c")
-        assert side.outgoing.cancel(side.account, 9) == 1
+        assert side.sender.cancel(side.account, 9) == 1
         assert side.account.send_queued_bytes == 2
         sent = side.messages()
         assert (numbers(sent), payloads(sent)) == ([1, 2], [b"a", b"c"])
@@ -261,7 +264,7 @@ class TestCancel:
         side.begin()
         side.send(b"a", b"bb", b"c")
         side.write(HEADER_BYTES + 1 + HEADER_BYTES)
-        side.outgoing.cancel(side.account, None)
+        side.sender.cancel(side.account, None)
         assert side.account.send_queued_bytes == 0
         # What was begun goes on to its end, for the sake of framing.
         assert side.write() == b"bb" + side_bytes(3, b"c")
@@ -277,8 +280,8 @@ class TestCancel:
         side.send(b"a", b"b")
         side.write()
         side.core.detach()
-        assert side.outgoing.cancel(side.account, TARGET) == 2
-        assert side.outgoing.message_count() == 0
+        assert side.sender.cancel(side.account, TARGET) == 2
+        assert side.sender.message_count() == 0
         side.send(b"c")
         side.attach()
         assert numbers(side.frames()[1:]) == [3]
@@ -287,9 +290,9 @@ class TestCancel:
         side, other = Side(), Account()
         side.core.send(other, 6, TARGET, b"other")
         side.send(b"mine")
-        assert side.outgoing.cancel(side.account, None) == 1
+        assert side.sender.cancel(side.account, None) == 1
         assert (other.send_queued_bytes, side.account.send_queued_bytes) == (5, 0)
-        assert side.outgoing.message_count() == 1
+        assert side.sender.message_count() == 1
 
 
 def side_bytes(sequence: int, payload: bytes) -> bytes:
@@ -311,13 +314,13 @@ class TestGivingUp:
         side.write()
         side.core.detach()
         side.send(b"unsent", b"")
-        assert side.outgoing.drop_all() == 3
+        assert side.sender.drop_all() == 3
         assert (side.account.send_queued_bytes, side.account.given_up) == (0, 3)
-        assert (side.outgoing.message_count(), side.outgoing.pending_bytes) == (0, 0)
-        assert set(side.outgoing.freed) == {side.account}
+        assert (side.sender.message_count(), side.sender.pending_bytes) == (0, 0)
+        assert set(side.sender.freed) == {side.account}
 
     def test_a_new_life_of_the_peer_takes_only_what_the_old_one_was_handed(self) -> None:
-        side = Side(release=Release.PEER_ACKNOWLEDGED)
+        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"handed")
         side.write()
@@ -334,7 +337,7 @@ class TestStreamAcknowledgement:
 
     @staticmethod
     def side() -> Side:
-        side = Side(release=Release.STREAM_ACKNOWLEDGED)
+        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
         side.begin()
         side.send(b"a" * 10, b"b" * 10)
         side.write()
@@ -373,8 +376,8 @@ class TestStreamAcknowledgement:
         side.core.handle_stream_acknowledged(8192 + HEADER_BYTES + 58)
         assert side.account.send_queued_bytes == 10
 
-    @pytest.mark.parametrize("release", [Release.NOT_YET, Release.PEER_ACKNOWLEDGED])
-    def test_other_peers_are_not_believed_by_bytes(self, release: Release) -> None:
+    @pytest.mark.parametrize("release", [AckMode.NOT_YET, AckMode.PEER_ACKNOWLEDGED])
+    def test_other_peers_are_not_believed_by_bytes(self, release: AckMode) -> None:
         side = Side(release=release)
         side.begin()
         side.send(b"a")
@@ -392,13 +395,13 @@ class TestFences:
     @staticmethod
     def gated() -> tuple[Side, Side]:
         """Return a path with one message handed over, one unsent, and another path behind it."""
-        front, behind = Side(release=Release.PEER_ACKNOWLEDGED), Side()
+        front, behind = Side(release=AckMode.PEER_ACKNOWLEDGED), Side()
         front.begin()
         behind.begin()
         front.send(b"1")
         front.write()
         front.send(b"2")
-        behind.core.hold_behind(front.outgoing.fence())
+        behind.core.hold_behind(front.sender.fence())
         front.send(b"3")
         behind.send(b"behind")
         return front, behind
@@ -406,10 +409,10 @@ class TestFences:
     def test_it_opens_when_all_before_it_is_acknowledged(self) -> None:
         front, behind = self.gated()
         front.write()
-        front.outgoing.handle_peer_acknowledged(1)
+        front.sender.handle_peer_acknowledged(1)
         assert behind.core.is_gated() and not behind.core.wants_to_write()
         assert behind.write() == b""
-        front.outgoing.handle_peer_acknowledged(2)
+        front.sender.handle_peer_acknowledged(2)
         assert not behind.core.is_gated()
         assert payloads(behind.messages()) == [b"behind"]
 
@@ -420,24 +423,24 @@ class TestFences:
         front.attach()
         front.write()
         assert behind.write() == b""
-        front.outgoing.handle_peer_acknowledged(3)
+        front.sender.handle_peer_acknowledged(3)
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_it_stays_shut_while_some_repeats_have_left_and_others_not(self) -> None:
-        front, behind = Side(release=Release.PEER_ACKNOWLEDGED), Side()
+        front, behind = Side(release=AckMode.PEER_ACKNOWLEDGED), Side()
         front.begin()
         behind.begin()
         front.send(bytes(70_000))
-        behind.core.hold_behind(front.outgoing.fence())
+        behind.core.hold_behind(front.sender.fence())
         front.send(bytes(70_000))
         behind.send(b"behind")
         front.write()
         front.core.detach()
         front.attach()
         front.core.poll_transmit()  # the map and the first of both
-        front.outgoing.handle_peer_acknowledged(0)
+        front.sender.handle_peer_acknowledged(0)
         assert behind.write() == b""
-        front.outgoing.handle_peer_acknowledged(1)
+        front.sender.handle_peer_acknowledged(1)
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_repeats_of_the_gated_path_pass(self) -> None:
@@ -447,25 +450,25 @@ class TestFences:
         old.send(b"old")
         old.write()
         old.core.detach()
-        old.core.hold_behind(front.outgoing.fence())
+        old.core.hold_behind(front.sender.fence())
         old.send(b"new")
         old.attach()
         assert payloads(old.messages()) == [b"old"]
 
     def test_cancelling_opens_it(self) -> None:
         front, behind = self.gated()
-        front.outgoing.cancel(front.account, None)
+        front.sender.cancel(front.account, None)
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_giving_up_opens_it(self) -> None:
         front, behind = self.gated()
-        front.outgoing.drop_all()
+        front.sender.drop_all()
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_an_empty_path_holds_no_other(self) -> None:
         front, behind = Side(), Side()
         behind.begin()
-        behind.core.hold_behind(front.outgoing.fence())
+        behind.core.hold_behind(front.sender.fence())
         behind.send(b"behind")
         assert payloads(behind.messages()) == [b"behind"]
 
@@ -478,10 +481,10 @@ def test_stream_positions_and_pending_bytes_agree_with_what_is_written() -> None
     side = Side()
     side.attach()
     side.send(b"a", b"b" * 10_000, b"")
-    assert side.outgoing.pending_bytes == 3 * HEADER_BYTES + 10_001
+    assert side.sender.pending_bytes == 3 * HEADER_BYTES + 10_001
     data = side.write()
-    assert side.outgoing.pending_bytes == 0
-    assert side.outgoing.position == side.core.bytes_written == len(data)
-    ends = [end for _, end, *_ in side.outgoing.unacked]
+    assert side.sender.pending_bytes == 0
+    assert side.sender.position == side.core.bytes_written == len(data)
+    ends = [end for _, end, *_ in side.sender.unacked]
     sizes = [len(frame.payload) + HEADER_BYTES for frame in parse_frames(data)]
     assert [later - earlier for earlier, later in pairwise([sizes[0], *ends])] == sizes[1:]

@@ -7,18 +7,18 @@ microsecond; here the other thread's step is made by hand.
 from types import SimpleNamespace
 from typing import Any
 
-from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.stream_writer import StreamWriter
 
 
 def shell(queued: list[bytes]) -> Any:
     core = SimpleNamespace(poll_transmit=lambda: queued)
-    return SimpleNamespace(core=core, writing=True, _written=lambda: None)
+    return SimpleNamespace(_core=core, writing=True, _finish_write=lambda: None)
 
 
 def test_a_writer_that_stopped_does_not_see_what_the_next_one_frames() -> None:
     """Else both write the same bytes, and the second is told of more than there is."""
     queued: list[bytes] = []
-    seen = StreamPath._poll_transmit(shell(queued))
+    seen = StreamWriter._poll_transmit(shell(queued))
     queued.append(b"an acknowledgement")
     assert seen == []
 
@@ -26,6 +26,6 @@ def test_a_writer_that_stopped_does_not_see_what_the_next_one_frames() -> None:
 def test_a_writer_goes_on_when_the_stream_ends_under_it() -> None:
     """Else it would leave without saying so, and no thread would write to the path again."""
     queued = [b"a message"]
-    seen = StreamPath._poll_transmit(shell(queued))
+    seen = StreamWriter._poll_transmit(shell(queued))
     queued.clear()
     assert seen == [b"a message"]

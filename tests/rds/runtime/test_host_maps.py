@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from urds.rds.plane.python.host import Host
+from urds.rds.plane.python.state import Host
 
 PEERS = [ip_address(f"10.0.0.{number}") for number in range(1, 33)]
 FULL, EMPTY = b"\xff" * 8192, bytes(8192)

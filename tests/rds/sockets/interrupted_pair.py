@@ -7,9 +7,15 @@ from ipaddress import ip_address
 
 from tests.parity.planes import PairStream
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Hold,
+    Limits,
+    MailboxSettings,
+)
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
+from urds.rds.types import AckMode
 
 ADDRESSES = (ip_address("127.0.84.1"), ip_address("127.0.84.2"))
 PORT, OTHER_PORT = 5000, 5001
@@ -25,7 +31,7 @@ class Node:
             limits=Limits(acknowledge_delay_ns=1), resolve=lambda box, to: box.route(to, self.path)
         )
         self.path = self.plane.path(local=local, peer=peer, index=0, sequence_first=1)
-        self.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+        self.path.agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True))
         settings = MailboxSettings(receive_wait_ns=_S, send_wait_ns=_S)
         self.mailbox, self.other = (
             self.plane.mailbox(local=local, port=port, settings=settings)
@@ -81,7 +87,7 @@ class Pair:
         return all(
             not node.path.holds_messages()
             and not node.path.core.wants_to_write()
-            and not node.plane.ack_deadlines
+            and not node.plane.state.ack_deadlines
             for node in self.nodes
         ) and not any(node.path.stream.waiting() for node in self.nodes)
 
@@ -89,14 +95,15 @@ class Pair:
         """Return what is of interest where something does not hold."""
         return [
             {
-                "writing": path.writing, "reading": path.reading, "broken": path.broken,
-                "blocked": path.blocked, "unsent": len(path.core.outgoing.unsent),
-                "unacked": len(path.core.outgoing.unacked),
-                "repeats": len(path.core.outgoing.retransmits),
-                "expected": path.core.incoming.sequence_expected,
-                "next": path.core.outgoing.sequence_next,
+                "writing": path.writer.writing, "reading": path.reader.reading,
+                "broken": path.writer.broken, "blocked": path.writer.blocked,
+                "unsent": len(path.core.sender.unsent),
+                "unacked": len(path.core.sender.unacked),
+                "repeats": len(path.core.sender.retransmits),
+                "expected": path.core.receiver.sequence_expected,
+                "next": path.core.sender.sequence_next,
                 "stream": path.stream is not None,
-                "leader": node.plane.wait_queue.leader,
+                "leader": node.plane.state.wait_queue.leader,
             }
             for node in self.nodes for path in [node.path]
         ]  # fmt: skip
@@ -105,15 +112,17 @@ class Pair:
         """Nothing is held, counted or waited for any more."""
         for node in self.nodes:
             plane, path = node.plane, node.path
-            assert plane.lock.acquire(blocking=False), "the lock is held"
-            plane.lock.release()
-            assert plane.wait_queue.is_empty(), "a thread waits"
-            assert not (path.writing or path.reading)
-            assert not path.core.outgoing.pending_bytes
+            assert plane.state.lock.acquire(blocking=False), "the lock is held"
+            plane.state.lock.release()
+            assert plane.state.wait_queue.is_empty(), "a thread waits"
+            assert not (path.writer.writing or path.reader.reading)
+            assert not path.core.sender.pending_bytes
             for box in (node.mailbox, node.other):
-                assert not box.send_queued_bytes, f"send account {box.send_queued_bytes}"
-                assert not box.receive_queued_bytes, f"receive account {box.receive_queued_bytes}"
-                assert not (len(box.receive_waiters) or len(box.room_waiters))
+                sends, receives = box.sends, box.receives
+                assert not sends.send_queued_bytes, f"send account {sends.send_queued_bytes}"
+                received_bytes = receives.receive_queued_bytes
+                assert not received_bytes, f"receive account {received_bytes}"
+                assert not (len(receives.waiters) or len(sends.room_waiters))
 
     def close(self) -> None:
         for node in self.nodes:

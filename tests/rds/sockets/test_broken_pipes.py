@@ -10,7 +10,7 @@ from tests.support import planes
 
 BEGIN = """
 import contextlib, signal, socket
-from urds.rds.plane.contract import Release
+
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a tool that stands in a pipeline
 ours, theirs = socket.socketpair()
 """
@@ -19,9 +19,10 @@ WRITES = {
     "stream": """
 from tests.parity.planes import PEER, PEER_PORT, World
 from tests.support.planes import PLANES, in_use
+from urds.rds.types import AckMode
 world = World(PLANES[in_use()])
 mailbox = world.mailbox()
-remote = world.attach(release=Release.PEER_ACKNOWLEDGED)
+remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
 remote.socket.close()
 mailbox.sendto(b"to no port", (str(PEER), PEER_PORT))
 world.turn()

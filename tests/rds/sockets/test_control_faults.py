@@ -317,7 +317,8 @@ def two_wait(node: InProcess) -> bool:
     if node.choice.plane == NATIVE:
         time.sleep(0.1)
         return True
-    return node.plane.wait_queue.leader is not None and bool(node.plane.wait_queue.followers)
+    wait_queue = node.plane.state.wait_queue
+    return wait_queue.leader is not None and bool(wait_queue.followers)
 
 
 def until_refused(codes: list[int | None], call: Callable[[], object]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,6 +35,7 @@ from urds.rds.control.settings import ConnectionSettings
 from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.contract import Limits
 from urds.rds.plane.python.inbox import LOOK_AGAIN_NS, Inbox
+from urds.rds.plane.python.receive_side import ReceiveSide
 from urds.rds.runtime import connect as streams
 from urds.rds.runtime.backend import MailboxSettings
 from urds.rds.runtime.inprocess import InProcess
@@ -359,7 +361,7 @@ def test_difference_handlers(new_socket: NewSocket, backend: InProcess) -> None:
         assert failure.errno == errno.EDEADLK
         assert "send or receive outside" in str(failure)
         if in_use() == PYTHON:
-            with backend.plane.lock:
+            with backend.plane.state.lock:
                 assert error_of(sock.sendto, b"x", UNREACHABLE).errno == errno.EDEADLK
                 assert error_of(sock.recv, 1).errno == errno.EDEADLK
         other.settimeout(1)
@@ -553,11 +555,13 @@ def test_difference_congestion_second_look() -> None:
 @pytest.mark.reference
 @pytest.mark.each_carrier(False)
 def test_difference_receive_bound(backend: InProcess) -> None:
-    inbox = Inbox(port=4000, buffer_bytes=1000)
+    state = backend.plane.state
+    inbox = ReceiveSide(state, Mock(), state.host(ip_address(host(1))), 4000)
+    inbox.configure(MailboxSettings(receive_bytes_max=1000))
     inbox.receive_queued_bytes = 4000 + (16 << 20)
-    assert not backend.plane.is_over_hard_bound(inbox)
+    assert not inbox.is_over_hard_bound()
     inbox.receive_queued_bytes += 1
-    assert backend.plane.is_over_hard_bound(inbox)
+    assert inbox.is_over_hard_bound()
     inbox.receive_queued_bytes, source = 0, ("127.0.0.1", 4001)
     inbox.put((b"payload", source))
     assert inbox.hard_bytes() == 128 + 7

@@ -34,7 +34,7 @@ def test_the_next_bind_finds_address_and_port_free(
         # Doorbell, reports, listener; and the compiled plane listens for shm streams.
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:
-            assert waited_for == backend.plane.poll_set._watched.keys()
+            assert waited_for == backend.plane.passes.poll_set._watched.keys()
 
 
 def test_a_send_that_comes_behind_the_close_leaves_no_mailbox_in_the_tables(

@@ -123,7 +123,7 @@ def filling(case: Case) -> Callable[[], object]:
         case.bring(payload)
 
     def act() -> None:
-        while len(mailbox.queue) < len(CONGESTING):
+        while len(mailbox.receives.queue) < len(CONGESTING):
             case.there.plane.progress()
             case.here.plane.progress()
 
@@ -285,14 +285,14 @@ def test_what_an_interrupt_left_does_not_end_a_later_write() -> None:
     case = Case()
     case.send(SHORT[0])
     path = case.here.path
-    over = path.writes
-    path.writing, path.writes = True, over + 1
-    path.abort_write(over)
-    assert path.writing
-    assert not path.broken
-    path.abort_write(over + 1)
-    assert not path.writing
-    assert path.broken
+    over = path.writer.writes
+    path.writer.writing, path.writer.writes = True, over + 1
+    path.writer.abort(over)
+    assert path.writer.writing
+    assert not path.writer.broken
+    path.writer.abort(over + 1)
+    assert not path.writer.writing
+    assert path.writer.broken
     case.pair.close()
 
 
@@ -300,8 +300,8 @@ def test_a_write_finds_the_end_of_its_stream_cut_by_an_interrupt() -> None:
     """The path knows no stream any more, and has not let go of it yet."""
     case = Case()
     path, stream = case.here.path, case.here.path.stream
-    path.writing = True
+    path.writer.writing = True
     path.core.detach()
-    assert path.advance(stream, 1, None) == []
-    assert not path.writing
+    assert path.writer.advance(stream, 1, None) == []
+    assert not path.writer.writing
     case.pair.close()

@@ -30,10 +30,14 @@ from tests.support.planes import chosen, in_use
 from tests.support.waiting import BUSY_S, ENDLESS_S
 from urds.rds.constants import SOL_RDS, InfoOpt
 from urds.rds.plane.choose import PYTHON
-from urds.rds.plane.contract import Mailbox, MailboxSettings, Release
+from urds.rds.plane.contract import (
+    Mailbox,
+    MailboxSettings,
+)
 from urds.rds.plane.python.plane import Plane as ReferencePlane
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
+from urds.rds.types import AckMode
 
 LATE_S = 5.0
 TARGET = (str(PEER), PEER_PORT)
@@ -263,7 +267,7 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
     for at in count(1):
         world = World(ReferencePlane)
         mailbox, other, polled = world.mailbox(), world.mailbox(PORT + 1), world.mailbox(PORT + 2)
-        release = Release.PEER_ACKNOWLEDGED if call == "send alone" else Release.NOT_YET
+        release = AckMode.PEER_ACKNOWLEDGED if call == "send alone" else AckMode.NOT_YET
         remote = world.attach(release=release)
         mailbox.sendto(b"route", TARGET)
         other.sendto(b"route", TARGET)
@@ -290,7 +294,7 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
                     sender.sendto(b"nested", TARGET)
                 except OSError as failure:
                     refused.append(failure.errno)
-            if not polled._holds_lock():
+            if not polled._state.holds_lock():
                 other.close()
 
         with Interruption(at, handle) as interruption:

@@ -54,7 +54,7 @@ def test_a_stream_that_is_not_watched_counts_as_lost(
         target.settimeout(ARRIVAL_S)
         with backend_with(reconnect_max_delay_ms=20) as ours, urds.Socket() as source:
             source.bind((host(1), 0))
-            poll_set = (ours if end == "ours" else theirs).plane.poll_set
+            poll_set = (ours if end == "ours" else theirs).plane.passes.poll_set
             refused = refuse_twice(monkeypatch, poll_set)
             source.sendto(b"x", target.getsockname())
             assert target.recv(10) == b"x"

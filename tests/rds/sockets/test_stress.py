@@ -23,10 +23,17 @@ from tests.parity.planes import Remote
 from tests.rds.sockets.hosts import host
 from tests.support.planes import PLANES, in_use
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Limits, Mailbox, MailboxSettings, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Hold,
+    Limits,
+    Mailbox,
+    MailboxSettings,
+)
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.settings import Settings
 from urds.rds.transports.tcp import TcpStream
+from urds.rds.types import AckMode
 
 HERE, THERE = ip_address("127.0.85.1"), ip_address("127.0.85.2")
 NUMBER = Struct(">HI")  # sender, number
@@ -80,7 +87,7 @@ def joined() -> tuple[Node, Node]:
     nodes = Node(HERE, THERE), Node(THERE, HERE)
     join(*nodes)
     for node in nodes:
-        node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED, checksum=True))
+        node.path.agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True))
     return nodes
 
 
@@ -354,7 +361,7 @@ def test_an_idle_plane_costs_nothing() -> None:
     try:
         join(*nodes)
         for node in nodes:
-            node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+            node.path.agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED))
         waiting, sending = nodes[0].mailbox(1), nodes[1].mailbox(2)
         thread = threading.Thread(target=lambda: waiting.receive(wait_ns=None), daemon=True)
         thread.start()
@@ -380,7 +387,7 @@ def test_a_stream_that_takes_nothing_costs_nothing() -> None:
     remote = Remote()
     try:
         node.path.attach(remote.stream, hold=Hold.NOTHING)
-        node.path.agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        node.path.agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED))
         waiting, sending = node.mailbox(1), node.mailbox(2, send_bytes_max=1 << 22)
         for _ in range(8):
             sending.sendto(bytes(200_000), (str(THERE), 1))

@@ -17,8 +17,14 @@ import urds_native
 
 from tests.parity.planes import Remote
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Hold,
+    Limits,
+    MailboxSettings,
+)
 from urds.rds.plane.native import Mailbox, Path, Plane
+from urds.rds.types import AckMode
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)
@@ -75,7 +81,7 @@ class Scene:
         remote = Remote()
         self.remotes.append(remote)
         self.path().attach(remote.stream, hold=Hold.NOTHING)
-        self.path().agree(Agreement(release=Release.PEER_ACKNOWLEDGED))
+        self.path().agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED))
         self.wait_for(lambda: bool(remote.frames()))
         return remote
 

@@ -9,14 +9,16 @@ from tests.parity.planes import Remote
 from tests.rds.plane.path_world import message
 from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
 from urds.rds.constants import HeaderFlag
-from urds.rds.plane.contract import Release
-from urds.rds.plane.python import receive_side
 from urds.rds.plane.python.background import ProgressThread
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.path import PathCore
-from urds.rds.plane.python.plane import Plane
+from urds.rds.plane.python.progress import Progress
+from urds.rds.plane.python.receive_side import ReceiveSide
+from urds.rds.plane.python.state import State, ThreadState
 from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.plane.python.waiting import Waiters
+from urds.rds.types import AckMode
 
 
 def payloads(remote: Remote) -> list[bytes]:
@@ -48,12 +50,12 @@ def asleep_is_published_late(patch: pytest.MonkeyPatch) -> None:
 
     def decide_only(self: ProgressThread, now_ns: int) -> int | None:
         timeout_ns = decide(self, now_ns)
-        self.asleep = False
+        self._state.thread.asleep = False
         return timeout_ns
 
     def publish_and_sleep(self: ProgressThread, timeout_ns: int | None) -> bool:
-        with self._plane.lock:
-            self.asleep = timeout_ns is None
+        with self._state.lock:
+            self._state.thread.asleep = timeout_ns is None
         return sleep(self, timeout_ns)
 
     patch.setattr(ProgressThread, "_decide", decide_only)
@@ -69,9 +71,7 @@ def a_far_deadline_leaves_the_helper_wakeable(scene: World) -> bool:
     scene.wait_for(lambda: bool(remote.messages()))
     lingering.close()
     scene.help()
-    scene.wait_for(
-        lambda: scene.plane.progress_thread._armed and scene.plane.progress_thread.in_any_sleep
-    )
+    scene.wait_for(lambda: scene.plane.state.thread.armed and scene.plane.state.thread.in_any_sleep)
     tail = scene.leave_a_tail(mailbox)
     return scene.wait_for(lambda: tail in payloads(remote))
 
@@ -81,7 +81,7 @@ def deaf_until_due(patch: pytest.MonkeyPatch) -> None:
 
     def decide_deaf(self: ProgressThread, now_ns: int) -> int | None:
         timeout_ns = decide(self, now_ns)
-        self.asleep = timeout_ns is None
+        self._state.thread.asleep = timeout_ns is None
         return timeout_ns
 
     patch.setattr(ProgressThread, "_decide", decide_deaf)
@@ -98,15 +98,15 @@ def a_consumer_keeps_the_helper_from_reading(scene: World) -> bool:
         remote.say(number, target_port=1)
     for taken in range(1, 41):
         mailbox.recvfrom(64)
-        scene.plane.progress_thread.run(scene.plane.clock_ns() + 500_000)
-        if len(mailbox.queue) > 40 - taken:
+        scene.plane.progress_thread.run(scene.plane.state.clock_ns() + 500_000)
+        if len(mailbox.receives.queue) > 40 - taken:
             return False
     return True
 
 
 def taking_is_no_driving(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Plane, "driven", property(lambda self: False, lambda self, value: None), raising=False
+        State, "driven", property(lambda self: False, lambda self, value: None), raising=False
     )
 
 
@@ -116,14 +116,14 @@ def without_a_consumer_the_helper_reads(scene: World) -> bool:
     remote = scene.attach()
     scene.help()
     mailbox.fileno()
-    scene.wait_for(lambda: scene.plane.progress_thread._armed)
+    scene.wait_for(lambda: scene.plane.state.thread.armed)
     remote.say(1, target_port=1)
-    return scene.wait_for(lambda: bool(mailbox.queue))
+    return scene.wait_for(lambda: bool(mailbox.receives.queue))
 
 
 def never_armed(patch: pytest.MonkeyPatch) -> None:
     def decide(self: ProgressThread, now_ns: int) -> int | None:
-        self.asleep = True
+        self._state.thread.asleep = True
 
     patch.setattr(ProgressThread, "_decide", decide)
 
@@ -147,12 +147,12 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: World) -> bool:
     remote.say(1, target_port=1)
     scene.wait_for(lambda: bool(leads))
     remote.say(2, target_port=2)
-    return scene.wait_for(lambda: bool(second.queue))
+    return scene.wait_for(lambda: bool(second.receives.queue))
 
 
 def no_thread_tells_the_progress_thread(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressThread, "leader_left", lambda self: None)
-    patch.setattr(ProgressThread, "want", lambda self, *, now=False: None)
+    patch.setattr(ThreadState, "leader_left", lambda self: None)
+    patch.setattr(ThreadState, "want", lambda self, *, now=False: None)
 
 
 # -- tails, acknowledgements, reading
@@ -181,7 +181,7 @@ def a_tail_leaves_with_the_next_wait_of_its_sender(scene: World) -> bool:
 
 
 def tails_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Plane, "flush_batches", lambda self: None)
+    patch.setattr(Progress, "flush_batches", lambda self: None)
 
 
 def an_acknowledgement_waits_for_room(scene: World) -> bool:
@@ -191,9 +191,9 @@ def an_acknowledgement_waits_for_room(scene: World) -> bool:
     scene.help()
     for _ in range(6):
         mailbox.sendto(bytes(200_000), PEER_ADDRESS)
-    scene.wait_for(lambda: scene.path().blocked)  # type: ignore[attr-defined]  # the reference's
+    scene.wait_for(lambda: scene.path().writer.blocked)  # type: ignore[attr-defined]  # the reference's
     remote.say(77, b"x", target_port=1, flags=HeaderFlag.ACK_REQUIRED)
-    scene.wait_for(lambda: bool(mailbox.queue))
+    scene.wait_for(lambda: bool(mailbox.receives.queue))
     seen: list[int] = []
 
     def acknowledged() -> bool:
@@ -209,14 +209,14 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
     def receive(self: PathCore, data: bytes, now_ns: int) -> object:
         reason = receive_data(self, data, now_ns)
         if self._out:
-            self.incoming.reset_ack_pending()
+            self.receiver.reset_ack_pending()
             self._ack_pending_since_ns = None
         return reason
 
     def frame_without(self: PathCore) -> None:
-        expected, self.incoming.sequence_expected = self.incoming.sequence_expected, 1
+        expected, self.receiver.sequence_expected = self.receiver.sequence_expected, 1
         frame(self)  # what is framed later does not carry it either: nothing else is sent
-        self.incoming.sequence_expected = expected
+        self.receiver.sequence_expected = expected
 
     patch.setattr(PathCore, "receive_data", receive)
     patch.setattr(PathCore, "_frame_messages", frame_without)
@@ -257,7 +257,7 @@ def what_is_due_leaves_while_a_thread_waits(scene: World) -> bool:
 
 
 def a_leader_sleeps_as_if_nothing_were_due(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Plane, "has_dues", lambda self: False)
+    patch.setattr(State, "has_dues", lambda self: False)
 
 
 def what_a_receiver_owes_is_acknowledged(scene: World) -> bool:
@@ -266,7 +266,7 @@ def what_a_receiver_owes_is_acknowledged(scene: World) -> bool:
     remote = acknowledged_path(scene, mailbox)
     scene.help()
     results = scene.receive(mailbox)
-    scene.wait_for(lambda: scene.plane.progress_thread.asleep)
+    scene.wait_for(lambda: scene.plane.state.thread.asleep)
     remote.say(2, b"x", target_port=1, ack=1)
     scene.wait_for(lambda: bool(results))
     return is_acknowledged(scene, remote)
@@ -287,11 +287,11 @@ def a_full_mailbox_stops_no_other(scene: World) -> bool:
 
 def a_full_mailbox_pauses_the_path(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Plane,
+        ReceiveSide,
         "is_over_hard_bound",
-        lambda self, inbox: inbox.receive_queued_bytes > inbox.buffer_bytes,
+        lambda self: self.receive_queued_bytes > self.buffer_bytes,
     )
-    patch.setattr(receive_side, "note_resumed", lambda plane, mailbox: None)
+    patch.setattr(ReceiveSide, "resume_paths", lambda self: None)
 
 
 def what_a_sender_reads_is_told(scene: World) -> bool:
@@ -300,30 +300,31 @@ def what_a_sender_reads_is_told(scene: World) -> bool:
     remote = scene.attach()
     sender.sendto(b"route", PEER_ADDRESS)
     scene.wait_for(lambda: bool(remote.messages()))
-    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     remote.say(1, target_port=1)
     sender.sendto(bytes(600), PEER_ADDRESS)  # over a quarter of its account: it looks
-    if not mailbox.queue:
+    if not mailbox.receives.queue:
         return False
     pause.go.set()
     return scene.wait_for(lambda: bool(results))
 
 
 def a_sender_tells_no_waiter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StreamPath, "look_for_acknowledgements", StreamPath.read)
-    patch.setattr(StreamPath, "flush", _silent(StreamPath.flush))
-    patch.setattr(Plane, "finish_pass", lambda self: None)
+    patch.setattr(StreamPath, "look_for_acknowledgements", lambda self: self.reader.read())
+    patch.setattr(StreamWriter, "flush", _silent(StreamWriter.flush))
+    patch.setattr(Progress, "finish_pass", lambda self: None)
 
 
 def _silent(flush: object) -> object:
-    def flush_silently(self: StreamPath) -> None:
-        deliver, self.plane.deliver = self.plane.deliver, lambda: None  # type: ignore[method-assign]  # watched on purpose
+    def flush_silently(self: StreamWriter, burst_bytes: int | None = None) -> None:
+        progress = self._progress
+        deliver, progress.deliver = progress.deliver, lambda: None  # type: ignore[method-assign]  # watched on purpose
         try:
-            flush(self)  # type: ignore[operator]  # a method by its name
+            flush(self, burst_bytes)  # type: ignore[operator]  # a method by its name
         finally:
-            self.plane.deliver = deliver  # type: ignore[method-assign]  # watched on purpose
+            progress.deliver = deliver  # type: ignore[method-assign]  # watched on purpose
 
     return flush_silently
 
@@ -331,10 +332,10 @@ def _silent(flush: object) -> object:
 def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
     """Acknowledge the last bytes of one path by TCP alone; another path waits for that."""
     mailbox = scene.mailbox(1)
-    remote = scene.attach(release=Release.STREAM_ACKNOWLEDGED)
+    remote = scene.attach(release=AckMode.STREAM_ACKNOWLEDGED)
     remote.say_map()
     scene.help()
-    scene.wait_for(lambda: scene.path().core.incoming.frames == 1)  # type: ignore[attr-defined]  # of this plane alone
+    scene.wait_for(lambda: scene.path().core.receiver.frames == 1)  # type: ignore[attr-defined]  # of this plane alone
     remote.stream.unacknowledged_bytes = 1 << 30
     mailbox.sendto(b"first", PEER_ADDRESS)
     behind = scene.plane.path(local=LOCAL, peer=scene.path().peer, index=1, sequence_first=1)

@@ -10,8 +10,8 @@ import pytest
 from tests.parity.planes import Remote
 from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
 from urds.rds.plane.python.mailbox import Mailbox
-from urds.rds.plane.python.plane import Plane
-from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.progress import Progress
+from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
 
 # -- the writer looks again before it clears `writing`
@@ -32,7 +32,7 @@ def sends_behind_a_write(scene: World, mailbox: Mailbox, remote: Remote) -> bool
     scene.start(lambda: mailbox.sendto(b"first", PEER_ADDRESS))
     pause.reached.wait(scene.bound_s)
     mailbox.sendto(b"second", PEER_ADDRESS)
-    scene.path().flush()
+    scene.path().writer.flush()
     pause.go.set()
     seen: list[bytes] = []
 
@@ -44,12 +44,12 @@ def sends_behind_a_write(scene: World, mailbox: Mailbox, remote: Remote) -> bool
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
-    def advance(self: StreamPath, stream: object, taken: int, failure: object) -> list[object]:
-        self.core.transmitted(taken)
-        self._written()
+    def advance(self: StreamWriter, stream: object, taken: int, failure: object) -> list[object]:
+        self._core.transmitted(taken)
+        self._finish_write()
         return []
 
-    patch.setattr(StreamPath, "advance", advance)
+    patch.setattr(StreamWriter, "advance", advance)
 
 
 # -- a waiter lists itself in the critical section that found nothing
@@ -59,7 +59,7 @@ def a_message_before_sleeping_is_seen(scene: World) -> bool:
     """Bring the message between the look and the sleep, read by another thread."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
-    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     remote.say(1, b"x", target_port=1)
@@ -70,19 +70,19 @@ def a_message_before_sleeping_is_seen(scene: World) -> bool:
 
 def list_after_unlocking(patch: pytest.MonkeyPatch) -> None:
     late = threading.local()
-    add, serve_ready = Waiters.add, Plane.serve_ready
+    add, serve_ready = Waiters.add, Progress.serve_ready
 
     def remember(self: Waiters, waiter: Waiter) -> None:
         late.entry = (self, waiter)
 
-    def serve(self: Plane, timeout_s: float | None, *, leading: bool = False) -> int:
+    def serve(self: Progress, timeout_s: float | None, *, leading: bool = False) -> int:
         if leading:
-            with self.lock:
+            with self._state.lock:
                 add(*late.entry)
         return serve_ready(self, timeout_s, leading=leading)
 
     patch.setattr(Waiters, "add", remember)
-    patch.setattr(Plane, "serve_ready", serve)
+    patch.setattr(Progress, "serve_ready", serve)
 
 
 # -- a leader that leaves names a successor
@@ -109,7 +109,7 @@ def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
     first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
     remote = scene.attach()
     leads = scene.receive(first)
-    pause = scene.pause(scene.plane.wait_queue, "sleep", after=True)
+    pause = scene.pause(scene.plane.state.wait_queue, "sleep", after=True)
     scene.receive(second, wait_s=0.05)
     follows = scene.receive(third)
     pause.reached.wait(scene.bound_s)
@@ -122,18 +122,18 @@ def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
 
 
 def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
-    name_leader, stand_up = WaitQueue.name_leader, WaitQueue.stand_up
+    name_leader, end_wait = WaitQueue.name_leader, WaitQueue.end_wait
 
     def leave(self: WaitQueue, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
         led = self.leader is waiter
         patch.setattr(WaitQueue, "name_leader", lambda self: None)
-        unled = stand_up(self, waiter, waiters, used=used)
+        unled = end_wait(self, waiter, waiters, used=used)
         patch.setattr(WaitQueue, "name_leader", name_leader)
         if led:
             self.name_leader()
         return unled
 
-    patch.setattr(WaitQueue, "stand_up", leave)
+    patch.setattr(WaitQueue, "end_wait", leave)
 
 
 # -- the leader is kicked, and no other thread reads the kick
@@ -143,7 +143,7 @@ def a_leader_hears_of_a_local_message(scene: World) -> bool:
     """Let it sleep in epoll, and send from a thread of this process."""
     mailbox, sender = scene.mailbox(1), scene.mailbox(2)
     results = scene.receive(mailbox)
-    scene.wait_for(lambda: scene.plane.wait_queue.leader is not None)
+    scene.wait_for(lambda: scene.plane.state.wait_queue.leader is not None)
     sender.sendto(b"x", (str(LOCAL), 1))
     return scene.wait_for(lambda: bool(results))
 
@@ -156,7 +156,7 @@ def no_kick(patch: pytest.MonkeyPatch) -> None:
 def a_pass_leaves_the_kick_to_the_leader(scene: World) -> bool:
     """Kick the leader before it is in epoll, and let a pass look first."""
     mailbox, sender = scene.mailbox(1), scene.mailbox(2)
-    pause = scene.pause(scene.plane, "serve_ready", when=lambda *_, leading=False: leading)
+    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     sender.sendto(b"x", (str(LOCAL), 1))
@@ -178,7 +178,7 @@ def an_interrupted_follower_passes_it_on(scene: World) -> bool:
     other, mailbox = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
     scene.receive(other)
-    sleep = scene.plane.wait_queue.sleep
+    sleep = scene.plane.state.wait_queue.sleep
     interrupted: list[Waiter] = []
 
     def sleep_interrupted(waiter: Waiter, timeout_s: float | None) -> None:
@@ -187,18 +187,18 @@ def an_interrupted_follower_passes_it_on(scene: World) -> bool:
             interrupted.append(waiter)
             raise KeyboardInterrupt
 
-    scene.plane.wait_queue.sleep = sleep_interrupted  # type: ignore[method-assign]  # watched on purpose
+    scene.plane.state.wait_queue.sleep = sleep_interrupted  # type: ignore[method-assign]  # watched on purpose
     both = [scene.receive(mailbox), scene.receive(mailbox)]
     remote.say(1, target_port=2)
     return scene.wait_for(lambda: bool(interrupted)) and scene.wait_for(lambda: any(both))
 
 
 def keep_it(patch: pytest.MonkeyPatch) -> None:
-    stand_up = WaitQueue.stand_up
+    end_wait = WaitQueue.end_wait
     patch.setattr(
         WaitQueue,
-        "stand_up",
-        lambda self, waiter, waiters, *, used: stand_up(self, waiter, waiters, used=True),
+        "end_wait",
+        lambda self, waiter, waiters, *, used: end_wait(self, waiter, waiters, used=True),
     )
 
 
@@ -206,17 +206,17 @@ def an_interrupted_leader_passes_it_on(scene: World) -> bool:
     """Interrupt the leader behind a read that counted it as told."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
-    serve_ready = scene.plane.serve_ready
+    serve_ready = scene.plane.passes.serve_ready
     interrupted: list[bool] = []
 
     def serve_interrupted(timeout_s: float | None, *, leading: bool = False) -> int:
         served = serve_ready(timeout_s, leading=leading)
-        if leading and not interrupted and mailbox.queue:
+        if leading and not interrupted and mailbox.receives.queue:
             interrupted.append(True)
             raise KeyboardInterrupt
         return served
 
-    scene.plane.serve_ready = serve_interrupted  # type: ignore[method-assign]  # watched on purpose
+    scene.plane.passes.serve_ready = serve_interrupted  # type: ignore[method-assign]  # watched on purpose
     leads = scene.receive(mailbox)
     scene.receive(scene.mailbox(2))  # this one is named successor
     both = [leads, scene.receive(mailbox)]

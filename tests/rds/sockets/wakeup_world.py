@@ -16,10 +16,17 @@ import pytest
 
 from tests.parity.planes import Remote
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, Limits, MailboxSettings, Path, Release
+from urds.rds.plane.contract import (
+    Agreement,
+    Hold,
+    Limits,
+    MailboxSettings,
+    Path,
+)
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
 from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.types import AckMode
 
 LOCAL, PEER = ip_address("127.0.84.1"), ip_address("127.0.84.2")
 PEER_ADDRESS = (str(PEER), 4000)
@@ -63,12 +70,12 @@ class World:
             self._paths[peer] = path
         return path
 
-    def attach(self, *, release: Release = Release.PEER_ACKNOWLEDGED) -> Remote:
+    def attach(self, *, release: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Remote:
         """Give the path a stream, let the map go, and return the peer's end."""
         remote = Remote()
         self.remotes.append(remote)
         self.path().attach(remote.stream, hold=Hold.NOTHING)
-        self.path().agree(Agreement(release=release))
+        self.path().agree(Agreement(ack_mode=release))
         self.wait_for(lambda: bool(remote.frames()))
         return remote
 
@@ -87,7 +94,7 @@ class World:
         """Start the helper's thread."""
 
         def body() -> None:
-            while not self.plane.closed:
+            while not self.plane.state.closed:
                 self.plane.help(None)
 
         self.start(body)
@@ -118,7 +125,7 @@ class World:
         for number in range(10_000):
             payload = b"tail %d" % number
             mailbox.sendto(payload, PEER_ADDRESS)
-            if self.path().tail_since_ns is not None:
+            if self.path().writer.batch_since_ns is not None:
                 return payload
         raise AssertionError("every message left at once")
 
@@ -128,8 +135,8 @@ class World:
 
     def waiting(self) -> int:
         """Count those who sat down."""
-        wait_queue = self.plane.wait_queue
-        with self.plane.lock:
+        wait_queue = self.plane.state.wait_queue
+        with self.plane.state.lock:
             return len(wait_queue.followers) + (wait_queue.leader is not None)
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
@@ -183,18 +190,18 @@ class World:
         for remote in self.remotes:
             remote.close()
         self.plane.close(0)
-        wait_queue = self.plane.wait_queue
+        wait_queue = self.plane.state.wait_queue
         for _ in range(500):
             if not any(thread.is_alive() for thread in self.threads):
                 break
-            with self.plane.lock:  # a broken rule may have left them on no list
+            with self.plane.state.lock:  # a broken rule may have left them on no list
                 sleepers = [
                     *wait_queue.followers,
                     *([wait_queue.leader] if wait_queue.leader else []),
                 ]
                 for waiter in sleepers:
                     wait_queue.notify(waiter)
-            self.plane.deliver()
+            self.plane.passes.deliver()
             self.plane.wake()
             os.eventfd_write(wait_queue.kick, 1)
             time.sleep(_STEP_S)

@@ -16,6 +16,7 @@ from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Capability
 from urds.rds.control.paths import SourcePortRule
+from urds.rds.types import AckMode
 
 
 class PeerKind(Enum):
@@ -32,14 +33,6 @@ class Hold(Enum):
     NOTHING = auto()
     FIRST_FRAME = auto()
     RELEASE = auto()
-
-
-class ReleaseRule(Enum):
-    """What frees a message of the sender; `Release` of the data plane."""
-
-    NOT_YET = auto()
-    STREAM_ACKNOWLEDGED = auto()
-    PEER_ACKNOWLEDGED = auto()
 
 
 class Reason(Enum):
@@ -142,7 +135,7 @@ class Release(PathAction):
 class Agree(PeerAction):
     """Set the result of the handshake on every path."""
 
-    release: ReleaseRule
+    ack_mode: AckMode
     checksum: bool
     message_bytes_max: int = MAX_MESSAGE_BYTES
 

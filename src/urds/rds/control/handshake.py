@@ -29,7 +29,6 @@ from urds.rds.control.events import (
     PeerKnown,
     PeerStartedAnew,
     Release,
-    ReleaseRule,
     RememberHandshake,
     SendControl,
 )
@@ -37,6 +36,7 @@ from urds.rds.control.paths import agreed_npaths
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_path import PeerContext, TcpPath
 from urds.rds.control.timers import TimerKind
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 _NO_EXTENSION: Final = bytes(16)
@@ -58,13 +58,13 @@ class PeerFacts:
     stale: bool = False  # it restarted: the number of paths counts afresh
 
     @property
-    def release(self) -> ReleaseRule:
+    def ack_mode(self) -> AckMode:
         """What frees a message that was sent to it."""
         if self.kind is PeerKind.UNKNOWN:
-            return ReleaseRule.NOT_YET
+            return AckMode.NOT_YET
         if Capability.ACKNOWLEDGEMENTS in self.capabilities:
-            return ReleaseRule.PEER_ACKNOWLEDGED
-        return ReleaseRule.STREAM_ACKNOWLEDGED
+            return AckMode.PEER_ACKNOWLEDGED
+        return AckMode.STREAM_ACKNOWLEDGED
 
     @property
     def checksum(self) -> bool:
@@ -72,9 +72,9 @@ class PeerFacts:
         return Capability.CHECKSUM in self.capabilities
 
     @property
-    def agreement(self) -> tuple[ReleaseRule, bool, int]:
-        """The peer's facts that paths need: release, checksum, longest message."""
-        return self.release, self.checksum, self.message_bytes_max
+    def agreement(self) -> tuple[AckMode, bool, int]:
+        """The peer's facts that paths need: acknowledgements, checksum, longest message."""
+        return self.ack_mode, self.checksum, self.message_bytes_max
 
     def has_restarted(self, handshake: Handshake) -> bool:
         """Tell whether an own node restarted; the first generation seen is no restart."""

@@ -27,6 +27,7 @@ from urds.common.named_tuples import NamedTuple
 from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus
+from urds.rds.types import AckMode
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -235,14 +236,6 @@ class Hold(Enum):
     RELEASE = auto()
 
 
-class Release(Enum):
-    """What frees a message at the sender."""
-
-    NOT_YET = auto()  # kind of peer unknown: keep everything
-    STREAM_ACKNOWLEDGED = auto()  # Linux: TCP acknowledged the last byte
-    PEER_ACKNOWLEDGED = auto()  # urds node: the header's acknowledgement field
-
-
 class DownReason(Enum):
     """Why a path lost its stream."""
 
@@ -281,7 +274,7 @@ class Limits:
 class Agreement:
     """Result of a handshake with a peer, for all of its paths."""
 
-    release: Release
+    ack_mode: AckMode
     checksum: bool = False  # every header carries one
     message_bytes_max: int = 1 << 20  # the longest message that both sides accept
 
@@ -609,8 +602,6 @@ class Mailbox(Protocol):
 class Plane(Protocol):
     """The plane of a process; maps carry `generation` in their header, unless it is None."""
 
-    batches: bool  # a message may wait for others to join it; `progress` sends it
-
     def __init__(
         self,
         *,
@@ -619,6 +610,10 @@ class Plane(Protocol):
         clock_ns: Callable[[], int] | None = None,
         generation: int | None = None,
     ) -> None: ...
+
+    @property
+    def batches(self) -> bool:
+        """Whether a message may wait for others to join it; `progress` sends it."""
 
     def mailbox(self, *, local: IPAddress, port: int, settings: MailboxSettings) -> Mailbox:
         """Bind; the caller has checked that the port is free."""

@@ -8,12 +8,12 @@ Locks. The transport's own lock (an adapter's) comes *before* the plane's. So a 
 plane calls with its lock held takes no other; `push` is for threads that hold no lock at all, and
 `push_soon` for all others: it never waits for a lock.
 
-The transport calls, with the plane's lock held: `Plane.deliver_from_transport` and
-`Plane.note_peer_map` for received messages and maps, `Plane.note_freed` for each sender whose
-messages left, `Plane.note_path_room` once the path has room for waiting senders, `Plane.note_full`
-whenever `full` changes, `Plane.note_wanted` when it asks for a connection and `Plane.note_attached`
-when it has one, `Mailbox.note_operation` for each operation that ends, `Mailbox.fail` for the
-senders of messages given up. Once the lock is free, it calls `Plane.finish_pass`, which checks
+The transport calls, with the plane's lock held: `State.deliver_from_transport` and
+`State.note_peer_map` for received messages and maps, `SendSide.note_freed` for each sender whose
+messages left, `State.note_path_room` once the path has room for waiting senders, `State.note_full`
+whenever `full` changes, `State.note_wanted` when it asks for a connection and `State.note_attached`
+when it has one, `SendSide.note_operation` for each operation that ends, `SendSide.fail` for the
+senders of messages given up. Once the lock is free, it calls `Progress.finish_pass`, which checks
 congestion of these mailboxes, updates their descriptors and wakes waiters. The path counts what it
 queues, cancels and gives up; the plane counts what is delivered.
 """
@@ -21,14 +21,13 @@ queues, cancels and gives up; the plane counts what is delivered.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Buffer, MessageRow, Operation, PathRow
 
-if TYPE_CHECKING:
-    from urds.rds.plane.python.accounts import Destination
-    from urds.rds.plane.python.mailbox import Mailbox
+Sender = Any  # the send side of a mailbox: `rds.plane.python.send_side.SendSide`
+Destination = Any  # `rds.plane.python.accounts.Destination`
 
 
 class MessageTransport(Protocol):
@@ -39,15 +38,15 @@ class MessageTransport(Protocol):
     index: int  # 0: a peer has one connection
     full: bool  # at its limit of messages: nothing more may be queued
     message_bytes_max: int  # the longest message it accepts
-    room_wanted: set[Mailbox]  # senders that wait for `full` to end; woken by the path
-    destinations: dict[Mailbox, Destination]  # that its senders' messages are counted in
+    room_wanted: set[Sender]  # senders that wait for `full` to end; woken by the path
+    destinations: dict[Sender, Destination]  # that its senders' messages are counted in
     absent: bool  # messages have long waited for a connection
 
     # -- plane's lock held
 
     def queue(
         self,
-        sender: Mailbox,
+        sender: Sender,
         target_port: int,
         payload: Buffer,
         extension: bytes,
@@ -58,25 +57,25 @@ class MessageTransport(Protocol):
     def want(self) -> None:
         """Ask for a connection if there is none."""
 
-    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+    def cancel(self, mailbox: Sender, port: int | None) -> int:
         """Remove and count a mailbox's messages, to one port or all; return how many.
 
         Their operations end with CANCELED unless they have ended.
         """
 
-    def give_up(self, mailbox: Mailbox) -> int:
+    def give_up(self, mailbox: Sender) -> int:
         """Remove and count a mailbox's messages to an absent peer; return how many.
 
         Their operations end with DROPPED unless they have ended.
         """
 
-    def holds(self, mailbox: Mailbox | None = None) -> bool:
+    def holds(self, mailbox: Sender | None = None) -> bool:
         """Return whether messages of a mailbox, or of any, are queued or unacknowledged."""
 
     def note_map_due(self) -> None:
         """Note that the local congestion map changed: the next push sends it."""
 
-    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+    def counts(self, mailbox: Sender | None = None) -> tuple[int, int]:
         """Return how many messages of a mailbox, or of all, are unsent and unacknowledged."""
 
     def row(self) -> PathRow:
@@ -100,7 +99,7 @@ class MessageTransport(Protocol):
         """Receive messages again: the mailbox that paused this path is at half. As `push_soon`."""
 
     def serve(self) -> None:
-        """Do the work whose time `Plane.note_due` was given. The caller holds no lock."""
+        """Do the work whose time `State.note_due` was given. The caller holds no lock."""
 
     def end(self, until_ns: int) -> None:
         """Acknowledge received messages and end the connection in order; the plane closes.

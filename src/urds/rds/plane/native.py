@@ -84,8 +84,8 @@ class Path(urds_native.Path):
 
     def agree(self, agreement: contract.Agreement) -> None:
         """Set what the handshake agreed with the peer."""
-        release = agreement.release.name
-        super().agree((release, agreement.checksum, agreement.message_bytes_max))
+        ack_mode = agreement.ack_mode.name
+        super().agree((ack_mode, agreement.checksum, agreement.message_bytes_max))
 
     def activity(self) -> contract.PathActivity:
         """Return how far the path is."""

@@ -118,7 +118,7 @@ class Actions:
     def _agree(self, host: LocalAddressState, action: events.Agree) -> None:
         paths = self._driver.paths_to(host, action.peer)
         paths.agreed = base.Agreement(
-            release=base.Release[action.release.name],
+            ack_mode=action.ack_mode,
             checksum=action.checksum,
             message_bytes_max=action.message_bytes_max,
         )

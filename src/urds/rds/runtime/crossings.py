@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from urds.common.records import field, record, replace
 from urds.common.types import IPAddress
+from urds.rds.addresses import socket_address
 from urds.rds.plane.contract import (
     Mailbox,
     MailboxSettings,
@@ -30,7 +31,6 @@ from urds.rds.plane.contract import (
     Snapshot,
     SocketAddress,
 )
-from urds.rds.plane.python.host import socket_address
 
 if TYPE_CHECKING:
     from urds.rds.runtime.control_thread import Driver

@@ -37,7 +37,7 @@ from tests.rds.transports.rdma.killed_peer import (
     socket_at,
 )
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.rds.plane.python.mailbox import Mailbox
+from urds.rds.plane.python.send_side import SendSide
 from urds.rds.runtime.process import process
 from urds.rds.transports.rdma.sending import Outgoing
 
@@ -97,7 +97,7 @@ class Records:
         self.given_up: list[bytes] = []
         self.acknowledged: list[bytes] = []
         self.told: Counter[int] = Counter()
-        give_up, note_operation = Outgoing._give_up, Mailbox.note_operation
+        give_up, note_operation = Outgoing._give_up, SendSide.note_operation
         acknowledge = Outgoing.handle_acknowledged
 
         def note_given_up(outgoing: Outgoing, messages: Any) -> int:
@@ -111,13 +111,13 @@ class Records:
             self.acknowledged += [bytes(one.payload) for one in before if one.owner is None]
             return is_well
 
-        def note_told(mailbox: Mailbox, operation: Any) -> None:
+        def note_told(mailbox: SendSide, operation: Any) -> None:
             self.told[id(operation)] += 1
             note_operation(mailbox, operation)
 
         monkeypatch.setattr(Outgoing, "_give_up", note_given_up)
         monkeypatch.setattr(Outgoing, "handle_acknowledged", note_acknowledged)
-        monkeypatch.setattr(Mailbox, "note_operation", note_told)
+        monkeypatch.setattr(SendSide, "note_operation", note_told)
 
 
 class Survivor:

@@ -129,14 +129,14 @@ class Node:
                 stream.expect(1)  # does nothing if it has ended
             return
         path = self.path(peer)
-        with self.plane.lock:
-            path.paused = True
-        self.plane.poll_set.update(path)
-        wait_until(lambda: not path.reading)
+        with self.plane.state.lock:
+            path.reader.paused = True
+        self.plane.passes.poll_set.update(path)
+        wait_until(lambda: not path.reader.reading)
         try:
             yield
         finally:
-            path.resume()
+            path.reader.resume()
 
     def connection(self, peer: str) -> TcpPeer:
         """Return the control core of a peer."""
@@ -162,7 +162,7 @@ class Node:
         if self.backend.choice.plane == NATIVE:
             time.sleep(_A_PASS_S)  # it shows nowhere
         else:
-            wait_until(lambda: self.path(peer).broken)
+            wait_until(lambda: self.path(peer).writer.broken)
 
     def row(self, peer: str, index: int = 0) -> PathRow:
         """Return the state of a path over TCP to the peer."""

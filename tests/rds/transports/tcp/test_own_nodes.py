@@ -15,10 +15,11 @@ from tests.rds.transports.tcp.meetings import KERNEL_PORT, numbered, taken
 from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from tests.rds.transports.tcp.relay import Relay, Way
 from tests.support import carriers
-from urds.rds.control.events import PeerKind, ReleaseRule
+from urds.rds.control.events import PeerKind
 from urds.rds.control.handshake import PeerFacts
-from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.receiver import Receiver
 from urds.rds.runtime import control_thread as driver
+from urds.rds.types import AckMode
 from urds.rds.wire.header import Header
 
 ORDERS = ["lower", "higher"]
@@ -95,8 +96,8 @@ def test_what_tcp_acknowledged_and_was_not_read_goes_again(lab: Lab, order: str)
 def test_trusting_tcps_acknowledgement_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    rule = property(lambda self: ReleaseRule.STREAM_ACKNOWLEDGED)
-    monkeypatch.setattr(PeerFacts, "release", rule)
+    rule = property(lambda self: AckMode.STREAM_ACKNOWLEDGED)
+    monkeypatch.setattr(PeerFacts, "ack_mode", rule)
     assert break_with_unread_bytes(lab, order) == []
 
 
@@ -303,11 +304,11 @@ def restart_with_the_clock_set_back(
     wait_until(lambda: path.stream is None)
     monkeypatch.setattr(driver, "_STARTED_NS", driver._STARTED_NS - DAY_NS)
     with monkeypatch.context() as patch:
-        patch.setattr(path, "read", lambda **_: False)
+        patch.setattr(path.reader, "read", lambda **_: False)
         newborn = lab.node(2)
         send(newborn, survivor, SENT)
         core = newborn.path(survivor.address).core
-        wait_until(lambda: len(core.outgoing.unacked) >= len(SENT))
+        wait_until(lambda: len(core.sender.unacked) >= len(SENT))
         wait_until(lambda: not newborn.stream(survivor.address).unacknowledged())
         wait_until(lambda: path.stream is not None)
         assert survivor.backend.break_connections() == 1
@@ -331,7 +332,7 @@ def test_a_life_that_maps_do_not_tell_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """Its repeats are taken for those of the life before, whose numbers were higher."""
-    monkeypatch.setattr(Incoming, "_note_generation", lambda *_: None)
+    monkeypatch.setattr(Receiver, "_note_generation", lambda *_: None)
     assert restart_with_the_clock_set_back(lab, monkeypatch, order) == []
 
 

@@ -26,9 +26,9 @@ from urds.rds.control.connector import Connector
 from urds.rds.control.events import Hold
 from urds.rds.control.tcp_path import TcpPath
 from urds.rds.control.tcp_streams import TcpStreams
-from urds.rds.plane.contract import Release as ReleaseRule
-from urds.rds.plane.python import stream_reading
+from urds.rds.plane.python import stream_reader
 from urds.rds.plane.python.path import PathCore
+from urds.rds.types import AckMode
 
 KERNELS = [pytest.param({"release": release}, id=release.name) for release in Release]
 
@@ -52,8 +52,8 @@ def do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch both guards of rule 1 off: the hold, and that no frame means nothing is freed."""
 
     def free_at_once(self: PathCore, byte_count: int) -> None:
-        if self.outgoing.release is ReleaseRule.STREAM_ACKNOWLEDGED:
-            self.outgoing.handle_stream_acknowledged(byte_count)
+        if self.sender.ack_mode is AckMode.STREAM_ACKNOWLEDGED:
+            self.sender.handle_stream_acknowledged(byte_count)
 
     monkeypatch.setattr(TcpStreams, "_hold_of", lambda self, path: Hold.NOTHING)
     monkeypatch.setattr(PathCore, "handle_stream_acknowledged", free_at_once)
@@ -190,6 +190,6 @@ def test_the_old_connection_is_read_before_the_new_one(
 def test_without_reading_the_old_one_its_messages_are_lost(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reading, "_DRAIN_READS", 0)
+    monkeypatch.setattr(stream_reader, "_DRAIN_READS", 0)
     node, peer = lab.pair("higher")
     assert supersede_with_unread_messages(node, peer) == numbered("new", 5)

@@ -30,11 +30,13 @@ from tests.rds.transports.tcp.meetings import (
 )
 from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from urds.rds.plane.contract import Buffer, DownReason
-from urds.rds.plane.python import outgoing as outgoing_module
-from urds.rds.plane.python.incoming import Incoming
-from urds.rds.plane.python.outgoing import Outgoing
+from urds.rds.plane.python import sender as sender_module
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.receiver import Receiver
+from urds.rds.plane.python.sender import Sender
 from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.stream_reader import StreamReader
+from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.runtime import connect as streams
 from urds.rds.transports import tcp
 
@@ -72,17 +74,18 @@ def test_what_came_before_a_reset_is_read(lab: Lab, order: str, write: bool) -> 
 def test_looking_at_the_hangup_first_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    read = StreamPath.read
+    read = StreamReader.read
 
-    def look_first(self: StreamPath, *, others: bool = False) -> bool:
-        if self.stream is not None and not self.paused:
+    def look_first(self: StreamReader, *, others: bool = False) -> bool:
+        stream = self._path.stream
+        if stream is not None and not self.paused:
             poll = select.poll()
-            poll.register(self.stream, select.POLLIN)
+            poll.register(stream, select.POLLIN)
             if any(mask & (select.POLLERR | select.POLLHUP) for _, mask in poll.poll(0)):
-                end_unread(self)
+                end_unread(self._path)
         return read(self, others=others)
 
-    monkeypatch.setattr(StreamPath, "read", look_first)
+    monkeypatch.setattr(StreamReader, "read", look_first)
     node, peer = lab.pair(order)
     assert reset_behind_unread_messages(node, peer, write=False) == []
 
@@ -92,14 +95,14 @@ def test_looking_at_the_hangup_first_loses_messages(
 def test_giving_up_at_a_send_error_loses_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    flush = StreamPath.flush
+    flush = StreamWriter.flush
 
-    def flush_and_give_up(self: StreamPath) -> None:
-        flush(self)
+    def flush_and_give_up(self: StreamWriter, burst_bytes: int | None = None) -> None:
+        flush(self, burst_bytes)
         if self.broken:
-            end_unread(self)
+            end_unread(self._path)
 
-    monkeypatch.setattr(StreamPath, "flush", flush_and_give_up)
+    monkeypatch.setattr(StreamWriter, "flush", flush_and_give_up)
     node, peer = lab.pair(order)
     meet(node, peer)
     with node.blind(peer.address):
@@ -112,7 +115,7 @@ def test_giving_up_at_a_send_error_loses_messages(
 
 def end_unread(path: StreamPath) -> None:
     """Do what is wrong: give the connection up with bytes in it."""
-    with path.plane.lock:
+    with path._state.lock:
         if path.stream is not None:
             path.end(DownReason.ERROR, 0)
 
@@ -197,7 +200,7 @@ def test_repeats_carry_flag_and_number_and_are_dropped_as_old(lab: Lab, order: s
 def test_repeats_without_the_flag_are_doubled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(outgoing_module, "_RETRANSMITTED", 0)
+    monkeypatch.setattr(sender_module, "_RETRANSMITTED", 0)
     node, peer = lab.pair(order)
     assert break_with_acknowledgements_missing(node, peer) == [*SENT, *SENT, b"new"]
 
@@ -207,14 +210,14 @@ def test_repeats_without_the_flag_are_doubled(
 def test_repeats_with_new_numbers_are_doubled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    def queue_anew(self: Outgoing) -> None:
+    def queue_anew(self: Sender) -> None:
         for _, _, owner, source_port, target_port, payload, extension in reversed(self.unacked):
             self.unsent.appendleft((owner, source_port, target_port, payload, extension))
             self.pending_bytes += 48 + len(payload)
         self.unacked.clear()
         self.position = 0
 
-    monkeypatch.setattr(Outgoing, "end_stream", queue_anew)
+    monkeypatch.setattr(Sender, "end_stream", queue_anew)
     node, peer = lab.pair(order)
     assert break_with_acknowledgements_missing(node, peer) == [*SENT, *SENT, b"new"]
 
@@ -257,16 +260,16 @@ def test_what_is_freed_when_it_is_written_is_lost(
 def test_new_messages_in_front_make_a_kernel_drop_the_repeats(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(Outgoing, "frame", frame_new_first)
+    monkeypatch.setattr(Sender, "frame", frame_new_first)
     node, peer = lab.pair(order)
     assert break_with_nothing_arrived(node, peer) == [b"new"]
     assert len(peer.dropped_as_old) == len(SENT)
 
 
-_frame = Outgoing.frame
+_frame = Sender.frame
 
 
-def frame_new_first(self: Outgoing, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
+def frame_new_first(self: Sender, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
     """Do what is wrong: repeats wait until something new has left before them."""
     if not self.retransmits:
         return _frame(self, out, bytes_max, acknowledgement)
@@ -319,7 +322,7 @@ def test_a_probe_stands_behind_the_repeats(lab: Lab, order: str) -> None:
 def test_a_probe_in_front_makes_a_kernel_drop_the_repeats(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(Outgoing, "frame", frame_new_first)
+    monkeypatch.setattr(Sender, "frame", frame_new_first)
     node, peer = lab.pair(order, kernel={"probes": False})
     assert probe_on_a_reconnect(node, peer) == []
 
@@ -355,7 +358,7 @@ def test_half_a_message_that_is_kept_spoils_the_next(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, payload_bytes: int
 ) -> None:
     partial = ("_carry", "_long", "_body", "_body_missing")
-    monkeypatch.setattr(Incoming, "end_stream", keeping(Incoming.end_stream, partial))
+    monkeypatch.setattr(Receiver, "end_stream", keeping(Receiver.end_stream, partial))
     node, peer = lab.pair("lower")
     assert cut_a_message_to_us(node, peer, payload_bytes) != [b"whole", b"after it"]
 

@@ -31,7 +31,7 @@ from urds.rds.control.handshake import emit_ours
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.contract import DownReason
-from urds.rds.plane.python.incoming import Incoming
+from urds.rds.plane.python.receiver import Receiver
 from urds.rds.runtime import control_thread as driver
 
 ORDERS = ["lower", "higher"]
@@ -176,7 +176,7 @@ def test_an_unrecognised_reboot_loses_messages(
     release: Release,
     probes: bool,
 ) -> None:
-    monkeypatch.setattr(Incoming, "_is_restart", lambda self, fields: False)
+    monkeypatch.setattr(Receiver, "_is_restart", lambda self, fields: False)
     assert scenario(lab, "lower", release=release, probes=probes) == []
 
 
@@ -184,14 +184,14 @@ def test_an_unrecognised_reboot_loses_messages(
 def test_dropping_every_lower_number_loses_a_rebooted_kernels_messages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Incoming._take
+    take = Receiver._take
 
-    def drop_lower(self: Incoming, fields: Any, payload: bytes) -> DownReason | None:
+    def drop_lower(self: Receiver, fields: Any, payload: bytes) -> DownReason | None:
         if 0 < fields[0] < self.sequence_expected and fields[4]:
             return None
         return take(self, fields, payload)
 
-    monkeypatch.setattr(Incoming, "_take", drop_lower)
+    monkeypatch.setattr(Receiver, "_take", drop_lower)
     assert reboot_and_send(lab, "lower", probes=False) == []
 
 

@@ -46,9 +46,9 @@ class Pausable(Protocol):
 
 
 class Inbox:
-    """Queue, account and congestion state; the shell adds waiting and the descriptor."""
+    """Queue, account and congestion state; `ReceiveSide` adds notices and waiters."""
 
-    def __init__(self, *, port: int, buffer_bytes: int) -> None:
+    def __init__(self, *, port: int, buffer_bytes: int = 0) -> None:
         self.port = port
         self.queue: deque[Item] = deque()
         self.receive_queued_bytes = 0
@@ -59,6 +59,11 @@ class Inbox:
         self.over_since_ns: int | None = None
         self.pausing: set[Pausable] = set()  # paths that wait for this queue to shrink
         self.detailed_messages = 0  # those with five members
+
+    def resize(self, buffer_bytes: int) -> None:
+        """Set the size of the buffer."""
+        self.buffer_bytes = buffer_bytes
+        self.clear_below_bytes = max(1, buffer_bytes // 2) if self.congested else 0
 
     def put(self, item: _Plain | _Detailed) -> None:
         """Queue and count one message."""

@@ -23,11 +23,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from urds.rds.constants import PROBE_PORT, Capability, HeaderFlag
-from urds.rds.plane.contract import Buffer, DownReason, Hold, Limits, Release, SocketAddress
+from urds.rds.plane.contract import (
+    Buffer,
+    DownReason,
+    Hold,
+    Limits,
+    SocketAddress,
+)
 from urds.rds.plane.python.counters import Counters
+from urds.rds.plane.python.framing import Fence, emit_header
 from urds.rds.plane.python.inbox import Inbox
-from urds.rds.plane.python.incoming import Incoming
-from urds.rds.plane.python.outgoing import Fence, Outgoing, Owner, emit_header
+from urds.rds.plane.python.receiver import Receiver
+from urds.rds.plane.python.sender import Owner, Sender
+from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 _WRITE_BYTES = 65536
@@ -55,8 +63,8 @@ class PathCore:
     ) -> None:
         self.limits = limits
         self.counters = counters
-        self.outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
-        self.incoming = Incoming(
+        self.sender = Sender(limits, counters, sequence_first=sequence_first)
+        self.receiver = Receiver(
             limits, counters, inboxes=inboxes, source_of=source_of, wall_ns=wall_ns
         )
         self._map_bytes = map_bytes
@@ -84,7 +92,7 @@ class PathCore:
         self.map_due = True
         self._hellos.clear()
         self.bytes_written = 0
-        self.incoming.begin_stream()
+        self.receiver.begin_stream()
 
     def detach(self) -> None:
         """End the stream: queue unacknowledged messages to retransmit, drop partial ones."""
@@ -95,36 +103,36 @@ class PathCore:
         self._out.clear()
         self._out_bytes = 0
         self._ack_pending_since_ns = None
-        self.outgoing.end_stream()
-        self.incoming.end_stream()
+        self.sender.end_stream()
+        self.receiver.end_stream()
         self.counters.conn_reset += 1
 
     def release(self, received_by_peer: int | None) -> None:
         """End `Hold.RELEASE`; messages that the peer reports received are not retransmitted."""
         if received_by_peer is not None:
-            self.outgoing.forget_retransmits(received_by_peer)
+            self.sender.forget_retransmits(received_by_peer)
         if self.hold is Hold.RELEASE:
             self.hold = Hold.NOTHING
 
-    def agree(self, *, release: Release, checksum: bool) -> None:
+    def agree(self, *, ack_mode: AckMode, checksum: bool) -> None:
         """Set what the handshake agreed with the peer."""
-        own_node = release is Release.PEER_ACKNOWLEDGED
-        self.outgoing.release = release
-        self.outgoing.checksum = checksum
-        self.incoming.checksum = checksum
-        self.incoming.acknowledging = own_node
-        self.incoming.watch_restarts = not own_node
+        own_node = ack_mode is AckMode.PEER_ACKNOWLEDGED
+        self.sender.ack_mode = ack_mode
+        self.sender.checksum = checksum
+        self.receiver.checksum = checksum
+        self.receiver.acknowledging = own_node
+        self.receiver.watch_restarts = not own_node
         # Messages that arrived before the agreement did not count as pending acknowledgement; send
         # it at once. The peer may have done so already, and ended the stream since.
-        self.incoming.acknowledgement_due = own_node and self.incoming.frames > 0
-        if own_node and self.incoming.acknowledged:
-            self.outgoing.handle_peer_acknowledged(self.incoming.acknowledged)
-            self.outgoing.forget_retransmits(self.incoming.acknowledged)
+        self.receiver.ack_due = own_node and self.receiver.frames > 0
+        if own_node and self.receiver.acknowledged:
+            self.sender.handle_peer_acknowledged(self.receiver.acknowledged)
+            self.sender.forget_retransmits(self.receiver.acknowledged)
 
     def restart_peer(self) -> int:
         """Note the peer's restart; return how many sent messages are lost with it."""
-        self.incoming.restart_peer()
-        return self.outgoing.drop_handed_over()
+        self.receiver.restart_peer()
+        return self.sender.drop_handed_over()
 
     # -- sending
 
@@ -137,7 +145,7 @@ class PathCore:
         extension: bytes = b"",
     ) -> None:
         """Queue a message of a socket; the caller has checked every bound."""
-        self.outgoing.queue(owner, source_port, target_port, payload, extension)
+        self.sender.queue(owner, source_port, target_port, payload, extension)
 
     def control(self, *, source_port: int, target_port: int, extension: bytes, hello: bool) -> None:
         """Queue a message of the control plane.
@@ -148,32 +156,32 @@ class PathCore:
             self._hellos[source_port, target_port] = extension
         else:
             if PROBE_PORT in (source_port, target_port):
-                self.outgoing.forget_probes()
-            self.outgoing.queue(None, source_port, target_port, b"", extension, ahead=True)
+                self.sender.forget_probes()
+            self.sender.queue(None, source_port, target_port, b"", extension, ahead=True)
             self.counters.send_pong += 1
 
     def hold_behind(self, fence: Fence) -> None:
         """Hold new messages back until another path's fence is open."""
-        self.outgoing.blocked_by = fence
+        self.sender.blocked_by = fence
 
     def wants_to_write(self) -> bool:
         """Return whether `poll_transmit` would return bytes."""
         if not self.attached:
             return False
-        if self._out or self.map_due or self.incoming.acknowledgement_due:
+        if self._out or self.map_due or self.receiver.ack_due:
             return True
-        if self.outgoing.asks():
+        if self.sender.wants_ack():
             return True
-        if self._hellos and self.incoming.frames:
+        if self._hellos and self.receiver.frames:
             return True
-        outgoing = self.outgoing
+        sender = self.sender
         if self.hold is not Hold.NOTHING:
             return False
-        return bool(outgoing.retransmits) or (bool(outgoing.unsent) and not self.is_gated())
+        return bool(sender.retransmits) or (bool(sender.unsent) and not self.is_gated())
 
     def is_gated(self) -> bool:
         """Return whether new messages wait for another path's fence."""
-        fence = self.outgoing.blocked_by
+        fence = self.sender.blocked_by
         return fence is not None and not fence.open
 
     def poll_transmit(self) -> list[Buffer]:
@@ -184,11 +192,11 @@ class PathCore:
         if self.attached and self._out_bytes < _WRITE_BYTES:
             if self.map_due:
                 self._frame_map()
-            if self._hellos and self.incoming.frames:
+            if self._hellos and self.receiver.frames:
                 self._frame_hellos()
-            if self.hold is Hold.NOTHING and (self.outgoing.unsent or self.outgoing.retransmits):
+            if self.hold is Hold.NOTHING and (self.sender.unsent or self.sender.retransmits):
                 self._frame_messages()
-            if self.incoming.acknowledgement_due or self.outgoing.asks():
+            if self.receiver.ack_due or (self.sender.ack_request_due and self.sender.wants_ack()):
                 self._frame_acknowledgement()
         return self._out
 
@@ -198,7 +206,7 @@ class PathCore:
         It has the generation unless the peer is known to be a kernel.
         """
         self.map_due = False
-        to_kernel = self.outgoing.release is Release.STREAM_ACKNOWLEDGED
+        to_kernel = self.sender.ack_mode is AckMode.STREAM_ACKNOWLEDGED
         extension = _NO_EXTENSION if to_kernel else self._own_generation
         data = self._map_bytes()
         self._append_frame(0, flags=_CONG_BITMAP, extension=extension, payload=data)
@@ -210,13 +218,13 @@ class PathCore:
         self._hellos.clear()
 
     def _frame_messages(self) -> None:
-        outgoing, incoming = self.outgoing, self.incoming
-        acknowledgement = max(0, incoming.sequence_expected - 1) if incoming.acknowledging else 0
-        bytes_max = LONG_WRITE_BYTES if outgoing.is_long() else _WRITE_BYTES
-        made = outgoing.frame(self._out, bytes_max - self._out_bytes, acknowledgement)
+        sender, receiver = self.sender, self.receiver
+        acknowledgement = max(0, receiver.sequence_expected - 1) if receiver.acknowledging else 0
+        bytes_max = LONG_WRITE_BYTES if sender.is_long() else _WRITE_BYTES
+        made = sender.frame(self._out, bytes_max - self._out_bytes, acknowledgement)
         self._out_bytes += made
-        if made and incoming.acknowledging:
-            incoming.reset_ack_pending()  # every data header carries it
+        if made and receiver.acknowledging:
+            receiver.reset_ack_pending()  # every data header carries it
             self._ack_pending_since_ns = None
 
     def _frame_acknowledgement(self) -> None:
@@ -224,19 +232,19 @@ class PathCore:
 
         It requests the peer's if a thread waits for that.
         """
-        if self.incoming.acknowledging:
+        if self.receiver.acknowledging:
             flags = 0
-            if self.outgoing.asks():
-                self.outgoing.ack_request_due = False
+            if self.sender.wants_ack():
+                self.sender.ack_request_due = False
                 flags = HeaderFlag.ACK_REQUIRED
                 self.counters.send_ack_required += 1
             self._append_frame(self._last_received(), flags=flags)
             self.counters.ack_sent += 1
-        self.incoming.reset_ack_pending()
+        self.receiver.reset_ack_pending()
         self._ack_pending_since_ns = None
 
     def _last_received(self) -> int:
-        return max(0, self.incoming.sequence_expected - 1)
+        return max(0, self.receiver.sequence_expected - 1)
 
     def _append_frame(
         self,
@@ -255,13 +263,13 @@ class PathCore:
             *ports,
             flags,
             extension,
-            checksum=self.outgoing.checksum,
+            checksum=self.sender.checksum,
         )
         data = header + payload
         self._out.append(data)
         self._out_bytes += len(data)
         # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
-        self.outgoing.position += len(data)
+        self.sender.position += len(data)
 
     def transmitted(self, byte_count: int) -> None:
         """Note that the stream took the first `byte_count` bytes of `poll_transmit`."""
@@ -284,15 +292,15 @@ class PathCore:
 
     def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
         """Take bytes off the stream; return why it must end, None while it is intact."""
-        incoming = self.incoming
-        reason = incoming.receive_data(data, now_ns)
-        if incoming.frames and self.hold is Hold.FIRST_FRAME:
+        receiver = self.receiver
+        reason = receiver.receive_data(data, now_ns)
+        if receiver.frames and self.hold is Hold.FIRST_FRAME:
             self.hold = Hold.NOTHING
-        if incoming.acknowledging:
-            if incoming.ack_pending_messages and self._ack_pending_since_ns is None:
+        if receiver.acknowledging:
+            if receiver.ack_pending_messages and self._ack_pending_since_ns is None:
                 self._ack_pending_since_ns = now_ns
-            if incoming.acknowledged and not self.outgoing.handle_peer_acknowledged(
-                incoming.acknowledged
+            if receiver.acknowledged and not self.sender.handle_peer_acknowledged(
+                receiver.acknowledged
             ):
                 return reason or DownReason.BAD_ACKNOWLEDGEMENT
         return reason
@@ -303,17 +311,17 @@ class PathCore:
         Nothing is freed before the peer's first frame: TCP also acknowledges bytes that a peer
         which then rejects the connection never reads.
         """
-        if self.incoming.frames and self.outgoing.release is Release.STREAM_ACKNOWLEDGED:
-            self.outgoing.handle_stream_acknowledged(byte_count)
+        if self.receiver.frames and self.sender.ack_mode is AckMode.STREAM_ACKNOWLEDGED:
+            self.sender.handle_stream_acknowledged(byte_count)
 
     def acknowledge(self) -> None:
         """Make a pending acknowledgement due at once: later there may be no stream."""
-        incoming = self.incoming
-        incoming.acknowledgement_due |= self.attached and incoming.ack_pending_messages > 0
+        receiver = self.receiver
+        receiver.ack_due |= self.attached and receiver.ack_pending_messages > 0
 
-    def ask(self) -> None:
+    def request_ack(self) -> None:
         """Request acknowledgement of every message here as soon as the peer has it."""
-        self.outgoing.ack_request_due = self.outgoing.message_count() > 0
+        self.sender.ack_request_due = self.sender.message_count() > 0
 
     # -- time
 
@@ -331,4 +339,4 @@ class PathCore:
         """Make an acknowledgement due that no message carried."""
         deadline_ns = self.poll_timeout()
         if deadline_ns is not None and now_ns >= deadline_ns:
-            self.incoming.acknowledgement_due = True
+            self.receiver.ack_due = True

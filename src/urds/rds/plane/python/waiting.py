@@ -183,7 +183,7 @@ class WaitQueue:
             if leading or self.leader is None:
                 os.eventfd_read(self.kick)
 
-    def sit_down(self, waiter: Waiter) -> bool:
+    def begin_wait(self, waiter: Waiter) -> bool:
         """Become the leader if there is none; return whether the waiter leads. Lock held."""
         if self.leader is None or self.leader is waiter:
             self.leader = waiter
@@ -201,7 +201,7 @@ class WaitQueue:
         """Park until notified; a signal handler runs in between. No lock held."""
         waiter.park_lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
-    def stand_up(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
+    def end_wait(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
         """Leave for any reason; return true if there is no leader now. Lock held."""
         waiters.remove(waiter)
         if waiter.doing is Doing.NOTIFIED and not used:

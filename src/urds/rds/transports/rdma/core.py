@@ -43,7 +43,7 @@ from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.counters import Counters
-    from urds.rds.plane.python.outgoing import Owner
+    from urds.rds.plane.python.sender import Owner
     from urds.rds.transports.rdma.counters import RdmaCounters
 
 

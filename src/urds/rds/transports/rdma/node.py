@@ -172,10 +172,10 @@ class RdmaNode:
     def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether there is a connection; if not, ask for one."""
         path = self.resolve(mailbox, peer)
-        with self.plane.lock:
+        with self.plane.state.lock:
             if path.link is None:
                 path.want()
-        self.plane.deliver()
+        self.plane.passes.deliver()
         return path.link is not None
 
     def path(self, host: RdmaHost, key: PeerKey) -> RdmaPath:
@@ -191,7 +191,7 @@ class RdmaNode:
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self.settings.ping_enable,
                 on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.emit(ConnectWanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
+                on_wanted=lambda wanted: self.plane.state.emit(ConnectWanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
                 on_protocol_error=self._report_protocol_error,
             )
             self._paths[path] = host
@@ -229,7 +229,7 @@ class RdmaNode:
         sequence = host.evicted.pop((key, peer.generation), None)
         if sequence is not None:
             path = self.path(host, key)
-            with self.plane.lock:
+            with self.plane.state.lock:
                 path.core.expect(sequence)
 
     # -- reports of the plane and the devices
@@ -253,7 +253,7 @@ class RdmaNode:
     def _later(self, action: Callable[[], None]) -> None:
         """Have the control thread do something; plane's lock held, others perhaps."""
         self._reports.append((action, _nothing))
-        self.plane.interrupt()
+        self.plane.state.thread.interrupt()
 
     def report(self, report: Callable[[], None], recover: Callable[[], None] | None = None) -> None:
         """Have the control thread take a report; a device's lock held, the plane's not.
@@ -358,7 +358,7 @@ class RdmaNode:
     def offer(self, host: RdmaHost, key: PeerKey) -> bytes:
         """Return this side's private data. Credits are granted for every receive that is posted."""
         core = self.path(host, key).core
-        with self.plane.lock:
+        with self.plane.state.lock:
             credits = core.offer(receives_at_first(self.settings.core.receive_ring))
             acknowledged = core.acknowledge_sequence
         return host.endpoint.offer(key, acknowledged=acknowledged, credits=credits)

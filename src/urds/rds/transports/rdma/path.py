@@ -30,10 +30,10 @@ from urds.rds.transports.rdma.counters import RdmaCounters
 if TYPE_CHECKING:
     from urds.rds.plane import contract as base
     from urds.rds.plane.python.accounts import Destination
-    from urds.rds.plane.python.host import Host
-    from urds.rds.plane.python.mailbox import Mailbox
-    from urds.rds.plane.python.outgoing import Owner
     from urds.rds.plane.python.plane import Plane
+    from urds.rds.plane.python.send_side import SendSide
+    from urds.rds.plane.python.sender import Owner
+    from urds.rds.plane.python.state import Host
     from urds.rds.transports.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
@@ -64,13 +64,13 @@ class RdmaPath:
         self.index = 0
         self.plane = plane
         self.core = ConnectionCore(
-            limits, plane.counters, counters, self, sequence_first=sequence_first
+            limits, plane.state.counters, counters, self, sequence_first=sequence_first
         )
         self.rdma_counters = counters
         self.full = False
         self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
-        self.room_wanted: set[Mailbox] = set()
-        self.destinations: dict[Mailbox, Destination] = {}  # that the sockets' messages count in
+        self.room_wanted: set[SendSide] = set()
+        self.destinations: dict[SendSide, Destination] = {}  # that the sockets' messages count in
         self.absent = False  # messages have long waited for a connection
         self.mailboxes: set[base.Mailbox] = set()  # routed here; control lock
         self.is_paused = False  # a mailbox is over its hard bound
@@ -90,7 +90,7 @@ class RdmaPath:
 
     def queue(
         self,
-        sender: Mailbox,
+        sender: SendSide,
         target_port: int,
         payload: Buffer,
         extension: bytes,
@@ -99,7 +99,7 @@ class RdmaPath:
         """Take a message; ask for a connection if there is none."""
         # A sender whose account is half full waits for acknowledgements soon. Source:
         # docs/reference/rds.md 1.6.
-        ack_required = sender.will_ask(self, len(payload))
+        ack_required = sender.wants_ack(self, len(payload))
         self.core.outgoing.queue(
             sender,
             sender.port,
@@ -116,28 +116,28 @@ class RdmaPath:
         """Ask the control plane for a connection, once per outage."""
         if self.link is None and not self._is_wanted:
             self._is_wanted = True
-            self.plane.note_wanted(self)
+            self.plane.state.note_wanted(self)
             self._on_wanted(self)
 
-    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+    def cancel(self, mailbox: SendSide, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many."""
         count = self.core.cancel(mailbox, port)
-        self.plane.counters.send_cancelled += count
+        self.plane.state.counters.send_cancelled += count
         self._finish_taken_out(mailbox)
         return count
 
-    def give_up(self, mailbox: Mailbox) -> int:
+    def give_up(self, mailbox: SendSide) -> int:
         """Remove a mailbox's messages: their peer is absent too long; return how many."""
         count = self.core.cancel(mailbox, None, RdmaStatus.DROPPED)
-        self.plane.counters.send_given_up += count
+        self.plane.state.counters.send_given_up += count
         self._finish_taken_out(mailbox)
         return count
 
-    def _finish_taken_out(self, mailbox: Mailbox) -> None:
+    def _finish_taken_out(self, mailbox: SendSide) -> None:
         mailbox.give_back(self, self.core.outgoing.freed.pop(mailbox, 0))
         self.finish_freed()
 
-    def holds(self, mailbox: Mailbox | None = None) -> bool:
+    def holds(self, mailbox: SendSide | None = None) -> bool:
         """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
         return self.core.outgoing.holds(mailbox)
 
@@ -145,7 +145,7 @@ class RdmaPath:
         """Send the local map with the next push."""
         self.core.map_due = self.link is not None
 
-    def counts(self, mailbox: Mailbox | None = None) -> tuple[int, int]:
+    def counts(self, mailbox: SendSide | None = None) -> tuple[int, int]:
         """Count a mailbox's messages, or those of all: never sent, and not acknowledged."""
         return self.core.outgoing.counts(mailbox)
 
@@ -200,17 +200,17 @@ class RdmaPath:
         full = self.core.outgoing.message_count() >= self._limits.messages_max
         if full is not self.full:
             self.full = full
-            self.plane.note_full(self)
+            self.plane.state.note_full(self)
 
     def finish_freed(self) -> None:
         """Report freed messages to their owners, and to senders that wait at the bound."""
         for owner, freed_bytes in self.core.outgoing.freed.items():
-            self.plane.note_freed(self, owner, freed_bytes)  # type: ignore[arg-type]  # owners are mailboxes here
+            owner.note_freed(self, freed_bytes)
         self.core.outgoing.freed.clear()
         if self.full or self.room_wanted:
             self._check_full()
             if not self.full:
-                self.plane.note_path_room(self)
+                self.plane.state.note_path_room(self)
 
     # -- as a `MessageTransport`; no lock held
 
@@ -241,7 +241,7 @@ class RdmaPath:
 
     def serve(self) -> None:
         """Send an acknowledgement that found no message to ride on."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             self._acknowledgement_planned = False
             self.core.acknowledge()
         self.push()
@@ -253,10 +253,10 @@ class RdmaPath:
             return
         adapter = link.device.adapter
         with adapter.lock:
-            with self.plane.lock:
+            with self.plane.state.lock:
                 self.core.acknowledge()
             link.progress()
-        left_ns = max(0, until_ns - self.plane.clock_ns())
+        left_ns = max(0, until_ns - self.plane.state.clock_ns())
         adapter.wait(lambda: link.is_over or link.is_idle(), left_ns)
         self.detach()
 
@@ -268,18 +268,18 @@ class RdmaPath:
 
     def finish_pass(self) -> None:
         """Tell the plane what a pass of the device changed."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             self.finish_freed()
             if self.core.has_ack_pending and self._acknowledges_unasked:
                 self._plan_acknowledgement()
-        self.plane.finish_pass()
+        self.plane.passes.finish_pass()
 
     def _plan_acknowledgement(self) -> None:
         """Have the last messages of a burst acknowledged, which ask for nothing. Lock held."""
         plane = self.plane
         if not self._acknowledgement_planned:
             self._acknowledgement_planned = True
-            plane.note_due(self, plane.clock_ns() + _ACKNOWLEDGE_NS)
+            plane.state.note_due(self, plane.state.clock_ns() + _ACKNOWLEDGE_NS)
 
     def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
@@ -298,11 +298,11 @@ class RdmaPath:
     ) -> None:
         """Attach an established link: the map goes first, then retransmits, then new messages."""
         with link.device.adapter.lock:
-            with self.plane.lock:
+            with self.plane.state.lock:
                 self.link = link
                 self._acknowledges_unasked = is_urds_peer
                 self.is_paused = self._is_wanted = False
-                self.plane.note_attached(self)
+                self.plane.state.note_attached(self)
                 self.core.attach(
                     acknowledged=acknowledged, credits=credits, long_frames=long_frames
                 )
@@ -315,45 +315,45 @@ class RdmaPath:
             return
         with link.device.adapter.lock:
             link.close()
-            with self.plane.lock:
+            with self.plane.state.lock:
                 self.link = None
                 self.is_paused = self._is_wanted = False
                 self.core.detach()
                 self.finish_freed()
                 if self.core.outgoing.holds():
                     self.want()
-        self.plane.finish_pass()
+        self.plane.passes.finish_pass()
 
     def restart_peer(self) -> int:
         """Begin another generation of the peer; return how many messages the old one took along."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             count = self.core.restart_peer()
-            self.plane.counters.peer_restarted += 1
-            self.plane.counters.send_given_up += count
+            self.plane.state.counters.peer_restarted += 1
+            self.plane.state.counters.send_given_up += count
             self.finish_freed()
-        self.plane.finish_pass()
+        self.plane.passes.finish_pass()
         return count
 
     def drop_queue(self) -> int:
         """Drop every message; each sender gets EHOSTUNREACH once."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             count = self.core.drop_all()
-            self.plane.counters.send_given_up += count
+            self.plane.state.counters.send_given_up += count
             for owner in self.core.outgoing.freed:
-                owner.fail(self.peer)  # type: ignore[attr-defined]  # owners are mailboxes here
+                owner.fail(self.peer)
             self._is_wanted = False
             self.finish_freed()
-        self.plane.finish_pass()
+        self.plane.passes.finish_pass()
         return count
 
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged. No lock held."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             return self.core.outgoing.holds()
 
     def activity(self) -> PathActivity:
         """Return how far the path is; what arrives is seen by numbers and acknowledgements."""
-        with self.plane.lock:
+        with self.plane.state.lock:
             outgoing, incoming = self.core.outgoing, self.core.incoming
             oldest = next((entry[0] for entry in outgoing.sent_entries()), None)
             acknowledged = outgoing.sequence_next if oldest is None else oldest
@@ -364,7 +364,7 @@ class RdmaPath:
 
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         """Put a whole message into its mailbox; one far over its buffer pauses the path."""
-        if not self.plane.deliver_from_transport(
+        if not self.plane.state.deliver_from_transport(
             self, source_port, target_port, payload, extension
         ):
             self.is_paused = True
@@ -374,7 +374,7 @@ class RdmaPath:
 
         Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); docs/reference/rds.md 3.7.
         """
-        self.plane.note_peer_map(self._host, self.peer, data, exact=True)
+        self.plane.state.note_peer_map(self._host, self.peer, data, exact=True)
 
     def map_bytes(self) -> bytes:
         """Return the local map as it is now."""
@@ -390,10 +390,10 @@ class RdmaPath:
         Another socket's regions are not the peer's to use up. Source: linux v6.12 net/rds/rdma.c
         (rds_rdma_unuse).
         """
-        owner = self._host.inboxes.get(target_port)
+        owner = self._host.mailboxes.get(target_port)
         if owner is not None:
             self._on_key_used(owner, key)
 
     def operation_ended(self, owner: Owner, operation: Operation) -> None:
         """Tell the sender how its operation ended."""
-        owner.note_operation(operation)  # type: ignore[attr-defined]  # owners are mailboxes here
+        owner.note_operation(operation)

@@ -42,7 +42,7 @@ from urds.rds.transports.rdma.frames import (
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.counters import Counters
-    from urds.rds.plane.python.outgoing import Owner
+    from urds.rds.plane.python.sender import Owner
     from urds.rds.transports.rdma.core import CoreLimits
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)

@@ -8,7 +8,7 @@ A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent 
                  cancelling an unsent message leaves no hole
     unacked      became bytes of the current stream; kept until the peer has them
 
-What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
+What "has them" means depends on the peer (`AckMode`): towards Linux the TCP stack's count of
 acknowledged bytes, between urds nodes the header's acknowledgement field. A message cut in the
 middle is retransmitted whole. Source: linux v6.12 net/rds/send.c (rds_send_path_reset).
 """
@@ -22,11 +22,13 @@ from itertools import chain, starmap
 from operator import itemgetter
 from typing import Any, Protocol
 
+from urds.common.types import IPAddress
 from urds.rds.constants import PROBE_PORT, HeaderFlag
-from urds.rds.plane.contract import Buffer, Limits, Release
+from urds.rds.plane.contract import Buffer, Limits, Operation
 from urds.rds.plane.python.counters import Counters
-from urds.rds.wire.checksum import header_checksum
-from urds.rds.wire.header import HEADER, HEADER_BYTES
+from urds.rds.plane.python.framing import Fence, emit_header
+from urds.rds.types import AckMode
+from urds.rds.wire.header import HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -37,10 +39,25 @@ _exhaust = deque[object](maxlen=0).extend  # each step of it made of C: no handl
 
 
 class Owner(Protocol):
-    """The send account of a socket: payload bytes queued or unacknowledged."""
+    """The send side of a socket, as its paths know it."""
 
-    send_queued_bytes: int
+    send_queued_bytes: int  # payloads queued or unacknowledged
     given_up: int
+
+    def give_back(self, path: Any, freed_bytes: int) -> None:
+        """Take messages that left a path off the account of their destination."""
+
+    def note_freed(self, path: Any, freed_bytes: int) -> None:
+        """Do that, and notify waiting senders."""
+
+    def note_path_room(self, path: Any) -> None:
+        """Notify waiting senders that a path is below its limit again."""
+
+    def note_operation(self, operation: Operation) -> None:
+        """Note that an operation of a message has ended."""
+
+    def fail(self, peer: IPAddress) -> None:
+        """Have the next send to a peer raise, once: messages were dropped."""
 
 
 # (owner, source_port, target_port, payload, extension); owner None: the control plane's own
@@ -49,26 +66,13 @@ Unsent = tuple[Owner | None, int, int, Buffer, bytes]
 Sent = tuple[int, int, Owner | None, int, int, Buffer, bytes]
 
 
-class Fence:
-    """A place in a path's queue that another path waits for.
-
-    Fan-out moves a socket from path 0 to another; later messages there must not overtake those left
-    behind. Source: linux v7.0 (mprds catch-up, see docs/protocol/rds-tcp.md).
-    """
-
-    __slots__ = ("open", "sequence")
-
-    def __init__(self) -> None:
-        self.open = False
-        self.sequence: int | None = None  # set once the queue is numbered up to here
-
-
-class Outgoing:
+class Sender:
     """Queues and numbers of one direction of a path."""
 
     __slots__ = (
+        "ack_mode",
         "ack_request_due",
-        "acknowledgement_wanted",
+        "ack_wanted",
         "blocked_by",
         "checksum",
         "counters",
@@ -77,7 +81,6 @@ class Outgoing:
         "limits",
         "pending_bytes",
         "position",
-        "release",
         "retransmits",
         "sequence_next",
         "unacked",
@@ -95,9 +98,9 @@ class Outgoing:
         self.sequence_next = sequence_first
         self.position = 0  # bytes made for the current stream
         self.pending_bytes = 0  # bytes of `unsent`, headers included
-        self.release = Release.NOT_YET
+        self.ack_mode = AckMode.NOT_YET
         self.checksum = False
-        self.acknowledgement_wanted = False  # a send account is at half of its bound
+        self.ack_wanted = False  # a send account is at half of its bound
         self.ack_request_due = False  # a thread waits until everything here is acknowledged
         self.unacked_packets_left = limits.unacked_packets_max
         self.unacked_bytes_left = limits.unacked_bytes_max
@@ -173,7 +176,7 @@ class Outgoing:
         """
         again, pieces, sent = queue is self.retransmits, list[Buffer](), list[Sent]()
         position, next_sequence = self.position, self.sequence_next
-        last_sequence = next_sequence + len(queue) - 1 if self.acknowledgement_wanted else -1
+        last_sequence = next_sequence + len(queue) - 1 if self.ack_wanted else -1
         for message in queue:
             if position >= end:
                 break
@@ -204,12 +207,12 @@ class Outgoing:
         self._keep(queue, sent, next_sequence, position)
 
     def _retransmit_flags(self) -> int:
-        own_node = self.release is Release.PEER_ACKNOWLEDGED
+        own_node = self.ack_mode is AckMode.PEER_ACKNOWLEDGED
         return _RETRANSMITTED | _ACK_REQUIRED if own_node else _RETRANSMITTED
 
     def _flags(self, payload_bytes: int, *, is_last: bool) -> int:
         """Return the flags of a new message: whether it requests an acknowledgement."""
-        if self.release is not Release.PEER_ACKNOWLEDGED:
+        if self.ack_mode is not AckMode.PEER_ACKNOWLEDGED:
             return 0
         self.unacked_packets_left -= 1
         self.unacked_bytes_left -= payload_bytes
@@ -234,7 +237,7 @@ class Outgoing:
         self.sequence_next, self.position = sequence_next, position
         self.unacked.extend(moved)  # one step with the stores
         if not self.unsent:
-            self.acknowledgement_wanted = False
+            self.ack_wanted = False
         if self.fences:
             self._open_fences()
 
@@ -253,11 +256,11 @@ class Outgoing:
 
     # -- acknowledgements
 
-    def asks(self) -> bool:
+    def wants_ack(self) -> bool:
         """Return whether every ready message has left, and a thread waits for its ack."""
         return (
             self.ack_request_due
-            and self.release is Release.PEER_ACKNOWLEDGED
+            and self.ack_mode is AckMode.PEER_ACKNOWLEDGED
             and bool(self.unacked)
             and not self.retransmits
             and (not self.unsent or (self.blocked_by is not None and not self.blocked_by.open))
@@ -351,9 +354,9 @@ class Outgoing:
                 removed, removed_bytes = removed + 1, removed_bytes + len(message[3])
             else:
                 unsent.append(message)
-        retransmits, repeated, repeated_bytes = _without(self.retransmits, owner, target_port)
+        retransmits, again, retransmit_bytes = _without(self.retransmits, owner, target_port)
         unacked, sent, sent_bytes = _without(self.unacked, owner, target_port)
-        gone_bytes = removed_bytes + repeated_bytes + sent_bytes
+        gone_bytes = removed_bytes + retransmit_bytes + sent_bytes
         freed_bytes = self.freed.get(owner, 0) + gone_bytes
         # One step: an interrupt must not part the queues from their account.
         self.unsent, self.retransmits, self.unacked = unsent, retransmits, unacked
@@ -361,7 +364,7 @@ class Outgoing:
         owner.send_queued_bytes -= gone_bytes
         self.freed[owner] = freed_bytes
         self._open_fences()
-        return removed + repeated + sent
+        return removed + again + sent
 
     def holds(self, owner: Owner | None = None) -> bool:
         """Return whether a message of the owner, or of any, is queued or unacknowledged."""
@@ -447,37 +450,3 @@ def _without(
         else:
             kept.append(message)
     return kept, len(queue) - len(kept), removed_bytes
-
-
-def emit_header(
-    sequence: int,
-    acknowledgement: int,
-    payload_bytes: int,
-    source_port: int,
-    target_port: int,
-    flags: int,
-    extension: bytes,
-    *,
-    checksum: bool,
-) -> bytes:
-    """Return the header of a frame; without credit and padding."""
-    high = low = sum_field = 0
-    if extension:
-        high, low = int.from_bytes(extension[:8], "big"), int.from_bytes(extension[8:], "big")
-    if checksum:
-        sum_field = header_checksum(
-            sequence,
-            acknowledgement,
-            payload_bytes,
-            source_port,
-            target_port,
-            flags,
-            0,
-            0,
-            high,
-            low,
-        )
-    return HEADER.pack(
-        sequence, acknowledgement, payload_bytes, source_port, target_port,
-        flags, 0, 0, sum_field, high, low,
-    )  # fmt: skip

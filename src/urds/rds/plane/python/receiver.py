@@ -29,10 +29,11 @@ from typing import NamedTuple
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import DownReason, Limits, Received, SocketAddress
+from urds.rds.plane.python.control_budget import ControlBudget
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox, Item
+from urds.rds.plane.python.peer_generations import Fields, PeerGenerations, extension_of
 from urds.rds.wire.checksum import header_intact
-from urds.rds.wire.extensions import parse_handshake
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -47,11 +48,7 @@ _READ_BYTES = 65536
 # it uncopied; while such messages arrive, headers are read apart as well.
 _ALONE_BYTES = 262144
 _READ_BYTES_MAX = 4 << 20
-_HANDSHAKES_OF_STREAM = 4  # the peer's own and its answer to the local one, each once more
 SOURCES_MAX = 1024  # a peer may send from 65,534 ports: 228 bytes each
-
-# Header fields in the order of wire.header.HEADER.
-Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
 class ControlMessage(NamedTuple):
@@ -65,7 +62,7 @@ class ControlMessage(NamedTuple):
     payload: bytes
 
 
-class Incoming:
+class Receiver:
     """State of the receive direction; every message passes `_take`."""
 
     def __init__(
@@ -105,7 +102,7 @@ class Incoming:
         # Pending acknowledgements.
         self.ack_pending_messages = 0
         self.ack_pending_bytes = 0
-        self.acknowledgement_due = False
+        self.ack_due = False
         # Taken by the shell.
         self.controls: deque[ControlMessage] = deque()
         self.peer_map: bytes | None = None
@@ -140,6 +137,7 @@ class Incoming:
         """Reset the state of a stream; it outlives its stream until the next begins."""
         if self._lowest is not None:
             self._floor, self._lowest = self._lowest, None
+        self.acknowledged = 0
         self._control_budget.begin_stream()
 
     def end_stream(self) -> None:
@@ -148,13 +146,12 @@ class Incoming:
         self._forget_body()
         self.sources.clear()  # paths outlive streams: an absent peer costs no memory for them
         self.frames = 0
-        self.acknowledged = 0
         self.reset_ack_pending()
 
     def reset_ack_pending(self) -> None:
         """Clear pending acknowledgements: one left."""
         self.ack_pending_messages = self.ack_pending_bytes = 0
-        self.acknowledgement_due = False
+        self.ack_due = False
 
     def restart_peer(self) -> None:
         """Note the restart of a urds node.
@@ -257,7 +254,7 @@ class Incoming:
         if acknowledgement > self.acknowledged:
             self.acknowledged = acknowledgement
         if flags & _ACK_REQUIRED:
-            self.acknowledgement_due = True
+            self.ack_due = True
             self.counters.recv_ack_required += 1
         if flags == _CONG_BITMAP:  # exactly this flag: kernel parity
             return self._take_map(fields, payload)
@@ -306,7 +303,7 @@ class Incoming:
         if self.acknowledging:  # a urds node: due at once at the bounds
             self.ack_pending_messages += 1
             self.ack_pending_bytes += payload_bytes
-            self.acknowledgement_due |= (
+            self.ack_due |= (
                 self.ack_pending_messages >= self.limits.acknowledge_messages
                 or self.ack_pending_bytes >= self.limits.acknowledge_bytes
             )
@@ -343,9 +340,9 @@ class Incoming:
     def _is_restart(self, fields: Fields) -> bool:
         """Return whether a kernel restarted (rules b and c); checked before the duplicates."""
         sequence = fields[0]
-        repeated = fields[5] & _RETRANSMITTED and sequence < self.sequence_expected
+        again = fields[5] & _RETRANSMITTED and sequence < self.sequence_expected
         below_floor = self._floor is not None and sequence < self._floor
-        return bool(repeated and below_floor) or self.generations.is_new_by_probe(fields)
+        return bool(again and below_floor) or self.generations.is_new_by_probe(fields)
 
     def _admits_control(self, source_port: int, target_port: int) -> bool:
         """Count a ping, pong or probe; return whether it is within the budget."""
@@ -370,91 +367,6 @@ class Incoming:
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
-
-
-class ControlBudget:
-    """Limit on a path's control messages that become events: a burst, then a rate.
-
-    Each ping, pong or handshake costs the control thread a wake-up, a pass under the control lock
-    and an answer. A peer's messages beyond its budget are dropped and counted before any of that,
-    so that a flood costs its neighbours no more than the same bytes in messages to unbound ports.
-
-    Two kinds are never dropped. The first handshake messages of a stream: without them a urds node
-    is taken for a kernel, and what a reset then interrupts is lost; a new stream costs far more
-    than they do, and streams have limits of their own. Congestion maps: the plane itself puts the
-    newest one of a read into force, and without it a sender could wait for good.
-
-    A leaky bucket. It outlives streams, so that a reconnect gains no pings.
-
-    Source: the generic cell rate algorithm, ITU-T I.371 annex A.
-    """
-
-    def __init__(self, *, burst_max: int, interval_ns: int) -> None:
-        self._interval_ns = interval_ns
-        self._ahead_max_ns = (burst_max - 1) * interval_ns
-        self._due_ns = 0  # when the next one is due at the steady rate
-        self._handshakes_left = _HANDSHAKES_OF_STREAM
-
-    def begin_stream(self) -> None:
-        """Admit the handshake of a new stream."""
-        self._handshakes_left = _HANDSHAKES_OF_STREAM
-
-    def admits(self, now_ns: int, *, handshake: bool) -> bool:
-        """Return whether one more control message is within the budget; charge it if so."""
-        if handshake and self._handshakes_left:
-            self._handshakes_left -= 1
-            return True
-        if self._due_ns - now_ns > self._ahead_max_ns:
-            return False
-        self._due_ns = max(self._due_ns, now_ns) + self._interval_ns
-        return True
-
-
-class PeerGenerations:
-    """The known present generation of the peer, by which a restart is detected.
-
-    A urds node sends its generation in each map; a kernel sends one in each probe from linux v7.0
-    on, and none before: then a second probe is a restart, unless it is the first one retransmitted.
-    """
-
-    __slots__ = ("generation", "map_generation", "probe_sequence")
-
-    def __init__(self) -> None:
-        self.probe_sequence: int | None = None  # of the last probe
-        self.generation: int | None = None  # of a kernel
-        self.map_generation: int | None = None  # in a urds node's maps
-
-    def is_new_by_map(self, extension: bytes) -> bool:
-        """Return whether a map carries another generation of a urds node; note it.
-
-        The first one sent is no restart: towards a supposed kernel a node sends none.
-        """
-        handshake = parse_handshake(extension)
-        if handshake.mark is None or handshake.generation is None:
-            return False
-        known, self.map_generation = self.map_generation, handshake.generation
-        return known not in (None, handshake.generation)
-
-    def is_new_by_probe(self, fields: Fields) -> bool:
-        """Return whether a message is a probe of a restarted kernel; note its generation."""
-        sequence, _, _, source_port, target_port, flags = fields[:6]
-        if source_port != PROBE_PORT or target_port:
-            return False
-        handshake = parse_handshake(extension_of(fields))
-        if handshake.mark is not None:
-            return False  # a urds node sends it in its maps
-        if handshake.generation is not None:
-            # Noted here too: the next probe may come before the control plane has read this one.
-            known, self.generation = self.generation, handshake.generation
-            return known not in (None, handshake.generation)
-        if self.probe_sequence is None:
-            return False
-        return not (flags & _RETRANSMITTED and sequence == self.probe_sequence)
-
-
-def extension_of(fields: Fields) -> bytes:
-    """Return the extension header of a frame, 16 bytes."""
-    return (fields[9] << 64 | fields[10]).to_bytes(16, "big")
 
 
 class Sources(dict[int, SocketAddress]):

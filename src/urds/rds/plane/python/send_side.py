@@ -1,0 +1,507 @@
+"""The send side of a mailbox: account, routes, queueing, errors, waiters for room.
+
+Errors come in the order in which Linux raises them: the peer's congestion before the own account. A
+destination without room among several counts as congested (`accounts`). Source: linux v6.12
+net/rds/send.c (rds_sendmsg).
+
+All methods of `SendSide`: lock held, unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from urds.common.errors import ErrorReason, message_too_long, os_error, peer_takes_less
+from urds.common.types import IPAddress
+from urds.rds.addresses import is_name, parse_target
+from urds.rds.plane.contract import (
+    ALL_GROUPS,
+    Buffer,
+    MailboxSettings,
+    Operation,
+    SocketAddress,
+)
+from urds.rds.plane.python.accounts import Destination, SendAccounts
+from urds.rds.plane.python.loop_path import LoopPath
+from urds.rds.plane.python.path import LONG_WRITE_BYTES
+from urds.rds.plane.python.sender import REFERENCE_BYTES
+from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.waiting import Waiter, Waiters, WaitQueue
+from urds.rds.wire.congestion_map import CongestionMap
+
+if TYPE_CHECKING:
+    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.python.receive_side import ReceiveSide
+    from urds.rds.plane.python.state import Box, Host, State
+
+_GROUPS = 64
+_TARGETS_MAX = 4096
+AS_CONGESTED = (ErrorReason.PEER_CONGESTED, ErrorReason.SHARE_FULL)
+
+
+class Route(NamedTuple):
+    """How to reach a peer, until the route changes."""
+
+    peer: IPAddress
+    path: StreamPath | LoopPath | MessageTransport
+    congested: CongestionMap  # the peer's ports
+    destination: Destination
+
+
+class Target(NamedTuple):
+    """What a socket address means."""
+
+    peer: IPAddress
+    port: int
+    route: Route | None  # of messages sent there before, None without one
+    changes: int  # of routes until then: with others the route counts no more
+
+
+class SendSide:
+    """What a mailbox has queued; the `Owner` of its messages."""
+
+    def __init__(self, state: State, mailbox: Box, host: Host, receives: ReceiveSide) -> None:
+        self._state = state
+        self._mailbox = mailbox
+        self._host = host
+        self._receives = receives
+        self.local, self.port = host.address, receives.port
+        self.send_queued_bytes = 0
+        self.given_up = 0
+        self.accounts = SendAccounts()
+        self.room_waiters = Waiters()
+        self.operation_waiters = Waiters()
+        self._routes: dict[IPAddress, Route] = {}
+        self._targets: dict[SocketAddress, Target] = {}  # of literal addresses
+        self._changes = 0
+        self._failed: set[IPAddress] = set()
+        self._wait_groups = 0  # groups that returned ENOBUFS while the monitor was on
+        self._saw_congestion = False  # an ENOBUFS since the last map: poll must wake
+
+    def configure(self, settings: MailboxSettings) -> None:
+        """Put settings in force."""
+        self._settings = settings
+        self.accounts.resize(settings.send_bytes_max, is_single=settings.single_account)
+        self.payload_bytes_max = min(settings.send_bytes_max, self._state.limits.message_bytes_max)
+        self.burst_bytes = min(LONG_WRITE_BYTES, self.accounts.quarter_bytes)  # of long messages
+        if not settings.monitor:
+            self._wait_groups = 0
+
+    # -- routes
+
+    def target(self, address: SocketAddress) -> Target:
+        """Return what an address means. No lock held; raises what `parse_target` does."""
+        known = self._targets.get(address)
+        if known is not None:
+            return known
+        return Target(*parse_target(address, self.local), None, 0)
+
+    def remember(self, address: SocketAddress, target: Target, route: Route) -> None:
+        """Remember an address to which a message was queued; a name is resolved each time.
+
+        No lock held.
+        """
+        if target.route is route or address in self._targets or is_name(address):
+            return
+        with self._state.lock:
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets = {}
+            if self._routes.get(target.peer) is route:
+                self._targets[address] = Target(target.peer, target.port, route, self._changes)
+
+    def _forget_targets(self) -> None:
+        self._targets = {}
+        self._changes += 1
+
+    def has_route(self) -> bool:
+        """Return whether any route exists. Without the lock a hint."""
+        return bool(self._routes)
+
+    def set_route(
+        self, peer: IPAddress, path: StreamPath | LoopPath | MessageTransport | None
+    ) -> None:
+        """Set the path to a peer; None removes it."""
+        self._forget_targets()
+        if path is None:
+            before = self._routes.pop(peer, None)
+            if before is not None and self.accounts.forget(peer):
+                for one in (before.path, *self.paths()):
+                    if one.peer == peer and not isinstance(one, LoopPath):
+                        one.destinations.pop(self, None)
+        elif isinstance(path, LoopPath):
+            congested = self._state.host(peer).congested
+            self._routes[peer] = Route(peer, path, congested, self.accounts.here)
+        else:
+            congested = self._host.congested_at(peer)
+            self._routes[peer] = Route(peer, path, congested, self.destination_at(path))
+
+    def forget_route(self, path: MessageTransport) -> None:
+        """Remove every route over a path: the next send resolves again."""
+        self._forget_targets()
+        for peer in [peer for peer, route in self._routes.items() if route.path is path]:
+            del self._routes[peer]
+
+    def forget_routes(self) -> None:
+        """Remove every route: the next send resolves again."""
+        self._forget_targets()
+        self._routes.clear()
+
+    def paths(self) -> list[StreamPath | MessageTransport]:
+        """Return the paths of this address."""
+        return self._host.all_paths()
+
+    def sends_by_loop_to(self, address: IPAddress) -> bool:
+        """Return whether this socket has sent to an address of this process."""
+        route = self._routes.get(address)
+        return route is not None and isinstance(route.path, LoopPath)
+
+    def destination_at(self, path: StreamPath | MessageTransport) -> Destination:
+        """Return the account of a path's peer, cached by the path from now on."""
+        destination = path.destinations.get(self)
+        if destination is None:
+            destination = self.accounts.destination(path.peer, absent=path.absent)
+            path.destinations[self] = destination
+        return destination
+
+    def _has_one_way(self) -> bool:
+        """Return whether all sends share a path or account: at its limit then every send waits.
+
+        Otherwise only sends to its destination wait.
+        """
+        return len(self._routes) == 1 or self._settings.single_account
+
+    # -- queueing
+
+    def check_length(self, payload_bytes: int) -> None:
+        """Raise OSError (EMSGSIZE) for a message that no path of this socket may accept."""
+        if payload_bytes > self.payload_bytes_max:
+            raise message_too_long(
+                payload_bytes,
+                message_bytes_max=self._state.limits.message_bytes_max,
+                send_bytes_max=self.accounts.bytes_max,
+            )
+
+    def queue(
+        self,
+        target: Target,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+    ) -> Route | ErrorReason:
+        """Queue a message, or return the reason: PEER_UNREACHABLE without a route.
+
+        Raises errors that no wait can end.
+        """
+        peer, port, route, changes = target
+        if self._mailbox.closed:
+            raise os_error(self._state.closed_reason)
+        if self._failed and peer in self._failed:
+            self._failed.remove(peer)
+            detail = f"{peer}: messages queued for it were dropped"
+            raise os_error(ErrorReason.PEER_UNREACHABLE, detail, peer=peer)
+        is_known = changes == self._changes
+        if route is None or changes != self._changes:
+            is_known, route = False, self._routes.get(peer)
+            if route is None:
+                return ErrorReason.PEER_UNREACHABLE
+        path, destination, payload_bytes = route.path, route.destination, len(payload)
+        map_news, self._receives.map_news = self._receives.map_news, False
+        if operations and isinstance(path, StreamPath | LoopPath):
+            detail = f"no operations on the way to {peer}"
+            raise os_error(ErrorReason.NOT_SUPPORTED, detail, peer=peer)
+        if route.congested.data and route.congested.test(port):
+            return self._note_congested(route, port)
+        accounts, queued_bytes = self.accounts, self.send_queued_bytes
+        is_open = queued_bytes < destination.open_bytes
+        if not is_open and not accounts.has_room(destination, payload_bytes, queued_bytes):
+            return self._refuse(destination, payload_bytes, port)
+        if isinstance(path, LoopPath):
+            path.deliver(self._receives, port, payload, extension)
+            return route
+        if path.full or payload_bytes > path.message_bytes_max:
+            return self._note_full(route, payload_bytes, port)
+        if not is_open:
+            accounts.admit(destination, payload_bytes, queued_bytes)
+        if isinstance(path, StreamPath):
+            # To a known destination nothing is looked at again, not even a new map.
+            self._receives.map_news = is_known and map_news
+            path.core.sender.queue(self, self.port, port, payload, extension)
+        else:
+            path.queue(self, port, payload, extension, operations)
+        destination.queued_bytes += payload_bytes
+        if self.send_queued_bytes >= accounts.half_bytes:
+            wants_ack = accounts.note_queued(destination, self.send_queued_bytes)
+            if wants_ack and isinstance(path, StreamPath):
+                path.core.sender.ack_wanted = True
+        return route
+
+    def _note_congested(self, route: Route, port: int) -> ErrorReason:
+        if not isinstance(route.path, LoopPath):
+            route.path.want()  # without a connection no map would ever clear it
+        self._saw_congestion = True
+        if self._settings.monitor:
+            self._wait_groups |= 1 << port % _GROUPS
+        return ErrorReason.PEER_CONGESTED
+
+    def _refuse(self, destination: Destination, payload_bytes: int, port: int) -> ErrorReason:
+        """Return the reason for a destination without room; note it unless it is the only one."""
+        self._state.counters.send_queue_full += 1
+        if self.accounts.is_alone(destination, self.send_queued_bytes):
+            return ErrorReason.QUEUE_FULL
+        self.accounts.refuse(destination, payload_bytes, 1 << port % _GROUPS)
+        return ErrorReason.SHARE_FULL
+
+    def _note_full(self, route: Route, payload_bytes: int, port: int) -> ErrorReason:
+        """Return the error reason of a path at a limit; raise if the message is too long for it."""
+        path = route.path
+        assert not isinstance(path, LoopPath), "a loop has no limit"
+        if payload_bytes > path.message_bytes_max:
+            if not isinstance(path, StreamPath) or not path.want_agreement():
+                raise peer_takes_less(payload_bytes, route.peer, path.message_bytes_max)
+            path.room_wanted.add(self)
+            return ErrorReason.PATH_FULL
+        path.room_wanted.add(self)
+        if self._has_one_way():
+            return ErrorReason.PATH_FULL
+        route.destination.path_full = True
+        self.accounts.refuse(route.destination, payload_bytes, 1 << port % _GROUPS)
+        return ErrorReason.SHARE_FULL
+
+    def wants_ack(self, path: MessageTransport, payload_bytes: int) -> bool:
+        """Return whether the next message on a path requests an acknowledgement."""
+        destination = self.destination_at(path)
+        return self.accounts.asks(destination, payload_bytes, self.send_queued_bytes)
+
+    def wants_look(self, route: Route) -> bool:
+        """Return whether to look for acknowledgements: a quarter is queued, and an eighth since.
+
+        Without the lock a hint.
+        """
+        return route.destination.queued_bytes >= route.destination.look_at_bytes
+
+    def note_look(self, route: Route) -> None:
+        """Note that acknowledgements were looked for. No lock needed."""
+        more_bytes = route.destination.queued_bytes + self.accounts.bytes_max // 8
+        route.destination.look_at_bytes = max(self.accounts.quarter_bytes, more_bytes)
+
+    def no_room(self, reason: ErrorReason, target: Target) -> OSError:
+        """Return the error of a send that waits no longer for room here or at the peer."""
+        peer, port, size = target.peer, target.port, self.accounts.bytes_max
+        if reason is ErrorReason.TIMED_OUT:
+            return os_error(reason, f"no room to send to {peer} port {port}", peer=peer)
+        if reason is ErrorReason.PEER_CONGESTED:
+            return os_error(reason, f"{peer} port {port} is full", peer=peer)
+        if reason is ErrorReason.SHARE_FULL:
+            known = self.accounts.known(peer)
+            held_bytes = known.queued_bytes if known else 0
+            detail = f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
+        else:
+            detail = f"{self.send_queued_bytes} of {size} bytes are queued"
+        limit = None if reason is ErrorReason.PATH_FULL else size
+        return os_error(reason, detail, limit=limit, peer=peer)
+
+    # -- room
+
+    def note_freed(self, path: StreamPath | MessageTransport, freed_bytes: int) -> None:
+        """Take messages that left a path off the account; notify senders."""
+        self.give_back(path, freed_bytes)
+        self.note_room()
+
+    def give_back(self, path: StreamPath | MessageTransport, freed_bytes: int) -> None:
+        """Take messages that left a path off the account of their destination."""
+        destination = path.destinations.get(self)
+        if destination is not None:  # else the mailbox is closed
+            self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
+
+    def note_room(self) -> None:
+        """Notify senders that messages left, so that there may be room."""
+        self.tell_room()
+        if not self.send_queued_bytes:
+            self._state.counters.send_queue_empty += 1
+
+    def tell_room(self) -> None:
+        """Notify senders that there may be room."""
+        self.room_waiters.tell_all(self._state.wait_queue)
+        if self.accounts.look_due:
+            self._tell_roomy(self.accounts.take_roomy(self.send_queued_bytes))
+        if self._mailbox.descriptor is not None:
+            self._state.touched.add(self._mailbox)
+
+    def note_path_room(self, path: StreamPath | MessageTransport) -> None:
+        """Notify senders that a path is below its limit again."""
+        destination = path.destinations.get(self)
+        if destination is not None and destination.path_full:
+            destination.path_full = False
+            self._tell_roomy(self.accounts.take_unblocked(destination))
+        elif destination is not None:
+            destination.tell(self._state.wait_queue)
+        self.note_room()
+
+    def _tell_roomy(self, roomy: Sequence[Destination]) -> None:
+        """Notify senders to some destinations of room, as at the end of congestion.
+
+        A sender that waits for one of them continues; for the others it acts as a new map.
+        """
+        groups = 0
+        for destination in roomy:
+            groups |= destination.refused_groups
+            destination.refused_groups = 0
+            destination.tell(self._state.wait_queue)
+        if not self._settings.monitor:
+            self._receives.map_news |= bool(groups)
+        elif groups & self._settings.monitor_mask:
+            self._receives.note_groups(groups & self._settings.monitor_mask)
+
+    def room_waiters_of(self, peer: IPAddress) -> Waiters:
+        """Return the waiters for room at a peer: its own if it was rejected."""
+        if self.sends_by_loop_to(peer):
+            destination: Destination | None = self.accounts.here
+        else:
+            destination = self.accounts.known(peer)
+        if destination is None or destination.refused_bytes is None:
+            return self.room_waiters
+        return destination.waiters_made()
+
+    def is_writable(self) -> bool:
+        """Return what the descriptor shows. Without the lock a hint."""
+        full_paths = self._state.full_paths
+        if not self.accounts.is_writable(self.send_queued_bytes):
+            return False
+        if not full_paths or not self._has_one_way():
+            return True
+        return full_paths.isdisjoint([route.path for route in list(self._routes.values())])
+
+    # -- peers
+
+    def note_map(self, cleared_groups: int, *, exact: bool = False) -> None:
+        """Handle a peer's new map: monitor, senders, descriptor.
+
+        Linux's own monitor takes every update for a change of all groups over TCP, and over RDMA
+        (`exact`) for one of the cleared ones; an installed mask is told exactly. Source: linux
+        v6.12 net/rds/cong.c, net/rds/ib_recv.c; rds(7).
+        """
+        if self._settings.monitor:
+            groups = self._settings.monitor_mask & cleared_groups
+            if self._settings.monitor_mask == ALL_GROUPS:
+                changed = cleared_groups if exact else ALL_GROUPS
+                groups = self._wait_groups & changed
+                self._wait_groups &= ~changed
+            self._receives.note_groups(groups)
+        elif self._saw_congestion:
+            self._receives.map_news = True
+        self._saw_congestion = False
+        for destination in self.accounts.refused():  # senders that met the map may be listed there
+            destination.tell(self._state.wait_queue)
+        self.note_room()
+
+    def fail(self, peer: IPAddress) -> None:
+        """Note dropped messages to the peer: the next send to it raises, once."""
+        self._failed.add(peer)
+        self._forget_targets()
+
+    def note_absent(self, peer: IPAddress) -> None:
+        """Note that messages have long waited for a connection to a peer."""
+        destination = self.accounts.known(peer)
+        if destination is None:
+            return
+        for longest in self.accounts.note_absent(destination):
+            assert longest.peer is not None, "what goes to this process is never queued"
+            for path in self.paths():
+                if path.peer == longest.peer:
+                    self.given_up += path.give_up(self)
+            self.fail(longest.peer)
+        self.tell_room()
+
+    def note_present(self, peer: IPAddress) -> None:
+        """Note that a peer is connected again, if it was absent."""
+        destination = self.accounts.known(peer)
+        if destination is not None and destination.absent:
+            self.accounts.note_present(destination)
+            self.tell_room()
+
+    def note_operation(self, operation: Operation) -> None:
+        """Note that an operation of a message has ended, with a status."""
+        self.operation_waiters.tell_all(self._state.wait_queue)
+        self._receives.note_operation(operation)
+
+    # -- taking messages out, and the end
+
+    def cancel(self, peer: IPAddress | None, port: int | None) -> int:
+        """Remove unacknowledged messages to that address and port, or all; return how many."""
+        paths = [path for path in self.paths() if peer is None or path.peer == peer]
+        count = sum(path.cancel(self, port) for path in paths)
+        self.note_room()
+        return count
+
+    def unacknowledged(self) -> int:
+        """Return how many sent messages are not acknowledged."""
+        return sum(sum(path.counts(self)) for path in self.paths())
+
+    def holds_messages(self) -> bool:
+        """Return whether a message, even an empty one, may not be with its peer yet."""
+        return any(path.holds(self) for path in self.paths())
+
+    def shut(self) -> None:
+        """Wake all senders: the mailbox is closed."""
+        self._forget_targets()
+        wait_queue = self._state.wait_queue
+        for path in self.paths():
+            path.destinations.pop(self, None)
+        self.room_waiters.tell_all(wait_queue)
+        for destination in self.accounts.take_refused():
+            destination.tell(wait_queue)
+        self.operation_waiters.tell_all(wait_queue)
+
+    def abandon_in_child(self) -> None:
+        """Forget waiters after a fork: they are not in the child."""
+        self._forget_targets()
+        self.room_waiters, self.operation_waiters = Waiters(), Waiters()
+        self.accounts = SendAccounts()
+
+
+class RoomWaiters(Waiters):
+    """The list of a waiting send: its destination's if that has no room, else the mailbox's."""
+
+    __slots__ = ("_chosen", "_listed", "_sends")
+
+    def __init__(self, sends: SendSide) -> None:
+        super().__init__()
+        self._sends = sends
+        self._chosen = self._listed = sends.room_waiters
+
+    def choose(self, peer: IPAddress | None) -> None:
+        """Wait for room for a peer, with None for every other notification. Lock held."""
+        sends = self._sends
+        self._chosen = sends.room_waiters if peer is None else sends.room_waiters_of(peer)
+
+    def add(self, waiter: Waiter) -> None:
+        """List a waiter once, in the list of its present wait."""
+        if self._listed is not self._chosen:
+            self._listed.remove(waiter)
+            self._listed = self._chosen
+        self._listed.add(waiter)
+
+    def remove(self, waiter: Waiter) -> bool:
+        """Remove a waiter; return false if it was notified and is off already."""
+        return self._listed.remove(waiter)
+
+    def tell(self, count: int, wait_queue: WaitQueue) -> None:
+        """Notify the next waiter in the same list."""
+        self._listed.tell(count, wait_queue)
+
+
+def frozen(payload: Buffer, *, copy: bool = True) -> bytes | memoryview:
+    """Return a payload that does not change: `bytes` and views of it as they are, else a copy.
+
+    Without `copy` a long payload is always the caller's own memory, in one piece.
+    """
+    if type(payload) is bytes:
+        return payload
+    view = memoryview(payload)
+    if not view.c_contiguous:
+        return view.tobytes()
+    # A read-only view may still be of memory that others write: only `bytes` never change.
+    if view.nbytes < REFERENCE_BYTES or (copy and not isinstance(view.obj, bytes)):
+        return bytes(view)
+    return view.cast("B")
