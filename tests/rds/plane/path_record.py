@@ -21,7 +21,6 @@ from urds.rds.plane.contract import (
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
-from urds.rds.plane.python.sender import REFERENCE_BYTES
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 from urds.rds.wire.header import Header
@@ -161,7 +160,7 @@ class World:
             self.news, own.position, own.sequence_next, own.pending_bytes, len(own.unsent),
             len(own.retransmits), len(own.unacked), int(own.is_long()),
             *(f"{one.send_queued_bytes}/{one.given_up}" for one in self.accounts),
-            int(core.wants_to_write()), int(is_plain(core)), int(core.is_held()),
+            int(core.wants_to_write()), int(core.is_plain()), int(core.is_held()),
             -1 if timeout is None else timeout, core.bytes_written, int(core.attached),
             incoming.sequence_expected, incoming.frames, incoming.ack_pending_messages,
             incoming.ack_pending_bytes, int(incoming.ack_due), incoming.acknowledged,
@@ -173,22 +172,6 @@ class World:
         ]  # fmt: skip
         self.news = ""
         return " ".join(str(part) for part in parts)
-
-
-def is_plain(core: PathCore) -> bool:
-    """Tell when the compiled plane may send the next message at once; the Python plane need not."""
-    own = core.sender
-    return (
-        core.attached
-        and core.hold is Hold.NOTHING
-        and own.ack_mode is AckMode.PEER_ACKNOWLEDGED
-        and own.blocked_by is None
-        and not (core._out or core.map_due or core._hellos)
-        and not (own.retransmits or own.fences or own.ack_wanted or own.ack_request_due)
-        and core.limits.path_messages_max > 1
-        and core.limits.unacked_packets_max > 1
-        and core.limits.unacked_bytes_max > REFERENCE_BYTES
-    )
 
 
 def call(world: World, rng: random.Random) -> tuple[object, ...]:

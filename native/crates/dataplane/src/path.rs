@@ -70,8 +70,6 @@ pub struct StreamPath {
     pub expected_bytes: usize,
     /// Long payloads arrive: they are read into their own memory.
     pub(crate) long: bool,
-    /// A single message may leave at once; checked after each write.
-    pub plain: bool,
     /// Messages of the current read, counted by mailbox.
     pub(crate) arrivals: Vec<(MailboxId, usize)>,
     /// Scratch of `finish_freed`.
@@ -124,7 +122,6 @@ impl StreamPath {
             last_read_was_empty: false,
             expected_bytes: 1,
             long: false,
-            plain: false,
             arrivals: Vec::new(),
             freed: Vec::new(),
         }
@@ -160,7 +157,6 @@ impl State {
             return;
         };
         if path.core.wants_to_write() {
-            path.plain = false; // a single message would leave this behind
             path.batch_since_ns = Some(self.clock.now_ns().saturating_sub(BATCH_NS));
             self.mark_dirty(id);
         }
@@ -479,7 +475,6 @@ impl State {
         path.core.detach(&mut self.counters);
         let stream = path.stream.take();
         path.is_batching = false;
-        path.plain = false;
         path.wanted = false;
         path.batch_since_ns = None;
         self.finish_freed(id);
@@ -524,7 +519,6 @@ impl Plane {
             let Some(record) = state.paths.get_mut(path) else {
                 return;
             };
-            record.plain = false;
             record.core.agree(agreement.release, agreement.checksum);
             record.message_bytes_max = agreement.message_bytes_max;
             state.finish_freed(path);
@@ -607,7 +601,6 @@ impl Plane {
                 .and_then(|other| state.paths.get_mut(other))
                 .map(|other| {
                     other.dependents.push(path);
-                    other.plain = false;
                     let fence = other.core.sender.fence();
                     other.core.request_ack();
                     fence
@@ -615,7 +608,6 @@ impl Plane {
             let Some(record) = state.paths.get_mut(path) else {
                 return;
             };
-            record.plain = false;
             record.core.hold_behind(fence.unwrap_or_default());
         }
         if let Some(other) = other {

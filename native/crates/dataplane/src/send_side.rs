@@ -505,7 +505,6 @@ impl StreamPath {
     /// Have the last message request an acknowledgement: its sender may wait for it, to have room.
     fn want_acknowledgement(&mut self) {
         self.core.sender.acknowledgement_wanted = true;
-        self.plain = false;
     }
 }
 

@@ -48,7 +48,6 @@ impl State {
         for &path in paths {
             if let Some(record) = self.paths.get_mut(path) {
                 record.core.request_ack();
-                record.plain = false;
             }
         }
     }

@@ -191,7 +191,6 @@ impl State {
         path.writing = false;
         path.left_to_writer = false;
         path.batch_since_ns = None;
-        path.plain = path.core.is_plain() && !(path.blocked || path.broken);
         path.is_batching = false; // also without a stream: the next send must request one
         if path.core.poll_timeout().is_none() {
             self.ack_deadlines.remove(id); // the pending acknowledgement has left
@@ -235,7 +234,10 @@ impl StreamPath {
     /// Return whether a message would leave alone: nothing is queued, and nothing is in flight.
     pub(crate) fn sends_alone(&self) -> bool {
         let sender = &self.core.sender;
-        self.plain && !self.writing && sender.unacked.is_empty() && sender.unsent.is_empty()
+        sender.unacked.is_empty()
+            && sender.unsent.is_empty()
+            && !(self.writing || self.blocked || self.broken)
+            && self.core.is_plain()
     }
 }
 

@@ -29,6 +29,7 @@ Packet Switches, IEEE/ACM Transactions on Networking 6 (1998). See docs/adr/0016
 from __future__ import annotations
 
 from urds.common.types import IPAddress
+from urds.rds.plane.python.sender import REFERENCE_BYTES
 from urds.rds.plane.python.waiting import Waiters, WaitQueue
 
 ABSENT_NS = 30_000_000_000  # how long messages wait for a connection until their peer is absent
@@ -200,6 +201,11 @@ class SendAccounts:
         else:
             held_bytes = self._second_bytes(queued_bytes)
         return held_bytes + payload_bytes >= self.half_bytes
+
+    def is_light(self, destination: Destination, payload_bytes: int) -> bool:
+        """Return whether a short message is alone at its destination and takes little room."""
+        small = payload_bytes < min(REFERENCE_BYTES, self.quarter_bytes)
+        return small and not destination.queued_bytes
 
     def refuse(self, destination: Destination, payload_bytes: int, groups: int) -> None:
         """Note that a message found no room; `take_roomy` returns it once it has."""

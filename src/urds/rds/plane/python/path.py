@@ -34,7 +34,7 @@ from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.framing import Fence, emit_header
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.receiver import Receiver
-from urds.rds.plane.python.sender import Owner, Sender
+from urds.rds.plane.python.sender import REFERENCE_BYTES, Owner, Sender
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
@@ -179,6 +179,22 @@ class PathCore:
             return False
         return bool(sender.retransmits) or (bool(sender.unsent) and not self.is_gated())
 
+    def is_plain(self) -> bool:
+        """Return whether a message may leave alone if none is queued or unacknowledged."""
+        sender, limits = self.sender, self.limits
+        return (
+            self.attached
+            and self.hold is Hold.NOTHING
+            and sender.ack_mode is AckMode.PEER_ACKNOWLEDGED
+            and sender.blocked_by is None
+            and not (self._out or self.map_due or self._hellos)
+            and not (sender.retransmits or sender.fences)
+            and not (sender.ack_wanted or sender.ack_request_due)
+            and limits.path_messages_max > 1  # else one more fills it
+            and limits.unacked_packets_max > 1  # else each requests an acknowledgement
+            and limits.unacked_bytes_max > REFERENCE_BYTES
+        )
+
     def is_gated(self) -> bool:
         """Return whether new messages wait for another path's fence."""
         fence = self.sender.blocked_by
@@ -270,6 +286,10 @@ class PathCore:
         self._out_bytes += len(data)
         # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
         self.sender.position += len(data)
+
+    def has_bytes(self) -> bool:
+        """Return whether the stream has not taken all bytes of `poll_transmit`."""
+        return bool(self._out_bytes)
 
     def transmitted(self, byte_count: int) -> None:
         """Note that the stream took the first `byte_count` bytes of `poll_transmit`."""

@@ -219,7 +219,14 @@ class SendSide:
         if isinstance(path, LoopPath):
             path.deliver(self._receives, port, payload, extension)
             return route
-        if path.full or payload_bytes > path.message_bytes_max:
+        is_alone = (
+            is_known
+            and is_open
+            and isinstance(path, StreamPath)
+            and accounts.is_light(destination, payload_bytes)
+            and path.writer.sends_alone()
+        )
+        if (path.full and not is_alone) or payload_bytes > path.message_bytes_max:
             return self._note_full(route, payload_bytes, port)
         if not is_open:
             accounts.admit(destination, payload_bytes, queued_bytes)
@@ -227,6 +234,7 @@ class SendSide:
             # To a known destination nothing is looked at again, not even a new map.
             self._receives.map_news = is_known and map_news
             path.core.sender.queue(self, self.port, port, payload, extension)
+            path.core.sender.lone = is_alone
         else:
             path.queue(self, port, payload, extension, operations)
         destination.queued_bytes += payload_bytes

@@ -79,6 +79,7 @@ class Sender:
         "fences",
         "freed",
         "limits",
+        "lone",
         "pending_bytes",
         "position",
         "retransmits",
@@ -102,6 +103,9 @@ class Sender:
         self.checksum = False
         self.ack_wanted = False  # a send account is at half of its bound
         self.ack_request_due = False  # a thread waits until everything here is acknowledged
+        # The next message to be framed is the only one: its reply acknowledges it, so it counts
+        # and requests nothing.
+        self.lone = False
         self.unacked_packets_left = limits.unacked_packets_max
         self.unacked_bytes_left = limits.unacked_bytes_max
         self.fences: list[Fence] = []
@@ -216,7 +220,10 @@ class Sender:
             return 0
         self.unacked_packets_left -= 1
         self.unacked_bytes_left -= payload_bytes
-        if self.unacked_packets_left > 0 and self.unacked_bytes_left > 0 and not is_last:
+        if self.lone or (
+            self.unacked_packets_left > 0 and self.unacked_bytes_left > 0 and not is_last
+        ):
+            self.lone = False
             return 0
         self.counters.send_ack_required += 1
         self.allow_unacked()

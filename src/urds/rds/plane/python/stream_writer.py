@@ -69,6 +69,7 @@ class StreamWriter:
         self._state = state
         self._progress = progress
         self.writing = False
+        self._writes_alone = False  # a single message, and no other thread came with one
         self.writes = 0  # number of writes begun, and of the last one
         self.blocked = False  # the stream took less than was written: wait for POLLOUT
         self.broken = False  # writing failed; data from the peer is still read
@@ -84,8 +85,17 @@ class StreamWriter:
 
     # -- lock held
 
+    def sends_alone(self) -> bool:
+        """Return whether a message would leave alone: none is queued, and none is in flight."""
+        sender = self._core.sender
+        if sender.unacked or sender.unsent or self.writing or self.blocked or self.broken:
+            return False
+        return self._core.is_plain()
+
     def should_flush(self, burst_bytes: int) -> bool:
         """Spend the budget of an idle path, or open a batch; return whether to write.
+
+        A message that leaves alone spends nothing: nothing is in flight to wait for.
 
         In a burst long messages leave once `burst_bytes` are pending, if that exceeds the plane's
         own limit.
@@ -96,6 +106,8 @@ class StreamWriter:
             self._path.want()
             self.is_batching = True
             return False
+        if sender.lone:
+            return True
         enough_bytes = state.limits.flush_bytes
         if burst_bytes > enough_bytes and sender.is_long():
             enough_bytes = burst_bytes
@@ -175,6 +187,8 @@ class StreamWriter:
             return []
         if self._path.stream is stream:  # else superseded meanwhile; its core began anew
             self._core.transmitted(taken)
+            if failure is not None or self._core.has_bytes():
+                self._writes_alone = False
             if failure is not None:
                 self.blocked = isinstance(failure, BlockingIOError)
                 self.broken = not self.blocked
@@ -188,16 +202,21 @@ class StreamWriter:
         self.writing = False
         if self._core.poll_timeout() is None:
             self._state.ack_deadlines.pop(self._path, None)  # pending acknowledgements have left
-        self._idle_since_ns = self._state.clock_ns()
         self.end_batch()  # also without a stream: the next send must request one
+        was_alone, self._writes_alone = self._writes_alone, False
+        if not was_alone:
+            self._note_end_of_write()
+        while self._streams_to_close:
+            self._streams_to_close.pop().close()
+
+    def _note_end_of_write(self) -> None:
+        self._idle_since_ns = self._state.clock_ns()
         self._path.check_full()
         sender = self._core.sender
         if sender.unacked and sender.ack_mode is not AckMode.PEER_ACKNOWLEDGED:
             self._ack_poll_delay_ns = _ACK_POLL_NS
             self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
             self._state.mark_dirty(self._path)
-        while self._streams_to_close:
-            self._streams_to_close.pop().close()
 
     # -- no lock held
 
@@ -226,8 +245,14 @@ class StreamWriter:
                 stream = path.stream
                 if leaves and stream and not (self.writing or self.blocked or self.broken):
                     self.writing = True
+                    self._writes_alone = self._core.sender.lone
+                    if self._writes_alone:
+                        self._state.dirty.pop(self._path, None)  # it leaves nothing behind
                     write_number = self.writes = self.writes + 1
                     buffers = self._poll_transmit()
+                elif leaves:
+                    self._writes_alone = False
+                self._core.sender.lone = False
             while buffers:
                 assert stream is not None, "nothing is left to write without a stream"
                 taken, failure = write(stream, buffers)
