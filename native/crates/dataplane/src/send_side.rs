@@ -197,8 +197,8 @@ impl Plane {
         if look && let Some(path) = path {
             self.look_for_room(mailbox, path);
         }
-        if sync {
-            self.sync(mailbox);
+        if sync || finish_pass || is_full {
+            self.sync(mailbox); // a full path tells the sockets of its own address alone
         }
     }
 
