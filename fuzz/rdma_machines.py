@@ -8,14 +8,11 @@ operation once.
 from collections import Counter, deque
 from collections.abc import Callable
 
-from fuzz.accounts import Account
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
-from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.sender import Owner
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
 from urds.rds.transports.rdma.credits import CREDITS_MAX
 from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, Frame, MessageHeader, Outcome
 from urds.rds.wire import extensions as exthdr
@@ -30,6 +27,13 @@ PORTS = 3
 _WORKS_MAX = 200  # that one step can cause: each takes a place of the ring
 _CHECKSUM_END = 48 - 16  # the checksum stands in the two bytes before the extension
 _SIZES = (0, 1, 100, 4096, 5000, 9000)
+
+
+class Account:
+    """What a socket is to the core."""
+
+    def __init__(self) -> None:
+        self.charged_bytes = 0
 
 
 class Besieged:
@@ -50,7 +54,7 @@ class Besieged:
         self.operations: list[Operation] = []
         self.ended: Counter[int] = Counter()
         self.core = ConnectionCore(
-            self.limits, Counters(), RdmaCounters(), self, sequence_first=1 + (choices >> 4)
+            self.limits, MessageCounters(), RdmaCounters(), self, sequence_first=1 + (choices >> 4)
         )
         self._answers_pings = bool(choices & 2)
         self._posted: deque[int] = deque()
@@ -81,7 +85,7 @@ class Besieged:
         """Check a key."""
         assert 0 <= key < 1 << 32
 
-    def operation_ended(self, owner: Owner, operation: Operation) -> None:
+    def operation_ended(self, owner: Account, operation: Operation) -> None:
         """Count how often an operation ended."""
         assert owner in self.accounts and operation.status is not None
         self.ended[id(operation)] += 1
@@ -130,11 +134,13 @@ class Besieged:
             return
         made = [one for bit, one in enumerate(_operations()) if choice >> bit & 1]
         self.operations += made
+        account, payload = self.accounts[amount & 1], bytes(_SIZES[amount % len(_SIZES)])
+        account.charged_bytes += len(payload)
         self.core.outgoing.queue(
-            self.accounts[amount & 1],
+            account,
             1 + amount % PORTS,
             1 + (amount >> 2) % PORTS,
-            bytes(_SIZES[amount % len(_SIZES)]),
+            payload,
             b"",
             made,
             ack_required=bool(choice & 8),
@@ -189,8 +195,11 @@ class Besieged:
         for message in outgoing._messages():
             if message.owner is not None:
                 weights[id(message.owner)] += len(message.payload)
+        for account, (_, freed_bytes) in outgoing.freed.items():
+            account.charged_bytes -= freed_bytes
+        outgoing.freed.clear()
         for account in self.accounts:
-            assert account.send_queued_bytes == weights[id(account)], "the account is wrong"
+            assert account.charged_bytes == weights[id(account)], "the account is wrong"
         if core._credits.is_on:
             assert self._allowed >= 0, "a frame without credit"
         for operation in self.operations:

@@ -31,6 +31,8 @@ _StreamAddress = tuple[str, int]
 # attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
 # acknowledgement, ports of source and target, extension (16 bytes), payload, attachment. Ready:
 # descriptor, interest. LingerOver: path, messages never sent, messages not acknowledged.
+# LocalMapChanged: address and its scope. Resumed: number of an external path. GiveUp, LingerEnded:
+# the same, and number of a mailbox.
 _Event = tuple[Any, ...]
 
 # Local address and its scope, port, then base.MailboxRow from `send_bytes_max` on.
@@ -42,8 +44,8 @@ _PathRow = tuple[
     int, int, int, int, int, int, int, int, int, str,
     tuple[_StreamAddress, _StreamAddress] | None,
 ]  # fmt: skip
-# As base.MessageRow up to the peer's port, each address followed by its scope.
-_MessageRow = tuple[int, int, bytes, int, int, bytes, int, int]
+# As base.MessageRow, each address followed by its scope.
+_MessageRow = tuple[int, int, bytes, int, int, bytes, int, int, int]
 
 class Plane:
     """The plane of a process; see `contract.Plane`."""
@@ -71,6 +73,7 @@ class Plane:
     def adopt(self) -> None: ...
     def abandon(self) -> None: ...
     def progress(self) -> int: ...
+    def finish_pass(self) -> None: ...
     def fileno(self) -> int: ...
     def snapshot(
         self,
@@ -158,18 +161,24 @@ class Mailbox:
         operations: bool = False,
         copy: bool = True,
         /,
-    ) -> int:
-        """Queue one message. `operations`: it has some, which no path of this plane supports.
+    ) -> int | None:
+        """Queue one message. `operations`: it has some, which no stream of this plane supports.
+
+        None: a message transport has the route, which is to send it.
 
         Without `copy` one long buffer is kept by reference.
         """
 
     def receive(
         self, wait_ns: int | None, peek: bool = False, notices_max: int = 1, /
-    ) -> _Message | int | None:
-        """Return what is next: a message, the groups of a congestion notice, None for nothing."""
+    ) -> _Message | int | list[tuple[int, int]] | None:
+        """Return what is next: a message, the groups of a congestion notice, None for nothing.
+
+        A list has notices of operations: token and status.
+        """
 
     def route(self, peer: bytes, scope: int, path: Path | None, /) -> None: ...
+    def route_external(self, peer: bytes, scope: int, path: ExternalPath, /) -> None: ...
     def route_loop(self, peer: bytes, scope: int, /) -> None:
         """Set the route to an address of this process: the sender delivers."""
 
@@ -180,6 +189,15 @@ class Mailbox:
     def configure(self, settings: _Settings, /) -> None: ...
     def cancel(self, peer: bytes | None, scope: int, port: int | None, /) -> int: ...
     def unacknowledged(self) -> int: ...
+    @property
+    def number(self) -> int:
+        """Its number in events."""
+
+    def note_operation(self, wants_notice: bool, token: int, status: int, /) -> None: ...
+    def operations_ended(self) -> int: ...
+    def wait_operation(self, seen: int, wait_ns: int | None, /) -> bool:
+        """Wait until more than `seen` operations have ended; return whether they have."""
+
     def fileno(self) -> int: ...
     def close(self, linger_ns: int | None = None, /) -> None: ...
 
@@ -224,4 +242,43 @@ class Path:
     def has_delivered(self) -> bool: ...
     def activity(self) -> tuple[int, int | None, int]: ...  # contract.PathActivity
     def drop_queue(self) -> int: ...
+    def close(self) -> None: ...
+
+class ExternalPath:
+    """The plane's part of a path of a message transport; see `contract.ExternalPath`."""
+
+    def __new__(
+        cls,
+        plane: Plane,
+        local: bytes,
+        local_scope: int,
+        peer: bytes,
+        peer_scope: int,
+        tos: int,
+        message_bytes_max: int,
+        /,
+    ) -> Self: ...
+    @property
+    def number(self) -> int:
+        """Its number in events."""
+
+    def charge(
+        self, mailbox: Mailbox, port: int, payload_bytes: int, may_wait: bool, /
+    ) -> str:
+        """Return the name of a `contract.Charge`."""
+
+    def wait_for_charge(
+        self, mailbox: Mailbox, port: int, payload_bytes: int, is_first: bool, wait_ns: int | None, /
+    ) -> bool: ...
+    def held(self, mailbox: Mailbox, /) -> tuple[int, int]: ...
+    def refund(self, mailbox: Mailbox, messages: int, payload_bytes: int, /) -> None: ...
+    def deliver(
+        self, source_port: int, target_port: int, payload: bytes, extension: bytes, /
+    ) -> bool: ...
+    def take_peer_map(self, data: bytes, /) -> None: ...
+    def local_map(self) -> bytes: ...
+    def peer_is_congested(self, port: int, /) -> bool: ...
+    def set_full(self, full: bool, /) -> None: ...
+    def set_connected(self, connected: bool, /) -> None: ...
+    def fail(self, mailbox: Mailbox, /) -> None: ...
     def close(self) -> None: ...

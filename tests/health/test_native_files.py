@@ -19,7 +19,6 @@ PYTHON = PACKAGE / "rds" / "plane" / "python"
 CRATES = ("path", "dataplane", "pymodule")
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")
-PENDING_MAX = 17
 
 
 def listed() -> dict[str, Any]:
@@ -55,20 +54,14 @@ def unlisted(files: Set[str], table: Mapping[str, Any]) -> list[str]:
 
 def unpaired(names: Set[str], table: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between the names of both planes."""
-    pending = table["pending"]
-    missing, going = set(pending["missing_in_python"]), set(pending["python_goes"])
     rust = {name: row for crate in CRATES for name, row in table[crate].items()}
     twins = {name for name, row in rust.items() if "no_twin" not in row}
     alone = set(table["python"])
     return sorted(
-        [f"{name}: Rust alone has it, without a reason" for name in twins - names - missing]
-        + [
-            f"{name}: Python alone has it, without a reason"
-            for name in names - twins - alone - going
-        ]
+        [f"{name}: Rust alone has it, without a reason" for name in twins - names]
+        + [f"{name}: Python alone has it, without a reason" for name in names - twins - alone]
         + [f"{name}: a reason for what both planes have" for name in names & (set(rust) - twins)]
         + [f"{name}: a reason for a file that is not there" for name in alone - names]
-        + [f"{name}: no longer pending" for name in (missing & names) | (going - names)]
     )
 
 
@@ -90,40 +83,31 @@ def test_both_planes_name_their_files_alike() -> None:
     assert unpaired(python_names(), listed()) == []
 
 
-def test_what_is_pending_only_shrinks() -> None:
-    assert sum(map(len, listed()["pending"].values())) <= PENDING_MAX
-
-
 TABLE = {
     "path": {"sender": {"runs": "message"}, "chunks": {"runs": "byte", "no_twin": "bytes"}},
     "dataplane": {"state": {"runs": "message"}},
     "pymodule": {},
     "python": {"interrupts": "signals"},
-    "pending": {"missing_in_python": ["state"], "python_goes": ["outgoing"]},
 }
 
 
 @pytest.mark.parametrize(
     ("names", "wrong"),
     [
-        ({"sender", "interrupts", "outgoing"}, []),
-        ({"interrupts", "outgoing"}, ["sender: Rust alone has it, without a reason"]),
+        ({"sender", "state", "interrupts"}, []),
+        ({"state", "interrupts"}, ["sender: Rust alone has it, without a reason"]),
         (
-            {"sender", "interrupts", "outgoing", "runs"},
+            {"sender", "state", "interrupts", "runs"},
             ["runs: Python alone has it, without a reason"],
         ),
         (
-            {"sender", "interrupts", "outgoing", "chunks"},
+            {"sender", "state", "interrupts", "chunks"},
             [
                 "chunks: Python alone has it, without a reason",
                 "chunks: a reason for what both planes have",
             ],
         ),
-        ({"sender", "outgoing"}, ["interrupts: a reason for a file that is not there"]),
-        (
-            {"sender", "interrupts", "state"},
-            ["outgoing: no longer pending", "state: no longer pending"],
-        ),
+        ({"sender", "state"}, ["interrupts: a reason for a file that is not there"]),
     ],
 )
 def test_a_name_of_one_plane_is_found(names: set[str], wrong: list[str]) -> None:

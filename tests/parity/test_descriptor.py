@@ -8,12 +8,7 @@ import pytest
 
 from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, World, take
 from urds.rds.constants import RdmaStatus
-from urds.rds.plane.contract import (
-    AtomicOperation,
-    Limits,
-    Mailbox,
-    OperationNotice,
-)
+from urds.rds.plane.contract import AtomicOperation, Limits, Mailbox, OperationNotice
 from urds.rds.types import AckMode
 from urds.rds.wire.congestion_map import CongestionMap
 
@@ -229,7 +224,6 @@ class TestFullPath:
         assert [by_poll(descriptor)[1] for descriptor in descriptors] == [True, True, True]
 
 
-@pytest.mark.reference
 @each_way
 def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
     world: World, look: Look
@@ -247,9 +241,8 @@ def test_an_operation_that_ended_is_shown_until_its_notice_is_taken(
         result=memoryview(bytearray(8)),
         status=RdmaStatus.SUCCESS,
     )
-    with world.plane.state.lock:
-        mailbox.sends.note_operation(operation)
-    world.plane.passes.finish_pass()
+    mailbox.note_operation(operation)
+    world.plane.finish_pass()
     assert look(descriptor) == (True, True)
     assert mailbox.receive(wait_ns=0) == (OperationNotice(5, RdmaStatus.SUCCESS),)
     assert look(descriptor) == (False, True)

@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, MutableSet
 from dataclasses import dataclass
 from ipaddress import ip_network
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tests.sim.rdma_judge import Judge
 from tests.support.lines import Lines
 from urds.common.types import IPAddress
 from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.plane.contract import (
-    ConnectWanted,
     Limits,
     MailboxSettings,
     Message,
+    OfTransport,
     Operation,
     OperationNotices,
 )
 from urds.rds.plane.message_transport import MessageTransport
+from urds.rds.plane.python.external import ExternalPath
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.plane import Plane
 from urds.rds.plane.python.state import State
@@ -40,6 +41,8 @@ US = 1_000
 MS = 1_000_000
 SECOND = 1_000 * MS
 ALLOWED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+
+_SETS = ("touched", "looks", "resuming")  # their order shows on the wire
 
 _T = TypeVar("_T")
 
@@ -69,42 +72,54 @@ class OrderedSet(MutableSet[_T]):
         self._items.update(dict.fromkeys(items))
 
 
-_ORDERED = ("touched", "maps_due", "looks")
-
-
 class SimState(State):
-    """The state of the reference plane; has every message judged that arrives."""
-
-    judge: Judge
-
-    def deliver_from_transport(
-        self,
-        path: MessageTransport,
-        source_port: int,
-        target_port: int,
-        payload: bytes,
-        extension: bytes,
-    ) -> bool:
-        """Take a message in once it is judged."""
-        self.judge.arrive(source_port, payload, extension)
-        return super().deliver_from_transport(path, source_port, target_port, payload, extension)
+    """A plane's state whose sets are walked in the order of insertion."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Keep sets whose order shows on the wire in an order that the seed decides."""
-        super().__setattr__(name, OrderedSet(value) if name in _ORDERED else value)
+        if name in _SETS:
+            value = OrderedSet(value)
+        super().__setattr__(name, value)
 
 
 class SimPlane(Plane):
     """The reference plane; tells when there is something for its helper to do."""
 
-    state: SimState
+    judge: Judge
 
-    def __init__(self, judge: Judge, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.state.__class__ = SimState  # the plane makes it
-        self.state.judge = judge
-        for name in _ORDERED:
-            setattr(self.state, name, ())
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.state.__class__ = SimState  # made by the plane itself
+        for name in _SETS:
+            setattr(self.state, name, getattr(self.state, name))
+
+    def external_path(
+        self,
+        *,
+        local: IPAddress,
+        peer: IPAddress,
+        tos: int,
+        message_bytes_max: int,
+        transport: MessageTransport,
+    ) -> ExternalPath:
+        """Make a path that takes a message in once it is judged."""
+        path = super().external_path(
+            local=local,
+            peer=peer,
+            tos=tos,
+            message_bytes_max=message_bytes_max,
+            transport=transport,
+        )
+        take = path.deliver
+
+        def deliver(source_port: int, target_port: int, payload: bytes, extension: bytes) -> bool:
+            self.judge.arrive(source_port, payload, extension)
+            return take(source_port, target_port, payload, extension)
+
+        path.deliver = deliver  # type: ignore[method-assign]  # the judge listens
+        if isinstance(transport, RdmaPath):
+            _count_given_up(transport)
+        return path
 
     def listen(self, on_want: Callable[[bool], None]) -> None:
         """Have `on_want` called where the helper is woken; true: at once, false: for what is due.
@@ -118,6 +133,26 @@ class SimPlane(Plane):
             on_want(now)
 
         self.state.thread.want = wanted  # type: ignore[method-assign]  # in place of its thread
+
+
+def _count_given_up(path: RdmaPath) -> None:
+    """Have each mailbox count the messages that a path has given up of it."""
+    give_up_messages, give_up = path.core.outgoing._give_up, path.give_up
+
+    def give_up_and_count(messages: Iterable[Any]) -> int:
+        chosen = list(messages)
+        for message in chosen:
+            if message.owner is not None:
+                message.owner.sends.given_up += 1
+        return give_up_messages(chosen)
+
+    def give_up_absent(mailbox: Any) -> int:
+        count = give_up(mailbox)
+        mailbox.sends.given_up += count
+        return count
+
+    path.core.outgoing._give_up = give_up_and_count  # type: ignore[method-assign]  # as above
+    path.give_up = give_up_absent  # type: ignore[method-assign]  # as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +198,12 @@ class SimNode:
         self._sequence_first = settings.sequence_first
         self.adapter = network.adapter(address=str(address))
         self.plane = SimPlane(
-            judge,
             limits=settings.limits,
             resolve=self._resolve,
             clock_ns=lambda: network.now_ns,
             generation=settings.generation,
         )
+        self.plane.judge = judge
         self.plane.listen(self._note_want)
         self.rdma = RdmaNode(
             self.plane,
@@ -237,8 +272,8 @@ class SimNode:
         now_ns = self.network.now_ns
         self._turn_at_ns = None
         for event in self.plane.help(0):
-            if isinstance(event, ConnectWanted) and self.rdma.owns(event.path):
-                self.rdma.handle_wanted(cast("RdmaPath", event.path))
+            if isinstance(event, OfTransport):
+                self.rdma.take(event)
         while self._later:
             self._later.popleft()()
         due_ns = self.rdma.progress(now_ns)
@@ -251,14 +286,15 @@ class SimNode:
         """Bind a socket whose operations the judge hears of."""
         mailbox = self.plane.mailbox(local=self.address, port=port, settings=settings)
         mailbox.receives.pausing = OrderedSet()  # type: ignore[assignment]  # see OrderedSet
-        note = mailbox.sends.note_operation
+        note = mailbox.note_operation
 
         def note_operation(operation: Operation) -> None:
             self.judge.end_operation(mailbox, operation)
             note(operation)
 
-        mailbox.sends.note_operation = note_operation  # type: ignore[method-assign]  # the judge listens
+        mailbox.note_operation = note_operation  # type: ignore[method-assign]  # the judge listens
         self.mailboxes[port] = mailbox
+        self.rdma.add_mailbox(mailbox)
         return mailbox
 
     def close(self, port: int, *, linger_ns: int | None) -> None:
@@ -298,6 +334,7 @@ class SimNode:
         for mailbox in self.mailboxes.values():
             self.receive(mailbox, 1 << 20)
         self.is_alive = False
+        self.rdma.end_connections(100 * MS)
         self.plane.close(0)
         self.rdma.close()
         self._leave()

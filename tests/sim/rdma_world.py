@@ -171,7 +171,12 @@ class World:
         return sum(
             getattr(table, name, 0)
             for node in self.nodes.values()
-            for table in (node.plane.state.counters, node.rdma.counters, node.rdma.stats)
+            for table in (
+                node.plane.state.counters,
+                node.rdma.message_counters,
+                node.rdma.counters,
+                node.rdma.stats,
+            )
         )
 
     def fail(self, what: str) -> AssertionError:
@@ -411,7 +416,7 @@ class World:
             "requests": (len(attempts._requests), 0),
             "regions": (len(node.regions), 0),
             "keys": (keys, links),
-            "paths": (len(node.plane.state.hosts[node.address].transports), len(paths)),
+            "paths": (len(node.plane.state.hosts[node.address].externals), len(paths)),
             "lingering": (len(node.plane.state.lingering), 0),
         }
         for what, (found, expected) in held.items():

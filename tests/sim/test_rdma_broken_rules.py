@@ -159,9 +159,11 @@ def _tell_newest_first(original: Any, receives: Any, operation: Any) -> None:
 
 
 def _cancel_without_room(original: Any, outgoing: Outgoing, owner: Any, *how: Any) -> int:
-    queued_bytes = owner.send_queued_bytes
+    freed = outgoing.freed.get(owner)
     count = original(outgoing, owner, *how)
-    owner.send_queued_bytes = queued_bytes
+    outgoing.freed.pop(owner, None)
+    if freed is not None:
+        outgoing.freed[owner] = freed
     return count  # type: ignore[no-any-return]  # it is what `original` returns
 
 
@@ -233,7 +235,7 @@ BROKEN = [
         RESTARTS,
     ),
     Broken("a connection begins with our map", around(ConnectionCore, "attach", _send_no_map)),
-    Broken("a changed map is sent", instead(RdmaPath, "note_map_due", _send_no_new_map)),
+    Broken("a changed map is sent", instead(RdmaPath, "send_map", _send_no_new_map)),
     Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there), CREDITS),
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),

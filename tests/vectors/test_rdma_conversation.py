@@ -90,10 +90,6 @@ def test_the_conversation_shows_every_kind_of_frame() -> None:
 class Account:
     """The sockets of the kernel whose place the core takes."""
 
-    def __init__(self) -> None:
-        self.send_queued_bytes = 0
-        self.given_up = 0
-
 
 class Step(NamedTuple):
     """What one kernel sent for one message: an operation, if any, and all frames."""

@@ -17,12 +17,9 @@ from urds.rds.plane.choose import (
     PYTHON,
     VARIABLE,
     VERSION,
-    Choice,
     choose,
-    plane_beside,
     plane_class,
 )
-from urds.rds.plane.contract import Limits
 from urds.rds.plane.python.plane import Plane
 from urds.rds.runtime.process import plane_in_use, process
 
@@ -127,16 +124,6 @@ def test_an_unknown_plane_is_refused_with_the_choices(monkeypatch: pytest.Monkey
     monkeypatch.setenv(VARIABLE, "rust")
     with pytest.raises(SettingError, match=r"URDS_IMPL = 'rust' .*python or native"):
         choose()
-
-
-def test_a_plane_that_carries_rdma_needs_none_beside_it() -> None:
-    assert plane_beside(Plane(limits=Limits(), resolve=lambda _mailbox, _peer: None)) is None
-
-
-@pytest.mark.skipif(bool(native.missing()), reason="no compiled plane")
-def test_beside_the_compiled_plane_rdma_uses_the_python_one() -> None:
-    compiled = plane_class(Choice(NATIVE, "a test"))
-    assert plane_beside(compiled(limits=Limits(), resolve=lambda _mailbox, _peer: None)) is Plane
 
 
 def test_a_process_tells_what_it_has_or_would_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,19 @@
 """TCP and RDMA in one process: whichever is bound first, both are served, shown and ended.
 
-The Python plane carries both. The compiled plane carries TCP, and then another plane is beside it
-for RDMA; a program sees no difference. What is here holds on both.
+Both are on one plane, with one mailbox for each socket and one control thread; a program sees no
+difference. What is here holds on either plane.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import pytest
@@ -21,10 +22,9 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_forks import code_of_child
-from tests.support import planes
 from tests.support.waiting import ends_with
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
-from urds.rds.plane.choose import NATIVE
+from urds.rds.plane.contract import Carrier
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
 from urds.rds.runtime.processes import Report, ask
@@ -33,6 +33,8 @@ from urds.rds.settings import Settings
 NEAR, FAR = 1, 2
 TCP, IB = Transport.TCP, Transport.IB
 ORDERS: Final = [(TCP, IB), (IB, TCP)]
+PAIRS: Final = [*ORDERS, (TCP, TCP), (IB, IB)]
+IDS: Final = ["tcp to rdma", "rdma to tcp", "tcp to tcp", "rdma to rdma"]
 PORT: Final = 4000
 WAIT_S: Final = 10.0
 MANY: Final = 10_000  # messages of 1 KiB, far beyond all buffers
@@ -104,9 +106,65 @@ def exchange(one: urds.Socket, other: urds.Socket, text: bytes) -> None:
 def test_messages_go_over_either_whichever_came_first(pair: Pair) -> None:
     for transport in (TCP, IB):
         exchange(pair.near[transport], pair.far[transport], b"over %d" % transport)
+
+
+def made(kind: str) -> int:
+    """Count the objects of this process that are of a class of that name of a plane."""
+    gc.collect()
+    return sum(
+        type(one).__name__ == kind and type(one).__module__.startswith("urds.rds.plane.")
+        for one in gc.get_objects()
+    )
+
+
+def control_threads() -> int:
+    """Count the threads of this process that are of RDS, without those of devices."""
+    own = ("urds-driver", "urds-rdma")
+    return sum(thread.name.startswith(own) for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["tcp first", "rdma first"])
+def test_both_are_on_one_plane_with_one_mailbox_per_socket_and_one_thread(
+    order: tuple[Transport, Transport],
+) -> None:
+    before = made("Plane"), made("Mailbox"), control_threads()
+    pair = Pair(order)
+    for one in (TCP, IB):
+        for other in (TCP, IB):
+            exchange(pair.near[one], pair.far[other], b"from any to any")
+    after = made("Plane"), made("Mailbox"), control_threads()
+    sockets = len(pair.near) + len(pair.far)
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, sockets, 2]
     for node in pair.nodes:
-        driver = node._driver
-        assert (driver.rdma.plane is not driver.plane) is (planes.in_use() == NATIVE)
+        assert len(node.plane.snapshot().mailboxes) == 2
+        transports = {str(row.transport) for row in node.snapshot().paths}
+        assert str(Carrier.RDMA) in transports and len(transports) == 2
+    pair.close()
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=IDS)
+def test_no_counter_counts_a_message_twice(
+    pair: Pair, source: Transport, target: Transport
+) -> None:
+    """By which transport it ever comes: each event of a message is counted once in the process."""
+    sender, receiver = pair.far[source], pair.near[target]
+    exchange(sender, receiver, b"the connections are up")
+    before = [node.counters() for node in pair.nodes]
+    for number in range(10):
+        sender.sendto(b"%d" % number, receiver.getsockname())
+    for number in range(10):
+        assert receiver.recv(10) == b"%d" % number
+    near, far = (
+        {name: count - then[name] for name, count in node.counters().items()}
+        for node, then in zip(pair.nodes, before, strict=True)
+    )
+    assert (near["recv_queued"], near["recv_delivered"]) == (10, 10)
+    assert far["recv_queued"] == 0
+    # Handshakes of the connections, which may still be under way, are counted here as well.
+    assert 10 <= far["send_queued"] < 15 and near["send_queued"] < 5
+    payload_bytes = len(b"0123456789")
+    assert near["recv_bytes_added_to_sock"] == payload_bytes
+    assert near["recv_bytes_freed_fromsock"] == payload_bytes
 
 
 def test_one_snapshot_and_one_set_of_counters_has_both(pair: Pair) -> None:
@@ -206,7 +264,7 @@ def fill(sender: urds.Socket, receiver: urds.Socket) -> int:
 def test_a_full_port_holds_senders_of_the_other_transport(
     pair: Pair, source: Transport, target: Transport
 ) -> None:
-    """Nothing is lost, and it ends: what waits is within the two buffers and the send queue."""
+    """Nothing is lost, and it ends: what waits is within the buffer and the send queue."""
     sender, receiver = pair.far[source], pair.near[target]
     sender.settimeout(0.5)
     sent = fill(sender, receiver)
@@ -218,7 +276,7 @@ def test_a_full_port_holds_senders_of_the_other_transport(
 
 
 def test_a_source_that_moves_here_is_served_itself(pair: Pair) -> None:
-    """Who stood in for it, as the source of what it sent, is gone."""
+    """It was the source of messages from another process before."""
     names = {one: sock.getsockname() for one, sock in pair.far.items()}
     for one, other in ORDERS:
         exchange(pair.far[one], pair.near[other], b"from there")
@@ -247,9 +305,9 @@ def test_poll_tells_of_both(pair: Pair) -> None:
         assert poll.poll(WAIT_S * 1000) == expected
         assert pair.near[transport].recv(10) == b"x"
         assert poll.poll(0) == []
-    crossing = pair.near[IB]
-    pair.far[TCP].sendto(b"x", crossing.getsockname())
-    assert poll.poll(WAIT_S * 1000) == [(crossing.fileno(), select.POLLIN)]
+    other = pair.near[IB]
+    pair.far[TCP].sendto(b"x", other.getsockname())
+    assert poll.poll(WAIT_S * 1000) == [(other.fileno(), select.POLLIN)]
 
 
 def test_a_child_has_sockets_of_its_own_and_the_parent_keeps_its(node: InProcess) -> None:
@@ -345,9 +403,14 @@ def test_a_fault_where_rdma_is_controlled_fails_both(node: InProcess, part: str)
         raise RuntimeError("a fault on purpose")
 
     with bound(NEAR, TCP) as tcp, bound(NEAR, IB) as rdma:
+        tcp.settimeout(0.5)
         setattr(node._driver.rdma, part, fail)
         rdma.sendto(b"x", (host(FAR), PORT))
+        with suppress(OSError):  # ENOBUFS, or EIO already: the map of a full port is to be sent
+            for _ in range(MANY):
+                tcp.sendto(bytes(4096), rdma.getsockname())
         for sock in (tcp, rdma):
+            sock.settimeout(WAIT_S)
             with pytest.raises(OSError, match="failed") as refused:
                 sock.recv(10)
             assert refused.value.errno == errno.EIO

@@ -19,9 +19,10 @@ use urds_path::{Address, Owner, Release};
 
 use crate::accounts::{ABSENT_NS, DestinationId};
 use crate::events::Event;
+use crate::external::ExternalId;
 use crate::plane::Plane;
 use crate::rules::{self, Moment, Rule};
-use crate::state::{MailboxId, PathId, State};
+use crate::state::{HostId, MailboxId, PathId, State};
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::eventfd::EventFd;
 use crate::sys::signals;
@@ -496,11 +497,18 @@ impl Plane {
 //
 // What is queued to an absent peer moves to the third account of each socket (`accounts`).
 
+/// A path of either kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnyPath {
+    Stream(PathId),
+    External(ExternalId),
+}
+
 /// When the peers of paths become absent; all wait equally long, so the first is due first.
 #[derive(Default)]
 pub struct Missing {
     /// An entry that differs from the path's time is stale.
-    queue: VecDeque<(u64, PathId)>,
+    queue: VecDeque<(u64, AnyPath)>,
 }
 
 impl Missing {
@@ -518,7 +526,21 @@ impl State {
         };
         if path.missing_at_ns.is_none() && !path.absent {
             path.missing_at_ns = Some(at_ns);
-            self.missing.queue.push_back((at_ns, id));
+            self.missing.queue.push_back((at_ns, AnyPath::Stream(id)));
+            self.progress_thread.want();
+        }
+    }
+
+    /// The same for a path of a transport of messages.
+    pub(crate) fn note_external_wanted(&mut self, id: ExternalId) {
+        let at_ns = self.now_ns().saturating_add(ABSENT_NS);
+        let Some(path) = self.externals.get_mut(id) else {
+            return;
+        };
+        path.connected = false;
+        if path.missing_at_ns.is_none() && !path.absent {
+            path.missing_at_ns = Some(at_ns);
+            self.missing.queue.push_back((at_ns, AnyPath::External(id)));
             self.progress_thread.want();
         }
     }
@@ -530,7 +552,24 @@ impl State {
         };
         path.missing_at_ns = None;
         path.absent = false;
-        for (mailbox, destination) in self.known_at(id) {
+        let (host, peer) = (path.host, path.peer);
+        self.note_present(host, peer);
+    }
+
+    /// The same for a path of a transport of messages.
+    pub(crate) fn note_external_connected(&mut self, id: ExternalId) {
+        let Some(path) = self.externals.get_mut(id) else {
+            return;
+        };
+        path.missing_at_ns = None;
+        path.absent = false;
+        path.connected = true;
+        let (host, peer) = (path.host, path.peer);
+        self.note_present(host, peer);
+    }
+
+    fn note_present(&mut self, host: HostId, peer: Address) {
+        for (mailbox, destination) in self.known_at(host, peer) {
             let Some(record) = self.mailboxes.get_mut(mailbox) else {
                 continue;
             };
@@ -544,8 +583,11 @@ impl State {
     /// Return when the next peer becomes absent.
     pub(crate) fn next_missing_ns(&mut self) -> Option<u64> {
         while let Some(&(at_ns, id)) = self.missing.queue.front() {
-            let path = self.paths.get(id);
-            if path.is_some_and(|path| path.missing_at_ns == Some(at_ns)) {
+            let missing_at_ns = match id {
+                AnyPath::Stream(id) => self.paths.get(id).and_then(|path| path.missing_at_ns),
+                AnyPath::External(id) => self.externals.get(id).and_then(|path| path.missing_at_ns),
+            };
+            if missing_at_ns == Some(at_ns) {
                 return Some(at_ns);
             }
             self.missing.queue.pop_front();
@@ -562,16 +604,29 @@ impl State {
         }
     }
 
-    fn note_path_absent(&mut self, id: PathId) {
-        let Some(path) = self.paths.get_mut(id) else {
-            return;
+    fn note_path_absent(&mut self, id: AnyPath) {
+        let (host, peer) = match id {
+            AnyPath::Stream(id) => {
+                let Some(path) = self.paths.get_mut(id) else {
+                    return;
+                };
+                path.missing_at_ns = None;
+                path.absent = true;
+                (path.host, path.peer)
+            }
+            AnyPath::External(id) => {
+                let Some(path) = self.externals.get_mut(id) else {
+                    return;
+                };
+                path.missing_at_ns = None;
+                path.absent = true;
+                (path.host, path.peer)
+            }
         };
-        path.missing_at_ns = None;
-        path.absent = true;
-        if self.has_other_stream(id) {
+        if self.is_connected(host, peer) {
             return;
         }
-        for (mailbox, destination) in self.known_at(id) {
+        for (mailbox, destination) in self.known_at(host, peer) {
             let record = self.mailboxes.get_mut(mailbox);
             let given_up = record.map(|record| record.accounts.note_absent(destination));
             for peer in given_up.unwrap_or_default() {
@@ -581,26 +636,25 @@ impl State {
         }
     }
 
-    /// Return whether another path leads to the same peer.
-    fn has_other_stream(&self, id: PathId) -> bool {
-        let Some(path) = self.paths.get(id) else {
+    /// Return whether any path to a peer has a connection.
+    fn is_connected(&self, host: HostId, peer: Address) -> bool {
+        let Some(host) = self.hosts.get(host) else {
             return false;
         };
-        let host = self.hosts.get(path.host);
-        let mut paths = host.iter().flat_map(|host| &host.paths);
-        paths.any(|&other| {
-            self.paths
-                .get(other)
-                .is_some_and(|other| other.peer == path.peer && other.stream.is_some())
-        })
+        let by_stream = host.paths.iter().any(|&path| {
+            let path = self.paths.get(path);
+            path.is_some_and(|path| path.peer == peer && path.stream.is_some())
+        });
+        by_stream
+            || host.externals.iter().any(|&path| {
+                let path = self.externals.get(path);
+                path.is_some_and(|path| path.peer == peer && path.connected)
+            })
     }
 
-    /// Return the sockets that have sent to the peer of a path, with its destination at each.
-    fn known_at(&mut self, id: PathId) -> Vec<(MailboxId, DestinationId)> {
-        let Some(path) = self.paths.get(id) else {
-            return Vec::new();
-        };
-        let (host, peer) = (self.hosts.get(path.host), path.peer);
+    /// Return the sockets that have sent to a peer, with its destination at each.
+    fn known_at(&mut self, host: HostId, peer: Address) -> Vec<(MailboxId, DestinationId)> {
+        let host = self.hosts.get(host);
         let inboxes = host.iter().flat_map(|host| host.inboxes.values());
         let mailboxes: Vec<MailboxId> = inboxes.copied().collect();
         let known = mailboxes.into_iter().filter_map(|mailbox| {
@@ -628,6 +682,16 @@ impl State {
                 record.given_up += count;
             }
         }
+        let host = self.mailboxes.get(mailbox).map(|record| record.host);
+        for path in host.map_or_else(Vec::new, |host| self.external_holders(host, mailbox)) {
+            if self
+                .externals
+                .get(path)
+                .is_some_and(|path| path.peer == peer)
+            {
+                self.emit(Event::GiveUp { path, mailbox });
+            }
+        }
         if let Some(record) = self.mailboxes.get_mut(mailbox) {
             record.fail(peer);
         }
@@ -635,110 +699,8 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-    use std::os::fd::AsRawFd;
-    use std::os::unix::net::UnixStream;
-    use std::sync::Arc;
-    use std::thread;
-    use std::time::{Duration, Instant};
-
-    use urds_path::Limits;
-
-    use super::*;
-    use crate::events::Interest;
-    use crate::state::PathId;
-    use crate::waiting::Waiter;
-
-    fn plane() -> Arc<Plane> {
-        Plane::new(Limits::default(), None, None, None).expect("descriptors are left")
-    }
-
-    fn sleeps_long(plane: &Plane) -> bool {
-        plane.lock().progress_thread.asleep
-    }
-
-    fn until(mut is_so: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !is_so() {
-            assert!(start.elapsed() < Duration::from_secs(5), "too late");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn the_progress_thread_reads_when_no_other_thread_does() {
-        let plane = plane();
-        let (end, mut far) = UnixStream::pair().expect("descriptors are left");
-        plane
-            .watch(end.as_raw_fd(), Interest::READ)
-            .expect("it can be watched");
-        thread::scope(|scope| {
-            let progress_thread = scope.spawn(|| plane.help(None));
-            until(|| sleeps_long(&plane));
-            assert!(
-                plane.lock().progress_thread.armed,
-                "it hears of the plane's set"
-            );
-            far.write_all(b"x").expect("there is room");
-            let event = Event::Ready {
-                descriptor: end.as_raw_fd(),
-                interest: Interest::READ,
-            };
-            assert_eq!(progress_thread.join().expect("no panic"), [event]);
-        });
-    }
-
-    #[test]
-    fn an_event_ends_its_sleep() {
-        let plane = plane();
-        let path = PathId::from_u64(0);
-        thread::scope(|scope| {
-            let progress_thread = scope.spawn(|| plane.help(None));
-            until(|| sleeps_long(&plane));
-            plane.lock().emit(Event::PeerRestarted { path });
-            assert_eq!(progress_thread.join().expect("no panic").len(), 1);
-        });
-    }
-
-    /// Have the progress thread decide once; return how long it sleeps and if the set is armed.
-    fn decided(plane: &Plane, driven: bool) -> (Option<u64>, bool) {
-        let mut state = plane.lock();
-        state.driven = driven;
-        let timeout_ns = plane.decide(&mut state, 0);
-        (timeout_ns, state.progress_thread.armed)
-    }
-
-    #[test]
-    fn it_is_not_armed_while_a_thread_drives_or_leads() {
-        let plane = plane();
-        assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
-        assert_eq!(decided(&plane, true), (Some(TICK_MAX_NS), false));
-        let leader = Waiter::take();
-        plane.lock().wait_queue.begin_wait(leader, false);
-        for _ in 1..LEADER_TICKS {
-            assert_eq!(decided(&plane, false), (Some(TICK_MAX_NS), false));
-        }
-        assert_eq!(
-            decided(&plane, false),
-            (None, false),
-            "the leader has stayed"
-        );
-        assert!(sleeps_long(&plane));
-        plane.lock().wait_queue.end_wait(leader, None, false);
-        assert_eq!(decided(&plane, false), (None, true));
-        leader.give_back();
-    }
-
-    #[test]
-    fn a_silent_event_loop_is_helped_after_a_while() {
-        let plane = plane();
-        plane.adopt();
-        assert_eq!(decided(&plane, true), (Some(2 * TICK_NS), false));
-        assert_eq!(decided(&plane, false), (Some(SILENCE_NS), false));
-        assert_eq!(decided(&plane, false), (None, true));
-    }
-}
+#[path = "background_tests.rs"]
+mod tests;
 
 #[cfg(test)]
 mod dues_tests {

@@ -1,8 +1,9 @@
 //! Events that `help` returns to the control plane; as in `urds.rds.plane.contract`.
 
-use urds_path::{DownReason, Extension};
+use urds_path::{Address, DownReason, Extension};
 
-use crate::state::PathId;
+use crate::external::ExternalId;
+use crate::state::{MailboxId, PathId};
 
 /// What `watch` waits for; the bits of `contract.Interest`, which are those of poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,24 @@ pub enum Event {
         path: PathId,
         unsent: u64,
         unacknowledged: u64,
+    },
+    /// The congestion map of an address changed: its transports of messages send it.
+    LocalMapChanged {
+        local: Address,
+    },
+    /// A mailbox that had paused a transport's path is at half of its hard bound.
+    Resumed {
+        path: ExternalId,
+    },
+    /// A mailbox's messages to an absent peer are to be dropped, to make room for others.
+    GiveUp {
+        path: ExternalId,
+        mailbox: MailboxId,
+    },
+    /// The linger time of a closed mailbox is over: what it still has on the path is cancelled.
+    LingerEnded {
+        path: ExternalId,
+        mailbox: MailboxId,
     },
     Ready {
         descriptor: i32,

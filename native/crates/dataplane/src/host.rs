@@ -5,6 +5,7 @@ use std::collections::HashMap;
 pub use urds_path::congestion_map::MapBytes;
 use urds_path::{Address, CongestionMap};
 
+use crate::external::ExternalId;
 use crate::state::{MailboxId, PathId};
 
 /// The mailboxes of bound ports, listed in the order in which they were bound.
@@ -54,6 +55,8 @@ pub struct Host {
     pub inboxes: Inboxes,
     /// The paths with streams, in the order in which they were made.
     pub paths: Vec<PathId>,
+    /// Those of transports of messages.
+    pub externals: Vec<ExternalId>,
     /// Our map, as peers and as senders of this process see it.
     pub congested: CongestionMap,
     /// Maps of peers that mark at least one port.
@@ -66,6 +69,7 @@ impl Host {
             address,
             inboxes: Inboxes::default(),
             paths: Vec::new(),
+            externals: Vec::new(),
             congested: CongestionMap::default(),
             peer_maps: HashMap::new(),
         }

@@ -15,9 +15,13 @@ pub mod background;
 pub mod clock;
 pub mod errors;
 pub mod events;
+pub mod external;
+#[cfg(test)]
+mod external_tests;
 pub mod host;
 pub mod loop_path;
 pub mod mailbox;
+pub mod operations;
 pub mod path;
 pub mod plane;
 pub mod poll_set;

@@ -1,12 +1,14 @@
 //! A bound socket: its receive queue, its send accounts, its routes to peers, and its waiters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use urds_path::{Address, Inbox, Limits, Owner, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE, SendAccounts};
 use crate::errors::Rejected;
+use crate::external::ExternalId;
+use crate::operations::OperationNotice;
 use crate::plane::Plane;
 use crate::readiness::ReadinessDescriptor;
 use crate::state::{HostId, MailboxId, PathId, State};
@@ -68,6 +70,8 @@ impl Default for MailboxSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     Stream(PathId),
+    /// A transport of messages has it: a send leaves the plane, to be charged by the transport.
+    External(ExternalId),
     /// To an address of this process: the sender's thread delivers.
     Loop,
 }
@@ -79,6 +83,8 @@ pub enum Place {
     Room,
     /// For room at a destination that had none.
     Destination(DestinationId),
+    /// For the end of an operation.
+    Operation,
 }
 
 /// State of one mailbox.
@@ -104,6 +110,11 @@ pub struct Mailbox {
     pub given_up: u64,
     pub receive_waiters: Waiters,
     pub room_waiters: Waiters,
+    pub operation_waiters: Waiters,
+    /// How many operations of this socket have ended.
+    pub operations_ended: u64,
+    /// Ends of operations to be reported to the application.
+    pub notices: VecDeque<OperationNotice>,
     pub routes: HashMap<Address, Route>,
     /// The route that was looked up last.
     pub(crate) last_route: Option<(Address, Route)>,
@@ -122,6 +133,7 @@ pub struct Mailbox {
     pub descriptor: Option<Arc<ReadinessDescriptor>>,
     /// Paths that wait for the receive queue to shrink.
     pub pausing: Vec<PathId>,
+    pub pausing_externals: Vec<ExternalId>,
     /// Bytes of long messages that make one write.
     pub burst_bytes: usize,
     /// The longest message that the account or the plane allows.
@@ -152,6 +164,9 @@ impl Mailbox {
             given_up: 0,
             receive_waiters: Waiters::default(),
             room_waiters: Waiters::default(),
+            operation_waiters: Waiters::default(),
+            operations_ended: 0,
+            notices: VecDeque::new(),
             routes: HashMap::new(),
             last_route: None,
             flows: HashSet::new(),
@@ -163,6 +178,7 @@ impl Mailbox {
             map_news: false,
             descriptor: None,
             pausing: Vec::new(),
+            pausing_externals: Vec::new(),
             burst_bytes: 0,
             payload_bytes_max: 0,
         };
@@ -206,6 +222,7 @@ impl Mailbox {
         match place {
             Place::Arrival => &mut self.receive_waiters,
             Place::Room => &mut self.room_waiters,
+            Place::Operation => &mut self.operation_waiters,
             Place::Destination(id) => &mut self.accounts.at_mut(id).waiters,
         }
     }
@@ -223,7 +240,7 @@ impl Mailbox {
     }
 
     pub fn has_notice(&self) -> bool {
-        self.notice_groups != 0
+        self.notice_groups != 0 || !self.notices.is_empty()
     }
 
     /// Set whether the next take must do more than take.
@@ -231,7 +248,8 @@ impl Mailbox {
         self.special = self.closed
             || self.descriptor.is_some()
             || self.has_notice()
-            || !self.pausing.is_empty();
+            || !self.pausing.is_empty()
+            || !self.pausing_externals.is_empty();
     }
 
     /// Return the route to a peer.
@@ -294,7 +312,7 @@ impl Mailbox {
     pub fn stream_paths(&self) -> impl Iterator<Item = PathId> {
         self.routes.values().filter_map(|route| match route {
             Route::Stream(path) => Some(*path),
-            Route::Loop => None,
+            Route::External(_) | Route::Loop => None,
         })
     }
 
@@ -483,6 +501,7 @@ impl State {
         }
         self.counters.recv_drop_closed += mailbox.inbox.len() as u64;
         mailbox.inbox.clear();
+        mailbox.notices.clear();
         mailbox.inbox.over_since_ns = None; // a second look would never end
         mailbox.closed = true;
         mailbox.special = true;
@@ -496,6 +515,7 @@ impl State {
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
             mailbox.receive_waiters.tell_all(&mut self.wait_queue);
             mailbox.room_waiters.tell_all(&mut self.wait_queue);
+            mailbox.operation_waiters.tell_all(&mut self.wait_queue);
             mailbox.accounts.tell_refused(&mut self.wait_queue);
         }
     }

@@ -222,19 +222,26 @@ impl State {
     fn give_back(&mut self, freed: &Freed, peer: &Address) {
         let id = MailboxId::from_u64(freed.owner.0);
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
-            mailbox.send_queued_bytes = mailbox.send_queued_bytes.saturating_sub(freed.bytes);
             mailbox.given_up += freed.given_up;
+        }
+        self.give_back_bytes(id, freed.bytes, peer);
+    }
+
+    /// Take bytes that left the queue to a peer off the account of a mailbox, which may be closed.
+    pub(crate) fn give_back_bytes(&mut self, id: MailboxId, bytes: usize, peer: &Address) {
+        if let Some(mailbox) = self.mailboxes.get_mut(id) {
+            mailbox.send_queued_bytes = mailbox.send_queued_bytes.saturating_sub(bytes);
             if let Some(destination) = mailbox.accounts.known(peer) {
                 let queued_bytes = mailbox.send_queued_bytes;
                 let accounts = &mut mailbox.accounts;
-                accounts.give_back(destination, freed.bytes, queued_bytes);
+                accounts.give_back(destination, bytes, queued_bytes);
             }
         }
         if !self.closed_accounts.is_empty()
-            && let Some(bytes) = self.closed_accounts.get_mut(&id)
+            && let Some(left_bytes) = self.closed_accounts.get_mut(&id)
         {
-            *bytes = bytes.saturating_sub(freed.bytes);
-            if *bytes == 0 {
+            *left_bytes = left_bytes.saturating_sub(bytes);
+            if *left_bytes == 0 {
                 self.closed_accounts.remove(&id);
             }
         }
@@ -281,10 +288,15 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        let peer = path.peer;
-        for mailbox in std::mem::take(&mut path.room_wanted) {
+        let (peer, wanted) = (path.peer, std::mem::take(&mut path.room_wanted));
+        self.tell_waiting(&wanted, &peer);
+    }
+
+    /// Have the senders of mailboxes that wait for a path to a peer look again.
+    pub(crate) fn tell_waiting(&mut self, wanted: &[MailboxId], peer: &Address) {
+        for &mailbox in wanted {
             if let Some(record) = self.mailboxes.get_mut(mailbox)
-                && let Some(id) = record.accounts.known(&peer)
+                && let Some(id) = record.accounts.known(peer)
             {
                 let destination = record.accounts.at_mut(id);
                 if std::mem::take(&mut destination.path_full) {

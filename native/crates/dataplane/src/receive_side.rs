@@ -6,6 +6,7 @@ use urds_path::{
 
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
+use crate::events::Event;
 use crate::host::{Inboxes, MapBytes};
 use crate::mailbox::{ALL_GROUPS, Mailbox};
 use crate::plane::Plane;
@@ -31,6 +32,8 @@ pub struct Received<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken<T> {
     Message(T),
+    /// Operations have ended; [`Plane::take_notices`] takes their notices.
+    Operations,
     /// Port groups that a congestion map update concerned.
     Congestion(u64),
     Nothing,
@@ -156,6 +159,9 @@ impl State {
         make: impl FnOnce(Received<'_>) -> T,
     ) -> Result<Taken<T>, Rejected> {
         let mailbox = self.open_mailbox(id)?;
+        if !mailbox.notices.is_empty() {
+            return Ok(Taken::Operations);
+        }
         let groups = std::mem::take(&mut mailbox.notice_groups);
         if groups != 0 {
             return Ok(Taken::Congestion(groups));
@@ -340,9 +346,16 @@ impl State {
             }
             self.flush_soon(path);
         }
+        if self
+            .hosts
+            .get(host_id)
+            .is_some_and(|host| !host.externals.is_empty())
+        {
+            self.emit(Event::LocalMapChanged { local });
+        }
         let groups = if on { 0 } else { Mailbox::group_of(port) };
         for sender in self.senders_by_loop(&local) {
-            self.note_map(sender, groups);
+            self.note_map(sender, groups, false);
             self.touched.insert(sender);
         }
     }
@@ -360,14 +373,24 @@ impl State {
         let Some(path) = self.paths.get(path) else {
             return;
         };
-        let peer = path.peer;
-        let Some(host) = self.hosts.get_mut(path.host) else {
+        self.put_peer_map(path.host, path.peer, bytes, false);
+    }
+
+    /// Put a peer's map in force; with `exact` monitors get only the groups that it cleared.
+    pub(crate) fn put_peer_map(
+        &mut self,
+        host: HostId,
+        peer: Address,
+        bytes: &MapBytes,
+        exact: bool,
+    ) {
+        let Some(host) = self.hosts.get_mut(host) else {
             return;
         };
         self.counters.cong_update_received += 1;
         let groups = host.replace_peer_map(peer, bytes);
         for mailbox in host.inboxes.values().copied().collect::<Vec<_>>() {
-            self.note_map(mailbox, groups);
+            self.note_map(mailbox, groups, exact);
             self.touched.insert(mailbox);
         }
     }
@@ -378,23 +401,31 @@ impl State {
             return;
         };
         let leads = |path: &PathId| self.paths.get(*path).is_some_and(|path| path.peer == *peer);
-        if !host.paths.iter().any(leads) {
+        let has_external = host.externals.iter().any(|&path| {
+            self.externals
+                .get(path)
+                .is_some_and(|path| path.peer == *peer)
+        });
+        if !has_external && !host.paths.iter().any(leads) {
             host.forget_peer_map(peer);
         }
     }
 
     /// React to a peer's new map: monitor, senders, descriptor.
     ///
-    /// Linux's own monitor takes every update for a change of all groups; an installed mask is
-    /// reported exactly. Source: linux v6.12 net/rds/cong.c; rds(7).
-    fn note_map(&mut self, id: MailboxId, cleared_groups: u64) {
+    /// Linux's own monitor takes every update for a change of all groups over TCP, and over RDMA
+    /// (`exact`) for one of the cleared ones; an installed mask is reported exactly. Source: linux
+    /// v6.12 net/rds/cong.c, `net/rds/ib_recv.c`; rds(7).
+    fn note_map(&mut self, id: MailboxId, cleared_groups: u64, exact: bool) {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return;
         };
         let saw_congestion = std::mem::take(&mut mailbox.saw_congestion);
         if mailbox.settings.monitor {
             if mailbox.settings.monitor_mask == ALL_GROUPS {
-                mailbox.notice_groups |= std::mem::take(&mut mailbox.wait_groups);
+                let changed = if exact { cleared_groups } else { ALL_GROUPS };
+                mailbox.notice_groups |= mailbox.wait_groups & changed;
+                mailbox.wait_groups &= !changed;
             } else {
                 mailbox.notice_groups |= mailbox.settings.monitor_mask & cleared_groups;
             }
@@ -411,12 +442,12 @@ impl State {
         self.note_room(id);
     }
 
-    /// Add the paths that a mailbox at half of its hard bound releases.
+    /// Add the paths that a mailbox at half of its hard bound releases; report those of transports.
     fn let_go(&mut self, id: MailboxId, resumed: &mut Vec<PathId>) {
         let Some(mailbox) = self.mailboxes.get(id) else {
             return;
         };
-        if mailbox.pausing.is_empty() {
+        if mailbox.pausing.is_empty() && mailbox.pausing_externals.is_empty() {
             return;
         }
         let bound = self.hard_bound_of(mailbox.inbox.buffer_bytes);
@@ -425,6 +456,9 @@ impl State {
         }
         if let Some(mailbox) = self.mailboxes.get_mut(id) {
             resumed.append(&mut mailbox.pausing);
+            for path in std::mem::take(&mut mailbox.pausing_externals) {
+                self.emit(Event::Resumed { path });
+            }
         }
     }
 
@@ -439,10 +473,11 @@ impl State {
             mailbox
                 .stream_paths()
                 .any(|path| self.full_paths.contains(path))
+                || self.is_held_up_outside(mailbox)
         };
         let has_room = mailbox.accounts.is_writable(mailbox.send_queued_bytes);
-        let writable =
-            has_room && (self.full_paths.is_empty() || !mailbox.has_one_way() || !is_held_up());
+        let is_any_full = !self.full_paths.is_empty() || self.full_externals > 0;
+        let writable = has_room && (!is_any_full || !mailbox.has_one_way() || !is_held_up());
         (readable, writable)
     }
 }

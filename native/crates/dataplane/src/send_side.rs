@@ -61,6 +61,8 @@ pub enum Sent {
     Done,
     /// It is queued; give this to [`Plane::finish_send`].
     Leaves(Leaving),
+    /// A transport of messages has the route: hand it the message, which it charges.
+    External,
     /// No route to its peer: resolve, then send it again, at most three times.
     NoRoute(Message),
     /// There is no room and it may wait: [`Plane::send_waiting`], without the interpreter.
@@ -104,6 +106,7 @@ enum Attempt {
     /// There is no room, or the peer is congested; that may change while the caller waits.
     Busy(ErrorReason),
     NoRoute,
+    External,
 }
 
 impl Plane {
@@ -120,6 +123,7 @@ impl Plane {
         let reason = match state.attempt_send(&message)? {
             Attempt::Queued(way) => return Ok(state.queued(message.mailbox, way)),
             Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
+            Attempt::External => return Ok(Sent::External),
             Attempt::Busy(reason) => reason,
         };
         if wait_ns == Some(0) || self.is_virtual() {
@@ -171,6 +175,7 @@ impl Plane {
             match state.attempt_send(waiting)? {
                 Attempt::Queued(way) => return Ok(Some(state.queued(mailbox, way))),
                 Attempt::NoRoute => {}
+                Attempt::External => return Ok(Some(Sent::External)),
                 Attempt::Busy(reason) => {
                     state.note_blocked(waiting, reason);
                     return Ok(None);
@@ -271,6 +276,9 @@ impl State {
         let Some(route) = mailbox.route_to(&target.address) else {
             return Ok(Attempt::NoRoute);
         };
+        if matches!(route, Route::External(_)) {
+            return Ok(Attempt::External);
+        }
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
             let peer = target.address;
             let detail = format!("{peer}: messages queued for it were dropped");
@@ -278,6 +286,7 @@ impl State {
         }
         match route {
             Route::Stream(path) => self.attempt_stream(message, path),
+            Route::External(_) => Ok(Attempt::External),
             Route::Loop => Ok(self.attempt_loop(message)),
         }
     }
@@ -477,8 +486,18 @@ impl State {
     }
 
     fn no_room(&mut self, message: &Message, reason: ErrorReason) -> Rejected {
-        let SocketAddress { address, port } = message.target;
-        let Some(mailbox) = self.mailboxes.get_mut(message.mailbox) else {
+        self.no_room_for(message.mailbox, message.target, reason)
+    }
+
+    /// Return the error of a send that does not wait for room here or at the peer.
+    pub(crate) fn no_room_for(
+        &mut self,
+        mailbox: MailboxId,
+        target: SocketAddress,
+        reason: ErrorReason,
+    ) -> Rejected {
+        let SocketAddress { address, port } = target;
+        let Some(mailbox) = self.mailboxes.get_mut(mailbox) else {
             return reason.into();
         };
         let because = |detail: String| reason.because(detail).towards(address);
@@ -510,7 +529,7 @@ impl StreamPath {
 
 impl Mailbox {
     /// Count a message that is queued; return whether it requests an acknowledgement.
-    fn count_queued(&mut self, destination: DestinationId, bytes: usize) -> bool {
+    pub(crate) fn count_queued(&mut self, destination: DestinationId, bytes: usize) -> bool {
         self.accounts
             .admit(destination, bytes, self.send_queued_bytes);
         self.send_queued_bytes += bytes;
@@ -523,7 +542,12 @@ impl Mailbox {
 
     /// Return the error for a destination without room, and note it unless it is the only one.
     #[cold]
-    fn refuse(&mut self, destination: DestinationId, bytes: usize, port: u16) -> ErrorReason {
+    pub(crate) fn refuse(
+        &mut self,
+        destination: DestinationId,
+        bytes: usize,
+        port: u16,
+    ) -> ErrorReason {
         self.map_news = false;
         if self.accounts.is_alone(destination, self.send_queued_bytes) {
             return ErrorReason::QueueFull;
@@ -533,7 +557,7 @@ impl Mailbox {
     }
 
     /// Note that a destination has no room, to notify its senders once it has.
-    fn refuse_share(&mut self, destination: DestinationId, bytes: usize, port: u16) {
+    pub(crate) fn refuse_share(&mut self, destination: DestinationId, bytes: usize, port: u16) {
         self.map_news = false;
         self.refused_at = Some(destination);
         self.accounts
@@ -541,7 +565,7 @@ impl Mailbox {
     }
 
     /// Note that a send met a congested port: the next map concerns this socket.
-    fn note_congested(&mut self, port: u16) {
+    pub(crate) fn note_congested(&mut self, port: u16) {
         self.map_news = false;
         self.saw_congestion = true;
         if self.settings.monitor {
@@ -551,12 +575,12 @@ impl Mailbox {
 }
 
 /// Return whether an error reason counts as the peer's congestion.
-fn is_as_congested(reason: ErrorReason) -> bool {
+pub(crate) fn is_as_congested(reason: ErrorReason) -> bool {
     matches!(reason, ErrorReason::PeerCongested | ErrorReason::ShareFull)
 }
 
 #[cold]
-fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize) -> Rejected {
+pub(crate) fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize) -> Rejected {
     let (limit, remedy) = if bytes > message_bytes_max {
         (
             message_bytes_max,

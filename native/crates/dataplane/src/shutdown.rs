@@ -29,7 +29,7 @@ const END_OF_STREAM: Duration = Duration::from_millis(100);
 impl State {
     /// Return whether a message, even an empty one, may not be with its peer yet.
     fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
-        !self.holders(host, mailbox).is_empty()
+        !self.holders(host, mailbox).is_empty() || self.external_messages(host, mailbox) > 0
     }
 
     /// Return the paths with a message of a mailbox, even an empty one, that its peer may lack.
@@ -106,14 +106,15 @@ impl State {
     fn undelivered(&self, paths: &[PathId]) -> usize {
         let paths = paths.iter().filter_map(|&path| self.paths.get(path));
         let counts = paths.map(|path| path.core.sender.counts(None));
-        counts
+        let on_streams: usize = counts
             .map(|(unsent, unacknowledged)| unsent + unacknowledged)
-            .sum()
+            .sum();
+        on_streams + self.all_external_messages()
     }
 
     fn is_any_left(&self, paths: &[PathId]) -> bool {
         let mut paths = paths.iter().filter_map(|&path| self.paths.get(path));
-        paths.any(|path| path.core.sender.holds(None))
+        paths.any(|path| path.core.sender.holds(None)) || self.all_external_messages() > 0
     }
 
     /// Count the messages of a mailbox on a path: never sent, and not acknowledged.
@@ -127,13 +128,18 @@ impl State {
     pub(crate) fn unacknowledged(&self, mailbox: MailboxId) -> usize {
         let counts = self.paths_of(mailbox).into_iter();
         let counts = counts.map(|path| self.counts(path, mailbox));
-        counts
+        let on_streams: usize = counts
             .map(|(unsent, unacknowledged)| unsent + unacknowledged)
-            .sum()
+            .sum();
+        let host = self.mailboxes.get(mailbox).map(|record| record.host);
+        on_streams + host.map_or(0, |host| self.external_messages(host, mailbox))
     }
 
     /// Cancel the messages of a closed mailbox whose linger time is over, and notify it.
     pub(crate) fn end_linger(&mut self, host: HostId, mailbox: MailboxId) {
+        for path in self.external_holders(host, mailbox) {
+            self.emit(Event::LingerEnded { path, mailbox });
+        }
         let paths = self.hosts.get(host).map(|host| host.paths.clone());
         for path in paths.unwrap_or_default() {
             let (unsent, unacknowledged) = self.counts(path, mailbox);

@@ -63,6 +63,8 @@ pub struct MessageRow {
     pub local_port: u16,
     pub peer: Address,
     pub peer_port: u16,
+    /// Type of service of the connection that it came by.
+    pub tos: u8,
 }
 
 /// All of a plane; consistent, except that TCP is asked about its streams a moment later.
@@ -203,6 +205,7 @@ fn message_row(path: &StreamPath, row: Row) -> MessageRow {
         local_port: row.source_port,
         peer: path.peer,
         peer_port: row.target_port,
+        tos: 0,
     }
 }
 
@@ -210,12 +213,13 @@ fn received_rows(mailbox: &Mailbox) -> impl Iterator<Item = MessageRow> {
     mailbox
         .inbox
         .rows()
-        .map(|(payload_bytes, source)| MessageRow {
+        .map(|(payload_bytes, source, tos)| MessageRow {
             sequence: 0,
             payload_bytes,
             local: mailbox.local,
             local_port: mailbox.port,
             peer: source.address,
             peer_port: source.port,
+            tos,
         })
 }

@@ -13,6 +13,7 @@ use crate::background::{AckDeadlines, Missing, ProgressThreadState};
 use crate::clock::Clock;
 use crate::errors::ErrorReason;
 use crate::events::Event;
+use crate::external::ExternalPath;
 use crate::host::Host;
 use crate::mailbox::Mailbox;
 use crate::path::StreamPath;
@@ -47,6 +48,7 @@ pub struct State {
     pub hosts_by_address: HashMap<Address, HostId>,
     pub mailboxes: Table<Mailbox>,
     pub paths: Table<StreamPath>,
+    pub externals: Table<ExternalPath>,
     pub wait_queue: WaitQueue,
     pub progress_thread: ProgressThreadState,
     pub poll_set: PollTables,
@@ -63,6 +65,8 @@ pub struct State {
     pub ack_deadlines: AckDeadlines,
     /// Paths at their limit of messages.
     pub full_paths: IdSet<StreamPath>,
+    /// How many paths of transports of messages are.
+    pub full_externals: usize,
     /// Mailboxes that are checked and synced at the end of the pass.
     pub touched: IdSet<Mailbox>,
     /// Mailboxes over their buffer, to be checked again.
@@ -93,6 +97,7 @@ impl State {
             hosts_by_address: HashMap::new(),
             mailboxes: Table::default(),
             paths: Table::default(),
+            externals: Table::default(),
             wait_queue: WaitQueue::default(),
             progress_thread: ProgressThreadState::default(),
             poll_set: PollTables::new(poll_set),
@@ -103,6 +108,7 @@ impl State {
             dirty: IdSet::default(),
             ack_deadlines: AckDeadlines::default(),
             full_paths: IdSet::default(),
+            full_externals: 0,
             touched: IdSet::default(),
             looks: IdSet::default(),
             lingering: Vec::new(),

@@ -351,6 +351,8 @@ pub enum WaitFor {
     Room,
     /// For room, where the last attempt to send found none.
     Send,
+    /// For the end of an operation.
+    Operation,
 }
 
 impl State {
@@ -359,6 +361,7 @@ impl State {
         Some(match what {
             WaitFor::Arrival => Place::Arrival,
             WaitFor::Room => Place::Room,
+            WaitFor::Operation => Place::Operation,
             WaitFor::Send => refused_at.map_or(Place::Room, Place::Destination),
         })
     }

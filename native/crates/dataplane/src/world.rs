@@ -204,6 +204,7 @@ impl World {
             }
             Ok(Sent::NoRoute(_)) => Err(ErrorReason::NoRoute),
             Ok(Sent::Waits(_)) => Err(ErrorReason::TimedOut),
+            Ok(Sent::External) => unreachable!("no such route here"),
             Err(Rejected { reason, .. }) => Err(reason),
         }
     }

@@ -78,7 +78,9 @@ impl Side {
             match sent {
                 Sent::Done => {}
                 Sent::Leaves(leaving) => self.plane.finish_send(leaving),
-                Sent::NoRoute(_) | Sent::Waits(_) => panic!("there is a route, and it waited"),
+                Sent::External | Sent::NoRoute(_) | Sent::Waits(_) => {
+                    panic!("there is a route, and it waited")
+                }
             }
         }
     }

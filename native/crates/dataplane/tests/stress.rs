@@ -85,7 +85,9 @@ impl Side {
         match sent {
             Sent::Done => {}
             Sent::Leaves(leaving) => self.plane.finish_send(leaving),
-            Sent::NoRoute(_) | Sent::Waits(_) => panic!("there is a route, and it has waited"),
+            Sent::External | Sent::NoRoute(_) | Sent::Waits(_) => {
+                panic!("there is a route, and it has waited")
+            }
         }
     }
 

@@ -58,6 +58,8 @@ struct Kind {
     has_body: bool,
     has_detail: bool,
     is_run: bool,
+    /// Type of service of the connection that it came by.
+    tos: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,8 +117,8 @@ impl Inbox {
         self.items.is_empty()
     }
 
-    /// Return length and source of each queued message, in its order.
-    pub fn rows(&self) -> impl Iterator<Item = (usize, SocketAddress)> {
+    /// Return length, source and type of service of each queued message, in its order.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, SocketAddress, u8)> {
         let mut bodies = self.bodies.iter();
         let mut runs = self.runs.iter();
         self.items.iter().flat_map(move |item| {
@@ -126,7 +128,8 @@ impl Inbox {
                 None
             };
             let retransmits = if item.kind.is_run { runs.next() } else { None };
-            let row = (body.map_or(item.bytes as usize, Body::len), item.source);
+            let bytes = body.map_or(item.bytes as usize, Body::len);
+            let row = (bytes, item.source, item.kind.tos);
             std::iter::repeat_n(row, 1 + retransmits.copied().unwrap_or(0))
         })
     }
@@ -162,12 +165,20 @@ impl Inbox {
             has_body,
             has_detail,
             is_run: false,
+            tos: 0,
         };
         self.items.push_back(Item {
             bytes: if has_body { 0 } else { narrow(bytes) },
             kind,
             source,
         });
+    }
+
+    /// Note the type of service of the message that was queued last; 0 unless noted.
+    pub fn note_tos(&mut self, tos: u8) {
+        if let Some(item) = self.items.back_mut() {
+            item.kind.tos = tos;
+        }
     }
 
     /// Look at the next message.

@@ -5,6 +5,7 @@ use pyo3::types::PyTuple;
 use urds_dataplane::events::{Control, Event};
 use urds_dataplane::state::PathId;
 
+use crate::addresses::pack;
 use crate::values;
 
 /// Return an event as a tuple; `None` if its path has been removed.
@@ -38,6 +39,16 @@ pub fn event_tuple<'py>(
             ("Down", path, reason, errno, frames, attachment).into_pyobject(py)
         }
         Event::Control(control) => control_tuple(py, &control, path),
+        Event::LocalMapChanged { local } => {
+            ("LocalMapChanged", pack(py, &local), local.scope).into_pyobject(py)
+        }
+        Event::Resumed { path } => ("Resumed", path.to_u64()).into_pyobject(py),
+        Event::GiveUp { path, mailbox } => {
+            ("GiveUp", path.to_u64(), mailbox.to_u64()).into_pyobject(py)
+        }
+        Event::LingerEnded { path, mailbox } => {
+            ("LingerEnded", path.to_u64(), mailbox.to_u64()).into_pyobject(py)
+        }
         Event::Ready {
             descriptor,
             interest,
@@ -55,7 +66,11 @@ fn path_id(event: &Event) -> Option<PathId> {
         | Event::LingerOver { path, .. }
         | Event::PeerRestarted { path } => Some(*path),
         Event::Control(control) => Some(control.path),
-        Event::Ready { .. } => None,
+        Event::LocalMapChanged { .. }
+        | Event::Resumed { .. }
+        | Event::GiveUp { .. }
+        | Event::LingerEnded { .. }
+        | Event::Ready { .. } => None,
     }
 }
 

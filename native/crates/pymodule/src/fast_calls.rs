@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyType};
+use pyo3::types::{PyBytes, PyInt, PyList, PyType};
 use urds_dataplane::errors::{ErrorReason, Rejected};
 use urds_dataplane::receive_side::{Received, Taken};
 use urds_dataplane::send_side::{Leaving, Message, Sent};
@@ -78,47 +78,65 @@ fn sendto<'py>(
     let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(&payload) {
         // The payload is made where it stays: each move of it costs as much as its copy.
         let target = own.target(address)?;
-        let payload = Payload::copy_of(bytes);
-        let message = Message::new(own.id, target, payload, NO_EXTENSION);
+        let copied = Payload::copy_of(bytes);
+        let message = Message::new(own.id, target, copied, NO_EXTENSION);
         (bytes.len(), target, message)
     } else {
-        let payload = memory::payload_of(&payload)?;
-        let (bytes, target) = (payload.len(), own.target(address)?);
-        let message = Message::new(own.id, target, payload, NO_EXTENSION);
+        let kept = memory::payload_of(&payload)?;
+        let (bytes, target) = (kept.len(), own.target(address)?);
+        let message = Message::new(own.id, target, kept, NO_EXTENSION);
         (bytes, target, message)
     };
     match own.shell.send_now(message, wait_ns) {
         Ok(Sent::Done) => {}
         Ok(Sent::Leaves(leaving)) => finish(mailbox, leaving)?,
-        unfinished => send_on(mailbox, target, unfinished, wait_ns)?,
+        unfinished => {
+            if !send_on(mailbox, target, unfinished, wait_ns)? {
+                return send_outside(mailbox, payload, address, wait_ns);
+            }
+        }
     }
     Ok(bytes.into_pyobject(py)?.into_any())
 }
 
+/// Have the binding in Python hand a message to the transport that has its route.
+#[cold]
+fn send_outside<'py>(
+    mailbox: &Bound<'py, Mailbox>,
+    payload: Borrowed<'_, 'py, PyAny>,
+    address: Borrowed<'_, 'py, PyAny>,
+    wait_ns: Option<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let arguments = ((payload.to_owned(),), address.to_owned(), wait_ns);
+    mailbox.as_any().call_method1("send_outside", arguments)
+}
+
 /// Queue a message gathered by `Mailbox.send`; return its length.
+///
+/// `None`: a transport of messages has its route.
 pub fn send(
     mailbox: &Bound<'_, Mailbox>,
     payload: Payload,
     extension: Extension,
     address: Borrowed<'_, '_, PyAny>,
     wait_ns: Option<u64>,
-) -> PyResult<usize> {
+) -> PyResult<Option<usize>> {
     let own = mailbox.get();
     let bytes = payload.len();
     let target = own.target(address)?;
     let message = Message::new(own.id, target, payload, extension).gathered();
     let sent = own.shell.send_now(message, wait_ns);
-    send_on(mailbox, target, sent, wait_ns)?;
-    Ok(bytes)
+    let is_sent = send_on(mailbox, target, sent, wait_ns)?;
+    Ok(is_sent.then_some(bytes))
 }
 
-/// Finish a send: resolve, wait, write.
+/// Finish a send: resolve, wait, write; return false if a transport of messages has the route.
 fn send_on(
     mailbox: &Bound<'_, Mailbox>,
     target: SocketAddress,
     mut sent: Result<Sent, Rejected>,
     mut wait_ns: Option<u64>,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     let py = mailbox.py();
     let own = mailbox.get();
     let gil = own.plane.get().gil();
@@ -126,8 +144,12 @@ fn send_on(
     let mut resolves = 0;
     loop {
         let message = match sent {
-            Ok(Sent::Done) => return Ok(()),
-            Ok(Sent::Leaves(leaving)) => return finish(mailbox, leaving),
+            Ok(Sent::Done) => return Ok(true),
+            Ok(Sent::External) => return Ok(false),
+            Ok(Sent::Leaves(leaving)) => {
+                finish(mailbox, leaving)?;
+                return Ok(true);
+            }
             Ok(Sent::Waits(message)) => {
                 sent = if let Some(held_ns) = gil.held_ns(&own.shell, wait_ns) {
                     wait_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
@@ -249,6 +271,10 @@ fn recvfrom<'py>(
                 .into_pyobject(py)?
                 .into_any())
         }
+        Taken::Operations => {
+            own.shell.take_notices(own.id, 1); // kernel parity: no place for it, so it is lost
+            nothing(py)
+        }
         Taken::Congestion(_) => nothing(py),
         Taken::Nothing => {
             let never = wait_ns == Some(0);
@@ -365,6 +391,7 @@ pub fn receive<'py>(
     mailbox: &Bound<'py, Mailbox>,
     wait_ns: Option<u64>,
     peek: bool,
+    notices_max: i64,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = mailbox.py();
     let own = mailbox.get();
@@ -377,6 +404,12 @@ pub fn receive<'py>(
     };
     match take(mailbox, wait_ns, peek, make)? {
         Taken::Message(told) => told.into_tuple(own, py),
+        Taken::Operations => {
+            let count = usize::try_from(notices_max).unwrap_or(0);
+            let notices = own.shell.take_notices(own.id, count);
+            let plain = notices.iter().map(|notice| (notice.token, notice.status));
+            Ok(PyList::new(py, plain.collect::<Vec<_>>())?.into_any())
+        }
         Taken::Congestion(groups) => Ok(groups.into_pyobject(py)?.into_any()),
         Taken::Nothing => Ok(py.None().into_bound(py)),
     }

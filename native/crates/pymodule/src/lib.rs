@@ -11,6 +11,7 @@ mod addresses;
 mod deferred;
 mod errors;
 mod events;
+mod external;
 mod fast_calls;
 mod ffi;
 mod gil;
@@ -40,6 +41,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
     module.add_class::<path::Path>()?;
+    module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;

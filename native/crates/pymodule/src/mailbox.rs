@@ -9,12 +9,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use urds_dataplane::errors::ErrorReason;
 use urds_dataplane::mailbox::Route;
+use urds_dataplane::operations::OperationNotice;
 use urds_dataplane::plane::Plane as Shell;
 use urds_dataplane::state::MailboxId;
 use urds_dataplane::waiting::WaitFor;
 use urds_path::{Address, Payload, SocketAddress};
 
 use crate::addresses::{self, Sources, Targets};
+use crate::external::ExternalPath;
 use crate::path::Path;
 use crate::plane::Plane;
 use crate::signals::Signals;
@@ -81,32 +83,36 @@ impl Mailbox {
         PyTuple::new(py, times.collect::<Vec<_>>())
     }
 
-    /// Return the error for a message with operations: no path of this plane supports them.
-    fn refuse_operations(slf: &Bound<'_, Self>, address: Borrowed<'_, '_, PyAny>) -> PyErr {
+    /// Return `None` for a message with operations that a transport of messages has to send.
+    ///
+    /// Raises for every other: no path of this plane supports operations.
+    fn send_operations(
+        slf: &Bound<'_, Self>,
+        address: Borrowed<'_, '_, PyAny>,
+    ) -> PyResult<Option<usize>> {
         let (py, own) = (slf.py(), slf.get());
-        let refuse = || -> PyResult<PyErr> {
-            let peer = own.target(address)?.address;
-            let is_routed = || {
-                let state = own.shell.lock();
-                let open = state
-                    .mailboxes
-                    .get(own.id)
-                    .filter(|mailbox| !mailbox.closed);
-                open.map(|mailbox| mailbox.routes.contains_key(&peer))
-                    .ok_or(state.closed_reason)
-            };
-            let refused = |reason| errors::refuse(py, reason, "");
-            if !is_routed().map_err(refused)? {
-                own.plane.get().resolve(slf.as_any(), &peer)?;
-            }
-            let refused = if is_routed().map_err(refused)? {
-                ErrorReason::NotSupported.because(format!("no operations on the way to {peer}"))
-            } else {
-                ErrorReason::PeerUnreachable.because(format!("no route to {peer}"))
-            };
-            Ok(errors::exception(py, &refused.towards(peer)))
+        let peer = own.target(address)?.address;
+        let route = || {
+            let state = own.shell.lock();
+            let open = state
+                .mailboxes
+                .get(own.id)
+                .filter(|mailbox| !mailbox.closed);
+            let route = open.map(|mailbox| mailbox.routes.get(&peer).copied());
+            route.ok_or(state.closed_reason)
         };
-        refuse().unwrap_or_else(|error| error)
+        let refused = |reason| errors::refuse(py, reason, "");
+        if route().map_err(refused)?.is_none() {
+            own.plane.get().resolve(slf.as_any(), &peer)?;
+        }
+        let refused = match route().map_err(refused)? {
+            Some(Route::External(_)) => return Ok(None),
+            Some(Route::Stream(_) | Route::Loop) => {
+                ErrorReason::NotSupported.because(format!("no operations on the way to {peer}"))
+            }
+            None => ErrorReason::PeerUnreachable.because(format!("no route to {peer}")),
+        };
+        Err(errors::exception(py, &refused.towards(peer)))
     }
 
     /// Return the destination of a program's address; a literal is parsed once.
@@ -204,11 +210,11 @@ impl Mailbox {
         extension: &[u8],
         operations: bool,
         copy: bool,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Option<usize>> {
         slf.get().begin(slf.py())?;
         let (payload, extension) = (gathered(buffers, copy)?, values::extension(extension)?);
         if operations {
-            return Err(Self::refuse_operations(slf, address.as_borrowed()));
+            return Self::send_operations(slf, address.as_borrowed());
         }
         let address = address.as_borrowed();
         fast_calls::guarded(slf, || {
@@ -223,9 +229,8 @@ impl Mailbox {
         peek: bool,
         notices_max: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = notices_max; // notices of operations: this plane has none
         slf.get().begin(slf.py())?;
-        fast_calls::guarded(slf, || fast_calls::receive(slf, wait_ns, peek))
+        fast_calls::guarded(slf, || fast_calls::receive(slf, wait_ns, peek, notices_max))
     }
 
     #[pyo3(signature = (peer, scope, path, /))]
@@ -238,6 +243,19 @@ impl Mailbox {
     ) -> PyResult<()> {
         let peer = addresses::unpack(peer, scope)?;
         let route = path.map(|path| Route::Stream(path.get().id));
+        self.call(py, |shell| shell.route(self.id, peer, route))
+    }
+
+    #[pyo3(signature = (peer, scope, path, /))]
+    fn route_external(
+        &self,
+        py: Python<'_>,
+        peer: &[u8],
+        scope: u32,
+        path: &Bound<'_, ExternalPath>,
+    ) -> PyResult<()> {
+        let peer = addresses::unpack(peer, scope)?;
+        let route = Some(Route::External(path.get().id));
         self.call(py, |shell| shell.route(self.id, peer, route))
     }
 
@@ -303,6 +321,39 @@ impl Mailbox {
             .map(|peer| addresses::unpack(peer, scope))
             .transpose()?;
         self.call(py, |shell| shell.cancel(self.id, peer, port))
+    }
+
+    #[getter]
+    fn number(&self) -> u64 {
+        self.id.to_u64()
+    }
+
+    #[pyo3(signature = (wants_notice, token, status, /))]
+    fn note_operation(
+        &self,
+        py: Python<'_>,
+        wants_notice: bool,
+        token: u64,
+        status: i32,
+    ) -> PyResult<()> {
+        let notice = wants_notice.then_some(OperationNotice { token, status });
+        let plane = self.plane.get();
+        plane.call_inside(py, |shell| shell.note_operation(self.id, notice))
+    }
+
+    fn operations_ended(&self, py: Python<'_>) -> PyResult<u64> {
+        let ended = self.call(py, |shell| shell.operations_ended(self.id))?;
+        ended.map_err(|refused| errors::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (seen, wait_ns, /))]
+    fn wait_operation(&self, py: Python<'_>, seen: u64, wait_ns: Option<u64>) -> PyResult<bool> {
+        let mut signals = Signals::default();
+        let plane = self.plane.get();
+        let ended = plane.call_detached(py, |shell| {
+            shell.wait_operation(self.id, seen, wait_ns, &mut || signals.check())
+        })?;
+        signals.finish_pass(py, ended)
     }
 
     fn unacknowledged(&self, py: Python<'_>) -> PyResult<usize> {

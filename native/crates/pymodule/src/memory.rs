@@ -7,7 +7,8 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use urds_path::{Body, Memory, Payload};
+use urds_path::constants::LONG_BYTES;
+use urds_path::{ArrivingPayload, Body, Memory, Payload};
 
 use crate::deferred::{Deferred, defer};
 use crate::sys::{BytesBytes, Export, NewBytes};
@@ -153,6 +154,41 @@ impl Drop for Received {
     }
 }
 
+/// A `bytes` object that a transport of messages delivered.
+struct Delivered(Option<BytesBytes>);
+
+impl Memory for Delivered {
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], BytesBytes::bytes)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+impl Drop for Delivered {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.0.take() {
+            let length = bytes.bytes().len();
+            defer(Deferred::Object(bytes.into_object().into_any()), length);
+        }
+    }
+}
+
+/// Return a payload that a transport delivers; a long one is the very object that is taken later.
+pub fn arriving<'a>(bytes: &'a Bound<'_, PyBytes>) -> ArrivingPayload<'a> {
+    if bytes.as_bytes().len() < LONG_BYTES {
+        return ArrivingPayload::Borrowed(bytes.as_bytes());
+    }
+    let delivered = Delivered(Some(BytesBytes::of(bytes)));
+    ArrivingPayload::Whole(Body::Foreign(Box::new(delivered)))
+}
+
 thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
@@ -193,7 +229,13 @@ pub fn bytes_of(py: Python<'_>, body: Body) -> Bound<'_, PyBytes> {
                 Some(bytes) => bytes.into_object().into_bound(py),
                 None => PyBytes::new(py, &[]),
             },
-            Err(_) => PyBytes::new(py, &[]), // received messages have no other kind
+            Err(memory) => match memory.downcast::<Delivered>() {
+                Ok(mut delivered) => match delivered.0.take() {
+                    Some(bytes) => bytes.into_object().into_bound(py),
+                    None => PyBytes::new(py, &[]),
+                },
+                Err(_) => PyBytes::new(py, &[]), // received messages have no other kind
+            },
         },
     }
 }

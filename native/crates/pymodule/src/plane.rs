@@ -83,7 +83,23 @@ impl Plane {
         result.map_err(|_| self.break_off(py))
     }
 
-    /// The same with the interpreter released.
+    /// Make a call for a transport of messages, whose locks may be held: it runs no Python code but
+    /// the caller's clock.
+    pub(crate) fn call_inside<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Arc<Shell>) -> T,
+    ) -> PyResult<T> {
+        if let Some(clock) = &self.clock {
+            clock
+                .now_ns
+                .store(clock.ask.call0(py)?.extract(py)?, Relaxed);
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| work(&self.shell)));
+        result.map_err(|_| self.break_off(py))
+    }
+
+    /// Make one call of the shell with the interpreter released.
     pub(crate) fn call_detached<T: Send>(
         &self,
         py: Python<'_>,
@@ -281,6 +297,10 @@ impl Plane {
     fn progress(&self, py: Python<'_>) -> PyResult<usize> {
         self.give_way(py);
         self.call(py, |shell| shell.progress())
+    }
+
+    fn finish_pass(&self, py: Python<'_>) -> PyResult<()> {
+        self.call_inside(py, |shell| shell.finish_pass())
     }
 
     fn fileno(&self) -> i32 {

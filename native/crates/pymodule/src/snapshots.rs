@@ -96,6 +96,7 @@ fn message_row<'py>(py: Python<'py>, row: &MessageRow) -> PyResult<Bound<'py, Py
         pack(py, &row.peer),
         row.peer.scope,
         row.peer_port,
+        row.tos,
     )
         .into_pyobject(py)
 }

@@ -248,8 +248,8 @@ class Socket:
         if self.closed:
             raise os_error(ErrorReason.CLOSED)
         if self._plane is None:
-            mailbox = self._socket.mailbox  # raises ENOTCONN before bind
-            self._plane = current().plane_of(mailbox)
+            _ = self._socket.mailbox  # raises ENOTCONN before bind
+            self._plane = current().plane
         progress = running_progress(self._plane)
         if progress is self._progress and progress.running():
             return progress
@@ -264,7 +264,7 @@ class Socket:
     def bind(self, address: SocketAddress) -> None:
         """Take a local address and port; see `urds.Socket`. Looking up a name waits."""
         self._socket.bind(address)
-        self._plane = current().plane_of(self._socket.mailbox)
+        self._plane = current().plane
 
     def connect(self, address: SocketAddress) -> None:
         """Set the default destination; nothing is sent."""

@@ -1,10 +1,9 @@
 """Choice between the Python plane and the compiled plane.
 
 `URDS_IMPL` decides: `python` or `native`. Without it a node gets the compiled plane if the module
-`urds_native` of exactly this version can be imported, else the Python plane. Only the Python plane
-supports RDS over RDMA, so a node with the compiled plane has a Python plane as well for its RDMA
-sockets (docs/adr/0015). On a free-threaded Python the module's import would enable the GIL for the
-whole process, so there it is imported only if `URDS_IMPL` names it.
+`urds_native` of exactly this version can be imported, else the Python plane. On a free-threaded
+Python the module's import would enable the GIL for the whole process, so there it is imported only
+if `URDS_IMPL` names it.
 
 Nothing is imported before a node needs a plane; no other module may import `urds_native`.
 """
@@ -41,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def choose() -> Choice:
-    """Return the plane that a node gets for its TCP sockets.
+    """Return the plane that a node gets.
 
     Raises SettingError for an unknown value of URDS_IMPL, PlaneError if it asks for the compiled
     plane and no module of this version exists.
@@ -82,11 +81,6 @@ def shm_stream_class(plane: Plane) -> type[ShmStream] | None:
     from urds.rds.plane.native import ShmStream
 
     return ShmStream
-
-
-def plane_beside(plane: Plane) -> Callable[..., Plane] | None:
-    """Return the class of plane for RDMA if `plane` has no RDMA; None if it has."""
-    return plane_class(Choice(PYTHON, "it carries RDMA")) if _is_compiled(plane) else None
 
 
 def missing() -> str:

@@ -5,9 +5,10 @@ protocols: the Python plane (`rds.plane.python`), which is the specification, an
 plane. The control plane (`rds.control`, `rds.runtime`) decides which peer to connect, when, and
 what a handshake means; it never sees a message in transit.
 
-Three kinds of objects. A `Plane` is everything of one process. A `Mailbox` is a bound socket:
+Four kinds of objects. A `Plane` is everything of one process. A `Mailbox` is a bound socket:
 receive queue, send account, readable descriptor. A `Path` is one ordered stream to a peer; its TCP
-connection comes and goes, its numbers and its queue stay. Objects are handles: the plane owns all
+connection comes and goes, its numbers and its queue stay. An `ExternalPath` is the plane's part of
+a path that a message transport has (`message_transport`). Objects are handles: the plane owns all
 state, `close` is explicit and idempotent.
 
 Rules. Any thread may make any call at any time; `help` belongs to one thread. Only `sendto`,
@@ -30,7 +31,7 @@ from urds.rds.constants import RdmaStatus
 from urds.rds.types import AckMode
 
 if TYPE_CHECKING:
-    from urds.rds.plane.message_transport import MessageTransport
+    from urds.rds.plane.message_transport import ExternalPath, MessageTransport
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 Buffer = bytes | bytearray | memoryview
@@ -370,9 +371,39 @@ class PeerRestarted:
 class LingerOver:
     """Messages of a closed mailbox were cancelled after `Limits.linger_ns`."""
 
-    path: Path | MessageTransport
+    path: Path | ExternalPath
     unsent: int  # never written to a stream
     unacknowledged: int  # written: the peer may have them
+
+
+@record
+class LocalMapChanged:
+    """The congestion map of a local address changed: its message transports send it."""
+
+    local: IPAddress
+
+
+@record
+class Resumed:
+    """A mailbox that had paused a message transport's path is at half of its hard bound."""
+
+    path: ExternalPath
+
+
+@record
+class GiveUp:
+    """A mailbox's messages to an absent peer are to be dropped, to make room for others."""
+
+    path: ExternalPath
+    mailbox: Mailbox
+
+
+@record
+class LingerEnded:
+    """The linger time of a closed mailbox is over: what it still has on a path is cancelled."""
+
+    path: ExternalPath
+    mailbox: Mailbox
 
 
 @record
@@ -383,7 +414,10 @@ class Ready:
     interest: Interest
 
 
-Event = ConnectWanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready
+OfTransport = LocalMapChanged | Resumed | GiveUp | LingerEnded
+Event = (
+    ConnectWanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready | OfTransport
+)
 
 
 class Stream(Protocol):
@@ -562,7 +596,13 @@ class Mailbox(Protocol):
     def wait_operation(self, operation: Operation, wait_ns: int | None) -> bool:
         """Wait until an operation has ended; return whether it has. Raises EBADF once closed."""
 
-    def route(self, peer: IPAddress, path: Path | MessageTransport | None) -> None:
+    def note_operation(self, operation: Operation) -> None:
+        """Note that an operation of this mailbox has ended; its status is set.
+
+        The transport that did it calls, with locks of its own held.
+        """
+
+    def route(self, peer: IPAddress, path: Path | ExternalPath | None) -> None:
         """Set the path to `peer`; None removes it, so that the next send resolves again."""
 
     def subscribe(
@@ -629,6 +669,23 @@ class Plane(Protocol):
 
     def loop(self, *, local: IPAddress, peer: IPAddress) -> Path:
         """Create a path between two addresses of this process, without a stream."""
+
+    def external_path(
+        self,
+        *,
+        local: IPAddress,
+        peer: IPAddress,
+        tos: int,
+        message_bytes_max: int,
+        transport: MessageTransport,
+    ) -> ExternalPath:
+        """Create the plane's part of a path that a message transport has.
+
+        `tos` is the type of service of its connection, `message_bytes_max` its longest message.
+        """
+
+    def finish_pass(self) -> None:
+        """End a pass of a message transport: check congestion, show states, wake callers."""
 
     def watch(self, descriptor: int, interest: Interest) -> None:
         """Report `Ready` once for a listener or a connecting socket."""

@@ -1,111 +1,219 @@
-"""Paths over message transports: RDS over RDMA, in a plane that has streams of its own.
+"""Paths over message transports, such as RDS over RDMA: what transport and plane owe each other.
 
-A `MessageTransport` is to a mailbox what a path with a TCP stream is: it queues messages, counts
-them in the sender's account, and delivers received messages to the plane. The transport creates it
-and registers it with `Plane.add_message_transport`.
+A message transport takes whole messages and delivers whole messages; queue, numbers and connection
+are its own, behind a lock of its own. The plane keeps what such a path shares with paths over
+streams: the sender's account, the receiver's queue, the congestion maps of both, and whether the
+peer is absent. `Plane.external_path` makes that part, an `ExternalPath`, for each path.
 
-Locks. The transport's own lock (an adapter's) comes *before* the plane's. So a method that the
-plane calls with its lock held takes no other; `push` is for threads that hold no lock at all, and
-`push_soon` for all others: it never waits for a lock.
+Sending. A send whose route is an `ExternalPath` leaves the plane without being queued or counted.
+The binding calls `MessageTransport.send`, with no lock held, which charges the message to its
+sender and queues it in one section of the transport's lock. So a mailbox that is closed first is
+not charged, and the messages of one that is closed then are found when they are cancelled.
 
-The transport calls, with the plane's lock held: `State.deliver_from_transport` and
-`State.note_peer_map` for received messages and maps, `SendSide.note_freed` for each sender whose
-messages left, `State.note_path_room` once the path has room for waiting senders, `State.note_full`
-whenever `full` changes, `State.note_wanted` when it asks for a connection and `State.note_attached`
-when it has one, `SendSide.note_operation` for each operation that ends, `SendSide.fail` for the
-senders of messages given up. Once the lock is free, it calls `Progress.finish_pass`, which checks
-congestion of these mailboxes, updates their descriptors and wakes waiters. The path counts what it
-queues, cancels and gives up; the plane counts what is delivered.
+Receiving. The transport calls `ExternalPath.deliver` for each message, and after some of them
+`Plane.finish_pass`, which checks congestion and shows the state of mailboxes on their descriptors.
+
+Locks. The transport's lock comes before the plane's: it may be held in every call of an
+`ExternalPath` but `wait_for_charge`, and in `Mailbox.note_operation`. The plane calls no transport
+with its own lock held; most of what it wants of one is an event of `Plane.help`
+(`LocalMapChanged`, `Resumed`, `GiveUp`, `LingerEnded`).
+
+Counters. The plane counts what it decides: rejected sends, room, deliveries. The transport counts
+what it queues, sends, cancels and gives up. No event is counted by both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from enum import Enum, auto
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Final, Protocol
 
+from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Buffer, MessageRow, Operation, PathRow
 
-Sender = Any  # the send side of a mailbox: `rds.plane.python.send_side.SendSide`
-Destination = Any  # `rds.plane.python.accounts.Destination`
+if TYPE_CHECKING:
+    from urds.rds.plane.contract import Buffer, Mailbox, Operation
+
+REFERENCE_BYTES: Final = 8192  # from this length on, a payload is kept by reference
+_RESOLVES_MAX: Final = 3  # a peer may be evicted between its route and the message
 
 
-class MessageTransport(Protocol):
-    """One connection to a peer, by a transport of whole messages."""
+class Charge(Enum):
+    """What became of the charge of a message."""
+
+    QUEUED = auto()  # charged: the transport queues the message
+    ASKS = auto()  # the same, and its sender may wait for the acknowledgement soon
+    NO_ROOM = auto()  # nothing is charged: the account, its share or the path is full
+    CONGESTED = auto()  # nothing is charged: the peer's port is congested
+    NO_ROUTE = auto()  # the path is no longer the sender's route to the peer: resolve again
+
+
+class ExternalPath(Protocol):
+    """The plane's part of one path over a message transport; any thread may make any call."""
 
     local: IPAddress
     peer: IPAddress
-    index: int  # 0: a peer has one connection
-    full: bool  # at its limit of messages: nothing more may be queued
-    message_bytes_max: int  # the longest message it accepts
-    room_wanted: set[Sender]  # senders that wait for `full` to end; woken by the path
-    destinations: dict[Sender, Destination]  # that its senders' messages are counted in
-    absent: bool  # messages have long waited for a connection
+    transport: MessageTransport
 
-    # -- plane's lock held
+    def charge(self, mailbox: Mailbox, port: int, payload_bytes: int, *, may_wait: bool) -> Charge:
+        """Charge a message of a mailbox, after every check of a send, in Linux's order.
 
-    def queue(
+        Raises OSError for what no wait can change: EBADF, EMSGSIZE, EHOSTUNREACH once after
+        messages to the peer were dropped; unless `may_wait` also ENOBUFS and EAGAIN.
+        """
+
+    def wait_for_charge(
         self,
-        sender: Sender,
-        target_port: int,
+        mailbox: Mailbox,
+        port: int,
+        payload_bytes: int,
+        *,
+        is_first: bool,
+        wait_ns: int | None,
+    ) -> bool:
+        """Wait until a charge may succeed; return false when the time is over.
+
+        `is_first`: the message has not waited before; each is counted once. Raises as `charge`.
+        """
+
+    def refund(self, mailbox: Mailbox, *, messages: int, payload_bytes: int) -> None:
+        """End the charge of messages that left the path in any way; the mailbox may be closed."""
+
+    def held(self, mailbox: Mailbox) -> tuple[int, int]:
+        """Return how many messages of a mailbox are charged, and their bytes."""
+
+    def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> bool:
+        """Queue a message in its mailbox; return whether more may come.
+
+        The message is taken also with false: then its mailbox is over its hard bound, and the
+        transport receives no more on this path until the event `Resumed`.
+        """
+
+    def take_peer_map(self, data: bytes) -> None:
+        """Put the peer's congestion map in force, of 8192 bytes.
+
+        Monitors are told of the groups that it cleared. Source: linux v6.12 net/rds/ib_recv.c
+        (rds_ib_cong_recv); docs/reference/rds.md 3.7.
+        """
+
+    def local_map(self) -> bytes:
+        """Return the local congestion map as it is now."""
+
+    def peer_is_congested(self, port: int) -> bool:
+        """Return whether the peer's current map marks a port."""
+
+    def set_full(self, full: bool) -> None:
+        """Note that the path is at its limit of messages, or below: then its senders continue."""
+
+    def set_connected(self, connected: bool) -> None:
+        """Note that there is a connection, or that messages wait for one from now on."""
+
+    def fail(self, mailbox: Mailbox) -> None:
+        """Note that messages to the peer were dropped: the next send to it raises, once."""
+
+    def close(self) -> None:
+        """Remove the path and every route over it; the transport has dropped its queue."""
+
+
+class MessageTransport(Protocol):
+    """One connection to a peer that carries whole messages. The plane's lock is not held."""
+
+    def send(
+        self,
+        sender: Mailbox,
+        port: int,
         payload: Buffer,
         extension: bytes,
         operations: Sequence[Operation],
-    ) -> None:
-        """Queue a message; its bytes count in `sender.send_queued_bytes` until acknowledged."""
+        *,
+        may_wait: bool,
+    ) -> Charge:
+        """Charge a message and queue it, and have it leave. Raises as `ExternalPath.charge`."""
 
-    def want(self) -> None:
-        """Ask for a connection if there is none."""
-
-    def cancel(self, mailbox: Sender, port: int | None) -> int:
-        """Remove and count a mailbox's messages, to one port or all; return how many.
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
+        """Remove, refund and count a mailbox's messages, to one port or all; return how many.
 
         Their operations end with CANCELED unless they have ended.
         """
 
-    def give_up(self, mailbox: Sender) -> int:
-        """Remove and count a mailbox's messages to an absent peer; return how many.
 
-        Their operations end with DROPPED unless they have ended.
-        """
+class Sender(Protocol):
+    """What `send` asks of a mailbox of either plane."""
 
-    def holds(self, mailbox: Sender | None = None) -> bool:
-        """Return whether messages of a mailbox, or of any, are queued or unacknowledged."""
+    local: IPAddress
 
-    def note_map_due(self) -> None:
-        """Note that the local congestion map changed: the next push sends it."""
+    def resolve(self, peer: IPAddress) -> None:
+        """Have the control plane make a route to a peer."""
 
-    def counts(self, mailbox: Sender | None = None) -> tuple[int, int]:
-        """Return how many messages of a mailbox, or of all, are unsent and unacknowledged."""
+    def external_route(self, peer: IPAddress) -> ExternalPath | None:
+        """Return the route to a peer if a message transport has it."""
 
-    def row(self) -> PathRow:
-        """Return the path's row for rds-info."""
 
-    def unsent_rows(self) -> list[MessageRow]:
-        """Return the rows of messages never sent."""
+def send(
+    mailbox: Sender,
+    payload: Buffer,
+    target: tuple[IPAddress, int],
+    wait_ns: int | None,
+    extension: bytes = b"",
+    operations: Sequence[Operation] = (),
+) -> int:
+    """Send a message over its message transport, waiting for room; return its length.
 
-    def sent_rows(self) -> list[MessageRow]:
-        """Return the rows of messages sent and not acknowledged."""
+    No lock is held. `wait_ns` None waits without limit, 0 never. Raises as `Mailbox.send`.
+    """
+    peer, port = target
+    until_ns = monotonic_ns() + wait_ns if wait_ns else None
+    waited = False
+    for _ in range(_RESOLVES_MAX):
+        path = mailbox.external_route(peer)
+        if path is None:
+            mailbox.resolve(peer)
+            path = mailbox.external_route(peer)
+        while path is not None:
+            charge = path.transport.send(
+                mailbox,  # type: ignore[arg-type]  # a mailbox of this plane
+                port,
+                payload,
+                extension,
+                operations,
+                may_wait=wait_ns != 0,
+            )
+            if charge is Charge.QUEUED or charge is Charge.ASKS:
+                return len(payload)
+            if charge is Charge.NO_ROUTE:
+                break
+            left_ns = None if until_ns is None else max(0, until_ns - monotonic_ns())
+            has_room = path.wait_for_charge(
+                mailbox,  # type: ignore[arg-type]  # as above
+                port,
+                len(payload),
+                is_first=not waited,
+                wait_ns=left_ns,
+            )
+            if not has_room:
+                detail = f"no room to send to {peer} port {port}"
+                raise os_error(ErrorReason.TIMED_OUT, detail, peer=peer)
+            waited = True
+    raise os_error(ErrorReason.PEER_UNREACHABLE, f"no route to {peer}", peer=peer)
 
-    # -- no lock held
 
-    def push(self) -> None:
-        """Send queued messages in the calling thread, which holds no lock."""
+def gathered(buffers: Sequence[Buffer], *, copy: bool = True) -> bytes | memoryview:
+    """Return buffers as one payload that does not change; several are always copied."""
+    return frozen(buffers[0], copy=copy) if len(buffers) == 1 else b"".join(buffers)
 
-    def push_soon(self) -> None:
-        """Have queued messages sent soon; never waits for a lock."""
 
-    def resume(self) -> None:
-        """Receive messages again: the mailbox that paused this path is at half. As `push_soon`."""
+def frozen(payload: Buffer, *, copy: bool = True) -> bytes | memoryview:
+    """Return a payload that does not change: `bytes` and views of it as they are, else a copy.
 
-    def serve(self) -> None:
-        """Do the work whose time `State.note_due` was given. The caller holds no lock."""
-
-    def end(self, until_ns: int) -> None:
-        """Acknowledge received messages and end the connection in order; the plane closes.
-
-        Waits until `until_ns` of the plane's clock at most, a time common to all paths.
-        """
-
-    def abandon_in_child(self) -> None:
-        """Drop the connection after a fork: it is the parent's. Takes no lock."""
+    Without `copy` a long payload is always the caller's own memory, in one piece.
+    """
+    if type(payload) is bytes:
+        return payload
+    view = memoryview(payload)
+    if not view.c_contiguous:
+        return view.tobytes()
+    # A read-only view may still be of memory that others write: only `bytes` never change.
+    if view.nbytes < REFERENCE_BYTES or (copy and not isinstance(view.obj, bytes)):
+        return bytes(view)
+    return view.cast("B")

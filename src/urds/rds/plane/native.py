@@ -17,15 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from operator import attrgetter
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import urds_native
 
 from urds.common.records import names
 from urds.common.types import IPAddress
-from urds.rds.addresses import known_peer
-from urds.rds.plane import contract
+from urds.rds.addresses import known_peer, parse_target
+from urds.rds.constants import RdmaStatus
+from urds.rds.plane import contract, message_transport
 from urds.rds.plane.loop_path import LoopPath
+from urds.rds.plane.message_transport import Charge, gathered
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -103,6 +106,73 @@ class Path(urds_native.Path):
         super().control(source_port, target_port, extension, hello)
 
 
+class ExternalPath(urds_native.ExternalPath):
+    """See `message_transport.ExternalPath`; calls not defined here are the module's own."""
+
+    local: IPAddress
+    peer: IPAddress
+    transport: MessageTransport
+    _plane: Plane
+
+    def __new__(
+        cls,
+        plane: Plane,
+        *,
+        local: IPAddress,
+        peer: IPAddress,
+        tos: int,
+        message_bytes_max: int,
+        transport: MessageTransport,
+    ) -> Self:
+        """Create the plane's part of a path."""
+        path = super().__new__(cls, plane, *plain(local), *plain(peer), tos, message_bytes_max)
+        path.local, path.peer, path.transport, path._plane = local, peer, transport, plane
+        return path
+
+    def charge(
+        self, mailbox: contract.Mailbox, port: int, payload_bytes: int, *, may_wait: bool
+    ) -> Charge:
+        """Charge a message of a mailbox."""
+        assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
+        return _CHARGES[super().charge(mailbox, port, payload_bytes, may_wait)]
+
+    def wait_for_charge(
+        self,
+        mailbox: contract.Mailbox,
+        port: int,
+        payload_bytes: int,
+        *,
+        is_first: bool,
+        wait_ns: int | None,
+    ) -> bool:
+        """Wait until a charge may succeed; return false when the time is over."""
+        assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
+        return super().wait_for_charge(mailbox, port, payload_bytes, is_first, wait_ns)
+
+    def refund(self, mailbox: contract.Mailbox, *, messages: int, payload_bytes: int) -> None:
+        """End the charge of messages that left the path."""
+        assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
+        super().refund(mailbox, messages, payload_bytes)
+
+    def held(self, mailbox: contract.Mailbox) -> tuple[int, int]:
+        """Return how many messages of a mailbox are charged, and their bytes."""
+        assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
+        return super().held(mailbox)
+
+    def fail(self, mailbox: contract.Mailbox) -> None:
+        """Note that messages to the peer were dropped."""
+        assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
+        super().fail(mailbox)
+
+    def close(self) -> None:
+        """Remove the path and every route over it."""
+        super().close()
+        self._plane.external_paths.pop(self.number, None)
+
+
+_CHARGES: Mapping[str, Charge] = {charge.name: charge for charge in Charge}
+
+
 def _descriptor_of(stream: contract.Stream) -> int:
     """Return the descriptor of a TCP socket, which needs no call of Python; else -1."""
     if isinstance(stream, socket.socket) and stream.family in _INTERNET:
@@ -116,6 +186,9 @@ class Mailbox(urds_native.Mailbox):
     local: IPAddress
     port: int
     settings: contract.MailboxSettings
+    plane: Plane
+    _external_routes: dict[IPAddress, ExternalPath]
+    _is_closed: bool
 
     def __new__(
         cls, plane: Plane, *, local: IPAddress, port: int, settings: contract.MailboxSettings
@@ -123,6 +196,10 @@ class Mailbox(urds_native.Mailbox):
         """Bind; the caller has checked that the port is free."""
         mailbox = super().__new__(cls, plane, *plain(local), port, _plain_settings(settings))
         mailbox.local, mailbox.port, mailbox.settings = local, port, settings
+        mailbox.plane = plane
+        mailbox._external_routes = {}
+        mailbox._is_closed = False
+        plane.mailboxes[mailbox.number] = mailbox
         return mailbox
 
     def send(
@@ -135,8 +212,34 @@ class Mailbox(urds_native.Mailbox):
         operations: Sequence[contract.Operation] = (),
         copy: bool = True,
     ) -> int:
-        """Queue one message gathered from `buffers`; operations raise: no path supports any."""
-        return super().send(buffers, address, wait_ns, extension, bool(operations), copy)
+        """Queue one message gathered from `buffers`; only message transports have operations."""
+        sent = super().send(buffers, address, wait_ns, extension, bool(operations), copy)
+        if sent is not None:
+            return sent
+        return self.send_outside(buffers, address, wait_ns, extension, operations, copy=copy)
+
+    def send_outside(
+        self,
+        buffers: Sequence[contract.Buffer],
+        address: contract.SocketAddress,
+        wait_ns: int | None,
+        extension: bytes = b"",
+        operations: Sequence[contract.Operation] = (),
+        *,
+        copy: bool = True,
+    ) -> int:
+        """Have the message transport that has the route send a message; the module calls it."""
+        payload = gathered(buffers, copy=copy)
+        target = parse_target(address, self.local)
+        return message_transport.send(self, payload, target, wait_ns, extension, operations)
+
+    def resolve(self, peer: IPAddress) -> None:
+        """Have the control plane make a route to a peer."""
+        self.plane.resolve(self, peer)
+
+    def external_route(self, peer: IPAddress) -> ExternalPath | None:
+        """Return the route to a peer if a message transport has it."""
+        return self._external_routes.get(peer)
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
@@ -147,14 +250,37 @@ class Mailbox(urds_native.Mailbox):
             return None
         if isinstance(taken, int):
             return contract.CongestionNotice(taken)
+        if isinstance(taken, list):
+            notices = (contract.OperationNotice(token, RdmaStatus(end)) for token, end in taken)
+            return contract.OperationNotices(notices)
         return contract.Message._make(taken)
 
     def wait_operation(self, operation: contract.Operation, wait_ns: int | None) -> bool:
-        """Return whether an operation has ended; no operation is ever under way here."""
+        """Wait until an operation has ended; return whether it has. Raises EBADF once closed."""
+        until_ns = None if wait_ns is None else monotonic_ns() + wait_ns
+        while operation.status is None:
+            seen = super().operations_ended()
+            if operation.status is not None:
+                break
+            left_ns = None if until_ns is None else max(0, until_ns - monotonic_ns())
+            if not super().wait_operation(seen, left_ns):
+                break
         return operation.status is not None
 
-    def route(self, peer: IPAddress, path: contract.Path | MessageTransport | None) -> None:
+    def note_operation(self, operation: contract.Operation) -> None:
+        """Note that an operation of this mailbox has ended."""
+        assert operation.status is not None, "an operation ends with a status"
+        super().note_operation(operation.wants_notice, operation.token, int(operation.status))
+
+    def route(
+        self, peer: IPAddress, path: contract.Path | message_transport.ExternalPath | None
+    ) -> None:
         """Set the path to `peer`; None removes it."""
+        if isinstance(path, ExternalPath):
+            self._external_routes[peer] = path
+            self.route_external(*plain(peer), path)
+            return
+        self._external_routes.pop(peer, None)
         if isinstance(path, LoopPath):  # the module has none: its mailbox looks for the target
             self.route_loop(*plain(peer))
             return
@@ -175,13 +301,29 @@ class Mailbox(urds_native.Mailbox):
 
     def configure(self, settings: contract.MailboxSettings) -> None:
         """Replace the settings."""
+        if settings.tos != self.settings.tos:  # routes may use other connections now
+            self._external_routes.clear()
         super().configure(_plain_settings(settings))
         self.settings = settings
 
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         data, scope = (None, 0) if peer is None else plain(peer)
-        return super().cancel(data, scope, port)
+        count = super().cancel(data, scope, port)
+        for path in self.plane.external_paths_of(self.local):
+            if peer is None or path.peer == peer:
+                count += path.transport.cancel(self, port)
+        return count
+
+    def close(self, linger_ns: int | None = None) -> None:
+        """Unbind; what message transports still have after `linger_ns` is cancelled."""
+        super().close(linger_ns)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if linger_ns is not None:
+            for path in self.plane.external_paths_of(self.local):
+                path.transport.cancel(self, None)
 
 
 class Plane(urds_native.Plane):
@@ -191,6 +333,8 @@ class Plane(urds_native.Plane):
     generation: int | None
     resolve: Callable[[Mailbox, IPAddress], None]
     batches: bool  # the module's own, which only it can set
+    mailboxes: weakref.WeakValueDictionary[int, Mailbox]  # by their numbers in events
+    external_paths: dict[int, ExternalPath]  # the same
 
     def __new__(
         cls,
@@ -211,6 +355,8 @@ class Plane(urds_native.Plane):
 
         plane = super().__new__(cls, _plain_limits(limits), find, clock_ns, generation)
         plane.limits, plane.resolve, plane.generation = limits, resolve, generation
+        plane.mailboxes = weakref.WeakValueDictionary()
+        plane.external_paths = {}
         itself = weakref.ref(plane)
         return plane
 
@@ -227,6 +373,33 @@ class Plane(urds_native.Plane):
     def loop(self, *, local: IPAddress, peer: IPAddress) -> LoopPath:
         """Create a path between two addresses of this process."""
         return LoopPath(local=local, peer=peer)
+
+    def external_path(
+        self,
+        *,
+        local: IPAddress,
+        peer: IPAddress,
+        tos: int,
+        message_bytes_max: int,
+        transport: MessageTransport,
+    ) -> ExternalPath:
+        """Create the plane's part of a path that a message transport has."""
+        path = ExternalPath(
+            self,
+            local=local,
+            peer=peer,
+            tos=tos,
+            message_bytes_max=message_bytes_max,
+            transport=transport,
+        )
+        self.external_paths[path.number] = path
+        return path
+
+    def external_paths_of(self, local: IPAddress) -> list[ExternalPath]:
+        """Return the paths of message transports of a local address."""
+        if not self.external_paths:
+            return []
+        return [path for path in tuple(self.external_paths.values()) if path.local == local]
 
     def received(self, path: contract.Path) -> contract.Received:
         """Return the peer's numbers on a path."""
@@ -252,7 +425,25 @@ class Plane(urds_native.Plane):
 
     def help(self, deadline_ns: int | None) -> list[contract.Event]:
         """Do the work that no application thread does; return events, or [] at the deadline."""
-        return [_event_of(report) for report in super().help(deadline_ns)]
+        events = (self._event_of(report) for report in super().help(deadline_ns))
+        return [event for event in events if event is not None]
+
+    def _event_of(self, report: tuple[Any, ...]) -> contract.Event | None:
+        """Return the record of a report: its name, then plain values; None if it is late."""
+        name, *values = report
+        if name == "LocalMapChanged":
+            return contract.LocalMapChanged(address_of(*values))
+        if name not in _OF_EXTERNAL_PATHS:
+            return _MAKERS[name](*values)
+        path = self.external_paths.get(values[0])
+        if path is None:
+            return None
+        if name == "Resumed":
+            return contract.Resumed(path)
+        mailbox = self.mailboxes.get(values[1])  # its messages keep it
+        if mailbox is None:
+            return None
+        return _OF_EXTERNAL_PATHS[name](path, mailbox)
 
     def is_inside(self) -> bool:
         """Return False: no Python instruction runs while the module holds its lock."""
@@ -301,11 +492,6 @@ class ShmStream(urds_native.ShmStream):
         self.close()
 
 
-def _event_of(report: tuple[Any, ...]) -> contract.Event:
-    """Return the record of a report: its name, then plain values."""
-    return _MAKERS[report[0]](*report[1:])
-
-
 def _down(path: Path, reason: str, errno: int, frames: int, attachment: int) -> contract.Down:
     return contract.Down(path, contract.DownReason[reason], errno, frames, attachment)
 
@@ -322,6 +508,11 @@ _MAKERS: Mapping[str, Callable[..., contract.Event]] = {
     "PeerRestarted": contract.PeerRestarted,
     "LingerOver": contract.LingerOver,
     "Ready": _ready,
+}
+_OF_EXTERNAL_PATHS: Mapping[str, Callable[..., contract.Event]] = {
+    "Resumed": contract.Resumed,
+    "GiveUp": contract.GiveUp,
+    "LingerEnded": contract.LingerEnded,
 }
 _NO_TOS = 0  # TCP reports every type of service as 0
 
@@ -363,6 +554,6 @@ def _path_row(
 def _message_row(
     sequence: int, payload_bytes: int, local: bytes, scope: int, port: int, *peer: Any
 ) -> contract.MessageRow:
-    data, peer_scope, peer_port = peer
+    data, peer_scope, peer_port, tos = peer
     source, target = address_of(local, scope), address_of(data, peer_scope)
-    return contract.MessageRow(sequence, payload_bytes, source, port, target, peer_port)
+    return contract.MessageRow(sequence, payload_bytes, source, port, target, peer_port, tos)

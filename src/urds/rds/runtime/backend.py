@@ -57,7 +57,7 @@ class Backend(Protocol):
     """Host addresses for the sockets of this process. Made as `Kind(settings)`."""
 
     settings: Settings
-    plane: Plane  # of the sockets over TCP
+    plane: Plane
 
     def bind(
         self,
@@ -75,9 +75,6 @@ class Backend(Protocol):
         address (the text says what to do), EADDRNOTAVAIL if the address is not of this host,
         ENOPROTOOPT if it is not and a transport was chosen.
         """
-
-    def plane_of(self, mailbox: Mailbox) -> Plane:
-        """Return the plane that serves a mailbox, for event loops: that of its transport."""
 
     def transport_of(self, mailbox: Mailbox) -> Transport:
         """Return by what a mailbox sends: TCP or IB."""

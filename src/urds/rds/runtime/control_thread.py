@@ -1,8 +1,5 @@
 """The control thread: one loop over `plane.help`, one lock, one dispatch in each direction.
 
-Where the plane carries no RDMA, `runtime.rdma` has another plane and thread for that, under the
-same lock and with the same addresses and ports.
-
 Reports of the plane go to the connection that they concern; actions of the local addresses are done
 in the order in which they come. This module holds no rule of the protocol. The control lock guards
 local addresses and tables; the thread gives it up while it is in `plane.help`, and an application
@@ -168,13 +165,10 @@ class Driver:
             self.rdma.open(address, local_address_settings_of(self.settings, address))
         chosen = host.endpoint.bind(port)
         try:
-            plane = self.rdma.plane if over_rdma else self.plane
-            self.rdma.make_way(address, chosen)
-            mailbox = plane.mailbox(local=address, port=chosen, settings=settings)
+            mailbox = self.plane.mailbox(local=address, port=chosen, settings=settings)
             host.mailboxes.add(mailbox)
             if over_rdma:
                 self.rdma.add(mailbox)
-            self.rdma.cross(mailbox)
         except BaseException:
             if mailbox is not None:
                 mailbox.close(0)
@@ -274,12 +268,8 @@ class Driver:
             paths.mailboxes.add(mailbox)
             mailbox.route(peer, paths.path_for(mailbox.port))
 
-    def plane_of(self, mailbox: Mailbox) -> Plane:
-        """Return the plane that a mailbox is on."""
-        return self.rdma.plane if mailbox in self.rdma else self.plane
-
     def snapshot(self) -> base.Snapshot:
-        """Return counters and tables of all planes. Raises OSError as `Plane.snapshot`."""
+        """Return counters and tables of the process. Raises OSError as `Plane.snapshot`."""
         if not self.is_inside():
             with self.lock:
                 self._close_abandoned()
@@ -321,9 +311,7 @@ class Driver:
 
     def drain(self, drain_ns: int) -> int:
         """Send what is queued and wait for its acknowledgement; return the messages left."""
-        until_ns = now_ns() + drain_ns
-        left = self.plane.drain(drain_ns)
-        return left + self.rdma.drain(max(0, until_ns - now_ns()))
+        return self.plane.drain(drain_ns)
 
     def close(self, drain_ns: int, *, at_exit: bool = False) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
@@ -371,7 +359,7 @@ class Driver:
     def stop_if_unused(self) -> bool:
         """Take no more sockets if there is none, nor a message of a closed one; `end` is next."""
         since_ns = self._unused_since_ns
-        left = self.plane.drain(0) + self.rdma.drain(0)
+        left = self.plane.drain(0)
         with self.lock:
             if left or self.stopping or self._is_used() or since_ns != self._unused_since_ns:
                 return False
@@ -398,7 +386,6 @@ class Driver:
     def end(self, *, at_exit: bool = False) -> None:
         """End the thread, if it is not the caller, the connections and the plane."""
         self.plane.wake()
-        self.rdma.end_thread()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         with self.lock:
@@ -406,11 +393,11 @@ class Driver:
             self.rdma.stop_listening()
             if self._information is not None:
                 self._information.close()
+        self.rdma.end_connections()
         if at_exit:
             self.plane.end_streams()
         else:
             self.plane.close(0)
-        self.rdma.close_plane(at_exit=at_exit)
         self.rdma.close()
         is_over = threading.current_thread() is self._thread or not self._thread.is_alive()
         if not at_exit and is_over:
@@ -421,7 +408,7 @@ class Driver:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
         self.failed = True
         self.plane.fail()  # before anything that may fail as well: it wakes all waiters
-        self.rdma.fail()
+        self.rdma.end_connections()
         with self.lock:
             self._close_pending()
             self.rdma.close()
@@ -528,7 +515,7 @@ class Driver:
             self._watch_again()
         self.streams.handle_timeout(now)
         self.shm_streams.handle_timeout(now)
-        deadlines = [self.rdma.progress_beside(now)]
+        deadlines = [self.rdma.progress(now)]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now:
@@ -560,6 +547,8 @@ class Driver:
         for event in events:
             if isinstance(event, base.LingerOver | base.Control):
                 self._report(event)
+            elif isinstance(event, base.LingerEnded):
+                self.rdma.take(event)
         for host in self.hosts.values():
             self.carry_out(host)
 
@@ -578,7 +567,8 @@ class Driver:
         if isinstance(event, base.LingerOver):
             self._tell_linger_over(event)
             return
-        if self.rdma.take(event):
+        if isinstance(event, base.OfTransport):
+            self.rdma.take(event)
             return
         host, peer = self._paths.get(event.path, (None, None))
         if host is None or peer is None:

@@ -1,7 +1,6 @@
 """Local addresses in this process: the first bind to one makes the process the host of it.
 
-`process.current()` makes the backend when it is needed; one driver serves all its addresses. Where
-its plane carries no RDMA, sockets over RDMA are on a plane of their own, and reports cover both.
+`process.current()` makes the backend when it is needed; one driver serves all its addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from urds.common.records import fields
 from urds.common.types import IPAddress
 from urds.rds.constants import Transport
 from urds.rds.plane.choose import choose, plane_class
-from urds.rds.plane.contract import Mailbox, MailboxSettings, Plane, Snapshot
+from urds.rds.plane.contract import Mailbox, MailboxSettings, Snapshot
 from urds.rds.runtime.control_thread import Driver
 from urds.rds.runtime.process import process
 from urds.rds.settings import Settings
@@ -72,10 +71,6 @@ class InProcess:
             if transport is not None and failure.errno == _NOT_LOCAL.errno:
                 raise os_error(ErrorReason.TRANSPORT_MISSING, f"{address}") from failure
             raise
-
-    def plane_of(self, mailbox: Mailbox) -> Plane:
-        """Return the plane that serves a mailbox."""
-        return self._driver.plane_of(mailbox)
 
     def transport_of(self, mailbox: Mailbox) -> Transport:
         """Return by what a mailbox sends."""

@@ -1,13 +1,13 @@
 """The RDMA transport as the driver has it: made with the first socket that asks for it.
 
 Its node is another dispatcher of the control thread: reports of devices wait for the next pass of
-the thread, which then does what the local addresses decide. Where the driver's plane carries no
-RDMA, the node has a plane and a control thread of its own (`beside`). Control lock held.
+the thread, which then does what the local addresses decide. Control lock held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +16,22 @@ from urds.common.records import replace
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.plane import contract as base
-from urds.rds.plane.choose import plane_beside
-from urds.rds.plane.contract import Mailbox, Plane, Snapshot
+from urds.rds.plane.contract import Mailbox, MessageRow, Snapshot
 from urds.rds.runtime.peer_events import events as peer_events
 
 if TYPE_CHECKING:
     from urds.rds.control.settings import LocalAddressSettings
     from urds.rds.plane.contract import PathRow
-    from urds.rds.runtime.beside import PlaneBeside
     from urds.rds.runtime.connections import Found
     from urds.rds.runtime.control_thread import Driver
-    from urds.rds.runtime.crossings import Crossings
     from urds.rds.settings import Settings
     from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
 
 _LINUX_STATS = {"connect_raced", "listen_closed_stale"}  # have names of Linux
 _MS = 1_000_000
 _S = 1_000 * _MS
+_END_NS = 100 * _MS  # how long an orderly end waits for posted work
+_ROWS_MAX = 65_536  # of each message table
 
 
 class Rdma:
@@ -41,8 +40,6 @@ class Rdma:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.node: RdmaNode | None = None
-        self._crossings: Crossings | None = None  # with a plane of its own
-        self._beside: PlaneBeside | None = None
         self._mailboxes: set[Mailbox] = set()
         self._look_at_ns = 0
 
@@ -53,22 +50,7 @@ class Rdma:
         """
         if self.node is None:
             self.node = self._make()
-            if self._beside is not None:
-                self._crossings = self._cross(self._beside)
-                self._beside.start()
         self.node.open(address, settings)
-
-    def _cross(self, beside: PlaneBeside) -> Crossings:
-        from urds.rds.runtime.crossings import Crossings
-
-        crossings = Crossings(self._driver)
-        crossings.begin(beside.plane)
-        return crossings
-
-    @property
-    def plane(self) -> Plane:
-        """The plane of mailboxes over RDMA."""
-        return self._driver.plane if self._beside is None else self._beside.plane
 
     def _make(self) -> RdmaNode:
         # A process that never asks for RDMA never pays for importing it.
@@ -85,13 +67,8 @@ class Rdma:
             raise os_error(ErrorReason.TRANSPORT_MISSING, detail) from problem
         for device in devices:
             device.confine = driver.guard.confine_to
-        make_plane = plane_beside(driver.plane)
-        if make_plane is not None:
-            from urds.rds.runtime.beside import PlaneBeside
-
-            self._beside = PlaneBeside(driver, make_plane)
         node = RdmaNode(
-            self.plane,  # type: ignore[arg-type]  # the reference plane is the one that carries
+            driver.plane,
             devices,
             settings=node_settings_of(driver.settings, driver.generation),
             random=driver.random,
@@ -110,21 +87,10 @@ class Rdma:
     def add(self, mailbox: Mailbox) -> None:
         """Note that a mailbox sends over RDMA."""
         self._mailboxes.add(mailbox)
-
-    def make_way(self, local: IPAddress, port: int) -> None:
-        """Have an address and port free in both planes: they are about to be bound."""
-        if self._crossings is not None:
-            self._crossings.make_way(local, port)
-
-    def cross(self, mailbox: Mailbox) -> None:
-        """Have a mailbox receive what reaches its port in the other plane."""
-        if self._crossings is not None:
-            self._crossings.add(mailbox)
+        self.bound.add_mailbox(mailbox)
 
     def is_inside(self) -> bool:
-        """Tell whether the calling thread holds a lock of a plane of its own, or of a device."""
-        if self._beside is not None and self._beside.plane.is_inside():
-            return True
+        """Tell whether the calling thread holds a lock of the node or of a device."""
         return self.node is not None and self.node.is_inside()
 
     def __contains__(self, mailbox: object) -> bool:
@@ -138,8 +104,6 @@ class Rdma:
 
     def forget(self, mailbox: Mailbox) -> None:
         """Drop a mailbox of either transport that is closed."""
-        if self._crossings is not None:
-            self._crossings.forget(mailbox)
         if mailbox in self._mailboxes and self.node is not None:
             self._mailboxes.discard(mailbox)
             self.node.forget_mailbox(mailbox)
@@ -152,14 +116,13 @@ class Rdma:
 
     # -- the control thread
 
-    def take(self, event: base.Event) -> bool:
-        """Take an event of the plane if it is about a path over RDMA; return whether it was."""
-        if self.node is None or not isinstance(event, base.ConnectWanted):
-            return False
-        if not self.node.owns(event.path):
-            return False
-        self.node.handle_wanted(event.path)  # type: ignore[arg-type]  # it is ours
-        return True
+    def take(self, event: base.OfTransport) -> None:
+        """Take an event of the plane for a message transport."""
+        report = None if self.node is None else self.node.take(event)
+        if report is not None:
+            from urds.rds.runtime.undelivered import tell_linger_over
+
+            tell_linger_over(self._driver, report)
 
     def progress(self, at_ns: int) -> int | None:
         """Do what is due; return the next deadline."""
@@ -181,27 +144,30 @@ class Rdma:
                 self._driver.looks.look(path, at_ns)
         return self._look_at_ns
 
-    def progress_crossings(self, at_ns: int) -> int | None:
-        """Pass on what reached a port in the other plane; return the next deadline."""
-        return None if self._crossings is None else self._crossings.progress(at_ns)
-
-    def progress_beside(self, at_ns: int) -> int | None:
-        """Do the same in the control thread, unless a thread of its own does it."""
-        return self.progress(at_ns) if self._beside is None else None
-
     # -- info and ends
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
-        """Add what the plane of RDMA has to a snapshot of the driver's."""
-        if self._beside is not None and self._crossings is not None:
-            from urds.rds.runtime.beside import both
+        """Add what the node has to a snapshot of the plane. No lock held."""
+        node = self.node
+        if node is None:
+            return snapshot
+        from dataclasses import asdict
 
-            own = self._beside.plane.snapshot()
-            with self._driver.lock:
-                own = self._crossings.leave_out(own, self._beside.plane)
-                snapshot = self._crossings.leave_out(snapshot, self._driver.plane)
-            snapshot = both(snapshot, own)
-        return replace(snapshot, rdma_in_use=self.node is not None)
+        with self._driver.lock:
+            paths = node.paths()
+        with node.lock:
+            own = asdict(node.message_counters)
+        counters = {name: count + own.get(name, 0) for name, count in snapshot.counters.items()}
+        return replace(
+            snapshot,
+            counters=counters,
+            paths=[*snapshot.paths, *(path.row() for path in paths)],
+            send_queue=_rows(snapshot.send_queue, *(path.unsent_rows() for path in paths)),
+            retransmit_queue=_rows(
+                snapshot.retransmit_queue, *(path.sent_rows() for path in paths)
+            ),
+            rdma_in_use=True,
+        )
 
     def counters(self) -> Mapping[str, int]:
         """Return Linux's counters ib_* in its order; none while RDMA is not in use."""
@@ -249,26 +215,10 @@ class Rdma:
         if self.node is not None:
             self.node.stop_listening()
 
-    def drain(self, drain_ns: int) -> int:
-        """Send what is queued on a plane of its own; return the messages left. No lock held."""
-        if self._beside is None:
-            return 0
-        return self._beside.plane.drain(drain_ns)
-
-    def end_thread(self) -> None:
-        """End the thread of a plane of its own. No lock held."""
-        if self._beside is not None:
-            self._beside.end_thread()
-
-    def close_plane(self, *, at_exit: bool = False) -> None:
-        """Close a plane of its own, which ends its paths. No lock held."""
-        if self._beside is not None:
-            self._beside.close(at_exit=at_exit)
-
-    def fail(self) -> None:
-        """Have a plane of its own refuse everything. No lock held."""
-        if self._beside is not None:
-            self._beside.plane.fail()
+    def end_connections(self) -> None:
+        """End every connection in order. No lock held."""
+        if self.node is not None:
+            self.node.end_connections(_END_NS)
 
     def close(self) -> None:
         """Close links and devices; the plane has ended its paths. The control thread is gone."""
@@ -277,10 +227,12 @@ class Rdma:
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent."""
-        if self._beside is not None:
-            self._beside.plane.abandon_in_child()
         if self.node is not None:
             self.node.abandon_in_child()
+
+
+def _rows(*tables: Sequence[MessageRow]) -> list[MessageRow]:
+    return list(islice(chain.from_iterable(tables), _ROWS_MAX))
 
 
 def delays_of(settings: Settings) -> dict[str, Any]:

@@ -37,8 +37,9 @@ from tests.rds.transports.rdma.killed_peer import (
     socket_at,
 )
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
-from urds.rds.plane.python.send_side import SendSide
+from urds.rds.plane.contract import Mailbox, Operation
 from urds.rds.runtime.process import process
+from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.rdma.sending import Outgoing
 
 SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by hand
@@ -97,7 +98,7 @@ class Records:
         self.given_up: list[bytes] = []
         self.acknowledged: list[bytes] = []
         self.told: Counter[int] = Counter()
-        give_up, note_operation = Outgoing._give_up, SendSide.note_operation
+        give_up, end_operation = Outgoing._give_up, RdmaPath.operation_ended
         acknowledge = Outgoing.handle_acknowledged
 
         def note_given_up(outgoing: Outgoing, messages: Any) -> int:
@@ -111,13 +112,13 @@ class Records:
             self.acknowledged += [bytes(one.payload) for one in before if one.owner is None]
             return is_well
 
-        def note_told(mailbox: SendSide, operation: Any) -> None:
+        def note_told(path: RdmaPath, owner: Mailbox, operation: Operation) -> None:
             self.told[id(operation)] += 1
-            note_operation(mailbox, operation)
+            end_operation(path, owner, operation)
 
         monkeypatch.setattr(Outgoing, "_give_up", note_given_up)
         monkeypatch.setattr(Outgoing, "handle_acknowledged", note_acknowledged)
-        monkeypatch.setattr(SendSide, "note_operation", note_told)
+        monkeypatch.setattr(RdmaPath, "operation_ended", note_told)
 
 
 class Survivor:

@@ -12,7 +12,6 @@ from tests.rds.sockets.hosts import host
 from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
 from tests.rds.transports.rdma_core.rdma_core_world import Side, atomic, frames, transfer
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
-from tests.support import planes
 from urds.rds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
 from urds.rds.control.events import Reason, Refused
 from urds.rds.control.rdma_events import (
@@ -24,7 +23,6 @@ from urds.rds.control.rdma_events import (
     Reject,
     RestartPeer,
 )
-from urds.rds.plane.choose import NATIVE
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.settings import Settings
 from urds.rds.transports.rdma.core import CoreLimits
@@ -85,18 +83,6 @@ def test_difference_transport_at_bind() -> None:
     for setting, found in (("tcp", Transport.TCP), ("ib", Transport.IB)):
         with backend_with(transport=setting), bound(1, None) as sock:
             assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == found
-
-
-def test_difference_crossings() -> None:
-    """Where this run has the compiled plane; else there is no difference."""
-    sent = 3
-    with backend_with() as backend, bound(1, Transport.TCP) as here, bound(2) as there:
-        for number in range(sent):
-            here.sendto(b"%d" % number, there.getsockname())
-        for number in range(sent):
-            assert there.recvfrom(100) == (b"%d" % number, here.getsockname())
-        queues = 2 if planes.in_use() == NATIVE else 1
-        assert backend.counters()["recv_delivered"] == queues * sent
 
 
 def test_difference_receive_ring() -> None:

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
-from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters
-from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
+from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+from urds.rds.transports.rdma.frames import Frame, Message, Outcome, Piece, Work
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000
@@ -22,11 +21,15 @@ REPEATED = RETRANSMITTED | ACK_REQUIRED
 
 
 class Account:
-    """What a socket is to its paths."""
+    """What a socket is to its paths; the core says what it holds of it."""
 
     def __init__(self) -> None:
-        self.send_queued_bytes = 0
+        self.core: ConnectionCore | None = None  # that it has sent by
         self.given_up = 0
+
+    @property
+    def send_queued_bytes(self) -> int:
+        return self.core.outgoing.held(self)[1] if self.core is not None else 0
 
 
 class Seen(NamedTuple):
@@ -40,7 +43,7 @@ class Side:
     """A core with one account; it notes everything the core asks of its surroundings."""
 
     def __init__(self, limits: CoreLimits | None = None, *, sequence_first: int = 1) -> None:
-        self.counters, self.rdma = Counters(), RdmaCounters()
+        self.counters, self.rdma = MessageCounters(), RdmaCounters()
         self.account = Account()
         self.map = bytes(CONGESTION_MAP_BYTES)
         self.answers_pings = True
@@ -56,6 +59,16 @@ class Side:
             self,
             sequence_first=sequence_first,
         )
+        give_up = self.core.outgoing._give_up
+
+        def give_up_and_count(messages: Iterable[Message]) -> int:
+            chosen = list(messages)
+            for message in chosen:
+                if message.owner is not None:
+                    message.owner.given_up += 1
+            return give_up(chosen)
+
+        self.core.outgoing._give_up = give_up_and_count
 
     # -- around the core
 
@@ -102,9 +115,11 @@ class Side:
         account: Account | None = None,
         ack_required: bool = False,
     ) -> None:
+        sender = account or self.account
+        sender.core = self.core
         for payload in payloads:
             self.core.outgoing.queue(
-                account or self.account,
+                sender,
                 SOURCE,
                 target_port,
                 payload,

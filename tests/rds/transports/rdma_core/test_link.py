@@ -59,7 +59,7 @@ class FakePath:
     def __init__(self, local: IPAddress, peer: IPAddress, *, tos: int) -> None:
         self.local = local
         self.key = PeerKey(peer, tos)
-        self.plane = SimpleNamespace(state=SimpleNamespace(lock=Lock()))
+        self.lock = Lock()
         self.core = FakeCore()
         self.rdma_counters = RdmaCounters()
         self.is_paused = False
@@ -142,14 +142,14 @@ def test_a_resume_between_two_looks_loses_no_credit(pair: Pair) -> None:
     path.is_paused = True
 
     class Releasing:
-        """The plane's lock; another thread resumes the path as soon as it is free."""
+        """The lock of the cores; another thread resumes the path as soon as it is free."""
 
         def __enter__(self) -> None: ...
 
         def __exit__(self, *_: object) -> None:
             path.is_paused = False
 
-    path.plane.state.lock = Releasing()
+    path.lock = Releasing()
     pair.say(b"1")
     pair.links[1].resume()
     pair.network.run(for_ns=100_000_000)

@@ -23,6 +23,7 @@ from urds.rds.constants import (
     MSG_PEEK,
     MSG_ZEROCOPY,
 )
+from urds.rds.plane import message_transport
 from urds.rds.plane.contract import (
     Buffer,
     CongestionNotice,
@@ -34,6 +35,7 @@ from urds.rds.plane.contract import (
     Path,
     SocketAddress,
 )
+from urds.rds.plane.message_transport import frozen, gathered
 from urds.rds.plane.python.inbox import Item
 from urds.rds.plane.python.loop_path import LoopPath
 from urds.rds.plane.python.receive_side import ReceiveSide
@@ -43,13 +45,12 @@ from urds.rds.plane.python.send_side import (
     Route,
     SendSide,
     Target,
-    frozen,
+    no_room,
 )
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiter, Waiters
 
 if TYPE_CHECKING:
-    from urds.rds.plane.message_transport import MessageTransport
     from urds.rds.plane.python.progress import Progress
     from urds.rds.plane.python.state import Host, State
 
@@ -132,8 +133,7 @@ class Mailbox:
     ) -> int:
         """Queue one message gathered from `buffers`; several are always copied."""
         self._progress.refuse_reentry()
-        several = len(buffers) != 1
-        payload = b"".join(buffers) if several else frozen(buffers[0], copy=copy)
+        payload = gathered(buffers, copy=copy)
         return self._send(payload, address, extension, wait_ns, operations, looks_again=True)
 
     def _send(
@@ -163,6 +163,8 @@ class Mailbox:
             if isinstance(queued, ErrorReason):
                 queued = self._send_waiting(queued, target, payload, extension, wait_ns, operations)
             sends.remember(address, target, queued)
+            if not isinstance(queued.path, StreamPath | LoopPath):
+                self._send_outside(target, payload, extension, wait_ns, operations)
             self._push(queued, again=target.route is queued)
             if self.descriptor is not None:
                 self.sync()
@@ -172,6 +174,35 @@ class Mailbox:
                 eventfd_write(state.interrupts.wake_descriptor, 1)
             raise
         return len(payload)
+
+    def _send_outside(
+        self,
+        target: Target,
+        payload: Buffer,
+        extension: bytes,
+        wait_ns: int | None,
+        operations: Sequence[Operation],
+    ) -> None:
+        """Have the message transport that has the route send a message."""
+        place = target.peer, target.port
+        message_transport.send(self, payload, place, wait_ns, extension, operations)
+
+    def resolve(self, peer: IPAddress) -> None:
+        """Have the control plane make a route to a peer."""
+        self._resolve(self, peer)
+
+    def external_route(self, peer: IPAddress) -> message_transport.ExternalPath | None:
+        """Return the route to a peer if a message transport has it."""
+        route = self.sends.route_to(peer)  # a hint, without the lock
+        if route is None or isinstance(route.path, StreamPath | LoopPath):
+            return None
+        return cast("message_transport.ExternalPath", route.path)
+
+    def note_operation(self, operation: Operation) -> None:
+        """Note that an operation of this mailbox has ended, with a status."""
+        with self._state.lock:
+            self.sends.note_operation(operation)
+        self._progress.deliver()
 
     def _send_waiting(
         self,
@@ -198,7 +229,7 @@ class Mailbox:
             is_congested = reason in AS_CONGESTED
             if wait_ns == 0 or state.virtual:
                 state.counters.cong_send_error += is_congested
-                raise sends.no_room(reason, target)
+                raise no_room(sends, reason, target)
             if is_congested and not blocked:
                 blocked = True
                 state.counters.cong_send_blocked += 1
@@ -216,7 +247,7 @@ class Mailbox:
                     self._progress.wait(attempt, waiters, wait_ns, self),
                 )
             if queued is None:
-                raise sends.no_room(ErrorReason.TIMED_OUT, target)
+                raise no_room(sends, ErrorReason.TIMED_OUT, target)
             if not isinstance(queued, ErrorReason):
                 return queued
             reason = queued
@@ -236,8 +267,6 @@ class Mailbox:
                 path.look_for_acknowledgements()
                 sends.note_look(route)
             return
-        if not isinstance(path, LoopPath):
-            path.push()
         self._progress.finish_pass()
 
     # -- receiving
@@ -342,10 +371,10 @@ class Mailbox:
 
     # -- other calls of the contract
 
-    def route(self, peer: IPAddress, path: Path | MessageTransport | None) -> None:
+    def route(self, peer: IPAddress, path: Path | message_transport.ExternalPath | None) -> None:
         """Set the path to `peer`; None removes it."""
         with self._state.lock:
-            self.sends.set_route(peer, path)  # type: ignore[arg-type]  # a path of this plane
+            self.sends.set_route(peer, path)
 
     def subscribe(
         self,
@@ -403,6 +432,10 @@ class Mailbox:
         self._progress.refuse_reentry()
         with self._state.lock:
             count = self.sends.cancel(peer, port)
+            externals = self.sends.external_paths()
+        for path in externals:
+            if peer is None or path.peer == peer:
+                count += path.transport.cancel(self, port)
         self._progress.finish_pass()
         return count
 

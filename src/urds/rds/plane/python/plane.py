@@ -22,6 +22,7 @@ from urds.rds.plane.contract import (
     Snapshot,
 )
 from urds.rds.plane.python.background import ProgressThread
+from urds.rds.plane.python.external import ExternalPath
 from urds.rds.plane.python.loop_path import LoopPath
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.poll_set import PollSet
@@ -122,15 +123,32 @@ class Plane:
         with self.state.lock:
             return self.state.host(address)
 
-    def add_message_transport(self, path: MessageTransport) -> None:
-        """Add a path: the plane reports map changes to it, cancels, drains and ends it."""
+    def external_path(
+        self,
+        *,
+        local: IPAddress,
+        peer: IPAddress,
+        tos: int,
+        message_bytes_max: int,
+        transport: MessageTransport,
+    ) -> ExternalPath:
+        """Create the plane's part of a path that a message transport has."""
         with self.state.lock:
-            self.state.host(path.local).add_message_transport(path)
+            host = self.state.host(local)
+            path = ExternalPath(
+                self.state,
+                self.passes,
+                host,
+                peer=peer,
+                tos=tos,
+                message_bytes_max=message_bytes_max,
+                transport=transport,
+            )
+            host.add_external(path)
+        return path
 
-    def remove_message_transport(self, path: MessageTransport) -> None:
-        """Remove a path and every route over it; the transport keeps its queue."""
-        with self.state.lock:
-            self.state.remove_transport(path)
+    def finish_pass(self) -> None:
+        """End a pass of a message transport."""
         self.passes.finish_pass()
 
     def _resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.readiness import changes_one_here
-from urds.rds.plane.contract import LingerOver
+from urds.rds.plane.contract import LingerEnded, LingerOver, LocalMapChanged
 from urds.rds.plane.python.poll_set import PollSet
 from urds.rds.plane.python.waiting import Doing, Waiter, Waiters
 
@@ -124,7 +124,7 @@ class Progress:
         unled = self._wait_queue.end_wait(waiter, waiters, used=used)
         state.driven = True
         if unled and state.thread.asleep:
-            if state.dirty or state.ack_deadlines or state.looks or state.transport_dues:
+            if state.dirty or state.ack_deadlines or state.looks:
                 state.thread.want()
             else:
                 state.thread.leader_left()
@@ -178,27 +178,20 @@ class Progress:
         with state.lock:
             touched, state.touched = state.touched, set()
             now_ns = state.clock_ns()
-            changed = [mailbox for mailbox in touched if mailbox.receives.check(now_ns)]
+            changed = tuple(one for one in touched if one.receives.check(now_ns))
             paths = [path for mailbox in changed for path in state.hosts[mailbox.local].paths]
-            transports, state.maps_due = state.maps_due, set()
             for mailbox in touched:
                 mailbox.receives.resume_paths()
             # A changed local map concerns senders of this process: show their state as well.
             touched, state.touched = touched | state.touched, set()
-        try:
-            for path in paths:
-                path.writer.flush()
-            for one in transports:
-                one.push_soon()
-            while state.resuming:
-                paused = next(iter(state.resuming))
-                paused.resume()
-                state.resuming.discard(paused)  # last: a second resume does no harm
-            for mailbox in touched:
-                mailbox.sync()
-        except BaseException:  # work that an interrupt prevented is due again
-            state.maps_due |= transports
-            raise
+        for path in paths:
+            path.writer.flush()
+        while state.resuming:
+            paused = next(iter(state.resuming))
+            paused.resume()
+            state.resuming.discard(paused)  # last: a second resume does no harm
+        for mailbox in touched:
+            mailbox.sync()
 
     # -- arrivals
 
@@ -249,17 +242,19 @@ class Progress:
             now_ns = state.clock_ns()
             paths = state.take_due_paths(now_ns)
             state.note_absent(now_ns)
-            transports = state.take_due_transports(now_ns)
             looks, state.looks = state.looks, set()
             state.touched |= looks
-            for mailbox in [one for one, at_ns in state.lingering.items() if at_ns <= now_ns]:
+            for mailbox, at_ns in tuple(state.lingering.items()):
+                if at_ns > now_ns:
+                    continue
                 del state.lingering[mailbox]
                 for path in mailbox.sends.paths():
                     self._end_linger(path, mailbox.sends)
+                for path in mailbox.sends.external_paths():
+                    if path.holds(mailbox.sends):
+                        state.emit(LingerEnded(path, mailbox))
         for path in paths:
             path.writer.serve_due(now_ns)
-        for other in transports:
-            other.serve()
         self.finish_pass()
 
     def _end_linger(self, path: Any, sends: Any) -> None:
@@ -313,7 +308,8 @@ class Progress:
             with state.lock:
                 for host in state.hosts.values():
                     state.touched.update(host.mailboxes.values())
-                    state.maps_due.update(host.transports)
+                    if host.externals:
+                        state.emit(LocalMapChanged(host.address))
                 self.poll_set.watch_again()
                 paths = [path for host in state.hosts.values() for path in host.paths]
                 for path in paths:

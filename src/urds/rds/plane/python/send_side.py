@@ -10,7 +10,7 @@ All methods of `SendSide`: lock held, unless they say otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from urds.common.errors import ErrorReason, message_too_long, os_error, peer_takes_less
 from urds.common.types import IPAddress
@@ -25,15 +25,13 @@ from urds.rds.plane.contract import (
 from urds.rds.plane.python.accounts import Destination, SendAccounts
 from urds.rds.plane.python.loop_path import LoopPath
 from urds.rds.plane.python.path import LONG_WRITE_BYTES
-from urds.rds.plane.python.sender import REFERENCE_BYTES
 from urds.rds.plane.python.stream_path import StreamPath
 from urds.rds.plane.python.waiting import Waiter, Waiters, WaitQueue
 from urds.rds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
-    from urds.rds.plane.message_transport import MessageTransport
     from urds.rds.plane.python.receive_side import ReceiveSide
-    from urds.rds.plane.python.state import Box, Host, State
+    from urds.rds.plane.python.state import Box, Host, PathMember, State
 
 _GROUPS = 64
 _TARGETS_MAX = 4096
@@ -44,7 +42,7 @@ class Route(NamedTuple):
     """How to reach a peer, until the route changes."""
 
     peer: IPAddress
-    path: StreamPath | LoopPath | MessageTransport
+    path: Any  # `StreamPath`, `LoopPath`, or an `ExternalPath`, which has the message sent
     congested: CongestionMap  # the peer's ports
     destination: Destination
 
@@ -63,7 +61,7 @@ class SendSide:
 
     def __init__(self, state: State, mailbox: Box, host: Host, receives: ReceiveSide) -> None:
         self._state = state
-        self._mailbox = mailbox
+        self.mailbox: Any = mailbox
         self._host = host
         self._receives = receives
         self.local, self.port = host.address, receives.port
@@ -118,9 +116,11 @@ class SendSide:
         """Return whether any route exists. Without the lock a hint."""
         return bool(self._routes)
 
-    def set_route(
-        self, peer: IPAddress, path: StreamPath | LoopPath | MessageTransport | None
-    ) -> None:
+    def route_to(self, peer: IPAddress) -> Route | None:
+        """Return the route to a peer, if there is one."""
+        return self._routes.get(peer)
+
+    def set_route(self, peer: IPAddress, path: Any) -> None:
         """Set the path to a peer; None removes it."""
         self._forget_targets()
         if path is None:
@@ -136,7 +136,7 @@ class SendSide:
             congested = self._host.congested_at(peer)
             self._routes[peer] = Route(peer, path, congested, self.destination_at(path))
 
-    def forget_route(self, path: MessageTransport) -> None:
+    def forget_route(self, path: PathMember) -> None:
         """Remove every route over a path: the next send resolves again."""
         self._forget_targets()
         for peer in [peer for peer, route in self._routes.items() if route.path is path]:
@@ -147,7 +147,7 @@ class SendSide:
         self._forget_targets()
         self._routes.clear()
 
-    def paths(self) -> list[StreamPath | MessageTransport]:
+    def paths(self) -> list[Any]:
         """Return the paths of this address."""
         return self._host.all_paths()
 
@@ -156,7 +156,7 @@ class SendSide:
         route = self._routes.get(address)
         return route is not None and isinstance(route.path, LoopPath)
 
-    def destination_at(self, path: StreamPath | MessageTransport) -> Destination:
+    def destination_at(self, path: PathMember) -> Destination:
         """Return the account of a path's peer, cached by the path from now on."""
         destination = path.destinations.get(self)
         if destination is None:
@@ -191,76 +191,89 @@ class SendSide:
     ) -> Route | ErrorReason:
         """Queue a message, or return the reason: PEER_UNREACHABLE without a route.
 
-        Raises errors that no wait can end.
+        Nothing is queued where a message transport has the route. Raises errors that no wait can
+        end.
         """
         peer, port, route, changes = target
-        if self._mailbox.closed:
+        if self.mailbox.closed:
             raise os_error(self._state.closed_reason)
-        if self._failed and peer in self._failed:
-            self._failed.remove(peer)
-            detail = f"{peer}: messages queued for it were dropped"
-            raise os_error(ErrorReason.PEER_UNREACHABLE, detail, peer=peer)
+        if self._failed:
+            self.raise_failure(peer)
         is_known = changes == self._changes
         if route is None or changes != self._changes:
             is_known, route = False, self._routes.get(peer)
             if route is None:
                 return ErrorReason.PEER_UNREACHABLE
         path, destination, payload_bytes = route.path, route.destination, len(payload)
+        if not isinstance(path, StreamPath | LoopPath):
+            return route
         map_news, self._receives.map_news = self._receives.map_news, False
-        if operations and isinstance(path, StreamPath | LoopPath):
+        if operations:
             detail = f"no operations on the way to {peer}"
             raise os_error(ErrorReason.NOT_SUPPORTED, detail, peer=peer)
         if route.congested.data and route.congested.test(port):
-            return self._note_congested(route, port)
+            return self.note_congested(route, port)
         accounts, queued_bytes = self.accounts, self.send_queued_bytes
         is_open = queued_bytes < destination.open_bytes
         if not is_open and not accounts.has_room(destination, payload_bytes, queued_bytes):
-            return self._refuse(destination, payload_bytes, port)
+            return self.refuse(destination, payload_bytes, port)
         if isinstance(path, LoopPath):
             path.deliver(self._receives, port, payload, extension)
             return route
         is_alone = (
             is_known
             and is_open
-            and isinstance(path, StreamPath)
             and accounts.is_light(destination, payload_bytes)
             and path.writer.sends_alone()
         )
         if (path.full and not is_alone) or payload_bytes > path.message_bytes_max:
-            return self._note_full(route, payload_bytes, port)
+            return self.note_full(route, payload_bytes, port)
         if not is_open:
             accounts.admit(destination, payload_bytes, queued_bytes)
-        if isinstance(path, StreamPath):
-            # To a known destination nothing is looked at again, not even a new map.
-            self._receives.map_news = is_known and map_news
-            path.core.sender.queue(self, self.port, port, payload, extension)
-            path.core.sender.lone = is_alone
-        else:
-            path.queue(self, port, payload, extension, operations)
+        # To a known destination nothing is looked at again, not even a new map.
+        self._receives.map_news = is_known and map_news
+        path.core.sender.queue(self, self.port, port, payload, extension)
+        path.core.sender.lone = is_alone
         destination.queued_bytes += payload_bytes
-        if self.send_queued_bytes >= accounts.half_bytes:
-            wants_ack = accounts.note_queued(destination, self.send_queued_bytes)
-            if wants_ack and isinstance(path, StreamPath):
-                path.core.sender.ack_wanted = True
+        if self.send_queued_bytes >= accounts.half_bytes and accounts.note_queued(
+            destination, self.send_queued_bytes
+        ):
+            path.core.sender.ack_wanted = True
         return route
 
-    def _note_congested(self, route: Route, port: int) -> ErrorReason:
-        if not isinstance(route.path, LoopPath):
+    # -- over message transports
+
+    def external_paths(self) -> list[Any]:
+        """Return the paths of message transports of this address."""
+        return list(self._host.externals)
+
+    def raise_failure(self, peer: IPAddress) -> None:
+        """Raise OSError, once, if messages to a peer were dropped."""
+        if peer in self._failed:
+            self._failed.remove(peer)
+            detail = f"{peer}: messages queued for it were dropped"
+            raise os_error(ErrorReason.PEER_UNREACHABLE, detail, peer=peer)
+
+    def note_congested(self, route: Route, port: int) -> ErrorReason:
+        """Return the reason for a peer whose map marks the port; note it for the monitor."""
+        if isinstance(route.path, StreamPath):
             route.path.want()  # without a connection no map would ever clear it
         self._saw_congestion = True
         if self._settings.monitor:
             self._wait_groups |= 1 << port % _GROUPS
         return ErrorReason.PEER_CONGESTED
 
-    def _refuse(self, destination: Destination, payload_bytes: int, port: int) -> ErrorReason:
+    def refuse(
+        self, destination: Destination, payload_bytes: int, port: int, *, counts: bool = True
+    ) -> ErrorReason:
         """Return the reason for a destination without room; note it unless it is the only one."""
-        self._state.counters.send_queue_full += 1
+        self._state.counters.send_queue_full += counts
         if self.accounts.is_alone(destination, self.send_queued_bytes):
             return ErrorReason.QUEUE_FULL
         self.accounts.refuse(destination, payload_bytes, 1 << port % _GROUPS)
         return ErrorReason.SHARE_FULL
 
-    def _note_full(self, route: Route, payload_bytes: int, port: int) -> ErrorReason:
+    def note_full(self, route: Route, payload_bytes: int, port: int) -> ErrorReason:
         """Return the error reason of a path at a limit; raise if the message is too long for it."""
         path = route.path
         assert not isinstance(path, LoopPath), "a loop has no limit"
@@ -276,11 +289,6 @@ class SendSide:
         self.accounts.refuse(route.destination, payload_bytes, 1 << port % _GROUPS)
         return ErrorReason.SHARE_FULL
 
-    def wants_ack(self, path: MessageTransport, payload_bytes: int) -> bool:
-        """Return whether the next message on a path requests an acknowledgement."""
-        destination = self.destination_at(path)
-        return self.accounts.asks(destination, payload_bytes, self.send_queued_bytes)
-
     def wants_look(self, route: Route) -> bool:
         """Return whether to look for acknowledgements: a quarter is queued, and an eighth since.
 
@@ -293,30 +301,14 @@ class SendSide:
         more_bytes = route.destination.queued_bytes + self.accounts.bytes_max // 8
         route.destination.look_at_bytes = max(self.accounts.quarter_bytes, more_bytes)
 
-    def no_room(self, reason: ErrorReason, target: Target) -> OSError:
-        """Return the error of a send that waits no longer for room here or at the peer."""
-        peer, port, size = target.peer, target.port, self.accounts.bytes_max
-        if reason is ErrorReason.TIMED_OUT:
-            return os_error(reason, f"no room to send to {peer} port {port}", peer=peer)
-        if reason is ErrorReason.PEER_CONGESTED:
-            return os_error(reason, f"{peer} port {port} is full", peer=peer)
-        if reason is ErrorReason.SHARE_FULL:
-            known = self.accounts.known(peer)
-            held_bytes = known.queued_bytes if known else 0
-            detail = f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
-        else:
-            detail = f"{self.send_queued_bytes} of {size} bytes are queued"
-        limit = None if reason is ErrorReason.PATH_FULL else size
-        return os_error(reason, detail, limit=limit, peer=peer)
-
     # -- room
 
-    def note_freed(self, path: StreamPath | MessageTransport, freed_bytes: int) -> None:
+    def note_freed(self, path: PathMember, freed_bytes: int) -> None:
         """Take messages that left a path off the account; notify senders."""
         self.give_back(path, freed_bytes)
         self.note_room()
 
-    def give_back(self, path: StreamPath | MessageTransport, freed_bytes: int) -> None:
+    def give_back(self, path: PathMember, freed_bytes: int) -> None:
         """Take messages that left a path off the account of their destination."""
         destination = path.destinations.get(self)
         if destination is not None:  # else the mailbox is closed
@@ -333,10 +325,10 @@ class SendSide:
         self.room_waiters.tell_all(self._state.wait_queue)
         if self.accounts.look_due:
             self._tell_roomy(self.accounts.take_roomy(self.send_queued_bytes))
-        if self._mailbox.descriptor is not None:
-            self._state.touched.add(self._mailbox)
+        if self.mailbox.descriptor is not None:
+            self._state.touched.add(self.mailbox)
 
-    def note_path_room(self, path: StreamPath | MessageTransport) -> None:
+    def note_path_room(self, path: PathMember) -> None:
         """Notify senders that a path is below its limit again."""
         destination = path.destinations.get(self)
         if destination is not None and destination.path_full:
@@ -438,7 +430,7 @@ class SendSide:
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         paths = [path for path in self.paths() if peer is None or path.peer == peer]
-        count = sum(path.cancel(self, port) for path in paths)
+        count: int = sum(path.cancel(self, port) for path in paths)
         self.note_room()
         return count
 
@@ -499,17 +491,18 @@ class RoomWaiters(Waiters):
         self._listed.tell(count, wait_queue)
 
 
-def frozen(payload: Buffer, *, copy: bool = True) -> bytes | memoryview:
-    """Return a payload that does not change: `bytes` and views of it as they are, else a copy.
-
-    Without `copy` a long payload is always the caller's own memory, in one piece.
-    """
-    if type(payload) is bytes:
-        return payload
-    view = memoryview(payload)
-    if not view.c_contiguous:
-        return view.tobytes()
-    # A read-only view may still be of memory that others write: only `bytes` never change.
-    if view.nbytes < REFERENCE_BYTES or (copy and not isinstance(view.obj, bytes)):
-        return bytes(view)
-    return view.cast("B")
+def no_room(sends: SendSide, reason: ErrorReason, target: Target) -> OSError:
+    """Return the error of a send that waits no longer for room here or at the peer."""
+    peer, port, size = target.peer, target.port, sends.accounts.bytes_max
+    if reason is ErrorReason.TIMED_OUT:
+        return os_error(reason, f"no room to send to {peer} port {port}", peer=peer)
+    if reason is ErrorReason.PEER_CONGESTED:
+        return os_error(reason, f"{peer} port {port} is full", peer=peer)
+    if reason is ErrorReason.SHARE_FULL:
+        known = sends.accounts.known(peer)
+        held_bytes = known.queued_bytes if known else 0
+        detail = f"{held_bytes} bytes are queued to {peer}, one of several that share {size}"
+    else:
+        detail = f"{sends.send_queued_bytes} of {size} bytes are queued"
+    limit = None if reason is ErrorReason.PATH_FULL else size
+    return os_error(reason, detail, limit=limit, peer=peer)

@@ -26,7 +26,6 @@ _DRAIN_POLL_S = 0.01
 _LEAVING_S = 0.2  # how long a close waits for threads to leave their calls
 _LEAVING_POLL_S = 0.001
 _END_OF_STREAM_S = 0.1  # how long an orderly close waits for the peer's end
-_END_OF_TRANSPORT_NS = 100_000_000  # how long it waits for posted work of message transports
 
 
 class Shutdown:
@@ -56,8 +55,13 @@ class Shutdown:
                 mailbox,
             )
         with state.lock:
-            if not mailbox.closed:
+            is_open = not mailbox.closed
+            if is_open:
                 self._unbind(mailbox, linger_ns)
+            externals = sends.external_paths()
+        if is_open and linger_ns is not None:
+            for path in externals:
+                path.transport.cancel(mailbox, None)
         self._progress.flush_batches()
         self._progress.finish_pass()
         if mailbox.descriptor is not None:
@@ -78,12 +82,13 @@ class Shutdown:
     def _paths(self, local: Any = None) -> list[Any]:
         """Return the paths with streams, of one address or of all."""
         with self._state.lock:
-            hosts = list(self._state.hosts.values())
-            return [path for host in hosts if local in (None, host.address) for path in host.paths]
+            hosts = self._state.hosts.values()
+            here = (host for host in hosts if local in (None, host.address))
+            return [path for host in here for path in host.paths]
 
-    def _transports(self) -> list[Any]:
+    def _externals(self) -> list[Any]:
         with self._state.lock:
-            return [path for host in self._state.hosts.values() for path in host.transports]
+            return [path for host in self._state.hosts.values() for path in host.externals]
 
     def _holds(self, path: Any, sends: Any = None) -> bool:
         with self._state.lock:
@@ -104,9 +109,9 @@ class Shutdown:
         if state.closed:
             return 0
         deadline_ns = state.clock_ns() + drain_ns
-        paths, transports = self._paths(), self._transports()
+        paths = self._paths()
         self._request_acks(paths)
-        every = [*paths, *transports]
+        every = [*paths, *self._externals()]
         while (
             any(self._holds(path) for path in every)
             and state.clock_ns() < deadline_ns
@@ -114,8 +119,6 @@ class Shutdown:
         ):
             for path in paths:
                 path.writer.flush()
-            for one in transports:
-                one.push()
             progress.serve_ready(_DRAIN_POLL_S)
             progress.serve_due()
         with state.lock:
@@ -152,7 +155,7 @@ class Shutdown:
         for host in state.hosts.values():
             for mailbox in host.mailboxes.values():
                 mailbox.abandon_in_child()
-            for path in host.all_paths():
+            for path in host.paths:
                 path.abandon_in_child()
         self._progress.abandon_in_child()
 
@@ -178,18 +181,14 @@ class Shutdown:
             time.sleep(_LEAVING_POLL_S)
 
     def end_streams(self) -> None:
-        """End every connection in order, over any transport; wake no thread.
+        """End every stream in order; wake no thread.
 
         The local direction ends, the peer's is read to its end: acknowledged data is kept. Messages
         received so far are acknowledged first, or their senders would get them reported as given
         up; later ones are not, since no socket will take them.
         """
-        until_ns = self._state.clock_ns() + _END_OF_TRANSPORT_NS
-        paths, transports = self._paths(), self._transports()
-        for transport in transports:
-            transport.end(until_ns)
         streams = []
-        for path in paths:
+        for path in self._paths():
             with self._state.lock:
                 path.core.acknowledge()
             path.writer.flush()

@@ -20,7 +20,6 @@ from urds.rds.plane.contract import (
 from urds.rds.plane.python.framing import Fence
 
 if TYPE_CHECKING:
-    from urds.rds.plane.message_transport import MessageTransport
     from urds.rds.plane.python.receive_side import ReceiveSide
     from urds.rds.plane.python.state import Box, State
     from urds.rds.plane.python.stream_path import StreamPath
@@ -33,8 +32,7 @@ def take_snapshot(state: State) -> Snapshot:
     hosts = list(state.hosts.values())
     boxes = [mailbox for host in hosts for mailbox in host.mailboxes.values()]
     paths = [path for host in hosts for path in host.paths]
-    transports = {path: path.row() for host in hosts for path in host.transports}
-    tos_of = _tos_of_sources(state, transports)
+    tos_of = _tos_of_sources(state)
     counters = state.counters.as_dict()
     counters["recv_delivered"] += (
         counters["recv_queued"]
@@ -49,13 +47,9 @@ def take_snapshot(state: State) -> Snapshot:
     return Snapshot(
         counters=counters,
         mailboxes=[_mailbox_row(box) for box in boxes],
-        paths=[*(_path_row(path) for path in paths), *transports.values()],
-        send_queue=_first_rows(
-            [*map(_unsent_rows, paths), *(path.unsent_rows() for path in transports)]
-        ),
-        retransmit_queue=_first_rows(
-            [*map(_sent_rows, paths), *(path.sent_rows() for path in transports)]
-        ),
+        paths=[_path_row(path) for path in paths],
+        send_queue=_first_rows(map(_unsent_rows, paths)),
+        retransmit_queue=_first_rows(map(_sent_rows, paths)),
         receive_queue=list(islice(received, _ROWS_MAX)),
     )
 
@@ -151,7 +145,7 @@ def _received_rows(receives: ReceiveSide, tos_of: Mapping[int, int]) -> list[Mes
     return rows
 
 
-def _tos_of_sources(state: State, rows: Mapping[MessageTransport, PathRow]) -> dict[int, int]:
+def _tos_of_sources(state: State) -> dict[int, int]:
     """Return the type of service of each source address that is not 0, by the tuple's identity.
 
     A queued message does not name the path it came by, but the messages of a path and a port share
@@ -159,9 +153,9 @@ def _tos_of_sources(state: State, rows: Mapping[MessageTransport, PathRow]) -> d
     before it was cleared show 0.
     """
     return {
-        id(source): rows[path].tos
+        id(source): path.tos
         for host in state.hosts.values()
-        for path, sources in host.transports.items()
-        if rows[path].tos
+        for path, sources in host.externals.items()
+        if path.tos
         for source in sources.values()
     }

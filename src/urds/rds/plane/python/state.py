@@ -6,7 +6,7 @@ block. A method of `State`, and of the objects that it owns (`SendSide`, `Receiv
 `WaitQueue`), is called with the lock held. What is done without it, wake-ups, writes, the state of
 descriptors, is noted here and done by `progress.Progress` once the lock is free.
 
-*Timed work.* Batches and acknowledgements of paths with streams, timers of message transports,
+*Timed work.* Batches and acknowledgements of paths with streams,
 second checks of mailboxes over their buffer, expired lingers, peers that count as absent.
 """
 
@@ -23,7 +23,7 @@ from urds.common.errors import ErrorReason
 from urds.common.reentry import new_lock
 from urds.common.types import IPAddress
 from urds.rds.addresses import socket_address
-from urds.rds.plane.contract import Event, Limits, MailboxSettings
+from urds.rds.plane.contract import Event, Limits, LocalMapChanged, MailboxSettings
 from urds.rds.plane.python.accounts import ABSENT_NS
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox, Pausable
@@ -33,7 +33,6 @@ from urds.rds.wire.congestion_map import CongestionMap
 
 if TYPE_CHECKING:
     from urds.common.readiness import ReadinessDescriptor
-    from urds.rds.plane.message_transport import MessageTransport
 
 _GROUPS = 64
 
@@ -84,16 +83,20 @@ class Host:
         self.mailboxes: dict[int, Box] = {}
         self.inboxes: dict[int, Inbox] = {}  # the receive sides of the same
         self.paths: list[Any] = []  # each a `StreamPath`
-        # Paths over message transports, each with the addresses of its peer's sockets.
-        self.transports: dict[MessageTransport, Sources] = {}
+        # Each an `ExternalPath`, with the addresses of its peer's sockets.
+        self.externals: dict[Any, Sources] = {}
         # The local map as senders of this process see it; `map_bytes` is what goes to peers.
         self.congested = CongestionMap()
         self._peer_maps: dict[IPAddress, CongestionMap] = {}
 
-    def add_message_transport(self, path: MessageTransport) -> Sources:
-        """Add a path over a message transport; return the addresses of its sources."""
-        sources = self.transports[path] = Sources(lambda port: socket_address(path.peer, port))
-        return sources
+    def add_external(self, path: Any) -> None:
+        """Add a path over a message transport."""
+        self.externals[path] = Sources(lambda port: socket_address(path.peer, port))
+
+    def is_connected(self, peer: IPAddress) -> bool:
+        """Return whether any path to a peer has a connection."""
+        by_stream = any(one.peer == peer and one.stream is not None for one in self.paths)
+        return by_stream or any(one.peer == peer and one.connected for one in self.externals)
 
     def add_mailbox(self, port: int, mailbox: Box) -> None:
         """Bind a mailbox; until the second step no message finds it."""
@@ -107,7 +110,7 @@ class Host:
 
     def all_paths(self) -> list[Any]:
         """Return the paths of both kinds."""
-        return [*self.paths, *self.transports]
+        return [*self.paths, *self.externals]
 
     def map_bytes(self) -> bytes:
         """Return the 8192 bytes of the present local map."""
@@ -210,11 +213,8 @@ class State:
         self.full_paths: set[PathMember] = set()  # at their limit of messages
         self.touched: set[Any] = set()  # mailboxes, checked and shown at the end of the pass
         self.resuming: set[Pausable] = set()  # released by a mailbox, and not resumed yet
-        # The local map changed: pushed at the end of the pass.
-        self.maps_due: set[MessageTransport] = set()
         self.looks: set[Any] = set()  # mailboxes over their buffer, to be checked again
         self.lingering: dict[Any, int] = {}  # closed mailboxes with messages in flight
-        self.transport_dues: dict[MessageTransport, int] = {}  # when to serve one
         # When the peer of a path counts as absent; all wait equally long here, too.
         self.missing: dict[PathMember, int] = {}
 
@@ -247,15 +247,13 @@ class State:
         self.full_paths.discard(path)
         self.hosts[path.local].forget_peer_map(path.peer)
 
-    def remove_transport(self, path: MessageTransport) -> None:
-        """Remove a message transport's path and every route over it."""
+    def remove_external(self, path: Any) -> None:
+        """Remove an `ExternalPath` and every route over it."""
         host = self.hosts[path.local]
-        host.transports.pop(path, None)
+        host.externals.pop(path, None)
         for mailbox in host.mailboxes.values():
             mailbox.sends.forget_route(path)
         self.note_path_room(path)  # its waiting senders check again
-        self.maps_due.discard(path)
-        self.transport_dues.pop(path, None)
         self.forget_path(path)
 
     # -- paths
@@ -288,7 +286,7 @@ class State:
             del self.missing[path]
             path.absent = True
             host = self.hosts[path.local]
-            if any(one.peer == path.peer and one.stream is not None for one in host.paths):
+            if host.is_connected(path.peer):
                 continue  # another connection reaches it
             for mailbox in list(host.mailboxes.values()):
                 mailbox.sends.note_absent(path.peer)
@@ -321,9 +319,8 @@ class State:
         for path in host.paths:
             path.core.map_due = path.core.attached
             path.flush_soon()
-        for transport in host.transports:
-            transport.note_map_due()
-        self.maps_due.update(host.transports)
+        if host.externals:
+            self.emit(LocalMapChanged(local))
         groups = 0 if on else 1 << port % _GROUPS
         for other in self.hosts.values():
             for mailbox in other.mailboxes.values():
@@ -333,45 +330,11 @@ class State:
         # Last (`progress`): until then the map differs from the mailbox, and is checked again.
         (host.congested.set if on else host.congested.clear)(port)
 
-    def deliver_from_transport(
-        self,
-        path: MessageTransport,
-        source_port: int,
-        target_port: int,
-        payload: bytes,
-        extension: bytes,
-    ) -> bool:
-        """Receive a message; return whether more may come. Then `finish_pass`.
-
-        The message is taken also with false: then its mailbox is over its hard bound, and the path
-        receives no more until `resume` is called.
-        """
-        host = self.hosts[path.local]
-        mailbox = host.mailboxes.get(target_port)
-        if mailbox is None:
-            self.counters.recv_drop_no_sock += 1
-            return True
-        sources = host.transports.get(path)
-        if sources is None:
-            sources = host.add_message_transport(path)
-        receives = mailbox.receives
-        receives.deliver(payload, sources[source_port], extension)
-        if not receives.is_over_hard_bound():
-            return True
-        if path not in receives.pausing:
-            receives.pause(path)
-        return False
-
     # -- timed work
 
     def mark_dirty(self, path: Any) -> None:
         """Note that a path has timed work."""
         self.dirty[path] = None
-        self._want_thread()
-
-    def note_due(self, path: MessageTransport, at_ns: int) -> None:
-        """Have a message transport served at a time."""
-        self.transport_dues[path] = at_ns
         self._want_thread()
 
     def note_ack_pending(self, path: Any, at_ns: int) -> None:
@@ -391,12 +354,7 @@ class State:
     def has_dues(self) -> bool:
         """Return whether timed work may be due; without the lock a hint."""
         return bool(
-            self.ack_deadlines
-            or self.dirty
-            or self.missing
-            or self.looks
-            or self.lingering
-            or self.transport_dues
+            self.ack_deadlines or self.dirty or self.missing or self.looks or self.lingering
         )
 
     def next_due_ns(self) -> int | None:
@@ -413,7 +371,6 @@ class State:
             *islice(self.missing.values(), 1),
             *(mailbox.receives.look_again_ns() for mailbox in self.looks),
             *self.lingering.values(),
-            *self.transport_dues.values(),
         ):
             if at_ns is not None and (earliest is None or at_ns < earliest):
                 earliest = at_ns
@@ -430,10 +387,3 @@ class State:
         for path in acknowledging:
             del self.ack_deadlines[path]
         return due + acknowledging
-
-    def take_due_transports(self, now_ns: int) -> list[MessageTransport]:
-        """Return the message transports to be served."""
-        due = [path for path, at_ns in self.transport_dues.items() if at_ns <= now_ns]
-        for path in due:
-            del self.transport_dues[path]
-        return due

@@ -1,6 +1,6 @@
 """The core of one connection of RDS over RDMA: what to post, and what follows from what came.
 
-A value machine: no I/O, no clock, no lock, no randomness. Its shell holds the plane's lock:
+A value machine: no I/O, no clock, no lock, no randomness. Its shell guards it with a lock:
 
     attach, detach         a connection was established, it is gone
     poll_work              the next thing to post
@@ -42,9 +42,8 @@ from urds.rds.wire.checksum import header_intact
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from urds.rds.plane.python.counters import Counters
-    from urds.rds.plane.python.sender import Owner
-    from urds.rds.transports.rdma.counters import RdmaCounters
+    from urds.rds.plane.contract import Mailbox as Owner
+    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class CoreLimits:
 
 
 class Around(Protocol):
-    """What a shell does for a core; called with the plane's lock held."""
+    """What a shell does for a core; called with the core's lock held."""
 
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         """Put a message into its inbox; `extension` is empty if all its bytes are 0."""
@@ -95,7 +94,7 @@ class ConnectionCore:
     def __init__(
         self,
         limits: CoreLimits,
-        counters: Counters,
+        counters: MessageCounters,
         rdma: RdmaCounters,
         around: Around,
         *,

@@ -25,7 +25,7 @@ from urds.rds.wire.checksum import header_checksum
 from urds.rds.wire.header import EXTENSION_BYTES, HEADER
 
 if TYPE_CHECKING:
-    from urds.rds.plane.python.sender import Owner
+    from urds.rds.plane.contract import Mailbox as Owner
 
 FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
 LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than its memory

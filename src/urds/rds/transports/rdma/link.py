@@ -4,7 +4,7 @@ A link is made for an attempt to connect, or for a request that is answered. Unt
 attaches it to its path, arrivals are kept; then frames go to the path's core as they come, and the
 core's work is posted when the device's call is over, or in a sender's own thread.
 
-Adapter's lock held, unless a method says otherwise; the path's core needs the plane's lock too.
+Adapter's lock held, unless a method says otherwise; the path's core needs its own lock too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _RECEIVES_FIRST: Final = 16  # an idle connection shall cost little
 # Whether a peer sends long frames is known after the first receives were posted, so they and as
 # many others as such a peer ever gets have room for one: 4 MiB, once all have been filled.
 _LONG_RECEIVES: Final = 64
-_BATCH: Final = 64  # work requests between two releases of the plane's lock
+_BATCH: Final = 64  # work requests between two releases of the core's lock
 _ACCESSES_MAX: Final = 16  # reads and atomics under way in either direction
 _OUTCOMES: Final = {
     WCStatus.SUCCESS: Outcome.DONE,
@@ -216,7 +216,7 @@ class Link:
         path = self.path
         poll_work = path.core.poll_work
         while qp.state is QPState.RTS:  # work may fail, and end it, within a kick
-            with path.plane.state.lock:
+            with path.lock:
                 works: list[Work] = list(islice(iter(poll_work, None), _BATCH))
             if not works or not self._post(qp, works):
                 return
@@ -295,7 +295,7 @@ class Link:
                 self.device.adapter.keys.deregister(region)
             if self._attached:
                 outcome = _OUTCOMES.get(wc.status, Outcome.FAILED)
-                with self.path.plane.state.lock:
+                with self.path.lock:
                     self.path.core.handle_completed(wc.wr_id - self.receive_ring, outcome)
         elif wc.status is not WCStatus.SUCCESS or self.is_over:
             return
@@ -314,7 +314,7 @@ class Link:
             return
         start = _start(wc.wr_id)
         path = self.path
-        with path.plane.state.lock:
+        with path.lock:
             reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
             is_paused = path.is_paused  # read once: without the lock `resume` may change it
             grows = reason is None and not is_paused and self._slots < self._slots_max
@@ -333,7 +333,7 @@ class Link:
     def _hold(self, slot: int) -> None:
         """Keep a receive back while the path pauses; the peer waits when all are."""
         self._held.append(slot)
-        with self.path.plane.state.lock:
+        with self.path.lock:
             counters = self.path.rdma_counters
             counters.ib_rx_alloc_limit += 1
             counters.ib_rx_ring_empty += len(self._held) == self._slots
@@ -344,7 +344,7 @@ class Link:
         if held and self._qp is not None:
             for slot in held:
                 self._post_receive(slot)
-            with self.path.plane.state.lock:
+            with self.path.lock:
                 self.path.core.handle_posted(len(held))
                 self.path.rdma_counters.ib_rx_refill_from_thread += 1
         self.finish_pass()

@@ -3,6 +3,9 @@
 A node does what the local addresses decide, and passes device reports to them. All of it runs in
 the control thread, or with its lock held: callbacks of devices only queue reports and wake it. No
 call waits here. What concerns a single connection is in `attempts`.
+
+Locks, each taken inside the ones before: the control lock; an adapter's; `lock`, which guards the
+cores of all paths and the counters; the plane's.
 Source: linux v6.12 net/rds/rdma_transport.c; docs/reference/rds.md 4.1.
 """
 
@@ -14,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue, messages
-from urds.common.reentry import holder_test
+from urds.common.reentry import holder_test, new_lock
 from urds.common.types import IPAddress
 from urds.rds.control import rdma_events as events
 from urds.rds.control.events import Action, Reason, Refused
@@ -27,19 +30,26 @@ from urds.rds.control.rdma_local_address import RdmaLocalAddress
 from urds.rds.control.settings import LocalAddressSettings, PeerSettings
 from urds.rds.control.state import ConnectionReport
 from urds.rds.control.stats import RdmaStats
-from urds.rds.plane.contract import Carrier, ConnectWanted, Mailbox, PathRow
+from urds.rds.plane.contract import (
+    Carrier,
+    GiveUp,
+    LingerOver,
+    LocalMapChanged,
+    Mailbox,
+    OfTransport,
+    PathRow,
+    Plane,
+    Resumed,
+)
 from urds.rds.transports.peer_history import PeerEvent, PeerHistory, PeerName, Peers
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters
+from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
 from urds.rds.transports.rdma.device import Confine, RdmaDevice, let_out
 from urds.rds.transports.rdma.link import Link, receives_at_first
-from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.transports.rdma.path import Acknowledgements, RdmaPath
 from urds.rds.transports.rdma.regions import RegionTable
 from urds.verbs.providers.base import Listener
-
-if TYPE_CHECKING:
-    from urds.rds.plane.python.plane import Plane
 
 _EVICTED_MAX: Final = 65_536  # of one address; beyond it the oldest is forgotten
 
@@ -60,6 +70,7 @@ class RdmaHost:
     address: IPAddress
     endpoint: RdmaLocalAddress
     paths: dict[PeerKey, RdmaPath] = field(default_factory=dict)
+    mailboxes: dict[int, Mailbox] = field(default_factory=dict)  # that send over RDMA, by port
     listeners: list[tuple[RdmaDevice, Listener]] = field(default_factory=list)
     # What was received of evicted peers, by their generation: they may send it again.
     evicted: dict[tuple[PeerKey, int], int] = field(default_factory=dict)
@@ -84,7 +95,9 @@ class RdmaNode:
     ) -> None:
         self.plane = plane
         self.devices = tuple(devices)
+        self.lock, self._holds_lock = new_lock()
         self.counters = RdmaCounters()
+        self.message_counters = MessageCounters()
         self.stats = RdmaStats()
         self.hosts: dict[IPAddress, RdmaHost] = {}
         self.confine: Confine = let_out
@@ -100,11 +113,14 @@ class RdmaNode:
         self._attempts = Attempts(self)
         self._reports: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
         self._paths: dict[RdmaPath, RdmaHost] = {}
+        self.acknowledgements = Acknowledgements(now_ns, plane.wake)
 
     def is_inside(self) -> bool:
-        """Tell whether the calling thread holds a lock of a device or of the regions."""
-        return self.regions.is_inside() or any(
-            holder_test(device.adapter.lock)() for device in self.devices
+        """Tell whether the calling thread holds a lock of a device, the cores or the regions."""
+        return (
+            self._holds_lock()
+            or self.regions.is_inside()
+            or any(holder_test(device.adapter.lock)() for device in self.devices)
         )
 
     # -- addresses and routes
@@ -160,22 +176,25 @@ class RdmaNode:
         self._carry_out(host)  # an eviction for it is over before its peer can be resolved anew
         path = self.path(host, key)
         path.mailboxes.add(mailbox)
-        mailbox.route(peer, path)
+        mailbox.route(peer, path.outside)
         return path
 
+    def add_mailbox(self, mailbox: Mailbox) -> None:
+        """Take a mailbox that sends over RDMA; its address is open."""
+        self.hosts[mailbox.local].mailboxes[mailbox.port] = mailbox
+
     def forget_mailbox(self, mailbox: Mailbox) -> None:
-        """Drop a mailbox that is closed from its routes."""
+        """Drop a mailbox that is closed, and its routes."""
         host = self.hosts.get(mailbox.local)
+        if host is not None and host.mailboxes.get(mailbox.port) is mailbox:
+            del host.mailboxes[mailbox.port]
         for path in host.paths.values() if host is not None else ():
             path.mailboxes.discard(mailbox)
 
     def connected(self, mailbox: Mailbox, peer: IPAddress) -> bool:
         """Tell whether there is a connection; if not, ask for one."""
         path = self.resolve(mailbox, peer)
-        with self.plane.state.lock:
-            if path.link is None:
-                path.want()
-        self.plane.passes.deliver()
+        path.want()
         return path.link is not None
 
     def path(self, host: RdmaHost, key: PeerKey) -> RdmaPath:
@@ -183,19 +202,14 @@ class RdmaNode:
         path = host.paths.get(key)
         if path is None:
             path = host.paths[key] = RdmaPath(
-                self.plane,
-                self.plane.host(host.address),
+                self,
+                host.address,
                 key,
                 limits=self.settings.core,
-                counters=self.counters,
                 sequence_first=self._sequence_first(),
                 may_answer_ping=self.settings.ping_enable,
-                on_key_used=self.regions.handle_key_used,
-                on_wanted=lambda wanted: self.plane.state.emit(ConnectWanted(wanted)),  # type: ignore[arg-type]  # a MessageTransport
-                on_protocol_error=self._report_protocol_error,
             )
             self._paths[path] = host
-            self.plane.add_message_transport(path)
         return path
 
     def _take_routes(self, address: IPAddress, key: PeerKey) -> bool:
@@ -229,14 +243,41 @@ class RdmaNode:
         sequence = host.evicted.pop((key, peer.generation), None)
         if sequence is not None:
             path = self.path(host, key)
-            with self.plane.state.lock:
+            with self.lock:
                 path.core.expect(sequence)
 
     # -- reports of the plane and the devices
 
-    def owns(self, path: object) -> bool:
-        """Tell whether a path is of this node."""
-        return path in self._paths
+    def take(self, event: OfTransport) -> LingerOver | None:
+        """Do what the plane asks of a path; return what was cancelled of a closed mailbox."""
+        if isinstance(event, LocalMapChanged):
+            host = self.hosts.get(event.local)
+            for path in host.paths.values() if host is not None else ():
+                path.send_map()
+            return None
+        own = event.path.transport
+        if not isinstance(own, RdmaPath) or own not in self._paths:
+            return None
+        if isinstance(event, Resumed):
+            own.resume()
+        elif isinstance(event, GiveUp):
+            own.give_up(event.mailbox)
+        else:
+            unsent, unacknowledged = own.end_linger(event.mailbox)
+            if unsent or unacknowledged:
+                return LingerOver(event.path, unsent, unacknowledged)
+        return None
+
+    def want(self, path: RdmaPath) -> None:
+        """Have the control thread connect; the lock of the cores may be held."""
+        self.report(partial(self.handle_wanted, path))
+
+    def note_key_used(self, local: IPAddress, port: int, key: int) -> None:
+        """Note that a message to a mailbox names a key that its sender has used. Lock held."""
+        host = self.hosts.get(local)
+        owner = None if host is None else host.mailboxes.get(port)
+        if owner is not None:
+            self.regions.handle_key_used(owner, key)
 
     def handle_wanted(self, path: RdmaPath) -> None:
         """Reconnect: the first message was queued without a connection."""
@@ -251,21 +292,22 @@ class RdmaNode:
         host.endpoint.handle_wanted(key, self.now_ns())
 
     def _later(self, action: Callable[[], None]) -> None:
-        """Have the control thread do something; plane's lock held, others perhaps."""
+        """Have the control thread do something; locks of this node may be held."""
         self._reports.append((action, _nothing))
-        self.plane.state.thread.interrupt()
+        self.plane.wake()
 
     def report(self, report: Callable[[], None], recover: Callable[[], None] | None = None) -> None:
-        """Have the control thread take a report; a device's lock held, the plane's not.
+        """Have the control thread take a report; locks of this node may be held.
 
         After a fault in it `recover` is called: the report is lost then.
         """
         self._reports.append((report, recover or _nothing))
         self.plane.wake()
 
-    def _report_protocol_error(
+    def report_protocol_error(
         self, path: RdmaPath, link: Link, reason: str, wrong_key: bool
     ) -> None:
+        """Have a connection ended on which the peer broke the protocol."""
         host = self._paths.get(path)
         if host is None:
             return
@@ -286,7 +328,11 @@ class RdmaNode:
             report, recover = self._reports.popleft()
             with self.confine(recover):
                 report()
-        deadlines = []
+        with self.lock:
+            acknowledging, due_ns = self.acknowledgements.take(now_ns)
+        for path in acknowledging:
+            path.acknowledge()
+        deadlines = [due_ns]
         for host in list(self.hosts.values()):
             due_ns = host.endpoint.poll_timeout()
             if due_ns is not None and due_ns <= now_ns:
@@ -331,14 +377,20 @@ class RdmaNode:
             self._attempts.end(host, action.key, action.number)
             if isinstance(action, events.Detach) and not action.key.passive:
                 self.peers.note_lost(self.path(host, action.key).name, "it ended")
+        elif isinstance(action, events.Forget):
+            self._forget(host, action.key)
         else:
-            self._note(host, action)
+            _note(self, host, action)
 
     def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
         host = self.hosts.get(local)
         paths = host.paths if host is not None else {}
         return next((path.failure for key, path in paths.items() if key.peer == peer), "")
+
+    def paths(self) -> list[RdmaPath]:
+        """Return all paths."""
+        return list(self._paths)
 
     def connected_paths(self) -> list[RdmaPath]:
         """Return the paths that have a connection."""
@@ -358,37 +410,10 @@ class RdmaNode:
     def offer(self, host: RdmaHost, key: PeerKey) -> bytes:
         """Return this side's private data. Credits are granted for every receive that is posted."""
         core = self.path(host, key).core
-        with self.plane.state.lock:
+        with self.lock:
             credits = core.offer(receives_at_first(self.settings.core.receive_ring))
             acknowledged = core.acknowledge_sequence
         return host.endpoint.offer(key, acknowledged=acknowledged, credits=credits)
-
-    def _note(self, host: RdmaHost, action: Action) -> None:
-        """Do what concerns a path's queue, or log a notice."""
-        if isinstance(action, events.RestartPeer):
-            path = self.path(host, action.key)
-            self.peers.note_restarted(path.name)
-            lost = path.restart_peer()
-            if lost:
-                text = "%s restarted: %s sent to it may be lost"
-                self.log.warning(text, action.key.peer, messages(lost))
-        elif isinstance(action, events.GiveUp):
-            dropped = self.path(host, action.key).drop_queue()
-            seconds = action.down_ns / 1e9
-            text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
-            self.log.warning(text, action.key.peer, seconds, messages(dropped))
-            reason = f"unreachable for {seconds:.1f} s: {messages(dropped)} dropped"
-            self.peers.note_given_up(self.path(host, action.key).name, reason)
-        elif isinstance(action, events.Forget):
-            self._forget(host, action.key)
-        elif isinstance(action, Refused):
-            hint = " (setting: URDS_ALLOW)" if action.reason is Reason.NOT_ALLOWED else ""
-            reason = action.reason.name.lower().replace("_", " ") + hint
-            if self.log.warning_once("RDMA connection of %s refused: %s", action.peer, reason):
-                self.peers.note_refused(PeerName(host.address, action.peer), reason)
-        elif isinstance(action, events.PeerKnown):
-            kind = "urds" if action.is_urds_peer else "linux"
-            self.log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
 
     def _forget(self, host: RdmaHost, key: PeerKey) -> None:
         path = host.paths.pop(key, None)
@@ -399,7 +424,9 @@ class RdmaNode:
             mailbox.route(key.peer, None)
         path.detach()
         path.drop_queue()
-        self.plane.remove_message_transport(path)
+        path.outside.close()
+        with self.lock:
+            self.acknowledgements.forget(path)
         del self._paths[path]
 
     # -- ends
@@ -412,6 +439,15 @@ class RdmaNode:
                 if link.connection is not None:
                     link.connection.disconnect()
         return len(links)
+
+    def end_connections(self, wait_ns: int) -> None:
+        """Acknowledge what came in and end every connection in order, within one time for all.
+
+        No lock held.
+        """
+        until_ns = self.now_ns() + wait_ns
+        for path in list(self._paths):
+            path.end(until_ns)
 
     def stop_listening(self) -> None:
         """Take no more requests."""
@@ -427,9 +463,38 @@ class RdmaNode:
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent; called in the child of a fork."""
+        self.lock, self._holds_lock = new_lock()
         self.regions.abandon_in_child()
+        for path in self._paths:
+            path.abandon_in_child()
         for device in self.devices:
             device.is_abandoned = True
+
+
+def _note(node: RdmaNode, host: RdmaHost, action: Action) -> None:
+    """Do what concerns a path's queue, or log a notice."""
+    if isinstance(action, events.RestartPeer):
+        path = node.path(host, action.key)
+        node.peers.note_restarted(path.name)
+        lost = path.restart_peer()
+        if lost:
+            text = "%s restarted: %s sent to it may be lost"
+            node.log.warning(text, action.key.peer, messages(lost))
+    elif isinstance(action, events.GiveUp):
+        dropped = node.path(host, action.key).drop_queue()
+        seconds = action.down_ns / 1e9
+        text = "%s unreachable for %.1f s: dropped %s that it has not acknowledged"
+        node.log.warning(text, action.key.peer, seconds, messages(dropped))
+        reason = f"unreachable for {seconds:.1f} s: {messages(dropped)} dropped"
+        node.peers.note_given_up(node.path(host, action.key).name, reason)
+    elif isinstance(action, Refused):
+        hint = " (setting: URDS_ALLOW)" if action.reason is Reason.NOT_ALLOWED else ""
+        reason = action.reason.name.lower().replace("_", " ") + hint
+        if node.log.warning_once("RDMA connection of %s refused: %s", action.peer, reason):
+            node.peers.note_refused(PeerName(host.address, action.peer), reason)
+    elif isinstance(action, events.PeerKnown):
+        kind = "urds" if action.is_urds_peer else "linux"
+        node.log.info("%s is %s over RDMA, version %s", action.key.peer, kind, action.version)
 
 
 def _nothing() -> None:

@@ -1,43 +1,105 @@
 """The path to one peer over RDMA: what a plane, a device and the control plane share.
 
-The path joins three sides. The plane queues messages and asks what is under way, with its lock
-held; a link posts the core's work and delivers what arrives, with its adapter's lock held and the
-plane's inside it; the control plane attaches and detaches links. The plane's lock guards public
-attributes; `link` changes in the control thread only, under the link's adapter lock.
+The path joins three sides. Senders queue messages, which the plane charges; a link posts the core's
+work and delivers what arrives, with its adapter's lock held; the control plane attaches and
+detaches links. `lock`, one for all paths of a node, guards the cores: it is taken inside an
+adapter's lock, and the plane's, which no call here needs, is taken inside it. `link` changes in
+the control thread only, under the locks of the link's adapter and of the cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from threading import RLock
+from typing import TYPE_CHECKING, Final, Protocol
 
+from urds.common.errors import ErrorReason, os_error
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
 from urds.rds.control.rdma_events import PeerKey
 from urds.rds.plane.contract import (
     Buffer,
     Carrier,
+    Mailbox,
     MessageRow,
     Operation,
     PathActivity,
     PathRow,
     RdmaRow,
 )
+from urds.rds.plane.message_transport import Charge
 from urds.rds.transports.peer_history import PeerName
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
-from urds.rds.transports.rdma.counters import RdmaCounters
 
 if TYPE_CHECKING:
-    from urds.rds.plane import contract as base
-    from urds.rds.plane.python.accounts import Destination
-    from urds.rds.plane.python.plane import Plane
-    from urds.rds.plane.python.send_side import SendSide
-    from urds.rds.plane.python.sender import Owner
-    from urds.rds.plane.python.state import Host
+    from urds.common.types import IPAddress
+    from urds.rds.plane.contract import Plane
+    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
     from urds.rds.transports.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
 _ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
+
+
+class Shared(Protocol):
+    """What all paths of a node share: `node.RdmaNode`."""
+
+    plane: Plane
+    lock: RLock  # of the cores and the counters
+    counters: RdmaCounters
+    message_counters: MessageCounters
+    acknowledgements: Acknowledgements
+    now_ns: Callable[[], int]
+
+    def is_inside(self) -> bool:
+        """Tell whether the calling thread holds a lock of a device, the cores or the regions."""
+
+    def want(self, path: RdmaPath) -> None:
+        """Have the control thread connect. Lock held."""
+
+    def note_key_used(self, local: IPAddress, port: int, key: int) -> None:
+        """Note that a message to a mailbox names a key that its sender has used. Lock held."""
+
+    def report_protocol_error(
+        self, path: RdmaPath, link: Link, reason: str, wrong_key: bool
+    ) -> None:
+        """Have the control thread end a connection. An adapter's lock is held."""
+
+
+class Acknowledgements:
+    """When paths acknowledge what they have received; the lock of the cores is held."""
+
+    def __init__(self, now_ns: Callable[[], int], wake: Callable[[], None]) -> None:
+        self._now_ns = now_ns
+        self._wake = wake
+        self._times: dict[RdmaPath, int] = {}
+        self._comes_ns: int | None = None  # when the control thread comes
+
+    def plan(self, path: RdmaPath, wait_ns: int) -> None:
+        """Have a path acknowledge so much later, unless it does so before."""
+        if path in self._times:
+            return
+        at_ns = self._now_ns() + wait_ns
+        self._times[path] = at_ns
+        if self._comes_ns is None or at_ns < self._comes_ns:
+            self._comes_ns = at_ns
+            self._wake()
+
+    def take(self, now_ns: int) -> tuple[list[RdmaPath], int | None]:
+        """Take the paths whose time has come; return also when the next one is due."""
+        due = []
+        # All wait equally long, so the first is due first.
+        for path, at_ns in tuple(self._times.items()):
+            if at_ns > now_ns:
+                break
+            due.append(path)
+            del self._times[path]
+        self._comes_ns = next(iter(self._times.values()), None)
+        return due, self._comes_ns
+
+    def forget(self, path: RdmaPath) -> None:
+        """Forget a path that is closed."""
+        self._times.pop(path, None)
 
 
 class RdmaPath:
@@ -45,112 +107,162 @@ class RdmaPath:
 
     def __init__(
         self,
-        plane: Plane,
-        host: Host,
+        node: Shared,
+        local: IPAddress,
         key: PeerKey,
         *,
         limits: CoreLimits,
-        counters: RdmaCounters,
         sequence_first: int,
         may_answer_ping: bool,
-        on_key_used: Callable[[object, int], None],
-        on_wanted: Callable[[RdmaPath], None],
-        on_protocol_error: Callable[[RdmaPath, Link, str, bool], None],
     ) -> None:
-        self.local = host.address
+        self.local = local
         self.peer = key.peer
         self.key = key
-        self.name = PeerName(self.local, self.peer, key.tos)
+        self.name = PeerName(local, self.peer, key.tos)
         self.index = 0
-        self.plane = plane
+        self.lock = node.lock
+        self.rdma_counters = node.counters
         self.core = ConnectionCore(
-            limits, plane.state.counters, counters, self, sequence_first=sequence_first
+            limits, node.message_counters, node.counters, self, sequence_first=sequence_first
         )
-        self.rdma_counters = counters
-        self.full = False
-        self.message_bytes_max = min(limits.message_bytes_max, MAX_MESSAGE_BYTES)
-        self.room_wanted: set[SendSide] = set()
-        self.destinations: dict[SendSide, Destination] = {}  # that the sockets' messages count in
-        self.absent = False  # messages have long waited for a connection
-        self.mailboxes: set[base.Mailbox] = set()  # routed here; control lock
+        self.outside = node.plane.external_path(
+            local=local,
+            peer=self.peer,
+            tos=key.tos,
+            message_bytes_max=min(limits.message_bytes_max, MAX_MESSAGE_BYTES),
+            transport=self,
+        )
+        self.mailboxes: set[Mailbox] = set()  # routed here; control lock
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
         self.failure = ""  # why the last attempt to connect failed
-        self._acknowledges_unasked = False  # an own node: it waits for what it sent last
-        self._acknowledgement_planned = False
-        self._host = host
+        self._node = node
+        self._full = False
         self._limits = limits
         self._may_answer_ping = may_answer_ping
         self._is_wanted = False
-        self._on_key_used = on_key_used
-        self._on_wanted = on_wanted
-        self._on_protocol_error = on_protocol_error
+        self._acknowledges_unasked = False  # an own node: it waits for what it sent last
 
-    # -- as a `MessageTransport`; plane's lock held
+    # -- as a `MessageTransport`; no lock held
 
-    def queue(
+    def send(
         self,
-        sender: SendSide,
-        target_port: int,
+        sender: Mailbox,
+        port: int,
         payload: Buffer,
         extension: bytes,
         operations: Sequence[Operation],
-    ) -> None:
-        """Take a message; ask for a connection if there is none."""
-        # A sender whose account is half full waits for acknowledgements soon. Source:
-        # docs/reference/rds.md 1.6.
-        ack_required = sender.wants_ack(self, len(payload))
+        *,
+        may_wait: bool,
+    ) -> Charge:
+        """Charge a message and queue it; post it if there is a connection, else ask for one."""
+        if self._node.is_inside():
+            raise os_error(ErrorReason.REENTERED)
+        with self.lock:
+            try:
+                charge = self._queue(sender, port, payload, extension, operations, may_wait)
+            except BaseException as error:
+                if "reason" not in error.__dict__:  # of a signal's handler, at any place
+                    self._reconcile(sender)
+                raise
+        if charge is Charge.QUEUED or charge is Charge.ASKS:
+            self.push()
+        return charge
+
+    def _queue(
+        self,
+        sender: Mailbox,
+        port: int,
+        payload: Buffer,
+        extension: bytes,
+        operations: Sequence[Operation],
+        may_wait: bool,
+    ) -> Charge:
+        """Charge and queue a message. Lock held."""
+        try:
+            charge = self.outside.charge(sender, port, len(payload), may_wait=may_wait)
+        except OSError as refused:
+            if getattr(refused, "reason", None) is ErrorReason.PEER_CONGESTED:
+                self._want()
+            raise
+        if charge is Charge.CONGESTED:
+            self._want()  # without a connection no map would ever clear it
+        if charge is not Charge.QUEUED and charge is not Charge.ASKS:
+            return charge
         self.core.outgoing.queue(
             sender,
             sender.port,
-            target_port,
+            port,
             payload,
             extension,
             operations,
-            ack_required=ack_required,
+            # A sender whose account is half full waits for acknowledgements soon. Source:
+            # docs/reference/rds.md 1.6.
+            ack_required=charge is Charge.ASKS,
         )
         self._check_full()
-        self.want()
+        self._want()
+        return charge
+
+    def _reconcile(self, sender: Mailbox) -> None:
+        """Refund what was charged and not queued: a signal's handler came between. Lock held."""
+        messages, payload_bytes = self.outside.held(sender)
+        for known, known_bytes in (
+            self.core.outgoing.held(sender),
+            self.core.outgoing.freed.get(sender, (0, 0)),
+        ):
+            messages, payload_bytes = messages - known, payload_bytes - known_bytes
+        if messages:
+            self.outside.refund(sender, messages=messages, payload_bytes=payload_bytes)
+
+    def _want(self) -> None:
+        """Ask the control plane for a connection, once per outage. Lock held."""
+        if self.link is None and not self._is_wanted:
+            self._is_wanted = True
+            self.outside.set_connected(False)
+            self._node.want(self)
 
     def want(self) -> None:
         """Ask the control plane for a connection, once per outage."""
-        if self.link is None and not self._is_wanted:
-            self._is_wanted = True
-            self.plane.state.note_wanted(self)
-            self._on_wanted(self)
+        with self.lock:
+            self._want()
 
-    def cancel(self, mailbox: SendSide, port: int | None) -> int:
+    def cancel(self, mailbox: Mailbox, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many."""
-        count = self.core.cancel(mailbox, port)
-        self.plane.state.counters.send_cancelled += count
-        self._finish_taken_out(mailbox)
-        return count
+        return self._take_out(mailbox, port, RdmaStatus.CANCELED)
 
-    def give_up(self, mailbox: SendSide) -> int:
+    def give_up(self, mailbox: Mailbox) -> int:
         """Remove a mailbox's messages: their peer is absent too long; return how many."""
-        count = self.core.cancel(mailbox, None, RdmaStatus.DROPPED)
-        self.plane.state.counters.send_given_up += count
-        self._finish_taken_out(mailbox)
+        return self._take_out(mailbox, None, RdmaStatus.DROPPED)
+
+    def _take_out(self, mailbox: Mailbox, port: int | None, status: RdmaStatus) -> int:
+        counters = self._node.message_counters
+        with self.lock:
+            count = self.core.cancel(mailbox, port, status)
+            if status is RdmaStatus.CANCELED:
+                counters.send_cancelled += count
+            else:
+                counters.send_given_up += count
+            self.finish_freed()
+        self._node.plane.finish_pass()
         return count
 
-    def _finish_taken_out(self, mailbox: SendSide) -> None:
-        mailbox.give_back(self, self.core.outgoing.freed.pop(mailbox, 0))
-        self.finish_freed()
+    def end_linger(self, mailbox: Mailbox) -> tuple[int, int]:
+        """Cancel what a closed mailbox has left; return how many were unsent, unacknowledged."""
+        with self.lock:
+            counts = self.core.outgoing.counts(mailbox)
+            self._node.message_counters.send_linger_over += sum(counts)
+        self.cancel(mailbox, None)
+        return counts
 
-    def holds(self, mailbox: SendSide | None = None) -> bool:
-        """Tell whether messages of a mailbox, or of any, are queued or unacknowledged."""
-        return self.core.outgoing.holds(mailbox)
-
-    def note_map_due(self) -> None:
-        """Send the local map with the next push."""
-        self.core.map_due = self.link is not None
-
-    def counts(self, mailbox: SendSide | None = None) -> tuple[int, int]:
-        """Count a mailbox's messages, or those of all: never sent, and not acknowledged."""
-        return self.core.outgoing.counts(mailbox)
+    # -- for snapshots; no lock held
 
     def row(self) -> PathRow:
         """Describe the path for rds-info."""
+        with self.lock:
+            return self._row()
+
+    def _row(self) -> PathRow:
         core = self.core
         unsent = sum(1 for _ in core.outgoing.unsent_entries())
         return PathRow(
@@ -178,17 +290,15 @@ class RdmaPath:
 
     def unsent_rows(self) -> list[MessageRow]:
         """List what was never sent."""
-        return [
-            self._message_row(0, *message)
-            for _, *message in islice(self.core.outgoing.unsent_entries(), _ROWS_MAX)
-        ]
+        with self.lock:
+            entries = self.core.outgoing.unsent_entries()
+            return [self._message_row(0, *one) for _, *one in islice(entries, _ROWS_MAX)]
 
     def sent_rows(self) -> list[MessageRow]:
         """List what was sent and is not acknowledged."""
-        return [
-            self._message_row(*message)
-            for message in islice(self.core.outgoing.sent_entries(), _ROWS_MAX)
-        ]
+        with self.lock:
+            entries = self.core.outgoing.sent_entries()
+            return [self._message_row(*one) for one in islice(entries, _ROWS_MAX)]
 
     def _message_row(
         self, sequence: int, payload_bytes: int, source_port: int, target_port: int
@@ -198,21 +308,20 @@ class RdmaPath:
 
     def _check_full(self) -> None:
         full = self.core.outgoing.message_count() >= self._limits.messages_max
-        if full is not self.full:
-            self.full = full
-            self.plane.state.note_full(self)
+        if full is not self._full:
+            self._full = full
+            self.outside.set_full(full)
 
     def finish_freed(self) -> None:
-        """Report freed messages to their owners, and to senders that wait at the bound."""
-        for owner, freed_bytes in self.core.outgoing.freed.items():
-            owner.note_freed(self, freed_bytes)
-        self.core.outgoing.freed.clear()
-        if self.full or self.room_wanted:
+        """Refund freed messages to their owners, and report room on the path. Lock held."""
+        freed = self.core.outgoing.freed
+        while freed:
+            owner, (messages, freed_bytes) = freed.popitem()
+            self.outside.refund(owner, messages=messages, payload_bytes=freed_bytes)
+        if self._full:
             self._check_full()
-            if not self.full:
-                self.plane.state.note_path_room(self)
 
-    # -- as a `MessageTransport`; no lock held
+    # -- work; no lock held
 
     def push(self) -> None:
         """Post what is queued in the caller's thread, which holds no lock."""
@@ -239,10 +348,15 @@ class RdmaPath:
         if link is not None:
             link.device.soon(link, link.resume)
 
-    def serve(self) -> None:
+    def send_map(self) -> None:
+        """Send the local congestion map, which has changed."""
+        with self.lock:
+            self.core.map_due = self.link is not None
+        self.push_soon()
+
+    def acknowledge(self) -> None:
         """Send an acknowledgement that found no message to ride on."""
-        with self.plane.state.lock:
-            self._acknowledgement_planned = False
+        with self.lock:
             self.core.acknowledge()
         self.push()
 
@@ -253,37 +367,31 @@ class RdmaPath:
             return
         adapter = link.device.adapter
         with adapter.lock:
-            with self.plane.state.lock:
+            with self.lock:
                 self.core.acknowledge()
             link.progress()
-        left_ns = max(0, until_ns - self.plane.state.clock_ns())
+        left_ns = max(0, until_ns - self._node.now_ns())
         adapter.wait(lambda: link.is_over or link.is_idle(), left_ns)
         self.detach()
 
     def abandon_in_child(self) -> None:
         """Forget the connection: it is the parent's."""
-        self.link = None
+        self.lock, self.link = self._node.lock, None
 
     # -- for links; their adapter's lock held
 
     def finish_pass(self) -> None:
         """Tell the plane what a pass of the device changed."""
-        with self.plane.state.lock:
+        with self.lock:
             self.finish_freed()
             if self.core.has_ack_pending and self._acknowledges_unasked:
-                self._plan_acknowledgement()
-        self.plane.passes.finish_pass()
-
-    def _plan_acknowledgement(self) -> None:
-        """Have the last messages of a burst acknowledged, which ask for nothing. Lock held."""
-        plane = self.plane
-        if not self._acknowledgement_planned:
-            self._acknowledgement_planned = True
-            plane.state.note_due(self, plane.state.clock_ns() + _ACKNOWLEDGE_NS)
+                # The last messages of a burst ask for nothing.
+                self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
+        self._node.plane.finish_pass()
 
     def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""
-        self._on_protocol_error(self, link, reason, wrong_key)
+        self._node.report_protocol_error(self, link, reason, wrong_key)
 
     # -- for the control plane
 
@@ -298,11 +406,11 @@ class RdmaPath:
     ) -> None:
         """Attach an established link: the map goes first, then retransmits, then new messages."""
         with link.device.adapter.lock:
-            with self.plane.state.lock:
+            with self.lock:
                 self.link = link
                 self._acknowledges_unasked = is_urds_peer
                 self.is_paused = self._is_wanted = False
-                self.plane.state.note_attached(self)
+                self.outside.set_connected(True)
                 self.core.attach(
                     acknowledged=acknowledged, credits=credits, long_frames=long_frames
                 )
@@ -315,58 +423,57 @@ class RdmaPath:
             return
         with link.device.adapter.lock:
             link.close()
-            with self.plane.state.lock:
+            with self.lock:
                 self.link = None
                 self.is_paused = self._is_wanted = False
                 self.core.detach()
                 self.finish_freed()
                 if self.core.outgoing.holds():
-                    self.want()
-        self.plane.passes.finish_pass()
+                    self._want()
+        self._node.plane.finish_pass()
 
     def restart_peer(self) -> int:
         """Begin another generation of the peer; return how many messages the old one took along."""
-        with self.plane.state.lock:
+        counters = self._node.message_counters
+        with self.lock:
             count = self.core.restart_peer()
-            self.plane.state.counters.peer_restarted += 1
-            self.plane.state.counters.send_given_up += count
+            counters.peer_restarted += 1
+            counters.send_given_up += count
             self.finish_freed()
-        self.plane.passes.finish_pass()
+        self._node.plane.finish_pass()
         return count
 
     def drop_queue(self) -> int:
         """Drop every message; each sender gets EHOSTUNREACH once."""
-        with self.plane.state.lock:
+        with self.lock:
             count = self.core.drop_all()
-            self.plane.state.counters.send_given_up += count
+            self._node.message_counters.send_given_up += count
             for owner in self.core.outgoing.freed:
-                owner.fail(self.peer)
+                self.outside.fail(owner)
             self._is_wanted = False
             self.finish_freed()
-        self.plane.passes.finish_pass()
+        self._node.plane.finish_pass()
         return count
 
     def holds_messages(self) -> bool:
         """Tell whether messages of sockets are queued or unacknowledged. No lock held."""
-        with self.plane.state.lock:
+        with self.lock:
             return self.core.outgoing.holds()
 
     def activity(self) -> PathActivity:
         """Return how far the path is; what arrives is seen by numbers and acknowledgements."""
-        with self.plane.state.lock:
+        with self.lock:
             outgoing, incoming = self.core.outgoing, self.core.incoming
             oldest = next((entry[0] for entry in outgoing.sent_entries()), None)
             acknowledged = outgoing.sequence_next if oldest is None else oldest
             received = incoming.sequence_expected + acknowledged
             return PathActivity(received, oldest, outgoing.sequence_next)
 
-    # -- as the core's surroundings; plane's lock held
+    # -- as the core's surroundings; the lock of the cores is held
 
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         """Put a whole message into its mailbox; one far over its buffer pauses the path."""
-        if not self.plane.state.deliver_from_transport(
-            self, source_port, target_port, payload, extension
-        ):
+        if not self.outside.deliver(source_port, target_port, payload, extension):
             self.is_paused = True
 
     def take_map(self, data: bytes) -> None:
@@ -374,15 +481,15 @@ class RdmaPath:
 
         Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); docs/reference/rds.md 3.7.
         """
-        self.plane.state.note_peer_map(self._host, self.peer, data, exact=True)
+        self.outside.take_peer_map(data)
 
     def map_bytes(self) -> bytes:
         """Return the local map as it is now."""
-        return self._host.map_bytes()
+        return self.outside.local_map()
 
     def may_answer_ping(self, port: int) -> bool:
         """Tell whether a pong may be sent: this node answers pings, and the target has room."""
-        return self._may_answer_ping and not self._host.congested_at(self.peer).test(port)
+        return self._may_answer_ping and not self.outside.peer_is_congested(port)
 
     def key_used(self, target_port: int, key: int) -> None:
         """Note that the peer's operation has used a region of the socket that its message is for.
@@ -390,10 +497,8 @@ class RdmaPath:
         Another socket's regions are not the peer's to use up. Source: linux v6.12 net/rds/rdma.c
         (rds_rdma_unuse).
         """
-        owner = self._host.mailboxes.get(target_port)
-        if owner is not None:
-            self._on_key_used(owner, key)
+        self._node.note_key_used(self.local, target_port, key)
 
-    def operation_ended(self, owner: Owner, operation: Operation) -> None:
+    def operation_ended(self, owner: Mailbox, operation: Operation) -> None:
         """Tell the sender how its operation ended."""
         owner.note_operation(operation)

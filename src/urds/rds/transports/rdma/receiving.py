@@ -22,9 +22,8 @@ from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import EXTENSION_BYTES
 
 if TYPE_CHECKING:
-    from urds.rds.plane.python.counters import Counters
     from urds.rds.transports.rdma.core import Around, CoreLimits
-    from urds.rds.transports.rdma.counters import RdmaCounters
+    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -38,7 +37,7 @@ class Incoming:
     def __init__(
         self,
         limits: CoreLimits,
-        counters: Counters,
+        counters: MessageCounters,
         rdma: RdmaCounters,
         around: Around,
         *,

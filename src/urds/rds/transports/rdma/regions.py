@@ -8,7 +8,7 @@ destination is in the protection domain of that peer alone.
 
 Locks. `_lock` guards the table and is a leaf: nothing is taken with it held. The lock of an
 adapter is taken for one device after the other, by callers that hold none; `handle_key_used` is
-called with an adapter's and the plane's lock held and leaves the rest to `later`.
+called with the locks of an adapter and of the cores held and leaves the rest to `later`.
 Source: linux v6.12 net/rds/rdma.c; docs/reference/rds.md 4.3.
 """
 
@@ -171,8 +171,8 @@ class RegionTable:
     def handle_key_used(self, owner: object, key: int) -> None:
         """React to a message for `owner` whose sender used a key: a use-once region is over.
 
-        Called with an adapter's and the plane's lock held. A key of another owner, or of none, is
-        ignored.
+        Called with the locks of an adapter and of the cores held. A key of another owner, or of
+        none, is ignored.
         """
         with self._lock:
             entry = self._entries.get(key)

@@ -41,9 +41,9 @@ from urds.rds.transports.rdma.frames import (
 )
 
 if TYPE_CHECKING:
-    from urds.rds.plane.python.counters import Counters
-    from urds.rds.plane.python.sender import Owner
+    from urds.rds.plane.contract import Mailbox as Owner
     from urds.rds.transports.rdma.core import CoreLimits
+    from urds.rds.transports.rdma.counters import MessageCounters
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -61,7 +61,9 @@ class Want(Enum):
 class Outgoing:
     """Queues, numbers and operations of one direction of a connection."""
 
-    def __init__(self, limits: CoreLimits, counters: Counters, *, sequence_first: int) -> None:
+    def __init__(
+        self, limits: CoreLimits, counters: MessageCounters, *, sequence_first: int
+    ) -> None:
         self.limits = limits
         self.counters = counters
         self.sequence_next = sequence_first
@@ -69,7 +71,8 @@ class Outgoing:
         self.current: Message | None = None
         self.unacked: deque[Message] = deque()
         self.retransmits: deque[Message] = deque()
-        self.freed: dict[Owner, int] = {}  # bytes, by owner, that left since the shell looked
+        # Messages and their bytes, by owner, that left since the shell looked.
+        self.freed: dict[Owner, tuple[int, int]] = {}
         self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
         self._silents: dict[Message, None] = {}
         self._running: dict[Task, None] = {}  # handed over and not ended, in their order
@@ -93,10 +96,9 @@ class Outgoing:
         *,
         ack_required: bool = False,
     ) -> None:
-        """Queue one message; its payload counts in the owner's account until acknowledged.
+        """Queue one message, which is charged to its owner until it is in `freed`.
 
-        The caller has checked every bound. `ack_required` asks for an acknowledgement: the account
-        is half full with this message.
+        `ack_required` asks for an acknowledgement: the account is half full with this message.
         """
         message = Message(
             owner, source_port, target_port, payload, extension, ack_required=ack_required
@@ -114,8 +116,6 @@ class Outgoing:
         self.unsent.append(message)
         self.counters.send_queued += 1
         self.counters.copy_from_user += len(payload)
-        if owner is not None:
-            owner.send_queued_bytes += len(payload)
 
     def message_count(self) -> int:
         """Return how many messages are queued or unacknowledged; the map does not count."""
@@ -124,8 +124,6 @@ class Outgoing:
 
     def holds(self, owner: Owner | None = None) -> bool:
         """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
-        if owner is not None and owner.send_queued_bytes:
-            return True
         owners = (message.owner for message in self._messages())
         return any(one is not None and owner in (None, one) for one in owners)
 
@@ -136,6 +134,11 @@ class Outgoing:
             for messages in (self.unsent, self._messages())
         )
         return unsent, every - unsent
+
+    def held(self, owner: Owner) -> tuple[int, int]:
+        """Return how many messages of an owner are queued or unacknowledged, and their bytes."""
+        held = [len(one.payload) for one in self._messages() if one.owner is owner]
+        return len(held), sum(held)
 
     def _messages(self) -> Iterator[Message]:
         current = self._tracked_current()
@@ -430,7 +433,6 @@ class Outgoing:
             if owner is None:
                 continue  # a pong: of no socket
             count += 1
-            owner.given_up += 1
             self._free(message)
         return count
 
@@ -440,7 +442,6 @@ class Outgoing:
         message.tasks = ()
         owner = message.owner
         if owner is not None:
-            freed_bytes = len(message.payload)
-            owner.send_queued_bytes -= freed_bytes
-            self.freed[owner] = self.freed.get(owner, 0) + freed_bytes
+            messages, freed_bytes = self.freed.get(owner, (0, 0))
+            self.freed[owner] = messages + 1, freed_bytes + len(message.payload)
             message.owner = None
