@@ -7,6 +7,7 @@ operation once.
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
@@ -50,7 +51,7 @@ class Besieged:
             unacked_bytes_max=10_000,
             flow_control=self.has_credits,
         )
-        self.accounts = [Account(), Account()]
+        self.accounts: list[Any] = [Account(), Account()]  # in place of mailboxes
         self.operations: list[Operation] = []
         self.ended: Counter[int] = Counter()
         self.core = ConnectionCore(
@@ -85,7 +86,7 @@ class Besieged:
         """Check a key."""
         assert 0 <= key < 1 << 32
 
-    def operation_ended(self, owner: Account, operation: Operation) -> None:
+    def operation_ended(self, owner: Any, operation: Operation) -> None:
         """Count how often an operation ended."""
         assert owner in self.accounts and operation.status is not None
         self.ended[id(operation)] += 1
@@ -195,9 +196,10 @@ class Besieged:
         for message in outgoing._messages():
             if message.owner is not None:
                 weights[id(message.owner)] += len(message.payload)
-        for account, (_, freed_bytes) in outgoing.freed.items():
-            account.charged_bytes -= freed_bytes
-        outgoing.freed.clear()
+        freed: dict[Any, tuple[int, int]] = outgoing.freed
+        for owner, (_, freed_bytes) in freed.items():
+            owner.charged_bytes -= freed_bytes
+        freed.clear()
         for account in self.accounts:
             assert account.charged_bytes == weights[id(account)], "the account is wrong"
         if core._credits.is_on:
