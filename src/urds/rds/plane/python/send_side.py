@@ -220,12 +220,8 @@ class SendSide:
         if isinstance(path, LoopPath):
             path.deliver(self._receives, port, payload, extension)
             return route
-        is_alone = (
-            is_known
-            and is_open
-            and accounts.is_light(destination, payload_bytes)
-            and path.writer.sends_alone()
-        )
+        is_light = is_open and accounts.is_light(destination, payload_bytes)
+        is_alone = is_known and is_light and path.writer.sends_alone()
         if (path.full and not is_alone) or payload_bytes > path.message_bytes_max:
             return self.note_full(route, payload_bytes, port)
         if not is_open:
