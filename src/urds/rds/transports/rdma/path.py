@@ -333,7 +333,7 @@ class RdmaPath:
                 except BaseException:  # of a signal's handler: what was posted is unknown
                     link.cut("a signal interrupted a send")
                     raise
-            self.finish_pass()
+        self.finish_pass()  # also without a link: a full account shows at the descriptor
 
     def push_soon(self) -> None:
         """Have queued messages posted soon; waits for no lock."""
