@@ -18,6 +18,7 @@ from ipaddress import IPv4Address, ip_address
 from typing import Any
 
 from tests.parity.planes import LOCAL, MS, OTHER, PEER, PairStream
+from urds.common.errors import ErrorReason, os_error
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     Buffer,
@@ -182,7 +183,7 @@ class Side:
     def resolve(self, mailbox: Mailbox, peer: IPv4Address) -> None:
         """Route as the control plane does: by stream, within the process, or not at all."""
         if peer == REFUSED:
-            raise PermissionError(errno.EACCES, "not on the list")
+            raise os_error(ErrorReason.PEER_NOT_ALLOWED, "not on the list", peer=peer)
         if peer in {LOCAL, SECOND}:
             mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
         for name in ("a", "b"):
