@@ -7,14 +7,11 @@ from urds.rds.plane.contract import Operation
 
 
 class Account:
-    """An owner of messages; see `Owner` in `urds.rds.plane.python.sender`."""
+    """An owner of messages; see `Owner` in `urds.rds.plane.python.queued_messages`."""
 
     def __init__(self) -> None:
         self.send_queued_bytes = 0
         self.given_up = 0
-
-    def give_back(self, path: Any, freed_bytes: int) -> None:
-        """Do nothing: there are no accounts of destinations."""
 
     def note_freed(self, path: Any, freed_bytes: int) -> None:
         """Do nothing: no sender waits."""

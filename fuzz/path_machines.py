@@ -18,9 +18,9 @@ from urds.rds.plane.contract import (
     Limits,
 )
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.framing import Fence
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
+from urds.rds.plane.python.queued_messages import Fence
 from urds.rds.types import AckMode
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import HEADER_BYTES, Header
@@ -161,7 +161,7 @@ class Besieged:
         earned = self.limits.control_events_max + self.now_ns // self.limits.control_interval_ns
         assert self._controls <= earned + self._streams * _HANDSHAKES_OF_STREAM, "over the budget"
         incoming.restarted = False
-        assert incoming.bytes_wanted() > 0
+        assert incoming.partial.bytes_wanted() > 0
 
     def write(self, bytes_max: int) -> None:
         """Have the stream take some of the path's bytes."""

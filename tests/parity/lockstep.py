@@ -9,7 +9,7 @@ from typing import Final
 from unittest.mock import patch
 
 from tests.parity.sides import Outcome, Side, brief
-from urds.rds.plane.python.receiver import Receiver
+from urds.rds.plane.python.partial_message import PartialMessage
 
 READ_BYTES: Final = 262_144  # at once, by the compiled plane
 _HISTORY: Final = 12
@@ -80,8 +80,8 @@ def reading_alike() -> Iterator[None]:
     How much that is shows in acknowledgements, and where a full mailbox stops a stream.
     """
 
-    def bytes_wanted(incoming: Receiver) -> int:
-        return incoming.remaining()[1] + READ_BYTES
+    def bytes_wanted(partial: PartialMessage) -> int:
+        return partial.remaining()[1] + READ_BYTES
 
-    with patch.object(Receiver, "bytes_wanted", bytes_wanted):
+    with patch.object(PartialMessage, "bytes_wanted", bytes_wanted):
         yield

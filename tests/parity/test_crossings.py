@@ -121,7 +121,7 @@ def test_a_message_behind_a_lone_one_leaves_without_help_of_the_peer(world: Worl
     """Another thread sends in our write, which takes its message along; then it notes a tail."""
     mailbox, remote = idle_path(world)
     for _ in range(3):  # two leave at once, the third would wait for more
-        world.path().writer.push(0)
+        world.path().writer.flush(0)
     mailbox.sendto(b"lone", ADDRESS)
     mailbox.sendto(b"behind", ADDRESS)
     world.turn(ms=2)

@@ -264,7 +264,7 @@ class OwnNode:
             self.world.after(max(0, at_ns - self.world.now_ns), lambda: self._judge(inbox))
 
     def _schedule_acknowledgement(self, path: Path) -> None:
-        due_ns = path.core.poll_timeout()
+        due_ns = path.core.ack_at_ns
         if due_ns is None:
             return
 

@@ -73,9 +73,9 @@ def _keep_half_a_message(patch: pytest.MonkeyPatch) -> None:
     original = Receiver.end_stream
 
     def end_stream(self: Receiver) -> None:
-        carry = self._carry
+        begun = self.partial.begun
         original(self)
-        self._carry = carry
+        self.partial.begun = begun
 
     patch.setattr(Receiver, "end_stream", end_stream)
 

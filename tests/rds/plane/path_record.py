@@ -155,7 +155,7 @@ class World:
         """Return all that can be seen, in the words of `reference.rs`."""
         core = self.core
         own, incoming = core.sender, core.receiver
-        timeout = core.poll_timeout()
+        timeout = core.ack_at_ns
         parts = [
             self.news, own.position, own.sequence_next, own.pending_bytes, len(own.unsent),
             len(own.retransmits), len(own.unacked), int(own.is_long()),

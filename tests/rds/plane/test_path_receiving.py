@@ -11,7 +11,7 @@ from urds.rds.plane.contract import (
     Hold,
     Limits,
 )
-from urds.rds.plane.python.receiver import SOURCES_MAX
+from urds.rds.plane.python.inbox import SOURCES_MAX
 from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES
 
@@ -34,17 +34,17 @@ class TestFraming:
         assert side.got() == sent
         assert side.receiver.frames == len(sent)
         assert side.inbox.receive_queued_bytes == sum(sizes)
-        assert side.receiver.remaining() == (0, 0)
+        assert side.receiver.partial.remaining() == (0, 0)
 
     def test_what_is_missing_is_told(self) -> None:
         side = Side()
         data = message(1, b"x" * 10_000)
         side.receive(data[:20])
-        assert side.receiver.remaining() == (28, 0)
+        assert side.receiver.partial.remaining() == (28, 0)
         side.receive(data[20:50])
-        assert side.receiver.remaining() == (0, 9998)
+        assert side.receiver.partial.remaining() == (0, 9998)
         side.receive(data[50:])
-        assert side.receiver.remaining() == (0, 0)
+        assert side.receiver.partial.remaining() == (0, 0)
 
     @pytest.mark.parametrize("payload_bytes", [100, 20_000])
     @pytest.mark.parametrize("kept", [1, 47, 48, 49, 90])
@@ -340,15 +340,15 @@ class TestAcknowledging:
 
     def test_it_is_due_after_forty_milliseconds(self) -> None:
         side = self.side()
-        assert side.core.poll_timeout() is None
+        assert side.core.ack_at_ns is None
         side.receive(messages([1]), now_ns=5 * MS)
         side.receive(messages([2]), now_ns=5 * MS + 500)
-        assert side.core.poll_timeout() == 45 * MS
+        assert side.core.ack_at_ns == 45 * MS
         side.core.handle_timeout(45 * MS - 1)
         assert side.write() == b""
         side.core.handle_timeout(45 * MS)
         assert [frame.header.ack for frame in side.frames()] == [2]
-        assert side.core.poll_timeout() is None
+        assert side.core.ack_at_ns is None
 
     @pytest.mark.rule("rds7-ack-piggyback", "wire-ack-field")
     def test_a_message_carries_it_and_resets_every_counter(self) -> None:
@@ -357,7 +357,7 @@ class TestAcknowledging:
         side.send(b"reply")
         (frame,) = side.frames()
         assert (frame.payload, frame.header.ack) == (b"reply", 255)
-        assert side.core.poll_timeout() is None
+        assert side.core.ack_at_ns is None
         side.receive(messages(range(256, 400)), now_ns=MS)
         assert not side.receiver.ack_due
 
@@ -402,7 +402,7 @@ class TestAcknowledging:
         side = self.side(release)
         for number in range(1, 600):
             side.receive(message(number, flags=ACK_REQUIRED), now_ns=MS)
-        assert side.core.poll_timeout() is None
+        assert side.core.ack_at_ns is None
         assert side.write() == b""
         side.send(b"data")
         assert [frame.header.ack for frame in side.frames()] == [0]

@@ -210,7 +210,7 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
         reason = receive_data(self, data, now_ns)
         if self._out:
             self.receiver.reset_ack_pending()
-            self._ack_pending_since_ns = None
+            self.ack_at_ns = None
         return reason
 
     def frame_without(self: PathCore) -> None:

@@ -31,6 +31,7 @@ from tests.rds.transports.tcp.meetings import (
 from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
 from urds.rds.plane.contract import Buffer, DownReason
 from urds.rds.plane.python import sender as sender_module
+from urds.rds.plane.python.partial_message import PartialMessage
 from urds.rds.plane.python.path import PathCore
 from urds.rds.plane.python.receiver import Receiver
 from urds.rds.plane.python.sender import Sender
@@ -357,8 +358,14 @@ def test_half_a_message_is_forgotten(lab: Lab, order: str, payload_bytes: int) -
 def test_half_a_message_that_is_kept_spoils_the_next(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, payload_bytes: int
 ) -> None:
-    partial = ("_carry", "_long", "_body", "_body_missing")
-    monkeypatch.setattr(Receiver, "end_stream", keeping(Receiver.end_stream, partial))
+    end_stream = Receiver.end_stream
+
+    def end_and_keep(self: Receiver) -> None:
+        kept, self.partial = self.partial, PartialMessage()
+        end_stream(self)
+        self.partial = kept
+
+    monkeypatch.setattr(Receiver, "end_stream", end_and_keep)
     node, peer = lab.pair("lower")
     assert cut_a_message_to_us(node, peer, payload_bytes) != [b"whole", b"after it"]
 

@@ -72,7 +72,7 @@ class Destination:
         return self.waiters
 
     def tell(self, wait_queue: WaitQueue) -> None:
-        """Have the senders that wait for room here look again. Plane's lock held."""
+        """Have the senders that wait for room here look again. Lock held."""
         if self.waiters is not None:
             self.waiters.tell_all(wait_queue)
 
@@ -93,6 +93,7 @@ class SendAccounts:
         "half_bytes",
         "here",
         "is_single",
+        "light_bytes",
         "look_due",
         "quarter_bytes",
         "several",
@@ -101,6 +102,7 @@ class SendAccounts:
 
     def __init__(self) -> None:
         self.bytes_max = self.half_bytes = self.quarter_bytes = 0
+        self.light_bytes = 0  # a shorter message takes little room, and is copied into its frame
         self.is_single = False  # one account for all, as in Linux
         self.several = False  # destinations are in use
         self.watching = False  # a message that leaves affects more than its destination
@@ -120,6 +122,7 @@ class SendAccounts:
         """Set the size of an account, and whether there is only one."""
         self.bytes_max, self.is_single = bytes_max, is_single
         self.half_bytes, self.quarter_bytes = (bytes_max + 1) // 2, bytes_max // 4
+        self.light_bytes = min(REFERENCE_BYTES, self.quarter_bytes)
         for destination in (self.here, *self._by_peer.values()):
             destination.look_at_bytes = self.quarter_bytes
             self._open(destination)
@@ -201,11 +204,6 @@ class SendAccounts:
         else:
             held_bytes = self._second_bytes(queued_bytes)
         return held_bytes + payload_bytes >= self.half_bytes
-
-    def is_light(self, destination: Destination, payload_bytes: int) -> bool:
-        """Return whether a short message is alone at its destination and takes little room."""
-        small = payload_bytes < min(REFERENCE_BYTES, self.quarter_bytes)
-        return small and not destination.queued_bytes
 
     def refuse(self, destination: Destination, payload_bytes: int, groups: int) -> None:
         """Note that a message found no room; `take_roomy` returns it once it has."""

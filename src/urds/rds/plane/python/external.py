@@ -221,7 +221,7 @@ class ExternalPath:
             self._state.remove_external(self)
         self._progress.finish_pass()
 
-    # -- for hosts and mailboxes
+    # -- for hosts and mailboxes: lock held, unless they say otherwise
 
     def resume(self) -> None:
         """Have the transport receive again. No lock held."""
@@ -230,21 +230,21 @@ class ExternalPath:
         self._progress.deliver()
 
     def give_up(self, sends: SendSide) -> int:
-        """Have messages to an absent peer dropped; none is, as yet. Lock held."""
+        """Have messages to an absent peer dropped; none is, as yet."""
         if self.holds(sends):
             self._state.emit(GiveUp(self, sends.mailbox))
         return 0
 
     def cancel(self, sends: SendSide, port: int | None) -> int:
-        """Return 0: the caller has the transport cancel once the lock is free. Lock held."""
+        """Return 0: the caller has the transport cancel once the lock is free."""
         return 0
 
     def holds(self, sends: SendSide | None = None) -> bool:
-        """Return whether messages of a mailbox, or of any, are charged. Lock held."""
+        """Return whether messages of a mailbox, or of any, are charged."""
         return bool(self._held) if sends is None else sends in self._held
 
     def counts(self, sends: SendSide | None = None) -> tuple[int, int]:
-        """Count the messages of a mailbox, or of all: the second number. Lock held."""
+        """Count the messages of a mailbox, or of all: the second number."""
         if sends is not None:
             return 0, self._held.get(sends, (0, 0))[0]
         return 0, sum(messages for messages, _ in self._held.values())

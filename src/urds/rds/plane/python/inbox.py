@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import Protocol
 
@@ -31,11 +32,27 @@ MANY_MESSAGES = 4096
 # with CPython 3.11: 122 bytes and 126.
 OVERHEAD_BYTES = 128
 DETAIL_BYTES = 128
+SOURCES_MAX = 1024  # a peer may send from 65,534 ports: 228 bytes each
 
 _Plain = tuple[bytes, SocketAddress]
 _Run = tuple[bytes, SocketAddress, int]
 _Detailed = tuple[bytes, SocketAddress, bytes, int, int]
 Item = _Plain | _Run | _Detailed
+
+
+class Sources(dict[int, SocketAddress]):
+    """The address of each port of a peer, created on first use; cleared when full."""
+
+    def __init__(self, source_of: Callable[[int], SocketAddress]) -> None:
+        super().__init__()
+        self._source_of = source_of
+
+    def __missing__(self, port: int) -> SocketAddress:
+        """Create the address of a port."""
+        if len(self) >= SOURCES_MAX:
+            self.clear()
+        source = self[port] = self._source_of(port)
+        return source
 
 
 class Pausable(Protocol):
@@ -67,7 +84,7 @@ class Inbox:
 
     def put(self, item: _Plain | _Detailed) -> None:
         """Queue and count one message."""
-        joined = self.joined(item)
+        joined = None if item[0] else self.joined(item)
         self.detailed_messages += len(item) == 5
         self.receive_queued_bytes += len(item[0])
         if joined is None:
@@ -76,8 +93,8 @@ class Inbox:
             self.queue[-1] = joined
 
     def joined(self, item: Item) -> _Run | None:
-        """Return the last item with one more message, if `item` is only counted there."""
-        if item[0] or len(item) == 5 or len(self.queue) <= MANY_MESSAGES:
+        """Return the last item with one more, if an empty message is only counted there."""
+        if len(item) == 5 or len(self.queue) <= MANY_MESSAGES:
             return None
         last = self.queue[-1]
         if last[0] or len(last) == 5 or last[1] != item[1]:
@@ -136,10 +153,6 @@ class Inbox:
         if self.congested or self.over_since_ns is None:
             return None
         return self.over_since_ns + LOOK_AGAIN_NS
-
-    def may_be_too_full(self) -> bool:
-        """Return cheaply whether the hard bound needs a check."""
-        return self.receive_queued_bytes > self.buffer_bytes or len(self.queue) > MANY_MESSAGES
 
     def hard_bytes(self) -> int:
         """Return the bytes that count against the hard bound."""

@@ -7,6 +7,7 @@ unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import index
 from os import eventfd_write
 from typing import TYPE_CHECKING, cast
@@ -62,6 +63,7 @@ _SENT = _DONTWAIT | int(MSG_NOSIGNAL)  # docs/differences.md
 _ZEROCOPY = int(MSG_ZEROCOPY)
 _OUT_OF_BAND = int(MSG_OOB)
 _NEVER_QUEUED = int(MSG_OOB | MSG_ERRQUEUE)
+_NOTICES = OperationNotices, CongestionNotice
 _RESOLVES_MAX = 3  # a peer may be evicted between its route and the message
 _LAST_POSITION = 2  # from queueing to the application; the earlier stages coincide here
 
@@ -112,7 +114,6 @@ class Mailbox:
         /,
     ) -> int:
         """Queue one message; return its length."""
-        self._progress.refuse_reentry()
         wait_ns = self.settings.send_wait_ns
         if address is None:
             address = flags_or_address  # type: ignore[assignment]  # two-argument form
@@ -132,7 +133,6 @@ class Mailbox:
         copy: bool = True,
     ) -> int:
         """Queue one message gathered from `buffers`; several are always copied."""
-        self._progress.refuse_reentry()
         payload = gathered(buffers, copy=copy)
         return self._send(payload, address, extension, wait_ns, operations, looks_again=True)
 
@@ -148,25 +148,35 @@ class Mailbox:
     ) -> int:
         """Queue a message: resolve, reject, or wait; then write what leaves now.
 
-        With `looks_again` everything is looked at, also for a known destination.
+        With `looks_again` everything is looked at, also for a known destination. In a batch to one
+        there is nothing to decide.
         """
-        if address is None:
-            raise os_error(ErrorReason.NO_DESTINATION_GIVEN)
         sends, state = self.sends, self._state
-        target = sends.target(address)
+        if state.holds_lock():
+            self._progress.refuse_reentry()
+        target = sends.targets.get(address) or sends.new_target(address)
         if looks_again:
-            target = target._replace(route=None)
-        sends.check_length(len(payload))
+            target = Target(target.peer, target.port)
         try:
             with state.lock:
-                queued = sends.queue(target, payload, extension, operations)
-            if isinstance(queued, ErrorReason):
-                queued = self._send_waiting(queued, target, payload, extension, wait_ns, operations)
-            sends.remember(address, target, queued)
-            if not isinstance(queued.path, StreamPath | LoopPath):
-                self._send_outside(target, payload, extension, wait_ns, operations)
-            self._push(queued, again=target.route is queued)
-            if self.descriptor is not None:
+                route = sends.queue(target, payload, extension, operations)
+            if not isinstance(route, Route):
+                route = self._send_waiting(route, target, payload, extension, wait_ns, operations)
+            is_known = target.route is route
+            if not is_known:
+                sends.remember(address, target, route)
+            sender, writer = route.sender, route.writer
+            if sender is None or writer is None:
+                self._finish_without_stream(route, target, payload, extension, wait_ns, operations)
+            elif not is_known or sender.pending_bytes >= writer.batch_bytes:
+                writer.flush(sends.burst_bytes)
+                if route.path.full:
+                    self._progress.finish_pass()
+                if route.destination.queued_bytes >= route.destination.look_at_bytes:
+                    sends.look_for_room(route)
+            if self.descriptor is not None and (
+                not is_known or sender is None or sends.is_half_full()
+            ):
                 self.sync()
         except BaseException as error:
             if "reason" not in error.__dict__:  # an interrupt: find the work it left
@@ -175,17 +185,20 @@ class Mailbox:
             raise
         return len(payload)
 
-    def _send_outside(
+    def _finish_without_stream(
         self,
+        route: Route,
         target: Target,
         payload: Buffer,
         extension: bytes,
         wait_ns: int | None,
         operations: Sequence[Operation],
     ) -> None:
-        """Have the message transport that has the route send a message."""
-        place = target.peer, target.port
-        message_transport.send(self, payload, place, wait_ns, extension, operations)
+        """Have the message transport that has the route send a message; end the pass."""
+        if not isinstance(route.path, LoopPath):
+            place = target.peer, target.port
+            message_transport.send(self, payload, place, wait_ns, extension, operations)
+        self._progress.finish_pass()
 
     def resolve(self, peer: IPAddress) -> None:
         """Have the control plane make a route to a peer."""
@@ -242,10 +255,7 @@ class Mailbox:
             with state.lock:
                 queued = attempt() if reason is ErrorReason.PEER_UNREACHABLE else note(reason)
             if queued is None:
-                queued = cast(
-                    "Route | ErrorReason | None",
-                    self._progress.wait(attempt, waiters, wait_ns, self),
-                )
+                queued = self._progress.wait(attempt, waiters, wait_ns, self)
             if queued is None:
                 raise no_room(sends, ErrorReason.TIMED_OUT, target)
             if not isinstance(queued, ErrorReason):
@@ -253,44 +263,28 @@ class Mailbox:
             reason = queued
         raise os_error(ErrorReason.PEER_UNREACHABLE, f"no route to {peer}", peer=peer)
 
-    def _push(self, route: Route, *, again: bool) -> None:
-        """Have a queued message leave, and look for room behind it.
-
-        In a batch to a known destination there is nothing to decide.
-        """
-        path, sends = route.path, self.sends
-        if isinstance(path, StreamPath):
-            if again and path.writer.is_in_batch():
-                return
-            path.writer.push(sends.burst_bytes)
-            if sends.wants_look(route):
-                path.look_for_acknowledgements()
-                sends.note_look(route)
-            return
-        self._progress.finish_pass()
-
     # -- receiving
 
     def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message; what exceeds `bufsize` bytes is discarded."""
-        self._progress.refuse_reentry()
         if type(bufsize) is not int:
             bufsize = index(bufsize)
         if bufsize < 0:
             raise ValueError("negative buffersize in recvfrom")
-        wait_ns = self.settings.receive_wait_ns
+        wait_ns, peek = self.settings.receive_wait_ns, False
         if flags:
+            peek = bool(flags & _PEEK)
             if flags & _OUT_OF_BAND:  # kernel parity: as if an empty one had come
                 return b"", None  # type: ignore[return-value]  # as below
             if flags & _NEVER_QUEUED:
                 raise os_error(ErrorReason.NOTHING_TO_RECEIVE, "MSG_ERRQUEUE")
             wait_ns = 0 if flags & _DONTWAIT else wait_ns
-        item = self._receive(wait_ns, 1, peek=bool(flags & _PEEK))
+        item = self._receive(wait_ns, 1, peek=peek)
         if item is None:
             raise os_error(
                 ErrorReason.NOTHING_TO_RECEIVE if wait_ns == 0 else ErrorReason.TIMED_OUT
             )
-        if isinstance(item, OperationNotices | CongestionNotice):
+        if isinstance(item, _NOTICES):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return item[0][:bufsize], item[1]
 
@@ -298,9 +292,8 @@ class Mailbox:
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
     ) -> Message | Notice | None:
         """Take (or peek at) the next item; None when nothing came in `wait_ns`."""
-        self._progress.refuse_reentry()
         item = self._receive(wait_ns, notices_max, peek=peek)
-        if item is None or isinstance(item, OperationNotices | CongestionNotice):
+        if item is None or isinstance(item, _NOTICES):
             return item
         if len(item) != 5:
             return Message(item[0], item[1], b"", 0, ())
@@ -318,28 +311,23 @@ class Mailbox:
     ) -> Item | Notice | None:
         """Take an item of the queue or a notice; None when nothing came."""
         state, progress, receives = self._state, self._progress, self.receives
+        if state.holds_lock():
+            progress.refuse_reentry()
         try:
             item: Item | Notice | None = None
-            if receives.queue or receives.is_readable():  # a hint; the next attempt decides
+            if receives.queue or self.closed:  # a hint; the wait finds notices, too
                 with state.lock:
                     item = receives.take(notices_max, peek=peek)
             if item is None:
-                item = cast(
-                    "Item | Notice | None",
-                    progress.wait(
-                        lambda: receives.take(notices_max, peek=peek),
-                        receives.waiters,
-                        wait_ns,
-                        self,
-                    ),
-                )
+                attempt = partial(receives.take, notices_max, peek=peek)
+                item = progress.wait(attempt, receives.waiters, wait_ns, self)
             state.driven = True
             if item is None:
                 receives.map_news = False
             elif peek:
                 with state.lock:  # a notified message is left: another may want it
                     receives.waiters.tell(1, state.wait_queue)
-            if state.touched or state.has_wakes():
+            if state.touched or state.wait_queue.due:
                 progress.finish_pass()
             if self.descriptor is not None:
                 self.sync()  # a notice or news taken no longer makes it readable

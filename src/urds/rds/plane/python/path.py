@@ -8,7 +8,7 @@ acknowledges received ones. It knows nothing of sockets, threads or clocks; the 
     receive_data           bytes off the stream
     poll_transmit, transmitted
                            bytes for the stream, and how many of them it took
-    handle_stream_acknowledged, poll_timeout, handle_timeout
+    handle_stream_acknowledged, handle_timeout at `ack_at_ns`
 
 Order on a fresh stream: local congestion map; hello, if any; then, once not held, retransmissions
 and new messages. Acknowledgements and maps are not numbered and stand between messages only.
@@ -31,16 +31,14 @@ from urds.rds.plane.contract import (
     SocketAddress,
 )
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.framing import Fence, emit_header
+from urds.rds.plane.python.framing import emit_header
 from urds.rds.plane.python.inbox import Inbox
+from urds.rds.plane.python.queued_messages import Fence, Owner
 from urds.rds.plane.python.receiver import Receiver
-from urds.rds.plane.python.sender import REFERENCE_BYTES, Owner, Sender
+from urds.rds.plane.python.sender import REFERENCE_BYTES, WRITE_BYTES, Sender
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
-_WRITE_BYTES = 65536
-# Long messages travel as buffers of their own, so their number is the cost of a write.
-LONG_WRITE_BYTES = 524288
 _NO_EXTENSION = b""
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 _NO_CAPABILITY = Capability(0)
@@ -68,6 +66,12 @@ class PathCore:
             limits, counters, inboxes=inboxes, source_of=source_of, wall_ns=wall_ns
         )
         self._map_bytes = map_bytes
+        # Else a second message fills the path, or each requests an acknowledgement.
+        self._has_place_for_two = (
+            limits.path_messages_max > 1
+            and limits.unacked_packets_max > 1
+            and limits.unacked_bytes_max > REFERENCE_BYTES
+        )
         self._own_generation = _NO_EXTENSION
         if generation is not None:
             self._own_generation = emit_handshake(
@@ -80,7 +84,7 @@ class PathCore:
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self.bytes_written = 0  # to the current stream
-        self._ack_pending_since_ns: int | None = None
+        self.ack_at_ns: int | None = None  # when `handle_timeout` has something to do
 
     # -- the stream comes and goes
 
@@ -102,7 +106,7 @@ class PathCore:
         self._hellos.clear()
         self._out.clear()
         self._out_bytes = 0
-        self._ack_pending_since_ns = None
+        self.ack_at_ns = None
         self.sender.end_stream()
         self.receiver.end_stream()
         self.counters.conn_reset += 1
@@ -170,18 +174,18 @@ class PathCore:
             return False
         if self._out or self.map_due or self.receiver.ack_due:
             return True
-        if self.sender.wants_ack():
+        sender = self.sender
+        if sender.ack_request_due and sender.wants_ack():
             return True
         if self._hellos and self.receiver.frames:
             return True
-        sender = self.sender
         if self.hold is not Hold.NOTHING:
             return False
         return bool(sender.retransmits) or (bool(sender.unsent) and not self.is_gated())
 
     def is_plain(self) -> bool:
         """Return whether a message may leave alone if none is queued or unacknowledged."""
-        sender, limits = self.sender, self.limits
+        sender = self.sender
         return (
             self.attached
             and self.hold is Hold.NOTHING
@@ -190,9 +194,7 @@ class PathCore:
             and not (self._out or self.map_due or self._hellos)
             and not (sender.retransmits or sender.fences)
             and not (sender.ack_wanted or sender.ack_request_due)
-            and limits.path_messages_max > 1  # else one more fills it
-            and limits.unacked_packets_max > 1  # else each requests an acknowledgement
-            and limits.unacked_bytes_max > REFERENCE_BYTES
+            and self._has_place_for_two
         )
 
     def is_gated(self) -> bool:
@@ -205,7 +207,7 @@ class PathCore:
 
         It returns the same buffers until `transmitted` reports that they were taken.
         """
-        if self.attached and self._out_bytes < _WRITE_BYTES:
+        if self.attached and self._out_bytes < WRITE_BYTES:
             if self.map_due:
                 self._frame_map()
             if self._hellos and self.receiver.frames:
@@ -236,12 +238,11 @@ class PathCore:
     def _frame_messages(self) -> None:
         sender, receiver = self.sender, self.receiver
         acknowledgement = max(0, receiver.sequence_expected - 1) if receiver.acknowledging else 0
-        bytes_max = LONG_WRITE_BYTES if sender.is_long() else _WRITE_BYTES
-        made = sender.frame(self._out, bytes_max - self._out_bytes, acknowledgement)
+        made = sender.frame(self._out, self._out_bytes, acknowledgement)
         self._out_bytes += made
         if made and receiver.acknowledging:
             receiver.reset_ack_pending()  # every data header carries it
-            self._ack_pending_since_ns = None
+            self.ack_at_ns = None
 
     def _frame_acknowledgement(self) -> None:
         """Frame one acknowledgement at most: the newest number, sent once it is bytes.
@@ -257,7 +258,7 @@ class PathCore:
             self._append_frame(self._last_received(), flags=flags)
             self.counters.ack_sent += 1
         self.receiver.reset_ack_pending()
-        self._ack_pending_since_ns = None
+        self.ack_at_ns = None
 
     def _last_received(self) -> int:
         return max(0, self.receiver.sequence_expected - 1)
@@ -279,7 +280,7 @@ class PathCore:
             *ports,
             flags,
             extension,
-            checksum=self.sender.checksum,
+            self.sender.checksum,
         )
         data = header + payload
         self._out.append(data)
@@ -287,17 +288,13 @@ class PathCore:
         # Unnumbered frames count as stream bytes: Linux frees by the stream's count.
         self.sender.position += len(data)
 
-    def has_bytes(self) -> bool:
-        """Return whether the stream has not taken all bytes of `poll_transmit`."""
-        return bool(self._out_bytes)
-
-    def transmitted(self, byte_count: int) -> None:
-        """Note that the stream took the first `byte_count` bytes of `poll_transmit`."""
+    def transmitted(self, byte_count: int) -> bool:
+        """Note that the stream took the first `byte_count` bytes; return whether it took all."""
         self.bytes_written += byte_count
         self._out_bytes -= byte_count
         if not self._out_bytes:
             self._out = []
-            return
+            return True
         taken = 0
         for buffer in self._out:
             if byte_count < len(buffer):
@@ -307,6 +304,7 @@ class PathCore:
         del self._out[:taken]
         if byte_count:
             self._out[0] = memoryview(self._out[0])[byte_count:]
+        return False
 
     # -- receiving
 
@@ -317,8 +315,8 @@ class PathCore:
         if receiver.frames and self.hold is Hold.FIRST_FRAME:
             self.hold = Hold.NOTHING
         if receiver.acknowledging:
-            if receiver.ack_pending_messages and self._ack_pending_since_ns is None:
-                self._ack_pending_since_ns = now_ns
+            if receiver.ack_pending_messages and self.ack_at_ns is None:
+                self.ack_at_ns = now_ns + self.limits.acknowledge_delay_ns
             if receiver.acknowledged and not self.sender.handle_peer_acknowledged(
                 receiver.acknowledged
             ):
@@ -349,14 +347,7 @@ class PathCore:
         """Return whether messages wait for the peer's first frame or hello."""
         return self.hold is not Hold.NOTHING
 
-    def poll_timeout(self) -> int | None:
-        """Return when `handle_timeout` has something to do."""
-        if self._ack_pending_since_ns is None:
-            return None
-        return self._ack_pending_since_ns + self.limits.acknowledge_delay_ns
-
     def handle_timeout(self, now_ns: int) -> None:
         """Make an acknowledgement due that no message carried."""
-        deadline_ns = self.poll_timeout()
-        if deadline_ns is not None and now_ns >= deadline_ns:
+        if self.ack_at_ns is not None and now_ns >= self.ack_at_ns:
             self.receiver.ack_due = True

@@ -55,17 +55,18 @@ class Progress:
 
     def wait(
         self,
-        attempt: Callable[[], _T | None],
+        attempt: Callable[[], _T],
         waiters: Waiters,
         wait_ns: int | None,
         mailbox: Box,
     ) -> _T | None:
         """Attempt under the lock until it returns an item or `wait_ns` is over; read meanwhile.
 
-        The caller has attempted it once, without result.
+        With a virtual clock it is attempted once.
         """
         if self._state.virtual:
-            return None
+            with self._state.lock:
+                return attempt()
         if wait_ns == 0:
             self.progress()  # a call that never waits still checks for arrivals
             with self._state.lock:
@@ -90,7 +91,8 @@ class Progress:
                     waiters.add(waiter)
                     leads = wait_queue.begin_wait(waiter)
                     wake_ns = state.next_due_ns() if leads and state.has_dues() else None
-                self.deliver()  # an attempt may have emitted an event for the control plane
+                if wait_queue.due:  # an attempt may have emitted an event for the control plane
+                    self.deliver()
                 if deadline_ns is not None and (wake_ns is None or deadline_ns < wake_ns):
                     wake_ns = deadline_ns
                 timeout_s = None if wake_ns is None else max(0, wake_ns - now_ns) / 1e9
@@ -102,7 +104,8 @@ class Progress:
                     wait_queue.sleep(waiter, timeout_s)
                 if mailbox.descriptor is not None:
                     mailbox.sync()
-            self.deliver()
+            if wait_queue.due:
+                self.deliver()
             waiter.in_use = False
         except BaseException:
             wait_queue.own.waiter = None  # ended by the progress thread; the next wait has another
@@ -144,12 +147,11 @@ class Progress:
 
     def deliver(self) -> None:
         """Wake every notified thread."""
-        thread = self._state.thread
-        if not self._state.has_wakes():
+        if not self._wait_queue.due:
             return
+        thread = self._state.thread
         try:
-            if self._wait_queue.due:
-                self._wait_queue.deliver()
+            self._wait_queue.deliver()
             if thread.wake_due:
                 thread.wake_due = False  # one step with the write
                 eventfd_write(self._interrupts.wake_descriptor, 1)
@@ -171,7 +173,8 @@ class Progress:
             self._interrupts.seen = True
             eventfd_write(self._interrupts.wake_descriptor, 1)
             raise
-        self.deliver()
+        if self._wait_queue.due:
+            self.deliver()
 
     def _check_touched(self) -> None:
         state = self._state
@@ -314,6 +317,7 @@ class Progress:
                 paths = [path for host in state.hosts.values() for path in host.paths]
                 for path in paths:
                     path.finish_freed()
+                    path.core.acknowledge()  # its time may be forgotten
                     if path.core.sender.holds():
                         path.want()
         for path in paths:
@@ -321,7 +325,8 @@ class Progress:
             if path.core.wants_to_write():
                 path.writer.flush()
         self.finish_pass()
-        self._wait_queue.deliver()
+        self._wait_queue.due = True  # an interrupt may have kept it from being noted
+        self.deliver()
 
     def abandon_in_child(self) -> None:
         """Forget after a fork the work of the parent's threads."""

@@ -9,7 +9,7 @@ its peer ignores the map.
 collects none. Source: linux v6.12 net/rds/recv.c (rds_notify_queue_get);
 docs/reference/rds.md 3.5.
 
-All methods: lock held.
+All methods: lock held, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urds.rds.plane.contract import (
     OperationNotices,
     SocketAddress,
 )
-from urds.rds.plane.python.inbox import Inbox, Item, Pausable
+from urds.rds.plane.python.inbox import MANY_MESSAGES, Inbox, Item, Pausable
 from urds.rds.plane.python.waiting import Waiters
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class ReceiveSide(Inbox):
 
     def note_arrival(self, messages: int) -> None:
         """Notify receivers; the mailbox is checked at the end of the pass."""
-        self.waiters.tell(messages, self._state.wait_queue)
+        if self.waiters.queue:
+            self.waiters.tell(messages, self._state.wait_queue)
         if self.mailbox.descriptor is not None or self.receive_queued_bytes > self.buffer_bytes:
             self._state.touched.add(self.mailbox)
 
@@ -141,7 +142,9 @@ class ReceiveSide(Inbox):
 
     def is_over_hard_bound(self) -> bool:
         """Return whether the mailbox is so full that its peers' streams must wait."""
-        return self.may_be_too_full() and self.hard_bytes() > self._hard_bound()
+        if self.receive_queued_bytes <= self.buffer_bytes and len(self.queue) <= MANY_MESSAGES:
+            return False
+        return self.hard_bytes() > self._hard_bound()
 
     def _hard_bound(self) -> int:
         limits = self._state.limits

@@ -31,7 +31,8 @@ from urds.rds.constants import CONGESTION_MAP_BYTES, PROBE_PORT, HeaderFlag
 from urds.rds.plane.contract import DownReason, Limits, Received, SocketAddress
 from urds.rds.plane.python.control_budget import ControlBudget
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.inbox import Inbox, Item
+from urds.rds.plane.python.inbox import Inbox, Item, Sources
+from urds.rds.plane.python.partial_message import PartialMessage
 from urds.rds.plane.python.peer_generations import Fields, PeerGenerations, extension_of
 from urds.rds.wire.checksum import header_intact
 from urds.rds.wire.header import HEADER, HEADER_BYTES
@@ -40,15 +41,6 @@ _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _CONTROL_PAYLOAD_BYTES = 64
-# An incomplete message of this length or more is collected apart; a shorter one is kept, with its
-# header, for the next read.
-_BODY_BYTES = 8192
-_READ_BYTES = 65536
-# A payload of this length or more is read apart and in one piece, so that the system call returns
-# it uncopied; while such messages arrive, headers are read apart as well.
-_ALONE_BYTES = 262144
-_READ_BYTES_MAX = 4 << 20
-SOURCES_MAX = 1024  # a peer may send from 65,534 ports: 228 bytes each
 
 
 class ControlMessage(NamedTuple):
@@ -94,11 +86,7 @@ class Receiver:
         self.generations = PeerGenerations()
         # The stream.
         self.frames = 0
-        self._carry = b""
-        self._long: Fields | None = None  # header of the long message being collected
-        self._body: list[bytes] = []
-        self._body_missing = 0
-        self._long_before = False  # the last payload was long, the next one may be
+        self.partial = PartialMessage()
         # Pending acknowledgements.
         self.ack_pending_messages = 0
         self.ack_pending_bytes = 0
@@ -111,28 +99,6 @@ class Receiver:
         self.restarted = False
         self.has_delivered = False  # a message reached a socket, on any stream
 
-    def bytes_wanted(self) -> int:
-        """Return how much to read at once."""
-        if self._body_missing >= _ALONE_BYTES:
-            return min(self._body_missing, _READ_BYTES_MAX)
-        if self._long_before and not self._carry and not self._body_missing:
-            return HEADER_BYTES
-        return self._body_missing + _READ_BYTES
-
-    def bytes_expected(self) -> int:
-        """Return how much of a long payload must arrive before a read is worth a wake-up."""
-        return min(self._body_missing, _READ_BYTES_MAX) if self._long_before else 0
-
-    def remaining(self) -> tuple[int, int]:
-        """Return the bytes still missing of a begun header and of a begun payload."""
-        carry_bytes = len(self._carry)
-        if not carry_bytes:
-            return 0, self._body_missing
-        if carry_bytes < HEADER_BYTES:
-            return HEADER_BYTES - carry_bytes, 0
-        payload_bytes: int = HEADER.unpack_from(self._carry)[2]
-        return 0, HEADER_BYTES + payload_bytes - carry_bytes
-
     def begin_stream(self) -> None:
         """Reset the state of a stream; it outlives its stream until the next begins."""
         if self._lowest is not None:
@@ -142,8 +108,7 @@ class Receiver:
 
     def end_stream(self) -> None:
         """Drop the partial message and the stream's pending acknowledgements; numbers stay."""
-        self._carry = b""
-        self._forget_body()
+        self.partial.forget()
         self.sources.clear()  # paths outlive streams: an absent peer costs no memory for them
         self.frames = 0
         self.reset_ack_pending()
@@ -187,62 +152,34 @@ class Receiver:
         self.watch_restarts = received.watch_restarts
 
     def receive_data(self, data: bytes, now_ns: int) -> DownReason | None:
-        """Take bytes off the stream; return why the stream must end, None while it is intact."""
-        self._now_ns = now_ns
-        offset, reason = 0, None
-        if self._long is not None:
-            offset = self._body_missing
-            if len(data) < offset:
-                self._body.append(data)
-                self._body_missing -= len(data)
+        """Take every whole message off the stream; keep the rest for the next read.
+
+        Return why the stream must end, None while it is intact.
+        """
+        self._now_ns, partial, offset, reason = now_ns, self.partial, 0, None
+        if partial.begun:
+            data, partial.begun = partial.begun + data, b""
+        elif partial.missing_bytes:
+            whole = partial.add(data)
+            if whole is None:
                 return None
-            self._body.append(data[:offset])
-            fields, payload = self._long, b"".join(self._body)
-            self._forget_body()
+            fields, payload, offset = whole
             reason = self._take(fields, payload)
-        elif self._carry:
-            data = self._carry + data
-            self._carry = b""
-        return reason if reason or offset == len(data) else self._parse(data, offset)
-
-    def _forget_body(self) -> None:
-        self._long = None
-        self._body = []
-        self._body_missing = 0
-
-    def _parse(self, data: bytes, offset: int) -> DownReason | None:
-        """Take every whole message from `offset` on; keep the rest for the next read."""
         unpack, bytes_max, checked = HEADER.unpack_from, self.limits.frame_bytes_max, self.checksum
-        reason: DownReason | None = None
         while reason is None and offset + HEADER_BYTES <= len(data):
             fields = unpack(data, offset)
+            begin, end = offset + HEADER_BYTES, offset + HEADER_BYTES + fields[2]
             if fields[2] > bytes_max:
                 reason = DownReason.TOO_LONG
-                break
-            if checked and not header_intact(fields):
+            elif checked and not header_intact(fields):
                 reason = DownReason.BAD_CHECKSUM
+            elif end > len(data):
                 break
-            begin, following = offset + HEADER_BYTES, offset + HEADER_BYTES + fields[2]
-            if following > len(data):
-                break
-            offset = following
-            reason = self._take(fields, data[begin:following])
-        self._keep_rest(data, offset)
+            else:
+                offset, reason = end, self._take(fields, data[begin:end])
+        if offset < len(data):
+            partial.keep(data, offset)
         return reason
-
-    def _keep_rest(self, data: bytes, offset: int) -> None:
-        """Keep an incomplete message; a long one is collected apart, without more copies."""
-        self._long_before = False
-        rest = len(data) - offset
-        if rest >= HEADER_BYTES:
-            fields = HEADER.unpack_from(data, offset)
-            if fields[2] >= _BODY_BYTES:
-                self._long = fields
-                self._body = [data[offset + HEADER_BYTES :]]
-                self._body_missing = HEADER_BYTES + fields[2] - rest
-                self._long_before = fields[2] >= _ALONE_BYTES
-                return
-        self._carry = data[offset:]
 
     def _take(self, fields: Fields, payload: bytes) -> DownReason | None:
         """Take a whole message: into an inbox, for the control plane, or dropped.
@@ -284,9 +221,7 @@ class Receiver:
         else:
             if source_port or target_port:
                 self._keep_control(fields, payload)
-            self.sequence_expected = (
-                sequence + 1
-            )  # last: an interrupt may double a ping, not lose it
+            self.sequence_expected = sequence + 1  # last: an interrupt may double a ping
         return None
 
     def _take_map(self, fields: Fields, payload: bytes) -> DownReason | None:
@@ -299,15 +234,17 @@ class Receiver:
 
     def _deliver(self, fields: Fields, payload: bytes) -> None:
         """Put a message into its inbox, or drop it if no socket has the port."""
-        sequence, counters, payload_bytes = fields[0], self.counters, len(payload)
+        sequence, _, payload_bytes, source_port, target_port, _, _, _, _, high, low = fields
         if self.acknowledging:  # a urds node: due at once at the bounds
+            limits = self.limits
             self.ack_pending_messages += 1
             self.ack_pending_bytes += payload_bytes
-            self.ack_due |= (
-                self.ack_pending_messages >= self.limits.acknowledge_messages
-                or self.ack_pending_bytes >= self.limits.acknowledge_bytes
-            )
-        inbox = self.inboxes.get(fields[4])
+            if (
+                self.ack_pending_messages >= limits.acknowledge_messages
+                or self.ack_pending_bytes >= limits.acknowledge_bytes
+            ):
+                self.ack_due = True
+        inbox, counters = self.inboxes.get(target_port), self.counters
         if inbox is None:
             counters.recv_drop_no_sock += 1
             self.sequence_expected = sequence + 1
@@ -316,12 +253,12 @@ class Receiver:
         counters.recv_queued += 1
         counters.recv_bytes_added_to_sock += payload_bytes
         self.touched[inbox] = self.touched.get(inbox, 0) + 1
-        item: Item = payload, self.sources[fields[3]]
-        if inbox.detailed or fields[9] or fields[10]:
-            extension = extension_of(fields) if fields[9] or fields[10] else b""
+        item: Item = payload, self.sources[source_port]
+        if inbox.detailed or high or low:
+            extension = extension_of(fields) if high or low else b""
             item = (*item, extension, self.wall_ns(), self._now_ns)
             inbox.detailed_messages += 1
-        joined = inbox.joined(item)
+        joined = None if payload else inbox.joined(item)
         inbox.receive_queued_bytes += payload_bytes
         self.sequence_expected = sequence + 1
         if joined is None:
@@ -367,18 +304,3 @@ class Receiver:
                 payload=payload[:_CONTROL_PAYLOAD_BYTES],
             )
         )
-
-
-class Sources(dict[int, SocketAddress]):
-    """The address of each port of a peer, created on first use; cleared when full."""
-
-    def __init__(self, source_of: Callable[[int], SocketAddress]) -> None:
-        super().__init__()
-        self._source_of = source_of
-
-    def __missing__(self, port: int) -> SocketAddress:
-        """Create the address of a port."""
-        if len(self) >= SOURCES_MAX:
-            self.clear()
-        source = self[port] = self._source_of(port)
-        return source

@@ -4,15 +4,16 @@ Errors come in the order in which Linux raises them: the peer's congestion befor
 destination without room among several counts as congested (`accounts`). Source: linux v6.12
 net/rds/send.c (rds_sendmsg).
 
-All methods of `SendSide`: lock held, unless they say otherwise.
+All methods: lock held, unless they say otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from urds.common.errors import ErrorReason, message_too_long, os_error, peer_takes_less
+from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.addresses import is_name, parse_target
 from urds.rds.plane.contract import (
@@ -24,8 +25,9 @@ from urds.rds.plane.contract import (
 )
 from urds.rds.plane.python.accounts import Destination, SendAccounts
 from urds.rds.plane.python.loop_path import LoopPath
-from urds.rds.plane.python.path import LONG_WRITE_BYTES
+from urds.rds.plane.python.sender import LONG_WRITE_BYTES, Sender
 from urds.rds.plane.python.stream_path import StreamPath
+from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.plane.python.waiting import Waiter, Waiters, WaitQueue
 from urds.rds.wire.congestion_map import CongestionMap
 
@@ -38,22 +40,26 @@ _TARGETS_MAX = 4096
 AS_CONGESTED = (ErrorReason.PEER_CONGESTED, ErrorReason.SHARE_FULL)
 
 
-class Route(NamedTuple):
+@record
+class Route:
     """How to reach a peer, until the route changes."""
 
     peer: IPAddress
     path: Any  # `StreamPath`, `LoopPath`, or an `ExternalPath`, which has the message sent
     congested: CongestionMap  # the peer's ports
     destination: Destination
+    sender: Sender | None  # of a `StreamPath`, as the next
+    writer: StreamWriter | None
 
 
-class Target(NamedTuple):
+@record
+class Target:
     """What a socket address means."""
 
     peer: IPAddress
     port: int
-    route: Route | None  # of messages sent there before, None without one
-    changes: int  # of routes until then: with others the route counts no more
+    route: Route | None = None  # of messages sent there before, None without one
+    changes: int = -1  # of routes until then: with others the route counts no more
 
 
 class SendSide:
@@ -71,7 +77,8 @@ class SendSide:
         self.room_waiters = Waiters()
         self.operation_waiters = Waiters()
         self._routes: dict[IPAddress, Route] = {}
-        self._targets: dict[SocketAddress, Target] = {}  # of literal addresses
+        # Of literal addresses; read without the lock.
+        self.targets: dict[SocketAddress | None, Target] = {}
         self._changes = 0
         self._failed: set[IPAddress] = set()
         self._wait_groups = 0  # groups that returned ENOBUFS while the monitor was on
@@ -88,28 +95,30 @@ class SendSide:
 
     # -- routes
 
-    def target(self, address: SocketAddress) -> Target:
-        """Return what an address means. No lock held; raises what `parse_target` does."""
-        known = self._targets.get(address)
-        if known is not None:
-            return known
-        return Target(*parse_target(address, self.local), None, 0)
+    def new_target(self, address: SocketAddress | None) -> Target:
+        """Return what an address means that `targets` does not have.
 
-    def remember(self, address: SocketAddress, target: Target, route: Route) -> None:
+        No lock held. Raises OSError (EDESTADDRREQ) without one, and what `parse_target` does.
+        """
+        if address is None:
+            raise os_error(ErrorReason.NO_DESTINATION_GIVEN)
+        return Target(*parse_target(address, self.local))
+
+    def remember(self, address: SocketAddress | None, target: Target, route: Route) -> None:
         """Remember an address to which a message was queued; a name is resolved each time.
 
         No lock held.
         """
-        if target.route is route or address in self._targets or is_name(address):
+        if address is None or address in self.targets or is_name(address):
             return
         with self._state.lock:
-            if len(self._targets) >= _TARGETS_MAX:
-                self._targets = {}
+            if len(self.targets) >= _TARGETS_MAX:
+                self.targets = {}
             if self._routes.get(target.peer) is route:
-                self._targets[address] = Target(target.peer, target.port, route, self._changes)
+                self.targets[address] = Target(target.peer, target.port, route, self._changes)
 
     def _forget_targets(self) -> None:
-        self._targets = {}
+        self.targets = {}
         self._changes += 1
 
     def has_route(self) -> bool:
@@ -131,10 +140,12 @@ class SendSide:
                         one.destinations.pop(self, None)
         elif isinstance(path, LoopPath):
             congested = self._state.host(peer).congested
-            self._routes[peer] = Route(peer, path, congested, self.accounts.here)
+            self._routes[peer] = Route(peer, path, congested, self.accounts.here, None, None)
         else:
-            congested = self._host.congested_at(peer)
-            self._routes[peer] = Route(peer, path, congested, self.destination_at(path))
+            congested, destination = self._host.congested_at(peer), self.destination_at(path)
+            sender = path.core.sender if isinstance(path, StreamPath) else None
+            writer = path.writer if isinstance(path, StreamPath) else None
+            self._routes[peer] = Route(peer, path, congested, destination, sender, writer)
 
     def forget_route(self, path: PathMember) -> None:
         """Remove every route over a path: the next send resolves again."""
@@ -194,20 +205,20 @@ class SendSide:
         Nothing is queued where a message transport has the route. Raises errors that no wait can
         end.
         """
-        peer, port, route, changes = target
+        peer, port, payload_bytes = target.peer, target.port, len(payload)
+        if payload_bytes > self.payload_bytes_max:
+            self.check_length(payload_bytes)
         if self.mailbox.closed:
             raise os_error(self._state.closed_reason)
+        is_known = target.changes == self._changes
+        route = target.route if is_known else self._routes.get(peer)
+        if route is None:
+            return ErrorReason.PEER_UNREACHABLE
+        path, destination, sender = route.path, route.destination, route.sender
+        if sender is None and not isinstance(path, LoopPath):
+            return route
         if self._failed:
             self.raise_failure(peer)
-        is_known = changes == self._changes
-        if route is None or changes != self._changes:
-            is_known, route = False, self._routes.get(peer)
-            if route is None:
-                return ErrorReason.PEER_UNREACHABLE
-        path, destination, payload_bytes = route.path, route.destination, len(payload)
-        if not isinstance(path, StreamPath | LoopPath):
-            return route
-        map_news, self._receives.map_news = self._receives.map_news, False
         if operations:
             detail = f"no operations on the way to {peer}"
             raise os_error(ErrorReason.NOT_SUPPORTED, detail, peer=peer)
@@ -217,24 +228,25 @@ class SendSide:
         is_open = queued_bytes < destination.open_bytes
         if not is_open and not accounts.has_room(destination, payload_bytes, queued_bytes):
             return self.refuse(destination, payload_bytes, port)
-        if isinstance(path, LoopPath):
+        if sender is None:
+            self._receives.map_news = False
             path.deliver(self._receives, port, payload, extension)
             return route
-        is_light = is_open and accounts.is_light(destination, payload_bytes)
-        is_alone = is_known and is_light and path.writer.sends_alone()
+        is_light = is_open and payload_bytes < accounts.light_bytes and not destination.queued_bytes
+        is_alone = is_light and is_known and path.writer.sends_alone()
         if (path.full and not is_alone) or payload_bytes > path.message_bytes_max:
             return self.note_full(route, payload_bytes, port)
         if not is_open:
             accounts.admit(destination, payload_bytes, queued_bytes)
-        # To a known destination nothing is looked at again, not even a new map.
-        self._receives.map_news = is_known and map_news
-        path.core.sender.queue(self, self.port, port, payload, extension)
-        path.core.sender.lone = is_alone
+        if not is_known:  # else nothing is looked at again, not even a new map
+            self._receives.map_news = False
+        sender.queue(self, self.port, port, payload, extension)
+        sender.lone = is_alone
         destination.queued_bytes += payload_bytes
         if self.send_queued_bytes >= accounts.half_bytes and accounts.note_queued(
             destination, self.send_queued_bytes
         ):
-            path.core.sender.ack_wanted = True
+            sender.ack_wanted = True
         return route
 
     # -- over message transports
@@ -252,6 +264,7 @@ class SendSide:
 
     def note_congested(self, route: Route, port: int) -> ErrorReason:
         """Return the reason for a peer whose map marks the port; note it for the monitor."""
+        self._receives.map_news = False
         if isinstance(route.path, StreamPath):
             route.path.want()  # without a connection no map would ever clear it
         self._saw_congestion = True
@@ -263,6 +276,7 @@ class SendSide:
         self, destination: Destination, payload_bytes: int, port: int, *, counts: bool = True
     ) -> ErrorReason:
         """Return the reason for a destination without room; note it unless it is the only one."""
+        self._receives.map_news = False
         self._state.counters.send_queue_full += counts
         if self.accounts.is_alone(destination, self.send_queued_bytes):
             return ErrorReason.QUEUE_FULL
@@ -271,7 +285,7 @@ class SendSide:
 
     def note_full(self, route: Route, payload_bytes: int, port: int) -> ErrorReason:
         """Return the error reason of a path at a limit; raise if the message is too long for it."""
-        path = route.path
+        path, self._receives.map_news = route.path, False
         assert not isinstance(path, LoopPath), "a loop has no limit"
         if payload_bytes > path.message_bytes_max:
             if not isinstance(path, StreamPath) or not path.want_agreement():
@@ -285,40 +299,27 @@ class SendSide:
         self.accounts.refuse(route.destination, payload_bytes, 1 << port % _GROUPS)
         return ErrorReason.SHARE_FULL
 
-    def wants_look(self, route: Route) -> bool:
-        """Return whether to look for acknowledgements: a quarter is queued, and an eighth since.
-
-        Without the lock a hint.
-        """
-        return route.destination.queued_bytes >= route.destination.look_at_bytes
-
-    def note_look(self, route: Route) -> None:
-        """Note that acknowledgements were looked for. No lock needed."""
+    def look_for_room(self, route: Route) -> None:
+        """Look for acknowledgements: a quarter is queued, and an eighth since. No lock held."""
+        route.path.look_for_acknowledgements()
         more_bytes = route.destination.queued_bytes + self.accounts.bytes_max // 8
         route.destination.look_at_bytes = max(self.accounts.quarter_bytes, more_bytes)
 
     # -- room
 
     def note_freed(self, path: PathMember, freed_bytes: int) -> None:
-        """Take messages that left a path off the account; notify senders."""
-        self.give_back(path, freed_bytes)
-        self.note_room()
-
-    def give_back(self, path: PathMember, freed_bytes: int) -> None:
-        """Take messages that left a path off the account of their destination."""
+        """Take messages that left a path off the account of their destination; notify senders."""
         destination = path.destinations.get(self)
         if destination is not None:  # else the mailbox is closed
             self.accounts.give_back(destination, freed_bytes, self.send_queued_bytes)
-
-    def note_room(self) -> None:
-        """Notify senders that messages left, so that there may be room."""
-        self.tell_room()
         if not self.send_queued_bytes:
             self._state.counters.send_queue_empty += 1
+        self.tell_room()
 
     def tell_room(self) -> None:
         """Notify senders that there may be room."""
-        self.room_waiters.tell_all(self._state.wait_queue)
+        if self.room_waiters.queue:
+            self.room_waiters.tell_all(self._state.wait_queue)
         if self.accounts.look_due:
             self._tell_roomy(self.accounts.take_roomy(self.send_queued_bytes))
         if self.mailbox.descriptor is not None:
@@ -332,7 +333,7 @@ class SendSide:
             self._tell_roomy(self.accounts.take_unblocked(destination))
         elif destination is not None:
             destination.tell(self._state.wait_queue)
-        self.note_room()
+        self.tell_room()
 
     def _tell_roomy(self, roomy: Sequence[Destination]) -> None:
         """Notify senders to some destinations of room, as at the end of congestion.
@@ -358,6 +359,10 @@ class SendSide:
         if destination is None or destination.refused_bytes is None:
             return self.room_waiters
         return destination.waiters_made()
+
+    def is_half_full(self) -> bool:
+        """Return whether another message may change what the descriptor shows of room."""
+        return self.send_queued_bytes >= self.accounts.half_bytes
 
     def is_writable(self) -> bool:
         """Return what the descriptor shows. Without the lock a hint."""
@@ -389,7 +394,7 @@ class SendSide:
         self._saw_congestion = False
         for destination in self.accounts.refused():  # senders that met the map may be listed there
             destination.tell(self._state.wait_queue)
-        self.note_room()
+        self.tell_room()
 
     def fail(self, peer: IPAddress) -> None:
         """Note dropped messages to the peer: the next send to it raises, once."""
@@ -427,7 +432,7 @@ class SendSide:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         paths = [path for path in self.paths() if peer is None or path.peer == peer]
         count: int = sum(path.cancel(self, port) for path in paths)
-        self.note_room()
+        self.tell_room()
         return count
 
     def unacknowledged(self) -> int:
@@ -467,7 +472,7 @@ class RoomWaiters(Waiters):
         self._chosen = self._listed = sends.room_waiters
 
     def choose(self, peer: IPAddress | None) -> None:
-        """Wait for room for a peer, with None for every other notification. Lock held."""
+        """Wait for room for a peer, with None for every other notification."""
         sends = self._sends
         self._chosen = sends.room_waiters if peer is None else sends.room_waiters_of(peer)
 

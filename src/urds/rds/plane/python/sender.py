@@ -20,50 +20,34 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import chain, starmap
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
-from urds.common.types import IPAddress
-from urds.rds.constants import PROBE_PORT, HeaderFlag
-from urds.rds.plane.contract import Buffer, Limits, Operation
+from urds.rds.constants import HeaderFlag
+from urds.rds.plane.contract import Buffer, Limits
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.framing import Fence, emit_header
+from urds.rds.plane.python.framing import emit_header
+from urds.rds.plane.python.queued_messages import (
+    Fence,
+    Owner,
+    Sent,
+    Unsent,
+    count_of,
+    is_probe,
+    matches,
+    without,
+)
 from urds.rds.types import AckMode
 from urds.rds.wire.header import HEADER_BYTES
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 REFERENCE_BYTES = 8192  # payloads from here up travel as buffers of their own, never joined
+WRITE_BYTES = 65536  # of one write, or so
+# Long messages travel as buffers of their own, so their number is the cost of a write.
+LONG_WRITE_BYTES = 524288
 _NO_EXTENSION = b""
 _first = itemgetter(0)
 _exhaust = deque[object](maxlen=0).extend  # each step of it made of C: no handler runs in between
-
-
-class Owner(Protocol):
-    """The send side of a socket, as its paths know it."""
-
-    send_queued_bytes: int  # payloads queued or unacknowledged
-    given_up: int
-
-    def give_back(self, path: Any, freed_bytes: int) -> None:
-        """Take messages that left a path off the account of their destination."""
-
-    def note_freed(self, path: Any, freed_bytes: int) -> None:
-        """Do that, and notify waiting senders."""
-
-    def note_path_room(self, path: Any) -> None:
-        """Notify waiting senders that a path is below its limit again."""
-
-    def note_operation(self, operation: Operation) -> None:
-        """Note that an operation of a message has ended."""
-
-    def fail(self, peer: IPAddress) -> None:
-        """Have the next send to a peer raise, once: messages were dropped."""
-
-
-# (owner, source_port, target_port, payload, extension); owner None: the control plane's own
-Unsent = tuple[Owner | None, int, int, Buffer, bytes]
-# (sequence, stream position behind its last byte, owner, source_port, target_port, payload, ext)
-Sent = tuple[int, int, Owner | None, int, int, Buffer, bytes]
 
 
 class Sender:
@@ -103,8 +87,8 @@ class Sender:
         self.checksum = False
         self.ack_wanted = False  # a send account is at half of its bound
         self.ack_request_due = False  # a thread waits until everything here is acknowledged
-        # The next message to be framed is the only one: its reply acknowledges it, so it counts
-        # and requests nothing.
+        # The next message to be framed is the only one: its reply acknowledges it, so it requests
+        # nothing.
         self.lone = False
         self.unacked_packets_left = limits.unacked_packets_max
         self.unacked_bytes_left = limits.unacked_bytes_max
@@ -153,14 +137,13 @@ class Sender:
 
     # -- the stream
 
-    def frame(self, out: list[Buffer], bytes_max: int, acknowledgement: int) -> int:
-        """Frame queued messages until `bytes_max`; return how many bytes were made.
+    def frame(self, out: list[Buffer], out_bytes: int, acknowledgement: int) -> int:
+        """Frame queued messages behind `out_bytes` bytes; return how many bytes were made.
 
-        Small messages are joined, payloads of 8 KiB or more are appended as they are: few buffers,
-        since one write takes 1,024 at most. The acknowledgement goes into every header; 0 towards
-        Linux.
+        The acknowledgement goes into every header; 0 towards Linux.
         """
-        begin, end = self.position, self.position + bytes_max
+        begin = self.position
+        end = begin - out_bytes + (LONG_WRITE_BYTES if self.is_long() else WRITE_BYTES)
         if self.retransmits:
             self._frame_queue(self.retransmits, out, end, acknowledgement)
         while self.unsent and self.position < end:
@@ -175,18 +158,20 @@ class Sender:
     ) -> None:
         """Frame the messages at the head of `retransmits` or `unsent`, up to a fence.
 
-        Numbers, account and queues change in one step at the end (`interrupts`), or a message could
-        get a second number.
+        Small messages are joined, payloads of 8 KiB or more are appended as they are: few buffers,
+        since one write takes 1,024 at most.
         """
         again, pieces, sent = queue is self.retransmits, list[Buffer](), list[Sent]()
-        position, next_sequence = self.position, self.sequence_next
+        position, next_sequence, checksum = self.position, self.sequence_next, self.checksum
+        asks = self.ack_mode is AckMode.PEER_ACKNOWLEDGED
+        flags = _RETRANSMITTED | _ACK_REQUIRED * asks if again else 0
+        counts = asks and not again
         last_sequence = next_sequence + len(queue) - 1 if self.ack_wanted else -1
         for message in queue:
             if position >= end:
                 break
             if again:
                 sequence, _, owner, source_port, target_port, payload, extension = message
-                flags = self._retransmit_flags()
             elif isinstance(message, Fence):
                 if not sent:
                     message.sequence = next_sequence - 1
@@ -194,30 +179,27 @@ class Sender:
                 break
             else:
                 owner, source_port, target_port, payload, extension = message
-                flags = self._flags(len(payload), is_last=next_sequence == last_sequence)
                 sequence, next_sequence = next_sequence, next_sequence + 1
+            payload_bytes = len(payload)
+            if counts:
+                flags = self._flags(payload_bytes, is_last=sequence == last_sequence)
             pieces.append(emit_header(
-                sequence, acknowledgement, len(payload), source_port, target_port,
-                flags, extension, checksum=self.checksum,
+                sequence, acknowledgement, payload_bytes, source_port, target_port,
+                flags, extension, checksum,
             ))  # fmt: skip
-            if len(payload) < REFERENCE_BYTES:
+            if payload_bytes < REFERENCE_BYTES:
                 pieces.append(payload)
             else:
                 out += (b"".join(pieces), payload)
                 pieces = []
-            position += HEADER_BYTES + len(payload)
+            position += HEADER_BYTES + payload_bytes
             sent.append((sequence, position, owner, source_port, target_port, payload, extension))
-        out += [b"".join(pieces)] if pieces else []
+        if pieces:
+            out.append(b"".join(pieces))
         self._keep(queue, sent, next_sequence, position)
 
-    def _retransmit_flags(self) -> int:
-        own_node = self.ack_mode is AckMode.PEER_ACKNOWLEDGED
-        return _RETRANSMITTED | _ACK_REQUIRED if own_node else _RETRANSMITTED
-
     def _flags(self, payload_bytes: int, *, is_last: bool) -> int:
-        """Return the flags of a new message: whether it requests an acknowledgement."""
-        if self.ack_mode is not AckMode.PEER_ACKNOWLEDGED:
-            return 0
+        """Count a new message for a urds node; return its flags: whether it requests an ack."""
         self.unacked_packets_left -= 1
         self.unacked_bytes_left -= payload_bytes
         if self.lone or (
@@ -230,9 +212,15 @@ class Sender:
         return _ACK_REQUIRED
 
     def _keep(self, queue: deque[Any], sent: list[Sent], sequence_next: int, position: int) -> None:
-        """Move messages that have become bytes from their queue to `unacked`."""
+        """Move messages that have become bytes from their queue to `unacked`.
+
+        Numbers, account and queues change in one step at the end (`interrupts`), or a message could
+        get a second number: the iterator takes the first message off the queue with each that it
+        gives, and is made of C alone.
+        """
         counters, made, messages = self.counters, position - self.position, len(sent)
-        moved = _moved(sent, queue, messages)
+        gone = starmap(queue.popleft, itertools.repeat((), messages))
+        moved = map(_first, zip(sent, gone, strict=False))
         if queue is self.retransmits:
             counters.send_retransmitted += messages
             self.position = position
@@ -341,10 +329,10 @@ class Sender:
         A pending connection that is closed at once acknowledges none of them. Kept, they would grow
         with each such connection, and all would go out again on the next.
         """
-        self.retransmits = deque(sent for sent in self.retransmits if not _is_probe(*sent[2:5]))
-        self.unacked = deque(sent for sent in self.unacked if not _is_probe(*sent[2:5]))
+        self.retransmits = deque(sent for sent in self.retransmits if not is_probe(*sent[2:5]))
+        self.unacked = deque(sent for sent in self.unacked if not is_probe(*sent[2:5]))
         for message in [one for one in self.unsent if not isinstance(one, Fence)]:
-            if _is_probe(*message[:3]):
+            if is_probe(*message[:3]):
                 self.unsent.remove(message)
                 self.pending_bytes -= HEADER_BYTES
 
@@ -357,12 +345,12 @@ class Sender:
         unsent: deque[Unsent | Fence] = deque()
         removed = removed_bytes = 0
         for message in self.unsent:
-            if not isinstance(message, Fence) and _matches(message, owner, target_port):
+            if not isinstance(message, Fence) and matches(message, owner, target_port):
                 removed, removed_bytes = removed + 1, removed_bytes + len(message[3])
             else:
                 unsent.append(message)
-        retransmits, again, retransmit_bytes = _without(self.retransmits, owner, target_port)
-        unacked, sent, sent_bytes = _without(self.unacked, owner, target_port)
+        retransmits, again, retransmit_bytes = without(self.retransmits, owner, target_port)
+        unacked, sent, sent_bytes = without(self.unacked, owner, target_port)
         gone_bytes = removed_bytes + retransmit_bytes + sent_bytes
         freed_bytes = self.freed.get(owner, 0) + gone_bytes
         # One step: an interrupt must not part the queues from their account.
@@ -385,7 +373,7 @@ class Sender:
         """Return how many messages of the owner, or of all, are unsent and unacknowledged."""
         unsent = (one[0] for one in self.unsent if not isinstance(one, Fence))
         sent = (message[2] for message in chain(self.retransmits, self.unacked))
-        return _count(unsent, owner), _count(sent, owner)
+        return count_of(unsent, owner), count_of(sent, owner)
 
     def drop_handed_over(self) -> int:
         """Drop messages sent to an earlier generation of the peer and not acknowledged."""
@@ -421,39 +409,3 @@ class Sender:
             self.freed[owner] = freed_bytes
             owner.given_up += 1
         return count
-
-
-def _count(owners: Iterable[Owner | None], wanted: Owner | None) -> int:
-    return sum(one is not None and wanted in (None, one) for one in owners)
-
-
-def _moved(kept: Iterable[Sent], queue: deque[Any], messages: int) -> Iterable[Sent]:
-    """Return an iterator of `kept` that takes the first message off `queue` with each.
-
-    It is made of C alone, so that one call moves them all (`interrupts`).
-    """
-    return map(
-        _first, zip(kept, starmap(queue.popleft, itertools.repeat((), messages)), strict=False)
-    )
-
-
-def _is_probe(owner: Owner | None, source_port: int, target_port: int) -> bool:
-    return owner is None and PROBE_PORT in (source_port, target_port)
-
-
-def _matches(message: Unsent, owner: Owner, target_port: int | None) -> bool:
-    return message[0] is owner and target_port in (None, message[2])
-
-
-def _without(
-    queue: deque[Sent], owner: Owner, target_port: int | None
-) -> tuple[deque[Sent], int, int]:
-    """Return the queue without the owner's messages, to one port or all; their count and bytes."""
-    kept: deque[Sent] = deque()
-    removed_bytes = 0
-    for message in queue:
-        if message[2] is owner and target_port in (None, message[4]):
-            removed_bytes += len(message[5])
-        else:
-            kept.append(message)
-    return kept, len(queue) - len(kept), removed_bytes

@@ -17,7 +17,7 @@ from urds.rds.plane.contract import (
     Snapshot,
     Stream,
 )
-from urds.rds.plane.python.framing import Fence
+from urds.rds.plane.python.queued_messages import Fence
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.receive_side import ReceiveSide
@@ -78,7 +78,7 @@ def _mailbox_row(box: Box) -> MailboxRow:
 
 def _path_row(path: StreamPath) -> PathRow:
     core, sender = path.core, path.core.sender
-    header_missing, data_missing = core.receiver.remaining()
+    header_missing, data_missing = core.receiver.partial.remaining()
     local, peer = _stream_addresses(path.stream)
     acknowledged = core.bytes_written
     if path.stream is not None:

@@ -3,8 +3,9 @@
 One short lock guards everything, because under the interpreter lock finer ones would cost a tenth
 of a message each and gain nothing (docs/adr/0002). It is never held across a system call that may
 block. A method of `State`, and of the objects that it owns (`SendSide`, `ReceiveSide`, `PathCore`,
-`WaitQueue`), is called with the lock held. What is done without it, wake-ups, writes, the state of
-descriptors, is noted here and done by `progress.Progress` once the lock is free.
+`WaitQueue`), is called with the lock held unless it says otherwise. What is done without it,
+wake-ups, writes, the state of descriptors, is noted here and done by `progress.Progress` once the
+lock is free.
 
 *Timed work.* Batches and acknowledgements of paths with streams,
 second checks of mailboxes over their buffer, expired lingers, peers that count as absent.
@@ -26,8 +27,7 @@ from urds.rds.addresses import socket_address
 from urds.rds.plane.contract import Event, Limits, LocalMapChanged, MailboxSettings
 from urds.rds.plane.python.accounts import ABSENT_NS
 from urds.rds.plane.python.counters import Counters
-from urds.rds.plane.python.inbox import Inbox, Pausable
-from urds.rds.plane.python.receiver import Sources
+from urds.rds.plane.python.inbox import Inbox, Pausable, Sources
 from urds.rds.plane.python.waiting import Doing, WaitQueue
 from urds.rds.wire.congestion_map import CongestionMap
 
@@ -136,7 +136,8 @@ class Host:
 class ThreadState:
     """Whether the progress thread sleeps, and whether it is to be woken."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_queue: WaitQueue) -> None:
+        self._wait_queue = wait_queue
         self.asleep = False  # in a sleep of more than a tick
         self.in_any_sleep = False
         self.armed = False  # the poll set wakes it
@@ -147,7 +148,7 @@ class ThreadState:
         """End a long sleep, since there is work; with `now` any sleep."""
         if self.asleep or (now and self.in_any_sleep):
             self.asleep = self.in_any_sleep = False
-            self.wake_due = True
+            self.wake_due = self._wait_queue.due = True
 
     def interrupt(self) -> None:
         """Make `help` return early, once the wake-ups are delivered."""
@@ -195,7 +196,7 @@ class State:
         self.counters = Counters()
         self.hosts: dict[IPAddress, Host] = {}
         self.wait_queue = WaitQueue(self.lock)
-        self.thread = ThreadState()
+        self.thread = ThreadState(self.wait_queue)
         try:
             self.interrupts = Interrupts()
         except BaseException:  # the system may be out of descriptors
@@ -224,10 +225,6 @@ class State:
         if host is None:
             host = self.hosts[address] = Host(address)
         return host
-
-    def has_wakes(self) -> bool:
-        """Return whether `Progress.deliver` has a thread to wake; without the lock a hint."""
-        return self.wait_queue.due or self.thread.wake_due
 
     def emit(self, event: Event) -> None:
         """Keep an event for `help`."""

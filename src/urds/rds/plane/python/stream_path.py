@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
 from urds.rds.addresses import socket_address
@@ -27,9 +27,9 @@ from urds.rds.plane.contract import (
     PeerRestarted,
     Stream,
 )
-from urds.rds.plane.python.framing import Fence
 from urds.rds.plane.python.path import PathCore
-from urds.rds.plane.python.sender import Owner
+from urds.rds.plane.python.queued_messages import Fence, Owner
+from urds.rds.plane.python.receive_side import ReceiveSide
 from urds.rds.plane.python.stream_reader import StreamReader
 from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.types import AckMode
@@ -37,7 +37,6 @@ from urds.rds.types import AckMode
 if TYPE_CHECKING:
     from urds.rds.plane.python.accounts import Destination
     from urds.rds.plane.python.progress import Progress
-    from urds.rds.plane.python.receive_side import ReceiveSide
     from urds.rds.plane.python.state import Host, State
 
 _LEAVING_POLL_S = 0.0002
@@ -136,20 +135,15 @@ class StreamPath:
 
     def cancel(self, owner: Owner, port: int | None) -> int:
         """Remove a mailbox's messages, to one port or all; return how many."""
-        count = self._take_out(owner, port)
+        count = self.core.sender.cancel(owner, port)
         self._state.counters.send_cancelled += count
+        self.finish_freed()
         return count
 
     def give_up(self, owner: Owner) -> int:
         """Remove a mailbox's messages to an absent peer; return how many."""
-        count = self._take_out(owner, None)
+        count = self.core.sender.cancel(owner, None)
         self._state.counters.send_given_up += count
-        return count
-
-    def _take_out(self, owner: Owner, port: int | None) -> int:
-        sender = self.core.sender
-        count = sender.cancel(owner, port)
-        owner.give_back(self, sender.freed.pop(owner, 0))
         self.finish_freed()
         return count
 
@@ -169,9 +163,10 @@ class StreamPath:
     def report(self) -> bool:
         """Report the results of a read; return whether it brought or freed a message."""
         state, core, receiver = self._state, self.core, self.core.receiver
-        is_useful = bool(receiver.touched or core.sender.freed or receiver.remaining()[1])
-        for inbox, messages in receiver.touched.items():
-            receives = cast("ReceiveSide", inbox)
+        freed = core.sender.freed
+        is_useful = bool(receiver.touched or freed or receiver.partial.remaining()[1])
+        for receives, messages in receiver.touched.items():
+            assert isinstance(receives, ReceiveSide), "a mailbox's"
             receives.note_arrival(messages)
             if receives.is_over_hard_bound() and not (
                 self.reader.paused and self.reader in receives.pausing
@@ -179,7 +174,7 @@ class StreamPath:
                 self.reader.paused = True
                 receives.pause(self.reader)
         receiver.touched.clear()
-        if core.sender.freed or self.full or self.room_wanted or self._dependents:
+        if freed or self.full or self.room_wanted or self._dependents:
             self.finish_freed()
         if receiver.frames and not self._first_frame_told:
             self._first_frame_told = True
@@ -193,9 +188,8 @@ class StreamPath:
         if receiver.peer_map is not None:
             data, receiver.peer_map = receiver.peer_map, None
             state.note_peer_map(self._host, self.peer, data)
-        ack_at_ns = core.poll_timeout()
-        if ack_at_ns is not None:
-            state.note_ack_pending(self, ack_at_ns)
+        if core.ack_at_ns is not None:
+            state.note_ack_pending(self, core.ack_at_ns)
         return is_useful
 
     # -- no lock held

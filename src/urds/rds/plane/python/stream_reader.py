@@ -61,6 +61,7 @@ class StreamReader:
     def __init__(self, path: ReadPath, state: State, progress: Progress) -> None:
         self._path = path
         self._core = path.core
+        self._partial = path.core.receiver.partial
         self._state = state
         self._progress = progress
         self.reading = False
@@ -74,18 +75,6 @@ class StreamReader:
         """Reset the state of a stream."""
         self.paused = False
         self._expected_bytes = 1
-
-    def _digest(self, data: bytes, error: int) -> bool:
-        """Process the bytes of a read, none at the end or after an error; return if all is well."""
-        if not data:
-            self._path.end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
-            return False
-        reason = self._core.receive_data(data, self._state.clock_ns())
-        self._last_was_empty = not self._path.report()
-        if reason is not None:
-            self._count_protocol_error(reason)
-            self._path.end(reason, 0)
-        return reason is None
 
     def _count_protocol_error(self, reason: DownReason) -> None:
         name = _COUNTER_OF_PROTOCOL_ERROR[reason]
@@ -115,7 +104,8 @@ class StreamReader:
                 byte_count += bytes_read
                 reads += 1
                 more = more and not self._last_was_empty and self._has_come(stream)
-            self._expect(stream)
+            if self._partial.is_very_long or self._expected_bytes != 1:
+                self._expect(stream)
             self.reading = False
         except BaseException:
             if stream is not None:
@@ -128,7 +118,7 @@ class StreamReader:
 
     def _read_once(self, stream: Stream) -> tuple[int, bool]:
         """Read once and process the bytes; return how many, and whether to read on."""
-        bytes_max = self._core.receiver.bytes_wanted()
+        bytes_max = self._partial.bytes_wanted()
         if self._last_was_empty:
             bytes_max = min(bytes_max, _EMPTY_READ_BYTES)
         data, error = b"", 0
@@ -138,10 +128,20 @@ class StreamReader:
             return 0, False
         except OSError as failure:
             error = failure.errno or 0
+        path = self._path
         with self._state.lock:
-            if self._path.stream is not stream:
+            if path.stream is not stream:
                 return 0, False
-            return len(data), self._digest(data, error) and len(data) == bytes_max
+            if not data:
+                path.end(DownReason.ERROR if error else DownReason.END_OF_STREAM, error)
+                return 0, False
+            reason = self._core.receive_data(data, self._state.clock_ns())
+            self._last_was_empty = not path.report()
+            if reason is not None:
+                self._count_protocol_error(reason)
+                path.end(reason, 0)
+                return len(data), False
+        return len(data), len(data) == bytes_max
 
     def _has_come(self, stream: Stream) -> bool:
         """Return whether to read on: not while most of a long payload is still in transit.
@@ -149,7 +149,7 @@ class StreamReader:
         A payload read whole is what the system call returns; read in pieces it is copied once more,
         and each piece costs a wake-up.
         """
-        expected = self._core.receiver.bytes_expected()
+        expected = self._partial.bytes_expected()
         return expected < _EXPECT_BYTES or stream.waiting() >= expected
 
     def _expect(self, stream: Stream) -> None:
@@ -157,7 +157,7 @@ class StreamReader:
 
         For the thread that reads: its request must not outlive what the next reader finds.
         """
-        expected = self._core.receiver.bytes_expected()
+        expected = self._partial.bytes_expected()
         if expected < _EXPECT_BYTES:
             expected = 1
         if expected != self._expected_bytes and self._path.stream is stream:
@@ -180,7 +180,7 @@ class StreamReader:
         """Read everything available without waiting, up to any end of the stream."""
         with suppress(OSError):
             for _ in range(_DRAIN_READS):
-                data = stream.recv(self._core.receiver.bytes_wanted())
+                data = stream.recv(self._partial.bytes_wanted())
                 with self._state.lock:
                     if not data or self._path.stream is not stream:
                         return

@@ -66,6 +66,7 @@ class StreamWriter:
     def __init__(self, path: StreamOwner, state: State, progress: Progress) -> None:
         self._path = path
         self._core = path.core
+        self._sender = path.core.sender
         self._state = state
         self._progress = progress
         self.writing = False
@@ -73,9 +74,9 @@ class StreamWriter:
         self.writes = 0  # number of writes begun, and of the last one
         self.blocked = False  # the stream took less than was written: wait for POLLOUT
         self.broken = False  # writing failed; data from the peer is still read
-        # Nothing is decided before `flush_bytes` are pending: a batch is open, or no stream exists.
-        self.is_batching = False
-        self._flush_bytes = state.limits.flush_bytes  # more while a burst of long ones is a batch
+        # Nothing is decided before so many bytes are pending: a batch is open, or no stream exists.
+        self.batch_bytes = 0
+        self._last_batch_bytes = state.limits.flush_bytes  # more after a burst of long messages
         self._burst_budget = 0  # writes at once before batches open
         self._idle_since_ns = 0
         self.batch_since_ns: int | None = None
@@ -87,7 +88,7 @@ class StreamWriter:
 
     def sends_alone(self) -> bool:
         """Return whether a message would leave alone: none is queued, and none is in flight."""
-        sender = self._core.sender
+        sender = self._sender
         if sender.unacked or sender.unsent or self.writing or self.blocked or self.broken:
             return False
         return self._core.is_plain()
@@ -95,19 +96,15 @@ class StreamWriter:
     def should_flush(self, burst_bytes: int) -> bool:
         """Spend the budget of an idle path, or open a batch; return whether to write.
 
-        A message that leaves alone spends nothing: nothing is in flight to wait for.
-
         In a burst long messages leave once `burst_bytes` are pending, if that exceeds the plane's
         own limit.
         """
-        state, core, sender = self._state, self._core, self._core.sender
-        if not core.attached:
+        state, sender = self._state, self._sender
+        if not self._core.attached:
             self._path.check_full()
             self._path.want()
-            self.is_batching = True
+            self.batch_bytes = self._last_batch_bytes
             return False
-        if sender.lone:
-            return True
         enough_bytes = state.limits.flush_bytes
         if burst_bytes > enough_bytes and sender.is_long():
             enough_bytes = burst_bytes
@@ -122,8 +119,7 @@ class StreamWriter:
             self._burst_budget -= 1
             return True
         self._path.check_full()
-        self.is_batching = True
-        self._flush_bytes = enough_bytes
+        self.batch_bytes = self._last_batch_bytes = enough_bytes
         self.batch_since_ns = now_ns
         state.batches = True
         state.mark_dirty(self._path)
@@ -137,12 +133,13 @@ class StreamWriter:
 
     def end_batch(self) -> None:
         """Have the next send decide anew whether it leaves, and request a stream if none is."""
-        self.is_batching = False
+        self.batch_bytes = 0
         self.batch_since_ns = None
 
     def begin_stream(self) -> None:
         """Reset the state of a stream."""
-        self.blocked = self.broken = self.is_batching = False
+        self.blocked = self.broken = False
+        self.batch_bytes = 0
 
     def dispose(self, stream: Stream) -> None:
         """Close a stream; if a thread writes to it, that thread does."""
@@ -160,7 +157,7 @@ class StreamWriter:
         if not self.blocked and not self.broken:  # else the stream itself says when to continue
             if core.receiver.ack_due:
                 return 0
-            due = core.poll_timeout()
+            due = core.ack_at_ns
             if self.batch_since_ns is not None:
                 batch_ns = self.batch_since_ns + _BATCH_NS
                 due = batch_ns if due is None else min(due, batch_ns)
@@ -186,8 +183,7 @@ class StreamWriter:
             self._finish_write()
             return []
         if self._path.stream is stream:  # else superseded meanwhile; its core began anew
-            self._core.transmitted(taken)
-            if failure is not None or self._core.has_bytes():
+            if not self._core.transmitted(taken) or failure is not None:
                 self._writes_alone = False
             if failure is not None:
                 self.blocked = isinstance(failure, BlockingIOError)
@@ -200,7 +196,7 @@ class StreamWriter:
     def _finish_write(self) -> None:
         """Finish a write: close the batch, expect acknowledgements."""
         self.writing = False
-        if self._core.poll_timeout() is None:
+        if self._core.ack_at_ns is None:
             self._state.ack_deadlines.pop(self._path, None)  # pending acknowledgements have left
         self.end_batch()  # also without a stream: the next send must request one
         was_alone, self._writes_alone = self._writes_alone, False
@@ -212,7 +208,7 @@ class StreamWriter:
     def _note_end_of_write(self) -> None:
         self._idle_since_ns = self._state.clock_ns()
         self._path.check_full()
-        sender = self._core.sender
+        sender = self._sender
         if sender.unacked and sender.ack_mode is not AckMode.PEER_ACKNOWLEDGED:
             self._ack_poll_delay_ns = _ACK_POLL_NS
             self._ack_poll_ns = self._idle_since_ns + _ACK_POLL_NS
@@ -220,39 +216,29 @@ class StreamWriter:
 
     # -- no lock held
 
-    def push(self, burst_bytes: int) -> None:
-        """Decide, after a message was queued, whether it leaves now."""
-        self.flush(burst_bytes)
-        if self._path.full:
-            self._progress.finish_pass()
-
-    def is_in_batch(self) -> bool:
-        """Return whether a batch is open, or no stream exists, and it is too short to leave."""
-        return self.is_batching and self._core.sender.pending_bytes < self._flush_bytes
-
     def flush(self, burst_bytes: int | None = None) -> None:
         """Write until nothing is left or the stream takes no more; never blocks.
 
-        With `burst_bytes` only if `should_flush` agrees.
+        With `burst_bytes` only if `should_flush` agrees, or for a message that leaves alone: then
+        nothing is in flight to wait for.
         """
-        path, interrupts = self._path, self._state.interrupts
+        path, interrupts, sender = self._path, self._state.interrupts, self._sender
         stream: Stream | None = None
         write_number = 0
         try:
             with self._state.lock:
                 buffers: list[Buffer] = []
-                leaves = burst_bytes is None or self.should_flush(burst_bytes)
+                leaves = burst_bytes is None or sender.lone or self.should_flush(burst_bytes)
                 stream = path.stream
                 if leaves and stream and not (self.writing or self.blocked or self.broken):
-                    self.writing = True
-                    self._writes_alone = self._core.sender.lone
+                    write_number = self.writes = self.writes + 1  # first: a handler may raise
+                    self.writing, self._writes_alone = True, sender.lone
                     if self._writes_alone:
                         self._state.dirty.pop(self._path, None)  # it leaves nothing behind
-                    write_number = self.writes = self.writes + 1
                     buffers = self._poll_transmit()
                 elif leaves:
                     self._writes_alone = False
-                self._core.sender.lone = False
+                sender.lone = False
             while buffers:
                 assert stream is not None, "nothing is left to write without a stream"
                 taken, failure = write(stream, buffers)
@@ -261,7 +247,8 @@ class StreamWriter:
                     stream = path.stream
             if write_number and self.blocked:
                 self._progress.poll_set.update(path)
-            self._progress.deliver()
+            if self._state.wait_queue.due:
+                self._progress.deliver()
         except BaseException:
             if write_number:
                 interrupts.writes[self] = write_number
@@ -298,7 +285,7 @@ class StreamWriter:
 
     def serve_due(self, now_ns: int) -> None:
         """Do due work: the batch, an acknowledgement, a query of TCP."""
-        sender = self._core.sender
+        sender = self._sender
         with self._state.lock:
             self._core.handle_timeout(now_ns)
             query = sender.ack_mode is AckMode.STREAM_ACKNOWLEDGED and bool(sender.unacked)

@@ -12,7 +12,8 @@ rules, each with a scenario in tests/rds/sockets/test_wakeups.py that hangs with
                            becomes the leader; it may be leaving itself, so this holds for all
     pass it on             a notified waiter that leaves without using it notifies the next one
 
-All state is guarded by the plane's lock; descriptors are written after it is released.
+All state is guarded by the plane's lock, and all methods: lock held, unless they say otherwise.
+Descriptors are written after it is released.
 """
 
 from __future__ import annotations
@@ -56,23 +57,23 @@ class Waiter:
 class Waiters:
     """The waiters of one mailbox for one thing, notified first come, first served."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("queue",)
 
     def __init__(self) -> None:
         # A list: there are few, and an empty deque takes 0.6 KiB, thrice for each socket.
-        self._queue: list[Waiter] = []
+        self.queue: list[Waiter] = []
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     def add(self, waiter: Waiter) -> None:
         """List a waiter once."""
-        if waiter not in self._queue:
-            self._queue.append(waiter)
+        if waiter not in self.queue:
+            self.queue.append(waiter)
 
     def remove(self, waiter: Waiter) -> bool:
         """Remove a waiter; return false if it was notified and is off already."""
-        queue = self._queue
+        queue = self.queue
         if queue and queue[0] is waiter:  # normally it is the only one
             queue.pop(0)
             return True
@@ -84,20 +85,20 @@ class Waiters:
     def tell(self, count: int, wait_queue: WaitQueue) -> None:
         """Notify at most `count` waiters; the reading thread counts: it checks before it sleeps."""
         leader = wait_queue.leader
-        if leader is not None and leader.doing is Doing.RUNNING and leader in self._queue:
-            self._queue.remove(leader)
+        if leader is not None and leader.doing is Doing.RUNNING and leader in self.queue:
+            self.queue.remove(leader)
             leader.doing = Doing.NOTIFIED  # if an interrupt ends its wait, it passes this on
             count -= 1
-        while count > 0 and self._queue:
-            wait_queue.notify(self._queue[0])  # first, or an interrupt forgets it
-            self._queue.pop(0)
+        while count > 0 and self.queue:
+            wait_queue.notify(self.queue[0])  # first, or an interrupt forgets it
+            self.queue.pop(0)
             count -= 1
 
     def tell_all(self, wait_queue: WaitQueue) -> None:
         """Notify every waiter: the change concerns all."""
-        while self._queue:
-            wait_queue.notify(self._queue[0])
-            self._queue.pop(0)
+        while self.queue:
+            wait_queue.notify(self.queue[0])
+            self.queue.pop(0)
 
 
 class WaitQueue:
@@ -108,14 +109,14 @@ class WaitQueue:
         self.leader: Waiter | None = None
         self.followers: deque[Waiter] = deque()
         self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.due = False  # `deliver` has a thread to wake
+        self.due = False  # `Progress.deliver` has a thread to wake; without the lock a hint
         self._kick_due = False
         self._callbacks: list[Callable[[], None]] = []
         self._park_locks: list[threading.Lock] = []
         self.own = threading.local()  # `waiter`, of the calling thread
 
     def waiter(self) -> Waiter:
-        """Return the calling thread's waiter, reused from wait to wait.
+        """Return the calling thread's waiter, reused from wait to wait. No lock needed.
 
         Raises OSError (EDEADLK) inside a wait: the thread would wait for itself to read.
         """
@@ -127,7 +128,10 @@ class WaitQueue:
         return waiter
 
     def waits_here(self) -> bool:
-        """Return whether the calling thread is in a wait, which a handler interrupted."""
+        """Return whether the calling thread is in a wait, which a handler interrupted.
+
+        No lock needed.
+        """
         waiter: Waiter | None = getattr(self.own, "waiter", None)
         return waiter is not None and (waiter.in_use or self.leader is waiter)
 
@@ -184,7 +188,7 @@ class WaitQueue:
                 os.eventfd_read(self.kick)
 
     def begin_wait(self, waiter: Waiter) -> bool:
-        """Become the leader if there is none; return whether the waiter leads. Lock held."""
+        """Become the leader if there is none; return whether the waiter leads."""
         if self.leader is None or self.leader is waiter:
             self.leader = waiter
             waiter.doing = Doing.IN_POLL
@@ -202,7 +206,7 @@ class WaitQueue:
         waiter.park_lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
     def end_wait(self, waiter: Waiter, waiters: Waiters, *, used: bool) -> bool:
-        """Leave for any reason; return true if there is no leader now. Lock held."""
+        """Leave for any reason; return true if there is no leader now."""
         waiters.remove(waiter)
         if waiter.doing is Doing.NOTIFIED and not used:
             waiters.tell(1, self)
@@ -216,12 +220,12 @@ class WaitQueue:
         return self.leader is None
 
     def name_leader(self) -> None:
-        """Wake a follower, which then takes the empty leader slot. Lock held."""
+        """Wake a follower, which then takes the empty leader slot."""
         if self.leader is None and self.followers:
             self.notify(self.followers.popleft())
 
     def is_empty(self) -> bool:
-        """Return whether there are no waiters. Lock held."""
+        """Return whether there are no waiters."""
         return self.leader is None and not self.followers
 
     def abandon_in_child(self, lock: threading.RLock) -> None:
