@@ -47,6 +47,7 @@ class World:
             unacked_bytes_max=byte_count,
             acknowledge_messages=5,
             acknowledge_bytes=30_000,
+            acknowledge_delay_ns=40_000_000,
             control_events_max=3,
             frame_bytes_max=50_000,
         )

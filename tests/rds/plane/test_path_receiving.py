@@ -18,6 +18,8 @@ from urds.rds.wire.header import HEADER_BYTES
 RETRANSMITTED, ACK_REQUIRED = HeaderFlag.RETRANSMITTED, HeaderFlag.ACK_REQUIRED
 MAP = HeaderFlag.CONG_BITMAP
 SIZES = (0, 1, 100, 8191, 8192, 8193, 70_000, 200_000)
+ACK_MESSAGES, ACK_BYTES = Limits().acknowledge_messages, Limits().acknowledge_bytes
+ACK_DELAY_NS = Limits().acknowledge_delay_ns
 
 
 class TestFraming:
@@ -307,9 +309,15 @@ class TestAcknowledging:
 
     @pytest.mark.parametrize(
         ("count", "payload_bytes", "due"),
-        [(255, 0, False), (256, 0, True), (63, 4096, False), (64, 4096, True), (1, 262_144, True)],
+        [
+            (ACK_MESSAGES - 1, 0, False),
+            (ACK_MESSAGES, 0, True),
+            (3, -(-ACK_BYTES // 4), False),
+            (4, -(-ACK_BYTES // 4), True),
+            (1, ACK_BYTES, True),
+        ],
     )
-    def test_it_is_due_at_256_messages_or_256_kib(
+    def test_it_is_due_at_the_most_messages_or_bytes(
         self, count: int, payload_bytes: int, due: bool
     ) -> None:
         side = self.side()
@@ -338,27 +346,28 @@ class TestAcknowledging:
         side.receive(message(9, flags=ACK_REQUIRED | RETRANSMITTED))
         assert [frame.header.ack for frame in side.frames()] == [9]
 
-    def test_it_is_due_after_forty_milliseconds(self) -> None:
-        side = self.side()
+    def test_it_is_due_after_the_delay(self) -> None:
+        side, due_ns = self.side(), 5 * MS + ACK_DELAY_NS
         assert side.core.ack_at_ns is None
         side.receive(messages([1]), now_ns=5 * MS)
         side.receive(messages([2]), now_ns=5 * MS + 500)
-        assert side.core.ack_at_ns == 45 * MS
-        side.core.handle_timeout(45 * MS - 1)
+        assert side.core.ack_at_ns == due_ns
+        side.core.handle_timeout(due_ns - 1)
         assert side.write() == b""
-        side.core.handle_timeout(45 * MS)
+        side.core.handle_timeout(due_ns)
         assert [frame.header.ack for frame in side.frames()] == [2]
         assert side.core.ack_at_ns is None
 
     @pytest.mark.rule("rds7-ack-piggyback", "wire-ack-field")
     def test_a_message_carries_it_and_resets_every_counter(self) -> None:
         side = self.side()
-        side.receive(messages(range(1, 256)), now_ns=MS)
+        last = ACK_MESSAGES - 1
+        side.receive(messages(range(1, last + 1)), now_ns=MS)
         side.send(b"reply")
         (frame,) = side.frames()
-        assert (frame.payload, frame.header.ack) == (b"reply", 255)
+        assert (frame.payload, frame.header.ack) == (b"reply", last)
         assert side.core.ack_at_ns is None
-        side.receive(messages(range(256, 400)), now_ns=MS)
+        side.receive(messages(range(last + 1, 2 * last)), now_ns=MS)
         assert not side.receiver.ack_due
 
     @pytest.mark.rule("wire-ack-only", "wire-sequence-excludes")
@@ -394,7 +403,7 @@ class TestAcknowledging:
     def test_only_whole_messages_are_acknowledged(self) -> None:
         side = self.side()
         side.receive(messages([1]) + message(2, bytes(20_000))[:19_000], now_ns=0)
-        side.core.handle_timeout(40 * MS)
+        side.core.handle_timeout(ACK_DELAY_NS)
         assert [frame.header.ack for frame in side.frames()] == [1]
 
     @pytest.mark.parametrize("release", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])

@@ -4,7 +4,7 @@ mod common;
 
 use common::{MS, Side, acknowledgement, frames_of, map_message, message};
 use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED};
-use urds_path::{DownReason, Hold, Release};
+use urds_path::{DownReason, Hold, Limits, Release};
 
 /// A side towards a urds node whose first frame has arrived.
 fn side() -> Side {
@@ -14,17 +14,18 @@ fn side() -> Side {
 }
 
 #[test]
-fn one_is_due_forty_milliseconds_after_the_first_message() {
+fn one_is_due_the_delay_after_the_first_message() {
     let mut side = side();
+    let due_ns = 5 * MS + Limits::default().acknowledge_delay_ns;
     assert_eq!(side.core.poll_timeout(), None);
     for (number, now_ns) in [(1, 5 * MS), (2, 5 * MS + 700)] {
         side.now_ns = now_ns;
         side.take(&message(number, 0, 0, b"x"));
     }
-    assert_eq!(side.core.poll_timeout(), Some(45 * MS));
-    side.core.handle_timeout(45 * MS - 1);
+    assert_eq!(side.core.poll_timeout(), Some(due_ns));
+    side.core.handle_timeout(due_ns - 1);
     assert!(!side.core.wants_to_write());
-    side.core.handle_timeout(45 * MS);
+    side.core.handle_timeout(due_ns);
     let bytes = side.write_all();
     assert_eq!(bytes, acknowledgement(2));
     assert_eq!(
@@ -35,8 +36,10 @@ fn one_is_due_forty_milliseconds_after_the_first_message() {
 }
 
 #[test]
-fn one_is_due_at_256_messages_or_256_kib() {
-    for (count, bytes) in [(256, 1), (4, 65_536)] {
+fn one_is_due_at_the_most_messages_or_bytes() {
+    let limits = Limits::default();
+    let fourth = limits.acknowledge_bytes.div_ceil(4);
+    for (count, bytes) in [(limits.acknowledge_messages as u64, 1), (4, fourth)] {
         let mut side = side();
         for number in 1..=count {
             assert!(!side.core.wants_to_write(), "before {number}");

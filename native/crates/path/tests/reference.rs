@@ -69,6 +69,7 @@ impl World {
             unacked_bytes_max: values.of(),
             acknowledge_messages: 5,
             acknowledge_bytes: 30_000,
+            acknowledge_delay_ns: 40_000_000,
             control_events_max: 3,
             frame_bytes_max: 50_000,
             ..Limits::default()

@@ -262,7 +262,7 @@ class Limits:
     flush_bytes: int = 32768
     # Between urds nodes a header acknowledges. Without one to send, a frame does: at once when the
     # peer asks (ACK_REQUIRED) or one of these two is reached, else after the delay
-    # (`incoming.note_received`, `path.poll_timeout`).
+    # (`receiver`, `path`). native/crates/path/src/limits.rs has the same figures.
     acknowledge_messages: int = 256
     acknowledge_bytes: int = 256 << 10
     acknowledge_delay_ns: int = 40_000_000  # as TCP, linux v6.12 include/net/tcp.h TCP_DELACK_MIN
