@@ -49,7 +49,7 @@ def test_each_sends_by_its_own_number_of_the_link(
     assert scopes[0] != scopes[1]
     for host in (0, 1):
         target = f"{ADDRESSES[1 - host]}%{scopes[host]}"
-        nodes[host].start("send", target=target, count=500)
+        nodes[host].begin("send", target=target, count=500)
         got, broken = nodes[1 - host].ask("collect", count=500, wait_s=10.0, break_every=50)
         assert got == [str(number) for number in range(500)]
         assert broken > 0

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from tests.rsocket.datagram_ends import HASTY, Ends, address_of, ends, take, until
+from tests.support.children import Child
 from urds.common.types import HostPort
 from urds.rsocket.link.datagram_link import DatagramLink
 from urds.rsocket.wire.datagram import DatagramOp, UdpHeader
@@ -23,27 +21,12 @@ ROOT = Path(__file__).parents[2]
 DEVICES = ("shm0", "tcp0", "udp0", "shm0,tcp0")
 
 
-class Peer:
+class Peer(Child):
     """One life of the other process."""
 
     def __init__(self, kind: str, device: str, port: int = 0) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rsocket.datagram_peer", kind, device, str(port)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.address: HostPort = ("127.0.0.1", int(self.lines.readline()))
-
-    @property
-    def lines(self) -> IO[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.lines.close()
+        super().__init__("-m", "tests.rsocket.datagram_peer", kind, device, port)
+        self.address: HostPort = ("127.0.0.1", int(self.hear()))
 
 
 @contextmanager
@@ -54,8 +37,7 @@ def peers() -> Iterator[list[Peer]]:
         yield made
     finally:
         for peer in made:
-            if peer.process.returncode is None:
-                peer.kill()
+            peer.kill()
 
 
 def link_over(made: Ends, device: str) -> DatagramLink:
@@ -131,7 +113,7 @@ def hears_by_queue_pair(peer: Peer, link: DatagramLink) -> bool:
     question = UdpHeader(DatagramOp.DATA, 1, ip_address("127.0.0.1")).emit() + b"tell"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as aside:
         aside.sendto(question, peer.address)
-    return int(peer.lines.readline()) > 3
+    return int(peer.hear()) > 3
 
 
 def test_processes_without_a_device_in_common_stay_with_udp() -> None:

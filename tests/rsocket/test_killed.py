@@ -9,18 +9,15 @@ import contextlib
 import errno
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.health.sources import ROOT
 from tests.rsocket.killed_peer import SLOTS, send_for_ever, stream
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Task, receive_exactly, using
+from tests.support.children import Forks
 from urds.rsocket import SOL_RDMA, RdmaOpt
 from urds.rsocket.link import devices
 from urds.rsocket.socket import Socket
@@ -30,52 +27,14 @@ SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by ha
 STREAM = stream()
 
 
-class Peers:
-    """The process that makes processes."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rsocket.killed_peer"],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._living: set[int] = set()
-
-    def start(self, device: str, act: str) -> tuple[int, int]:
-        """Return the process and the port of a new one."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{device} {act}\n")
-        self._process.stdin.flush()
-        number, port = map(int, self._process.stdout.readline().split())
-        assert port, "the process could not listen"
-        self._living.add(number)
-        return number, port
-
-    def kill(self, number: int) -> None:
-        """End one without a word."""
-        if number in self._living:
-            self._living.discard(number)
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself
-                os.kill(number, signal.SIGKILL)
-
-    def close(self) -> None:
-        """End all of them."""
-        for number in list(self._living):
-            self.kill(number)
-        self._process.communicate(timeout=WAIT_S)
-
-
 @pytest.fixture(scope="module")
-def peers() -> Iterator[Peers]:
-    made = Peers()
+def peers() -> Iterator[Forks]:
+    made = Forks("tests.rsocket.killed_peer")
     yield made
     made.close()
 
 
-def connected(peers: Peers, device: str, act: str) -> tuple[int, Socket]:
+def connected(peers: Forks, device: str, act: str) -> tuple[int, Socket]:
     number, port = peers.start(device, act)
     client = Socket()
     client.settimeout(WAIT_S)
@@ -122,7 +81,7 @@ class Marks:
 
 
 @contextlib.contextmanager
-def world(peers: Peers, device: str) -> Iterator[tuple[Bystander, Marks]]:
+def world(peers: Forks, device: str) -> Iterator[tuple[Bystander, Marks]]:
     """Connect to a process that lives, and compare what is there before and after."""
     with using(device):
         number, client = connected(peers, device, "echo")
@@ -165,7 +124,7 @@ def read_to_the_end(client: Socket) -> tuple[int, int | None]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_arrived_is_read_and_then_the_connection_is_broken(
-    peers: Peers, device: str, seed: int
+    peers: Forks, device: str, seed: int
 ) -> None:
     rng = random.Random(seed)
     with world(peers, device) as (bystander, _), contextlib.ExitStack() as closing:
@@ -189,7 +148,7 @@ def test_what_arrived_is_read_and_then_the_connection_is_broken(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_peer_is_killed_while_bytes_go_to_its_own_places(
-    peers: Peers, device: str, seed: int
+    peers: Forks, device: str, seed: int
 ) -> None:
     """Memory of `allocate` and mapped buffers of the dead: written to until the news comes."""
     rng = random.Random(seed)
@@ -216,7 +175,7 @@ def test_a_peer_is_killed_while_bytes_go_to_its_own_places(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, seed: int) -> None:
+def test_a_peer_is_killed_while_others_connect_to_it(peers: Forks, device: str, seed: int) -> None:
     """A connect is refused, or made and broken off; it does not stay under way for ever."""
     rng = random.Random(seed)
     with world(peers, device) as (bystander, _):
@@ -236,7 +195,7 @@ def test_a_peer_is_killed_while_others_connect_to_it(peers: Peers, device: str, 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_peer_is_killed_before_what_it_sent_is_read(peers: Peers, device: str) -> None:
+def test_a_peer_is_killed_before_what_it_sent_is_read(peers: Forks, device: str) -> None:
     with world(peers, device):
         number, client = connected(peers, device, "flow")
         with client:

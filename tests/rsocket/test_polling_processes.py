@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.rsocket.polling_world import DEVICES, WAIT_S, World, world
+from tests.support.children import Child
 from urds.rsocket import aio
 from urds.rsocket.poll import rpoll
 from urds.rsocket.repoll import Repoll
@@ -30,20 +28,12 @@ def here(request):
 @contextlib.contextmanager
 def peer(here: World, port: int):
     """Start the process; it is gone at the end."""
-    environment = {
-        **os.environ,
-        "URDS_RSOCKET_DEVICES": here.device,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }
-    command = [sys.executable, "-m", "tests.rsocket.polling_peer", str(port)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT
-    )
+    environ = {"URDS_RSOCKET_DEVICES": here.device}
+    child = Child("-m", "tests.rsocket.polling_peer", port, environ=environ)
     try:
-        yield process
+        yield child
     finally:
-        process.kill()
-        process.communicate(timeout=WAIT_S)
+        child.kill()
 
 
 def test_a_peer_that_is_killed_hangs_up(here: World) -> None:
@@ -55,7 +45,7 @@ def test_a_peer_that_is_killed_hangs_up(here: World) -> None:
         poll.register(accepted, IN, "peer")
         assert rpoll([(accepted, IN)], WAIT_S * MS) == [(accepted, IN)]
         assert accepted.recv(1) == b"x"
-        assert process.stdout.readline() == b"connected\n"
+        assert process.hear() == "connected"
         assert poll.poll(0.01) == []
         process.kill()
         assert rpoll([(accepted, IN)], WAIT_S * MS)
@@ -89,8 +79,7 @@ def test_a_peer_that_closes_in_order(here: World) -> None:
         accepted, _ = listener.accept()
         accepted.settimeout(WAIT_S)
         assert accepted.recv(1) == b"x"
-        process.stdin.write(b"close\n")
-        process.stdin.flush()
+        process.say("close")
         ((_, told),) = rpoll([(accepted, IN)], WAIT_S * MS)
         assert told & IN and not told & ERR
         assert accepted.recv(1) == b""

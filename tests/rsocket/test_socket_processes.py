@@ -1,21 +1,17 @@
 """Sockets between two processes: bytes, ends, a peer that is killed, several devices."""
 
 import errno
-import os
 import random
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
-from tests.health.sources import ROOT
 from tests.rsocket.socket_pairs import WAIT_S, Task, receive_exactly
 from tests.support import places
+from tests.support.children import Child
 from tests.support.places import Place
 from urds.rsocket import create_connection
 from urds.rsocket.link import devices
@@ -39,41 +35,17 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield taken
 
 
-class Peer:
+class Peer(Child):
     """A process that listens, and its address."""
 
-    def __init__(self, place: Place, imm_data: str, names: str) -> None:
-        environ = {**os.environ, DEVICES_VARIABLE: names, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-        self.process = subprocess.Popen(
-            [
-                *place.prefix(1),
-                sys.executable,
-                "-m",
-                "tests.rsocket.socket_peer",
-                imm_data,
-                place.address(1),
-            ],
-            env=environ,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
+    def __init__(self, place: Place, act: str, names: str) -> None:
+        super().__init__(
+            *("-m", "tests.rsocket.socket_peer", act, place.address(1)),
+            prefix=place.prefix(1),
+            environ={DEVICES_VARIABLE: names},
         )
-        assert self.process.stdout is not None
-        host, port = self.process.stdout.readline().split()
+        host, port = self.hear().split()
         self.address = (host, int(port))
-
-    def kill(self) -> None:
-        """End the process without a word."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(WAIT_S)
-
-    def close(self) -> None:
-        """End the process if it has not ended."""
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait(WAIT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @contextmanager
@@ -98,7 +70,7 @@ def talking_to(
         with opened(own or names), create_connection(peer.address, WAIT_S) as client:
             yield peer, client
     finally:
-        peer.close()
+        peer.kill()
 
 
 @pytest.mark.parametrize("device", DEVICES)

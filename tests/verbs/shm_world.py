@@ -5,12 +5,11 @@ received byte (see `Peer`).
 """
 
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.children import Child
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import (
     AccessFlag,
@@ -226,7 +225,7 @@ def joined(directory: Path, **keywords: Any) -> tuple[Side, Side]:
     return left, right
 
 
-class Peer:
+class Peer(Child):
     """A process that listens and echoes. It says its port when it is ready.
 
     role "echo": send back what comes.  "flood": send for ever, once connected.
@@ -234,31 +233,8 @@ class Peer:
     """
 
     def __init__(self, directory: Path, role: str = "echo") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.verbs.shm_world", str(directory), role],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def stop(self) -> None:
-        """Stop it, and return when it stands."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
-
-    def kill(self) -> None:
-        """Kill it as the kernel does, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """End it, however it is."""
-        self.process.kill()
-        self.process.communicate()
+        super().__init__("-m", "tests.verbs.shm_world", directory, role)
+        self.port = int(self.hear())
 
 
 def serve(directory: Path, role: str) -> None:

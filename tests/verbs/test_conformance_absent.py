@@ -4,17 +4,14 @@
 """
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import Child
 from tests.verbs.conformance import (
-    WAIT_S,
     Pair,
     World,
     broke_in_order,
@@ -26,7 +23,6 @@ from urds.verbs import QPAttr, QPAttrMask, QPState, VerbsTimeoutError, WCStatus,
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 from urds.verbs.providers.sim import SimNetwork
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 13  # 33.6 ms
 RETRIES = 3
 PATIENCE_S = (RETRIES + 1) * (4096 << TIMEOUT) / 1e9
@@ -148,19 +144,14 @@ def test_a_receiver_that_is_not_ready_costs_no_retry(raw: World) -> None:
 # -- by the connection manager
 
 
-class StoppedPeer:
+class StoppedPeer(Child):
     """A process of `conformance_peer` that can be stopped; it sends back what comes."""
 
     def __init__(self, world: World) -> None:
-        arguments = [world.provider, str(world.directory), "echo", world.host]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.verbs.conformance_peer", *arguments],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        )  # fmt: skip
-        assert self.process.stdout is not None
+        words = (world.provider, world.directory, "echo", world.host)
+        super().__init__("-m", "tests.verbs.conformance_peer", *words)
         self.side = world.side()
-        port = int(self.process.stdout.readline())
+        port = int(self.hear())
         adapter = self.side.context.adapter
         with adapter.lock:
             self.side.connection = adapter.connect(
@@ -173,29 +164,13 @@ class StoppedPeer:
         assert self.side.ended() == [WCStatus.SUCCESS]
         self.side.received()
 
-    def stop(self) -> None:
-        """Stop it as a terminal does, and wait until it is."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        deadline = time.monotonic() + WAIT_S
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
 
 @pytest.fixture
 def stopped(world: World) -> Iterator[StoppedPeer]:
     peer = StoppedPeer(world)
     peer.stop()
     yield peer
-    peer.close()
+    peer.kill()
 
 
 WITHOUT_LOSS = pytest.mark.parametrize("world", ["shm", "tcp"], indirect=True)

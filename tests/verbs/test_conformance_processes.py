@@ -1,7 +1,5 @@
 """Conformance between two processes: all that goes over a connection, and a peer that is killed."""
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +9,7 @@ from random import Random
 import pytest
 
 from tests.support import places
+from tests.support.children import Child
 from tests.support.places import Place
 from tests.verbs.conformance import WAIT_S, Side, World
 from tests.verbs.conformance_peer import CELL, SLOT_BYTES, SLOTS, named, naming
@@ -39,20 +38,14 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield taken
 
 
-class Peer:
+class Peer(Child):
     """A process of `conformance_peer`."""
 
     def __init__(self, world: World, place: Place, role: str) -> None:
         self.host = place.address(1)
-        arguments = [world.provider, str(world.directory), role, self.host]
-        command = [*place.prefix(1), sys.executable, "-m", "tests.verbs.conformance_peer"]
-        self.process = subprocess.Popen(
-            [*command, *arguments],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        words = (world.provider, world.directory, role, self.host)
+        super().__init__("-m", "tests.verbs.conformance_peer", *words, prefix=place.prefix(1))
+        self.port = int(self.hear())
 
     def join(self, side: Side) -> dict[str, int]:
         """Connect to it; return what names its memory."""
@@ -65,16 +58,6 @@ class Peer:
         event = side.until(ConnectionEventKind.ESTABLISHED)
         return named(event.parameters.private_data)
 
-    def kill(self) -> None:
-        """Kill it as the kernel does."""
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """End it, however it is."""
-        self.process.kill()
-        self.process.communicate()
-
 
 @pytest.fixture
 def make_peer(world: World, place: Place) -> Iterator[MakePeer]:
@@ -86,7 +69,7 @@ def make_peer(world: World, place: Place) -> Iterator[MakePeer]:
 
     yield make
     for peer in made:
-        peer.close()
+        peer.kill()
 
 
 def test_everything_goes_between_two_processes(world: World, make_peer: MakePeer) -> None:

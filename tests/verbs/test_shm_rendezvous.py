@@ -2,16 +2,14 @@
 
 import errno
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import Child
 from urds.verbs.providers.shm import rendezvous
 from urds.verbs.providers.shm.rendezvous import (
     EPHEMERAL_PORTS,
@@ -42,18 +40,11 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def holder(place: Path) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.communicate()
+def holder(place: Path) -> Iterator[Child]:
+    child = Child("-c", HOLDER, place)
+    assert child.hear() == "ready"
+    yield child
+    child.kill()
 
 
 def make_old(place: Path) -> None:
@@ -143,7 +134,7 @@ def test_port_zero_takes_a_free_one(place: Path, monkeypatch: pytest.MonkeyPatch
     a.close()
 
 
-def test_the_living_keep_their_names(place: Path, holder: "subprocess.Popen[str]") -> None:
+def test_the_living_keep_their_names(place: Path, holder: Child) -> None:
     make_old(place)
     a = Rendezvous(GID_A, place)
     assert a.swept == 0
@@ -155,10 +146,9 @@ def test_the_living_keep_their_names(place: Path, holder: "subprocess.Popen[str]
     a.close()
 
 
-def test_the_names_of_the_killed_are_free(place: Path, holder: "subprocess.Popen[str]") -> None:
+def test_the_names_of_the_killed_are_free(place: Path, holder: Child) -> None:
     a = Rendezvous(GID_A, place)
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    holder.kill()
     assert len(list(place.glob("*.listener"))) == 1
     assert a.find(TCP, "127.0.0.1", 7000) is None
     with pytest.raises(ConnectionRefusedError):
@@ -169,9 +159,8 @@ def test_the_names_of_the_killed_are_free(place: Path, holder: "subprocess.Popen
     a.close()
 
 
-def test_what_the_killed_left_is_swept(place: Path, holder: "subprocess.Popen[str]") -> None:
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+def test_what_the_killed_left_is_swept(place: Path, holder: Child) -> None:
+    holder.kill()
     young = Rendezvous(GID_A, place)
     assert young.swept == 0  # it may still be in the making
     young.close()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 import urds
-from tests.health.sources import ROOT
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
-from tests.rds.sockets.test_undelivered import SOON, Receiver, receiver
+from tests.rds.sockets.test_undelivered import SOON, receiver
+from tests.support.children import Child
 from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.each_carrier("shm0")
@@ -125,24 +122,17 @@ while True:  # a signal between CPython's last look and one long sleep would wai
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_handler_of_sigterm_lets_messages_leave(handled: bool) -> None:
     """As README and the differences say: without it the process ends at once, and its queue."""
-    command = [sys.executable, "-c", _SENDER, host(1), host(2), "handled" if handled else "not"]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}/src"}
-    sender = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
+    sender = Child("-c", _SENDER, host(1), host(2), "handled" if handled else "not")
     try:
-        assert sender.stdout is not None and sender.stdout.readline() == b"queued\n"
-        sender.terminate()
+        assert sender.hear() == "queued"
+        sender.process.terminate()
         if handled:
             time.sleep(0.1)  # the receiver comes while the sender drains
         else:
-            assert sender.wait(WAIT_S) == -signal.SIGTERM
-        late = Receiver(host(2))
-        try:
+            assert sender.process.wait(WAIT_S) == -signal.SIGTERM
+        with receiver(2) as late:
             if handled:
                 late.expect("queued")
-                assert sender.wait(WAIT_S) == 0
-        finally:
-            late.process.kill()
-            late.process.communicate()
+                assert sender.process.wait(WAIT_S) == 0
     finally:
         sender.kill()
-        sender.communicate()

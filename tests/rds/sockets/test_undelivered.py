@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 import urds
-from tests.health.sources import ROOT
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_logging import Handler, handled_by
+from tests.support.children import Child
 
 pytestmark = pytest.mark.each_carrier("shm0")
 
@@ -35,32 +31,17 @@ while True:
 """
 
 
-class Receiver:
+class Receiver(Child):
     """A process that says what it receives."""
 
     def __init__(self, address: str) -> None:
         self.address = (address, PORT)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _RECEIVER, address],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}/src"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__("-c", _RECEIVER, address)
         self.expect("bound")
 
     def expect(self, line: str) -> None:
         """Wait for a line."""
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == line + "\n"
-
-    def stop(self) -> None:
-        """Have it stand still, as under a debugger."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        """End that."""
-        self.process.send_signal(signal.SIGCONT)
+        assert self.hear() == line
 
 
 @contextmanager
@@ -70,8 +51,7 @@ def receiver(number: int) -> Iterator[Receiver]:
     try:
         yield made
     finally:
-        made.process.kill()
-        made.process.communicate()
+        made.kill()
 
 
 @contextmanager

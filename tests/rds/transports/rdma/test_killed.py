@@ -11,8 +11,6 @@ import contextlib
 import errno
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,7 +21,6 @@ from typing import Any
 import pytest
 
 import urds
-from tests.health.sources import ROOT
 from tests.rds.transports.rdma.hostile_peer import subnet, wait_until
 from tests.rds.transports.rdma.killed_peer import (
     CELLS_BYTES,
@@ -36,6 +33,7 @@ from tests.rds.transports.rdma.killed_peer import (
     send,
     socket_at,
 )
+from tests.support.children import Forks
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import Mailbox, Operation
 from urds.rds.runtime.process import process
@@ -48,45 +46,9 @@ LIVES = 4
 PAUSES_S = (0.0, 0.001, 0.005, 0.03, 0.1)
 
 
-class Peers:
-    """The process that makes processes."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rds.transports.rdma.killed_peer"],
-            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._living: set[int] = set()
-
-    def start(self, *words: object) -> int:
-        """Return the number of a new one."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.stdin.flush()
-        number = int(self._process.stdout.readline())
-        self._living.add(number)
-        return number
-
-    def kill(self, number: int) -> None:
-        """End one without a word, and wait until it has its address no more."""
-        self._living.discard(number)
-        os.kill(number, signal.SIGKILL)  # it does not end by itself, or the test fails here
-        wait_until(lambda: not Path(f"/proc/{number}").exists())
-
-    def close(self) -> None:
-        """End all of them."""
-        for number in list(self._living):
-            self.kill(number)
-        self._process.communicate(timeout=20)
-
-
 @pytest.fixture(scope="module")
-def peers() -> Iterator[Peers]:
-    made = Peers()
+def peers() -> Iterator[Forks]:
+    made = Forks("tests.rds.transports.rdma.killed_peer")
     yield made
     made.close()
 
@@ -216,7 +178,7 @@ def read_log(path: Path) -> list[int]:
 @pytest.mark.parametrize("is_lower", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_node_is_killed_and_begins_anew(
-    peers: Peers,
+    peers: Forks,
     device: str,
     is_lower: bool,
     seed: int,
@@ -229,14 +191,15 @@ def test_a_node_is_killed_and_begins_anew(
         logs = [tmp_path / f"{life}" for life in range(LIVES)]
         kept: list[tuple[int, int, int, int]] = []
         for life, log in enumerate(logs):
-            number = peers.start(device, here.peer[0], here.sock.getsockname()[0], life, log)
+            words = (device, here.peer[0], here.sock.getsockname()[0], life, log)
+            (number,) = peers.start(*words)
             wait_until(lambda life=life: here.take() or here.life == life)
             acknowledged_before = len(records.acknowledged)  # by lives that are over
             here.run(rng.choice(PAUSES_S))
             wait_until(lambda life=life: here.turn() or bool(here.got.get(life)))
             if life == LIVES - 1:
                 break
-            peers.kill(number)
+            assert peers.kill(number), "it does not end by itself"
             here.run(rng.choice(PAUSES_S))
             kept.append(here.kept())
         wait_until(lambda: here.take() or not here.holds())

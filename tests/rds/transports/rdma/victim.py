@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import resource
-import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import urds
-from tests.health.sources import ROOT
+from tests.support.children import Servant
 from tests.support.lines import Lines
 from tests.support.siege import round_trips
 from urds.rds.constants import MSG_DONTWAIT, SOL_RDS, SockOpt, Transport
@@ -200,62 +196,14 @@ class Node:
         self.backend.close()
 
 
-class NodeProcess:
+class NodeProcess(Servant):
     """A process with a node, as a test sees it."""
 
     def __init__(self, device: str, address: str, **settings: Any) -> None:
         self.address = address
-        command = [sys.executable, "-m", "tests.rds.transports.rdma.victim", device, address]
-        self._process = subprocess.Popen(
-            [*command, json.dumps(settings)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            "-m", "tests.rds.transports.rdma.victim", device, address, json.dumps(settings)
         )
-
-    def ask(self, name: str, **arguments: Any) -> Any:
-        """Make one request and wait for its answer."""
-        self.begin(name, **arguments)
-        return self.finish()
-
-    def begin(self, name: str, **arguments: Any) -> None:
-        """Make a request; `finish` fetches the answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self._process.stdin.flush()
-
-    def finish(self) -> Any:
-        """Wait for the answer to the request that was begun."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the process of {self.address} ended"
-        return json.loads(line)
-
-    @property
-    def rss_bytes(self) -> int:
-        """Return the memory that the process has in use. Source: proc(5), statm."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize()
-
-    @property
-    def descriptor_count(self) -> int:
-        """Return how many descriptors the process has open."""
-        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
-
-    @property
-    def pid(self) -> int:
-        """Return the process's number."""
-        return self._process.pid
-
-    def close(self) -> None:
-        """End the process in order; it has ten seconds."""
-        try:
-            self._process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
 
 
 def main() -> None:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
-from typing import IO, Final
+from typing import Final
 
 import urds
-from tests.health.sources import ROOT
 from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
 from tests.support import planes
+from tests.support.children import Child
 from urds.rds.constants import MSG_DONTWAIT, RDS_TCP_PORT
 
 SERVER: Final = ("127.102.9.1", 700)  # above the frozen: who is below connects
@@ -189,48 +187,18 @@ def die(count: int, questions: int) -> None:
 # -- all of it
 
 
-class Part:
+class Part(Child):
     """A process of this program."""
 
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rds.transports.tcp.frozen", *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **planes.chosen()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, *words: object) -> None:
+        module = "tests.rds.transports.tcp.frozen"
+        super().__init__("-m", module, *words, environ=planes.chosen())
         self.hear()
-
-    @property
-    def _output(self) -> IO[str]:
-        assert self.process.stdout is not None, "it is a pipe"
-        return self.process.stdout
-
-    def hear(self) -> str:
-        """Return the next line of its output. Raises EOFError if it has ended."""
-        line = self._output.readline()
-        if not line:
-            raise EOFError(f"it ended with {self.process.wait()}")
-        return line
 
     def rounds(self, count: int) -> float:
         """Have the honest clients ask; return the seconds."""
-        assert self.process.stdin is not None, "it is a pipe"
-        print(count, file=self.process.stdin, flush=True)
+        self.say(str(count))
         return float(self.hear())
-
-    def processor_s(self) -> float:
-        """Return the processor time that it used. Source: proc(5), stat."""
-        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.communicate()
 
 
 def run(way: str, rounds: int, *, dead: int, wait_s: float) -> list[tuple[str, float, float]]:
@@ -243,22 +211,22 @@ def run(way: str, rounds: int, *, dead: int, wait_s: float) -> list[tuple[str, f
 
         def start(*arguments: object) -> Part:
             part = Part(*arguments)
-            ending.callback(part.end)
+            ending.callback(part.kill)
             return part
 
         server = start("serve", "--way", way)
         honest = start("ask")
 
         def measure(when: str) -> None:
-            seconds, before_s = honest.rounds(rounds), server.processor_s()
+            seconds, before_s = honest.rounds(rounds), server.cpu_s
             time.sleep(0.5)
-            figures.append((when, seconds, (server.processor_s() - before_s) / 0.5))
+            figures.append((when, seconds, (server.cpu_s - before_s) / 0.5))
 
         honest.rounds(max(1, rounds // 10))
         measure("before")
         frozen = start("freeze")
         measure("beside one that reads nothing")
-        frozen.end()
+        frozen.kill()
         measure("after it was killed")
         if dead:
             start("die", "--dead", dead)

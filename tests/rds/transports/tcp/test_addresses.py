@@ -109,7 +109,7 @@ def test_any_allows_all_networks(start: Start) -> None:
 def test_ipv6_hosts_exchange_messages_through_resets(start: Start) -> None:
     one, other = (start(address, reconnect_max_delay_ms=20) for address in V6)
     exchange(one, other)
-    one.start("send", target=V6[1], count=2000, break_every=100)
+    one.begin("send", target=V6[1], count=2000, break_every=100)
     got, _ = other.ask("collect", count=2000, wait_s=10.0, break_every=100)
     assert got == [str(number) for number in range(2000)]
     one.finish()

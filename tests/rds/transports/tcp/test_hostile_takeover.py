@@ -57,7 +57,7 @@ def test_a_peer_that_lives_keeps_its_messages(lab: Lab) -> None:
     victim, peer = lab.process(VICTIM), lab.process(PEER)
     peer.ask("serve_echo")
     assert len(victim.ask("talk", target=peer.address, count=20, payload_bytes=100)) == 20
-    victim.start("talk", target=peer.address, count=COUNT, payload_bytes=8000)
+    victim.begin("talk", target=peer.address, count=COUNT, payload_bytes=8000)
     stolen = [steal(lab, victim.address, 1000 + turn, wait_s=0.1) for turn in range(5)]
     assert len(victim.finish()) == COUNT
     assert stolen == [b""] * 5

@@ -110,8 +110,8 @@ def test_two_hundred_resets_in_traffic(lab: Lab, order: str) -> None:
     one, other = lab.process(1 if order == "lower" else 3, **small), lab.process(2, **small)
     count = 5_000 if carriers.is_rdma() else 40_000
     break_every = count // 330
-    one.start("send", target=other.address, count=count, payload_bytes=400, break_every=break_every)
-    other.start("collect", count=count, wait_s=60.0, break_every=break_every)
+    one.begin("send", target=other.address, count=count, payload_bytes=400, break_every=break_every)
+    other.begin("collect", count=count, wait_s=60.0, break_every=break_every)
     broken = one.finish()
     got, broken_there = other.finish()
     assert got == [str(number) for number in range(count)]
@@ -126,7 +126,7 @@ def test_long_and_short_messages_cross_through_resets(lab: Lab, order: str) -> N
     one, other = lab.process(1 if order == "lower" else 3, **buffers), lab.process(2, **buffers)
     count = 1_000 if carriers.is_rdma() else 8_000
     for node, peer in ((one, other), (other, one)):
-        node.start(
+        node.begin(
             "exchange",
             target=peer.address,
             count=count,
