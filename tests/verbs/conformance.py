@@ -277,6 +277,7 @@ class Pair:
             side.until(ConnectionEventKind.ESTABLISHED)
         with adapter.lock:
             listener.close()
+            listener.close()  # once more is nothing
         return self
 
     def by_hand(self, **attributes: Any) -> "Pair":

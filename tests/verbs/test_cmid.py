@@ -16,15 +16,11 @@ from urds.verbs import (
     AccessFlag,
     Context,
     QPInitAttr,
-    QPState,
-    QPType,
     VerbsArgumentError,
     VerbsTimeoutError,
-    WCStatus,
-    get_device_list,
 )
 from urds.verbs.cm_events import CMError, CMEvent, CMEventChannel, CMEventType
-from urds.verbs.cm_parameters import RAI_PASSIVE, UD_QKEY, AddrInfo, ConnParam
+from urds.verbs.cm_parameters import RAI_PASSIVE, AddrInfo, ConnParam
 from urds.verbs.cmid import CMID, IdentifierState
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.sim import SimNetwork
@@ -84,36 +80,6 @@ def test_the_numbers_are_rdma_cms() -> None:
     assert CMEventType.TIMEWAIT_EXIT == 15
 
 
-def test_messages_reads_and_writes(contexts: tuple[Context, Context]) -> None:
-    client, server = connected(contexts)
-    mine, theirs = client.reg_msgs(100), server.reg_msgs(100)
-    server.post_recv(theirs)
-    mine.write(b"a message")
-    client.post_send(mine, length=9)
-    assert client.get_send_comp(WAIT_S).status is WCStatus.SUCCESS
-    assert server.get_recv_comp(WAIT_S).byte_len == 9
-    assert theirs.read(9) == b"a message"
-    readable, writable = server.reg_read(100), server.reg_write(100)
-    readable.write(b"to be read")
-    client.post_read(mine, 10, readable.buf, readable.rkey)
-    assert client.get_send_comp(WAIT_S).status is WCStatus.SUCCESS
-    assert mine.read(10) == b"to be read"
-    mine.write(b"written")
-    client.post_write(mine, 7, writable.buf, writable.rkey)
-    assert client.get_send_comp(WAIT_S).status is WCStatus.SUCCESS
-    assert writable.read(7) == b"written"
-
-
-def test_a_goodbye_reaches_both(contexts: tuple[Context, Context]) -> None:
-    client, server = connected(contexts)
-    client.disconnect()
-    event = client.event_channel.get_event(WAIT_S)
-    assert (event.event_type, event.status) == (CMEventType.DISCONNECTED, 0)
-    server.disconnect()
-    assert server.state is client.state is IdentifierState.OVER
-    assert client.qp is not None and client.qp.qp_state is QPState.ERR
-
-
 def test_events_say_who_asks_and_what(contexts: tuple[Context, Context]) -> None:
     left, right = contexts
     channel = CMEventChannel(right)
@@ -149,41 +115,6 @@ def test_events_say_who_asks_and_what(contexts: tuple[Context, Context]) -> None
     assert (mine.retry_cnt, theirs.retry_cnt, theirs.rnr_retry) == (2, 2, 6)
 
 
-def test_receives_posted_before_the_connection_stay(contexts: tuple[Context, Context]) -> None:
-    left, right = contexts
-    listener, client = listening(right), by_events(left)
-    mine = client.reg_msgs(10)
-    client.post_recv(mine, wr_id=77)
-    client.connect()
-    server = listener.get_request(WAIT_S)
-    server.accept()
-    theirs = server.reg_msgs(10)
-    server.post_send(theirs)
-    assert client.get_recv_comp(WAIT_S).wr_id == 77
-
-
-def test_a_rejection_tells_why(contexts: tuple[Context, Context]) -> None:
-    left, right = contexts
-    listener, client = listening(right), by_events(left)
-    client.connect()
-    server = listener.get_request(WAIT_S)
-    server.reject(b"not today")
-    event = client.event_channel.get_event(WAIT_S)
-    assert (event.event_type, event.status) == (CMEventType.REJECTED, 28)
-    assert event.private_data == b"not today"
-    assert client.state is IdentifierState.ROUTE_RESOLVED
-    client.connect()  # it may try again
-    listener.get_request(WAIT_S).accept()
-    assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.ESTABLISHED
-
-
-def test_without_a_listener(contexts: tuple[Context, Context]) -> None:
-    client = by_events(contexts[0])
-    client.connect()
-    event = client.event_channel.get_event(WAIT_S)
-    assert (event.event_type, event.status) == (CMEventType.REJECTED, 8)
-
-
 def test_a_synchronous_connect_raises(contexts: tuple[Context, Context]) -> None:
     left, _ = contexts
     client = CMID(AddrInfo(dst=HOST, dst_service=PORT), QPInitAttr(), context=left)
@@ -196,61 +127,6 @@ def test_a_synchronous_connect_raises(contexts: tuple[Context, Context]) -> None
         absent.connect(timeout_s=2)
     assert caught.value.errno == errno.ETIMEDOUT
     assert absent.state is IdentifierState.ROUTE_RESOLVED
-
-
-def test_a_full_backlog_refuses(contexts: tuple[Context, Context]) -> None:
-    left, right = contexts
-    listener = CMID(AddrInfo(HOST, PORT, flags=RAI_PASSIVE), context=right)
-    listener.listen(backlog=1)
-    clients = [by_events(left), by_events(left)]
-    for client in clients:
-        client.connect()
-    assert clients[1].event_channel.get_event(WAIT_S).status == 8
-    assert clients[0].state is IdentifierState.CONNECTING
-
-
-def test_datagrams_are_looked_up(contexts: tuple[Context, Context]) -> None:
-    left, right = contexts
-    listener = listening(right, port_space=PortSpace.UDP)
-    client = by_events(left, port_space=PortSpace.UDP)
-    client.connect(ConnParam(private_data=b"who"))
-    server = listener.get_request(WAIT_S)
-    assert server.qp is not None and server.qp.qp_type is QPType.UD
-    theirs = server.reg_msgs(100)
-    server.post_recv(theirs)
-    server.accept(ConnParam(private_data=b"me"))
-    event = client.event_channel.get_event(WAIT_S)
-    assert event.event_type is CMEventType.ESTABLISHED
-    assert event.private_data == b"me"
-    assert (event.qp_num, event.param.qkey) == (server.qp.qp_num, UD_QKEY)
-    mine = client.reg_msgs(5)
-    mine.write(b"hello")
-    assert event.vector is not None
-    client.post_ud_send(mine, event.vector, event.qp_num)
-    assert server.get_recv_comp(WAIT_S).byte_len == 45
-    assert theirs.read(5, 40) == b"hello"
-    client.disconnect()
-    assert client.event_channel.get_event(WAIT_S).event_type is CMEventType.DISCONNECTED
-    assert client.qp is not None and client.qp.qp_state is QPState.RTS
-
-
-@pytest.mark.parametrize(
-    ("param", "words"),
-    [
-        (ConnParam(private_data=bytes(197)), "private data in bytes: 197, limit 196"),
-        (ConnParam(resources=129), "resources 129, limit 128"),
-        (ConnParam(depth=-1), "depth -1, limit 128"),
-        (ConnParam(retry=8), "retry 8, limit 7"),
-        (ConnParam(rnr_retry=8), "rnr_retry 8, limit 7"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    contexts: tuple[Context, Context], param: ConnParam, words: str
-) -> None:
-    client = by_events(contexts[0])
-    with pytest.raises(VerbsArgumentError, match=words):
-        client.connect(param)
-    assert client.state is IdentifierState.ROUTE_RESOLVED
 
 
 def test_private_data_of_a_rejection_have_a_limit(contexts: tuple[Context, Context]) -> None:
@@ -278,14 +154,6 @@ def test_steps_out_of_order_are_refused(contexts: tuple[Context, Context]) -> No
         cmid.connect()
     with pytest.raises(VerbsArgumentError, match="is no request"):
         CMID(channel.get_event(0))
-
-
-def test_a_listeners_address_is_taken_once(contexts: tuple[Context, Context]) -> None:
-    listener = listening(contexts[1])
-    with pytest.raises(OSError) as caught:
-        listening(contexts[1])
-    assert listener.state is IdentifierState.LISTENING
-    assert caught.value.errno == errno.EADDRINUSE
 
 
 def test_port_zero_takes_a_free_one(contexts: tuple[Context, Context]) -> None:
@@ -346,64 +214,6 @@ def test_own_domain_and_queues_are_used(contexts: tuple[Context, Context]) -> No
     assert cmid.reg_write(1).access == AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 
 
-def test_asyncio_in_virtual_time(contexts: tuple[Context, Context]) -> None:
-    """Both sides are tasks of one loop; each gives way to the other."""
-    left, right = contexts
-
-    async def serve(listener: CMID) -> bytes:
-        server = await listener.get_request_async()
-        await server.accept_async(ConnParam(private_data=b"welcome"))
-        event = await server.event_channel.event()
-        assert event.event_type is CMEventType.DISCONNECTED
-        return b"done"
-
-    async def ask() -> bytes:
-        client = CMID(AddrInfo(dst=HOST, dst_service=PORT), QPInitAttr(), context=left)
-        event = await client.connect_async()
-        await client.disconnect_async()
-        return event.private_data
-
-    async def both() -> list[bytes]:
-        return list(await asyncio.gather(serve(listening(right)), ask()))
-
-    assert asyncio.run(both()) == [b"done", b"welcome"]
-
-
-def test_asyncio_over_sockets() -> None:
-    """Two devices of this process; their threads wake the loop."""
-
-    async def serve(listener: CMID) -> None:
-        server = await listener.get_request_async()
-        await server.accept_async()
-        with server:
-            message = server.reg_msgs(10)
-            server.post_recv(message)
-            assert server.qp is not None and server.qp.init_attr.rcq is not None
-            await server.qp.init_attr.rcq.wait()
-            assert message.read(5) == b"hello"
-
-    async def ask(peer: tuple[str, int]) -> None:
-        address = AddrInfo(dst=peer[0], dst_service=peer[1])
-        with Context("udp0") as context, CMID(address, QPInitAttr(), context=context) as client:
-            await client.connect_async()
-            message = client.reg_msgs(5)
-            message.write(b"hello")
-            client.post_send(message)
-            event = await client.event_channel.event()
-            assert event.event_type is CMEventType.DISCONNECTED
-
-    async def both() -> None:
-        with Context("udp0") as context:
-            listener = CMID(AddrInfo("127.0.0.1", 0), QPInitAttr(), context=context)
-            listener.listen()
-            assert listener.local_addr is not None
-            await asyncio.wait_for(
-                asyncio.gather(serve(listener), ask(listener.local_addr)), WAIT_S
-            )
-
-    asyncio.run(both())
-
-
 def test_a_cancelled_wait_takes_no_event() -> None:
     with Context("udp0") as context:
         channel = CMEventChannel(context)
@@ -418,69 +228,6 @@ def test_a_cancelled_wait_takes_no_event() -> None:
         asyncio.run(wait_and_cancel())
         CMID(channel).resolve_addr(("127.0.0.1", 1))
         assert channel.get_event(0).event_type is CMEventType.ADDR_RESOLVED
-
-
-@pytest.mark.parametrize("device", [device.name for device in get_device_list()])
-def test_threads_connect_over_every_device(device: str) -> None:
-    """Synchronous calls on both sides, each in a thread of its own."""
-    with Context(device) as left, Context(device) as right:
-        listener = CMID(AddrInfo("127.0.0.1", 0), QPInitAttr(), context=right)
-        listener.listen()
-        assert listener.local_addr is not None
-        problems: list[BaseException] = []
-
-        def serve() -> None:
-            try:
-                server = listener.get_request(WAIT_S)
-                message = server.reg_msgs(10)
-                server.post_recv(message)
-                server.accept(ConnParam(private_data=b"welcome"))
-                assert server.get_recv_comp(WAIT_S).byte_len == 5
-                assert message.read(5) == b"hello"
-                server.disconnect()
-            except BaseException as error:
-                problems.append(error)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        host, port = listener.local_addr
-        client = CMID(AddrInfo(dst=host, dst_service=port), QPInitAttr(), context=left)
-        client.connect(ConnParam(private_data=b"hi"))
-        message = client.reg_msgs(5)
-        message.write(b"hello")
-        client.post_send(message)
-        client.get_send_comp(WAIT_S)
-        thread.join(WAIT_S)
-        client.disconnect()
-        assert problems == []
-
-
-@pytest.mark.parametrize("device", [device.name for device in get_device_list()])
-def test_every_device_rejects_and_refuses(device: str) -> None:
-    with Context(device) as left, Context(device) as right:
-        channel = CMEventChannel(right)
-        listener = CMID(channel)
-        listener.bind_addr(("127.0.0.1", 0))
-        listener.listen()
-        assert listener.local_addr is not None
-        host, port = listener.local_addr
-        waiting = CMEventChannel(left)
-        client = CMID(waiting)
-        client.resolve_addr((host, port))
-        client.resolve_route()
-        assert [waiting.get_event(1).event_type for _ in range(2)] == [0, 2]
-        client.create_qp(QPInitAttr())
-        client.connect(ConnParam(private_data=b"hi"))
-        event = channel.get_event(WAIT_S)
-        assert event.private_data[:2] == b"hi"
-        CMID(event).reject(b"no")
-        answer = waiting.get_event(WAIT_S)
-        assert (answer.event_type, answer.status) == (CMEventType.REJECTED, 28)
-        assert answer.private_data[:2] == b"no"
-        listener.close()
-        client.connect()
-        answer = waiting.get_event(WAIT_S)
-        assert (answer.event_type, answer.status) == (CMEventType.REJECTED, 8)
 
 
 def test_an_own_device_is_closed_with_its_identifier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,14 +139,22 @@ def test_anything_is_closed_under_traffic(world: World, side: str, name: str) ->
     assert WCStatus.SUCCESS not in seen[failed[0] if failed else len(seen) :]
 
 
-@pytest.mark.parametrize("name", ["scq", "context"])
-def test_closing_ends_a_wait(world: World, name: str) -> None:
+@pytest.mark.parametrize(
+    ("waits", "closes"),
+    [("scq", "scq"), ("scq", "context"), ("channel", "channel"), ("context", "context")],
+)
+def test_closing_ends_a_wait(world: World, waits: str, closes: str) -> None:
     """In virtual time no thread can wait in another thread while nothing happens."""
     side = world.side()
+    call: Callable[[float], object] = {
+        "scq": lambda wait_s: side.scq.wait_for(1, wait_s),
+        "channel": lambda wait_s: side.channel.get_cq_event(timeout_s=wait_s),
+        "context": side.context.get_async_event,
+    }[waits]
     if world.is_simulated:
         side.context.close()
         with pytest.raises(VerbsClosedError):
-            side.scq.wait_for(1, 1)
+            call(1)
         return
     heard: list[BaseException] = []
     is_waiting = threading.Event()
@@ -154,7 +162,7 @@ def test_closing_ends_a_wait(world: World, name: str) -> None:
     def wait() -> None:
         is_waiting.set()
         try:
-            side.scq.wait_for(1, 20)
+            call(20)
         except VerbsError as error:
             heard.append(error)
 
@@ -162,7 +170,7 @@ def test_closing_ends_a_wait(world: World, name: str) -> None:
     thread.start()
     is_waiting.wait(2)
     time.sleep(0.01)
-    getattr(side, name).close()
+    getattr(side, closes).close()
     thread.join(3)
     assert [type(error) for error in heard] == [VerbsClosedError]
 

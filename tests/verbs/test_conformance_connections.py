@@ -309,6 +309,9 @@ def test_datagram_queue_pairs_are_looked_up(world: World) -> None:
     client.post_ud_send(memory, found.vector, found.qp_num, length=8)
     assert served.get_recv_comp(WAIT_S).byte_len == 48
     assert target.read(8, 40) == b"datagram"
+    client.disconnect()
+    ends.near_event(CMEventType.DISCONNECTED)
+    assert client.qp is not None and client.qp.qp_state is QPState.RTS
 
 
 def test_a_look_up_is_rejected(world: World) -> None:

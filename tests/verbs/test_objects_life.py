@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import itertools
 import os
 import pickle
 import select
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.verbs.objects_world import World, attributes_towards
+from tests.verbs.objects_world import World
 from urds.verbs import (
     AH,
     CQ,
@@ -89,20 +88,6 @@ def test_queries_of_device_and_port(context: Context) -> None:
     assert context.query_pkey() == 0xFFFF
 
 
-def test_bad_indices_are_refused(context: Context) -> None:
-    for query in (
-        lambda: context.query_port(0),
-        lambda: context.query_port(2),
-        lambda: context.query_gid(1, 1),
-        lambda: context.query_gid(1, -1),
-        lambda: context.query_pkey(1, 1),
-        lambda: GID(b"short"),
-        lambda: GID.of("no address"),
-    ):
-        with pytest.raises(VerbsArgumentError):
-            query()
-
-
 # -- asynchronous events
 
 
@@ -125,17 +110,6 @@ def test_events_of_a_closed_object_are_gone(context: Context) -> None:
     srq.close()
     with pytest.raises(VerbsTimeoutError):
         context.get_async_event(timeout_s=0)
-
-
-def test_the_first_message_in_rtr_is_told() -> None:
-    world = World()
-    world.right.qp.to_rtr(attributes_towards(world.left))
-    world.left.lead_to(world.right)
-    world.right.receive()
-    world.left.send(b"x")
-    world.network.run()
-    event = world.right.context.get_async_event(timeout_s=0)
-    assert (event.event_type, event.element) == (AsyncEventType.COMM_EST, world.right.qp)
 
 
 # -- closing
@@ -163,20 +137,6 @@ def test_closing_a_parent_closes_its_children(first: str) -> None:
     for one in objects.values():
         one.close()
         one.close()
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(["pd", "cq", "mr", "qp"])))
-def test_closing_in_any_order_under_traffic(order: tuple[str, ...]) -> None:
-    world = World(loss=0.2).connect()
-    for number in range(8):
-        world.right.receive(number)
-        world.left.send(b"on the way", number)
-    for name in order:
-        world.network.step()
-        getattr(world.left, name).close()
-    world.network.run(10**9)
-    world.left.context.close()
-    world.right.context.close()
 
 
 def test_with_blocks_close(context: Context) -> None:

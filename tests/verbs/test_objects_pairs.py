@@ -1,24 +1,19 @@
 """Queue pairs, shared receive queues and address handles, as an application uses them."""
 
 import errno
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import urds.verbs.enums as e
-from tests.verbs.objects_world import EVERYTHING, QKEY, Side, World, attributes_towards
+from tests.verbs.objects_world import QKEY, Side, World, attributes_towards
 from urds.verbs import (
     AH,
-    CQ,
     QP,
-    SGE,
     SRQ,
     WC,
-    AddressVector,
     AHAttr,
-    AsyncEventType,
     Context,
     GlobalRoute,
     MWBindInfo,
@@ -28,19 +23,12 @@ from urds.verbs import (
     QPInitAttr,
     QPState,
     QPType,
-    ReceiveOrder,
     RecvWR,
-    SendFlag,
     SendWR,
-    SrqAttr,
-    SRQAttrMask,
-    SrqInitAttr,
     VerbsArgumentError,
     VerbsNotSupportedError,
     VerbsPostError,
-    VerbsTimeoutError,
     WCFlag,
-    WCOpcode,
     WCStatus,
     WROpcode,
 )
@@ -52,49 +40,6 @@ def statuses(completions: list[WC]) -> list[WCStatus]:
 
 
 # -- making and states
-
-
-def test_a_queue_pair_is_born_in_reset_and_led_by_hand() -> None:
-    world = World()
-    qp, attributes = world.left.qp, attributes_towards(world.right)
-    assert (qp.qp_state, qp.qp_type, qp.qp_num) == (QPState.RESET, QPType.RC, qp.engine.qpn)
-    qp.to_init(attributes)
-    assert qp.qp_state is QPState.INIT
-    qp.to_rtr(attributes)
-    assert qp.qp_state is QPState.RTR
-    qp.to_rts(attributes)
-    assert qp.qp_state is QPState.RTS
-    qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
-    qp.to_rts(attributes)
-    found, init = qp.query()
-    assert (found.qp_state, found.cur_qp_state) == (QPState.RTS, QPState.RTS)
-    assert found.dest_qp_num == world.right.qp.qp_num
-    assert found.ah_attr == AddressVector(world.right.context.adapter.gid)
-    assert found.cap == QPCap() and init == world.left.init_attr
-
-
-@pytest.mark.parametrize(
-    ("qp_type", "state"), [(QPType.RC, QPState.INIT), (QPType.UD, QPState.RTS)]
-)
-def test_with_attributes_it_is_led_at_once(qp_type: QPType, state: QPState) -> None:
-    side = World(qp_type=qp_type).left
-    qp = QP(side.pd, side.init_attr, QPAttr(qkey=QKEY, qp_access_flags=EVERYTHING))
-    assert qp.qp_state is state
-
-
-def test_a_modify_that_cannot_be_changes_nothing() -> None:
-    world = World().connect()
-    qp = world.left.qp
-    for attr, mask, match in [
-        (QPAttr(qp_state=QPState.INIT), QPAttrMask.STATE, "RTS to INIT: no such transition"),
-        (QPAttr(qp_state=QPState.SQD), QPAttrMask.STATE | QPAttrMask.AV, "superfluous AV"),
-        (QPAttr(), QPAttrMask.RQ_PSN, "superfluous RQ_PSN"),
-    ]:
-        if QPAttrMask.AV in mask:
-            attr.ah_attr = world.right.route()
-        with pytest.raises(VerbsArgumentError, match=match):
-            qp.modify(attr, mask)
-        assert qp.qp_state is QPState.RTS
 
 
 def test_an_address_is_needed_for_rtr() -> None:
@@ -111,38 +56,6 @@ def test_an_address_is_needed_for_rtr() -> None:
             world.left.qp.to_rtr(attributes)
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("max_send_wr", 16_384),
-        ("max_recv_wr", 16_384),
-        ("max_send_sge", 32),
-        ("max_recv_sge", 32),
-        ("max_inline_data", 65_536),
-    ],
-)
-def test_capacities_beyond_the_device_are_refused(name: str, limit: int) -> None:
-    side = World().left
-    for value in (-1, limit + 1):
-        init = replace(side.init_attr, cap=QPCap(**{name: value}))
-        with pytest.raises(VerbsArgumentError, match=f"{name} {value}, from 0 to {limit}"):
-            QP(side.pd, init)
-    QP(side.pd, replace(side.init_attr, cap=QPCap(**{name: limit})))
-
-
-def test_what_a_queue_pair_is_made_of_must_fit() -> None:
-    side = World().left
-    foreign = CQ(Context(adapter=SimNetwork().adapter()), 4)
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"scq": None}, "needs two completion queues"),
-        ({"rcq": foreign}, "the CQ is another device's"),
-        ({"qp_type": 77}, "of kind 77, known are RC, UD"),
-    ]
-    for change, match in cases:
-        with pytest.raises(VerbsArgumentError, match=match):
-            QP(side.pd, replace(side.init_attr, **change))
-
-
 # -- capabilities
 
 
@@ -150,45 +63,6 @@ def poor(**without: Any) -> Side:
     adapter = SimNetwork().adapter("poor")
     adapter.attributes = replace(adapter.attributes, **without)
     return Side(Context(adapter=adapter))
-
-
-@pytest.mark.parametrize(
-    ("capability", "opcode"),
-    [
-        ("send_with_imm", WROpcode.SEND_WITH_IMM),
-        ("rdma_with_imm", WROpcode.RDMA_WRITE_WITH_IMM),
-        ("atomics", WROpcode.ATOMIC_CMP_AND_SWP),
-        ("atomics", WROpcode.ATOMIC_FETCH_AND_ADD),
-        ("masked_atomics", WROpcode.MASKED_ATOMIC_CMP_AND_SWP),
-        ("masked_atomics", WROpcode.MASKED_ATOMIC_FETCH_AND_ADD),
-        ("memory_windows", WROpcode.BIND_MW),
-        ("memory_windows", WROpcode.LOCAL_INV),
-        ("memory_windows", WROpcode.SEND_WITH_INV),
-    ],
-)
-def test_an_opcode_that_the_device_has_not_got_is_refused(
-    capability: str, opcode: WROpcode
-) -> None:
-    side = poor(**{capability: False})
-    with pytest.raises(VerbsPostError, match=f"device poor has no capability `{capability}`") as no:
-        side.qp.post_send([SendWR(opcode=opcode)])
-    assert (no.value.errno, no.value.bad_wr) == (errno.EOPNOTSUPP, 0)
-
-
-def test_kinds_and_ways_that_the_device_has_not_got_are_refused() -> None:
-    side = poor(
-        datagrams=False, raw_connect=False, receive_order=frozenset({ReceiveOrder.IN_ORDER})
-    )
-    for change, match in [
-        ({"qp_type": QPType.UD}, "`datagrams`"),
-        ({"receive_order": ReceiveOrder.ARRIVAL_ORDER}, "`receive_order ARRIVAL_ORDER`"),
-    ]:
-        with pytest.raises(VerbsNotSupportedError, match=match) as refused:
-            QP(side.pd, replace(side.init_attr, **change))
-        assert refused.value.errno == errno.EOPNOTSUPP
-    with pytest.raises(VerbsNotSupportedError, match="`raw_connect`"):
-        side.lead_to(side)
-    assert side.qp.qp_state is QPState.INIT  # every test goes this far by hand
 
 
 @pytest.mark.parametrize("name", ["UC", "RAW_PACKET", "XRC_SEND", "XRC_RECV", "DRIVER"])
@@ -268,41 +142,6 @@ def test_a_number_of_pieces_is_checked_against_the_list(srq: int) -> None:
         left.qp.post_send(SendWR(2, num_sge=0, sg=[left.mr.sge(0, 4)]))
 
 
-def test_posting_in_the_wrong_state_is_refused() -> None:
-    side = World().left
-    with pytest.raises(VerbsPostError, match="RESET"):
-        side.receive()
-    with pytest.raises(VerbsPostError, match="RESET"):
-        side.send(b"x")
-
-
-def test_inline_data_may_change_after_the_post() -> None:
-    world = World().connect()
-    world.right.receive()
-    world.left.send(b"inline", flags=SendFlag.SIGNALED | SendFlag.INLINE)
-    world.left.mr.write(bytes(world.left.mr.length))
-    world.right.cq.wait_for()
-    assert world.right.mr.read(6) == b"inline"
-
-
-def test_numbers_go_in_plainly() -> None:
-    """Immediate data and atomics over the objects; each opcode's rules are the engine's tests."""
-    world = World().connect()
-    left, right = world.left, world.right
-    right.mr.write((40).to_bytes(8, "little"), offset=8)
-    add = SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [left.mr.sge(0, 8)])
-    add.set_wr_atomic(right.mr.rkey, right.mr.buf + 8, 2)
-    left.qp.post_send(add)
-    [wc] = left.cq.wait_for()
-    assert (wc.status, wc.opcode) == (WCStatus.SUCCESS, WCOpcode.FETCH_ADD)
-    assert int.from_bytes(left.mr.read(8), "little") == 40
-    assert int.from_bytes(right.mr.read(8, 8), "little") == 42
-    right.receive(5)
-    left.qp.post_send(SendWR(2, WROpcode.SEND_WITH_IMM, imm_data=0xDEADBEEF))
-    [wc] = right.cq.wait_for()
-    assert (wc.imm_data, wc.wc_flags) == (0xDEADBEEF, WCFlag.WITH_IMM)
-
-
 def test_a_region_that_is_closed_under_way_fails_the_request() -> None:
     """The memory is touched only under the lock, and not once its region is gone."""
     world = World().connect()
@@ -312,18 +151,6 @@ def test_a_region_that_is_closed_under_way_fails_the_request() -> None:
     assert statuses(world.right.cq.wait_for()) == [WCStatus.LOC_PROT_ERR]
     assert world.right.buffer == bytes(len(world.right.buffer))
     world.right.buffer.clear()  # no view is left
-
-
-def test_error_flushes_both_queues() -> None:
-    world = World().connect()
-    left = world.left
-    left.receive(1)
-    left.send(b"x", 2)
-    left.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
-    left.receive(3)
-    found = left.cq.wait_for(3)
-    assert set(statuses(found)) == {WCStatus.WR_FLUSH_ERR}
-    assert {wc.wr_id for wc in found} == {1, 2, 3}
 
 
 def test_a_binding_needs_its_record() -> None:
@@ -341,82 +168,7 @@ def test_a_binding_needs_its_record() -> None:
 # -- shared receive queues
 
 
-def test_a_shared_queue_serves_its_queue_pair() -> None:
-    world = World(srq=4).connect()
-    srq = world.right.srq
-    assert srq is not None
-    srq.post_recv([RecvWR(number, [world.right.mr.sge(number * 8, 8)]) for number in range(3)])
-    world.left.send(b"first")
-    world.left.send(b"second")
-    assert [wc.wr_id for wc in world.right.cq.wait_for(2)] == [0, 1]
-    assert (len(srq), srq.engine.attached) == (1, 1)
-    with pytest.raises(VerbsPostError, match="shared queue"):
-        world.right.receive()
-    world.right.qp.close()
-    assert (len(srq), srq.engine.attached) == (1, 0)
-
-
-def test_the_limit_of_a_shared_queue_is_an_event() -> None:
-    world = World(srq=8).connect()
-    srq, context = world.right.srq, world.right.context
-    assert srq is not None
-    srq.post_recv([RecvWR(number, [world.right.mr.sge(0, 8)]) for number in range(3)])
-    srq.modify(SrqAttr(srq_limit=2), SRQAttrMask.LIMIT)
-    assert srq.query() == SrqAttr(max_wr=8, max_sge=2, srq_limit=2)
-    world.left.send(b"1")
-    world.right.cq.wait_for()
-    with pytest.raises(VerbsTimeoutError):
-        context.get_async_event(timeout_s=0)
-    world.left.send(b"2")
-    event = context.get_async_event()
-    assert (event.event_type, event.element) == (AsyncEventType.SRQ_LIMIT_REACHED, srq)
-    assert srq.query().srq_limit == 0
-
-
-def test_a_shared_queue_is_resized_and_refuses_what_cannot_be() -> None:
-    pd = World().left.pd
-    srq = SRQ(pd, SrqInitAttr(SrqAttr(max_wr=4, max_sge=1)))
-    srq.post_recv([RecvWR(1), RecvWR(2)])
-    rejected: list[tuple[Callable[[], object], str]] = [
-        (lambda: srq.modify(SrqAttr(max_wr=1), SRQAttrMask.MAX_WR), "the 2 that wait"),
-        (lambda: srq.modify(SrqAttr(max_wr=0), SRQAttrMask.MAX_WR), "max_wr 0, from 1"),
-        (lambda: srq.modify(SrqAttr(srq_limit=5), SRQAttrMask.LIMIT), "from 0 to max_wr 4"),
-        (lambda: srq.modify(SrqAttr(max_wr=3, srq_limit=4), 3), "from 0 to max_wr 3"),
-        (lambda: srq.modify(SrqAttr(), 0), "mask 0x0"),
-        (lambda: srq.modify(SrqAttr(), 4), "mask 0x4"),
-        (lambda: SRQ(pd, SrqAttr(max_wr=1 << 21)), "max_wr 2097152, from 1 to 1048576"),
-        (lambda: SRQ(pd, SrqAttr(max_sge=33)), "max_sge 33, from 1 to 32"),
-    ]
-    for call, match in rejected:
-        with pytest.raises(VerbsArgumentError, match=match):
-            call()
-        assert srq.query() == SrqAttr(max_wr=4, max_sge=1)
-    srq.modify(SrqAttr(max_wr=2), SRQAttrMask.MAX_WR)
-    with pytest.raises(VerbsPostError, match="full: 2") as full:
-        srq.post_recv(RecvWR(3))
-    assert (full.value.errno, full.value.bad_wr) == (errno.ENOMEM, 0)
-    with pytest.raises(VerbsPostError, match="pieces, limit 1"):
-        srq.post_recv(RecvWR(3, [SGE(0, 1, 1)] * 2))
-
-
 # -- datagrams
-
-
-def test_a_datagram_is_answered_by_the_handle_made_of_it() -> None:
-    world = World(qp_type=QPType.UD).connect()
-    left, right = world.left, world.right
-    right.receive(byte_count=128)
-    world.send_datagram(b"who is there")
-    [wc] = right.cq.wait_for()
-    assert (wc.byte_len, wc.src_qp, wc.wc_flags) == (52, left.qp.qp_num, WCFlag.GRH)
-    assert right.mr.read(12, 40) == b"who is there"
-    left.cq.wait_for()
-    with AH(right.pd, wc=wc, grh=right.mr.view) as sender:
-        left.receive(9, 256, 128)
-        answer = SendWR(sg=[right.mr.sge(40, 12)])
-        answer.set_wr_ud(sender, wc.src_qp, QKEY)
-        right.qp.post_send(answer)
-    assert [wc.wr_id for wc in left.cq.wait_for()] == [9]
 
 
 def test_a_handle_may_be_given_in_any_form() -> None:

@@ -19,10 +19,7 @@ from urds.verbs import (
     SendFlag,
     VerbsArgumentError,
     VerbsClosedError,
-    VerbsError,
     VerbsTimeoutError,
-    WCOpcode,
-    WCStatus,
 )
 from urds.verbs.providers.sim import SimNetwork
 
@@ -59,19 +56,6 @@ def test_an_empty_queue_is_a_queue(context: Context) -> None:
     assert all(queues)
 
 
-def test_polling_moves_a_device_on(world: World) -> None:
-    world.right.receive(7)
-    world.left.send(b"hello")
-    for _ in range(100):
-        count, completions = world.right.cq.poll(4)
-        if count:
-            break
-    [wc] = completions
-    assert (wc.wr_id, wc.status, wc.opcode) == (7, WCStatus.SUCCESS, WCOpcode.RECV)
-    assert (wc.byte_len, wc.qp_num) == (5, world.right.qp.qp_num)
-    assert world.right.mr.read(5) == b"hello"
-
-
 def test_poll_takes_what_is_asked_for(world: World) -> None:
     arrive(world, 5)
     cq = world.right.cq
@@ -82,53 +66,7 @@ def test_poll_takes_what_is_asked_for(world: World) -> None:
     assert cq.poll(64) == (0, [])
 
 
-@pytest.mark.parametrize("cqe", [0, -1, (1 << 20) + 1])
-def test_a_size_that_cannot_be_is_refused(context: Context, cqe: int) -> None:
-    with pytest.raises(VerbsArgumentError, match=f"of {cqe} entries, from 1 to 1048576"):
-        CQ(context, cqe)
-    with pytest.raises(VerbsArgumentError, match=f"of {cqe} entries"):
-        CQ(context, 1).resize(cqe)
-
-
-def test_another_vector_or_device_is_refused(context: Context) -> None:
-    with pytest.raises(VerbsArgumentError, match="vector 1, from 0 to 0"):
-        CQ(context, 1, vector=1)
-    foreign = CompChannel(Context(adapter=SimNetwork().adapter()))
-    with pytest.raises(VerbsArgumentError, match="another device's"):
-        CQ(context, 1, channel=foreign)
-
-
-def test_resizing_keeps_completions(world: World) -> None:
-    arrive(world, 5)
-    with pytest.raises(VerbsArgumentError, match="the 5 that are queued"):
-        world.right.cq.resize(4)
-    world.right.cq.resize(5)
-    assert (world.right.cq.cqe, world.right.cq.poll(9)[0]) == (5, 5)
-
-
 # -- events
-
-
-def test_an_armed_queue_announces_one_completion(world: World) -> None:
-    channel, cq = world.right.channel, world.right.cq
-    cq.req_notify()
-    assert not readable(channel)
-    arrive(world, 3)
-    assert readable(channel)
-    assert channel.get_cq_event() is cq
-    assert not readable(channel)
-    assert cq.unacked_events == 1
-    cq.ack_events(1)
-    with pytest.raises(VerbsArgumentError, match="1 events to acknowledge, 0 are open"):
-        cq.ack_events(1)
-
-
-def test_solicited_only_passes_over_the_others(world: World) -> None:
-    world.right.cq.req_notify(solicited_only=True)
-    arrive(world, 2)
-    assert not readable(world.right.channel)
-    arrive(world, 1, SOLICITED)
-    assert readable(world.right.channel)
 
 
 def test_waiting_ends_with_the_time(world: World) -> None:
@@ -150,16 +88,6 @@ def test_waiting_for_more_than_there_is_takes_nothing(world: World) -> None:
         world.right.cq.wait_for(65)
 
 
-def test_a_channel_of_two_queues_tells_them_apart(world: World) -> None:
-    other = CQ(world.right.context, 4, channel=world.right.channel)
-    world.right.cq.req_notify()
-    other.req_notify()
-    arrive(world)
-    with pytest.raises(VerbsTimeoutError):
-        world.right.channel.get_cq_event(other, timeout_s=0)
-    assert world.right.channel.get_cq_event(world.right.cq) is world.right.cq
-
-
 def test_the_event_of_a_closed_queue_is_gone(world: World) -> None:
     world.right.cq.req_notify()
     arrive(world)
@@ -176,34 +104,6 @@ def test_a_descriptor_made_late_shows_what_waits(world: World) -> None:
     poll.register(world.right.channel.fileno(), select.POLLIN)
     assert poll.poll(0)
     assert world.right.channel.fileno() == world.right.channel.fileno()
-
-
-@pytest.mark.parametrize("name", ["channel", "cq", "context"])
-def test_closing_ends_a_wait(name: str) -> None:
-    """Over a device with a real clock, since virtual time never waits."""
-    context = Context("udp0")
-    channel = CompChannel(context)
-    cq = CQ(context, 4, channel=channel)
-    wait = {"channel": channel.get_cq_event, "cq": cq.wait_for, "context": context.get_async_event}
-    failures: list[type[BaseException]] = []
-    waits = threading.Event()
-
-    def run() -> None:
-        waits.set()
-        try:
-            wait[name]()
-        except VerbsError as error:
-            failures.append(type(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert waits.wait(10)
-    {"channel": channel, "cq": cq, "context": context}[name].close()
-    thread.join(5)
-    has_ended = not thread.is_alive()
-    context.close()
-    assert has_ended
-    assert failures == [VerbsClosedError]
 
 
 def test_each_event_goes_to_one_of_many_waiting_threads() -> None:
@@ -325,24 +225,6 @@ def test_closing_wakes_a_task_with_an_error(world: World, whole: bool) -> None:
             await waiting
 
     asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def test_completions_of_another_thread_wake_a_task() -> None:
-    """Two devices of the host, whose own threads carry the message."""
-    left, right = Context("udp0"), Context("udp0")
-
-    async def run() -> int:
-        sides = Side(left), Side(right)
-        sides[0].lead_to(sides[1])
-        sides[1].lead_to(sides[0])
-        sides[1].receive(3)
-        sides[0].send(b"over the wire")
-        [wc] = await sides[1].cq.wait()
-        return wc.byte_len
-
-    assert asyncio.run(asyncio.wait_for(run(), 20)) == 13
-    left.close()
-    right.close()
 
 
 # -- overflow

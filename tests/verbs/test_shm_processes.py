@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import BUSY_S
-from tests.verbs.shm_world import BUFFER_BYTES, PATIENCE_NS, Peer, Side
+from tests.verbs.shm_world import BUFFER_BYTES, Peer, Side
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import ConnectionEventKind
@@ -61,18 +61,6 @@ def request(side: Side) -> None:
     raise AssertionError("nothing was lent")
 
 
-def test_two_processes_talk(side: Side, make_peer: MakePeer) -> None:
-    connect(side, make_peer("echo"))
-    for number in range(200):
-        data = os.urandom(number * 37 % 20_000 + 1)
-        side.view[: len(data)] = data
-        side.receive(1 << 15, offset=1 << 16)
-        side.send(len(data))
-        kinds = {wc.opcode: wc.byte_len for wc in side.poll(2) if not wc.status}
-        assert kinds[WCOpcode.RECV] == len(data)
-        assert side.view[1 << 16 : (1 << 16) + len(data)] == data
-
-
 def test_writes_go_straight_into_the_other_process(side: Side, make_peer: MakePeer) -> None:
     """Written by one memcpy here, read back through the peer's own responder."""
     connect(side, make_peer("silent"))
@@ -119,47 +107,6 @@ def test_a_peer_that_is_killed_while_idle_breaks_everything(
     assert side.adapter.peers.counters.peers_gone == 1
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05])
-def test_a_peer_that_is_killed_under_traffic_breaks_everything(
-    side: Side, make_peer: MakePeer, delay_s: float
-) -> None:
-    peer = make_peer("flood")
-    connect(side, peer)
-    for slot in range(32):
-        side.receive(1 << 15, offset=slot << 15, wr_id=slot)
-    end = time.monotonic() + delay_s
-    got = 0
-    while time.monotonic() < end:
-        side.adapter.wait(lambda: len(side.cq) > 0, 1_000_000)
-        with side.adapter.lock:
-            completions = side.cq.poll(32)
-        for wc in completions:
-            got += 1
-            side.receive(1 << 15, offset=wc.wr_id << 15, wr_id=wc.wr_id)
-    peer.kill()
-    assert side.wait_over() is ConnectionEventKind.BROKEN
-    assert side.qp.state is QPState.ERR
-    with side.adapter.lock:
-        last = [wc.status for wc in side.cq.poll(1000)]
-    flushed = last.index(WCStatus.WR_FLUSH_ERR)
-    assert set(last[:flushed]) <= {WCStatus.SUCCESS}
-    assert set(last[flushed:]) == {WCStatus.WR_FLUSH_ERR}
-    assert len(side.adapter.peers) == 0
-
-
-def test_requests_under_way_to_a_killed_peer_are_flushed_in_order(
-    side: Side, make_peer: MakePeer
-) -> None:
-    peer = make_peer("silent")
-    connect(side, peer)
-    peer.stop()
-    for number in range(40):
-        side.send(1000, wr_id=number)
-    peer.kill()
-    assert side.wait_over() is ConnectionEventKind.BROKEN
-    assert [wc.wr_id for wc in side.poll(40)] == list(range(40))
-
-
 def test_the_killed_peers_address_is_free_for_the_next(side: Side, make_peer: MakePeer) -> None:
     first = make_peer("silent")
     first.kill()
@@ -196,21 +143,6 @@ def test_in_the_child_of_a_fork_the_device_is_closed(side: Side, make_peer: Make
     side.receive(100)
     side.send(100)
     assert {wc.status for wc in side.poll(2)} == {WCStatus.SUCCESS}
-
-
-def test_one_dead_peer_harms_no_other(place: Path, make_peer: MakePeer) -> None:
-    left, right = Side(place), Side(place)
-    dying, staying = make_peer("silent"), make_peer("echo")
-    connect(left, dying)
-    connect(right, staying)
-    dying.kill()
-    assert left.wait_over() is ConnectionEventKind.BROKEN
-    right.receive(100)
-    right.send(100)
-    assert {wc.status for wc in right.poll(2)} == {WCStatus.SUCCESS}
-    assert not right.is_over
-    left.close()
-    right.close()
 
 
 def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
@@ -274,19 +206,3 @@ def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer
     assert side.wait_over() is ConnectionEventKind.BROKEN
     assert side.adapter.mappable_keys.revocations_overdue == 1
     assert side.adapter.peers.counters.peers_broke_protocol == 1
-
-
-def test_many_connections_come_and_go(place: Path, make_peer: MakePeer) -> None:
-    """Nothing is kept of a peer that left."""
-    peers = [make_peer("silent") for _ in range(3)]
-    side = Side(place)
-    others = [side, Side(place), Side(place)]
-    for each, peer in zip(others, peers, strict=True):
-        connect(each, peer)
-    for peer in peers:
-        peer.kill()
-    for each in others:
-        assert each.wait_over() is ConnectionEventKind.BROKEN
-        assert len(each.adapter.peers) == 0
-        assert each.adapter.wait(lambda: True, PATIENCE_NS)
-        each.close()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES, Side
 from urds.common.errors import WireError
-from urds.verbs.engine.datagrams import OWN_QKEY_BIT, emit_grh, parse_grh
+from urds.verbs.engine.datagrams import emit_grh, parse_grh
 from urds.verbs.engine.numbers import (
     GRH_BYTES,
     AsyncEventType,
@@ -19,8 +19,7 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag
-from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QPCap
-from urds.verbs.engine.receives import SharedReceiveQueue
+from urds.verbs.engine.queue_pair import LinkTraits, QPAttr
 from urds.verbs.engine.work import AddressVector, SendWR
 
 LOSSY = LinkTraits(MTU_BYTES, lossless=False)
@@ -86,12 +85,6 @@ def test_own_bytes_of_a_datagram_fit_its_link() -> None:
         side.qp.post_send(SendWR(1, data=bytes(MTU_BYTES + 1), ah=TARGET), 0)
 
 
-def test_the_own_qkey_may_be_asked_for() -> None:
-    side = make(qkey=0x77)
-    send(side, 1, remote_qkey=OWN_QKEY_BIT)
-    assert sent(side)[0].qkey == 0x77
-
-
 def test_a_receive_begins_with_where_the_datagram_came_from() -> None:
     a, b = make(), make()
     b.qp.gid = TARGET.dgid
@@ -106,42 +99,6 @@ def test_a_receive_begins_with_where_the_datagram_came_from() -> None:
     assert bytes(b.memory[24:40]) == TARGET.dgid and b.memory[40:45] == b"hello"
 
 
-def test_a_datagram_with_a_wrong_qkey_is_dropped() -> None:
-    a, b = make(), make(qkey=1)
-    b.receive(7, 0, 100)
-    send(a, 1)
-    b.qp.receive_packet(sent(a)[0], 0, ORIGIN)
-    assert b.received() == []
-
-
-def test_a_datagram_without_a_receive_is_dropped() -> None:
-    a, b = make(), make()
-    send(a, 1)
-    b.qp.receive_packet(sent(a)[0], 0, ORIGIN)
-    b.receive(7, 0, 100)
-    assert b.received() == [] and sent(b) == []
-
-
-def test_receives_of_a_shared_queue_serve_datagrams() -> None:
-    a, b = make(), make(srq=SharedReceiveQueue(4, 4))
-    b.receive(7, 0, 100)
-    send(a, 1)
-    b.qp.receive_packet(sent(a)[0], 0)
-    assert statuses(b.received()) == [(7, OK)]
-
-
-def test_a_receive_that_is_too_small_fails_and_the_queue_pair_goes_on() -> None:
-    a, b = make(), make()
-    b.receive(7, 0, GRH_BYTES + 4)
-    b.receive(8, 0, GRH_BYTES + 5)
-    for _ in range(2):
-        send(a, 1, 5)
-    for packet in sent(a):
-        b.qp.receive_packet(packet, 0, ORIGIN)
-    assert statuses(b.received()) == [(7, WCStatus.LOC_LEN_ERR), (8, OK)]
-    assert b.qp.state is QPState.RTS
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -154,35 +111,6 @@ def test_what_cannot_be_a_datagram_is_refused_at_once(fields: dict, reason: str)
     with pytest.raises(OSError, match=reason) as raised:
         send(make(), 1, **fields)
     assert raised.value.errno == errno.EINVAL
-
-
-def test_a_failed_datagram_stops_sending_only() -> None:
-    a, b = make(cap=QPCap(4, 4, 4, 4)), make()
-    a.receive(7, 0, 100)
-    a.send(1, 4096, 8, ah=TARGET, remote_qkey=QKEY)  # outside the region
-    send(a, 2)
-    assert sent(a) == []
-    ends = [(1, WCStatus.LOC_PROT_ERR), (2, WCStatus.WR_FLUSH_ERR)]
-    assert statuses(a.sent()) == ends and a.qp.state is QPState.SQE
-    send(a, 3)
-    assert statuses(a.sent()) == [(3, WCStatus.WR_FLUSH_ERR)]
-    send(b, 4)
-    a.qp.receive_packet(sent(b)[0], 0, ORIGIN)
-    assert statuses(a.received()) == [(7, OK)]
-    a.qp.modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE, 0)
-    send(a, 5)
-    assert len(sent(a)) == 1
-
-
-def test_err_flushes_both_queues() -> None:
-    side = make()
-    side.receive(7, 0, 100)
-    send(side, 1)
-    side.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
-    assert statuses(side.sent()) == [(1, WCStatus.WR_FLUSH_ERR)]
-    assert statuses(side.received()) == [(7, WCStatus.WR_FLUSH_ERR)]
-    side.receive(8, 0, 100)
-    assert statuses(side.received()) == [(8, WCStatus.WR_FLUSH_ERR)]
 
 
 def test_sqd_stops_sending() -> None:

@@ -5,10 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.support.examples import examples
 from urds.verbs.engine.keys import (
     AccessError,
     KeyTable,
@@ -83,23 +80,6 @@ def test_the_last_byte_of_the_address_space_can_be_registered() -> None:
     with pytest.raises(OSError, match="64 bits") as refused:
         table.register(OURS, memoryview(bytearray(64)), top + 1, LOCAL)
     assert refused.value.errno == errno.EINVAL
-
-
-@settings(max_examples=examples(40))
-@given(offset=st.integers(-80, 80), length=st.integers(0, 160))
-def test_a_slice_never_leaves_its_region(offset: int, length: int) -> None:
-    """The region is the middle of a larger buffer: what is beside it stays zero."""
-    memory = bytearray(192)
-    table = KeyTable()
-    region = table.register(OURS, memoryview(memory)[64:128], BASE, ALL)
-    try:
-        view = table.remote(region.rkey, BASE + offset, length, pd=OURS, access=WRITE, qpn=QPN)
-    except AccessError:
-        assert length and (offset < 0 or offset + length > 64)
-    else:
-        assert length == 0 or 0 <= offset <= offset + length <= 64
-        view[:] = b"x" * length
-        assert memory.count(b"x") == memory[64:128].count(b"x") == length
 
 
 @pytest.mark.parametrize(
