@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rsocket.socket_pairs import HOST, WAIT_S, using
+from tests.rsocket.socket_pairs import HOST, WAIT_S, error_of
 from urds.rsocket import calls
 from urds.rsocket.calls import (
     raccept,
@@ -40,11 +40,7 @@ from urds.rsocket.calls import (
 )
 from urds.rsocket.constants import PROT_WRITE, SOL_RDMA, RdmaOpt
 
-
-@pytest.fixture(params=("shm0", "tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
+OVER = ("shm0", "tcp0")
 
 
 @pytest.fixture
@@ -61,13 +57,6 @@ def ends(device: str) -> Iterator[tuple[int, int]]:
     for number in (client, server, listener):
         if socket_of(number) is not None:
             rclose(number)
-
-
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
 
 
 @pytest.mark.rule("rsocket-api")

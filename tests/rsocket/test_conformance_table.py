@@ -58,7 +58,6 @@ POINTS: dict[int, tuple[str, tuple[str, ...]]] = {
         "rsocket/test_conformance_wire.py::"
         "test_the_last_word_is_bare_and_comes_after_the_bytes",
         "rsocket/test_links.py::test_bytes_that_arrived_before_a_close_are_read_after_it",
-        "rsocket/test_links.py::test_a_half_close_leaves_the_other_half",
         "rsocket/test_socket_transfers.py::test_half_close",
     )),
     9: ("connecting without waiting, to oneself, and without success", (

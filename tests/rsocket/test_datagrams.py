@@ -280,22 +280,6 @@ def test_more_destinations_than_the_table_holds() -> None:
 # -- addresses, connected sockets, options
 
 
-def test_a_connected_socket_has_one_peer() -> None:
-    with ends() as made:
-        here, there = made.link("shm0", bound=False), made.link("shm0", host="127.0.0.3")
-        with pytest.raises(OSError, match="no address") as info:
-            here.send(b"x")
-        assert info.value.errno == errno.EDESTADDRREQ
-        assert here.local is None
-        here.connect(address_of(there))
-        assert here.peer == address_of(there)
-        use_queue_pairs(here, there)
-        here.send(b"to my peer")
-        assert take(there) == (b"to my peer", address_of(here))
-        there.send(b"from my peer", address_of(here))
-        assert take(here) == (b"from my peer", address_of(there))
-
-
 def test_a_connected_socket_hears_no_unknown_peer_in_either_way() -> None:
     with ends() as made:
         here, there = made.link("shm0"), made.link("shm0", host="127.0.0.3")
@@ -352,14 +336,6 @@ def test_an_address_that_cannot_be_is_refused(target: tuple[str, int], number: i
         with pytest.raises(OSError, match=r"\w") as info:
             link.send(b"x", target)
         assert info.value.errno == number
-
-
-def test_a_port_belongs_to_one_socket() -> None:
-    with ends() as made:
-        port = address_of(made.link("shm0"))[1]
-        with pytest.raises(OSError, match=r"\w") as info:
-            made.link("shm0", port=port)
-        assert info.value.errno == errno.EADDRINUSE
 
 
 def test_broadcasts_go_by_udp_once_they_are_allowed() -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import socket
-from collections.abc import Iterator
 from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SO_REUSEADDR, SOL_SOCKET
 
 import pytest
@@ -13,10 +12,7 @@ from urds.rsocket import Socket, create_connection, create_server
 MAPPED = f"::ffff:{HOST}"
 
 
-@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
+OVER = (*DEVICES, "shm0,tcp0")
 
 
 def listener(*, v6_only: bool, host: str = "::") -> Socket:

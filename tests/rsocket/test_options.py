@@ -5,31 +5,50 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.rsocket.socket_pairs import HOST, WAIT_S, Pair, Task, pair_over, receive_exactly, using
+from tests.rsocket.socket_pairs import (
+    HOST,
+    WAIT_S,
+    Pair,
+    Task,
+    error_of,
+    receive_exactly,
+    using,
+)
 from urds.rsocket.constants import SOL_RDMA, RdmaOpt
 from urds.rsocket.socket import Socket
 
-
-@pytest.fixture(params=("shm0", "tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
+OVER = ("shm0", "tcp0")
 
 
-@pytest.fixture
-def pair(device: str) -> Iterator[Pair]:
-    with pair_over(device) as made:
-        yield made
+Option = tuple[int, int, int]
+RECEIVE_10_000: Option = (socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
 
 
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
+@contextmanager
+def connected(
+    *options: Option, of_client: Option | None = None, late: bool = False
+) -> Iterator[tuple[Socket, Socket]]:
+    """Connect to a listener with options, set before it has an address or while it listens."""
+    with Socket() as listener, Socket() as client:
+        if late:
+            listener.bind((HOST, 0))
+            listener.listen()
+        for option in options:
+            listener.setsockopt(*option)
+        if not late:
+            listener.bind((HOST, 0))
+            listener.listen()
+        if of_client is not None:
+            client.setsockopt(*of_client)
+        client.settimeout(WAIT_S)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            yield client, accepted
 
 
 def test_values_are_taken_and_given_as_in_socket_socket(pair: Pair) -> None:
@@ -53,64 +72,35 @@ def test_what_a_connection_is_made_of_cannot_change(pair: Pair, option: RdmaOpt)
 
 
 def test_accepted_sockets_have_the_listeners_options(device: str) -> None:
-    with Socket() as listener, Socket() as client:
-        listener.setsockopt(SOL_RDMA, RdmaOpt.RQSIZE, 50)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
-        listener.bind((HOST, 0))
-        listener.listen()
-        client.settimeout(WAIT_S)
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 50
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
-            assert accepted.link.settings.receive_queue == 50
-            assert client.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 384
+    with connected((SOL_RDMA, RdmaOpt.RQSIZE, 50), RECEIVE_10_000) as (client, accepted):
+        assert accepted.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 50
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
+        assert accepted.link.settings.receive_queue == 50
+        assert client.getsockopt(SOL_RDMA, RdmaOpt.RQSIZE) == 384
 
 
 def test_options_set_while_listening_are_those_of_later_connections(device: str) -> None:
-    with Socket() as listener, Socket() as client:
-        listener.bind((HOST, 0))
-        listener.listen()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
-        client.settimeout(WAIT_S)
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.link.settings.receive_bytes == 20_000
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
+    with connected(RECEIVE_10_000, late=True) as (_, accepted):
+        assert accepted.link.settings.receive_bytes == 20_000
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
 
 
 def test_a_small_receive_queue_bounds_what_is_under_way(device: str) -> None:
     """Stop at the credits, go on after reads: docs/reference/rsocket.md 19, point 5."""
-    with Socket() as listener, Socket() as client:
-        listener.setsockopt(SOL_RDMA, RdmaOpt.RQSIZE, 16)
-        listener.bind((HOST, 0))
-        listener.listen()
-        client.settimeout(WAIT_S)
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        with accepted:
-            data = bytes(range(256)) * 20
-            task = Task(lambda: [client.sendall(data[n : n + 1]) for n in range(len(data))])
-            assert receive_exactly(accepted, len(data)) == data
-            task.result()
+    with connected((SOL_RDMA, RdmaOpt.RQSIZE, 16)) as (client, accepted):
+        data = bytes(range(256)) * 20
+        task = Task(lambda: [client.sendall(data[n : n + 1]) for n in range(len(data))])
+        assert receive_exactly(accepted, len(data)) == data
+        task.result()
 
 
 def test_a_small_window_carries_large_bytes(device: str) -> None:
-    with Socket() as listener, Socket() as client:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        listener.bind((HOST, 0))
-        listener.listen()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        client.settimeout(WAIT_S)
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        with accepted:
-            data = bytes(range(256)) * 1000
-            task = Task(lambda: client.sendall(data))
-            assert receive_exactly(accepted, len(data)) == data
-            task.result()
+    small = (socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with connected((socket.SOL_SOCKET, socket.SO_RCVBUF, 1), of_client=small) as (client, accepted):
+        data = bytes(range(256)) * 1000
+        task = Task(lambda: client.sendall(data))
+        assert receive_exactly(accepted, len(data)) == data
+        task.result()
 
 
 def test_info_and_segment_of_a_connection(pair: Pair) -> None:

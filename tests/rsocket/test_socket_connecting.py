@@ -8,29 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
+from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, error_of, using
 from urds.rsocket.socket import Socket
 from urds.rsocket.stream_socket import create_connection, create_server
 from urds.rsocket.stream_socket import socket as rsocket_socket
 
-
-@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
-
-
-@pytest.fixture
-def pair(device: str) -> Iterator[Pair]:
-    with pair_over(device) as made:
-        yield made
-
-
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
+OVER = (*DEVICES, "shm0,tcp0")
 
 
 @pytest.mark.rule("rsocket-connect-cm")

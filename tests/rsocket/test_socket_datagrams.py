@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Task, using
+from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Task, error_of
 from urds.rsocket.calls import (
     rbind,
     rclose,
@@ -34,10 +34,7 @@ def datagram(family: int = socket.AF_INET) -> Socket:
     return made
 
 
-@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
+OVER = (*DEVICES, "shm0,tcp0")
 
 
 @pytest.fixture
@@ -46,13 +43,6 @@ def two(device: str) -> Iterator[Two]:
         for one in (first, second):
             one.bind((HOST, 0))
         yield first, second
-
-
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
 
 
 def test_its_class_and_kind(two: Two) -> None:

@@ -19,9 +19,9 @@ from tests.rsocket.socket_pairs import (
     WAIT_S,
     Pair,
     Task,
+    error_of,
     pair_over,
     receive_exactly,
-    using,
 )
 from urds.rsocket import allocate
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE, SOL_RDMA, RdmaOpt
@@ -32,16 +32,7 @@ from urds.rsocket.stream_transfer import StreamTransfer
 SLOTS = 8
 
 
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
-
-
-@pytest.fixture
-def pair(device: str) -> Iterator[Pair]:
-    with pair_over(device) as made:
-        yield made
+OVER = DEVICES
 
 
 @pytest.fixture
@@ -54,13 +45,6 @@ def mapping_pair(device: str, tmp_path) -> Iterator[Pair]:
             yield made
     finally:
         configure(directory=None)
-
-
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
 
 
 def show(source: Socket, sink: Socket) -> None:

@@ -6,26 +6,21 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.rsocket.socket_pairs import DEVICES, WAIT_S, Pair, Task, pair_over, receive_exactly
+from tests.rsocket.socket_pairs import (
+    DEVICES,
+    WAIT_S,
+    Pair,
+    Task,
+    error_of,
+    receive_exactly,
+)
 from tests.support.waiting import BUSY_S
 from urds.rsocket.socket import Socket
 
-
-@pytest.fixture(params=DEVICES)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with pair_over(request.param) as made:
-        yield made
-
-
-def error_of(call, *arguments) -> int:
-    with pytest.raises(OSError) as caught:
-        call(*arguments)
-    assert caught.value.errno is not None
-    return caught.value.errno
+OVER = DEVICES
 
 
 def fill(source: Socket, chunk: bytes) -> int:
@@ -113,14 +108,6 @@ def test_recv_into_counts_and_limits(pair: Pair) -> None:
         pair.server.recv_into(b"readonly")
 
 
-def test_recvfrom_names_the_peer(pair: Pair) -> None:
-    """As the original does; a kernel's stream says None."""
-    pair.client.sendall(b"ab")
-    name = pair.client.getsockname()
-    assert pair.server.recvfrom(1) == (b"a", name)
-    assert pair.server.recvfrom_into(bytearray(1)) == (1, name)
-
-
 def test_all_buffers_are_sent_and_filled(pair: Pair) -> None:
     """docs/reference/rsocket.md 19, point 14: the original fills the first only."""
     assert pair.client.sendmsg([b"ab", b"", bytearray(b"cde"), memoryview(b"f")]) == 6
@@ -144,9 +131,7 @@ def test_peeking_into_several_buffers(pair: Pair) -> None:
     assert pair.server.recvmsg(10) == (b"abc", [], 0, pair.client.getsockname())
 
 
-def test_control_messages_are_refused_and_room_for_them_stays_empty(pair: Pair) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))]
-    assert error_of(pair.client.sendmsg, [b"x"], rights) == errno.ENOTSUP
+def test_room_for_control_messages_stays_empty(pair: Pair) -> None:
     assert pair.client.sendmsg([b"ab"], []) == 2
     name = pair.client.getsockname()
     assert pair.server.recvmsg(1, 64) == (b"a", [], 0, name)
@@ -156,21 +141,9 @@ def test_control_messages_are_refused_and_room_for_them_stays_empty(pair: Pair) 
             call()
 
 
-def test_a_stream_takes_no_address(pair: Pair) -> None:
-    assert error_of(pair.client.sendto, b"x", ("127.0.0.1", 1)) == errno.EISCONN
-    assert error_of(pair.client.sendto, b"x", 0, ("127.0.0.1", 1)) == errno.EISCONN
-    assert error_of(pair.client.sendmsg, [b"x"], [], 0, ("127.0.0.1", 1)) == errno.EISCONN
-
-
 def test_flags_that_mean_nothing_are_ignored(pair: Pair) -> None:
     assert pair.client.send(b"x", socket.MSG_NOSIGNAL | socket.MSG_MORE) == 1
     assert pair.server.recv(1, socket.MSG_NOSIGNAL) == b"x"
-
-
-def test_flags_that_would_mean_something_are_refused(pair: Pair) -> None:
-    assert error_of(pair.client.send, b"x", socket.MSG_OOB) == errno.EOPNOTSUPP
-    assert error_of(pair.client.recv, 1, socket.MSG_OOB) == errno.EOPNOTSUPP
-    assert error_of(pair.client.recv, 1, socket.MSG_ERRQUEUE) == errno.EOPNOTSUPP
 
 
 def test_any_buffer_is_sent(pair: Pair) -> None:
@@ -203,15 +176,6 @@ def test_half_close(pair: Pair) -> None:
     pair.server.sendall(b"answer")
     pair.server.close()
     assert receive_exactly(pair.client, 100) == b"answer"
-
-
-@pytest.mark.rule("rsocket-disconnect")
-def test_what_arrived_before_a_close_is_read_after_it(pair: Pair) -> None:
-    pair.client.sendall(b"last words")
-    pair.client.close()
-    assert receive_exactly(pair.server, 100) == b"last words"
-    assert pair.server.recv(1) == b""
-    assert error_of(pair.server.send, b"anybody?") in (errno.ECONNRESET, errno.EPIPE)
 
 
 def test_shutdown_wants_a_direction(pair: Pair) -> None:
@@ -303,9 +267,3 @@ def test_single_bytes_beyond_the_receive_queue(pair: Pair) -> None:
     else:
         number = 1000
     assert receive_exactly(pair.server, number) == bytes(n % 251 for n in range(number))
-
-
-def test_detach_and_dup_are_refused(pair: Pair) -> None:
-    assert error_of(pair.client.detach) == errno.EOPNOTSUPP
-    assert error_of(pair.client.dup) == errno.EOPNOTSUPP
-    assert not pair.client.get_inheritable()

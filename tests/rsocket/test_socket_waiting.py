@@ -1,6 +1,5 @@
 """Waiting: timeouts, the descriptor, other threads, signals, forks, and the clock."""
 
-import asyncio
 import errno
 import gc
 import os
@@ -10,7 +9,6 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,18 +18,13 @@ from tests.rsocket.socket_pairs import (
     WAIT_S,
     Pair,
     Task,
-    pair_over,
+    error_of,
     receive_exactly,
 )
 from tests.support.waiting import BUSY_S
-from urds.rsocket import waiting
 from urds.rsocket.socket import Socket
 
-
-@pytest.fixture(params=(*DEVICES, "shm0,tcp0"))
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with pair_over(request.param) as made:
-        yield made
+OVER = (*DEVICES, "shm0,tcp0")
 
 
 def ready(one: Socket, wait_s: float = 0) -> tuple[bool, bool]:
@@ -79,60 +72,6 @@ def test_sendall_has_one_timeout_for_all(pair: Pair) -> None:
     assert time.monotonic() - began_s < BUSY_S
 
 
-@pytest.mark.rule("rsocket-problem-clock")
-def test_no_call_reads_the_clock_that_does_not_wait(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """docs/reference/rsocket.md 17: a twelfth of the original's time went into the clock."""
-
-    def no_clock() -> float:
-        raise AssertionError("a call reads the clock")
-
-    pair.client.sendall(b"x" * 100)
-    until(lambda: pair.server.readiness().readable)
-    monkeypatch.setattr(waiting.time, "monotonic", no_clock)
-    pair.server.settimeout(WAIT_S)
-    assert pair.server.recv(10) == b"x" * 10
-    assert pair.server.recv_into(bytearray(10)) == 10
-    pair.client.send(b"y")
-    with pytest.raises(BlockingIOError):
-        pair.client.recv(1, socket.MSG_DONTWAIT)
-
-
-def test_the_descriptor_shows_bytes_until_they_are_taken(pair: Pair) -> None:
-    one = pair.server
-    assert ready(one) == (False, True)
-    pair.client.sendall(b"ab")
-    assert ready(one, WAIT_S)[1]
-    until(lambda: ready(one) == (True, True))
-    one.recv(1)
-    assert ready(one) == (True, True)
-    one.recv(1)
-    assert ready(one) == (False, True)
-
-
-def test_the_descriptor_shows_room_and_its_end(pair: Pair) -> None:
-    one = pair.client
-    assert one.fileno() == one.fileno() >= 0
-    one.setblocking(False)
-    sent = 0
-    with pytest.raises(BlockingIOError):
-        sent = fill(one)
-    assert ready(one) == (False, False)
-    one.settimeout(WAIT_S)
-    task = Task(lambda: len(receive_exactly(pair.server, 1 << 30)))
-    assert select.select([], [one], [], WAIT_S)[1] == [one]
-    one.shutdown(socket.SHUT_WR)
-    assert task.result() > sent
-
-
-def fill(one: Socket) -> int:
-    """Send until the socket refuses with EAGAIN."""
-    for _ in range(10_000):
-        one.send(bytes(1 << 18))
-    return 0
-
-
 def test_the_descriptor_shows_the_end(pair: Pair) -> None:
     pair.server.fileno()
     pair.client.close()
@@ -168,24 +107,14 @@ def test_epoll_keeps_a_descriptor_from_before_the_connect(pair: Pair) -> None:
             assert client.recv(1) == b"x"
 
 
-def test_a_wait_ends_when_another_thread_closes(pair: Pair) -> None:
+@pytest.mark.parametrize("call", ["recv", "sendall"])
+def test_a_wait_ends_when_another_thread_closes(pair: Pair, call: str) -> None:
     pair.client.settimeout(None)
-    task = Task(lambda: pair.client.recv(1))
+    argument = 1 if call == "recv" else bytes(64 << 20)
+    task = Task(lambda: getattr(pair.client, call)(argument))
     time.sleep(0.05)
     pair.client.close()
-    with pytest.raises(OSError) as caught:
-        task.result()
-    assert caught.value.errno == errno.EBADF
-
-
-def test_a_send_ends_when_another_thread_closes(pair: Pair) -> None:
-    pair.client.settimeout(None)
-    task = Task(lambda: pair.client.sendall(bytes(64 << 20)))
-    time.sleep(0.05)
-    pair.client.close()
-    with pytest.raises(OSError) as caught:
-        task.result()
-    assert caught.value.errno == errno.EBADF
+    assert error_of(task.result) == errno.EBADF
 
 
 def test_a_shutdown_for_reading_ends_a_wait(pair: Pair) -> None:
@@ -249,65 +178,6 @@ def test_a_signal_handler_that_returns_lets_the_wait_go_on(pair: Pair) -> None:
         task.result()
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def test_two_threads_send_and_receive_on_one_socket(pair: Pair) -> None:
-    data = os.urandom(1 << 20)
-    tasks = [
-        Task(lambda: pair.client.sendall(data)),
-        Task(lambda: pair.server.sendall(data)),
-    ]
-    assert Task(lambda: receive_exactly(pair.server, len(data))).result() == data
-    assert receive_exactly(pair.client, len(data)) == data
-    for task in tasks:
-        task.result()
-
-
-def test_asyncio_waits_on_the_descriptor(pair: Pair) -> None:
-    async def talk() -> bytes:
-        loop = asyncio.get_running_loop()
-        for one in pair.both:
-            one.setblocking(False)
-        receiving = asyncio.ensure_future(loop.sock_recv(pair.server, 5))
-        await asyncio.sleep(0.01)
-        await loop.sock_sendall(pair.client, b"hello")
-        return await asyncio.wait_for(receiving, WAIT_S)
-
-    assert asyncio.run(talk()) == b"hello"
-
-
-def test_asyncio_connects_and_accepts(pair: Pair) -> None:
-    async def meet() -> bytes:
-        loop = asyncio.get_running_loop()
-        pair.listener.setblocking(False)
-        with Socket() as client:
-            client.setblocking(False)
-            accepting = asyncio.ensure_future(loop.sock_accept(pair.listener))
-            await asyncio.wait_for(loop.sock_connect(client, pair.listener.getsockname()), WAIT_S)
-            accepted, _ = await asyncio.wait_for(accepting, WAIT_S)
-            with accepted:
-                await loop.sock_sendall(client, b"x" * 100_000)
-                return await asyncio.wait_for(loop.sock_recv(accepted, 10), WAIT_S)
-
-    assert asyncio.run(meet()) == b"x" * 10
-
-
-def test_a_childs_copy_is_closed(pair: Pair) -> None:
-    """A child of a fork gets EBADF and leaves the parent's connection alone."""
-    pair.client.fileno()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            pair.client.send(b"x")
-        except OSError as error:
-            code = 0 if error.errno == errno.EBADF else 2
-        pair.client.close()
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    pair.client.send(b"y")
-    assert pair.server.recv(1) == b"y"
 
 
 def test_a_forgotten_socket_warns_and_ends_its_connection(pair: Pair) -> None:

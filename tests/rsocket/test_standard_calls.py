@@ -4,18 +4,14 @@ import errno
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from tests.rsocket.socket_pairs import HOST, WAIT_S, error_of, using
+from tests.rsocket.socket_pairs import HOST, WAIT_S, error_of
 from urds.rsocket import Socket, create_connection, create_server
 
-
-@pytest.fixture(autouse=True, params=("shm0", "tcp0", "shm0,tcp0"))
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
-        yield request.param
+OVER = ("shm0", "tcp0", "shm0,tcp0")
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_the_default_of_the_socket_module_is_the_default_timeout() -> None:
