@@ -40,21 +40,6 @@ def test_masks_have_a_bit_for_each_field_in_order() -> None:
     assert len(fields(ProviderAttr)) == int(ProviderField.ALL).bit_length() == 26
 
 
-@pytest.mark.rule("dat-support-attribute")
-def test_c10_what_a_fresh_adapter_supports() -> None:
-    with open_fake() as ia:
-        ret, evd, _, provider = dat.dat_ia_query(ia, 0, dat.DAT_PROVIDER_FIELD_ALL)
-        assert ret == dat.DAT_SUCCESS
-        assert evd is ia.async_evd
-        assert provider is not None
-        assert provider.ep_recv_info_supported == 0x11
-        assert provider.srq_supported is True
-        assert provider.srq_watermarks_supported == 0x111
-        assert provider.srq_info_supported == 0x11
-        assert provider.srq_ep_pz_difference_supported is True
-        assert provider.lmr_sync_req is False
-
-
 @pytest.mark.rule("dat-support-attribute", "dat-support-optional")
 @pytest.mark.parametrize("info", [0x00, 0x01, 0x10])
 def test_support_can_be_taken_back(info: int) -> None:
@@ -202,13 +187,6 @@ def test_a_context_is_kept_beside_a_handle() -> None:
         assert dat.dat_get_handle_type(pz) == (dat.DAT_SUCCESS, HandleType.PZ)
         pz.free()
         assert dat.dat_get_consumer_context(pz)[0] == dat.DAT_INVALID_HANDLE
-
-
-@pytest.mark.parametrize("handle", [None, 0, 4096, "pz", object()])
-def test_what_is_no_handle_is_refused(handle: object) -> None:
-    assert dat.dat_pz_query(handle, 1)[0] == dat.DAT_INVALID_HANDLE
-    assert dat.dat_pz_query(handle, 1)[0].subtype == Subtype.INVALID_HANDLE_PZ
-    assert dat.dat_get_handle_type(handle)[0] == dat.DAT_INVALID_HANDLE
 
 
 # -- addresses and qualifiers

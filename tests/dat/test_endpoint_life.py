@@ -159,19 +159,6 @@ def test_no_listener() -> None:
         assert [event.status for event in scene.a.taken()] == [dat.DtoStatus.ERR_FLUSHED] * 2
 
 
-@pytest.mark.parametrize("device", ["shm0", "udp0", "tcp0"])
-def test_no_listener_on_a_real_device(device: str) -> None:
-    with dat.open(device) as ia:
-        evd = ia.create_evd(4, dat.EvdFlag.CONNECTION)
-        attr = dat.EpAttr(max_recv_dtos=0, max_request_dtos=0)
-        ep = ia.create_pz().create_ep(None, None, evd, attr)
-        with ia.listen(evd=ia.create_evd(1, dat.EvdFlag.CR)) as psp:
-            free = psp.conn_qual
-        ep.connect(ia.address, free, timeout_s=10)
-        assert evd.wait(10).event_number is Number.CONNECTION_NON_PEER_REJECTED
-        assert ep.state is State.DISCONNECTED
-
-
 def test_the_consumer_rejects() -> None:
     with Scene(connected=False) as scene:
         scene.b.ia.listen(QUAL, evd=scene.b.requests)
