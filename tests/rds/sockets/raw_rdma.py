@@ -3,13 +3,12 @@
 import ctypes
 import mmap
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import pytest
 
 import urds
 from tests.rds.sockets.conftest import FAKE_PEER
+from tests.support.errnos import refused
 from urds.rds.constants import SOL_RDS, Cmsg, SockOpt
 
 Ancillary = tuple[int, int, bytes]
@@ -126,13 +125,6 @@ def rdma_map(address: int, byte_count: int, cookie_address: int = 0, flags: int 
 def rdma_dest(cookie: int) -> Ancillary:
     """Return the control message that brings a cookie along."""
     return SOL_RDS, Cmsg.RDMA_DEST, struct.pack("=Q", cookie)
-
-
-def refused(call: Callable[..., object], *arguments: object) -> int | None:
-    """Return the errno that a call raises."""
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    return failure.value.errno
 
 
 def send(sock: urds.Socket, *ancillary: Ancillary, payload: bytes = b"x") -> int:

@@ -10,7 +10,7 @@ import pytest
 import urds
 from tests.rds.sockets.conftest import FAKE_PEER
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
-from tests.rds.sockets.raw_rdma import refused
+from tests.support.errnos import refused
 from urds.rds.cmsg import destination_cookie, destination_extension
 from urds.rds.constants import MSG_DONTWAIT, MSG_OOB, RdmaStatus
 from urds.rds.runtime.backend import AtomicOperation, CongestionNotice, Message, RdmaTransfer

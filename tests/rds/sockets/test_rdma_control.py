@@ -27,10 +27,10 @@ from tests.rds.sockets.raw_rdma import (
     rdma_dest,
     rdma_map,
     read_only_page,
-    refused,
     send,
     send_refused,
 )
+from tests.support.errnos import refused
 from urds.rds.constants import (
     MSG_CTRUNC,
     SO_ZEROCOPY,

@@ -24,11 +24,11 @@ from tests.rds.sockets.raw_rdma import (
     rdma_dest,
     rdma_map,
     read_only_page,
-    refused,
     region_option,
     send,
     send_refused,
 )
+from tests.support.errnos import refused
 from urds.common.errors import ErrorReason, os_error
 from urds.rds.cmsg import destination_cookie
 from urds.rds.constants import SOL_RDS, RdmaFlag, SockOpt, Transport
@@ -38,15 +38,20 @@ ALL = (1 << 64) - 1
 REGION_OPTIONS = (SockOpt.GET_MR, SockOpt.GET_MR_FOR_DEST)
 
 
-# -- the transport is chosen before bind
+@pytest.fixture
+def asked(fake: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Return what the table of regions is asked for, instead of having it made."""
+    noted: list[dict[str, object]] = []
+
+    def register(*_: object, **given: object) -> int:
+        noted.append(given)
+        return 7
+
+    monkeypatch.setattr(fake.table, "register", register)
+    return noted
 
 
-def test_rdma_is_chosen_before_bind(fake: FakeBackend) -> None:
-    with bound_over(Transport.IB) as sock:
-        assert fake.transports == [Transport.IB]
-        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 0
-        again = (SOL_RDS, SockOpt.TRANSPORT, 2)
-        assert refused(sock.setsockopt, *again) == errno.EOPNOTSUPP
+# -- the type of service is chosen before bind
 
 
 def test_the_type_of_service_is_chosen_once(over_rdma: urds.Socket, box: FakeMailbox) -> None:
@@ -187,21 +192,13 @@ def test_a_region_whose_cookie_cannot_be_given_is_none(
 )
 def test_flags_say_what_a_region_allows(
     over_rdma: urds.Socket,
-    fake: FakeBackend,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: list[dict[str, object]],
     flags: int,
     writable: bool,
     use_once: bool,
 ) -> None:
-    asked: list[tuple[bool, bool]] = []
-
-    def register(*_: object, writable: bool, use_once: bool, **_more: object) -> int:
-        asked.append((writable, use_once))
-        return 7
-
-    monkeypatch.setattr(fake.table, "register", register)
     get_region(over_rdma, Memory(8), flags)
-    assert asked == [(writable, use_once)]
+    assert [(one["writable"], one["use_once"]) for one in asked] == [(writable, use_once)]
 
 
 @pytest.mark.parametrize(
@@ -225,40 +222,26 @@ def test_flags_say_what_a_region_allows(
 )
 def test_a_region_may_be_for_one_destination(
     over_rdma: urds.Socket,
-    fake: FakeBackend,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: list[dict[str, object]],
     destination: bytes,
     peer: str | None,
 ) -> None:
     """What is no address is for the holder of the cookie: Linux does not look at it."""
-    asked: list[object] = []
-
-    def register(*_: object, peer: object, **_more: object) -> int:
-        asked.append(peer)
-        return 7
-
-    monkeypatch.setattr(fake.table, "register", register)
     place = Memory(8)
     value = destination.ljust(128, b"\0") + get_mr(Memory(8).address, 8, place.address)
     over_rdma.setsockopt(SOL_RDS, SockOpt.GET_MR_FOR_DEST, value)
-    assert asked == [None if peer is None else ip_address(peer)]
+    assert [one["peer"] for one in asked] == [None if peer is None else ip_address(peer)]
 
 
 def test_a_region_that_a_message_makes_is_for_its_destination(
-    over_rdma: urds.Socket, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    over_rdma: urds.Socket, asked: list[dict[str, object]]
 ) -> None:
-    asked: list[object] = []
-
-    def register(*_: object, peer: object, **_more: object) -> int:
-        asked.append(peer)
-        return 7
-
-    monkeypatch.setattr(fake.table, "register", register)
     memory = Memory(8)
     send(over_rdma, rdma_map(memory.address, 8))
     over_rdma.get_mr(bytearray(8))
     over_rdma.get_mr(bytearray(8), ("10.0.0.9", 0))
-    assert asked == [ip_address(FAKE_PEER[0]), None, ip_address("10.0.0.9")]
+    peers = [one["peer"] for one in asked]
+    assert peers == [ip_address(FAKE_PEER[0]), None, ip_address("10.0.0.9")]
 
 
 def test_what_cannot_be_freed(over_rdma: urds.Socket, fake: FakeBackend) -> None:

@@ -28,9 +28,9 @@ from tests.rds.sockets.raw_rdma import (
     iovecs,
     rdma_args,
     rdma_map,
-    refused,
     region_option,
 )
+from tests.support.errnos import refused
 from urds.rds.constants import (
     MSG_DONTWAIT,
     SOL_RDS,

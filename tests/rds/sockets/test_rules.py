@@ -18,6 +18,7 @@ from tests.rds.sockets.conftest import NewSocket
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.recording import DONTWAIT, poll_bits, readable
 from tests.rds.sockets.remote import RemotePeer
+from tests.support.errnos import refused
 from tests.support.waiting import BUSY_S
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt
 from urds.rds.runtime.inprocess import InProcess
@@ -56,13 +57,6 @@ def near(new_socket: NewSocket) -> urds.Socket:
     sock = new_socket(1, 4000)
     sock.settimeout(WAIT_S)
     return sock
-
-
-def refused(call: Callable[..., object], *arguments: object) -> int | None:
-    """Return the errno that a call raises."""
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    return failure.value.errno
 
 
 def sends_until(code: int, sock: urds.Socket, target: tuple[str, int]) -> int:

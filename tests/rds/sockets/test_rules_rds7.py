@@ -7,7 +7,6 @@ import errno
 import socket
 import struct
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,24 +15,15 @@ from tests.rds.sockets.conftest import NewSocket
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.recording import DONTWAIT, poll_bits
 from tests.rds.sockets.remote import RemotePeer
-from tests.support import carriers
-from tests.support.waiting import BUSY_S
-from urds.rds.constants import SOL_RDS, SOL_SOCKET, MessageFlag, SockOpt, Transport
+from tests.support.errnos import refused
+from urds.rds.constants import SOL_SOCKET, MessageFlag, SockOpt
 from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.each_carrier
 
 NEAR, FAR = host(1), host(2)
-NOT_OURS = "198.51.100.1"  # an address for documentation: no host has it
 SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO = 7, 8, 20
 WAIT_S = 20.0
-
-
-def refused(call: Callable[..., object], *arguments: object) -> int | None:
-    """Return the errno that a call raises."""
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    return failure.value.errno
 
 
 @pytest.mark.rule("rds7-pf-rds", "rds7-sol-rds", "rds7-sysctl-sol-rds")
@@ -47,23 +37,6 @@ def test_the_numbers_that_were_read_from_files_are_fixed(new_socket: NewSocket) 
 
 
 # -- names
-
-
-@pytest.mark.rule("rds7-bind-attaches-transport")
-def test_a_bind_attaches_the_transport(new_socket: NewSocket) -> None:
-    sock = new_socket()
-    assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == -1
-    sock.bind((NEAR, 4000))
-    assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == carriers.transport()
-    assert refused(sock.setsockopt, SOL_RDS, SockOpt.TRANSPORT, Transport.TCP) == errno.EOPNOTSUPP
-
-
-@pytest.mark.rule("rds7-bind-no-transport")
-def test_an_address_that_no_transport_has_is_not_available(new_socket: NewSocket) -> None:
-    sock = new_socket()
-    assert refused(sock.bind, (NOT_OURS, 4000)) == errno.EADDRNOTAVAIL
-    sock.bind((NEAR, 4000))
-    assert sock.getsockname() == (NEAR, 4000)
 
 
 @pytest.mark.rule("rds7-bind-unique")
@@ -88,28 +61,6 @@ def test_nothing_is_sent_or_received_out_of_band(new_socket: NewSocket) -> None:
     assert sock.recvmsg(100, 0, out_of_band) == (b"", [], 0, None)
     assert sock.recvmsg(100) == (b"plain", [], 0, (NEAR, 4000))
     assert refused(sock.recv, 100, DONTWAIT) == errno.EAGAIN
-
-
-@pytest.mark.rule("rds7-timeouts")
-def test_a_receive_ends_with_its_time(new_socket: NewSocket) -> None:
-    sock = new_socket(1)
-    sock.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("=qq", 0, 100_000))
-    began = time.monotonic()
-    assert refused(sock.recv, 10) == errno.ETIMEDOUT
-    assert 0.09 < time.monotonic() - began < BUSY_S
-
-
-@pytest.mark.rule("rds7-unconnected-default", "rds7-order-per-pair")
-def test_one_unconnected_socket_sends_to_many(new_socket: NewSocket) -> None:
-    sender = new_socket(1, 4000)
-    receivers = [new_socket(number, 5000) for number in (2, 3, 4)]
-    for number in range(10):
-        for receiver in receivers:
-            sender.sendmsg([b"%d" % number], [], 0, receiver.getsockname())
-    assert refused(sender.getpeername) == errno.ENOTCONN
-    for receiver in receivers:
-        received = [receiver.recvfrom(10) for _ in range(10)]
-        assert received == [(b"%d" % number, (NEAR, 4000)) for number in range(10)]
 
 
 # -- queues

@@ -15,8 +15,9 @@ import pytest
 import urds
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.rds.sockets.recording import DONTWAIT
+from tests.support.errnos import refused
 from urds.common.errors import ErrorReason, SettingError, os_error
-from urds.rds.constants import SOL_RDS, SOL_SOCKET, ExtensionType, SockOpt, Transport
+from urds.rds.constants import SOL_RDS, SOL_SOCKET, ExtensionType, SockOpt
 from urds.rds.runtime.backend import ALL_GROUPS, Backend, CongestionNotice, Message
 from urds.rds.runtime.process import process
 from urds.rds.wire import extensions as exthdr
@@ -26,15 +27,6 @@ PEER = ("10.0.0.2", 5000)
 READ_ONLY_VIEW = memoryview(bytearray(8)).toreadonly()
 STREWN_VIEW = memoryview(bytearray(8))[::2]
 OTHER_WORDS = [("recvmsg_into", [5]), ("recvmsg", [-1])]  # not those of CPython
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeBackend]:
-    """Put a fake backend in place of the process's."""
-    backend = FakeBackend()
-    before = process.use(cast("Backend", backend))
-    yield backend
-    process.use(before)
 
 
 @pytest.fixture
@@ -49,13 +41,6 @@ def sock(fake: FakeBackend) -> Iterator[urds.Socket]:
 def box(sock: urds.Socket, fake: FakeBackend) -> FakeMailbox:
     """Return the mailbox of `sock`."""
     return fake.bound[-1]
-
-
-def refused(call: Callable[..., object], *arguments: object) -> int | None:
-    """Return the errno that a call raises."""
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    return failure.value.errno
 
 
 def message(payload: bytes = b"payload", **more: Any) -> Message:
@@ -84,21 +69,6 @@ def test_names_before_and_after_bind(fake: FakeBackend) -> None:
 @pytest.mark.rule("rds7-bind-once", "rds7-bind-one-address")
 def test_a_bound_socket_cannot_be_bound_again(sock: urds.Socket) -> None:
     assert refused(sock.bind, ("10.0.0.1", 4001)) == errno.EINVAL
-
-
-def test_an_address_in_use_takes_the_chosen_transport_away(fake: FakeBackend) -> None:
-    with urds.Socket() as sock:
-        sock.setsockopt(SOL_RDS, SockOpt.TRANSPORT, 2)
-        fake.error = os_error(ErrorReason.NOT_LOCAL)
-        assert refused(sock.bind, LOCAL) == errno.EADDRNOTAVAIL
-        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 2
-        fake.error = os_error(ErrorReason.ADDRESS_IN_USE)
-        assert refused(sock.bind, LOCAL) == errno.EADDRINUSE
-        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == -1
-        fake.error = None
-        sock.bind(LOCAL)
-        assert sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT) == 2
-    assert fake.transports == [Transport.TCP, Transport.TCP, None]
 
 
 @pytest.mark.rule("rds7-bind-before-use")

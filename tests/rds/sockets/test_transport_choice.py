@@ -5,13 +5,14 @@ docs/reference/rds.md 2.7, 3.1, 3.2.
 """
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
+from tests.support.errnos import refused
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.runtime.inprocess import InProcess
 
@@ -45,13 +46,6 @@ def attached(sock: urds.Socket) -> int:
     """Return the transport of a socket."""
     number: int = sock.getsockopt(SOL_RDS, SockOpt.TRANSPORT)
     return number
-
-
-def refused(call: Callable[..., object], *arguments: object) -> int | None:
-    """Return the errno that a call raises."""
-    with pytest.raises(OSError) as failure:
-        call(*arguments)
-    return failure.value.errno
 
 
 @pytest.mark.rule("rds7-bind-attaches-transport")
@@ -103,6 +97,7 @@ def test_an_address_of_another_process_takes_the_choice_away() -> None:
         assert attached(sock) == NONE
 
 
+@pytest.mark.rule("rds7-bind-no-transport")
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize("transport", [Transport.TCP, Transport.IB])
 def test_an_address_that_the_chosen_transport_has_not(transport: Transport) -> None:
