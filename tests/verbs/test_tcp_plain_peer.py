@@ -8,11 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.verbs.plain_peer import (
-    CRC,
     ENHANCED,
     READ_REQUEST,
     READ_RESPONSE,
-    REJECT,
     REPLY_KEY,
     REQUEST_KEY,
     SEND,
@@ -180,15 +178,6 @@ def test_a_terminate_of_the_peer_names_our_read() -> None:
         assert "REMOTE_INVALID_STAG" in end.event(ConnectionEventKind.BROKEN).reason
 
 
-def test_a_checksum_is_there_when_the_peer_wants_it() -> None:
-    with we_connect(flags=ENHANCED | CRC | 2) as (end, peer):
-        end.send(b"abc")
-        frame = peer.data(2 + 18 + 3 + 1 + 4)
-        from urds.verbs.providers.tcp.fpdu import crc32c_in_python
-
-        assert frame[-4:] == crc32c_in_python(frame[:-4]).to_bytes(4, "little")
-
-
 def test_a_peer_of_revision_1_is_spoken_to() -> None:
     with we_connect(flags=1) as (end, peer):
         end.send(b"abc")
@@ -200,18 +189,6 @@ def test_a_peer_to_peer_reply_gets_its_first_write() -> None:
     with we_connect(ird=0x8004, ord_=0x8004) as (_end, peer):
         segment = peer.next()
         assert (segment.opcode, segment.payload) == (WRITE, b"")
-
-
-def test_a_rejection_of_the_peer_is_heard() -> None:
-    with adapters(None) as (adapter,), socket.create_server(("127.0.0.1", 0)) as listener:
-        end = End(adapter)
-        end.connect(listener.getsockname())
-        peer = PlainPeer.accept(listener)
-        peer.receive_message(REQUEST_KEY)
-        peer.send_message(REPLY_KEY, ENHANCED | REJECT | 2, b"no")
-        event = end.event(ConnectionEventKind.REJECTED)
-        assert event.parameters.private_data == b"no"
-        peer.close()
 
 
 # -- the peer connects

@@ -24,25 +24,6 @@ def connected(**changes: object) -> World:
     return world
 
 
-def test_both_sides_learn_numbers_and_private_data() -> None:
-    world = connected()
-    request, reply = world.right.events[0].message, world.left.events[0].message
-    assert request is not None and reply is not None
-    assert (request.private_data, reply.private_data) == (b"hello", b"welcome")
-    assert (request.offer.qpn, reply.offer.qpn) == (100, 200)
-    connection = world.right.connections[0]
-    assert (connection.local, connection.peer) == (("10.0.0.2", PORT), ("10.0.0.1", 9))
-
-
-def test_a_goodbye_ends_both_sides() -> None:
-    world = connected()
-    world.left.core.disconnect(world.left.events[0].connection, now_ns=world.now_ns)
-    world.settle(world.left)
-    world.run(SECOND)
-    assert world.left.kinds()[-1] is world.right.kinds()[-1] is CmEventKind.DISCONNECTED
-    assert world.left.core.poll_timeout() is world.right.core.poll_timeout() is None
-
-
 def test_both_may_say_goodbye_at_once() -> None:
     world = connected()
     for side in (world.left, world.right):
@@ -81,14 +62,6 @@ def test_a_rejection_carries_private_data_and_is_repeated_for_duplicates() -> No
     message = world.left.events[0].message
     assert message is not None and message.private_data == b"no"
     assert world.right.kinds() == [REQUEST]
-
-
-def test_without_a_listener() -> None:
-    world = World()
-    world.connect()
-    world.run(SECOND)
-    assert world.left.kinds() == [CmEventKind.REFUSED]
-    assert world.right.core.stats.rejected_no_listener == 1
 
 
 def test_a_full_backlog_refuses() -> None:
@@ -348,17 +321,6 @@ def test_a_failed_queue_pair_breaks_both_sides_and_the_peer_hears_it_later() -> 
     assert world.left.kinds().count(CmEventKind.BROKEN) == 1
 
 
-def test_a_look_up_gives_number_and_key() -> None:
-    world = World()
-    world.listen(space=UDP)
-    world.connect(space=UDP)
-    world.run(SECOND)
-    assert world.left.kinds() == [ESTABLISHED]
-    message = world.left.events[0].message
-    assert message is not None and (message.offer.qpn, message.offer.qkey) == (200, 77)
-    assert world.left.core.poll_timeout() is world.right.core.poll_timeout() is None
-
-
 def test_a_look_up_survives_a_lost_answer() -> None:
     world = World()
     world.listen(space=UDP)
@@ -377,23 +339,6 @@ def test_the_two_spaces_are_apart() -> None:
     world.connect(space=TCP)
     world.run(SECOND)
     assert world.left.kinds() == [CmEventKind.REFUSED]
-
-
-def test_an_address_has_one_listener() -> None:
-    world = World()
-    world.listen()
-    with pytest.raises(OSError) as caught:
-        world.listen()
-    assert caught.value.errno == errno.EADDRINUSE
-
-
-def test_closing_tells_every_peer_once() -> None:
-    world = connected()
-    world.right.core.close()
-    world.settle(world.right)
-    world.run(SECOND)
-    assert world.left.kinds() == [ESTABLISHED, CmEventKind.DISCONNECTED]
-    assert world.sent[CmMessageKind.DREQ] == 1
 
 
 def test_unknown_peers_cannot_speak_of_a_connection() -> None:

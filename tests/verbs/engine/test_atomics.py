@@ -4,14 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.verbs_pair import Pair, Side
+from tests.sim.verbs_pair import Side
 from tests.support.examples import examples
-from tests.verbs.engine.verbs_sides import ONLY, answers, events, make_answering, make_asking, sent
+from tests.verbs.engine.verbs_sides import ONLY, answers, make_answering, make_asking, sent
 from urds.verbs.engine.numbers import (
     AccessFlag,
-    AsyncEventType,
-    WCOpcode,
-    WCStatus,
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
@@ -114,19 +111,6 @@ def add_bytes(side: Side, psn: int, at: int = 0) -> Packet:
     )  # fmt: skip
 
 
-def test_a_masked_operation_is_answered_with_what_was_before() -> None:
-    side = make_answering()
-    side.memory[:8] = b"\xff\x01" + bytes(6)
-    swap = Packet(
-        PacketKind.MASKED_SWAP, 0xB, 101, ONLY, address=side.address, rkey=side.region.rkey,
-        compare_add=0x0100, compare_mask=0xFF00, swap=ALL, swap_mask=0xFF << 56,
-    )  # fmt: skip
-    found = answers(side, add_bytes(side, 100), swap)
-    assert [packet.kind for packet in found[:2]] == [PacketKind.ATOMIC_RESPONSE] * 2
-    assert [packet.compare_add for packet in found[:2]] == [0x01FF, 0x0100]
-    assert side.memory[:8] == b"\x00\x01" + bytes(5) + b"\xff"
-
-
 def test_a_repeated_masked_operation_is_answered_from_memory() -> None:
     side = make_answering()
     side.memory[0] = 0xFF
@@ -145,41 +129,7 @@ def test_a_queue_pair_may_forbid_masked_operations(kind: PacketKind) -> None:
     assert not any(side.memory[:8])
 
 
-@pytest.mark.parametrize("kind", [PacketKind.MASKED_SWAP, PacketKind.MASKED_ADD])
-def test_masks_open_no_other_memory(kind: PacketKind) -> None:
-    """The cell has to be aligned and the key's, whatever bits of it are meant."""
-    for at, rkey, syndrome, event in (
-        (4, 0, Syndrome.NAK_INVALID_REQUEST, AsyncEventType.QP_REQ_ERR),
-        (8, 1 << 8, Syndrome.NAK_REMOTE_ACCESS, AsyncEventType.QP_ACCESS_ERR),
-        (1 << 20, 0, Syndrome.NAK_REMOTE_ACCESS, AsyncEventType.QP_ACCESS_ERR),
-    ):
-        side = make_answering()
-        before = bytes(side.memory)
-        packet = Packet(kind, 0xB, 100, ONLY, address=side.address + at, swap_mask=0, boundary=ALL)
-        packet.rkey = side.region.rkey ^ rkey
-        assert [found.syndrome for found in answers(side, packet)] == [syndrome]
-        assert (events(side), side.memory) == ([event], before)
-
-
 # -- the whole way
-
-
-@pytest.mark.parametrize("lossless", [False, True])
-def test_masked_operations_work_end_to_end(lossless: bool) -> None:
-    pair = Pair(lossless=lossless)
-    a, b = pair.a, pair.b
-    b.memory[:8] = b"\xff" * 8
-    a.remote(1, MASKED_ADD, b, length=8, compare_add=0x0101, boundary=BYTES)
-    a.remote(2, MASKED_SWAP, b, offset=8, length=8, compare_add=0xFF << 56,
-             compare_mask=0xFF << 56, swap=0x42, swap_mask=0xFF)  # fmt: skip
-    pair.run()
-    completions = a.sent()
-    assert [(wc.status, wc.opcode, wc.byte_len) for wc in completions] == [
-        (WCStatus.SUCCESS, WCOpcode.FETCH_ADD, 8),
-        (WCStatus.SUCCESS, WCOpcode.COMP_SWAP, 8),
-    ]
-    assert a.memory[:16] == b"\xff" * 8 + b"\x00\x00" + b"\xff" * 6
-    assert b.memory[:8] == b"\x42\x00" + b"\xff" * 6
 
 
 @pytest.mark.parametrize(

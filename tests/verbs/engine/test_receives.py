@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from urds.verbs.engine.receives import ReceiveQueue, ReceiveTracker, SharedReceiveQueue
-from urds.verbs.engine.work import SGE, RecvWR
+from urds.verbs.engine.work import RecvWR
 
 
 def tracker(completed: int, *allocated: int) -> ReceiveTracker:
@@ -42,13 +42,6 @@ def test_receives_are_taken_in_posting_order() -> None:
     assert [wr and wr.wr_id for wr in taken] == [0, 1, 2, None]
 
 
-def test_too_many_pieces_are_refused() -> None:
-    queue = ReceiveQueue(3, max_sge=1)
-    with pytest.raises(OSError, match="2 pieces, limit 1") as refused:
-        queue.post(RecvWR(0, [SGE(0, 1, 1), SGE(1, 1, 1)]))
-    assert (refused.value.errno, len(queue)) == (errno.EINVAL, 0)
-
-
 def test_resizing_loses_no_receive() -> None:
     srq = posted(8, 6)
     with pytest.raises(OSError, match="the 6 that wait"):
@@ -60,37 +53,6 @@ def test_resizing_loses_no_receive() -> None:
         srq.take()
     with pytest.raises(OSError, match="below the limit 3"):
         srq.resize(2)
-
-
-def test_the_limit_sounds_once_when_fewer_wait() -> None:
-    srq, calls = posted(8, 8), list[int]()
-    srq.on_limit = lambda: calls.append(len(srq))
-    srq.arm_limit(5)
-    for _ in range(3):
-        srq.take()
-    assert calls == []  # 5 wait: at the limit, not below it
-    for _ in range(3):
-        srq.take()
-    assert (calls, srq.limit) == ([4], 0)
-
-
-def test_a_limit_that_is_passed_already_sounds_at_once() -> None:
-    srq, calls = posted(8, 2), list[int]()
-    srq.on_limit = lambda: calls.append(len(srq))
-    srq.arm_limit(5)
-    assert calls == [2]
-    srq.arm_limit(0)
-    srq.take()
-    assert calls == [2]
-
-
-@pytest.mark.parametrize("limit", [-1, 9])
-def test_a_limit_that_cannot_be_keeps_the_old_one(limit: int) -> None:
-    srq = posted(8, 8)
-    srq.arm_limit(3)
-    with pytest.raises(OSError, match=f"limit {limit}, from 0 to max_wr 8"):
-        srq.arm_limit(limit)
-    assert srq.limit == 3
 
 
 def test_what_is_taken_is_told() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.sim.verbs_pair import MS
 from tests.verbs.engine.verbs_sides import LOSSLESS, answer, done, make_asking, psns, sent
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import (
@@ -14,10 +13,8 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.work import SendWR
 
-PERIOD_NS = 4096 << 14
 FLUSHED = WCStatus.WR_FLUSH_ERR
 OK = WCStatus.SUCCESS
 
@@ -70,17 +67,6 @@ def test_only_what_takes_a_receive_has_a_number() -> None:
     assert packets[3].flags & PacketFlag.INVALIDATE and packets[3].immediate == 77
 
 
-def test_inline_bytes_are_those_of_the_post() -> None:
-    side = make_asking()
-    side.memory[:3] = b"old"
-    side.send(1, 0, 3, send_flags=SendFlag.INLINE | SendFlag.SIGNALED)
-    side.memory[:3] = b"new"
-    assert bytes(sent(side)[0].payload) == b"old"
-    # And they are still there for a repeat.
-    side.qp.handle_timeout(20 * MS)
-    assert bytes(sent(side, 20 * MS)[0].payload) == b"old"
-
-
 def test_a_posted_record_may_be_used_again_at_once() -> None:
     side = make_asking()
     wr = SendWR(1, WROpcode.SEND, [side.sge(0, 3)])
@@ -109,25 +95,6 @@ def test_psns_wrap() -> None:
 
 
 # -- completions
-
-
-def test_requests_complete_in_order_and_only_if_signalled() -> None:
-    side = make_asking()
-    for wr_id, flags in ((1, SendFlag.SIGNALED), (2, SendFlag(0)), (3, SendFlag.SIGNALED)):
-        side.send(wr_id, send_flags=flags)
-    sent(side)
-    answer(side, 101)
-    assert done(side) == [(1, OK)] and side.qp.outstanding_requests == 1
-    answer(side, 102)
-    assert done(side) == [(3, OK)] and side.qp.outstanding_requests == 0
-
-
-def test_all_complete_where_all_are_signalled() -> None:
-    side = make_asking(sq_sig_all=True)
-    side.send(1, send_flags=SendFlag(0))
-    sent(side)
-    answer(side, 100)
-    assert done(side) == [(1, OK)]
 
 
 def test_acks_of_what_was_never_sent_are_ignored() -> None:
@@ -288,34 +255,7 @@ def test_a_failed_bind_waits_for_what_is_before_it() -> None:
     assert side.qp.state is QPState.ERR
 
 
-def test_a_key_that_cannot_be_invalidated_is_an_operation_error() -> None:
-    side = make_asking()
-    side.send(1, opcode=WROpcode.LOCAL_INV, invalidate_rkey=side.region.rkey)
-    sent(side)
-    assert done(side) == [(1, WCStatus.LOC_QP_OP_ERR)]
-
-
 # -- errors
-
-
-@pytest.mark.parametrize(
-    ("syndrome", "status"),
-    [
-        (Syndrome.NAK_INVALID_REQUEST, WCStatus.REM_INV_REQ_ERR),
-        (Syndrome.NAK_REMOTE_ACCESS, WCStatus.REM_ACCESS_ERR),
-        (Syndrome.NAK_REMOTE_OPERATION, WCStatus.REM_OP_ERR),
-    ],
-)
-def test_a_refused_request_fails_and_flushes_the_rest(syndrome: int, status: WCStatus) -> None:
-    side = make_asking()
-    for wr_id in range(4):
-        side.send(wr_id, length=100)
-    side.receive(9, length=8)
-    sent(side)
-    answer(side, 103, syndrome)  # the second packet of the second message
-    assert done(side) == [(0, OK), (1, status), (2, FLUSHED), (3, FLUSHED)]
-    assert [wc.status for wc in side.received()] == [FLUSHED]
-    assert side.qp.state is QPState.ERR and psns(side) == [] and side.qp.poll_timeout() is None
 
 
 def test_a_read_that_lost_its_answers_is_flushed_before_a_refused_request() -> None:
@@ -325,16 +265,6 @@ def test_a_read_that_lost_its_answers_is_flushed_before_a_refused_request() -> N
     sent(side)
     answer(side, 101, Syndrome.NAK_INVALID_REQUEST)
     assert done(side) == [(1, FLUSHED), (2, WCStatus.REM_INV_REQ_ERR)]
-
-
-def test_a_bad_local_key_is_found_when_the_request_is_sent() -> None:
-    side = make_asking()
-    side.send(1)
-    side.send(2, 0, 4096 + 64)  # the last packet lies outside the region
-    side.send(3)
-    assert len(sent(side)) == 65
-    answer(side, 100)
-    assert done(side) == [(1, OK), (2, WCStatus.LOC_PROT_ERR), (3, FLUSHED)]
 
 
 def test_a_read_into_memory_that_is_gone_is_a_protection_error() -> None:
@@ -379,14 +309,3 @@ def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
     answer(side, 101)
     side.remote(3, WROpcode.RDMA_WRITE, peer, length=8)
     assert sent(side)[0].flags & PacketFlag.PLACED
-
-
-def test_the_send_queue_is_bounded() -> None:
-    side = make_asking(cap=QPCap(max_send_wr=2))
-    side.send(1)
-    side.send(2)
-    with pytest.raises(OSError, match="max_send_wr"):
-        side.send(3)
-    sent(side)
-    answer(side, 100)
-    side.send(3)

@@ -1,7 +1,6 @@
-"""Selective receive order: packets ahead of others, receive buffers out of order, the counts.
+"""Selective receive order: what is ahead of its turn waits, in packets and without time.
 
-The cases S3 to S19 and W1 to W9 of docs/reference/dat.md 23 are played here with packets, without
-the endpoints that count them for an application.
+The counts, the cases S3 to S23 and W1 to W9 of docs/reference/dat.md 23, are in tests/dat.
 """
 
 import pytest
@@ -14,14 +13,12 @@ from tests.verbs.engine.verbs_sides import (
     ONLY,
     add,
     answers,
-    events,
     read,
     send,
     write,
 )
-from urds.verbs.engine.numbers import AsyncEventType, QPAttrMask, QPState, ReceiveOrder, WCStatus
+from urds.verbs.engine.numbers import QPState, ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.responder import AHEAD_MAX
 
@@ -58,20 +55,6 @@ def give(side: Side, *packets: Packet) -> list[Packet]:
     return answers(side, *packets)
 
 
-def complete_to(side: Side, msn: int) -> None:
-    for number in range(1, msn + 1):
-        give(side, first(number), last(number))
-    assert [wc.status for wc in side.received()] == [OK] * msn
-
-
-def in_s4(receive_order: ReceiveOrder = ReceiveOrder.ARRIVAL_ORDER) -> Side:
-    """Completed up to 18; first fragments of 19, 22 and 23 are there."""
-    side = make(receive_order)
-    complete_to(side, 18)
-    give(side, first(19), first(22), first(23))
-    return side
-
-
 def done(side: Side) -> list[int]:
     """Return the slots that completed, by what their messages are filled with."""
     found = []
@@ -81,176 +64,6 @@ def done(side: Side) -> list[int]:
         assert len(set(data)) == 1
         found.append(data[0])
     return found
-
-
-# -- docs/reference/dat.md 23.3
-
-
-def test_s3_a_first_fragment_takes_a_buffer() -> None:
-    side = make(receives=10)
-    give(side, first(1))
-    assert side.qp.recv_query() == (1, 1) and len(side.srq) == 9
-
-
-def test_s4_in_arrival_order_three_buffers_span_five_messages() -> None:
-    side = in_s4()
-    assert side.qp.recv_query() == (3, 5) and len(side.srq) == 30 - 18 - 3
-
-
-def test_s5_filled_gaps_hold_five_buffers() -> None:
-    side = in_s4(ReceiveOrder.FILL_GAPS)
-    assert side.qp.recv_query() == (5, 5) and len(side.srq) == 30 - 18 - 5
-
-
-def test_s6_the_span_is_that_of_the_highest() -> None:
-    side = make()
-    complete_to(side, 18)
-    found = []
-    for msn in (23, 22, 19):
-        give(side, first(msn))
-        found.append(side.qp.recv_query())
-    assert found == [(1, 5), (2, 5), (3, 5)]
-
-
-def test_s7_to_s10_completions_come_in_message_order() -> None:
-    side = in_s4()
-    give(side, last(22), last(23))
-    assert side.qp.recv_query() == (3, 5) and done(side) == []
-    give(side, last(19))
-    assert done(side) == [19] and side.qp.recv_query() == (2, 4)
-    give(side, last(20), first(20))
-    assert done(side) == [20] and side.qp.recv_query() == (2, 3)
-    give(side, first(21), last(21))
-    assert done(side) == [21, 22, 23] and side.qp.recv_query() == (0, 0)
-
-
-def test_the_evolution_of_the_worked_example() -> None:
-    """docs/reference/dat.md 13.2, the table, step by step."""
-    side = make()
-    complete_to(side, 18)
-    steps = [
-        ([first(19)], (1, 1)),
-        ([first(22)], (2, 4)),
-        ([first(23)], (3, 5)),
-        ([last(19)], (2, 4)),
-        ([first(20), last(20)], (2, 3)),
-        ([first(21)], (3, 3)),
-        ([last(22)], (3, 3)),
-        ([last(21)], (1, 1)),
-        ([last(23)], (0, 0)),
-    ]
-    assert side.qp.recv_query() == (0, 0)
-    for packets, expected in steps:
-        give(side, *packets)
-        assert side.qp.recv_query() == expected
-
-
-def test_s11_one_far_message_spans_all_before_it() -> None:
-    side = make()
-    give(side, first(100))
-    assert side.qp.recv_query() == (1, 100)
-
-
-def test_s12_repeats_take_no_buffer() -> None:
-    side = in_s4()
-    give(side, first(22), first(17), last(17), first(22))
-    assert side.qp.recv_query() == (3, 5) and len(side.srq) == 9
-
-
-def test_s13_writes_between_sends_count_no_message() -> None:
-    side = make()
-    give(side, first(1), last(1), write(side, 102, 0, b"x"), write(side, 104, 0, b"y"))
-    assert side.qp.recv_query() == (0, 0) and side.received()[0].status is OK
-    give(side, send(105, 2, b"z" * 8, LAST, offset=MTU_BYTES))
-    assert side.qp.recv_query() == (1, 1)
-
-
-def test_s14_without_a_buffer_nothing_is_allocated_until_the_retry() -> None:
-    side = make(receives=21)
-    complete_to(side, 18)
-    give(side, first(19), first(22), first(23))
-    assert side.qp.recv_query() == (3, 5) and len(side.srq) == 0
-    ack, nak = give(side, first(20))
-    assert (nak.syndrome, nak.psn) == (Syndrome.RNR_NAK + 12, psn_of(20))
-    assert ack.psn == psn_of(19)  # says what is there, so that only 20 is sent again
-    assert side.qp.recv_query() == (3, 5)
-    side.receive(21, 21 * SLOT_BYTES, SLOT_BYTES)
-    give(side, first(20))
-    assert side.qp.recv_query() == (4, 5)
-
-
-def test_s15_what_is_held_is_flushed_and_the_shared_queue_stays() -> None:
-    side = in_s4()
-    side.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
-    assert [(wc.wr_id, wc.status) for wc in side.received()] == [(n, FLUSHED) for n in (18, 19, 20)]
-    assert side.qp.recv_query() == (0, 0) and len(side.srq) == 9
-
-
-def test_s23_after_reset_messages_are_counted_anew() -> None:
-    side = in_s4()
-    side.qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE, 0)
-    side.lead(0xA)
-    give(side, first(1))
-    assert side.qp.recv_query() == (1, 1)
-
-
-# -- docs/reference/dat.md 23.6
-
-
-def hold(side: Side, count: int) -> None:
-    for msn in range(1, count + 1):
-        give(side, first(msn))
-
-
-def test_w1_w2_the_soft_mark_is_told_once() -> None:
-    side = make()
-    side.qp.set_recv_watermarks(2, None)
-    hold(side, 2)
-    assert events(side) == []
-    hold(side, 5)
-    assert events(side) == [AsyncEventType.QP_RECV_SOFT_WATERMARK]
-    assert side.qp.state is QPState.RTS
-
-
-def test_w3_the_soft_mark_acts_at_once() -> None:
-    side = make()
-    hold(side, 4)
-    side.qp.set_recv_watermarks(3, None)
-    assert events(side) == [AsyncEventType.QP_RECV_SOFT_WATERMARK]
-
-
-def test_w4_the_hard_mark_ends_the_queue_pair() -> None:
-    side = make()
-    side.qp.set_recv_watermarks(None, 2)
-    hold(side, 3)
-    assert side.qp.state is QPState.ERR and side.qp.recv_query() == (0, 0)
-    assert [wc.status for wc in side.received()] == [FLUSHED] * 3
-    assert AsyncEventType.QP_RECV_HARD_WATERMARK in events(side)
-
-
-def test_w5_the_hard_mark_acts_at_once() -> None:
-    side = make()
-    hold(side, 4)
-    side.qp.set_recv_watermarks(None, 2)
-    assert side.qp.state is QPState.ERR
-
-
-def test_w7_the_soft_mark_is_told_before_the_hard_one() -> None:
-    side = make()
-    side.qp.set_recv_watermarks(2, 4)
-    hold(side, 5)
-    assert events(side)[:2] == [
-        AsyncEventType.QP_RECV_SOFT_WATERMARK,
-        AsyncEventType.QP_RECV_HARD_WATERMARK,
-    ]
-
-
-def test_w8_marks_compare_buffers_and_not_the_span() -> None:
-    side = make()
-    complete_to(side, 18)
-    side.qp.set_recv_watermarks(None, 3)
-    give(side, first(19), first(22), first(23))
-    assert side.qp.state is QPState.RTS and side.qp.recv_query() == (3, 5)
 
 
 # -- what waits for its turn
