@@ -5,14 +5,16 @@ sends one message at the worst moment and then nothing more. A rule has two test
 holds, and with the rule broken on purpose the same scenario finds the hang within its bound.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from tests.rds.sockets import wakeup_helping as helping
 from tests.rds.sockets import wakeup_rooms as rooms
+from tests.rds.sockets import wakeup_scenarios as both
 from tests.rds.sockets import wakeup_waiting as waiting
-from tests.rds.sockets.wakeup_world import Breakage, Scenario, world
+from tests.rds.sockets.wakeup_world import Breakage, World, world
 
 pytestmark = pytest.mark.reference
 
@@ -25,7 +27,7 @@ class Rule:
     """A rule of the contract, the scenario that needs it, and how it is broken on purpose."""
 
     name: str
-    scenario: Scenario
+    scenario: Callable[[World], bool]
     broken: Breakage
 
 
@@ -33,19 +35,19 @@ RULES = [
     Rule("the writer looks again", waiting.a_message_during_a_write_leaves, waiting.no_second_look),
     Rule(
         "list before unlocking",
-        waiting.a_message_before_sleeping_is_seen,
+        both.a_message_before_sleeping_is_seen,
         waiting.list_after_unlocking,
     ),
-    Rule("name a successor", waiting.a_follower_takes_over, waiting.no_successor),
+    Rule("name a successor", both.a_follower_takes_over, waiting.no_successor),
     Rule(
         "who is named names",
-        waiting.a_named_one_who_leaves_names_the_next,
+        both.a_named_one_who_leaves_names_the_next,
         waiting.only_the_leader_names,
     ),
-    Rule("kick the leader", waiting.a_leader_hears_of_a_local_message, waiting.no_kick),
+    Rule("kick the leader", both.a_leader_hears_of_a_local_message, waiting.no_kick),
     Rule(
         "leave the kick",
-        waiting.a_pass_leaves_the_kick_to_the_leader,
+        both.a_pass_leaves_the_kick_to_the_leader,
         waiting.every_thread_reads_the_kick,
     ),
     Rule("pass it on, follower", waiting.an_interrupted_follower_passes_it_on, waiting.keep_it),
@@ -64,9 +66,7 @@ RULES = [
         waiting.a_cancelled_callback_passes_it_on,
         waiting.a_cancelled_callback_keeps_it,
     ),
-    Rule(
-        "asleep under the lock", helping.a_tail_wakes_the_helper, helping.asleep_is_published_late
-    ),
+    Rule("asleep under the lock", both.a_tail_wakes_the_helper, helping.asleep_is_published_late),
     Rule(
         "wakeable before a far deadline",
         helping.a_far_deadline_leaves_the_helper_wakeable,
@@ -85,7 +85,7 @@ RULES = [
     ),
     Rule(
         "a wait flushes tails",
-        helping.a_tail_leaves_with_the_next_wait_of_its_sender,
+        both.a_tail_leaves_with_the_next_wait_of_its_sender,
         helping.tails_stay,
     ),
     Rule(
@@ -119,9 +119,7 @@ RULES = [
         rooms.room_is_told_to_who_waits_there,
         rooms.room_is_told_to_no_waiter,
     ),
-    Rule(
-        "close wakes all waiters", helping.close_wakes_all_waiters, helping.closing_tells_no_waiter
-    ),
+    Rule("close wakes all waiters", both.close_wakes_all_waiters, helping.closing_tells_no_waiter),
 ]
 
 TRIES = 20  # one that ends well takes a few milliseconds

@@ -16,42 +16,25 @@ from types import FrameType
 
 import urds_native
 
-from tests.parity.planes import Remote
-from tests.rds.sockets.wakeup_compiled_world import LOCAL, PEER_ADDRESS, Interrupted, Scene, Stop
+from tests.rds.sockets import wakeup_scenarios as both
+from tests.rds.sockets.wakeup_compiled_world import CompiledScene, Interrupted
 from tests.rds.sockets.wakeup_rooms import room_is_told_to_who_waits_there
+from tests.rds.sockets.wakeup_scene import PEER_ADDRESS, payloads
 
 WOKE, SLEPT_ON = 0, 3
 HOLDS_S, BROKEN_S = 8.0, 0.6
 TRIES = 20  # one that ends well takes a few milliseconds
 
 
-def payloads(remote: Remote) -> list[bytes]:
-    """Take what has come."""
-    return [frame.payload for frame in remote.messages()]
-
-
 # -- who waits
 
 
-def a_message_before_sleeping_is_seen(scene: Scene) -> bool:
-    """Bring the message between the look and the sleep, read by another thread."""
-    mailbox = scene.mailbox(1)
-    remote = scene.attach()
-    stop = Stop(scene, "LeaderSleeps")
-    results = scene.start(lambda: mailbox.receive(wait_ns=None))
-    stop.wait()
-    remote.say(1, target_port=1)
-    scene.plane.progress()
-    stop.go_on()
-    return scene.wait_for(lambda: bool(results))
-
-
-def a_notified_follower_does_not_sleep(scene: Scene) -> bool:
+def a_notified_follower_does_not_sleep(scene: CompiledScene) -> bool:
     """Tell a follower between its look and its sleep."""
     other, mailbox = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
     scene.receive(other)
-    stop = Stop(scene, "FollowerSleeps")
+    stop = scene.stop("FollowerSleeps")
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     stop.wait()
     before = scene.leads()
@@ -61,56 +44,7 @@ def a_notified_follower_does_not_sleep(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(results))
 
 
-def a_leader_hears_of_a_local_message(scene: Scene) -> bool:
-    """Let it sleep in epoll, and send from a thread of this process."""
-    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
-    results = scene.receive(mailbox)
-    sender.sendto(b"x", (str(LOCAL), 1))
-    return scene.wait_for(lambda: bool(results))
-
-
-def a_pass_leaves_the_kick_to_the_leader(scene: Scene) -> bool:
-    """Kick the leader before it is in epoll, and let a pass look first."""
-    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
-    stop = Stop(scene, "LeaderSleeps")
-    results = scene.start(lambda: mailbox.receive(wait_ns=None))
-    stop.wait()
-    sender.sendto(b"x", (str(LOCAL), 1))
-    scene.plane.progress()
-    stop.go_on()
-    return scene.wait_for(lambda: bool(results))
-
-
-def a_follower_takes_over(scene: Scene) -> bool:
-    """Let the leader get its message and leave; then bring one for the follower."""
-    first, second = scene.mailbox(1), scene.mailbox(2)
-    remote = scene.attach()
-    leads = scene.receive(first)
-    follows = scene.receive(second)
-    remote.say(1, target_port=1)
-    scene.wait_for(lambda: bool(leads))
-    remote.say(2, target_port=2)
-    return scene.wait_for(lambda: bool(follows))
-
-
-def a_named_one_who_leaves_names_the_next(scene: Scene) -> bool:
-    """End the successor's time in the moment it is named; the third one must lead."""
-    first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
-    remote = scene.attach()
-    leads = scene.receive(first)
-    stop = Stop(scene, "FollowerWoke")
-    scene.receive(second, wait_s=0.05)
-    follows = scene.receive(third)
-    stop.wait()
-    remote.say(1, target_port=1)
-    scene.wait_for(lambda: bool(leads))
-    stop.go_on()
-    scene.threads[1].join(scene.bound_s)
-    remote.say(2, target_port=3)
-    return scene.wait_for(lambda: bool(follows))
-
-
-def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
+def an_interrupted_follower_passes_it_on(scene: CompiledScene) -> bool:
     """Tell the thread that a signal woke before it leaves; a second waits for the same mailbox."""
     other, mailbox = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
@@ -125,7 +59,7 @@ def an_interrupted_follower_passes_it_on(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(takes))
 
 
-def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
+def an_interrupted_leader_passes_it_on(scene: CompiledScene) -> bool:
     """Count the leader that a signal woke as told, by a pass, before it leaves."""
     mailbox = scene.mailbox(1)
     remote = scene.attach()
@@ -139,24 +73,10 @@ def an_interrupted_leader_passes_it_on(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(takes))
 
 
-def close_wakes_all_waiters(scene: Scene) -> bool:
-    """Close while a leader, a follower and a sender without room wait."""
-    first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
-    scene.attach()
-    second.sendto(bytes(10), PEER_ADDRESS)
-    scene.receive(first)
-    scene.receive(second)
-    before = scene.seats()
-    scene.start(lambda: second.sendto(b"x", PEER_ADDRESS))
-    scene.wait_for(lambda: scene.seats() > before)
-    scene.start(lambda: scene.plane.close(0))
-    return scene.wait_for(lambda: not any(thread.is_alive() for thread in scene.threads))
-
-
 # -- who writes, and the helper
 
 
-def a_message_during_a_write_leaves(scene: Scene) -> bool:
+def a_message_during_a_write_leaves(scene: CompiledScene) -> bool:
     """Send from a second thread while the first is in `sendmsg`; no third thread ever writes."""
     mailbox = scene.mailbox(1)
     remote = scene.routed(mailbox)
@@ -183,19 +103,7 @@ def a_message_during_a_write_leaves(scene: Scene) -> bool:
     return scene.wait_for(both)
 
 
-def a_tail_wakes_the_helper(scene: Scene) -> bool:
-    """Leave a tail to the helper when it has decided to sleep and does not yet."""
-    mailbox = scene.mailbox(1)
-    remote = scene.routed(mailbox)
-    stop = Stop(scene, "ProgressThreadSleeps")
-    scene.help()
-    stop.wait()
-    tail = scene.leave_a_tail(mailbox)
-    stop.go_on()
-    return scene.wait_for(lambda: tail in payloads(remote))
-
-
-def a_leader_that_leaves_is_replaced_by_the_helper(scene: Scene) -> bool:
+def a_leader_that_leaves_is_replaced_by_the_helper(scene: CompiledScene) -> bool:
     """Let the helper sleep because a leader reads; then the leader goes, and a poller waits."""
     first, second = scene.mailbox(1), scene.mailbox(2)
     remote = scene.attach()
@@ -210,45 +118,29 @@ def a_leader_that_leaves_is_replaced_by_the_helper(scene: Scene) -> bool:
     return scene.wait_for(lambda: bool(select.select([descriptor], [], [], 0)[0]))
 
 
-def a_tail_leaves_with_the_next_wait_of_its_sender(scene: Scene) -> bool:
-    """Wait as a follower for the answer to one's own tail; no helper, the leader sleeps."""
-    other, mailbox = scene.mailbox(1), scene.mailbox(2)
-    remote = scene.routed(mailbox)
-    scene.receive(other)
-    tails: list[bytes] = []
-
-    def ask() -> object:
-        tails.append(scene.leave_a_tail(mailbox))
-        return mailbox.receive(wait_ns=None)
-
-    answers = scene.start(ask)
-    scene.wait_for(lambda: bool(tails))
-    if not scene.wait_for(lambda: tails[0] in payloads(remote)):
-        return False
-    remote.say(1, target_port=2)
-    return scene.wait_for(lambda: bool(answers))
-
-
 # By what the tests are called, and the rule that each needs.
-SCENARIOS: dict[str, tuple[Callable[[Scene], bool], str]] = {
-    "list before sleeping": (a_message_before_sleeping_is_seen, "ListBeforeSleeping"),
+SCENARIOS: dict[str, tuple[Callable[[CompiledScene], bool], str]] = {
+    "list before sleeping": (both.a_message_before_sleeping_is_seen, "ListBeforeSleeping"),
     "look after notice": (a_notified_follower_does_not_sleep, "LookAfterNotice"),
-    "kick the leader": (a_leader_hears_of_a_local_message, "KickLeader"),
-    "leave the kick": (a_pass_leaves_the_kick_to_the_leader, "OnlyLeaderReadsKick"),
-    "name a successor": (a_follower_takes_over, "NameSuccessor"),
-    "who is named names": (a_named_one_who_leaves_names_the_next, "NamedOneNames"),
+    "kick the leader": (both.a_leader_hears_of_a_local_message, "KickLeader"),
+    "leave the kick": (both.a_pass_leaves_the_kick_to_the_leader, "OnlyLeaderReadsKick"),
+    "name a successor": (both.a_follower_takes_over, "NameSuccessor"),
+    "who is named names": (both.a_named_one_who_leaves_names_the_next, "NamedOneNames"),
     "pass it on, follower": (an_interrupted_follower_passes_it_on, "PassItOn"),
     "pass it on, leader": (an_interrupted_leader_passes_it_on, "PassItOn"),
-    "close wakes all waiters": (close_wakes_all_waiters, "ClosingTells"),
+    "close wakes all waiters": (both.close_wakes_all_waiters, "ClosingTells"),
     "the writer looks again": (a_message_during_a_write_leaves, "WriterLooksAgain"),
-    "asleep under the lock": (a_tail_wakes_the_helper, "AsleepUnderLock"),
+    "asleep under the lock": (both.a_tail_wakes_the_helper, "AsleepUnderLock"),
     "wake the helper": (a_leader_that_leaves_is_replaced_by_the_helper, "WakeProgressThread"),
-    "a wait flushes tails": (a_tail_leaves_with_the_next_wait_of_its_sender, "WaitFlushesBatches"),
+    "a wait flushes tails": (
+        both.a_tail_leaves_with_the_next_wait_of_its_sender,
+        "WaitFlushesBatches",
+    ),
     "room is told where it is": (room_is_told_to_who_waits_there, "RoomTells"),
 }
 
 
-def play(scene: Scene, scenario: Callable[[Scene], bool]) -> None:
+def play(scene: CompiledScene, scenario: Callable[[CompiledScene], bool]) -> None:
     """Run the scenario in a thread and what it wants of the main thread here."""
     woke: list[bool] = []
 
@@ -285,7 +177,7 @@ def main(name: str, *how: str) -> None:
         urds_native.break_rule(rule)
     # Something else may wake a thread just then: one of several tries has to hang.
     for _ in range(TRIES if how else 1):
-        play(Scene(BROKEN_S if how else HOLDS_S), scenario)
+        play(CompiledScene(BROKEN_S if how else HOLDS_S), scenario)
     os._exit(WOKE)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.parity.planes import Remote
 from tests.rds.plane.path_world import message
-from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from tests.rds.sockets.wakeup_scene import LOCAL, PEER_ADDRESS, payloads
+from tests.rds.sockets.wakeup_world import World
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.python.background import ProgressThread
 from urds.rds.plane.python.mailbox import Mailbox
@@ -20,29 +21,7 @@ from urds.rds.plane.python.stream_writer import StreamWriter
 from urds.rds.plane.python.waiting import Waiters
 from urds.rds.types import AckMode
 
-
-def payloads(remote: Remote) -> list[bytes]:
-    """Take what has come."""
-    return [frame.payload for frame in remote.messages()]
-
-
 # -- the helper
-
-
-def a_tail_wakes_the_helper(scene: World) -> bool:
-    """Leave a tail to the helper when it has decided to sleep and does not yet."""
-    mailbox = scene.mailbox(1)
-    remote = scene.attach()
-    mailbox.sendto(b"route", PEER_ADDRESS)
-    scene.wait_for(lambda: bool(remote.messages()))
-    helper = scene.plane.progress_thread
-    # Long sleeps only: without a deadline the helper has decided that nothing is due.
-    pause = scene.pause(helper, "_sleep", when=lambda timeout_ns: timeout_ns is None)
-    scene.help()
-    pause.reached.wait(scene.bound_s)
-    tail = scene.leave_a_tail(mailbox)
-    pause.go.set()
-    return scene.wait_for(lambda: tail in payloads(remote))
 
 
 def asleep_is_published_late(patch: pytest.MonkeyPatch) -> None:
@@ -158,28 +137,6 @@ def no_thread_tells_the_progress_thread(patch: pytest.MonkeyPatch) -> None:
 # -- tails, acknowledgements, reading
 
 
-def a_tail_leaves_with_the_next_wait_of_its_sender(scene: World) -> bool:
-    """Wait as a follower for the answer to one's own tail; no helper, the leader sleeps."""
-    other, mailbox = scene.mailbox(1), scene.mailbox(2)
-    remote = scene.attach()
-    mailbox.sendto(b"route", PEER_ADDRESS)
-    scene.wait_for(lambda: bool(remote.messages()))
-    scene.receive(other)
-
-    tails: list[bytes] = []
-
-    def ask() -> object:
-        tails.append(scene.leave_a_tail(mailbox))
-        return mailbox.receive(wait_ns=None)
-
-    answers = scene.start(ask)
-    scene.wait_for(lambda: bool(tails))
-    if not scene.wait_for(lambda: tails[0] in payloads(remote)):
-        return False
-    remote.say(1, target_port=2)
-    return scene.wait_for(lambda: bool(answers))
-
-
 def tails_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Progress, "flush_batches", lambda self: None)
 
@@ -224,9 +181,7 @@ def an_unsent_one_drops_the_next(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledged_path(scene: World, mailbox: Mailbox) -> Remote:
     """Give the path a stream on which one message went each way: nothing of ours is out."""
-    remote = scene.attach()
-    mailbox.sendto(b"route", PEER_ADDRESS)
-    scene.wait_for(lambda: bool(remote.messages()))
+    remote = scene.routed(mailbox)
     remote.say(1, b"reply", target_port=mailbox.port, ack=1)
     scene.plane.progress()
     mailbox.recvfrom(100)
@@ -300,7 +255,7 @@ def what_a_sender_reads_is_told(scene: World) -> bool:
     remote = scene.attach()
     sender.sendto(b"route", PEER_ADDRESS)
     scene.wait_for(lambda: bool(remote.messages()))
-    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
+    pause = scene.stop("LeaderSleeps")
     results = scene.start(lambda: mailbox.receive(wait_ns=None))
     pause.reached.wait(scene.bound_s)
     remote.say(1, target_port=1)
@@ -352,19 +307,6 @@ def a_fence_opens_silently(patch: pytest.MonkeyPatch) -> None:
 
 
 # -- endings
-
-
-def close_wakes_all_waiters(scene: World) -> bool:
-    """Close while a leader, a follower and a sender without room wait."""
-    first, second = scene.mailbox(1), scene.mailbox(2, send_bytes_max=10)
-    scene.attach()
-    second.sendto(bytes(10), PEER_ADDRESS)
-    scene.receive(first)
-    scene.receive(second)
-    scene.start(lambda: second.sendto(b"x", PEER_ADDRESS))
-    scene.wait_for(lambda: scene.waiting() == 3)
-    scene.plane.close(0)
-    return scene.wait_for(lambda: not any(thread.is_alive() for thread in scene.threads))
 
 
 def closing_tells_no_waiter(patch: pytest.MonkeyPatch) -> None:

@@ -4,38 +4,18 @@ The sender is a follower: the leader reads the acknowledgement, and has to tell 
 """
 
 import errno
-from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Protocol
 
 import pytest
 
-from tests.parity.planes import Remote
+from tests.rds.sockets.wakeup_scene import LOCAL, PEER_ADDRESS, Scene
 from urds.rds.constants import MSG_DONTWAIT
-from urds.rds.plane.contract import Mailbox, Plane
+from urds.rds.plane.contract import Mailbox
 from urds.rds.plane.python.accounts import Destination
 
-LOCAL, OTHER = ip_address("127.0.84.1"), ip_address("127.0.84.3")
-OTHER_ADDRESS, PEER_ADDRESS = (str(OTHER), 4000), ("127.0.84.2", 4000)
+OTHER = ip_address("127.0.84.3")
+OTHER_ADDRESS = (str(OTHER), 4000)
 SIZE = 1000
-
-
-class Scene(Protocol):
-    """What the scenarios need of the worlds of both planes."""
-
-    plane: Plane
-
-    def mailbox(self, port: int, **settings: int) -> Mailbox: ...
-
-    def attach(self) -> Remote: ...
-
-    def receive(self, mailbox: Mailbox) -> list[object]: ...
-
-    def start(self, body: Callable[[], object]) -> list[object]: ...
-
-    def seats(self) -> int: ...
-
-    def wait_for(self, condition: Callable[[], bool]) -> bool: ...
 
 
 def _fill(mailbox: Mailbox, address: tuple[str, int]) -> int:

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from tests.parity.planes import Remote
-from tests.rds.sockets.wakeup_world import LOCAL, PEER_ADDRESS, World
+from tests.rds.sockets.wakeup_scene import PEER_ADDRESS
+from tests.rds.sockets.wakeup_world import World
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.progress import Progress
 from urds.rds.plane.python.stream_writer import StreamWriter
@@ -20,9 +21,7 @@ from urds.rds.plane.python.waiting import Doing, Waiter, Waiters, WaitQueue
 def a_message_during_a_write_leaves(scene: World) -> bool:
     """Send from a second thread while the first is in `sendmsg`; no third thread ever writes."""
     mailbox = scene.mailbox(1)
-    remote = scene.attach()
-    mailbox.sendto(b"route", PEER_ADDRESS)
-    scene.wait_for(lambda: bool(remote.messages()))
+    remote = scene.routed(mailbox)
     return sends_behind_a_write(scene, mailbox, remote)
 
 
@@ -55,19 +54,6 @@ def no_second_look(patch: pytest.MonkeyPatch) -> None:
 # -- a waiter lists itself in the critical section that found nothing
 
 
-def a_message_before_sleeping_is_seen(scene: World) -> bool:
-    """Bring the message between the look and the sleep, read by another thread."""
-    mailbox = scene.mailbox(1)
-    remote = scene.attach()
-    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
-    results = scene.start(lambda: mailbox.receive(wait_ns=None))
-    pause.reached.wait(scene.bound_s)
-    remote.say(1, b"x", target_port=1)
-    scene.plane.progress()
-    pause.go.set()
-    return scene.wait_for(lambda: bool(results))
-
-
 def list_after_unlocking(patch: pytest.MonkeyPatch) -> None:
     late = threading.local()
     add, serve_ready = Waiters.add, Progress.serve_ready
@@ -88,37 +74,8 @@ def list_after_unlocking(patch: pytest.MonkeyPatch) -> None:
 # -- a leader that leaves names a successor
 
 
-def a_follower_takes_over(scene: World) -> bool:
-    """Let the leader get its message and leave; then bring one for the follower."""
-    first, second = scene.mailbox(1), scene.mailbox(2)
-    remote = scene.attach()
-    leads = scene.receive(first)
-    follows = scene.receive(second)
-    remote.say(1, target_port=1)
-    scene.wait_for(lambda: bool(leads))
-    remote.say(2, target_port=2)
-    return scene.wait_for(lambda: bool(follows))
-
-
 def no_successor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitQueue, "name_leader", lambda self: None)
-
-
-def a_named_one_who_leaves_names_the_next(scene: World) -> bool:
-    """End the successor's time in the moment it is named; the third one must lead."""
-    first, second, third = (scene.mailbox(port) for port in (1, 2, 3))
-    remote = scene.attach()
-    leads = scene.receive(first)
-    pause = scene.pause(scene.plane.state.wait_queue, "sleep", after=True)
-    scene.receive(second, wait_s=0.05)
-    follows = scene.receive(third)
-    pause.reached.wait(scene.bound_s)
-    remote.say(1, target_port=1)
-    scene.wait_for(lambda: bool(leads))
-    pause.go.set()
-    scene.threads[1].join(scene.bound_s)
-    remote.say(2, target_port=3)
-    return scene.wait_for(lambda: bool(follows))
 
 
 def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
@@ -139,30 +96,9 @@ def only_the_leader_names(patch: pytest.MonkeyPatch) -> None:
 # -- the leader is kicked, and no other thread reads the kick
 
 
-def a_leader_hears_of_a_local_message(scene: World) -> bool:
-    """Let it sleep in epoll, and send from a thread of this process."""
-    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
-    results = scene.receive(mailbox)
-    scene.wait_for(lambda: scene.plane.state.wait_queue.leader is not None)
-    sender.sendto(b"x", (str(LOCAL), 1))
-    return scene.wait_for(lambda: bool(results))
-
-
 def no_kick(patch: pytest.MonkeyPatch) -> None:
     wake = WaitQueue._wake
     patch.setattr(WaitQueue, "_wake", lambda self, gates, *, kick: wake(self, gates, kick=False))
-
-
-def a_pass_leaves_the_kick_to_the_leader(scene: World) -> bool:
-    """Kick the leader before it is in epoll, and let a pass look first."""
-    mailbox, sender = scene.mailbox(1), scene.mailbox(2)
-    pause = scene.pause(scene.plane.passes, "serve_ready", when=lambda *_, leading=False: leading)
-    results = scene.start(lambda: mailbox.receive(wait_ns=None))
-    pause.reached.wait(scene.bound_s)
-    sender.sendto(b"x", (str(LOCAL), 1))
-    scene.plane.progress()
-    pause.go.set()
-    return scene.wait_for(lambda: bool(results))
 
 
 def every_thread_reads_the_kick(patch: pytest.MonkeyPatch) -> None:
@@ -243,7 +179,7 @@ def a_look_leaves_the_message_to_others(scene: World) -> bool:
     remote = scene.attach()
     scene.receive(other)
     looks = scene.start(lambda: mailbox.receive(wait_ns=None, peek=True))
-    scene.wait_for(lambda: scene.waiting() == 2)
+    scene.wait_for(lambda: scene.seats() == 2)
     takes = scene.receive(mailbox)
     remote.say(1, target_port=2)
     return scene.wait_for(lambda: bool(looks) and bool(takes))
