@@ -21,7 +21,7 @@ from tests.rsocket.socket_pairs import (
     error_of,
     receive_exactly,
 )
-from tests.support.waiting import BUSY_S
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rsocket.socket import Socket
 
 OVER = (*DEVICES, "shm0,tcp0")
@@ -31,14 +31,6 @@ def ready(one: Socket, wait_s: float = 0) -> tuple[bool, bool]:
     """Return what select says: readable, writable."""
     readable, writable, _ = select.select([one], [one], [], wait_s)
     return bool(readable), bool(writable)
-
-
-def until(said, wait_s: float = WAIT_S) -> None:
-    """Ask again and again, for a while."""
-    end_s = time.monotonic() + wait_s
-    while not said():
-        assert time.monotonic() < end_s, "too late"
-        time.sleep(0.001)
 
 
 def test_timeouts_are_kept_as_in_socket_socket(pair: Pair) -> None:
@@ -86,7 +78,7 @@ def test_the_descriptor_of_a_listener(pair: Pair) -> None:
         client.connect_ex(pair.listener.getsockname())
         assert select.select([pair.listener], [], [], WAIT_S)[0] == [pair.listener]
         pair.listener.accept()[0].close()
-    until(lambda: ready(pair.listener) == (False, False))
+    wait_until(lambda: ready(pair.listener) == (False, False))
 
 
 def test_epoll_keeps_a_descriptor_from_before_the_connect(pair: Pair) -> None:
@@ -204,7 +196,7 @@ def test_a_closed_socket_leaves_no_descriptor(pair: Pair) -> None:
             client.settimeout(WAIT_S)
             client.connect(pair.listener.getsockname())
             pair.listener.accept()[0].close()
-    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_timeout_has_an_upper_end(pair: Pair) -> None:
@@ -222,7 +214,7 @@ def test_a_socket_that_connects_is_not_writable_yet(pair: Pair) -> None:
         if one.connect_ex(silent.getsockname()) == errno.ECONNREFUSED:
             return  # that was quick
         assert ready(one)[1] is False or one.readiness().writable
-        until(lambda: ready(one)[1])
+        wait_until(lambda: ready(one)[1])
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
 

@@ -17,6 +17,14 @@ def settled(is_done: Callable[[], bool]) -> bool:
     return True
 
 
+def wait_until(is_so: Callable[[], bool], wait_s: float = BUSY_S) -> None:
+    """Wait for what other threads or processes do. Raises AssertionError after `wait_s`."""
+    end_s = time.monotonic() + wait_s
+    while not is_so():
+        assert time.monotonic() < end_s, f"not within {wait_s:g} s"
+        time.sleep(0.001)
+
+
 def ends_with(held: Callable[[], tuple[int, ...]], before: tuple[int, ...]) -> bool:
     """Return whether no count of what is held stays above the one before."""
     return settled(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

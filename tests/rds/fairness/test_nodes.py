@@ -19,7 +19,8 @@ import pytest
 
 from tests.rds.fairness.floods import PEERS, SHORT_BYTES
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.plane.contract import MailboxSettings
 

@@ -1,7 +1,5 @@
 """A plane with a clock of the test's, and paths whose messages the test carries."""
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, ip_address
 from typing import Any
@@ -188,11 +186,3 @@ def transfer(token: int = 1, *, notify: bool = True, report_failure: bool = Fals
         is_write=True,
         pieces=(memoryview(b"octets"),),
     )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Let other threads run until something holds, for five seconds at most."""
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        os.sched_yield()

@@ -17,9 +17,9 @@ from tests.rds.plane.message_transport_world import (
     FakePath,
     MessageTransportWorld,
     transfer,
-    wait_until,
 )
 from tests.support import planes
+from tests.support.waiting import wait_until
 from urds.rds.plane.contract import (
     ALL_GROUPS,
     CongestionNotice,

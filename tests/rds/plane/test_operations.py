@@ -12,8 +12,8 @@ from tests.rds.plane.message_transport_world import (
     TARGET,
     MessageTransportWorld,
     transfer,
-    wait_until,
 )
+from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import (
     CongestionNotice,

@@ -6,8 +6,7 @@ import logging
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -17,20 +16,13 @@ from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_control_faults import SOON, exchange, pair
 from tests.rds.sockets.test_undelivered import Receiver, receiver
+from tests.support.waiting import wait_until
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime.peer_events import PeerEvents
 from urds.rds.transports.peer_history import TURNED_AWAY
 
 WAIT_S = 20.0
-
-
-def wait_for(look: Callable[[], bool]) -> None:
-    """Wait until something is seen; pytest's own limit ends what never comes."""
-    end_s = time.monotonic() + WAIT_S
-    while not look():
-        assert time.monotonic() < end_s, "not seen"
-        time.sleep(0.01)
 
 
 class Heard:
@@ -74,9 +66,9 @@ def test_an_absent_peer_is_connecting_with_the_reason() -> None:
     with backend_with(**SOON), hearing() as heard, urds.Socket() as source:
         source.bind((host(1), 4000))
         source.sendto(b"one", (host(2), 4000))
-        wait_for(lambda: the_one().attempts >= 3)
+        wait_until(lambda: the_one().attempts >= 3)
         one = the_one()
-        wait_for(lambda: bool(heard.events))
+        wait_until(lambda: bool(heard.events))
     assert (str(one.local), str(one.peer), one.path) == (host(1), host(2), 0)
     assert one.state is urds.ConnectionState.CONNECTING
     assert one.last_error.startswith("Connection refused: nothing listens there")
@@ -106,8 +98,8 @@ def test_a_connection_is_up_then_lost_then_restored(
         exchange(ours, source, target)
         source.sendto(b"after the break", target.getsockname())
         assert target.recv(100) == b"after the break"
-        wait_for(lambda: heard.of(peer)[-1:] == ["restored"])
-        wait_for(lambda: the_one().unacknowledged_messages == 0)
+        wait_until(lambda: heard.of(peer)[-1:] == ["restored"])
+        wait_until(lambda: the_one().unacknowledged_messages == 0)
         one = the_one()
     # An attempt for the second path may fail between them.
     kinds = [kind for kind in heard.of(peer) if kind != "failed"]
@@ -126,7 +118,7 @@ def test_what_a_short_connection_brought_is_known_after_it() -> None:
         with receiver(3) as there:
             source.sendto(b"one", there.address)
             there.expect("one")
-        wait_for(lambda: "lost" in heard.of(host(3)))
+        wait_until(lambda: "lost" in heard.of(host(3)))
         source.sendto(b"two", there.address)
         assert the_one().last_received_s is not None
 
@@ -138,10 +130,10 @@ def test_a_stopped_peer_shows_by_silence_and_the_age_of_what_it_has_not_acknowle
             source.bind((host(1), 4000))
             source.sendto(b"one", receiver.address)
             receiver.expect("one")
-            wait_for(lambda: the_one().unacknowledged_messages == 0)
+            wait_until(lambda: the_one().unacknowledged_messages == 0)
             receiver.stop()
             source.sendto(b"two", receiver.address)
-            wait_for(lambda: (the_one().oldest_unacknowledged_s or 0) > 0.3)
+            wait_until(lambda: (the_one().oldest_unacknowledged_s or 0) > 0.3)
             one = the_one()
     finally:
         receiver.process.send_signal(signal.SIGCONT)
@@ -178,7 +170,7 @@ def test_a_peer_that_closes_at_once_turns_us_away(numbers: tuple[int, int]) -> N
             with backend_with(**SOON), hearing() as heard, urds.Socket() as source:
                 source.bind((ours, 4000))
                 source.sendto(b"one", (its, 4000))
-                wait_for(lambda: bool(heard.events))
+                wait_until(lambda: bool(heard.events))
                 one = the_one()
         finally:
             over.set()
@@ -205,8 +197,8 @@ def test_a_refused_connection_is_told_once(caplog: pytest.LogCaptureFixture) -> 
                 with suppress(ConnectionResetError):
                     while silent.recv(1 << 16):  # the map comes first
                         pass
-        wait_for(lambda: ours.counters()["pending_silent"] == 2)
-        wait_for(lambda: heard.of(peer) == ["refused"])
+        wait_until(lambda: ours.counters()["pending_silent"] == 2)
+        wait_until(lambda: heard.of(peer) == ["refused"])
     assert heard.reason("refused") == "silent"
     assert caplog.messages == [f"connection of {peer} refused: silent"]
 
@@ -229,7 +221,7 @@ def test_a_callback_may_use_sockets() -> None:
             logged.settimeout(WAIT_S)
             own_target = logged.getsockname()
             exchange(ours, source, target)
-            wait_for(lambda: done == [b"of the callback"])
+            wait_until(lambda: done == [b"of the callback"])
     finally:
         forget()
 

@@ -12,8 +12,8 @@ import urds
 from tests.rds.sockets.conftest import NewSocket
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.remote import RemotePeer
-from tests.rds.transports.tcp.nodes import wait_until
 from tests.support import carriers
+from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_SOCKET
 from urds.rds.options import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 

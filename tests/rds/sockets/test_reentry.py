@@ -27,7 +27,7 @@ from tests.rds.sockets.conftest import NewSocket
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.interrupting import Interruption
 from tests.support.planes import chosen, in_use
-from tests.support.waiting import BUSY_S, ENDLESS_S
+from tests.support.waiting import BUSY_S, ENDLESS_S, wait_until
 from urds.rds.constants import SOL_RDS, InfoOpt
 from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.contract import (
@@ -85,7 +85,7 @@ class Scene:
         for port in self.ports:
             new_socket(3, port).close()
         mailbox = self.polled.mailbox
-        until(lambda: mailbox.settings.monitor)
+        wait_until(lambda: mailbox.settings.monitor)
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         assert not poll.poll(0)
@@ -95,13 +95,6 @@ class Scene:
         assert not poll.poll(0)
         self.here.sendto(b"last", self.there.getsockname())
         assert self.there.recv(10) == b"last"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + LATE_S
-    while not is_so():
-        assert time.monotonic() < end, "too late"
-        time.sleep(0.001)
 
 
 def send(scene: Scene) -> Callable[[], object]:

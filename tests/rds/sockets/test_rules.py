@@ -19,7 +19,7 @@ from tests.rds.sockets.hosts import host
 from tests.rds.sockets.recording import DONTWAIT, poll_bits, readable
 from tests.rds.sockets.remote import RemotePeer
 from tests.support.errnos import refused
-from tests.support.waiting import BUSY_S
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, SockOpt
 from urds.rds.runtime.inprocess import InProcess
 
@@ -72,14 +72,6 @@ def sends_until(code: int, sock: urds.Socket, target: tuple[str, int]) -> int:
             if failure.errno == code:
                 return taken
     raise AssertionError(f"never {errno.errorcode[code]}")
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    """Wait until something holds; fail after three seconds."""
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # -- the send queue
@@ -303,7 +295,7 @@ def test_what_was_delivered_cannot_be_cancelled(near: urds.Socket, new_far: NewF
     far = new_far(5000)
     near.sendto(b"here", (FAR, 5000))
     assert far.recv(10) == b"here"
-    eventually(lambda: near.cancel((FAR, 5000)) == 0)
+    wait_until(lambda: near.cancel((FAR, 5000)) == 0)
     far.settimeout(QUIET_S)
     assert refused(far.recv, 10) == errno.ETIMEDOUT
 

@@ -17,6 +17,7 @@ import pytest
 import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
+from tests.support.waiting import wait_until
 from urds.rds.runtime.backend import Mailbox
 from urds.rds.runtime.process import process
 
@@ -39,13 +40,6 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]
         made.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, "too late"
-        time.sleep(0.005)
-
-
 def has_thread() -> bool:
     return any(thread.name == "urds-driver" for thread in threading.enumerate())
 
@@ -64,12 +58,12 @@ def test_the_thread_ends_with_all_it_had_and_starts_again(
     own_process: Callable[..., None],
 ) -> None:
     own_process(idle_s=0.05)
-    until(lambda: not has_thread())  # of tests before this one
+    wait_until(lambda: not has_thread())  # of tests before this one
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         exchange()
         assert has_thread()
-        until(lambda: not has_thread())
+        wait_until(lambda: not has_thread())
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
@@ -111,7 +105,7 @@ def test_no_bind_is_lost_to_its_end(own_process: Callable[..., None]) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    until(lambda: not has_thread())
+    wait_until(lambda: not has_thread())
 
 
 def test_a_bind_that_is_late_for_one_thread_starts_another(
@@ -122,7 +116,7 @@ def test_a_bind_that_is_late_for_one_thread_starts_another(
     bind = ending.bind
 
     def bind_when_ended(**wanted: Any) -> Mailbox:
-        until(lambda: ending not in process.alive)
+        wait_until(lambda: ending not in process.alive)
         return bind(**wanted)
 
     monkeypatch.setattr(ending, "bind", bind_when_ended)
@@ -144,7 +138,7 @@ def test_it_stays_until_what_a_closed_socket_sent_has_arrived(
         process.use(ours)  # it may end now
         receiver.settimeout(WAIT_S)
         assert receiver.recv(10) == b"late"
-        until(lambda: ours not in process.alive)
+        wait_until(lambda: ours not in process.alive)
 
 
 SINGLE = """

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any
 
-from tests.rds.transports.rdma.victim import CANARY, GUARD_BYTES, INBOX_PORT, WAIT_S, NodeProcess
+from tests.rds.transports.rdma.victim import CANARY, GUARD_BYTES, INBOX_PORT, NodeProcess
 from tests.support.places import take_subnet
+from tests.support.waiting import wait_until
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.rds.transports.rdma.attempts import port_of
 from urds.rds.transports.rdma.device import RdmaDevice
@@ -53,14 +54,6 @@ def subnet() -> Callable[[int], str]:
     prefix, lock = take_subnet(16, 16)
     _KEPT.append(lock)
     return lambda host: f"{prefix}.{host}"
-
-
-def wait_until(is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-    """Wait until it is so; fail if that does not come."""
-    end_s = time.monotonic() + wait_s
-    while not is_so():
-        assert time.monotonic() < end_s, "too late"
-        time.sleep(0.001)
 
 
 def message(

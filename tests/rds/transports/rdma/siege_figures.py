@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
-from tests.rds.transports.rdma.hostile_peer import RECEIVES, Siege, UnknownPeer, message, wait_until
+from tests.rds.transports.rdma.hostile_peer import RECEIVES, Siege, UnknownPeer, message
 from tests.rds.transports.rdma.test_hostile_load import flood
 from tests.support.siege import during
+from tests.support.waiting import wait_until
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from tests.rds.transports.rdma.hostile_peer import (
     UnknownPeer,
     congestion_map,
     message,
-    wait_until,
 )
 from tests.rds.transports.rdma.victim import INBOX_PORT
+from tests.support.waiting import wait_until
 from urds.rds.control.rdma_peer import REJECTION
 from urds.rds.wire.private_data import CONNECT_DATA_V4_BYTES, ConnectData, accepted_version
 from urds.verbs.providers.base import ConnectionEventKind

@@ -20,9 +20,9 @@ from tests.rds.transports.rdma.hostile_peer import (
     acknowledgement,
     congestion_map,
     message,
-    wait_until,
 )
 from tests.rds.transports.rdma.victim import INBOX_PORT
+from tests.support.waiting import wait_until
 from urds.rds.constants import CONGESTION_MAP_BYTES, MAX_MESSAGE_BYTES
 from urds.rds.wire.private_data import ConnectData
 from urds.verbs.engine.numbers import WROpcode

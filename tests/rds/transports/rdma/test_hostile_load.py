@@ -16,9 +16,9 @@ from tests.rds.transports.rdma.hostile_peer import (
     acknowledgement,
     congestion_map,
     message,
-    wait_until,
 )
 from tests.rds.transports.rdma.victim import INBOX_PORT
+from tests.support.waiting import wait_until
 from urds.rds.wire.header import Header
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import urds
-from tests.rds.transports.rdma.hostile_peer import subnet, wait_until
+from tests.rds.transports.rdma.hostile_peer import subnet
 from tests.rds.transports.rdma.killed_peer import (
     CELLS_BYTES,
     COUNTED,
@@ -34,6 +34,7 @@ from tests.rds.transports.rdma.killed_peer import (
     socket_at,
 )
 from tests.support.children import Forks
+from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import Mailbox, Operation
 from urds.rds.runtime.process import process

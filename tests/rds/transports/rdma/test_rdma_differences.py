@@ -1,8 +1,6 @@
 """Each line about RDMA of docs/differences.md has a test here: `test_difference_` and its name."""
 
 import errno
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +10,7 @@ from tests.rds.sockets.hosts import host
 from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
 from tests.rds.transports.rdma_core.rdma_core_world import Side, atomic, frames, transfer
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
+from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
 from urds.rds.control.events import Reason, Refused
 from urds.rds.control.rdma_events import (
@@ -50,14 +49,6 @@ def connected_side() -> Side:
     side = Side()
     side.begin()
     return side
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until it is so; fail if that does not come."""
-    deadline = time.monotonic() + ARRIVAL_S
-    while not is_so():
-        assert time.monotonic() < deadline, "too late"
-        time.sleep(0.001)
 
 
 # -- devices and transport

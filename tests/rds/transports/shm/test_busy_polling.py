@@ -15,7 +15,8 @@ import pytest
 
 import urds
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import Node, wait_until
+from tests.rds.transports.tcp.nodes import Node
+from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_SOCKET
 from urds.rds.options import SO_BUSY_POLL
 from urds.rds.plane.contract import MailboxSettings

@@ -17,7 +17,8 @@ from typing import Any, Final
 import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import Node, wait_until
+from tests.rds.transports.tcp.nodes import Node
+from tests.support.waiting import wait_until
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime import shm_connect

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import Node, wait_until
+from tests.rds.transports.tcp.nodes import Node
+from tests.support.waiting import wait_until
 from urds.rds.plane.contract import Carrier
 
 LONG_BYTES = 1 << 20

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tests.rds.transports.tcp.faults import make_deaf, make_hearing
 from tests.rds.transports.tcp.kernel_peer import KernelPeer
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.waiting import wait_until
 from urds.rds.control.events import PeerKind
 
 KERNEL_PORT = 5000

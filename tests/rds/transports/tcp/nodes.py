@@ -7,12 +7,13 @@ one connection, to make it deaf, and to hold a thread still at the moment that m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
 from tests.support import carriers
+from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.control.rdma_events import PeerKey
 from urds.rds.control.tcp_peer import TcpPeer
@@ -208,11 +209,3 @@ class Node:
         stream = self.driver.streams._attached[self.peer_paths(peer).paths[index]]
         assert self.row(peer, index).up
         return stream
-
-
-def wait_until(condition: Callable[[], bool], *, wait_s: float = 5.0) -> None:
-    """Wait for what other threads do. Raises AssertionError after `wait_s`."""
-    deadline_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {wait_s} s"
-        time.sleep(0.001)

@@ -9,7 +9,8 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import make_deaf, silent_host
 from tests.rds.transports.tcp.meetings import KERNEL_PORT, arrived, meet
-from tests.rds.transports.tcp.nodes import Node, wait_until
+from tests.rds.transports.tcp.nodes import Node
+from tests.support.waiting import wait_until
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.runtime import connect as streams
 

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import wait_until
 from tests.rds.transports.tcp.processes import NodeProcess
 from tests.rds.transports.tcp.test_hostile_floods import peers, talk
+from tests.support.waiting import wait_until
 from urds.rds.runtime.connect import Streams
 from urds.rds.transports.tcp import TcpStream
 

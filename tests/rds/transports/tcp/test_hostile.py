@@ -23,9 +23,9 @@ from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
 from tests.rds.transports.tcp.kernel_peer import REPEATED
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.rds.transports.tcp.processes import NodeProcess
-from tests.support.waiting import BUSY_S, ENDLESS_S
+from tests.support.waiting import BUSY_S, ENDLESS_S, wait_until
 from urds.rds.constants import CONGESTION_MAP_BYTES, RDS_TCP_PORT, HeaderFlag
 from urds.rds.settings import Settings
 

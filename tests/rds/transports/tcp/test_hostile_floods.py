@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import Frame, FrameReader, emit_frame, emit_map
-from tests.rds.transports.tcp.nodes import PORT, wait_until
+from tests.rds.transports.tcp.nodes import PORT
 from tests.rds.transports.tcp.processes import NodeProcess
 from tests.rds.transports.tcp.siege import UNBOUND_PORT, begin_connect, small_frames, under_way
+from tests.support.waiting import wait_until
 from urds.rds.constants import Capability, HeaderFlag
 from urds.rds.plane.contract import Limits
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake, parse_handshake

@@ -15,7 +15,8 @@ from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import deaf, reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
 from tests.rds.transports.tcp.kernel_peer import REPEATED, Release
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.waiting import wait_until
 from urds.rds.wire.extensions import Handshake, emit_handshake
 
 NODE = 250  # above all others, so that they connect to it

@@ -18,7 +18,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
-from tests.rds.transports.tcp.nodes import wait_until
+from tests.support.waiting import wait_until
 from urds.rds.constants import Capability
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.rds.transports.tcp.conftest import Lab
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.rds.transports.tcp.relay import Way
+from tests.support.waiting import wait_until
 from urds.common.types import IPAddress
 from urds.rds.control.paths import path_of_port
 from urds.rds.control.tcp_peer import TcpPeer

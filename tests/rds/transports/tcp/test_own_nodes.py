@@ -12,9 +12,10 @@ from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.frames import Frame
 from tests.rds.transports.tcp.kernel_peer import KernelPeer, Release
 from tests.rds.transports.tcp.meetings import KERNEL_PORT, numbered, taken
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.rds.transports.tcp.relay import Relay, Way
 from tests.support import carriers
+from tests.support.waiting import wait_until
 from urds.rds.control.events import PeerKind
 from urds.rds.control.handshake import PeerFacts
 from urds.rds.plane.python.receiver import Receiver

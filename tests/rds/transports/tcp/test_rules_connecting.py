@@ -21,7 +21,8 @@ from tests.rds.transports.tcp.meetings import (
     silently_forgotten,
     taken,
 )
-from tests.rds.transports.tcp.nodes import Node, wait_until
+from tests.rds.transports.tcp.nodes import Node
+from tests.support.waiting import wait_until
 from urds.rds.control.connector import Connector
 from urds.rds.control.events import Hold
 from urds.rds.control.tcp_path import TcpPath

@@ -28,7 +28,8 @@ from tests.rds.transports.tcp.meetings import (
     settle,
     taken,
 )
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.waiting import wait_until
 from urds.rds.plane.contract import Buffer, DownReason
 from urds.rds.plane.python import sender as sender_module
 from urds.rds.plane.python.partial_message import PartialMessage

@@ -21,9 +21,10 @@ from tests.rds.transports.tcp.meetings import (
     send_to_kernel,
     settle,
 )
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.rds.transports.tcp.relay import Relay, Way
 from tests.rds.transports.tcp.test_multipath import PORTS, fan_out, rows_of
+from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT, RDS_TCP_PORT
 from urds.rds.control.events import PeerKind
 from urds.rds.control.paths import path_of_port

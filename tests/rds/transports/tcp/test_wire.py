@@ -19,7 +19,8 @@ from tests.rds.transports.tcp.meetings import (
     settle,
     taken,
 )
-from tests.rds.transports.tcp.nodes import PORT, Node, wait_until
+from tests.rds.transports.tcp.nodes import PORT, Node
+from tests.support.waiting import wait_until
 from tests.vectors import load
 from urds.rds.constants import Capability, HeaderFlag
 from urds.rds.plane.contract import MailboxSettings
