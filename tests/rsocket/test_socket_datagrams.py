@@ -120,6 +120,10 @@ def test_a_connected_socket_has_a_target(two: Two) -> None:
     assert first.getpeername() == second.getsockname()
     first.sendall(b"to you")
     assert second.recv(9) == b"to you"
+    with datagram() as third:
+        third.connect(second.getsockname())  # which gives it an address of its own
+        third.send(b"me too")
+        assert second.recvfrom(9) == (b"me too", third.getsockname())
 
 
 def test_a_datagram_that_does_not_fit_is_emsgsize(two: Two) -> None:
