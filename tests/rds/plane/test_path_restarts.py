@@ -66,61 +66,46 @@ def test_repeats_of_the_new_life_are_dropped_as_any_others() -> None:
     assert side.got() == [b"1", b"2", b"3"]
 
 
-class TestProbeWithGeneration:
-    """linux v7.0 and later number their lives."""
+def repeats(*numbers: int) -> bytes:
+    return messages(numbers, flags=RETRANSMITTED)
 
-    @pytest.mark.rule("wire-generation-two-failures")
-    def test_another_generation_is_a_restart(self) -> None:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+
+# What comes on one connection and on the next; what is new of it, and whether it is another life.
+# linux v7.0 and later number their lives; kernels up to 6.19 probe only while they know nothing of
+# us, so that a second probe is a new life.
+LIVES = {
+    "another generation": (
+        probe(1, 7) + messages(range(2, 50)), probe(2, 8, repeated=True) + repeats(3), [b"3"], True,
+    ),
+    "the same generation": (
+        probe(1, 7) + messages(range(2, 50)), repeats(49) + probe(50, 7) + repeats(49), [], False,
+    ),
+    "a second probe": (
+        probe(1, None) + messages(range(2, 50)), probe(2, None, repeated=True) + repeats(3),
+        [b"3"], True,
+    ),
+    "the first probe repeated": (
+        probe(1, None) + messages([2, 3]), probe(1, None, repeated=True) + repeats(2, 3), [], False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.rule("wire-generation-two-failures")
+@pytest.mark.parametrize("kind", LIVES)
+def test_a_probe_tells_a_new_life_from_repeats(kind: str) -> None:
+    before, after, new, restarted = LIVES[kind]
+    side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+    if "generation" in kind:
         side.receiver.generations.generation = 7
-        side.attach()
-        side.receive(probe(1, 7) + messages(range(2, 50)))
-        side.core.detach()
-        side.got()
-        side.attach()
-        side.receive(probe(2, 8, repeated=True) + messages([3], flags=RETRANSMITTED))
-        assert side.got() == [b"3"]
-        assert side.receiver.restarted
-
-    @pytest.mark.rule("wire-generation-two-failures")
-    def test_the_same_generation_is_no_restart(self) -> None:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
-        side.receiver.generations.generation = 7
-        side.attach()
-        side.receive(probe(1, 7) + messages(range(2, 50)))
-        side.core.detach()
-        side.got()
-        side.attach()
-        side.receive(messages([49], flags=RETRANSMITTED) + probe(50, 7))
-        side.receive(messages([49], flags=RETRANSMITTED))
-        assert side.got() == []
-        assert not side.receiver.restarted
-
-
-class TestProbeWithout:
-    """Kernels up to 6.19 probe only while they know nothing of us."""
-
-    def test_a_second_probe_is_a_new_life(self) -> None:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
-        side.attach()
-        side.receive(probe(1, None) + messages(range(2, 50)))
-        side.got()
-        side.core.detach()
-        side.attach()
-        side.receive(probe(2, None, repeated=True) + messages([3], flags=RETRANSMITTED))
-        assert side.got() == [b"3"]
-        assert side.receiver.restarted
-
-    def test_the_first_probe_repeated_is_not(self) -> None:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
-        side.attach()
-        side.receive(probe(1, None) + messages([2, 3]))
-        side.got()
-        side.core.detach()
-        side.attach()
-        side.receive(probe(1, None, repeated=True) + messages([2, 3], flags=RETRANSMITTED))
-        assert side.got() == []
-        assert not side.receiver.restarted
+    side.attach()
+    side.receive(before)
+    side.got()
+    side.core.detach()
+    side.attach()
+    side.receive(after)
+    assert side.got() == new
+    assert side.receiver.restarted is restarted
+    if kind == "the first probe repeated":
         assert side.counters.recv_drop_old_seq == 3
 
 
