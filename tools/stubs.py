@@ -9,7 +9,6 @@ list what a program may import. Run it after a change of an enum, of a tunable o
 public names; a test fails when it was forgotten.
 """
 
-import ast
 import enum
 import sys
 import textwrap
@@ -24,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "urds"
 LINE_MAX = 100
 MODULES = (
-    "urds", "urds.rds.constants", "urds.dat", "urds.dat.constants", "urds.dat.returns",
-    "urds.verbs.enums",
+    "urds", "urds.rds.constants", "urds.rds.numbers", "urds.dat", "urds.dat.constants",
+    "urds.dat.returns", "urds.verbs.enums",
 )  # fmt: skip
 HEAD = """\
 # Made by `python -m tools.stubs`.
@@ -41,21 +40,21 @@ VALUE_TYPES = {
 
 def stubs() -> dict[Path, str]:
     """Return the text of each stub by its path."""
-    urds, constants, dat, numbers, returns, verbs = map(import_module, MODULES)
-    dat_names = numbers.FLAT | returns.FLAT
-    rds_stub = _definitions(PACKAGE / "rds" / "constants.py") + _flat_lines(constants.FLAT)
+    urds, constants, numbers, dat, dat_numbers, returns, verbs = map(import_module, MODULES)
+    dat_names = dat_numbers.FLAT | returns.FLAT
+    rds_stub = "from typing import Final\n" + _exported(numbers) + _flat_lines(numbers.FLAT)
     urds_stub = _imports(urds, urds.__all__, home=constants)
     urds_stub += "from urds import aio as aio\n"
     urds_stub += "__version__: str\n" + _list_of_all(urds)
     dat_stub = "from typing import Final\n"
-    dat_stub += _imports(dat, set(dat.__all__) - dat_names.keys(), home=numbers)
+    dat_stub += _imports(dat, set(dat.__all__) - dat_names.keys(), home=dat_numbers)
     dat_stub += "open = open_ia\n" + _list_of_all(dat) + _flat_lines(dat_names)
     families = {type(one).__name__ for one in verbs.FLAT.values() if isinstance(one, enum.Enum)}
     verbs_stub = "from typing import Final\n" + _imports(verbs, families)
-    verbs_stub += _list_of_all(verbs) + _flat_lines(verbs.FLAT)
+    verbs_stub += _flat_lines(verbs.FLAT)
     return {
-        PACKAGE / "verbs" / "enums.pyi": HEAD.format(codes="I001, RUF022") + verbs_stub,
-        PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001, N802") + rds_stub,
+        PACKAGE / "verbs" / "enums.pyi": HEAD.format(codes="I001") + verbs_stub,
+        PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001") + rds_stub,
         PACKAGE / "rds" / "setting_values.pyi": HEAD.format(codes="I001") + _setting_values(),
         PACKAGE / "__init__.pyi": HEAD.format(codes="I001, RUF022") + urds_stub,
         PACKAGE / "dat" / "__init__.pyi": HEAD.format(codes="E501, I001, RUF022") + dat_stub,
@@ -72,25 +71,10 @@ def _setting_values() -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def _definitions(source: Path) -> str:
-    """Return the constants, enums and signatures of a module, without docstrings."""
-    text = source.read_text(encoding="utf-8")
-    lines: list[str] = []
-    for node in ast.parse(text).body:
-        segment = ast.get_source_segment(text, node) or ""
-        match node:
-            case ast.ImportFrom(module="enum" | "typing"):
-                lines.append(segment)
-            case ast.AnnAssign(value=ast.Constant() | ast.Name() | ast.BinOp()):
-                lines.append(segment)
-            case ast.ClassDef():
-                lines.append(f"class {node.name}({', '.join(map(ast.unparse, node.bases))}):")
-                members = [each for each in node.body if isinstance(each, ast.Assign)]
-                lines += [f"    {ast.get_source_segment(text, member)}" for member in members]
-            case ast.FunctionDef():
-                returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
-                lines.append(f"def {node.name}({ast.unparse(node.args)}){returned}: ...")
-    return "\n".join(lines) + "\n"
+def _exported(module: ModuleType) -> str:
+    """Import all that a module exports, and export it as well."""
+    names = [f"{name} as {name}" for name in module.__all__]
+    return f"from {module.__name__} import (\n{_packed(names)})\n"
 
 
 def _flat_lines(names: Mapping[str, object]) -> str:

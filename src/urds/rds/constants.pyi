@@ -1,153 +1,24 @@
 # Made by `python -m tools.stubs`.
-# ruff: noqa: I001, N802 - packed, in the order of the source
+# ruff: noqa: I001 - packed, in the order of the source
 # fmt: off
-from enum import IntEnum, IntFlag
 from typing import Final
-AF_RDS: Final = 21
-PF_RDS: Final = AF_RDS
-SOL_RDS: Final = 276
-SOCK_SEQPACKET: Final = 5
-SOL_SOCKET: Final = 1
-SO_TIMESTAMP: Final = 29
-SCM_TIMESTAMP: Final = SO_TIMESTAMP
-SO_ZEROCOPY: Final = 60
-RDS_TCP_PORT: Final = 16385
-RDS_PORT: Final = 18634
-RDS_CM_PORT: Final = 16385
-PING_PORT: Final = 0
-PROBE_PORT: Final = 1
-PORT_FIRST: Final = 2
-PORT_LAST: Final = 65535
-PORT_COUNT: Final = 65536
-MAX_MESSAGE_BYTES: Final = 1 << 20
-CONGESTION_MAP_BYTES: Final = PORT_COUNT // 8
-IB_FRAGMENT_BYTES: Final = 4096
-RDMA_PAGE_BYTES: Final = 4096
-RDMA_PIECES_MAX: Final = 1024
-PATHS_MAX: Final = 8
-ZCOPY_COOKIES_MAX: Final = 8
-SIOCRDSSETTOS: Final = 0x89E0
-SIOCRDSGETTOS: Final = 0x89E1
-class SockOpt(IntEnum):
-    CANCEL_SENT_TO = 1
-    GET_MR = 2
-    FREE_MR = 3
-    RECVERR = 5
-    CONG_MONITOR = 6
-    GET_MR_FOR_DEST = 7
-    TRANSPORT = 8
-    MSG_RXPATH_LATENCY = 10
-    TIMESTAMP_OLD = 29
-    TIMESTAMP_NEW = 63
-class InfoOpt(IntEnum):
-    COUNTERS = 10000
-    CONNECTIONS = 10001
-    SEND_MESSAGES = 10003
-    RETRANS_MESSAGES = 10004
-    RECV_MESSAGES = 10005
-    SOCKETS = 10006
-    TCP_SOCKETS = 10007
-    IB_CONNECTIONS = 10008
-    CONNECTION_STATS = 10009
-    IWARP_CONNECTIONS = 10010
-    V6_CONNECTIONS = 10011
-    V6_SEND_MESSAGES = 10012
-    V6_RETRANS_MESSAGES = 10013
-    V6_RECV_MESSAGES = 10014
-    V6_SOCKETS = 10015
-    V6_TCP_SOCKETS = 10016
-    V6_IB_CONNECTIONS = 10017
-class ConnectionFlag(IntFlag):
-    SENDING = 0x01
-    CONNECTING = 0x02
-    CONNECTED = 0x04
-    ERROR = 0x08
-class Cmsg(IntEnum):
-    RDMA_ARGS = 1
-    RDMA_DEST = 2
-    RDMA_MAP = 3
-    RDMA_STATUS = 4
-    CONG_UPDATE = 5
-    ATOMIC_FADD = 6
-    ATOMIC_CSWP = 7
-    MASKED_ATOMIC_FADD = 8
-    MASKED_ATOMIC_CSWP = 9
-    RXPATH_LATENCY = 11
-    ZCOPY_COOKIE = 12
-    ZCOPY_COMPLETION = 13
-class Transport(IntEnum):
-    IB = 0
-    GAP = 1
-    TCP = 2
-    LOOP = 3
-    NONE = 0xFFFFFFFF
-RDS_TRANS_COUNT: Final = 3
-class HeaderFlag(IntFlag):
-    CONG_BITMAP = 0x01
-    ACK_REQUIRED = 0x02
-    RETRANSMITTED = 0x04
-    HB_PING = 0x08
-    HB_PONG = 0x10
-    EXTHDR_EXTENSION = 0x20
-RDS_FLAG_PROBE_PORT: Final = PROBE_PORT
-class ExtensionType(IntEnum):
-    NONE = 0
-    VERSION = 1
-    RDMA = 2
-    RDMA_DEST = 3
-    RDMA_BYTES = 4
-    NPATHS = 5
-    GEN_NUM = 6
-    CAP_BITS = 7
-    SPORT_IDX = 8
-    CSUM = 9
-class Capability(IntFlag):
-    ACKNOWLEDGEMENTS = 0x0001
-    CHECKSUM = 0x0002
-    GENERATION_HELLO = 0x0004
-    SHARED_MEMORY = 0x0008
-MESSAGE_DOUBLINGS_SHIFT: Final = 12
-MESSAGE_DOUBLINGS_MAX: Final = 12
-class RdmaFlag(IntFlag):
-    READWRITE = 0x01
-    FENCE = 0x02
-    INVALIDATE = 0x04
-    USE_ONCE = 0x08
-    DONTWAIT = 0x10
-    NOTIFY_ME = 0x20
-    SILENT = 0x40
-class RdmaStatus(IntEnum):
-    SUCCESS = 0
-    REMOTE_ERROR = 1
-    CANCELED = 2
-    DROPPED = 3
-    OTHER_ERROR = 4
-class RdmaBytesFlag(IntFlag):
-    WRITE = 1
-    READ = 2
-class RxTrace(IntEnum):
-    HDR_TO_DGRAM_START = 0
-    DGRAM_REASSEMBLE = 1
-    DGRAM_DELIVERED = 2
-RDS_MSG_RX_DGRAM_TRACE_MAX: Final = 3
-class MessageFlag(IntFlag):
-    OOB = 0x01
-    PEEK = 0x02
-    DONTROUTE = 0x04
-    CTRUNC = 0x08
-    TRUNC = 0x20
-    DONTWAIT = 0x40
-    EOR = 0x80
-    WAITALL = 0x100
-    CONFIRM = 0x800
-    ERRQUEUE = 0x2000
-    NOSIGNAL = 0x4000
-    MORE = 0x8000
-    ZEROCOPY = 0x4000000
-    CMSG_CLOEXEC = 0x40000000
-RDS_CONG_MONITOR_SIZE: Final = 64
-def RDS_CONG_MONITOR_BIT(port: int) -> int: ...
-def RDS_CONG_MONITOR_MASK(port: int) -> int: ...
+from urds.rds.numbers import (
+    AF_RDS as AF_RDS, PF_RDS as PF_RDS, SOL_RDS as SOL_RDS, SOCK_SEQPACKET as SOCK_SEQPACKET,
+    SOL_SOCKET as SOL_SOCKET, SO_TIMESTAMP as SO_TIMESTAMP, SCM_TIMESTAMP as SCM_TIMESTAMP,
+    SO_ZEROCOPY as SO_ZEROCOPY, RDS_TCP_PORT as RDS_TCP_PORT, RDS_PORT as RDS_PORT, RDS_CM_PORT as
+    RDS_CM_PORT, PING_PORT as PING_PORT, PROBE_PORT as PROBE_PORT, PORT_FIRST as PORT_FIRST,
+    PORT_LAST as PORT_LAST, PORT_COUNT as PORT_COUNT, MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES,
+    CONGESTION_MAP_BYTES as CONGESTION_MAP_BYTES, IB_FRAGMENT_BYTES as IB_FRAGMENT_BYTES, PATHS_MAX
+    as PATHS_MAX, ZCOPY_COOKIES_MAX as ZCOPY_COOKIES_MAX, SIOCRDSSETTOS as SIOCRDSSETTOS,
+    SIOCRDSGETTOS as SIOCRDSGETTOS, SockOpt as SockOpt, InfoOpt as InfoOpt, ConnectionFlag as
+    ConnectionFlag, Cmsg as Cmsg, Transport as Transport, RDS_TRANS_COUNT as RDS_TRANS_COUNT,
+    HeaderFlag as HeaderFlag, RDS_FLAG_PROBE_PORT as RDS_FLAG_PROBE_PORT, ExtensionType as
+    ExtensionType, Capability as Capability, RdmaFlag as RdmaFlag, RdmaStatus as RdmaStatus,
+    RdmaBytesFlag as RdmaBytesFlag, RxTrace as RxTrace, RDS_MSG_RX_DGRAM_TRACE_MAX as
+    RDS_MSG_RX_DGRAM_TRACE_MAX, MessageFlag as MessageFlag, RDS_CONG_MONITOR_SIZE as
+    RDS_CONG_MONITOR_SIZE, RDS_CONG_MONITOR_BIT as RDS_CONG_MONITOR_BIT, RDS_CONG_MONITOR_MASK as
+    RDS_CONG_MONITOR_MASK,
+)
 RDS_CANCEL_SENT_TO: Final = SockOpt.CANCEL_SENT_TO
 RDS_GET_MR: Final = SockOpt.GET_MR
 RDS_FREE_MR: Final = SockOpt.FREE_MR

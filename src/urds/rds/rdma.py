@@ -24,15 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urds.common import process_memory
 from urds.common.errors import ErrorReason, os_error
 from urds.rds.cmsg import Atomic, RdmaArgs, RdmaMap, SendRequest
-from urds.rds.constants import (
-    MAX_MESSAGE_BYTES,
-    RDMA_PAGE_BYTES,
-    RDMA_PIECES_MAX,
-    Cmsg,
-    RdmaFlag,
-    RdmaStatus,
-    SockOpt,
-)
+from urds.rds.constants import MAX_MESSAGE_BYTES, Cmsg, RdmaFlag, RdmaStatus, SockOpt
+from urds.rds.numbers import RDMA_PAGE_BYTES, RDMA_PIECES_MAX
 from urds.rds.runtime.backend import AtomicOperation, RdmaTransfer
 
 if TYPE_CHECKING:

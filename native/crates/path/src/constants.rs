@@ -1,4 +1,4 @@
-//! Numbers of the wire and of the interface; each is explained in `src/urds/rds/constants.py`.
+//! Numbers of the wire and of the interface; each is explained in `src/urds/rds/numbers.py`.
 //!
 //! Source: linux v6.12 include/uapi/linux/rds.h and net/rds/rds.h.
 

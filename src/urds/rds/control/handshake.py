@@ -15,14 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from urds.common.records import record, replace
-from urds.rds.constants import (
-    MAX_MESSAGE_BYTES,
-    MESSAGE_DOUBLINGS_MAX,
-    MESSAGE_DOUBLINGS_SHIFT,
-    PING_PORT,
-    PROBE_PORT,
-    Capability,
-)
+from urds.rds.constants import MAX_MESSAGE_BYTES, PING_PORT, PROBE_PORT, Capability
 from urds.rds.control.events import (
     Agree,
     PeerKind,
@@ -36,6 +29,7 @@ from urds.rds.control.paths import agreed_npaths
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_path import PeerContext, TcpPath
 from urds.rds.control.timers import TimerKind
+from urds.rds.numbers import MESSAGE_DOUBLINGS_MAX, MESSAGE_DOUBLINGS_SHIFT
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 

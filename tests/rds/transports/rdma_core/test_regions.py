@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from urds.common.types import IPAddress
-from urds.rds.constants import RDMA_PAGE_BYTES
+from urds.rds.numbers import RDMA_PAGE_BYTES
 from urds.rds.transports.rdma import regions
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.regions import RegionDevice, RegionTable

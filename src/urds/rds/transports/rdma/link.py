@@ -15,7 +15,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort
-from urds.rds.constants import MAX_MESSAGE_BYTES, RDMA_PAGE_BYTES
+from urds.rds.constants import MAX_MESSAGE_BYTES
+from urds.rds.numbers import RDMA_PAGE_BYTES
 from urds.rds.plane.contract import AtomicOperation, RdmaRow, RdmaTransfer
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urds.common.errors import ErrorReason, os_error
 from urds.common.reentry import new_lock
 from urds.common.types import IPAddress
-from urds.rds.constants import RDMA_PAGE_BYTES
+from urds.rds.numbers import RDMA_PAGE_BYTES
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.verbs.engine.keys import REGION_INDEX_FIRST, VARIANT_BITS, WINDOW_INDEX_FIRST, Region
 from urds.verbs.engine.numbers import AccessFlag
