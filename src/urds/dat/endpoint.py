@@ -464,7 +464,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
         self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
 
     def _make_engine(self, pz: DatObject | None) -> QueuePair:
-        limits, device = self.device.attr, self.device.adapter.attributes
+        limits, adapter = self.device.attr, self.device.adapter
         # Depths are this object's to watch: they may change while the queue pair exists.
         cap = QPCap(
             max_send_wr=limits.max_dto_per_ep,
@@ -472,19 +472,15 @@ class Endpoint(DatObject, kind=HandleType.EP):
             max_send_sge=limits.max_iov_segments_per_dto,
             max_recv_sge=limits.max_iov_segments_per_dto,
         )
-        engine = QueuePair(
-            qpn=self.device.adapter.new_qpn(),
-            qp_type=QPType.RC,
+        engine = adapter.queue_pair(
+            kind=QPType.RC,
             pd=pz,
             send_cq=self.transfers.send_cq,
             recv_cq=self.transfers.recv_cq,
             srq=None if self.srq is None else self.srq.engine,
             cap=cap,
-            keys=self.device.adapter.keys,
-            link=device.link,
             receive_order=_receive_order(self.device),
         )
-        self.device.adapter.add(engine)
         self.device.adopt(engine, self)
         return engine
 

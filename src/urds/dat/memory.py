@@ -10,12 +10,12 @@ Source: docs/reference/dat.md 3, 11.
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from urds.common.buffers import address_of, bytes_of
 from urds.dat.constants import CompletionFlag, DtoStatus, EventNumber, HandleType, MemPriv, MemType
 from urds.dat.endpoint import Endpoint
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error, raise_for
@@ -257,7 +257,7 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
         limit = min(view.nbytes, self.device.attr.max_lmr_block_size)
         if not 1 <= count <= limit:
             raise bad_argument(4, f"{count} bytes, from 1 to {limit}")
-        return view[:count], ctypes.addressof(ctypes.c_char.from_buffer(view))
+        return view[:count], address_of(view)
 
     def _dispose(self) -> None:
         self.device.disown(self.region)
@@ -448,8 +448,4 @@ def _bytes(source: object) -> memoryview:
     if view.readonly or not view.c_contiguous or not view.nbytes:
         kind = type(source).__name__
         raise bad_argument(3, f"{kind}: a buffer must be writable, contiguous and not empty")
-    try:
-        return view.cast("B")
-    except (ValueError, TypeError):
-        # Items that memoryview cannot cast, such as records and complex numbers of NumPy.
-        return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
+    return bytes_of(view)

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import finalize
 
+from urds.common.buffers import address_of
 from urds.common.receive_buffers import fill
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE
 from urds.rsocket.core.stream.core import StreamCore
@@ -80,11 +81,6 @@ def registered(view: memoryview, context: DeviceContext) -> Memory | None:
             if whole is None:
                 whole = allocation.keys[context] = context.register(allocation.view)
     return Memory(view, address_of(view), whole.rkey)
-
-
-def address_of(view: memoryview) -> int:
-    """Return where the first byte of a writable view is."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _forget(array_id: int) -> None:

@@ -6,12 +6,12 @@ here follows an address: keys lead to views, addresses only count bytes within t
 Source: docs/reference/verbs-and-roce.md 11, 18.
 """
 
-import ctypes
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from urds.common.buffers import address_of, bytes_of
 from urds.verbs.context import PD
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import AccessFlag, SendFlag, UnsupportedAccessFlag
@@ -54,7 +54,7 @@ class MR(Resource):
         self.pd = pd
         with pd._calling():
             view = self._view_of(buffer)
-            self._address = _address_of(view)
+            self._address = address_of(view)
             named = self._address if address is None else address
             adapter = pd.context.adapter
             self.engine = adapter.register(pd.engine, view, named, self._supported(access))
@@ -145,7 +145,7 @@ class MR(Resource):
         """
         with self._calling():
             view = None if buffer is None else self._view_of(buffer)
-            real = self._address if view is None else _address_of(view)
+            real = self._address if view is None else address_of(view)
             named = real if address is None and view is not None else address
             target = self.pd if pd is None else pd
             target._demand_open()
@@ -188,7 +188,7 @@ class MR(Resource):
                 f"{type(buffer).__name__} of shape {view.shape} and strides {view.strides} is not "
                 "C-contiguous: register a contiguous copy"
             )
-        return _bytes(view)
+        return bytes_of(view)
 
     def _checked_length(self, offset: int, length: int | None) -> int:
         whole = self.engine.length
@@ -219,21 +219,6 @@ class MR(Resource):
 def _demand_size(count: int, limit: int) -> None:
     if not 1 <= count <= limit:
         raise VerbsArgumentError(f"memory region of {count} bytes, from 1 to {limit}")
-
-
-def _bytes(view: memoryview) -> memoryview:
-    """Return a view of bytes on the same memory, whatever its items are."""
-    try:
-        return view.cast("B")
-    except (ValueError, TypeError):
-        # Items that memoryview cannot cast: records, complex numbers, the other byte order.
-        whole: Any = (ctypes.c_char * view.nbytes).from_buffer(view)
-        return memoryview(whole).cast("B")
-
-
-def _address_of(view: memoryview) -> int:
-    """Return where the first byte is."""
-    return ctypes.addressof((ctypes.c_char * 0).from_buffer(view))
 
 
 class MWType(IntEnum):

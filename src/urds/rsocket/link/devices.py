@@ -12,7 +12,6 @@ receive ring. Source: docs/reference/rsocket.md 18, rules for connections.
 """
 
 import atexit
-import ctypes
 import errno
 import os
 import threading
@@ -25,6 +24,7 @@ from functools import partial
 from operator import not_
 from typing import Final, NamedTuple, Protocol
 
+from urds.common.buffers import address_of
 from urds.common.forks import renewed
 from urds.rsocket import settings
 from urds.rsocket.core.stream.records import Memory
@@ -132,7 +132,7 @@ class DeviceContext:
 
     def register(self, view: memoryview) -> Memory:
         """Let the peers that learn the key write into memory of the application."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        address = address_of(view)
         region = self.adapter.register(self._pd, view, address, _WRITTEN)
         self._regions[region.rkey] = region
         return Memory(view, address, region.rkey)

@@ -225,6 +225,7 @@ class KeyTable:
             pd, data, address, data.nbytes, AccessFlag(bits), key, key, access_bits=bits
         )
         self._regions[key] = region
+        self._note_new(region)
         return region
 
     def reregister(
@@ -250,6 +251,7 @@ class KeyTable:
             address,
             region.access if access is None else access,
         )
+        old_rkey = region.rkey
         region.pd = region.pd if pd is None else pd
         region.view, region.address, region.length = data, address, data.nbytes
         region.access, region.access_bits = AccessFlag(bits), bits
@@ -257,6 +259,8 @@ class KeyTable:
             del self._regions[region.lkey]
             region.lkey = region.rkey = next_variant(region.lkey)
             self._regions[region.lkey] = region
+        self._note_gone(old_rkey)
+        self._note_new(region)
 
     def deregister(self, region: Region) -> None:
         """Remove a region; its view becomes empty.
@@ -267,6 +271,13 @@ class KeyTable:
         del self._regions[region.lkey]
         self._region_indices.give_back(region.lkey)
         region.view, region.length = memoryview(b""), 0
+        self._note_gone(region.rkey)
+
+    def _note_new(self, region: Region) -> None:
+        """React to a region that can be named from now on, or is another one now."""
+
+    def _note_gone(self, rkey: int) -> None:
+        """React to the end of what a remote key named."""
 
     def local(self, lkey: int, address: int, length: int, *, pd: object, write: bool) -> memoryview:
         """Return the bytes that a local work request names. Zero bytes need no key.

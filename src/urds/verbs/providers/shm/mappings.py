@@ -23,7 +23,6 @@ between the bytes of its packets. It cannot reach any other memory, nor make a p
 The same peer could attach a debugger; the provider serves one user only.
 """
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from urds.common.buffers import address_of
 from urds.common.errors import RemoteProtocolError
 from urds.common.types import BytesLike
 from urds.verbs.engine.keys import KeyTable, Region, reaches
@@ -158,11 +158,6 @@ class Allocations:
         return view
 
 
-def address_of(view: memoryview) -> int:
-    """Return where a writable view's first byte is in this process."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
 def _forget(by_address: dict[int, SharedAllocation], address: int, descriptor: int) -> None:
     del by_address[address]
     os.close(descriptor)
@@ -200,42 +195,6 @@ class MappableKeys(KeyTable):
         self.revocations = 0
         self.revocations_overdue = 0  # borrowers that still said "copying" after the wait
 
-    # -- as KeyTable
-
-    def register(
-        self,
-        pd: object,
-        view: memoryview,
-        address: int,
-        access: AccessFlag,
-        *,
-        key: int | None = None,
-    ) -> Region:
-        """Register as KeyTable does, and note whether peers may map the region."""
-        region = super().register(pd, view, address, access, key=key)
-        self._remember(region)
-        return region
-
-    def reregister(
-        self,
-        region: Region,
-        *,
-        pd: object | None = None,
-        view: memoryview | None = None,
-        address: int | None = None,
-        access: AccessFlag | None = None,
-    ) -> None:
-        """Change a region as KeyTable does; mappings of it are revoked."""
-        rkey = region.rkey
-        super().reregister(region, pd=pd, view=view, address=address, access=access)
-        self._forget(rkey)
-        self._remember(region)
-
-    def deregister(self, region: Region) -> None:
-        """Remove a region as KeyTable does; mappings of it are revoked."""
-        super().deregister(region)
-        self._forget(region.rkey)
-
     # -- mappings
 
     def map_remote(self, request: MapRequest, *, pd: object) -> tuple[MapReply, int] | MapReject:
@@ -265,13 +224,15 @@ class MappableKeys(KeyTable):
         if (allocations := self._mapped_by_peer_of.pop(qpn, None)) is not None:
             self._revoke(allocations)
 
-    def _remember(self, region: Region) -> None:
+    def _note_new(self, region: Region) -> None:
+        """Note whether peers may map a region."""
         if region.access & AccessFlag.REMOTE_WRITE:
             region.tag = self._allocations.find(region.view)
             if region.tag is not None:
                 self._whole[region.rkey] = region
 
-    def _forget(self, rkey: int) -> None:
+    def _note_gone(self, rkey: int) -> None:
+        """Revoke the mappings of a region."""
         if (region := self._whole.pop(rkey, None)) is not None:
             self._revoke({region.tag})
             region.tag = None
