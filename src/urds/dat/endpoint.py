@@ -28,7 +28,7 @@ from urds.dat.ep_state import UNDECIDED, Input, next_state, wrong_state
 from urds.dat.ep_transfers import Transfers
 from urds.dat.errors import bad_argument, dat_error, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, live_zone, while_live
+from urds.dat.handles import DatObject, OpenDevice, live, live_zone, while_live
 from urds.dat.records import EpAttr, EpStatus, RecvInfo
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROpcode
@@ -53,13 +53,13 @@ _RECV_INFO_ALL: Final = EpRecvInfo.NBUFS_ALLOCATED | EpRecvInfo.BUFS_ALLOC_SPAN
 class EpParam:
     """What an endpoint is at this moment. Mask bits: `EpField`."""
 
-    ia_handle: IaHandle | None = None
+    ia_handle: DatObject | None = None
     ep_state: EpState = EpState.UNCONNECTED
     local_ia_address_ptr: str | None = None
     local_port_qual: int = 0
     remote_ia_address_ptr: str | None = None
     remote_port_qual: int = 0
-    pz_handle: PzHandle | None = None
+    pz_handle: DatObject | None = None
     recv_evd_handle: EventDispatcher | None = None
     request_evd_handle: EventDispatcher | None = None
     connect_evd_handle: EventDispatcher | None = None
@@ -157,7 +157,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
         return self._config.attr
 
     @property
-    def pz(self) -> PzHandle | None:
+    def pz(self) -> DatObject | None:
         """Return its protection zone."""
         return self._config.pz
 

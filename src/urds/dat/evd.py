@@ -33,7 +33,7 @@ from urds.dat.arguments import ns_of_s
 from urds.dat.constants import CompletionFlag, EvdFlag, EvdState, EventNumber, HandleType
 from urds.dat.errors import bad_argument, dat_error
 from urds.dat.evd_streams import Role, Streams, demand_flags
-from urds.dat.handles import DatObject, IaHandle, live, while_live
+from urds.dat.handles import DatObject, live, while_live
 from urds.dat.returns import ReturnType, Subtype
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ProxyAgent:
 class EvdParam:
     """What an event dispatcher is at this moment. Mask bits: `EvdField`."""
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     evd_qlen: int
     evd_state: EvdState
     cno_handle: NotificationPoint | None
@@ -86,7 +86,7 @@ class EvdParam:
 class CnoParam:
     """What a notification point is at this moment. Mask bits: `CnoField`."""
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     agent: ProxyAgent | None
 
 

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from urds.verbs.engine.numbers import AsyncEventType
     from urds.verbs.providers.base import Adapter, VerbsConnection
 
-# An `InterfaceAdapter` and a `ProtectionZone`, as those see them that they make: they know no layer
-# above their own.
-IaHandle = Any
-PzHandle = Any
-
 _HANDLES: Final = itertools.count(0x1000)  # above AsyncEvdHandle
 
 # Kind of object to the attribute with its limit, and the subtype of INSUFFICIENT_RESOURCES.
@@ -214,7 +209,7 @@ class DatObject:
             cls.in_use_subtype = Subtype.__members__.get(in_use, Subtype.NO_SUBTYPE)
 
     def __init__(self, ia: DatObject) -> None:
-        self.ia: IaHandle = ia
+        self.ia: DatObject = ia
         self.device: OpenDevice = ia.device
         self.device.demand_room(self.handle_type)
         self.lock = self.device.lock

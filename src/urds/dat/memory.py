@@ -20,7 +20,7 @@ from urds.dat.constants import CompletionFlag, DtoStatus, EventNumber, HandleTyp
 from urds.dat.endpoint import Endpoint
 from urds.dat.errors import DatError, bad_argument, dat_error, demand_bits, from_os_error, raise_for
 from urds.dat.evd import Event, EventDispatcher
-from urds.dat.handles import DatObject, IaHandle, OpenDevice, PzHandle, live, while_live
+from urds.dat.handles import DatObject, OpenDevice, live, while_live
 from urds.dat.records import EpAttr, LmrTriplet, RmrTriplet, SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.dat.srq import SharedReceiveQueue
@@ -39,7 +39,7 @@ _REMOTE: Final = MemPriv.REMOTE_READ | MemPriv.REMOTE_WRITE
 class PzParam:
     """What a protection zone is. Mask bits: `PzField`."""
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class LmrParam:
     `region_desc` is the registered buffer, or the region that this one was made of.
     """
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     mem_type: MemType
     region_desc: memoryview | LocalMemory
     length: int
-    pz_handle: PzHandle
+    pz_handle: DatObject
     mem_priv: MemPriv
     lmr_context: int
     rmr_context: int
@@ -65,8 +65,8 @@ class LmrParam:
 class RmrParam:
     """What a remote memory region is bound to; `None` while it is not. Mask bits: `RmrField`."""
 
-    ia_handle: IaHandle
-    pz_handle: PzHandle
+    ia_handle: DatObject
+    pz_handle: DatObject
     lmr_triplet: LmrTriplet | None
     mem_priv: MemPriv
     rmr_context: int
@@ -162,7 +162,7 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
                 self.region = keys.register(pz, view, address, access)
             except OSError as error:
                 raise from_os_error(error) from error
-            self.pz: PzHandle = pz
+            self.pz: DatObject = pz
             self._origin = source if isinstance(source, LocalMemory) else None
             self._view = view
             self.hold(pz)
@@ -302,7 +302,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
                 self.window = ia.device.adapter.keys.new_window(pz, kind=1)
             except OSError as error:
                 raise from_os_error(error) from error
-            self.pz: PzHandle = pz
+            self.pz: DatObject = pz
             self._bound = _Binding()
             # By the request's record: endpoints complete their binds in any order.
             self._pending: list[tuple[WindowBinding, _Binding]] = []

@@ -17,7 +17,7 @@ from urds.dat.ep_state import Input, next_state
 from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd import Event, EventDispatcher
 from urds.dat.evd_streams import Role
-from urds.dat.handles import DatObject, IaHandle, live, while_live
+from urds.dat.handles import DatObject, live, while_live
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.providers.base import ConnectionEventKind, PortSpace
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class PspParam:
     """What a public service point is. Mask bits: `PspField`."""
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     conn_qual: int
     evd_handle: EventDispatcher
     psp_flags: PspFlag
@@ -106,7 +106,7 @@ class PublicServicePoint(DatObject, kind=HandleType.PSP):
 class RspParam:
     """What a reserved service point is. Mask bits: `RspField`."""
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     conn_qual: int
     evd_handle: EventDispatcher
     ep_handle: Endpoint

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from urds.dat.constants import DAT_SRQ_LW_DEFAULT, HandleType, SrqInfo, SrqState, SrqWatermarks
 from urds.dat.errors import bad_argument, dat_error
-from urds.dat.handles import DatObject, IaHandle, PzHandle, live_zone, while_live
+from urds.dat.handles import DatObject, live_zone, while_live
 from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AsyncEventType
@@ -33,9 +33,9 @@ class SrqParam:
     A count is `None` in the object layer where the C call gives DAT_VALUE_UNKNOWN.
     """
 
-    ia_handle: IaHandle
+    ia_handle: DatObject
     srq_state: SrqState
-    pz_handle: PzHandle
+    pz_handle: DatObject
     max_recv_dtos: int
     max_recv_iov: int
     low_watermark: int
@@ -55,7 +55,7 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
         live_zone(pz)
         _check_attr(attr, pz.device.attr.max_recv_per_srq, pz.device.attr.max_iov_segments_per_dto)
         super().__init__(pz.ia)
-        self.pz: PzHandle = pz
+        self.pz: DatObject = pz
         self.max_recv_dtos = attr.max_recv_dtos
         self.max_recv_iov = attr.max_recv_iov
         self.low_watermark = DAT_SRQ_LW_DEFAULT

@@ -100,7 +100,7 @@ def evolution(strategy: ReceiveOrder) -> Iterator[Row]:
     network = SimNetwork(mtu_bytes=_PACKET_BYTES)
     with _open(network, "sender", strategy) as left, _open(network, "receiver", strategy) as right:
         (sender, memory), (receiver, _) = _endpoint(left, 0), _endpoint(right, _BUFFERS)
-        _connect(sender, receiver)
+        _connect(sender, receiver, right)
         for _ in range(COMPLETED):
             sender.post_send([memory.triplet(0, 16)])
             _taken(receiver).wait(_WAIT_S)
@@ -155,9 +155,9 @@ def _endpoint(ia: dat.InterfaceAdapter, buffers: int) -> tuple[dat.Endpoint, dat
     return ep, memory
 
 
-def _connect(active: dat.Endpoint, passive: dat.Endpoint) -> None:
-    requests = passive.ia.create_evd(8, dat.EvdFlag.CR)
-    with passive.ia.listen(_QUAL, evd=requests):
+def _connect(active: dat.Endpoint, passive: dat.Endpoint, ia: dat.InterfaceAdapter) -> None:
+    requests = ia.create_evd(8, dat.EvdFlag.CR)
+    with ia.listen(_QUAL, evd=requests):
         connect_endpoints(active, passive, requests, _QUAL)
 
 

@@ -65,7 +65,7 @@ def connect_endpoints(
 
     Raises TestFailure: there is no connection.
     """
-    active.connect(passive.ia.address, conn_qual, timeout_s=LOCAL_WAIT_S)
+    active.connect(passive.device.address, conn_qual, timeout_s=LOCAL_WAIT_S)
     request = requests.wait(LOCAL_WAIT_S)
     assert isinstance(request, dat.ConnectionRequestEvent), request
     request.cr.accept(passive)
