@@ -22,6 +22,7 @@ from urds.common.receive_buffers import (
     fill,
     writable,
 )
+from urds.common.socket_calls import SocketCalls
 from urds.rds import addresses, options
 from urds.rds.addresses import Call, GivenAddress, SocketAddress
 from urds.rds.constants import (
@@ -293,7 +294,7 @@ class Socket(RdmaSocket):
 
 
 # A program knows no other class: a TypeError about arguments shall not name a base.
-for _base in (SocketBase, RdmaSocket):
+for _base in (SocketCalls, SocketBase, RdmaSocket):
     for _name, _call in vars(_base).items():
         if isinstance(_call, FunctionType):
             _call.__qualname__ = f"{Socket.__qualname__}.{_name}"

@@ -13,13 +13,13 @@ import socket as system
 import sys
 import threading
 import warnings
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.forks import renewed
 from urds.common.readiness import Placeholder
 from urds.common.records import replace
+from urds.common.socket_calls import INT, SocketCalls, option_value, refused
 from urds.common.types import IPAddress
 from urds.rds import addresses, options
 from urds.rds.addresses import Call, GivenAddress, SocketAddress
@@ -44,7 +44,6 @@ _NS: Final = 1_000_000_000
 _US: Final = 1_000
 _FOREVER_NS: Final = 1 << 62  # what both planes can add to their clocks; 146 years
 _FOREVER_S: Final = _FOREVER_NS / _NS
-_INT: Final = Struct("=i")
 _FIONBIO: Final = 0x5421
 _SOCK_NONBLOCK: Final = 0o4000
 _SOCK_CLOEXEC: Final = 0o2000000
@@ -52,7 +51,7 @@ _PLACED: Final = ("sendto", "recvfrom")  # the mailbox's own methods, in a bound
 _UNBOUND_NAME: Final = (0, bytes(14))  # AF_UNSPEC, as CPython shows a name it does not know
 
 
-class SocketBase(system.socket):
+class SocketBase(SocketCalls):
     """Everything but sending and receiving; see `socket.Socket`."""
 
     def __init__(
@@ -149,13 +148,7 @@ class SocketBase(system.socket):
 
     def connect_ex(self, address: GivenAddress, /) -> int:  # type: ignore[override]  # as bind
         """Connect; return 0 or the errno. An unknown name still raises."""
-        try:
-            self.connect(address)
-        except system.gaierror:
-            raise
-        except OSError as refused:
-            return refused.errno or 0
-        return 0
+        return super().connect_ex(address)
 
     def getsockname(self) -> SocketAddress:
         """Return the bound address; zeros of the peer's family, or of none, before bind."""
@@ -235,14 +228,13 @@ class SocketBase(system.socket):
         self._check_open()
         if buflen < 0:
             raise os_error(ErrorReason.BAD_ARGUMENT, f"buffer of {buflen} bytes")
-        room = buflen or _INT.size
+        room = buflen or INT.size
         if level == SOL_RDS and InfoOpt.COUNTERS <= optname <= InfoOpt.V6_IB_CONNECTIONS:
             data = self._info(optname, room)
         else:
             data = options.get_option(self._options, level=level, option=optname, buffer_bytes=room)
-        if buflen:
-            return data
-        return int.from_bytes(data.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
+        value: int | bytes = option_value(data, buflen)
+        return value
 
     def ioctl(self, request: int, value: int = 0) -> int:
         """Get or set the type of service, or set non-blocking; return the new value.
@@ -300,18 +292,6 @@ class SocketBase(system.socket):
         with self._lock:
             self._timeout_s = timeout
         self._tell_mailbox()
-
-    def gettimeout(self) -> float | None:
-        """Return what `settimeout` set."""
-        return self._timeout_s
-
-    def setblocking(self, flag: bool, /) -> None:
-        """Wait for ever (True) or never."""
-        self.settimeout(None if flag else 0.0)
-
-    def getblocking(self) -> bool:
-        """Tell whether calls may wait."""
-        return self._timeout_s != 0
 
     def _wait_ns(self, option_wait_ns: int | None) -> int | None:
         """Return how long a call waits: `settimeout` outranks SO_SNDTIMEO and SO_RCVTIMEO."""
@@ -428,12 +408,6 @@ class SocketBase(system.socket):
             return self._options.linger_s * _NS
         return 0 if self._settings.strict_linux else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         # A finaliser may run inside any call of any thread: it takes no lock and closes nothing.
         if self._closed:
@@ -479,53 +453,19 @@ class SocketBase(system.socket):
         """0."""
         return 0
 
-    @property
-    def timeout(self) -> float | None:
-        """What `settimeout` set."""
-        return self._timeout_s
-
-    def get_inheritable(self) -> bool:
-        """Return False: a child of a fork cannot use the parent's sockets."""
-        return False
-
-    def set_inheritable(self, inheritable: bool) -> None:
-        """Take False only."""
-        if inheritable:
-            self._refuse()
-
-    def listen(self, backlog: int = 0, /) -> None:
-        """Refuse (EOPNOTSUPP): datagrams have no connections to wait for."""
-        self._refuse()
-
-    def accept(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse()
-
-    def shutdown(self, how: int, /) -> None:
-        """Refuse (EOPNOTSUPP): kernel parity."""
-        self._refuse()
-
-    def detach(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no messages."""
-        self._refuse()
-
-    def dup(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no messages."""
-        self._refuse()
-
-    def makefile(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse (EOPNOTSUPP): a file would lose the borders of messages."""
-        self._refuse()
-
-    def sendfile(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse (EOPNOTSUPP): a file is no datagram."""
-        self._refuse()
+    listen = refused("listen")  # datagrams have no connections to wait for
+    accept = refused("accept")
+    shutdown = refused("shutdown")  # kernel parity
+    detach = refused("detach")  # the descriptor carries no messages
+    dup = refused("dup")
+    makefile = refused("makefile")  # a file would lose the borders of messages
+    sendfile = refused("sendfile")  # a file is no datagram
 
     # -- state
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, call: str) -> NoReturn:
         self._check_open()
-        raise os_error(ErrorReason.NOT_SUPPORTED)
+        raise os_error(ErrorReason.NOT_SUPPORTED, call)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -565,5 +505,5 @@ def option_bytes(value: Any, value_bytes: int | None) -> bytes:
     if isinstance(value, int):
         if not -(1 << 31) <= value < 1 << 31:
             raise OverflowError(f"{value} is not a C int; give 8 bytes instead")
-        return _INT.pack(value)
+        return INT.pack(value)
     return bytes(value)

@@ -186,7 +186,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         taken, call_timeout = link.receive(peek=peek), None
         while taken is None:
             call_timeout = call_timeout or CallTimeout(
-                _NEVER if flags & _DONTWAIT else self._wait_s
+                _NEVER if flags & _DONTWAIT else self._timeout_s
             )
             call_timeout.until(link.wait, lambda: link.readiness().readable or self._is_over)
             if self._is_over:

@@ -18,12 +18,12 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from socket import AF_INET, IPPROTO_TCP, IPPROTO_UDP, SO_ERROR, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET
-from struct import Struct
 from typing import Any, Final, NoReturn, Self
 from weakref import WeakMethod, WeakSet
 
 from urds.common.forks import renewed
 from urds.common.readiness import ReadinessDescriptor
+from urds.common.socket_calls import INT, SocketCalls, c_int, option_value, refused
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options, settings
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
@@ -37,7 +37,6 @@ from urds.rsocket.link.stream_link import StreamLink
 from urds.rsocket.waiting import Watchers
 
 WAIT_S_MAX: Final = 1 << 31
-_INT: Final = Struct("=i")
 _NONBLOCK: Final = int(system.SOCK_NONBLOCK)
 _FLAGS: Final = int(system.SOCK_NONBLOCK | system.SOCK_CLOEXEC)
 _PROTOCOLS: Final = {SOCK_STREAM: (0, -1, IPPROTO_TCP), SOCK_DGRAM: (0, -1, IPPROTO_UDP)}
@@ -47,7 +46,7 @@ _open: Final[WeakSet[Socket]] = WeakSet()
 _classes: Final[dict[int, type[Socket]]] = {}  # by type
 
 
-class Socket(system.socket):
+class Socket(SocketCalls):
     """An rsocket; also a `socket.socket` for isinstance.
 
     What is made is a `StreamSocket` or a `DatagramSocket`: derive from one of these.
@@ -63,12 +62,11 @@ class Socket(system.socket):
         "_lock",
         "_options",
         "_proto",
-        "_wait_s",
+        "_timeout_s",
         "watchers",
     )
 
     watchers: Watchers
-    _wait_s: float | None
 
     def __init_subclass__(cls, *, kind: int | None = None) -> None:
         """Make `cls` the class of sockets of a type."""
@@ -108,7 +106,7 @@ class Socket(system.socket):
             raise os_error(errno.ENOTSUP, "no rsocket can be made of a descriptor")
         self._begin(family, kind, max(proto, 0), options.defaults(settings.current()))
         if type != -1 and type & _NONBLOCK:
-            self._wait_s = 0.0
+            self._timeout_s = 0.0
 
     def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
         # The parent's __init__ would ask the kernel for a socket: it has none, so that a call past
@@ -116,7 +114,7 @@ class Socket(system.socket):
         self._io_refs = 0
         self._family, self._kind, self._proto = family, kind, proto
         self._options = chosen
-        self._wait_s = system.getdefaulttimeout()
+        self._timeout_s = system.getdefaulttimeout()
         self._lock = renewed(threading.RLock())
         self._descriptor = _SocketDescriptor(self.watchers)
         self._closed = self._is_over = False
@@ -178,16 +176,6 @@ class Socket(system.socket):
         """What happened so far; None where there is no connection, or no more."""
         raise NotImplementedError
 
-    def connect_ex(self, address: Any, /) -> int:
-        """Connect; return 0 or the errno. A name that cannot be resolved still raises."""
-        try:
-            self.connect(address)
-        except system.gaierror:
-            raise
-        except OSError as refused:
-            return refused.errno or errno.EAGAIN  # a timeout of Python has none
-        return 0
-
     def getsockname(self) -> Any:
         """Return our address; zeros before there is one."""
         self._check_open()
@@ -224,25 +212,18 @@ class Socket(system.socket):
         if buffer_bytes < 0:
             raise os_error(errno.EINVAL, f"buffer of {buffer_bytes} bytes")
         if (level, option) == (SOL_SOCKET, SO_ERROR):
-            data = _INT.pack(self._take_error())[: buffer_bytes or _INT.size]
+            data = INT.pack(self._take_error())[: buffer_bytes or INT.size]
         else:
             data = options.get_option(
                 self._options,
                 self._socket_info(),
                 level=level,
                 option=option,
-                buffer_bytes=buffer_bytes or _INT.size,
+                buffer_bytes=buffer_bytes or INT.size,
             )
-        if buffer_bytes:
-            return data
-        return int.from_bytes(data.ljust(_INT.size, b"\0"), sys.byteorder, signed=True)
+        return option_value(data, buffer_bytes)
 
     # -- waiting times
-
-    @property
-    def timeout(self) -> float | None:
-        """What `settimeout` set."""
-        return self._wait_s
 
     def settimeout(self, wait_s: float | None, /) -> None:
         """Wait that long in each call; None is for ever, 0 never.
@@ -254,19 +235,7 @@ class Socket(system.socket):
         if wait_s is not None and wait_s > WAIT_S_MAX:
             raise OverflowError(f"timeout of {wait_s} s, limit {WAIT_S_MAX}")
         self._check_open()
-        self._wait_s = None if wait_s is None else float(wait_s)
-
-    def gettimeout(self) -> float | None:
-        """Return what `settimeout` set."""
-        return self._wait_s
-
-    def setblocking(self, blocking: bool, /) -> None:
-        """Wait for ever (True) or never."""
-        self.settimeout(None if blocking else 0.0)
-
-    def getblocking(self) -> bool:
-        """Tell whether calls may wait."""
-        return self._wait_s != 0
+        self._timeout_s = None if wait_s is None else float(wait_s)
 
     def __repr__(self) -> str:
         kind, state = f"<urds.rsocket.{type(self).__qualname__}", " [closed]"
@@ -319,18 +288,7 @@ class Socket(system.socket):
         detail = "detach: no bytes go through an rsocket's descriptor (TLS: urds.rsocket.tls)"
         raise os_error(errno.EOPNOTSUPP, detail)
 
-    def dup(self) -> NoReturn:
-        """Refuse (EOPNOTSUPP): the descriptor carries no bytes."""
-        self._refuse("dup")
-
-    def get_inheritable(self) -> bool:
-        """Return False: a child of a fork cannot use the parent's sockets."""
-        return False
-
-    def set_inheritable(self, inheritable: bool) -> None:
-        """Take False only."""
-        if inheritable:
-            self._refuse("set_inheritable")
+    dup = refused("dup")  # the descriptor carries no bytes
 
     def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
         """Send a file from `offset` to its end, or `count` bytes of it; return how many.
@@ -424,12 +382,6 @@ class Socket(system.socket):
         self._closed = self._is_over = True
         self._descriptor.abandon_in_child()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         # A finaliser may run inside any call of any thread: it waits for no device.
         if getattr(self, "_is_over", True) or sys.is_finalizing():
@@ -516,19 +468,12 @@ def check_ancillary_room(ancillary_bytes_max: int) -> None:
         raise ValueError("invalid ancillary data buffer length")
 
 
-def c_int(value: int) -> int:
-    """Return an integer. Raises OverflowError, as `socket.socket`, if it is none of C."""
-    if not -(1 << 31) <= value < 1 << 31:
-        raise OverflowError(f"{value} is not a C int")
-    return value
-
-
 def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
     """Return an option's bytes, from the forms that `socket.socket.setsockopt` takes."""
     if value is None:
         raise os_error(errno.EINVAL, f"{value_bytes} bytes at no address")
     if isinstance(value, int):
-        return _INT.pack(c_int(value))
+        return INT.pack(c_int(value))
     return bytes(value)
 
 

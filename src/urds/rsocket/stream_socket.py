@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from urds.common.receive_buffers import all_writable, writable
+from urds.common.socket_calls import c_int
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options
 from urds.rsocket.constants import ANY_OFFSET, PROT_WRITE
@@ -24,7 +25,7 @@ from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.listener import ANY_IPV4, PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.socket import Socket, c_int, check_ancillary_room
+from urds.rsocket.socket import Socket, check_ancillary_room
 from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer
 from urds.rsocket.waiting import CallTimeout
 
@@ -123,7 +124,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         listener = self._listener
         if listener is None:
             raise os_error(errno.EINVAL, "accept of a socket that does not listen")
-        link, call_timeout = listener.accept(), CallTimeout(self._wait_s)
+        link, call_timeout = listener.accept(), CallTimeout(self._timeout_s)
         while link is None:
             call_timeout.until(
                 partial(devices.wait, listener.contexts),
@@ -146,7 +147,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         with self._lock:
             self._check_open()
             heir._begin(self._family, self._kind, self._proto, self._options)
-            heir._wait_s, heir._has_reported = self._wait_s, self._has_reported
+            heir._timeout_s, heir._has_reported = self._timeout_s, self._has_reported
             heir._transfer.link, self._transfer.link = self._transfer.link, None
             heir._listener, self._listener = self._listener, None
             heir._reservation, self._reservation = self._reservation, None
@@ -163,9 +164,9 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         """
         link = self._begin_connect(address)
         if link.state is LinkState.CONNECTING:
-            if self._wait_s == 0:
+            if self._timeout_s == 0:
                 raise os_error(errno.EINPROGRESS)
-            self._transfer.connected_link(CallTimeout(self._wait_s))
+            self._transfer.connected_link(CallTimeout(self._timeout_s))
         self._check_open()
         if link.state is LinkState.CONNECTED or link.stream is not None:
             self._has_reported = True
@@ -210,7 +211,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def _connect_again(self, link: StreamLink) -> StreamLink:
         """Check a connect on a socket that connects, or has connected."""
         if link.state is LinkState.CONNECTING:
-            if self._wait_s == 0:
+            if self._timeout_s == 0:
                 raise os_error(errno.EALREADY, f"a connect to {link.peer} is under way")
         elif self._has_reported:
             raise os_error(errno.EISCONN, f"with {link.peer}")
@@ -224,17 +225,17 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         From 16 KiB up they are written from the caller's memory, which is free again on return.
         Raises OSError: EAGAIN, ETIMEDOUT, ENOTCONN, EPIPE (shut down), ECONNRESET.
         """
-        return self._transfer.send(memoryview(data).cast("B"), flags, self._wait_s)
+        return self._transfer.send(memoryview(data).cast("B"), flags, self._timeout_s)
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         """Send everything. After an error it is not known how much was sent."""
-        self._transfer.send_all(memoryview(data).cast("B"), flags, self._wait_s)
+        self._transfer.send_all(memoryview(data).cast("B"), flags, self._timeout_s)
 
     def sendto(self, data: Any, flags_or_address: Any, address: Any = None, /) -> int:
         """Fail with EISCONN for an address; without one as `send`."""
         flags, target = (0, flags_or_address) if address is None else (flags_or_address, address)
         if target is not None:
-            self._transfer.connected_link(CallTimeout(self._wait_s))
+            self._transfer.connected_link(CallTimeout(self._timeout_s))
             raise os_error(errno.EISCONN, f"a stream takes no address, not {target!r}")
         return self.send(data, flags)
 
@@ -256,7 +257,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         views = [memoryview(one).cast("B") for one in buffers]
         if address is not None:
             return self.sendto(b"", flags, address)
-        return self._transfer.send_views(views, flags, self._wait_s)
+        return self._transfer.send_views(views, flags, self._timeout_s)
 
     # -- receiving
 
@@ -268,7 +269,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         """
         if bytes_max < 0:
             raise ValueError("negative buffersize in recv")
-        return self._transfer.receive(bytes_max, flags, self._wait_s)
+        return self._transfer.receive(bytes_max, flags, self._timeout_s)
 
     def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
         """Receive into a buffer, at most `bytes_max` bytes; 0 is the whole buffer.
@@ -279,7 +280,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         that were returned stays the peer's until the bytes that it writes there are read.
         """
         view = writable(buffer, bytes_max, "recv_into")
-        return self._transfer.receive_into(view, flags, self._wait_s)
+        return self._transfer.receive_into(view, flags, self._timeout_s)
 
     def recvfrom(self, bytes_max: int, flags: int = 0, /) -> tuple[bytes, Any]:
         """Receive as `recv` does; return the bytes and the peer's address."""
@@ -288,7 +289,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def recvfrom_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> tuple[int, Any]:
         """Receive as `recv_into` does; return how many bytes and the peer's address."""
         view = writable(buffer, bytes_max, "recvfrom_into")
-        return self._transfer.receive_into(view, flags, self._wait_s), self._peer_shown()
+        return self._transfer.receive_into(view, flags, self._timeout_s), self._peer_shown()
 
     def recvmsg(
         self, bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
@@ -305,7 +306,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Receive into all buffers, one after the other; else as `recvmsg`."""
         check_ancillary_room(ancillary_bytes_max)
-        count = self._transfer.receive_views(all_writable(buffers), flags, self._wait_s)
+        count = self._transfer.receive_views(all_writable(buffers), flags, self._timeout_s)
         return count, [], 0, self._peer_shown()
 
     # -- mapped buffers
@@ -337,7 +338,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         and in the same time, as `send`. From 16 KiB up they are written from the caller's memory
         straight into the peer's. Raises OSError as `send`.
         """
-        return self._mapped.write(data, offset, flags, self._wait_s)
+        return self._mapped.write(data, offset, flags, self._timeout_s)
 
     # -- names and options
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Self, TypeVar
 
 from urds.common.forks import renewed
 from urds.common.receive_buffers import writable
+from urds.common.socket_calls import refused
 from urds.rsocket import options
 from urds.rsocket.errors import os_error
 from urds.rsocket.link.devices import Readiness
@@ -137,7 +138,7 @@ class TlsSocket(StreamSocket):
         if not self._terms.begins_at_once:
             return
         try:
-            if self._wait_s == 0:
+            if self._timeout_s == 0:
                 raise ValueError("do_handshake_on_connect of a socket that never waits")
             self.do_handshake()
         except (OSError, ValueError):
@@ -351,29 +352,12 @@ class TlsSocket(StreamSocket):
     map_buffer, unmap_buffer = Socket.map_buffer, Socket.unmap_buffer
     write_mapped = Socket.write_mapped
 
-    def sendto(self, *_: Any) -> int:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("sendto under TLS")
-
-    def sendmsg(self, *_: Any) -> int:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("sendmsg under TLS")
-
-    def recvfrom(self, *_: Any) -> Any:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("recvfrom under TLS")
-
-    def recvfrom_into(self, *_: Any) -> Any:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("recvfrom_into under TLS")
-
-    def recvmsg(self, *_: Any) -> Any:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("recvmsg under TLS")
-
-    def recvmsg_into(self, *_: Any) -> Any:
-        """Refuse (EOPNOTSUPP)."""
-        self._refuse("recvmsg_into under TLS")
+    sendto = refused("sendto under TLS")
+    sendmsg = refused("sendmsg under TLS")
+    recvfrom = refused("recvfrom under TLS")
+    recvfrom_into = refused("recvfrom_into under TLS")
+    recvmsg = refused("recvmsg under TLS")
+    recvmsg_into = refused("recvmsg_into under TLS")
 
 
 # -- `ssl.SSLContext.wrap_socket`
