@@ -15,16 +15,22 @@ import errno
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from urds.common.forks import renewed
+from urds.common.ip_sockets import (
+    address_of,
+    ask_for_targets,
+    host_towards,
+    leaving_from,
+    target_of,
+)
 from urds.common.progress import progress_thread
 from urds.common.types import BytesLike, HostPort
 from urds.rsocket.core.datagram import (
@@ -47,10 +53,6 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 2 * SLOT_BYTES  # one that is longer than a slot is seen to be
 _ANCILLARY_BYTES: Final = 64
-# The socket module lacks the number. Source: linux v6.12 include/uapi/linux/in.h.
-_IP_PKTINFO: Final = getattr(socket, "IP_PKTINFO", 8)
-_IN_PKTINFO: Final = struct.Struct("=I4s4s")  # interface, our address, address in the header
-_IN6_PKTINFO: Final = struct.Struct("=16sI")
 
 
 class UdpDatagram(NamedTuple):
@@ -88,7 +90,7 @@ class UdpSocket:
         with self._lock:
             self._socket.bind(address)
             if self._is_wildcard():
-                self._ask_for_targets()
+                ask_for_targets(self._socket)
 
     def connect(self, address: HostPort) -> None:
         """Let the kernel hear `address` alone, and report when no socket is there."""
@@ -99,17 +101,17 @@ class UdpSocket:
     def local(self) -> HostPort:
         """Return our address now. Raises OSError."""
         with self._lock:
-            return _address_of(self._socket.getsockname())
+            return address_of(self._socket.getsockname())
 
     @property
     def peer(self) -> HostPort:
         """Return the address we are connected to. Raises OSError: ENOTCONN."""
         with self._lock:
-            return _address_of(self._socket.getpeername())
+            return address_of(self._socket.getpeername())
 
     def send(self, what: ByUdp) -> None:
         """Send one datagram. Raises BlockingIOError and what sendto says."""
-        ancillary = self._leaving_from(what.local_host) if what.local_host else []
+        ancillary = leaving_from(what.local_host) if what.local_host else []
         with self._lock:
             self._socket.sendmsg([what.data], ancillary, 0, what.target)
 
@@ -117,17 +119,14 @@ class UdpSocket:
         """Take one datagram. Raises BlockingIOError; OSError for an earlier one of ours."""
         with self._lock:
             data, ancillary, _, name = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
-        return UdpDatagram(data, _address_of(name), _target_of(ancillary))
+        return UdpDatagram(data, address_of(name), target_of(ancillary))
 
     def host_towards(self, target: HostPort) -> str:
         """Return our address on the way to `target`. Raises OSError: ENETUNREACH and others."""
         host = self.local[0]
         if not ip_address(host.partition("%")[0]).is_unspecified:
             return host
-        with socket.socket(self.family, socket.SOCK_DGRAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            probe.connect(target)  # sends nothing
-            return _address_of(probe.getsockname())[0]
+        return host_towards(self.family, target)
 
     def set_option(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket. Raises OSError."""
@@ -155,38 +154,6 @@ class UdpSocket:
 
     def _is_wildcard(self) -> bool:
         return ip_address(self._socket.getsockname()[0]).is_unspecified
-
-    def _ask_for_targets(self) -> None:
-        """Have each datagram say where it went to: its answer has to leave from there."""
-        if self.family == socket.AF_INET6:
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-        else:
-            self._socket.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-
-    def _leaving_from(self, host: str) -> list[tuple[int, int, bytes]]:
-        data = ip_address(host).packed
-        if self.family == socket.AF_INET6:
-            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(data, 0))]
-        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, data, bytes(4)))]
-
-
-def _address_of(name: Any) -> HostPort:
-    """Return the address of a socket's name; an IPv6 scope stays in it."""
-    host, port = name[0], name[1]
-    if len(name) == 4 and name[3] and "%" not in host:
-        host = f"{host}%{name[3]}"
-    return host, port
-
-
-def _target_of(ancillary: list[tuple[int, int, bytes]]) -> str:
-    """Return which address of ours a datagram went to; empty: not known, or that of a group."""
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
-            return socket.inet_ntop(socket.AF_INET, _IN_PKTINFO.unpack(data)[1])
-        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
-            host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(data)[0])
-            return "" if ip_address(host).is_multicast else host
-    return ""
 
 
 _VIRTUAL_NS: Final = 1_000_000_000  # that a simulated device runs ahead of the real UDP socket

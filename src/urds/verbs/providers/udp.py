@@ -15,7 +15,6 @@ to every address of the host also records which of them a datagram went to, and 
 
 import errno
 import socket
-import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from random import SystemRandom
 from select import EPOLLERR, EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
+from urds.common.ip_sockets import ask_for_targets, host_towards, leaving_from, target_of
 from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.messages import MTU_BYTES_MIN
@@ -46,11 +46,8 @@ _VECTORS_MAX: Final = 4096  # remembered; beyond that all are forgotten and made
 _ANCILLARY_BYTES: Final = 512
 
 # Linux numbers that the socket module lacks. Source: linux v6.12 include/uapi/linux/in.h, in6.h.
-_IP_PKTINFO: Final = getattr(socket, "IP_PKTINFO", 8)
 _IP_RECVERR: Final = getattr(socket, "IP_RECVERR", 11)
 _IPV6_RECVERR: Final = 25
-_IN_PKTINFO: Final = struct.Struct("=I4s4s")  # interface, our address, address in the header
-_IN6_PKTINFO: Final = struct.Struct("=16sI")
 
 SocketAddress = tuple[Any, ...]
 
@@ -115,7 +112,7 @@ class UdpEndpoint:
 
     def send(self, vector: UdpVector, parts: Sequence[BytesLike]) -> None:
         """Send one datagram; one that cannot be sent is lost and counted."""
-        ancillary = self._source(vector.host) if vector.host else []
+        ancillary = leaving_from(vector.host) if vector.host else []
         for _ in range(2):
             try:
                 self.socket.sendmsg(parts, ancillary, 0, vector.name)
@@ -135,7 +132,8 @@ class UdpEndpoint:
         for _ in range(BATCH_MAX):
             try:
                 if self.is_wildcard:
-                    yield self._receive_with_target()
+                    data, sent, _, name = self.socket.recvmsg(DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
+                    yield data, self.vector(name, target_of(sent))
                 else:
                     data, name = self.socket.recvfrom(DATAGRAM_BYTES_MAX)
                     yield data, self.vector(name)
@@ -172,28 +170,10 @@ class UdpEndpoint:
         if self.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-            if self.is_wildcard:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
         else:
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-            if self.is_wildcard:
-                sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-
-    def _receive_with_target(self) -> tuple[bytes, UdpVector]:
-        raw, ancillary, _, name = self.socket.recvmsg(DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
-        host = ""
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
-                host = socket.inet_ntop(socket.AF_INET, _IN_PKTINFO.unpack(data)[2])
-            elif (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
-                host = socket.inet_ntop(socket.AF_INET6, _IN6_PKTINFO.unpack(data)[0])
-        return raw, self.vector(name, host)
-
-    def _source(self, host: str) -> list[tuple[int, int, bytes]]:
-        data = socket.inet_pton(self.family, host)
-        if self.family == socket.AF_INET6:
-            return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _IN6_PKTINFO.pack(data, 0))]
-        return [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(0, data, bytes(4)))]
+        if self.is_wildcard:
+            ask_for_targets(sock)
 
 
 class UdpAdapter(LoopPacketAdapter):
@@ -371,10 +351,7 @@ def own_host(peer: HostPort) -> str:
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error)) from None
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(peer)  # sends nothing
-        host: str = probe.getsockname()[0]
-        return host
+    return host_towards(family, peer)
 
 
 def socket_name(peer: HostPort) -> SocketAddress:

@@ -20,6 +20,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import WireError
+from urds.common.ip_sockets import address_of
 from urds.common.timers import Timer
 from urds.common.types import HostPort
 from urds.verbs.cm.mpa import (
@@ -47,7 +48,7 @@ from urds.verbs.providers.base import (
 from urds.verbs.providers.packet_connection import packed, take_to_rts
 from urds.verbs.providers.tcp.codec import Decoder, Encoder, OutstandingReads
 from urds.verbs.providers.tcp.fpdu import CRC_BYTES, LENGTH_BYTES, UNTAGGED_BYTES
-from urds.verbs.providers.tcp.sockets import address_of, prepare, reset
+from urds.verbs.providers.tcp.sockets import prepare, reset
 from urds.verbs.providers.tcp.stream import IwarpStream
 
 if TYPE_CHECKING:

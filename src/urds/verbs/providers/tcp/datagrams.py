@@ -17,6 +17,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
+from urds.common.ip_sockets import address_of, host_towards
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.queue_pair import QueuePair
@@ -24,7 +25,7 @@ from urds.verbs.engine.work import AddressVector, EngineEvent
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import packed
-from urds.verbs.providers.tcp.sockets import address_of, host_of, resolve
+from urds.verbs.providers.tcp.sockets import host_of, resolve
 
 if TYPE_CHECKING:
     from urds.verbs.providers.tcp.adapter import TcpAdapter
@@ -121,9 +122,7 @@ class DatagramAdapter(LoopPacketAdapter):
             if _kind(name[0]) == _kind(target):
                 return found
         family, name = resolve((target, destination.port or 1))
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(name)  # sends nothing; says which of our addresses the path begins at
-            return self._own_socket(address_of(probe.getsockname())[0])
+        return self._own_socket(host_towards(family, name))
 
     def _open(self, local: HostPort) -> socket.socket:
         if self.is_closed:

@@ -31,14 +31,6 @@ def resolve(address: HostPort) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     return socket.AF_INET6, (plain, port, 0, scope_index)
 
 
-def address_of(socket_address: Any) -> HostPort:
-    """Return the address of a socket's name; an IPv6 scope stays in it."""
-    host, port = socket_address[0], socket_address[1]
-    if len(socket_address) == 4 and socket_address[3] and "%" not in host:
-        host = f"{host}%{socket_address[3]}"
-    return host, port
-
-
 def host_of(gid: bytes) -> str:
     """Return the numeric address that a GID stands for."""
     ip = ipaddress.IPv6Address(gid)
