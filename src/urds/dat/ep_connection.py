@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urds.dat.constants import EpState, EventNumber
 from urds.dat.ep_config import EpConfig, EpOwner
 from urds.dat.ep_state import CONNECTING, Input
-from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
+from urds.verbs.engine.numbers import PEER_ACCESS, QPAttrMask, QPState
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
 
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 Kind = ConnectionEventKind
 
-_REMOTE_ACCESS: Final = (
-    AccessFlag.LOCAL_WRITE
-    | AccessFlag.REMOTE_WRITE
-    | AccessFlag.REMOTE_READ
-    | AccessFlag.REMOTE_ATOMIC
-)
 _TO_INIT: Final = (
     QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
 )
@@ -72,7 +66,7 @@ class EpConnection:
         What arrives before the event of the connection that it comes by is held until then.
         """
         self._ep.engine.hold_receives = True
-        attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=_REMOTE_ACCESS)
+        attr = QPAttr(qp_state=QPState.INIT, qp_access_flags=PEER_ACCESS)
         self._ep.engine.modify(attr, _TO_INIT, self._adapter.now_ns())
 
     def connect(self, peer: HostPort, private_data: bytes, timeout_ns: int | None) -> None:

@@ -9,3 +9,14 @@ class AckMode(Enum):
     NOT_YET = auto()  # kind of peer unknown: keep everything
     STREAM_ACKNOWLEDGED = auto()  # Linux: TCP acknowledged the last byte
     PEER_ACKNOWLEDGED = auto()  # urds node: the header's acknowledgement field
+
+
+class Hold(Enum):
+    """What a newly attached path waits for before it sends anything but its congestion map."""
+
+    NOTHING = auto()
+    # The lower address towards Linux: TCP accepts and acknowledges before RDS does, so bytes sent
+    # into a connection that the peer then rejects are lost. Source: linux v6.1, v6.12 (observed).
+    FIRST_FRAME = auto()
+    # Between urds nodes: until `release`, which follows the peer's hello.
+    RELEASE = auto()

@@ -26,7 +26,7 @@ from urds.verbs.cm_parameters import UD_QKEY, AddrInfo, ConnParam
 from urds.verbs.context import AH, PD, Context, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr
-from urds.verbs.engine.numbers import AccessFlag, QPType, SendFlag, WROpcode
+from urds.verbs.engine.numbers import PEER_ACCESS, AccessFlag, QPType, SendFlag, WROpcode
 from urds.verbs.engine.work import WC, AddressVector, RecvWR, SendWR
 from urds.verbs.errors import VerbsArgumentError
 from urds.verbs.mr import MR
@@ -44,12 +44,6 @@ from urds.verbs.resource import Resource
 BACKLOG: Final = 128
 LEAVE_S: Final = 10.0  # how long a synchronous disconnect waits for the peer
 _NS: Final = 1_000_000_000
-_ALL_ACCESS: Final = (
-    AccessFlag.LOCAL_WRITE
-    | AccessFlag.REMOTE_WRITE
-    | AccessFlag.REMOTE_READ
-    | AccessFlag.REMOTE_ATOMIC
-)
 
 
 class IdentifierState(IntEnum):
@@ -171,7 +165,7 @@ class CMID(Resource):
             scq=CQ(self.context, max(1, cap.max_send_wr)) if scq is None else scq,
             rcq=CQ(self.context, max(1, cap.max_recv_wr)) if rcq is None else rcq,
         )
-        attributes = QPAttr(qkey=UD_QKEY) if is_datagram else QPAttr(qp_access_flags=_ALL_ACCESS)
+        attributes = QPAttr(qkey=UD_QKEY) if is_datagram else QPAttr(qp_access_flags=PEER_ACCESS)
         self.qp = QP(self.pd, init, attributes)
         return self.qp
 

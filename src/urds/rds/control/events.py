@@ -16,7 +16,7 @@ from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Capability
 from urds.rds.control.paths import SourcePortRule
-from urds.rds.types import AckMode
+from urds.rds.types import AckMode, Hold
 
 
 class PeerKind(Enum):
@@ -25,14 +25,6 @@ class PeerKind(Enum):
     UNKNOWN = auto()
     LINUX = auto()  # a kernel, or any other node without the mark
     URDS = auto()
-
-
-class Hold(Enum):
-    """What a freshly attached stream waits for; the data plane's enum of the same name."""
-
-    NOTHING = auto()
-    FIRST_FRAME = auto()
-    RELEASE = auto()
 
 
 class Reason(Enum):

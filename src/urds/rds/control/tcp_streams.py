@@ -31,7 +31,6 @@ from urds.rds.control.connector import Connector
 from urds.rds.control.events import (
     Attach,
     Detach,
-    Hold,
     LossCause,
     PathLost,
     PathUp,
@@ -43,6 +42,7 @@ from urds.rds.control.handshake import Handshakes
 from urds.rds.control.state import PathInput, PathState
 from urds.rds.control.tcp_path import PeerContext, TcpPath
 from urds.rds.control.timers import TimerKind
+from urds.rds.types import Hold
 
 _PARKED_MAX: Final = PATHS_MAX - 1
 # An answer holds for this long: a peer that connects again and again must not use up the control

@@ -28,7 +28,7 @@ from urds.common.named_tuples import NamedTuple
 from urds.common.records import field, record
 from urds.common.types import IPAddress
 from urds.rds.constants import RdmaStatus
-from urds.rds.types import AckMode
+from urds.rds.types import AckMode, Hold
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import ExternalPath, MessageTransport
@@ -224,17 +224,6 @@ class Interest(IntFlag):
 
     READ = 1
     WRITE = 4
-
-
-class Hold(Enum):
-    """What a newly attached path waits for before it sends anything but its congestion map."""
-
-    NOTHING = auto()
-    # The lower address towards Linux: TCP accepts and acknowledges before RDS does, so bytes sent
-    # into a connection that the peer then rejects are lost. Source: linux v6.1, v6.12 (observed).
-    FIRST_FRAME = auto()
-    # Between urds nodes: until `release`, which follows the peer's hello.
-    RELEASE = auto()
 
 
 class DownReason(Enum):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urds.common.types import IPAddress
-from urds.rds.plane.contract import Agreement, Hold, PathActivity, Stream
+from urds.rds.plane.contract import Agreement, PathActivity, Stream
+from urds.rds.types import Hold
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Path

@@ -29,6 +29,7 @@ from urds.rds.constants import RdmaStatus
 from urds.rds.plane import contract, message_transport
 from urds.rds.plane.loop_path import LoopPath
 from urds.rds.plane.message_transport import Charge, gathered
+from urds.rds.types import Hold
 
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
@@ -73,7 +74,7 @@ class Path(urds_native.Path):
         path.local, path.peer, path.index = local, peer, index
         return path
 
-    def attach(self, stream: contract.Stream, *, hold: contract.Hold) -> None:
+    def attach(self, stream: contract.Stream, *, hold: Hold) -> None:
         """Attach a connected stream; a TCP socket is read and written without Python."""
         super().attach(stream, _descriptor_of(stream), hold.name)
 

@@ -193,6 +193,14 @@ class ReceiveOrder(IntEnum):
     FILL_GAPS = 2  # keep it; messages below it take their buffers at once as well
 
 
+# What a connection lets the peer do; the keys' rights decide.
+PEER_ACCESS = (
+    AccessFlag.LOCAL_WRITE
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_ATOMIC
+)
+
 ATOMIC_BYTES = 8
 CELL_MASK = (1 << 64) - 1  # of the bytes that an atomic operation changes
 PSN_BITS = 24

@@ -8,13 +8,15 @@ import errno
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort
 from urds.verbs.cm.core import check_private_data
 from urds.verbs.cm.messages import READS_MAX, CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
-from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState
+from urds.verbs.engine.attributes import TRANSITIONS
+from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
@@ -36,25 +38,10 @@ ADDRESSES_KEPT: Final = 1024  # spellings: to read one takes longer than all els
 # upper end.
 TIMEOUT_CODE: Final = 18  # 1.07 s; eight of them without an answer end a connection
 RNR_TIMER_CODE: Final = 12  # 0.64 ms
-# What each step needs. Source: docs/reference/verbs-and-roce.md 10.
+# What each step on the way to RTS needs. Source: docs/reference/verbs-and-roce.md 10.
 _STEPS: Final = {
-    QPState.INIT: QPAttrMask.STATE
-    | QPAttrMask.PKEY_INDEX
-    | QPAttrMask.PORT
-    | QPAttrMask.ACCESS_FLAGS,
-    QPState.RTR: QPAttrMask.STATE
-    | QPAttrMask.AV
-    | QPAttrMask.PATH_MTU
-    | QPAttrMask.DEST_QPN
-    | QPAttrMask.RQ_PSN
-    | QPAttrMask.MAX_DEST_RD_ATOMIC
-    | QPAttrMask.MIN_RNR_TIMER,
-    QPState.RTS: QPAttrMask.STATE
-    | QPAttrMask.SQ_PSN
-    | QPAttrMask.MAX_QP_RD_ATOMIC
-    | QPAttrMask.RETRY_CNT
-    | QPAttrMask.RNR_RETRY
-    | QPAttrMask.TIMEOUT,
+    after: QPAttrMask.STATE | TRANSITIONS[QPType.RC][before, after].required
+    for before, after in pairwise((QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS))
 }
 _CONNECTED: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 

@@ -26,7 +26,6 @@ from urds.rds.constants import PROBE_PORT, Capability, HeaderFlag
 from urds.rds.plane.contract import (
     Buffer,
     DownReason,
-    Hold,
     Limits,
     SocketAddress,
 )
@@ -36,7 +35,7 @@ from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.queued_messages import Fence, Owner
 from urds.rds.plane.python.receiver import Receiver
 from urds.rds.plane.python.sender import REFERENCE_BYTES, WRITE_BYTES, Sender
-from urds.rds.types import AckMode
+from urds.rds.types import AckMode, Hold
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
 _NO_EXTENSION = b""

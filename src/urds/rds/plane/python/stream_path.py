@@ -21,7 +21,6 @@ from urds.rds.plane.contract import (
     Down,
     DownReason,
     FirstFrame,
-    Hold,
     Path,
     PathActivity,
     PeerRestarted,
@@ -32,7 +31,7 @@ from urds.rds.plane.python.queued_messages import Fence, Owner
 from urds.rds.plane.python.receive_side import ReceiveSide
 from urds.rds.plane.python.stream_reader import StreamReader
 from urds.rds.plane.python.stream_writer import StreamWriter
-from urds.rds.types import AckMode
+from urds.rds.types import AckMode, Hold
 
 if TYPE_CHECKING:
     from urds.rds.plane.python.accounts import Destination

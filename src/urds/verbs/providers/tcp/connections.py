@@ -33,7 +33,7 @@ from urds.verbs.cm.mpa import (
     MpaTerms,
 )
 from urds.verbs.engine.attributes import QPAttr
-from urds.verbs.engine.numbers import AccessFlag
+from urds.verbs.engine.numbers import PEER_ACCESS
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
@@ -349,10 +349,7 @@ class TcpConnection(VerbsConnection):
         urds_peer = agreed.urds_peer
         attr = QPAttr(
             # The keys' rights decide; a queue pair in INIT keeps the rights it has.
-            qp_access_flags=AccessFlag.LOCAL_WRITE
-            | AccessFlag.REMOTE_WRITE
-            | AccessFlag.REMOTE_READ
-            | AccessFlag.REMOTE_ATOMIC,
+            qp_access_flags=PEER_ACCESS,
             ah_attr=AddressVector(packed(self.peer[0]), self.peer[1]),
             max_rd_atomic=agreed.ord,
             max_dest_rd_atomic=agreed.ird,
