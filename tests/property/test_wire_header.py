@@ -4,9 +4,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from tests.support.checksum import internet_checksum
 from urds.common.errors import WireError
 from urds.rds.constants import HeaderFlag
-from urds.rds.wire.checksum import header_checksum, header_intact, internet_checksum
+from urds.rds.wire.checksum import header_checksum, header_intact
 from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
 
 

@@ -22,7 +22,6 @@ from urds.rds.constants import (
     SCM_TIMESTAMP,
     SOL_RDS,
     SOL_SOCKET,
-    ZCOPY_COOKIES_MAX,
     Cmsg,
     ExtensionType,
 )
@@ -46,7 +45,6 @@ _CONG_UPDATE: Final = Struct("=Q")
 _STATUS: Final = Struct("=Qi4x")
 _LATENCY: Final = Struct("=B3B4x3Q")
 _TIMEVAL: Final = Struct("=qq")
-_ZCOPY_COMPLETION: Final = Struct(f"=I{ZCOPY_COOKIES_MAX}I")
 
 _ATOMIC_KINDS: Final = frozenset(
     {Cmsg.ATOMIC_FADD, Cmsg.ATOMIC_CSWP, Cmsg.MASKED_ATOMIC_FADD, Cmsg.MASKED_ATOMIC_CSWP}
@@ -147,12 +145,6 @@ def rdma_status(user_token: int, status: int) -> Ancillary:
 def rdma_destination(cookie: int) -> Ancillary:
     """Return the control message with the region key that came with a message."""
     return SOL_RDS, Cmsg.RDMA_DEST, _COOKIE.pack(cookie)
-
-
-def zerocopy_completion(cookies: tuple[int, ...]) -> Ancillary:
-    """Return the control message that returns up to eight buffers to their owner."""
-    padding = (0,) * (ZCOPY_COOKIES_MAX - len(cookies))
-    return SOL_RDS, Cmsg.ZCOPY_COMPLETION, _ZCOPY_COMPLETION.pack(len(cookies), *cookies, *padding)
 
 
 def timestamp(time_ns: int, *, new: bool = False) -> Ancillary:

@@ -11,7 +11,13 @@ import socket as system
 from collections.abc import Iterable
 from typing import Any, Final
 
-from urds.common.receive_buffers import all_writable, checked_size, fill, writable
+from urds.common.receive_buffers import (
+    all_writable,
+    checked_ancillary_size,
+    checked_size,
+    fill,
+    writable,
+)
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options
 from urds.rsocket.constants import SOL_RDMA
@@ -19,7 +25,7 @@ from urds.rsocket.core.datagram import DatagramSettings, DatagramStats
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.datagram_link import DatagramLink
-from urds.rsocket.socket import Socket, check_ancillary_room
+from urds.rsocket.socket import Socket
 from urds.rsocket.waiting import CallTimeout
 
 SLOT_BYTES: Final = 2048  # of one datagram with its headers; docs/reference/rsocket.md 10
@@ -158,7 +164,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
     ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram and its source; MSG_TRUNC in the flags says that it was cut."""
         bytes_max = checked_size(bytes_max, "recvmsg")
-        check_ancillary_room(ancillary_bytes_max)
+        checked_ancillary_size(ancillary_bytes_max)
         payload, source = self._receive(flags)
         cut = _TRUNC if len(payload) > bytes_max else 0
         return payload[:bytes_max], [], cut, source
@@ -167,7 +173,7 @@ class DatagramSocket(Socket, kind=system.SOCK_DGRAM):
         self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Take one datagram into all buffers, one after the other; else as `recvmsg`."""
-        check_ancillary_room(ancillary_bytes_max)
+        checked_ancillary_size(ancillary_bytes_max)
         count, cut, source = self._receive_into(all_writable(buffers), flags)
         return count, [], cut, source
 

@@ -87,7 +87,6 @@ class SocketInfo:
 
     state: TcpState
     segment_bytes: int | None  # of the device; None while there is none
-    error: int = 0
     family: int = socket.AF_INET
 
 
@@ -264,25 +263,13 @@ def _read_linger(options: RsocketOptions, _info: SocketInfo) -> bytes:
     return _LINGER.pack(options.linger_s is not None, options.linger_s or 0)
 
 
-def _read_error(_options: RsocketOptions, info: SocketInfo) -> bytes:
-    return _INT.pack(info.error)
-
-
-def _read_family(_options: RsocketOptions, info: SocketInfo) -> bytes:
-    return _INT.pack(info.family)
-
-
-def _read_listening(_options: RsocketOptions, info: SocketInfo) -> bytes:
-    return _INT.pack(info.state is TcpState.LISTEN)
+def _of_socket(value: Callable[[SocketInfo], int]) -> Read:
+    return lambda _options, info: _INT.pack(value(info))
 
 
 def _read_no_time_limit(_options: RsocketOptions, _info: SocketInfo) -> bytes:
     # As the kernel answers while nothing was set; `settimeout` does not set it there either.
     return bytes(_TIMEVAL_BYTES)
-
-
-def _read_segment(_options: RsocketOptions, info: SocketInfo) -> bytes:
-    return _INT.pack(info.segment_bytes or MAXSEG_DEFAULT)
 
 
 def _read_info(options: RsocketOptions, info: SocketInfo) -> bytes:
@@ -291,10 +278,6 @@ def _read_info(options: RsocketOptions, info: SocketInfo) -> bytes:
     data[0] = info.state
     _TCP_INFO_WINDOW.pack_into(data, _TCP_INFO_WINDOW_AT, options.send_queue)
     return bytes(data)
-
-
-def _read_route(options: RsocketOptions, _info: SocketInfo) -> bytes:
-    return options.route
 
 
 # -- refusals
@@ -337,7 +320,7 @@ _RDMA: Final[dict[int, Option]] = {
         is_early=True,
     ),
     RdmaOpt.IOMAPSIZE: Option(_slots, _field("iomap_slots"), is_early=True),
-    RdmaOpt.ROUTE: Option(_route, _read_route, is_early=True),
+    RdmaOpt.ROUTE: Option(_route, lambda options, _info: options.route, is_early=True),
 }
 _SOCKET: Final[dict[int, Option]] = {
     socket.SO_REUSEADDR: Option(_switch("reuse_address"), _field("reuse_address")),
@@ -346,12 +329,11 @@ _SOCKET: Final[dict[int, Option]] = {
     socket.SO_LINGER: Option(_linger_timer, _read_linger),
     socket.SO_KEEPALIVE: Option(_switch("keepalive"), _field("keepalive")),
     socket.SO_OOBINLINE: Option(_switch("oob_inline"), _field("oob_inline")),
-    socket.SO_ERROR: Option(read=_read_error),
     socket.SO_BROADCAST: Option(read=_constant(0)),
     socket.SO_TYPE: Option(read=_constant(socket.SOCK_STREAM)),
-    socket.SO_DOMAIN: Option(read=_read_family),
+    socket.SO_DOMAIN: Option(read=_of_socket(lambda info: info.family)),
     socket.SO_PROTOCOL: Option(read=_constant(socket.IPPROTO_TCP)),
-    socket.SO_ACCEPTCONN: Option(read=_read_listening),
+    socket.SO_ACCEPTCONN: Option(read=_of_socket(lambda info: info.state is TcpState.LISTEN)),
     socket.SO_REUSEPORT: Option(_not_shared, _constant(0)),
     socket.SO_RCVTIMEO: Option(read=_read_no_time_limit),
     socket.SO_SNDTIMEO: Option(read=_read_no_time_limit),
@@ -361,7 +343,9 @@ _IP: Final[dict[int, Option]] = {
 }
 _TCP: Final[dict[int, Option]] = {
     socket.TCP_NODELAY: Option(_switch("no_delay"), _field("no_delay")),
-    socket.TCP_MAXSEG: Option(_nothing, _read_segment),
+    socket.TCP_MAXSEG: Option(
+        _nothing, _of_socket(lambda info: info.segment_bytes or MAXSEG_DEFAULT)
+    ),
     socket.TCP_CONGESTION: Option(_nothing, _constant(1)),
     socket.TCP_KEEPIDLE: Option(
         _within("keepalive_idle_s", 1, (1 << 31) - 1), _read_keepalive_idle

@@ -462,12 +462,6 @@ class _SocketDescriptor:
             self._descriptor.abandon_in_child()
 
 
-def check_ancillary_room(ancillary_bytes_max: int) -> None:
-    """Raise ValueError for less than no room; there may be any, for nothing comes into it."""
-    if ancillary_bytes_max < 0:
-        raise ValueError("invalid ancillary data buffer length")
-
-
 def _option_bytes(value: Any, value_bytes: int | None) -> bytes:
     """Return an option's bytes, from the forms that `socket.socket.setsockopt` takes."""
     if value is None:

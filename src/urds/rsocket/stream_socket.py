@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
-from urds.common.receive_buffers import all_writable, writable
+from urds.common.receive_buffers import all_writable, checked_ancillary_size, writable
 from urds.common.socket_calls import c_int
 from urds.common.types import HostPort
 from urds.rsocket import addresses, options
@@ -25,7 +25,7 @@ from urds.rsocket.errors import os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.listener import ANY_IPV4, PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
-from urds.rsocket.socket import Socket, check_ancillary_room
+from urds.rsocket.socket import Socket
 from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer
 from urds.rsocket.waiting import CallTimeout
 
@@ -298,14 +298,14 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 
         There may be room for them. Raises as `recv`.
         """
-        check_ancillary_room(ancillary_bytes_max)
+        checked_ancillary_size(ancillary_bytes_max)
         return self.recv(bytes_max, flags), [], 0, self._peer_shown()
 
     def recvmsg_into(
         self, buffers: Iterable[Any], ancillary_bytes_max: int = 0, flags: int = 0, /
     ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
         """Receive into all buffers, one after the other; else as `recvmsg`."""
-        check_ancillary_room(ancillary_bytes_max)
+        checked_ancillary_size(ancillary_bytes_max)
         count = self._transfer.receive_views(all_writable(buffers), flags, self._timeout_s)
         return count, [], 0, self._peer_shown()
 

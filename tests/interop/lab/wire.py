@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tests.support.checksum import internet_checksum
+
 RDS_PORT = 16385
 FRAME_BYTES_MAX = 65536
 SOCKET_BUFFER_BYTES = 8 << 20
@@ -125,15 +127,6 @@ class Segment:
         pseudo_header = ip[12:20] + struct.pack(">HH", socket.IPPROTO_TCP, len(tcp))
         tcp[16:18] = internet_checksum(pseudo_header + tcp).to_bytes(2, "big")
         return self.ethernet + bytes(ip) + bytes(tcp)
-
-
-def internet_checksum(data: bytes | bytearray) -> int:
-    """Return the checksum of RFC 1071: 65,535 minus the ones' complement sum."""
-    if len(data) % 2:
-        data = data + b"\0"
-    words = struct.unpack(f">{len(data) // 2}H", data)
-    total: int = sum(words)
-    return 0xFFFF - total % 0xFFFF
 
 
 @dataclass(slots=True)

@@ -102,14 +102,6 @@ def test_kept_bytes_show_every_change() -> None:
     assert data[500] == 2
 
 
-def test_changed_and_cleared() -> None:
-    before, after = CongestionMap([1, 2, 3]), CongestionMap([3, 4])
-    assert list(after.changed_from(before)) == [1, 2, 4]
-    assert list(after.cleared_from(before)) == [1, 2]
-    assert not after.changed_from(after)
-    assert not CongestionMap().changed_from(CongestionMap())
-
-
 def test_ports_64_apart_share_a_bit_of_the_monitor_mask() -> None:
     assert CongestionMap([0, 64, 65]).monitor_mask() == 0b11
     assert CongestionMap([63, 65535]).monitor_mask() == 1 << 63

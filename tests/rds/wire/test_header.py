@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests.support.checksum import internet_checksum
 from urds.common.errors import WireError
 from urds.rds.constants import HeaderFlag
-from urds.rds.wire.checksum import header_checksum, header_intact, internet_checksum
+from urds.rds.wire.checksum import header_checksum, header_intact
 from urds.rds.wire.header import HEADER, HEADER_BYTES, Header
 
 # The checksum of this header was verified by hand against RFC 1071: e0b6.

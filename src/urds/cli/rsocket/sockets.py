@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 AnySocket: TypeAlias = "socket.socket | rsocket.Socket"
 
-KERNEL: Final = "kernel"
 DEVICES_VARIABLE: Final = "URDS_RSOCKET_DEVICES"
 LOOPBACK: Final = "127.0.0.1"
 FORMATS: Final = ("name", "ip", "ipv6", "gid")

@@ -1,4 +1,4 @@
-"""The Internet checksum of RFC 1071, and the same for a header's integers without its bytes.
+"""The Internet checksum of RFC 1071 for a header's integers, without its bytes.
 
 The sum of 16-bit words with end-around carry is addition modulo 65535. Since 2**16 is 1 modulo
 65535, an integer of any width counts as much as the sum of its 16-bit words, if it starts at an
@@ -11,20 +11,6 @@ RDS header 0 means "not checked" (net/rds/message.c verifies only what is not 0)
 would travel unprotected. `header_checksum` then gives 0xffff, the other zero, as UDP does for the
 same reason (RFC 768); Linux accepts it, for the sum over all bytes is still 0xffff.
 """
-
-import struct
-
-
-def internet_checksum(data: bytes) -> int:
-    """Return the complement of the folded sum, straight from RFC 1071; 0 over intact bytes.
-
-    An odd last byte counts as the upper half of a word.
-    """
-    padded = data + b"\0" if len(data) % 2 else data
-    total: int = sum(struct.unpack(f">{len(padded) // 2}H", padded))
-    while total > 0xFFFF:
-        total = (total & 0xFFFF) + (total >> 16)
-    return total ^ 0xFFFF
 
 
 def header_checksum(

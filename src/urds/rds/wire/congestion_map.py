@@ -80,14 +80,6 @@ class CongestionMap:
         self._fill(data)
         return _fold(before & ~self._bits())
 
-    def changed_from(self, before: "CongestionMap") -> "CongestionMap":
-        """Return the ports that are in one of the two maps only."""
-        return _from_bits(self._bits() ^ before._bits())
-
-    def cleared_from(self, before: "CongestionMap") -> "CongestionMap":
-        """Return the ports that were congested in `before` and are not any more."""
-        return _from_bits(before._bits() & ~self._bits())
-
     def monitor_mask(self) -> int:
         """Return the 64-bit mask of RDS_CMSG_CONG_UPDATE: bit p % 64 for each port p."""
         return _fold(self._bits())
@@ -138,7 +130,3 @@ def _fold(bits: int) -> int:
     for width in _FOLD_WIDTHS if bits else ():
         bits |= bits >> width
     return bits & ((1 << RDS_CONG_MONITOR_SIZE) - 1)
-
-
-def _from_bits(bits: int) -> CongestionMap:
-    return CongestionMap.parse(bits.to_bytes(CONGESTION_MAP_BYTES, "little"))
