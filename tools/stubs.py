@@ -22,6 +22,8 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "urds"
 LINE_MAX = 100
+# Modules all of whose names are public; type checkers know which those are.
+WHOLE = {"urds.rds.constants", "urds.dat.evd", "urds.dat.records"}
 MODULES = (
     "urds", "urds.rds.constants", "urds.rds.numbers", "urds.dat", "urds.dat.constants",
     "urds.dat.returns", "urds.verbs.enums",
@@ -56,8 +58,9 @@ def stubs() -> dict[Path, str]:
         PACKAGE / "verbs" / "enums.pyi": HEAD.format(codes="I001") + verbs_stub,
         PACKAGE / "rds" / "constants.pyi": HEAD.format(codes="I001") + rds_stub,
         PACKAGE / "rds" / "setting_values.pyi": HEAD.format(codes="I001") + _setting_values(),
-        PACKAGE / "__init__.pyi": HEAD.format(codes="I001, RUF022") + urds_stub,
-        PACKAGE / "dat" / "__init__.pyi": HEAD.format(codes="E501, I001, RUF022") + dat_stub,
+        PACKAGE / "__init__.pyi": HEAD.format(codes="F403, F405, I001, RUF022") + urds_stub,
+        PACKAGE / "dat" / "__init__.pyi": HEAD.format(codes="E501, F403, F405, I001, RUF022")
+        + dat_stub,
     }
 
 
@@ -88,7 +91,10 @@ def _final(value: object) -> str:
 
 
 def _imports(package: ModuleType, names: Iterable[str], home: ModuleType | None = None) -> str:
-    """Import names from `home` if they are there, else from the module that defines them."""
+    """Import names from `home` if they are there, else from the module that defines them.
+
+    Those of a module in WHOLE come by a star: `__all__` of the stub lists them all.
+    """
     by_module: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         value = getattr(package, name)
@@ -96,6 +102,9 @@ def _imports(package: ModuleType, names: Iterable[str], home: ModuleType | None 
         by_module[module].append(name)
     text = ""
     for module, found in sorted(by_module.items()):
+        if module in WHOLE:
+            text += f"from {module} import *\n"
+            continue
         one_line = f"from {module} import {', '.join(found)}"
         if len(one_line) <= LINE_MAX:
             text += one_line + "\n"

@@ -111,7 +111,10 @@ def _bound(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("urds."):
-            names.update(alias.asname or alias.name for alias in node.names)
+            if node.names[0].name == "*":
+                names.update(import_module(str(node.module)).__all__)
+            else:
+                names.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,5 +1,5 @@
 # Made by `python -m tools.stubs`.
-# ruff: noqa: E501, I001, RUF022 - packed, in the order of the source
+# ruff: noqa: E501, F403, F405, I001, RUF022 - packed, in the order of the source
 # fmt: off
 from typing import Final
 from urds.dat.api import (
@@ -38,18 +38,12 @@ from urds.dat.errors import (
     DatNotImplemented, DatPrivilegesViolation, DatProtectionViolation, DatProviderAlreadyRegistered,
     DatProviderInUse, DatProviderNotFound, DatQueueEmpty, DatQueueFull, DatTimeoutExpired,
 )
-from urds.dat.evd import (
-    AsyncErrorEvent, CnoParam, EvdParam, Event, EventDispatcher, NotificationPoint, ProxyAgent,
-    SoftwareEvent,
-)
+from urds.dat.evd import *
 from urds.dat.ia import InterfaceAdapter, open_ia, providers, register, unregister
 from urds.dat.memory import (
     LmrParam, LocalMemory, ProtectionZone, PzParam, RemoteMemory, RmrBindCompletionEvent, RmrParam,
 )
-from urds.dat.records import (
-    EpAttr, EpStatus, IaAttr, LmrTriplet, NamedAttr, ProviderAttr, ProviderInfo, RecvInfo,
-    RmrTriplet, SrqAttr,
-)
+from urds.dat.records import *
 from urds.dat.registry import Provider, Support
 from urds.dat.returns import DatReturn, ReturnType, Subtype
 from urds.dat.service_points import (
