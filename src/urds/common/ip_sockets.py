@@ -29,6 +29,11 @@ def address_of(name: Any) -> HostPort:
     return host, port
 
 
+def scope_id(scope: str) -> int:
+    """Return the index of an IPv6 scope, given as a number or as the name of an interface."""
+    return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+
+
 def host_towards(family: int, name: Any) -> str:
     """Return the address of this host on the way to a socket address. Raises OSError: ENETUNREACH.
 

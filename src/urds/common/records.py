@@ -87,7 +87,9 @@ def _made(kind: Any, *, frozen: bool, kw_only: bool, eq: bool) -> Any:
     own: dict[str, Field] = {}
     for name, annotation in kind.__annotations__.items():
         if "ClassVar" not in str(annotation):
-            own[name] = one = _field_of(namespace.pop(name, _NONE_GIVEN))
+            given = namespace.pop(name, _NONE_GIVEN)
+            one = given if isinstance(given, Field) else field(default=given)
+            own[name] = one
             one.name, one.type, one.kw_only = name, annotation, kw_only
     every = inherited | own
     namespace.pop("__dict__", None)
@@ -108,15 +110,11 @@ def _made(kind: Any, *, frozen: bool, kw_only: bool, eq: bool) -> Any:
     return made
 
 
-def _field_of(default: Any) -> Field:
-    return default if isinstance(default, Field) else Field(default, _NONE_GIVEN, True, {})
-
-
 def _add_methods(
     namespace: dict[str, Any], names: tuple[str, ...], *, frozen: bool, eq: bool
 ) -> None:
     """Add what needs no compilation, unless the class defines it itself."""
-    values: Callable[[Any], Any] = attrgetter(*names) if names else _no_values
+    values: Callable[[Any], Any] = attrgetter(*names) if names else lambda _: ()
 
     def shown(self: Any) -> str:
         pairs = [f"{name}={getattr(self, name)!r}" for name in names]
@@ -145,10 +143,6 @@ def _add_methods(
     if frozen:
         namespace.setdefault("__getstate__", state)
         namespace.setdefault("__setstate__", restore)
-
-
-def _no_values(_: object) -> tuple[()]:
-    return ()
 
 
 def _freeze(made: Any, names: frozenset[str]) -> None:

@@ -8,6 +8,7 @@ import socket
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
+from urds.common.ip_sockets import scope_id
 from urds.common.types import HostPort
 
 _PORT_MAX: Final = 65_535
@@ -70,7 +71,7 @@ def shown(address: HostPort, family: int) -> Any:
     host, _, scope = host.partition("%")
     if ":" not in host:
         host = f"::ffff:{host}"
-    return host, port, 0, _scope_id(scope) if scope else 0
+    return host, port, 0, scope_id(scope) if scope else 0
 
 
 def _is_literal(host: str, family: int) -> bool:
@@ -95,7 +96,3 @@ def _scoped(host: str, scope: int) -> str:
     if not scope or "%" in host or not IPv6Address(host).is_link_local:
         return host
     return f"{host}%{scope}"
-
-
-def _scope_id(scope: str) -> int:
-    return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from urds.cli.parser import Command
@@ -80,7 +79,7 @@ class MappedSide(Side):
             while place[-1] != mark:
                 progress()
         else:
-            self._wait(partial(_is_marked, place, mark))
+            self._wait(lambda: place[-1] == mark)
         if self._is_verified:
             place[-1] = self._pattern[size_bytes - 1]
             self._verify(place)
@@ -90,10 +89,6 @@ class MappedSide(Side):
 
         if not devices.wait((self._context,), is_ready, STALLED_S):
             raise TimeoutError(f"nothing was written for {STALLED_S:g} s")
-
-
-def _is_marked(place: memoryview, mark: int) -> bool:
-    return place[-1] == mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,7 +195,7 @@ class RdmaPeer:
             self._begin(PeerInput.ACCEPT, number, now_ns)
             self._emit(Accept(self.key, number))
         else:
-            self._reject(number)
+            self._emit(Reject(number, REJECTION))
             if self.state is PeerState.DOWN:
                 self._search.yield_until(now_ns + _CALL_BACK_NS)
                 self._reconnect_later(now_ns)
@@ -293,9 +293,6 @@ class RdmaPeer:
         if self.state is PeerState.ACCEPTING:
             generation = _generation(self._request)
         return _generation(offer) == generation
-
-    def _reject(self, number: int) -> None:
-        self._emit(Reject(number, REJECTION))
 
     # -- identity of the peer
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from socket import MSG_NOSIGNAL, socket
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
@@ -166,8 +167,10 @@ class ShmStreams:
                 if len(self._pending) >= _PENDING_MAX:
                     control.close()
                     continue
-                self._pending[control.fileno()] = _Pending(host, control, now_ns() + _ANSWER_NS)
-                self._await_greeting(control.fileno())
+                descriptor = control.fileno()
+                self._pending[descriptor] = _Pending(host, control, now_ns() + _ANSWER_NS)
+                greeted = partial(self._greeted, descriptor)
+                self._driver.serve(descriptor, greeted, Interest.READ)
         except BlockingIOError:
             self._watch(host, listener)
             return
@@ -175,9 +178,6 @@ class ShmStreams:
             self._paused[host.address] = host, now_ns() + _EXHAUSTED_PAUSE_NS
             return
         self._paused[host.address] = host, now_ns() + time.thread_time_ns() - began_ns
-
-    def _await_greeting(self, descriptor: int) -> None:
-        self._driver.serve(descriptor, lambda: self._greeted(descriptor), Interest.READ)
 
     def _greeted(self, descriptor: int) -> None:
         pending = self._pending.pop(descriptor)

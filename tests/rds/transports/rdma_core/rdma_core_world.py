@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, HeaderFlag
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
-from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.frames import Frame, Message, Outcome, Piece, Work
 from urds.rds.wire.header import HEADER_BYTES, Header
 
@@ -43,7 +44,7 @@ class Side:
     """A core with one account; it notes everything the core asks of its surroundings."""
 
     def __init__(self, limits: CoreLimits | None = None, *, sequence_first: int = 1) -> None:
-        self.counters, self.rdma = MessageCounters(), RdmaCounters()
+        self.counters, self.rdma = Counters(), RdmaCounters()
         self.account = Account()
         self.map = bytes(CONGESTION_MAP_BYTES)
         self.answers_pings = True

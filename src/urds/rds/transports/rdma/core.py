@@ -43,7 +43,8 @@ from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Mailbox as Owner
-    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+    from urds.rds.plane.python.counters import Counters
+    from urds.rds.transports.rdma.counters import RdmaCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class ConnectionCore:
     def __init__(
         self,
         limits: CoreLimits,
-        counters: MessageCounters,
+        counters: Counters,
         rdma: RdmaCounters,
         around: Around,
         *,

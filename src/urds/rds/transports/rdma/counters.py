@@ -1,42 +1,14 @@
 """Counters of RDS over RDMA since the start.
 
+What a message transport counts under the plane's names is in a `Counters` of its own; a snapshot
+has the sums. The lock of the connections' cores guards them.
+
 Source of names and meanings of `RdmaCounters`: linux v6.12 net/rds/ib_stats.c and net/rds/ib.h.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class MessageCounters:
-    """What a message transport counts under the plane's names; the plane counts everything else.
-
-    A snapshot has the sums. Guarded by the lock of the connections' cores.
-    """
-
-    conn_reset: int = 0
-    recv_drop_bad_checksum: int = 0
-    recv_drop_old_seq: int = 0
-    recv_ack_required: int = 0
-    recv_rdma_bytes: int = 0
-    recv_ping: int = 0
-    send_ack_required: int = 0
-    send_queued: int = 0
-    send_rdma: int = 0
-    send_rdma_bytes: int = 0
-    send_pong: int = 0
-    copy_from_user: int = 0
-    cong_update_queued: int = 0
-    send_retransmitted: int = 0
-    send_cancelled: int = 0
-    send_linger_over: int = 0  # of them, of sockets past their linger time
-    send_given_up: int = 0
-    recv_drop_control_full: int = 0
-    recv_drop_too_long: int = 0
-    recv_drop_bad_map: int = 0
-    recv_drop_bad_ack: int = 0
-    peer_restarted: int = 0
 
 
 @dataclass(slots=True)

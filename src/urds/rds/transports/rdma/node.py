@@ -41,10 +41,11 @@ from urds.rds.plane.contract import (
     Plane,
     Resumed,
 )
+from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.peer_history import PeerEvent, PeerHistory, PeerName, Peers
 from urds.rds.transports.rdma.attempts import Attempts, port_of
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.device import Confine, RdmaDevice, let_out
 from urds.rds.transports.rdma.link import Link, receives_at_first
 from urds.rds.transports.rdma.path import Acknowledgements, RdmaPath
@@ -97,7 +98,7 @@ class RdmaNode:
         self.devices = tuple(devices)
         self.lock, self._holds_lock = new_lock()
         self.counters = RdmaCounters()
-        self.message_counters = MessageCounters()
+        self.message_counters = Counters()
         self.stats = RdmaStats()
         self.hosts: dict[IPAddress, RdmaHost] = {}
         self.confine: Confine = let_out

@@ -34,7 +34,8 @@ from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 if TYPE_CHECKING:
     from urds.common.types import IPAddress
     from urds.rds.plane.contract import Plane
-    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+    from urds.rds.plane.python.counters import Counters
+    from urds.rds.transports.rdma.counters import RdmaCounters
     from urds.rds.transports.rdma.link import Link
 
 _ROWS_MAX: Final = 65536  # of each message table
@@ -47,7 +48,7 @@ class Shared(Protocol):
     plane: Plane
     lock: RLock  # of the cores and the counters
     counters: RdmaCounters
-    message_counters: MessageCounters
+    message_counters: Counters
     acknowledgements: Acknowledgements
     now_ns: Callable[[], int]
 

@@ -22,8 +22,9 @@ from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import EXTENSION_BYTES
 
 if TYPE_CHECKING:
+    from urds.rds.plane.python.counters import Counters
     from urds.rds.transports.rdma.core import Around, CoreLimits
-    from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+    from urds.rds.transports.rdma.counters import RdmaCounters
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -37,7 +38,7 @@ class Incoming:
     def __init__(
         self,
         limits: CoreLimits,
-        counters: MessageCounters,
+        counters: Counters,
         rdma: RdmaCounters,
         around: Around,
         *,

@@ -42,8 +42,8 @@ from urds.rds.transports.rdma.frames import (
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Mailbox as Owner
+    from urds.rds.plane.python.counters import Counters
     from urds.rds.transports.rdma.core import CoreLimits
-    from urds.rds.transports.rdma.counters import MessageCounters
 
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
@@ -61,9 +61,7 @@ class Want(Enum):
 class Outgoing:
     """Queues, numbers and operations of one direction of a connection."""
 
-    def __init__(
-        self, limits: CoreLimits, counters: MessageCounters, *, sequence_first: int
-    ) -> None:
+    def __init__(self, limits: CoreLimits, counters: Counters, *, sequence_first: int) -> None:
         self.limits = limits
         self.counters = counters
         self.sequence_next = sequence_first

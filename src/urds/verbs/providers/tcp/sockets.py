@@ -7,6 +7,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any, Final
 
+from urds.common.ip_sockets import scope_id
 from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 
@@ -25,10 +26,7 @@ def resolve(address: HostPort) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     if ip.version == 4:
         return socket.AF_INET, (host, port)
     plain, _, scope = host.partition("%")
-    scope_index = 0
-    if scope:
-        scope_index = int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
-    return socket.AF_INET6, (plain, port, 0, scope_index)
+    return socket.AF_INET6, (plain, port, 0, scope_id(scope) if scope else 0)
 
 
 def host_of(gid: bytes) -> str:
