@@ -17,10 +17,10 @@ from struct import Struct
 
 from fuzz.accounts import Account
 from fuzz.script import Script
+from tests.support.lone_peer import LonePeer
 from urds.rds.constants import CONGESTION_MAP_BYTES
 from urds.rds.control import events
 from urds.rds.control.settings import ConnectionSettings
-from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane import contract as base
 from urds.rds.plane.contract import Buffer, Limits
 from urds.rds.plane.python.counters import Counters
@@ -128,7 +128,7 @@ class Node:
             source_of=lambda port: (str(ADDRESSES[1 - side]), port),
             map_bytes=lambda: bytes(CONGESTION_MAP_BYTES),
         )
-        self.connection = TcpPeer(
+        self.connection = LonePeer(
             local=ADDRESSES[side],
             peer=ADDRESSES[1 - side],
             settings=ConnectionSettings(generation=self.life),

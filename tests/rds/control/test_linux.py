@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from tests.rds.control.proto_world import control, down, first_frame
+from tests.support.lone_peer import LonePeer
 from urds.rds.control.events import (
     Action,
     Agree,
@@ -26,7 +27,6 @@ from urds.rds.control.events import (
     SendControl,
 )
 from urds.rds.control.settings import ConnectionSettings
-from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, emit_handshake, parse_handshake
 
@@ -36,8 +36,8 @@ LINUX_6 = Handshake(npaths=8)
 LINUX_7 = Handshake(npaths=8, generation=0x11223344, sport_index=True)
 
 
-def connection(*, lower: bool, npaths: int = 1) -> TcpPeer:
-    return TcpPeer(
+def connection(*, lower: bool, npaths: int = 1) -> LonePeer:
+    return LonePeer(
         local=LOW if lower else HIGH,
         peer=HIGH if lower else LOW,
         settings=ConnectionSettings(generation=7, npaths=npaths),
@@ -45,7 +45,7 @@ def connection(*, lower: bool, npaths: int = 1) -> TcpPeer:
     )
 
 
-def actions(core: TcpPeer) -> list[Action]:
+def actions(core: LonePeer) -> list[Action]:
     """Take the actions; notices of paths that came up or were lost are left out."""
     found = []
     while (action := core.poll_event()) is not None:
@@ -55,7 +55,7 @@ def actions(core: TcpPeer) -> list[Action]:
 
 
 def hear(
-    core: TcpPeer, handshake: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
+    core: LonePeer, handshake: Handshake, *, ping: bool, now_ns: int = 0, index: int = 0
 ) -> list[Action]:
     source_port, target_port = (1, 0) if ping else (0, 1)
     control(
@@ -70,7 +70,7 @@ def hear(
     return actions(core)
 
 
-def up_as_lower(npaths: int = 1) -> TcpPeer:
+def up_as_lower(npaths: int = 1) -> LonePeer:
     """Return a core whose path 0 has heard the kernel's map; its probe is out."""
     core = connection(lower=True, npaths=npaths)
     core.handle_wanted(0, 0)
@@ -80,7 +80,7 @@ def up_as_lower(npaths: int = 1) -> TcpPeer:
     return core
 
 
-def up_as_higher(npaths: int = 1) -> TcpPeer:
+def up_as_higher(npaths: int = 1) -> LonePeer:
     core = connection(lower=False, npaths=npaths)
     core.handle_accepted(1, 40000, 0)
     first_frame(core, 0, 0)

@@ -17,6 +17,7 @@ from tests.rds.control.test_linux import (
     hear,
     up_as_lower,
 )
+from tests.support.lone_peer import LonePeer
 from urds.rds.control.events import (
     Agree,
     Connect,
@@ -30,10 +31,9 @@ from urds.rds.control.events import (
     RequestCallBack,
 )
 from urds.rds.control.settings import ConnectionSettings
-from urds.rds.control.tcp_peer import TcpPeer
 
 
-def attempts(core: TcpPeer, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
+def attempts(core: LonePeer, span_ns: int, *, kind: type = Connect, start_ns: int = 0) -> list:
     """Let every attempt fail at once; return their times."""
     times = []
     now_ns = start_ns
@@ -183,7 +183,7 @@ def test_one_call_back_request_is_out_at_a_time() -> None:
 @pytest.mark.rule("wire-security-backoff", "wire-security-tunable")
 @pytest.mark.parametrize("lower", [True, False])
 def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> None:
-    core = TcpPeer(
+    core = LonePeer(
         local=LOW if lower else HIGH,
         peer=HIGH if lower else LOW,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=5 * SECOND),
@@ -211,7 +211,7 @@ def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> N
 
 
 def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
-    core = TcpPeer(
+    core = LonePeer(
         local=LOW,
         peer=HIGH,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=SECOND),
@@ -226,7 +226,7 @@ def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
 
 
 def test_a_path_that_comes_up_is_not_given_up() -> None:
-    core = TcpPeer(
+    core = LonePeer(
         local=LOW,
         peer=HIGH,
         settings=ConnectionSettings(generation=7, reconnect_give_up_ns=3 * SECOND),

@@ -2,12 +2,12 @@
 
 from tests.rds.control.proto_world import down, first_frame
 from tests.rds.control.test_linux import HIGH, LOW, SECOND, connection, up_as_lower
+from tests.support.lone_peer import LonePeer
 from urds.rds.control.events import Action, LossCause, PathLost, PathUp
 from urds.rds.control.state import ConnectionReport, ConnectionState
-from urds.rds.control.tcp_peer import TcpPeer
 
 
-def notices(core: TcpPeer) -> list[Action]:
+def notices(core: LonePeer) -> list[Action]:
     found = []
     while (action := core.poll_event()) is not None:
         if isinstance(action, PathUp | PathLost):

@@ -36,7 +36,7 @@ from urds.rds.control.handshake import Handshakes, PeerFacts
 from urds.rds.control.paths import address_bytes
 from urds.rds.control.pending import PendingConnections
 from urds.rds.control.reconnect import Quarantine
-from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
+from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.state import ConnectionReport, PathInput, PathState
 from urds.rds.control.stats import Stats
 from urds.rds.control.tcp_path import PeerContext, TcpPath
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class TcpPeer:
     """The control state of one (local, peer) pair; the two addresses differ.
 
-    A local address passes in what its peers share; without one a peer has its own.
+    A local address passes in what its peers share, and drives their timers and actions.
     """
 
     def __init__(
@@ -61,33 +61,28 @@ class TcpPeer:
         peer: IPAddress,
         settings: ConnectionSettings,
         random: Random,
-        stats: Stats | None = None,
-        actions: deque[PeerAction] | None = None,
-        timers: Timers | None = None,
-        pending: PendingConnections | None = None,
-        quarantine: Quarantine | None = None,
-        on_streams: Callable[[TcpPeer], None] = lambda peer: None,
+        stats: Stats,
+        actions: deque[PeerAction],
+        timers: Timers,
+        pending: PendingConnections,
+        quarantine: Quarantine,
+        on_streams: Callable[[TcpPeer], None],
     ) -> None:
         assert address_bytes(local) != address_bytes(peer), f"{local} to itself"
-        timers = Timers() if timers is None else timers
-        if quarantine is None:
-            quarantine = Quarantine(settings, hosts_max=1, random=random)
         self.local = local
         self.peer = peer
         self.lower = address_bytes(local) < address_bytes(peer)
         self.settings = settings
-        self.stats = Stats() if stats is None else stats
+        self.stats = stats
         self.used_ns = 0  # when something happened last, for eviction
-        self._actions: deque[PeerAction] = deque() if actions is None else actions
-        self._timers = timers
-        self._pending = pending or PendingConnections(LocalAddressSettings(), timers)
+        self._pending = pending
         self._on_streams = on_streams  # of this peer: one was attached or ended
         self._context = PeerContext(
             peer=peer,
             lower=self.lower,
             settings=settings,
             stats=self.stats,
-            actions=self._actions,
+            actions=actions,
             timers=timers,
             pending=self._pending,
             quarantine=quarantine,
@@ -318,19 +313,6 @@ class TcpPeer:
             self._streams.attach_second(path, now_ns)
         else:
             self._handle_silence(path, now_ns)
-
-    def handle_timeout(self, now_ns: int) -> None:
-        """Do what is due, where the timers are not shared."""
-        while (key := self._timers.pop_due(now_ns)) is not None:
-            self.handle_timer(key.kind, key.number, now_ns)
-
-    def poll_timeout(self) -> int | None:
-        """Return when `handle_timeout` is due next, None for never."""
-        return self._timers.next_ns()
-
-    def poll_event(self) -> PeerAction | None:
-        """Return the next action or notice."""
-        return self._actions.popleft() if self._actions else None
 
     # -- handshakes
 
