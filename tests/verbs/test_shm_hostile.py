@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.verbs.shm_world import PATIENCE_NS, Side, joined
+from urds.common.passed_files import sealed_file
 from urds.verbs.engine.numbers import QPState, WCStatus
 from urds.verbs.providers.shm import peers as shm_peers
-from urds.verbs.providers.shm.mappings import sealed_file
 from urds.verbs.providers.shm.messages import (
     MAGIC,
     ChannelMessage,

@@ -29,9 +29,22 @@ def address_of(name: Any) -> HostPort:
     return host, port
 
 
-def scope_id(scope: str) -> int:
-    """Return the index of an IPv6 scope, given as a number or as the name of an interface."""
-    return int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+def name_of(host: str, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    """Return the name that a socket takes for a literal: of two members for IPv4, four for IPv6.
+
+    A scope is the number or the name of an interface. Raises OSError: no such interface.
+    """
+    if ":" not in host:
+        return host, port
+    host, _, scope = host.partition("%")
+    index = socket.if_nametoindex(scope) if scope and not scope.isdigit() else int(scope or 0)
+    return host, port, 0, index
+
+
+def host_port(address: HostPort | tuple[str, int, int, int]) -> str:
+    """Return an address as a text: `10.0.0.1:4000`, `[fd00::1]:4000`."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_towards(family: int, name: Any) -> str:

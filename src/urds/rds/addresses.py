@@ -28,14 +28,23 @@ _SOCKADDR_IN6: Final = Struct("=H2s4x16sI")
 _FAMILY: Final = Struct("=H")
 _PORT_MAX: Final = 65535
 _SCOPE_DIGITS_MAX: Final = 10  # of an index; what is longer is the name of no interface either
-_LITERALS_MAX: Final = 4096  # reading one takes as long as queueing a message
+_LITERALS_MAX: Final = 4096  # few repeat often; reading one takes as long as queueing a message
 _BROADCAST: Final = IPv4Address("255.255.255.255")
 
 
-def host_port(address: SocketAddress) -> str:
-    """Return an address as a text: `10.0.0.1:4000`, `[fd00::1]:4000`."""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def packed_of(address: IPAddress) -> tuple[bytes, int]:
+    """Return the packed bytes of an address, and its scope or 0."""
+    scope = address.scope_id if isinstance(address, IPv6Address) else None
+    return address.packed, int(scope) if scope and scope.isdigit() else 0
+
+
+@lru_cache(maxsize=_LITERALS_MAX)
+def address_of(data: bytes, scope: int) -> IPAddress:
+    """Return the address of packed bytes and scope; mostly the same object for the same bytes."""
+    if len(data) == 4:
+        return IPv4Address(data)
+    address = IPv6Address(data)
+    return IPv6Address(f"{address}%{scope}") if scope else address
 
 
 class Call(Enum):

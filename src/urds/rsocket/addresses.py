@@ -8,7 +8,7 @@ import socket
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
-from urds.common.ip_sockets import scope_id
+from urds.common.ip_sockets import name_of
 from urds.common.types import HostPort
 
 _PORT_MAX: Final = 65_535
@@ -52,12 +52,6 @@ def unmapped(address: HostPort) -> HostPort:
     return (host if mapped is None else str(mapped)), port
 
 
-def text(address: HostPort) -> str:
-    """Return an address as messages show it: `10.0.0.1:80`, `[::1]:80`."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def unbound(family: int) -> HostPort:
     """Return the name of a socket that has none."""
     return _ANY[socket.AddressFamily(family)], 0
@@ -68,10 +62,7 @@ def shown(address: HostPort, family: int) -> Any:
     host, port = address
     if family == socket.AF_INET:
         return host, port
-    host, _, scope = host.partition("%")
-    if ":" not in host:
-        host = f"::ffff:{host}"
-    return host, port, 0, scope_id(scope) if scope else 0
+    return name_of(host if ":" in host else f"::ffff:{host}", port)
 
 
 def _is_literal(host: str, family: int) -> bool:

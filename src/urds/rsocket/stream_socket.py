@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
+from urds.common.ip_sockets import host_port
 from urds.common.receive_buffers import all_writable, checked_ancillary_size, writable
 from urds.common.socket_calls import c_int
 from urds.common.types import HostPort
@@ -455,7 +456,7 @@ def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: 
 def _connect_error(code: int | None, peer: HostPort | None, reason: str | None) -> OSError:
     """Return what a connect raises: errno, the peer's address, and a reason that says more."""
     code = code or errno.ECONNABORTED
-    detail = "connect" if peer is None else f"connect to {addresses.text(peer)}"
+    detail = "connect" if peer is None else f"connect to {host_port(peer)}"
     if reason and os.strerror(code) not in reason and not reason.startswith("connect to"):
         detail += f": {reason}"
     return os_error(code, detail)

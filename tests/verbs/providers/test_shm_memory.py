@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from urds.common.errors import RemoteProtocolError
+from urds.common.passed_files import sealed_file
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.shm.mappings import (
     CONTROL_BYTES,
@@ -17,7 +18,6 @@ from urds.verbs.providers.shm.mappings import (
     MappableKeys,
     PeerMappings,
     map_sealed,
-    sealed_file,
 )
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter

@@ -11,7 +11,8 @@ import urds
 from urds.cli.output import Exit, Output, complain, is_terminal
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.cli.rds.send import PORT_MIN
-from urds.rds.addresses import SocketAddress, host_port
+from urds.common.ip_sockets import host_port
+from urds.rds.addresses import SocketAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

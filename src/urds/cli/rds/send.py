@@ -17,7 +17,8 @@ import urds
 from urds.cli.output import BAD, QUIET, Exit, Output, complain
 from urds.cli.parser import Command, check_ranges, find_address, json_option, option
 from urds.cli.rds.ping import bind_from, outage
-from urds.rds.addresses import SocketAddress, host_port
+from urds.common.ip_sockets import host_port
+from urds.rds.addresses import SocketAddress
 
 PORT_MIN: Final = 2  # 0 answers pings, 1 is reserved
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address
 from operator import attrgetter
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -24,7 +22,7 @@ import urds_native
 
 from urds.common.records import names
 from urds.common.types import IPAddress
-from urds.rds.addresses import known_peer, parse_target
+from urds.rds.addresses import address_of, known_peer, packed_of, parse_target
 from urds.rds.constants import RdmaStatus
 from urds.rds.plane import contract, message_transport
 from urds.rds.plane.loop_path import LoopPath
@@ -34,28 +32,12 @@ from urds.rds.types import Hold
 if TYPE_CHECKING:
     from urds.rds.plane.message_transport import MessageTransport
 
-_ADDRESSES_MAX = 4096  # events and tables repeat few addresses often
 _INTERNET = frozenset({socket.AF_INET, socket.AF_INET6})
 _NO_DESCRIPTOR = -1
 # The fields of a record, in the order of its declaration.
 _plain_limits = attrgetter(*names(contract.Limits))
 _plain_received = attrgetter(*names(contract.Received))
 _plain_settings = attrgetter(*names(contract.MailboxSettings))
-
-
-def plain(address: IPAddress) -> tuple[bytes, int]:
-    """Return the packed bytes and the scope of an address."""
-    scope = address.scope_id if isinstance(address, IPv6Address) else None
-    return address.packed, int(scope) if scope and scope.isdigit() else 0
-
-
-@lru_cache(maxsize=_ADDRESSES_MAX)
-def address_of(data: bytes, scope: int) -> IPAddress:
-    """Return the address; mostly the same object for the same bytes."""
-    if len(data) == 4:
-        return IPv4Address(data)
-    address = IPv6Address(data)
-    return IPv6Address(f"{address}%{scope}") if scope else address
 
 
 class Path(urds_native.Path):
@@ -70,7 +52,9 @@ class Path(urds_native.Path):
         cls, plane: Plane, *, local: IPAddress, peer: IPAddress, index: int, sequence_first: int
     ) -> Self:
         """Create a path without a stream."""
-        path = super().__new__(cls, plane, *plain(local), *plain(peer), index, sequence_first)
+        path = super().__new__(
+            cls, plane, *packed_of(local), *packed_of(peer), index, sequence_first
+        )
         path.local, path.peer, path.index = local, peer, index
         return path
 
@@ -126,7 +110,9 @@ class ExternalPath(urds_native.ExternalPath):
         transport: MessageTransport,
     ) -> Self:
         """Create the plane's part of a path."""
-        path = super().__new__(cls, plane, *plain(local), *plain(peer), tos, message_bytes_max)
+        path = super().__new__(
+            cls, plane, *packed_of(local), *packed_of(peer), tos, message_bytes_max
+        )
         path.local, path.peer, path.transport, path._plane = local, peer, transport, plane
         return path
 
@@ -195,7 +181,7 @@ class Mailbox(urds_native.Mailbox):
         cls, plane: Plane, *, local: IPAddress, port: int, settings: contract.MailboxSettings
     ) -> Self:
         """Bind; the caller has checked that the port is free."""
-        mailbox = super().__new__(cls, plane, *plain(local), port, _plain_settings(settings))
+        mailbox = super().__new__(cls, plane, *packed_of(local), port, _plain_settings(settings))
         mailbox.local, mailbox.port, mailbox.settings = local, port, settings
         mailbox.plane = plane
         mailbox._external_routes = {}
@@ -279,14 +265,14 @@ class Mailbox(urds_native.Mailbox):
         """Set the path to `peer`; None removes it."""
         if isinstance(path, ExternalPath):
             self._external_routes[peer] = path
-            self.route_external(*plain(peer), path)
+            self.route_external(*packed_of(peer), path)
             return
         self._external_routes.pop(peer, None)
         if isinstance(path, LoopPath):  # the module has none: its mailbox looks for the target
-            self.route_loop(*plain(peer))
+            self.route_loop(*packed_of(peer))
             return
         assert path is None or isinstance(path, Path), "a path of this plane"
-        super().route(*plain(peer), path)
+        super().route(*packed_of(peer), path)
 
     def subscribe(
         self,
@@ -297,7 +283,7 @@ class Mailbox(urds_native.Mailbox):
     ) -> Callable[[], None]:
         """Have `callback` called once, from any thread; return the cancel function."""
         peer = None if address is None else known_peer(address, self.local)
-        data, scope = (None, 0) if peer is None else plain(peer)
+        data, scope = (None, 0) if peer is None else packed_of(peer)
         return super().subscribe(callback, room, data, scope)
 
     def configure(self, settings: contract.MailboxSettings) -> None:
@@ -309,7 +295,7 @@ class Mailbox(urds_native.Mailbox):
 
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
-        data, scope = (None, 0) if peer is None else plain(peer)
+        data, scope = (None, 0) if peer is None else packed_of(peer)
         count = super().cancel(data, scope, port)
         for path in self.plane.external_paths_of(self.local):
             if peer is None or path.peer == peer:
@@ -468,7 +454,7 @@ class ShmStream(urds_native.ShmStream):
 
         Raises OSError if the memory is not as agreed, or there is no room for it.
         """
-        ends = [(*plain(address), port) for address, port in (local, peer)]
+        ends = [(*packed_of(address), port) for address, port in (local, peer)]
         return super().__new__(cls, line, memory, ring_bytes, dials, *ends)
 
     def recv_into(self, memory: memoryview, /) -> int:

@@ -18,12 +18,12 @@ import fcntl
 import os
 import socket
 import stat
-from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from struct import Struct
 from typing import Final
 
+from urds.common.passed_files import send_with_files
 from urds.rds.settings import AUTO
 
 GREETING: Final = b"urds report 3\n"  # goes with the descriptor; the number is the format's
@@ -113,8 +113,7 @@ class InformationSocket:
                 file.write(self._report())
             os.lseek(descriptor, 0, os.SEEK_SET)  # the reader gets this position with the file
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
-            connection.sendmsg([GREETING], [rights], socket.MSG_NOSIGNAL)
+            send_with_files(connection, GREETING, [descriptor])
         finally:
             os.close(descriptor)
 

@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
+from urds.common.passed_files import receive_with_files
 from urds.common.records import fields, record
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import (
@@ -191,7 +192,7 @@ def _fetch(place: Path) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
         connection.connect(os.fspath(place))
-        greeting, descriptors, _, _ = socket.recv_fds(connection, len(GREETING), 1)
+        greeting, descriptors, _ = receive_with_files(connection, len(GREETING), 1)
     if not descriptors:
         raise OSError(errno.EPROTO, "the connection ended without a report")
     with open(descriptors[0], "rb") as file:  # noqa: PTH123 - a descriptor

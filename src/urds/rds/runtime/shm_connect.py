@@ -17,6 +17,7 @@ from socket import MSG_NOSIGNAL, socket
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Final
 
+from urds.common.passed_files import sealed_file
 from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.control.paths import SourcePortRule
@@ -118,7 +119,7 @@ class ShmStreams:
         make = self._make
         assert make is not None
         byte_count = make.memory_bytes(ring_bytes)  # type: ignore[attr-defined]  # of the class
-        memory = shm.make_memory(byte_count)
+        memory = sealed_file("urds-shm", byte_count)
         try:
             stream = make(
                 control.fileno(),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from urds.common.ip_sockets import host_port
 from urds.common.logs import messages
-from urds.rds.addresses import host_port
 from urds.rds.plane.contract import LingerOver
 
 if TYPE_CHECKING:

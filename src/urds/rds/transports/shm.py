@@ -11,18 +11,19 @@ and when to use TCP; the rings are native/crates/dataplane/src/ring.rs.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import socket
 from array import array
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final
 
+from urds.common.ip_sockets import name_of
+from urds.common.passed_files import receive_with_files, send_with_files
 from urds.common.records import record
 from urds.common.types import IPAddress
+from urds.rds.addresses import address_of, packed_of
 
 _MAGIC: Final = b"urdslane"
 VERSION: Final = 1
@@ -30,7 +31,6 @@ VERSION: Final = 1
 _GREETING: Final = Struct(">8s H H I B 16s I 16s I")
 ANSWER: Final = Struct(">8s H").pack(_MAGIC, VERSION)
 _CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _BACKLOG: Final = 64
 _DESCRIPTORS_MAX: Final = 4  # that are looked at; one is expected
 _SO_PEERPIDFD: Final = 77  # Source: linux v6.5 include/uapi/asm-generic/socket.h
@@ -102,18 +102,6 @@ def connect(peer: IPAddress, port: int) -> socket.socket | None:
     return None
 
 
-def make_memory(byte_count: int) -> int:
-    """Return the descriptor of sealed memory. Raises OSError."""
-    memory = os.memfd_create("urds-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.truncate(memory, byte_count)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(memory)
-        raise
-    return memory
-
-
 def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> None:
     """Send the greeting with the memory. Raises OSError."""
     data = _GREETING.pack(
@@ -122,11 +110,10 @@ def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> No
         greeting.source_port,
         greeting.ring_bytes,
         greeting.local.version,
-        *_bytes(greeting.local),
-        *_bytes(greeting.peer),
+        *packed_of(greeting.local),
+        *packed_of(greeting.peer),
     )
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [memory]))
-    if control.sendmsg([data], [rights], socket.MSG_NOSIGNAL) != len(data):
+    if send_with_files(control, data, [memory]) != len(data):
         raise OSError("a greeting was cut")
 
 
@@ -135,12 +122,7 @@ def receive_greeting(control: socket.socket) -> tuple[Greeting, int]:
 
     Raises OSError, or ValueError for what is no greeting; then no descriptor is left.
     """
-    room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array("i").itemsize)
-    raw, messages, _, _ = control.recvmsg(_GREETING.size, room, socket.MSG_CMSG_CLOEXEC)
-    descriptors = array("i")
-    for level, kind, data in messages:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    raw, descriptors, _ = receive_with_files(control, _GREETING.size, _DESCRIPTORS_MAX)
     try:
         greeting = _parse(raw)
         if len(descriptors) != 1:
@@ -158,8 +140,7 @@ def is_local(address: IPAddress) -> bool:
     """Tell whether an interface of this host has an address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        host, _, scope = str(address).partition("%")
-        probe.bind((host, 0) if address.version == 4 else (host, 0, 0, int(scope or 0)))
+        probe.bind(name_of(str(address), 0))
         return True
     return False
 
@@ -170,24 +151,13 @@ def _parse(data: bytes) -> Greeting:
     magic, version, source_port, ring_bytes, family, *ends = _GREETING.unpack(data)
     if (magic, version) != (_MAGIC, VERSION) or family not in (4, 6):
         raise ValueError("a greeting of another kind")
-    local, peer = (_address(family, *ends[at : at + 2]) for at in (0, 2))
+    address_bytes = 4 if family == 4 else 16
+    local, peer = (address_of(ends[at][:address_bytes], ends[at + 1]) for at in (0, 2))
     return Greeting(local, peer, source_port, ring_bytes)
 
 
-def _bytes(address: IPAddress) -> tuple[bytes, int]:
-    scope = address.scope_id if isinstance(address, IPv6Address) else None
-    return address.packed, int(scope) if scope and scope.isdigit() else 0
-
-
-def _address(family: int, data: bytes, scope: int) -> IPAddress:
-    if family == 4:
-        return IPv4Address(data[:4])
-    address = IPv6Address(data)
-    return ip_address(f"{address}%{scope}") if scope else address
-
-
 def _name(address: IPAddress, port: int) -> str:
-    data, scope = _bytes(address)
+    data, scope = packed_of(address)
     return f"\0urds-shm/{os.geteuid()}/{data.hex()}/{scope}/{port}"
 
 

@@ -18,6 +18,7 @@ from struct import Struct
 from typing import Final, Self
 
 from urds.common.errors import ErrorReason, os_error
+from urds.common.ip_sockets import name_of
 from urds.common.records import record
 from urds.common.socket_class import KernelSocket
 from urds.common.types import IPAddress
@@ -108,7 +109,7 @@ def listen(local: IPAddress, settings: TcpSettings) -> socket.socket:
     listener = _new_socket(local)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(_tcp_address(local, settings.port))
+        listener.bind(name_of(str(local), settings.port))
         listener.listen(_BACKLOG)
     except OSError as failure:
         listener.close()
@@ -158,11 +159,11 @@ def connect(
         try:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _prepare(stream, settings)
-            stream.bind(_tcp_address(local, port))
+            stream.bind(name_of(str(local), port))
             # Of a bound socket it means that the port is taken; of `bind`, that no interface has
             # the address, and no other port would help.
             taken = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-            failure = stream.connect_ex(_tcp_address(peer, settings.port))
+            failure = stream.connect_ex(name_of(str(peer), settings.port))
         except OSError as error:
             failure = error.errno or errno.EIO
         if failure in (0, errno.EINPROGRESS):
@@ -206,15 +207,6 @@ def reset_in_place(stream: socket.socket) -> None:
 def _new_socket(local: IPAddress) -> socket.socket:
     family = socket.AF_INET if local.version == 4 else socket.AF_INET6
     return KernelSocket(family, socket.SOCK_STREAM)
-
-
-def _tcp_address(address: IPAddress, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
-    if address.version == 4:
-        return str(address), port
-    host, _, scope = str(address).partition("%")
-    if not scope:
-        return host, port, 0, 0
-    return host, port, 0, int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
 
 
 def _host_of(name: tuple[str, int] | tuple[str, int, int, int]) -> str:

@@ -19,6 +19,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import Node
 from tests.support.waiting import wait_until
+from urds.common.passed_files import sealed_file
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime import shm_connect
@@ -44,7 +45,9 @@ class Hostile:
         line.settimeout(CUT_S)
         byte_count = int(str(changes.get("memory_bytes", MEMORY_BYTES)))
         self.file = (
-            shm.make_memory(byte_count) if changes.get("sealed", True) else unsealed(byte_count)
+            sealed_file("hostile", byte_count)
+            if changes.get("sealed", True)
+            else unsealed(byte_count)
         )
         self.memory = mmap.mmap(self.file, byte_count)
         self.greeting = shm.Greeting(

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
+from urds.common.passed_files import sealed_file
 from urds.rds.transports import shm
 
 ME, PEER = ip_address("127.7.1.1"), ip_address("127.7.1.2")
@@ -76,7 +77,7 @@ def test_a_greeting_comes_with_its_memory(text: str) -> None:
     with listening() as listener:
         line = shm.connect(PEER, PORT)
         assert line is not None
-        memory = shm.make_memory(8192)
+        memory = sealed_file("test", 8192)
         greeting = shm.Greeting(local, peer, 1234, 4096)
         with line:
             shm.send_greeting(line, greeting, memory)
@@ -110,7 +111,7 @@ def _wrong(change: str) -> tuple[bytes, int]:
 def test_a_wrong_greeting_is_refused_and_leaves_no_descriptor(change: str) -> None:
     data, count = _wrong(change)
     near, far = socket.socketpair()
-    memory = shm.make_memory(8192)
+    memory = sealed_file("test", 8192)
     before = len(os.listdir("/proc/self/fd"))
     with near, far:
         rights = array("i", [memory] * count)
@@ -142,6 +143,7 @@ _IN_A_CONTAINER = """
 import socket, sys
 sys.path[:0] = sys.argv[3:]
 from ipaddress import ip_address
+from urds.common.passed_files import sealed_file
 from urds.rds.transports import shm
 line = shm.connect(ip_address(sys.argv[1]), int(sys.argv[2]))
 print(line is None)

@@ -35,6 +35,7 @@ from typing import Final
 
 from urds.common.buffers import address_of
 from urds.common.errors import RemoteProtocolError
+from urds.common.passed_files import sealed_file
 from urds.common.types import BytesLike
 from urds.verbs.engine.keys import KeyTable, Region, reaches
 from urds.verbs.engine.numbers import AccessFlag
@@ -45,7 +46,6 @@ CONTROL_BYTES: Final = 4096  # before an allocation's bytes, which begin on a pa
 MAPPABLE_BYTES_MIN: Final = 4096  # smaller memory is not worth two descriptors
 ALLOCATIONS_MAX: Final = 256  # each holds two descriptors; the rest gets plain memory
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_SEALS: Final = _SIZE_SEALS | fcntl.F_SEAL_SEAL
 _F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; without a name in Python
 _WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
@@ -53,18 +53,6 @@ _REVOKE_STEP_S: Final = 0.000_05
 MAPPINGS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
 COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
 _ADDRESS_END: Final = 1 << 64
-
-
-def sealed_file(name: str, file_bytes: int) -> int:
-    """Make a memory file of zeroes with a fixed size; return its descriptor. Raises OSError."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, file_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def map_sealed(descriptor: int, file_bytes: int) -> mmap.mmap:

@@ -20,7 +20,6 @@ import os
 import select
 import socket
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -29,10 +28,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from urds.common.errors import RemoteProtocolError, WireError
+from urds.common.passed_files import receive_with_files, sealed_file, send_with_files
 from urds.common.progress import ProgressLoop
 from urds.common.timers import Timer
 from urds.common.types import BytesLike
-from urds.verbs.providers.shm.mappings import PeerMappings, map_sealed, sealed_file
+from urds.verbs.providers.shm.mappings import PeerMappings, map_sealed
 from urds.verbs.providers.shm.messages import (
     DESCRIPTORS_MAX,
     MAGIC,
@@ -152,7 +152,7 @@ class Channel:
     def send_message(self, message: ChannelMessage, descriptors: Sequence[int] = ()) -> bool:
         """Send a message on the socket; return whether it was sent."""
         try:
-            _send(self.socket, emit_message(message), descriptors)
+            send_with_files(self.socket, emit_message(message), descriptors)
         except OSError:
             # Full, or the peer is gone: the end of the socket will tell.
             self._counters.messages_not_sent += 1
@@ -173,12 +173,6 @@ class Channel:
         os.close(self._peer_doorbell)
 
 
-def _send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
-    """Send a message and descriptors; `socket.send_fds` of CPython 3.11 to 3.13 drops the flags."""
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    connection.sendmsg([data], [rights] if descriptors else [], socket.MSG_NOSIGNAL)
-
-
 def open_channel(
     gid: bytes, connection: socket.socket, *, own_gid: bytes, counters: ChannelCounters
 ) -> Channel:
@@ -190,7 +184,7 @@ def open_channel(
             descriptors.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         mapping = mmap.mmap(descriptors[0], _FILE_BYTES)
         hello = emit_message(Hello(MAGIC, RING_BYTES, own_gid))
-        _send(connection, hello, descriptors)
+        send_with_files(connection, hello, descriptors)
     except OSError:
         _close_all(descriptors)
         connection.close()
@@ -246,10 +240,9 @@ def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int
 
     Raises EOFError when the peer is gone, RemoteProtocolError for bytes that are not a message.
     """
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
-        data, descriptors, answer_flags, _ = socket.recv_fds(
-            connection, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, flags
+        data, descriptors, flags = receive_with_files(
+            connection, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX
         )
     except BlockingIOError:
         return None
@@ -258,7 +251,7 @@ def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int
             return None
         raise EOFError(str(error)) from error
     try:
-        if answer_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise RemoteProtocolError("message or descriptors beyond the limit")
         if not data:
             raise EOFError("the peer closed its end")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any, Final
 
-from urds.common.ip_sockets import scope_id
+from urds.common.ip_sockets import name_of
 from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 
@@ -23,10 +23,7 @@ def resolve(address: HostPort) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
             raise ValueError
     except ValueError:
         raise OSError(errno.EINVAL, f"no numeric IP address and port: {host!r}, {port}") from None
-    if ip.version == 4:
-        return socket.AF_INET, (host, port)
-    plain, _, scope = host.partition("%")
-    return socket.AF_INET6, (plain, port, 0, scope_id(scope) if scope else 0)
+    return socket.AF_INET if ip.version == 4 else socket.AF_INET6, name_of(host, port)
 
 
 def host_of(gid: bytes) -> str:
