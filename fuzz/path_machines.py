@@ -14,14 +14,13 @@ from urds.rds.constants import CONGESTION_MAP_BYTES, Capability, ExtensionType, 
 from urds.rds.plane.contract import (
     Buffer,
     DownReason,
-    Hold,
     Limits,
 )
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
 from urds.rds.plane.python.path import PathCore
 from urds.rds.plane.python.queued_messages import Fence
-from urds.rds.types import AckMode
+from urds.rds.types import AckMode, Hold
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.header import HEADER_BYTES, Header
 
@@ -267,8 +266,9 @@ class Besieged:
         numbers = [sent[0] for sent in (*outgoing.unacked, *outgoing.retransmits)]
         assert numbers == sorted(set(numbers)), "what is kept is out of order"
         assert outgoing.message_count() <= MESSAGES_MAX
-        assert len(incoming._carry) <= _PARTIAL_BYTES_MAX  # no public access to half a message
-        assert sum(map(len, incoming._body)) <= FRAME_BYTES_MAX
+        assert len(incoming.partial.begun) <= _PARTIAL_BYTES_MAX
+        body = incoming.partial._body  # no public access to the parts of a long message
+        assert sum(map(len, body)) <= FRAME_BYTES_MAX
         for inbox in self.inboxes.values():
             queued = sum(len(item[0]) for item in inbox.queue)
             assert inbox.receive_queued_bytes == queued, "the inbox is wrong"

@@ -21,7 +21,6 @@ from tests.support.lone_peer import LonePeer
 from urds.rds.constants import CONGESTION_MAP_BYTES
 from urds.rds.control import events
 from urds.rds.control.settings import ConnectionSettings
-from urds.rds.plane import contract as base
 from urds.rds.plane.contract import Buffer, Limits
 from urds.rds.plane.python.counters import Counters
 from urds.rds.plane.python.inbox import Inbox
@@ -285,7 +284,7 @@ class Node:
                 self.detach()
                 self.stream = self.offered.pop(number)
                 self.attachment += 1
-                core.attach(base.Hold[hold.name])
+                core.attach(hold)
             case events.Refuse(_, number):
                 self.offered.pop(number).end()
             case events.Detach():

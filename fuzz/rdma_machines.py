@@ -12,8 +12,9 @@ from typing import Any
 from fuzz.script import Script, step
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
-from urds.rds.transports.rdma.counters import MessageCounters, RdmaCounters
+from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.credits import CREDITS_MAX
 from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, Frame, MessageHeader, Outcome
 from urds.rds.wire import extensions as exthdr
@@ -55,7 +56,7 @@ class Besieged:
         self.operations: list[Operation] = []
         self.ended: Counter[int] = Counter()
         self.core = ConnectionCore(
-            self.limits, MessageCounters(), RdmaCounters(), self, sequence_first=1 + (choices >> 4)
+            self.limits, Counters(), RdmaCounters(), self, sequence_first=1 + (choices >> 4)
         )
         self._answers_pings = bool(choices & 2)
         self._posted: deque[int] = deque()
