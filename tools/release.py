@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ROOT / "changes" / "releases.toml"
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?")
 GIT_S_MAX = 60
-OWN_CRATES = ("urds-dataplane", "urds-native", "urds-path")
+OWN_CRATES = ("urds-channel", "urds-dataplane", "urds-native", "urds-path")
 LOCKS = ("native/Cargo.lock", "native/fuzz/Cargo.lock")
 
 

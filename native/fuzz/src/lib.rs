@@ -18,6 +18,6 @@ pub mod mailboxes;
 pub mod ring;
 
 /// The data plane's own source, with its words open to us; linted where it lives.
-#[path = "../../crates/dataplane/src/ring.rs"]
+#[path = "../../crates/channel/src/ring.rs"]
 #[allow(dead_code, clippy::pedantic)]
 mod shared_ring;

@@ -13,7 +13,7 @@ mod atomics {
     }
 }
 // Linted where they live; what the models do not drive is no dead code there.
-#[path = "../../crates/dataplane/src/ring.rs"]
+#[path = "../../crates/channel/src/ring.rs"]
 #[allow(dead_code, clippy::pedantic)]
 pub mod ring;
 #[path = "../../crates/dataplane/src/waiter_state.rs"]

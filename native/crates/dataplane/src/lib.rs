@@ -9,7 +9,7 @@
 
 pub mod accounts;
 mod atomics {
-    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub use std::sync::atomic::{AtomicU32, Ordering};
 }
 pub mod background;
 pub mod clock;
@@ -27,7 +27,6 @@ pub mod plane;
 pub mod poll_set;
 pub mod readiness;
 pub mod receive_side;
-pub mod ring;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]
 pub mod rules;
 pub mod send_side;

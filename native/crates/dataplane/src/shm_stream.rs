@@ -14,14 +14,15 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use urds_channel::ring::{Control, ProtocolError, Reader, RingMemory, Writer};
+use urds_channel::ring::{RING_BYTES_MAX, RING_BYTES_MIN};
+use urds_channel::sys::Errno;
+use urds_channel::sys::doorbell::{self, Heard};
+use urds_channel::sys::shared_memory::{CONTROL_BYTES, MapError, SharedMemory};
 use urds_path::SocketAddress;
 
-use crate::ring::{Control, ProtocolError, Reader, RingMemory, Writer};
-use crate::ring::{RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::stream::Stream;
 use crate::sys::descriptor::Descriptor;
-use crate::sys::line::{self, Heard};
-use crate::sys::shared_memory::{CONTROL_BYTES, SharedMemory};
 
 /// Which end of a shm stream this is: it selects the ring to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,17 @@ pub enum Side {
 /// Return the bytes of shared memory for rings of this size.
 pub fn memory_bytes(ring_bytes: usize) -> usize {
     CONTROL_BYTES + 2 * ring_bytes
+}
+
+fn of_system(Errno(number): Errno) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+fn mapped(file: RawFd, length: usize) -> io::Result<SharedMemory> {
+    SharedMemory::map(file, length).map_err(|reason| match reason {
+        MapError::Unsealed => ErrorKind::InvalidData.into(),
+        MapError::System(number) => of_system(number),
+    })
 }
 
 /// One direction in the mapping.
@@ -115,8 +127,8 @@ impl ShmStream {
             return Err(ErrorKind::InvalidInput.into());
         }
         Ok(Self {
-            memory: SharedMemory::map(memory, memory_bytes(ring_bytes))?,
-            line: line::duplicate(line)?,
+            memory: mapped(memory, memory_bytes(ring_bytes))?,
+            line: Descriptor::new(doorbell::duplicate(line).map_err(of_system)?),
             ring_bytes,
             side,
             addresses,
@@ -152,7 +164,7 @@ impl ShmStream {
     }
 
     fn doorbell(&self) {
-        if !line::ring(&self.line) {
+        if !doorbell::ring(self.line.get()) {
             self.gone.store(true, Ordering::Release);
         }
     }
@@ -161,7 +173,7 @@ impl ShmStream {
     fn checked<T>(&self, result: Result<T, ProtocolError>) -> io::Result<T> {
         result.map_err(|ProtocolError| {
             self.has_protocol_error.store(true, Ordering::Relaxed);
-            line::end(&self.line);
+            doorbell::end(self.line.get());
             io::Error::from_raw_os_error(libc::EPROTO)
         })
     }
@@ -175,7 +187,7 @@ impl ShmStream {
     /// nothing.
     pub fn end(&self) {
         if self.process == std::process::id() {
-            line::end(&self.line);
+            doorbell::end(self.line.get());
         }
     }
 
@@ -273,7 +285,7 @@ impl Stream for ShmStream {
     }
 
     fn hear(&self) {
-        if line::hear(&self.line) == Heard::End {
+        if doorbell::hear(self.line.get()) == Heard::End {
             self.gone.store(true, Ordering::Release);
         }
     }

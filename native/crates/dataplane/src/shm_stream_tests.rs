@@ -3,13 +3,19 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
+use urds_channel::sys::shared_memory;
 use urds_path::Address;
 
 use super::*;
-use crate::sys::shared_memory::make;
 use crate::sys::sockets::{poll_for, unix_pair};
 
 const RING_BYTES: usize = RING_BYTES_MIN;
+
+fn make(length: usize) -> io::Result<Descriptor> {
+    Ok(Descriptor::new(
+        shared_memory::make(length).map_err(of_system)?,
+    ))
+}
 
 fn address(last: u8, port: u16) -> SocketAddress {
     SocketAddress::new(Address::from(Ipv4Addr::new(127, 0, 0, last)), port)

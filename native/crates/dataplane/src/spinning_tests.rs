@@ -2,15 +2,16 @@ use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use urds_channel::ring::RING_BYTES_MIN;
+use urds_channel::sys::shared_memory::make;
 use urds_path::{Header, Hold, Limits, SocketAddress};
 
 use super::*;
 use crate::mailbox::MailboxSettings;
 use crate::receive_side::Taken;
-use crate::ring::RING_BYTES_MIN;
 use crate::shm_stream::{ShmStream, Side, memory_bytes};
 use crate::state::MailboxId;
-use crate::sys::shared_memory::make;
+use crate::sys::descriptor::Descriptor;
 use crate::sys::sockets::{poll_now, unix_pair};
 use crate::world::{PORT, address, message};
 
@@ -40,6 +41,7 @@ impl Pair {
     fn attached(plane: &Plane, peer: u8) -> Self {
         let (near, far) = unix_pair().expect("descriptors are left");
         let memory = make(memory_bytes(RING_BYTES_MIN)).expect("there is memory");
+        let memory = Descriptor::new(memory);
         let ends = [address(1), address(peer)].map(|end| SocketAddress::new(end, PORT));
         let open = |line, side, ends| {
             ShmStream::new(line, memory.get(), RING_BYTES_MIN, side, ends)

@@ -1,14 +1,12 @@
 //! All system calls of the plane, and all of its `unsafe`.
 //!
-//! They go through rustix where it has them; through libc where it lacks something, and for memory
-//! that is mapped.
+//! They go through rustix where it has them; through libc where it lacks something. Those of shared
+//! memory are in `urds-channel`.
 
 pub mod descriptor;
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
-pub mod line;
-pub mod shared_memory;
 pub mod signals;
 pub mod sockets;
 

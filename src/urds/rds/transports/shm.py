@@ -6,7 +6,7 @@ The connecting side sends one greeting with the memory, sealed against shrinking
 checks it and answers; from then on the connection carries nothing but the doorbell, and its end is
 the end of the process. Both sides ask the system for the user of the other process. Any mismatch
 ends the connection, and the connecting side uses TCP. `runtime.shm_connect` decides when to connect
-and when to use TCP; the rings are native/crates/dataplane/src/ring.rs.
+and when to use TCP; the rings are native/crates/channel/src/ring.rs.
 """
 
 from __future__ import annotations

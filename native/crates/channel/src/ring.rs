@@ -20,7 +20,7 @@
 //! total order, so one of the two sees what the other wrote: no wake-up is lost. `native/loom`
 //! tests this file in every interleaving of the two, with its own `atomics`.
 
-use std::io::IoSlice;
+use core::ops::Deref;
 
 use crate::atomics::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -39,22 +39,22 @@ pub struct ProtocolError;
 /// Placed so that no two values share the cache lines that processors fetch together.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-pub(crate) struct Apart<T>(pub(crate) T);
+pub struct Apart<T>(pub T);
 
 /// What both sides of one direction share besides the bytes. All zero is an empty ring.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Control {
     /// Bytes written since the start; only the writer changes it.
-    pub(crate) head: Apart<AtomicU64>,
+    pub head: Apart<AtomicU64>,
     /// Bytes read since the start; only the reader changes it.
-    pub(crate) tail: Apart<AtomicU64>,
+    pub tail: Apart<AtomicU64>,
     /// 0, or: ring when this many bytes are here. Set by the reader, cleared by both.
-    pub(crate) reader_asleep: Apart<AtomicU32>,
+    pub reader_asleep: Apart<AtomicU32>,
     /// Not 0: ring when there is room. Set by the writer, cleared by both.
-    pub(crate) writer_asleep: Apart<AtomicU32>,
+    pub writer_asleep: Apart<AtomicU32>,
     /// Not 0: the writer will write no more.
-    ended: Apart<AtomicU32>,
+    pub ended: Apart<AtomicU32>,
 }
 
 /// Memory of a direction.
@@ -120,7 +120,7 @@ impl Writer {
     pub fn write(
         &mut self,
         ring: &impl RingMemory,
-        pieces: &[IoSlice<'_>],
+        pieces: &[impl Deref<Target = [u8]>],
         doorbell: &mut impl FnMut(),
     ) -> Result<usize, ProtocolError> {
         let mut free = ring.ring_bytes() - self.pending(ring)?;

@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::sync::atomic::AtomicU8;
 use std::thread;
 

@@ -3,14 +3,10 @@
 //! The other process may write anything there at any time. So no function returns a reference to
 //! its bytes; the control words in it are atomics.
 
-use std::io;
-use std::os::fd::IntoRawFd;
-use std::ptr::{self, NonNull};
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-
-use super::borrowed;
-use super::descriptor::Descriptor;
+use super::{Errno, check};
 use crate::ring::Control;
 
 /// Before the rings: the control words of both directions.
@@ -19,9 +15,21 @@ const DIRECTION_BYTES: usize = CONTROL_BYTES / 2;
 const _: () = assert!(size_of::<Control>() <= DIRECTION_BYTES);
 const _: () = assert!(DIRECTION_BYTES.is_multiple_of(align_of::<Control>()));
 
-const SEALS: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::SEAL);
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Why memory was not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// It is not plain memory of just that length with the seals on.
+    Unsealed,
+    System(Errno),
+}
+
+impl From<Errno> for MapError {
+    fn from(number: Errno) -> Self {
+        Self::System(number)
+    }
+}
 
 /// A mapping, undone when it is dropped.
 #[derive(Debug)]
@@ -39,11 +47,10 @@ impl SharedMemory {
     /// Map a file of memory whose length is sealed.
     ///
     /// # Errors
-    /// `InvalidData` unless it is plain memory of just that length with the seals on; of the
-    /// system.
-    pub fn map(file: i32, length: usize) -> io::Result<Self> {
+    /// `Unsealed`; of the system.
+    pub fn map(file: i32, length: usize) -> Result<Self, MapError> {
         if length < CONTROL_BYTES || !is_sealed(file, length)? {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(MapError::Unsealed);
         }
         // SAFETY: a new mapping at an address of the kernel's choice. The seals ensure that all of
         // it stays backed by the file, so no access faults.
@@ -58,9 +65,9 @@ impl SharedMemory {
             )
         };
         if first == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(Errno::last().into());
         }
-        let first = NonNull::new(first.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let first = NonNull::new(first.cast()).ok_or(Errno(libc::ENOMEM))?;
         Ok(Self { first, length })
     }
 
@@ -146,22 +153,43 @@ impl Drop for SharedMemory {
 
 /// Return whether a file is plain memory (which always has free pages) of just that length, for
 /// good.
-fn is_sealed(file: i32, length: usize) -> io::Result<bool> {
-    let file = borrowed(file)?;
-    let has_seals = rustix::fs::fcntl_get_seals(file)?.contains(SEALS);
-    let is_plain = rustix::fs::fstatfs(file)?.f_type == libc::TMPFS_MAGIC; // no huge pages
-    let bytes = rustix::fs::fstat(file)?.st_size;
-    Ok(has_seals && is_plain && usize::try_from(bytes) == Ok(length))
+fn is_sealed(file: i32, length: usize) -> Result<bool, Errno> {
+    // SAFETY: no memory is passed.
+    let seals = check(unsafe { libc::fcntl(file, libc::F_GET_SEALS) })?;
+    let mut system = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `system` is writable and as large as the call expects.
+    check(unsafe { libc::fstatfs(file, system.as_mut_ptr()) })?;
+    // SAFETY: the call has filled it.
+    let is_plain = unsafe { system.assume_init() }.f_type == libc::TMPFS_MAGIC; // no huge pages
+    let mut about = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `about` is writable and as large as the call expects.
+    check(unsafe { libc::fstat(file, about.as_mut_ptr()) })?;
+    // SAFETY: the call has filled it.
+    let bytes = unsafe { about.assume_init() }.st_size;
+    Ok(seals & SEALS == SEALS && is_plain && usize::try_from(bytes) == Ok(length))
 }
 
-/// Make a sealed file of memory, for tests and for the side that connects.
+/// Make a sealed file of memory, which the caller owns: for tests and for the side that connects.
 ///
 /// # Errors
 /// Of the system.
-pub fn make(length: usize) -> io::Result<Descriptor> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create(c"urds-shm", flags)?;
-    rustix::fs::ftruncate(&file, length as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SEALS)?;
-    Ok(Descriptor::new(file.into_raw_fd()))
+pub fn make(length: usize) -> Result<i32, Errno> {
+    let bytes = libc::off_t::try_from(length).map_err(|_| Errno(libc::EFBIG))?;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends with a zero.
+    let file = check(unsafe { libc::memfd_create(c"urds-shm".as_ptr(), flags) })?;
+    let made = fill(file, bytes);
+    if made.is_err() {
+        // SAFETY: the number is ours, and no other has it.
+        unsafe { libc::close(file) };
+    }
+    made.map(|()| file)
+}
+
+fn fill(file: i32, bytes: libc::off_t) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::ftruncate(file, bytes) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(file, libc::F_ADD_SEALS, SEALS) })?;
+    Ok(())
 }

@@ -1,0 +1,12 @@
+//! What two processes of a host share: memory, the words and rings in it, and the doorbell beside it.
+//!
+//! Neither process trusts the other. No allocation, no thread, no standard library: one of the two
+//! may be a program of others that has this loaded into it.
+
+#![cfg_attr(not(test), no_std)]
+
+mod atomics {
+    pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+pub mod ring;
+pub mod sys;

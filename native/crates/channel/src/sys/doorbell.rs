@@ -1,0 +1,67 @@
+//! Control socket of a channel, an `AF_UNIX` stream: its doorbell, and the peer's sign of life.
+//!
+//! A byte means "look"; its value and their number do not matter. The other side cannot make a call
+//! wait: each end has flags of its own, unlike a shared eventfd. Descriptors are the caller's, which
+//! keeps them open for the call.
+
+use core::ptr;
+
+use super::{Errno, check};
+
+/// More doorbells than a correct peer can leave unread.
+const HEARD_BYTES: usize = 64;
+
+/// Result of reading the control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    Nothing,
+    Doorbell,
+    /// The other side is gone.
+    End,
+}
+
+/// Duplicate the descriptor of a connection; the caller keeps the first and owns the second.
+///
+/// # Errors
+/// Of the system.
+pub fn duplicate(socket: i32) -> Result<i32, Errno> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(socket, libc::F_DUPFD_CLOEXEC, 3) })
+}
+
+/// Ring the other side's doorbell; false if that side is gone.
+pub fn ring(socket: i32) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let byte = 1u8;
+    // SAFETY: one byte is readable there.
+    let sent = unsafe { libc::send(socket, ptr::from_ref(&byte).cast(), 1, flags) };
+    // Without room for a byte there are enough that it has not read.
+    sent == 1 || (sent < 0 && Errno::last().0 == libc::EAGAIN)
+}
+
+/// Read the doorbells that arrived; never waits.
+pub fn hear(socket: i32) -> Heard {
+    let mut bytes = [0u8; HEARD_BYTES];
+    // Descriptors sent along are dropped by the system.
+    // SAFETY: all of `bytes` is writable.
+    let heard = unsafe {
+        libc::recv(
+            socket,
+            bytes.as_mut_ptr().cast(),
+            HEARD_BYTES,
+            libc::MSG_DONTWAIT,
+        )
+    };
+    match heard {
+        1.. => Heard::Doorbell,
+        0 => Heard::End,
+        _ if matches!(Errno::last().0, libc::EAGAIN | libc::EINTR) => Heard::Nothing,
+        _ => Heard::End,
+    }
+}
+
+/// Have both sides see the end; the number stays the caller's.
+pub fn end(socket: i32) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
+}
