@@ -16,7 +16,7 @@ from tools.rust_sources import Source
 
 LIST = Path(__file__).with_name("native_files.toml")
 PYTHON = PACKAGE / "rds" / "plane" / "python"
-CRATES = ("channel", "path", "dataplane", "pymodule")
+CRATES = ("channel", "client", "path", "dataplane", "pymodule")
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")
 
@@ -85,6 +85,7 @@ def test_both_planes_name_their_files_alike() -> None:
 
 TABLE = {
     "channel": {},
+    "client": {},
     "path": {"sender": {"runs": "message"}, "chunks": {"runs": "byte", "no_twin": "bytes"}},
     "dataplane": {"state": {"runs": "message"}},
     "pymodule": {},

@@ -8,5 +8,10 @@
 mod atomics {
     pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
+pub mod congestion;
+pub mod journal;
+pub mod lock;
 pub mod ring;
+pub mod sleep;
+pub mod socket_memory;
 pub mod sys;

@@ -1,7 +1,11 @@
 //! System calls of a channel, and all of its `unsafe`.
 
+pub mod area;
 pub mod doorbell;
+pub mod futex;
+pub mod raw;
 pub mod shared_memory;
+pub mod thread;
 
 /// Error number of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,46 @@
+//! The order of a sleeper and of who wakes it, over one word in shared memory.
+//!
+//! | sleeper | waker |
+//! |---|---|
+//! | asleep := 1 | does its work (release) |
+//! | fence | fence |
+//! | looks for work (acquire) | looks at asleep, swaps it for 0, rings |
+//!
+//! Both fences are in one total order, so one of the two sees what the other wrote: no wake-up is
+//! lost. `native/loom` tests this file in every interleaving, with its own `atomics`.
+
+use crate::atomics::{AtomicU32, Ordering, fence};
+
+/// Return whether to ring, after the work was published: the other side slept, and is shown it now.
+#[inline]
+pub fn must_ring(asleep: &AtomicU32) -> bool {
+    fence(Ordering::SeqCst);
+    asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+}
+
+/// Set the word, then look again; return whether there is nothing to do, so that one may sleep.
+///
+/// When there is something the word is cleared: no thread needs to ring.
+pub fn fall_asleep(asleep: &AtomicU32, has_work: impl FnOnce() -> bool) -> bool {
+    set_asleep(asleep);
+    if has_work() {
+        asleep.store(0, Ordering::Relaxed);
+        return false;
+    }
+    true
+}
+
+/// Set the word; the process that looks after this call sees what was published before the waker's look.
+#[inline]
+pub fn set_asleep(asleep: &AtomicU32) {
+    asleep.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// Note that this side looks by itself: no ring until it sleeps again.
+#[inline]
+pub fn awake(asleep: &AtomicU32) {
+    if asleep.load(Ordering::Relaxed) != 0 {
+        asleep.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,252 @@
+//! Taking what the client submitted, and freeing it when the peer has it.
+
+use core::sync::atomic::Ordering;
+
+use super::layout::{
+    AT_FREED_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, RECORD_BYTES, ROUTE_FREED, ROUTES,
+    SEND_EXTENSION, SEND_EXTENSION_BYTES, SEND_FLAGS, SEND_LENGTH, SEND_PORT, SEND_ROUTE,
+    SEND_SUBMISSION, TILE_FREE, TILE_USED_WORD, route_at, units_of,
+};
+use super::node_side::{ClientError, NodeSide};
+use crate::journal::{
+    self, SLOT_AT, SLOT_FREE, SLOT_LEAVING, SLOT_LENGTH, SLOT_ROUTE, SLOT_STATE, SLOT_SUBMISSION,
+    SLOT_UNITS, SLOT_USED,
+};
+
+/// A message of the client, checked. Its payload may change at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// What `free` takes.
+    pub slot: u32,
+    /// Where the payload lies in the memory.
+    pub at: usize,
+    /// Bytes of it.
+    pub length: usize,
+    /// Destination; below `layout::ROUTES`, whether it is one is the caller's to know.
+    pub route: u32,
+    /// Port of the destination.
+    pub port: u16,
+    /// As the client set them.
+    pub flags: u32,
+    /// Extension headers as the client wrote them.
+    pub extension: [u8; 16],
+    /// How many bytes of them, at most 16.
+    pub extension_bytes: u8,
+}
+
+/// What is due after a message was freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// Bytes of its payload.
+    pub bytes: usize,
+    /// Its destination.
+    pub route: u32,
+}
+
+impl NodeSide {
+    /// Return how many submissions wait.
+    ///
+    /// # Errors
+    /// `ClientError` for a count that cannot be.
+    #[inline]
+    pub fn submissions(&self) -> Result<u32, ClientError> {
+        let submitted = self.area.long(AT_SUBMITTED).load(Ordering::Acquire);
+        let waiting = submitted.wrapping_sub(self.journal.long(journal::AT_TAKEN));
+        if waiting > u64::from(self.layout.submissions) {
+            return Err(ClientError("a count of submissions"));
+        }
+        Ok(u32::try_from(waiting).unwrap_or(0))
+    }
+
+    /// Return how many slots were ever used.
+    pub(super) fn slots_used(&self) -> u32 {
+        self.journal
+            .word(journal::AT_SLOTS_USED)
+            .min(self.journal.slots())
+    }
+
+    /// Take the next submission; None if there is none, or no slot for it.
+    ///
+    /// # Errors
+    /// `ClientError` for a record that no client writes.
+    pub fn take(&mut self) -> Result<Option<Submission>, ClientError> {
+        if self.submissions()? == 0 {
+            return Ok(None);
+        }
+        let taken = self.journal.long(journal::AT_TAKEN);
+        let entry = self.area.word(self.layout.ring_entry(taken));
+        let (units, mut submission) = self.check(entry.load(Ordering::Relaxed), taken)?;
+        let Some((slot, is_new)) = self.free_slot() else {
+            return Ok(None);
+        };
+        submission.slot = slot;
+        let at = self.journal.slot(slot);
+        let next_free = if is_new {
+            0
+        } else {
+            self.journal.word(at + SLOT_UNITS)
+        };
+        let unit = (submission.at - RECORD_BYTES - self.layout.send_at) / 64;
+        let set = |offset, value| self.journal.set_word(at + offset, value);
+        set(SLOT_AT, u32::try_from(unit).unwrap_or(0));
+        set(SLOT_LENGTH, u32::try_from(submission.length).unwrap_or(0));
+        set(SLOT_ROUTE, submission.route);
+        set(journal::SLOT_PATH, 0);
+        self.journal.set_long(at + journal::SLOT_NUMBER, 0);
+        if is_new {
+            self.journal.set_word(journal::AT_SLOTS_USED, slot + 1);
+        } else {
+            self.journal.set_word(journal::AT_FREE_SLOT, next_free);
+        }
+        set(SLOT_UNITS, units);
+        self.journal.set_long(at + SLOT_SUBMISSION, taken);
+        set(SLOT_STATE, SLOT_USED);
+        self.set_taken(taken.wrapping_add(1));
+        let held = self.held_bytes() + submission.length as u64;
+        self.journal.set_long(journal::AT_HELD_BYTES, held);
+        Ok(Some(submission))
+    }
+
+    fn set_taken(&self, taken: u64) {
+        self.journal.set_long(journal::AT_TAKEN, taken);
+        self.area
+            .long(AT_SUBMISSIONS_TAKEN)
+            .store(taken, Ordering::Release);
+    }
+
+    /// Read a record once, then check what was read.
+    fn check(&self, unit: u32, count: u64) -> Result<(u32, Submission), ClientError> {
+        if unit >= self.layout.send_units {
+            return Err(ClientError("a place of a record"));
+        }
+        let place = self.layout.send_unit(unit);
+        let mut header = [0u8; RECORD_BYTES];
+        self.area.copy_out(place, &mut header);
+        let word = |offset: usize| {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&header[offset..offset + 4]);
+            u32::from_le_bytes(bytes)
+        };
+        let (units, length) = (word(0), word(SEND_LENGTH) as usize);
+        let submission = Submission {
+            slot: 0,
+            at: place + RECORD_BYTES,
+            length,
+            route: word(SEND_ROUTE),
+            port: u16::from_le_bytes([header[SEND_PORT], header[SEND_PORT + 1]]),
+            flags: word(SEND_FLAGS),
+            extension: {
+                let mut bytes = [0; 16];
+                bytes.copy_from_slice(&header[SEND_EXTENSION..SEND_EXTENSION + 16]);
+                bytes
+            },
+            extension_bytes: header[SEND_EXTENSION_BYTES],
+        };
+        let is_this = header[SEND_SUBMISSION..] == count.to_le_bytes();
+        if !is_this || word(4) != TILE_USED_WORD {
+            return Err(ClientError("a record that was not submitted"));
+        }
+        if units > self.layout.send_units - unit || units < units_of(length) {
+            return Err(ClientError("units of a record"));
+        }
+        if length > self.layout.message_limit as usize {
+            return Err(ClientError("the length of a message"));
+        }
+        if submission.route as usize >= ROUTES || submission.extension_bytes > 16 {
+            return Err(ClientError("the destination of a message"));
+        }
+        Ok((units, submission))
+    }
+
+    /// Return a slot to use, and whether it was never used before.
+    fn free_slot(&self) -> Option<(u32, bool)> {
+        let free = self.journal.word(journal::AT_FREE_SLOT);
+        if let Some(slot) = free.checked_sub(1) {
+            return Some((slot, false));
+        }
+        let used = self.slots_used();
+        (used < self.journal.slots()).then_some((used, true))
+    }
+
+    /// Copy bytes of a payload, from one of its offsets on.
+    ///
+    /// # Panics
+    /// Beyond the memory.
+    pub fn copy_payload(&self, submission: &Submission, from: usize, bytes: &mut [u8]) {
+        self.area.copy_out(submission.at + from, bytes);
+    }
+
+    /// Give a taken message's record back to the client; `Freed` tells what it was.
+    ///
+    /// Then `after_freeing` is due, once for several.
+    ///
+    /// # Panics
+    /// For a slot that holds no message.
+    pub fn free(&mut self, slot: u32) -> Freed {
+        let at = self.journal.slot(slot);
+        assert!(
+            self.journal.word(at + SLOT_STATE) == SLOT_USED,
+            "a message in the slot"
+        );
+        let bytes = u64::from(self.journal.word(at + SLOT_LENGTH));
+        let route = self.journal.word(at + SLOT_ROUTE);
+        self.journal.set_word(at + SLOT_STATE, SLOT_LEAVING);
+        self.set_tile_free(at);
+        self.count_freed(route, bytes);
+        self.journal.set_word(at + SLOT_STATE, SLOT_FREE);
+        let next_free = self.journal.word(journal::AT_FREE_SLOT);
+        self.journal.set_word(at + SLOT_UNITS, next_free);
+        self.journal.set_word(journal::AT_FREE_SLOT, slot + 1);
+        Freed {
+            bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+            route,
+        }
+    }
+
+    /// Return whether to show POLLIN after messages were freed: a refused sender may go on. Senders
+    /// that sleep for a destination are woken; `must_empty` is the caller's next question.
+    pub fn after_freeing(&self) -> bool {
+        self.room_changed()
+    }
+
+    fn count_freed(&self, route: u32, bytes: u64) {
+        let held = self.held_bytes().saturating_sub(bytes);
+        self.journal.set_long(journal::AT_HELD_BYTES, held);
+        let freed = self.journal.long(journal::AT_FREED_BYTES);
+        let freed = freed.wrapping_add(bytes);
+        self.journal.set_long(journal::AT_FREED_BYTES, freed);
+        let of_route = self.area.long(route_at(route) + ROUTE_FREED);
+        of_route.fetch_add(bytes, Ordering::Release);
+        let of_socket = self.area.long(AT_FREED_BYTES);
+        of_socket.store(freed, Ordering::Release);
+    }
+
+    fn set_tile_free(&self, slot_at: usize) {
+        let unit = self.journal.word(slot_at + SLOT_AT);
+        let units = self.journal.word(slot_at + SLOT_UNITS);
+        let word = self.area.long(self.layout.send_unit(unit));
+        word.store(u64::from(units) | TILE_FREE, Ordering::Release);
+    }
+
+    /// Return how many bytes are taken and not freed.
+    pub fn held_bytes(&self) -> u64 {
+        self.journal.long(journal::AT_HELD_BYTES)
+    }
+
+    /// Call `each` with the slots of messages that were taken and not freed, in no order: their
+    /// length, route, path and number.
+    pub fn taken_slots(&self, mut each: impl FnMut(u32, usize, u32, u32, u64)) {
+        for slot in 0..self.slots_used() {
+            let at = self.journal.slot(slot);
+            if self.journal.word(at + SLOT_STATE) == SLOT_USED {
+                each(
+                    slot,
+                    self.journal.word(at + SLOT_LENGTH) as usize,
+                    self.journal.word(at + SLOT_ROUTE),
+                    self.journal.word(at + journal::SLOT_PATH),
+                    self.journal.long(at + journal::SLOT_NUMBER),
+                );
+            }
+        }
+    }
+}

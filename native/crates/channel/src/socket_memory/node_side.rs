@@ -1,0 +1,226 @@
+//! The node's side: it waits for no thread and believes nothing that the client can write.
+//!
+//! One thread at a time (the plane's lock). A value that no client writes is a [`ClientError`]: the
+//! caller ends that socket, no thread else's.
+
+use core::sync::atomic::Ordering;
+
+use super::account::Account;
+use super::layout::{
+    AT_ABSENT_BYTES, AT_LOCAL, AT_NODE_ASLEEP, AT_NOTIFY, AT_READER_ASLEEP, AT_ROOM_EVENT,
+    AT_ROUTES_GENERATION, AT_SENDER_WAITS, AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout, ROUTE_ERROR,
+    ROUTE_FLAGS, ROUTE_FREED, ROUTE_SLOT, WAIT_ANY, WAIT_ROOM, WAIT_SLEEPERS, route_at,
+    route_sent_at,
+};
+use super::name::{self, Name};
+use super::node_receive::Segments;
+use super::options::Options;
+use crate::journal::Journal;
+use crate::sleep;
+use crate::sys::area::Area;
+use crate::sys::{Errno, futex};
+
+/// The client wrote what no client writes; the text is for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientError(pub &'static str);
+
+/// A mapped socket memory with its journal, for the node.
+#[derive(Debug)]
+pub struct NodeSide {
+    pub(super) area: Area,
+    pub(super) layout: Layout,
+    pub(super) journal: Journal,
+    pub(super) segments: Segments,
+}
+
+impl NodeSide {
+    /// Take a mapped memory and its journal; what the journal says goes on.
+    ///
+    /// # Errors
+    /// EINVAL for what is none of both, EPROTO for another version.
+    pub fn new(area: Area, journal: Area) -> Result<Self, Errno> {
+        let layout = Layout::read(&area)?;
+        let journal = Journal::new(journal)?;
+        let segments = Segments::read(&journal, &layout);
+        let side = Self {
+            area,
+            layout,
+            journal,
+            segments,
+        };
+        side.recover();
+        Ok(side)
+    }
+
+    /// Return the memory.
+    pub fn area(&self) -> &Area {
+        &self.area
+    }
+
+    /// Return the journal.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Return the client's options: words that it may set to anything.
+    pub fn options(&self) -> Options<'_> {
+        Options(&self.area)
+    }
+
+    // -- names and routes
+
+    /// Set the name that the socket is bound to.
+    pub fn set_local(&self, local: Option<Name>) {
+        name::store(&self.area, AT_LOCAL, local);
+    }
+
+    /// Begin to use a route: nothing is sent to it, nothing freed. `slot` is that of its map in the
+    /// congestion memory.
+    pub fn open_route(&self, route: u32, slot: Option<u32>) {
+        let at = route_at(route);
+        let word = |offset, value| self.area.word(at + offset).store(value, Ordering::Relaxed);
+        word(ROUTE_ERROR, 0);
+        word(ROUTE_SLOT, slot.map_or(0, |slot| slot + 1));
+        let sent = self.area.long(route_sent_at(route)).load(Ordering::Relaxed);
+        self.area
+            .long(at + ROUTE_FREED)
+            .store(sent, Ordering::Relaxed);
+        self.area.word(at + ROUTE_FLAGS).store(0, Ordering::Release);
+    }
+
+    /// Set the flags of a route: `layout::ROUTE_ABSENT`, `layout::ROUTE_GONE`.
+    pub fn set_route_flags(&self, route: u32, flags: u32) {
+        self.area
+            .word(route_at(route) + ROUTE_FLAGS)
+            .store(flags, Ordering::Release);
+    }
+
+    /// Set the slot of a route's map, None without one.
+    pub fn set_route_slot(&self, route: u32, slot: Option<u32>) {
+        self.area
+            .word(route_at(route) + ROUTE_SLOT)
+            .store(slot.map_or(0, |slot| slot + 1), Ordering::Release);
+    }
+
+    /// Leave an error number for the next send to a route.
+    pub fn set_route_error(&self, route: u32, number: i32) {
+        self.area
+            .word(route_at(route) + ROUTE_ERROR)
+            .store(number.cast_unsigned(), Ordering::Release);
+    }
+
+    /// Return the generation of routes: what the client knows of an earlier one is over.
+    pub fn routes_generation(&self) -> u32 {
+        self.area.word(AT_ROUTES_GENERATION).load(Ordering::Relaxed)
+    }
+
+    /// Begin another one.
+    pub fn set_routes_generation(&self, generation: u32) {
+        self.area
+            .word(AT_ROUTES_GENERATION)
+            .store(generation, Ordering::Release);
+    }
+
+    /// Tell how many bytes are queued to absent peers.
+    pub fn set_absent_bytes(&self, bytes: u64) {
+        self.area
+            .long(AT_ABSENT_BYTES)
+            .store(bytes, Ordering::Release);
+    }
+
+    // -- waking the client
+
+    /// Return whether to show POLLIN: something was published, and the reader slept.
+    #[inline]
+    pub fn must_show(&self) -> bool {
+        sleep::must_ring(self.area.word(AT_READER_ASLEEP))
+    }
+
+    /// Tell of port groups whose congestion changed, as far as the client waits for them. Return
+    /// whether to show POLLIN.
+    pub fn congestion_changed(&self, groups: u64) -> bool {
+        core::sync::atomic::fence(Ordering::SeqCst);
+        let waited = self.area.long(AT_WAIT_GROUPS);
+        let due = waited.load(Ordering::Relaxed) & groups;
+        if due != 0 {
+            waited.fetch_and(!due, Ordering::Relaxed);
+            self.area.long(AT_NOTIFY).fetch_or(due, Ordering::Release);
+        }
+        let flags = self.area.word(AT_WAIT_FLAGS).load(Ordering::Relaxed);
+        let is_any = flags & WAIT_ANY != 0;
+        if flags & (WAIT_ANY | WAIT_SLEEPERS) != 0 {
+            self.wake_senders(WAIT_ANY | WAIT_SLEEPERS);
+        }
+        is_any || (due != 0 && self.must_show())
+    }
+
+    /// Return what is due after messages were freed.
+    pub(super) fn room_changed(&self) -> bool {
+        core::sync::atomic::fence(Ordering::SeqCst);
+        let flags = self.area.word(AT_WAIT_FLAGS).load(Ordering::Relaxed);
+        if flags & WAIT_ROOM == 0 || !Account::read(&self.area).is_half_free() {
+            return false;
+        }
+        self.wake_senders(WAIT_ROOM | WAIT_SLEEPERS);
+        let groups = self.area.long(AT_WAIT_GROUPS).swap(0, Ordering::Relaxed);
+        self.area
+            .long(AT_NOTIFY)
+            .fetch_or(groups, Ordering::Release);
+        groups != 0 && self.must_show()
+    }
+
+    fn wake_senders(&self, flags: u32) {
+        self.area
+            .word(AT_WAIT_FLAGS)
+            .fetch_and(!flags, Ordering::Relaxed);
+        let event = self.area.word(AT_ROOM_EVENT);
+        event.fetch_add(1, Ordering::Release);
+        futex::wake(event, i32::MAX);
+    }
+
+    /// Return whether the client filled the control socket: it waits for POLLOUT.
+    #[inline]
+    pub fn is_filled(&self) -> bool {
+        self.area.word(AT_SENDER_WAITS).load(Ordering::Acquire) != 0
+    }
+
+    /// Return whether to empty the control socket, because the client waits and there is room.
+    ///
+    /// Ask after bytes came on it, after messages were freed, and every millisecond while
+    /// `is_filled`.
+    pub fn must_empty(&self) -> bool {
+        if !self.is_filled() || !Account::read(&self.area).is_half_free() {
+            return false;
+        }
+        self.area.word(AT_SENDER_WAITS).store(0, Ordering::Release);
+        true
+    }
+
+    /// Note that the node looks at this socket by itself: no doorbell until it sleeps.
+    #[inline]
+    pub fn wake(&self) {
+        sleep::awake(self.area.word(AT_NODE_ASLEEP));
+    }
+
+    /// Set this socket's word of a sleeping node, and look again; false if there is work.
+    ///
+    /// # Errors
+    /// `ClientError`.
+    pub fn sleep(&mut self) -> Result<bool, ClientError> {
+        sleep::set_asleep(self.area.word(AT_NODE_ASLEEP));
+        let has_work = self.submissions()? > 0;
+        let may_show =
+            self.has_unread() && self.area.word(AT_READER_ASLEEP).load(Ordering::Relaxed) != 0;
+        if has_work || may_show {
+            self.wake();
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Return whether to show POLLIN, when the client rang: it may have found something after it
+    /// counted as asleep.
+    pub fn must_show_again(&self) -> bool {
+        self.has_unread() && self.must_show()
+    }
+}

@@ -1,0 +1,357 @@
+//! Both sides against each other, in one process.
+
+use std::cell::RefCell;
+
+use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
+use super::*;
+use crate::journal;
+use crate::sys::area::Area;
+use crate::sys::raw;
+
+/// A socket's memory with both sides, and what maps it again.
+pub(super) struct Pair {
+    pub client: ClientSide,
+    pub node: NodeSide,
+    pub memory: i32,
+    pub journal: i32,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        raw::close(self.memory);
+        raw::close(self.journal);
+    }
+}
+
+pub(super) fn small() -> Sizes<'static> {
+    Sizes {
+        submissions: 16,
+        send_bytes: 64 << 10,
+        receive_bytes: 128 << 10,
+        send_default: 8 << 10,
+        receive_default: 8 << 10,
+        place: b"/run/urds/node.sock",
+        cookie: 7,
+        ..Sizes::default()
+    }
+}
+
+pub(super) fn pair(sizes: &Sizes<'_>) -> Pair {
+    let (memory, area) = layout::make(sizes).expect("memory");
+    let (journal, journal_area) = journal::make(sizes).expect("a journal");
+    let node = NodeSide::new(area, journal_area).expect("a node's side");
+    node.set_local(Some(Name::v4([10, 0, 0, 1], 4000)));
+    let client = ClientSide::new(Area::map(memory).expect("a mapping")).expect("a client");
+    let made = Pair {
+        client,
+        node,
+        memory,
+        journal,
+    };
+    for route in 0..3 {
+        made.open_route(route);
+    }
+    made
+}
+
+/// The destination that `open_route` made.
+pub(super) fn peer(route: u32) -> Name {
+    Name::v4([10, 0, 1, u8::try_from(route).expect("few routes")], 5000)
+}
+
+impl Pair {
+    pub fn open_route(&self, route: u32) {
+        self.node.open_route(route, None);
+        let generation = self.node.routes_generation();
+        self.client
+            .set_route(&peer(route), 0, route, generation)
+            .expect("no thread has the lock");
+    }
+
+    pub fn send(&self, route: u32, payload: &[u8]) -> Result<Published, Rejected> {
+        let message = Outgoing {
+            to: peer(route),
+            ..Outgoing::default()
+        };
+        let area = self.client.area();
+        let fill = |at| area.copy_in(at, payload);
+        self.client
+            .send(&message, payload.len(), |_, _| false, fill)
+    }
+
+    /// Take a submission; return its slot, route and payload.
+    pub fn take(&mut self) -> Option<(u32, u32, Vec<u8>)> {
+        let taken = self.node.take().expect("no client error")?;
+        let mut payload = vec![0; taken.length];
+        self.node.copy_payload(&taken, 0, &mut payload);
+        Some((taken.slot, taken.route, payload))
+    }
+
+    pub fn deliver(&mut self, payload: &[u8]) -> Option<bool> {
+        let place = self.node.reserve(payload.len(), false)?;
+        self.node.fill(&place, 0, payload);
+        let arrival = Arrival {
+            source: peer(1),
+            ..Arrival::default()
+        };
+        Some(self.node.publish(&place, &arrival))
+    }
+
+    pub fn receive(&self, peek: bool) -> Result<(Received, Vec<u8>), Rejected> {
+        let payload = RefCell::new(Vec::new());
+        let received = self.client.receive(peek, |at, length| {
+            let mut bytes = vec![0; length];
+            self.client.area().copy_out(at, &mut bytes);
+            payload.replace(bytes);
+        })?;
+        Ok((received, payload.into_inner()))
+    }
+}
+
+#[test]
+fn a_message_is_sent_taken_and_freed() {
+    let mut pair = pair(&small());
+    let published = pair.send(2, b"hello").expect("room");
+    assert!(published.ring, "the node slept");
+    assert!(!published.is_full);
+    assert!(!pair.send(1, b"").expect("room").ring, "it was rung");
+    assert_eq!(pair.node.submissions(), Ok(2));
+    let (slot, route, payload) = pair.take().expect("a message");
+    assert_eq!((route, payload.as_slice()), (2, b"hello".as_slice()));
+    assert_eq!(pair.client.queued_bytes(), 5);
+    assert_eq!(pair.node.free(slot), Freed { bytes: 5, route: 2 });
+    assert_eq!(pair.client.queued_bytes(), 0);
+    assert_eq!(pair.take().expect("a message").2, b"");
+    assert_eq!(pair.take(), None);
+}
+
+#[test]
+fn a_header_arrives_as_it_was_sent() {
+    let mut pair = pair(&small());
+    let message = Outgoing {
+        to: peer(1),
+        tos: 0,
+        flags: 9,
+        extension: *b"0123456789abcdef",
+        extension_bytes: 12,
+    };
+    let sent = pair.client.send(&message, 0, |_, _| false, |_| ());
+    assert!(sent.is_ok());
+    let taken = pair
+        .node
+        .take()
+        .expect("no client error")
+        .expect("a message");
+    assert_eq!((taken.port, taken.route, taken.flags), (5000, 1, 9));
+    assert_eq!(
+        (taken.extension, taken.extension_bytes),
+        (message.extension, 12)
+    );
+    let place = pair.node.reserve(3, true).expect("room");
+    pair.node.fill(&place, 0, b"abc");
+    let arrival = Arrival {
+        source: Name {
+            address: [3; 16],
+            port: 6000,
+            scope: 4,
+        },
+        extension: [5; 16],
+        extension_bytes: 8,
+        wall_ns: u64::MAX - 1,
+        trace: Trace {
+            count: 2,
+            positions: [0, 2, 0],
+            ns: [11, 1 << 40, 0],
+        },
+    };
+    assert!(pair.node.publish(&place, &arrival), "a new reader sleeps");
+    let (received, payload) = pair.receive(false).expect("a message");
+    assert_eq!(payload, b"abc");
+    assert_eq!(
+        (received.source, received.trace),
+        (arrival.source, arrival.trace)
+    );
+    assert_eq!(
+        (received.wall_ns, received.extension_bytes),
+        (u64::MAX - 1, 8)
+    );
+    assert!(received.is_last);
+}
+
+#[test]
+fn a_full_account_refuses_and_tells_when_it_is_half_free() {
+    let mut pair = pair(&small());
+    let mut slots = Vec::new();
+    for count in 0..8 {
+        let published = pair.send(1, &[0; 1024]).expect("room");
+        assert_eq!(published.is_full, count == 7, "message {count}");
+        slots.push(pair.take().expect("a message").0);
+    }
+    assert_eq!(pair.send(1, b"x"), Err(Rejected::Full));
+    pair.client.wait_for_room();
+    assert!(pair.node.is_filled() && !pair.node.must_empty());
+    for (count, slot) in slots.into_iter().enumerate() {
+        assert_eq!(pair.node.is_filled(), count <= 4, "{count} freed");
+        pair.node.free(slot);
+        assert_eq!(pair.node.must_empty(), count == 3, "{count} freed before");
+        if count == 3 {
+            assert!(pair.client.is_writable() && !pair.client.waits_for_room());
+            break;
+        }
+    }
+}
+
+#[test]
+fn no_destination_holds_the_socket() {
+    let pair = pair(&small());
+    while pair.send(1, &[0; 1024]).is_ok() {}
+    assert_eq!(pair.send(1, b"x"), Err(Rejected::Full), "alone");
+    assert!(pair.send(2, &[0; 1024]).is_ok(), "beside it");
+    assert_eq!(pair.send(1, b"x"), Err(Rejected::FullBesideOthers));
+    assert_eq!(pair.send(1, &[0; 9000]), Err(Rejected::TooLong));
+}
+
+#[test]
+fn routes_are_asked_for_again_once_they_are_over() {
+    let pair = pair(&small());
+    let other = Name::v4([9, 9, 9, 9], 1);
+    assert_eq!(pair.client.route(&other, 0), Ok(None));
+    assert_eq!(pair.client.route(&peer(1), 3), Ok(None), "another service");
+    assert_eq!(pair.client.route(&peer(1), 0), Ok(Some(1)));
+    pair.node.set_route_flags(1, ROUTE_GONE);
+    assert_eq!(pair.client.route(&peer(1), 0), Ok(None));
+    assert_eq!(pair.send(1, b"x"), Err(Rejected::NoRoute));
+    pair.node.set_route_error(2, libc::EHOSTUNREACH);
+    assert_eq!(pair.send(2, b""), Err(Rejected::Failed(libc::EHOSTUNREACH)));
+    assert!(pair.send(2, b"").is_ok(), "an error is told once");
+    pair.node.set_routes_generation(2);
+    assert_eq!(pair.client.route(&peer(2), 0), Ok(None));
+    pair.open_route(2);
+    assert_eq!(pair.client.route(&peer(2), 0), Ok(Some(2)));
+}
+
+#[test]
+fn received_in_order_peeked_and_told_when_it_was_the_last() {
+    let mut pair = pair(&small());
+    assert_eq!(pair.receive(false).err(), Some(Rejected::Empty));
+    assert_eq!(pair.deliver(b"one"), Some(true), "shown");
+    assert_eq!(pair.deliver(b"two"), Some(false), "shown once");
+    assert_eq!(pair.receive(true).expect("a message").1, b"one");
+    let (received, payload) = pair.receive(false).expect("a message");
+    assert_eq!(
+        (payload.as_slice(), received.is_last),
+        (b"one".as_slice(), false)
+    );
+    let (received, payload) = pair.receive(false).expect("a message");
+    assert_eq!(
+        (payload.as_slice(), received.is_last),
+        (b"two".as_slice(), true)
+    );
+    let mut lengths = Vec::new();
+    assert_eq!(
+        pair.node.look_taken(|length| lengths.push(length)),
+        Ok(true)
+    );
+    assert_eq!(lengths, [3, 3]);
+    let mut forgot = false;
+    assert_eq!(pair.client.sleep(|| forgot = true), Ok(false));
+    assert!(forgot);
+    assert_eq!(pair.deliver(b"three"), Some(true));
+    assert_eq!(
+        pair.client.sleep(|| panic!("something is there")),
+        Ok(false)
+    );
+}
+
+#[test]
+fn a_short_queue_stays_in_the_same_pages() {
+    let mut pair = pair(&small());
+    let mut places = std::collections::HashSet::new();
+    for count in 0..2000u32 {
+        let place = pair.node.reserve(64, false).expect("room");
+        places.insert(place.at);
+        pair.node.publish(&place, &Arrival::default());
+        pair.receive(false).expect("a message");
+        pair.node.look_taken(|_| ()).expect("no client error");
+        assert!(places.len() <= 4, "message {count}");
+    }
+}
+
+#[test]
+fn the_receive_area_goes_on_behind_its_soft_end_and_comes_back() {
+    let mut pair = pair(&small());
+    let mut sent = 0;
+    while pair.deliver(&[0; 4000]).is_some() {
+        sent += 1;
+    }
+    assert!(sent > 28, "{sent} of 32 places of 4,064 bytes");
+    for _ in 0..sent {
+        pair.receive(false).expect("a message");
+    }
+    pair.node.look_taken(|_| ()).expect("no client error");
+    let place = pair.node.reserve(4000, false).expect("room");
+    let first = pair.node.layout.receive_at;
+    assert!(place.at < first + (16 << 10), "from the start again");
+}
+
+#[test]
+fn congestion_is_told_to_who_waits_for_it() {
+    let pair = pair(&small());
+    assert!(!pair.node.congestion_changed(u64::MAX));
+    pair.client.wait_for(1 << 5 | 1 << 6, WAIT_SLEEPERS);
+    let event = pair.client.room_event();
+    assert!(pair.node.congestion_changed(1 << 6 | 1 << 7), "shown");
+    assert!(pair.client.sleep_for_room(event, None).is_ok(), "at once");
+    let (received, _) = pair.receive(false).expect("a notification");
+    assert_eq!(received.kind, ReceivedKind::CongestionUpdate(1 << 6));
+    assert!(received.is_last);
+    assert_eq!(pair.receive(false).err(), Some(Rejected::Empty));
+}
+
+#[test]
+fn a_node_sleeps_only_when_nothing_is_there() {
+    let mut pair = pair(&small());
+    assert_eq!(pair.node.sleep(), Ok(true));
+    assert!(pair.send(1, b"x").expect("room").ring);
+    assert_eq!(pair.node.sleep(), Ok(false));
+    assert!(!pair.send(1, b"x").expect("room").ring, "it is awake");
+    while pair.take().is_some() {}
+    assert_eq!(pair.node.sleep(), Ok(true));
+}
+
+#[test]
+fn names_and_sizes_are_what_was_made() {
+    let pair = pair(&small());
+    assert_eq!(pair.client.local(), Some(Name::v4([10, 0, 0, 1], 4000)));
+    assert_eq!(pair.client.peer(), None);
+    pair.client.set_peer(Some(peer(1))).expect("no lock");
+    assert_eq!(pair.client.peer(), Some(peer(1)));
+    let mut place = [0; layout::PLACE_BYTES_MAX];
+    let length = pair.client.place(&mut place);
+    assert_eq!(&place[..length], b"/run/urds/node.sock");
+    assert_eq!(pair.client.cookie(), 7);
+    assert_eq!(pair.client.options().get(Word::SendBytes), 8 << 10);
+    assert!(peer(1).is_v4() && Name::from_bytes(&peer(1).bytes()) == peer(1));
+}
+
+#[test]
+fn what_is_no_memory_of_a_socket_is_refused() {
+    let bad = Sizes {
+        submissions: 17,
+        ..small()
+    };
+    assert!(layout::make(&bad).is_err());
+    let (file, area) = layout::make(&small()).expect("memory");
+    area.word(layout::AT_VERSION)
+        .store(9, std::sync::atomic::Ordering::Relaxed);
+    let failure = ClientSide::new(Area::map(file).expect("a mapping")).err();
+    assert_eq!(failure.map(|failure| failure.0), Some(libc::EPROTO));
+    area.word(layout::AT_VERSION)
+        .store(1, std::sync::atomic::Ordering::Relaxed);
+    area.word(layout::AT_SEND_UNITS)
+        .store(9, std::sync::atomic::Ordering::Relaxed);
+    let failure = ClientSide::new(Area::map(file).expect("a mapping")).err();
+    assert_eq!(failure.map(|failure| failure.0), Some(libc::EINVAL));
+    raw::close(file);
+    assert_eq!(RECORD_BYTES, layout::UNIT_BYTES);
+}
