@@ -1,8 +1,8 @@
 //! The congestion memory: maps of the peers that are congested, for all clients of a node to read.
 //!
-//! The node alone can write it (its seals forbid others). A word tells whether any map has a bit;
-//! a map lies in a slot, which the node's route table names to each client. A slot's words change
-//! behind a sequence: odd while they do.
+//! The node alone can write it: clients get a descriptor that was opened for reading. A word tells
+//! whether any map has a bit; a map lies in a slot, which the node's route table names to each
+//! client. A slot's words change behind a sequence: odd while they do.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -42,11 +42,19 @@ pub struct CongestionMemory {
 /// Of the system.
 pub fn make(slots: u32) -> Result<(i32, CongestionMemory), Errno> {
     let bytes = maps_at(slots) + slots as usize * MAP_BYTES;
-    let (file, area) = area::make(bytes, Access::Read)?;
+    let (file, area) = area::make(bytes, Access::Write)?;
     area.word(AT_VERSION).store(VERSION, Ordering::Relaxed);
     area.word(AT_SLOTS).store(slots, Ordering::Relaxed);
     area.long(AT_MAGIC).store(MAGIC, Ordering::Release);
     Ok((file, CongestionMemory { area, slots }))
+}
+
+/// Take over the one of an earlier worker, by the descriptor that can write it.
+///
+/// # Errors
+/// As `CongestionMemory::map`.
+pub fn open(file: i32) -> Result<CongestionMemory, Errno> {
+    CongestionMemory::of(Area::map(file)?)
 }
 
 impl CongestionMemory {
@@ -55,7 +63,10 @@ impl CongestionMemory {
     /// # Errors
     /// EINVAL for what is none, EPROTO for one of another version; of the system.
     pub fn map(file: i32) -> Result<Self, Errno> {
-        let area = Area::map_to_read(file)?;
+        Self::of(Area::map_to_read(file)?)
+    }
+
+    fn of(area: Area) -> Result<Self, Errno> {
         if area.long(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
             return Err(Errno(libc::EINVAL));
         }
@@ -104,6 +115,17 @@ impl CongestionMemory {
         self.area
             .word(AT_ANY)
             .store(u32::from(is_any), Ordering::Release);
+    }
+
+    /// Empty a slot, if it is not. Of the node.
+    ///
+    /// # Panics
+    /// Without such a slot.
+    pub fn clear(&self, slot: u32) {
+        let sequence = self.area.word(AT_SEQUENCES + slot as usize * 4);
+        if sequence.load(Ordering::Relaxed) != 0 {
+            self.set_map(slot, &[0; MAP_BYTES]);
+        }
     }
 
     /// Put a map into a slot. Of the node.
