@@ -31,7 +31,8 @@ _StreamAddress = tuple[str, int]
 # attachment. Down: path, name of the reason, errno, frames, attachment. Control: path, sequence,
 # acknowledgement, ports of source and target, extension (16 bytes), payload, attachment. Ready:
 # descriptor, interest. LingerOver: path, messages never sent, messages not acknowledged.
-# LocalMapChanged: address and its scope. Resumed: number of an external path. GiveUp, LingerEnded:
+# LocalMapChanged: address and its scope. Left: number of a mailbox. ClientError: the same, what was
+# wrong. RouteWanted: the same, peer and its scope. Resumed: number of an external path. GiveUp, LingerEnded:
 # the same, and number of a mailbox.
 _Event = tuple[Any, ...]
 
@@ -46,6 +47,20 @@ _PathRow = tuple[
 ]  # fmt: skip
 # As base.MessageRow, each address followed by its scope.
 _MessageRow = tuple[int, int, bytes, int, int, bytes, int, int, int]
+
+def open_socket(
+    sizes: tuple[int, int, int, int, int, int, int, int, bool] | None,
+    place: bytes,
+    nonblock: bool,
+    /,
+) -> tuple[int, int, int, int]:
+    """Make a socket for another process: four descriptors, which are the caller's.
+
+    They are the client's, then what the node keeps: the other end of its control socket, the memory
+    of the socket, the journal. `sizes`: entries of the submission ring, bytes of the send area and of
+    the receive area, default SO_SNDBUF and SO_RCVBUF, their greatest values, the longest message,
+    whether `strict_linux` is set. `place` is the path of the node's socket. Raises OSError.
+    """
 
 class Plane:
     """The plane of a process; see `contract.Plane`."""
@@ -73,6 +88,32 @@ class Plane:
     def adopt(self) -> None: ...
     def abandon(self) -> None: ...
     def progress(self) -> int: ...
+    def congestion_memory(self) -> int:
+        """Return the descriptor of the congestion maps for clients, which cannot write it; ours."""
+
+    def congestion_file(self) -> int:
+        """Return the descriptor of the same memory for the next worker of a node; ours."""
+
+    def take_congestion_memory(self, file: int, /) -> None:
+        """Go on with that of an earlier worker; the descriptor stays the caller's.
+
+        Before anything is attached. Raises OSError, EINVAL for what is none.
+        """
+
+    def attach(
+        self,
+        mailbox: Mailbox,
+        node_end: int,
+        memory: int,
+        journal: int,
+        is_recovered: bool = False,
+        /,
+    ) -> None:
+        """Serve the memory of a socket of another process; the descriptors stay the caller's.
+
+        They are those of `open_socket`. Raises OSError, EINVAL for memory that is none.
+        """
+
     def finish_pass(self) -> None: ...
     def fileno(self) -> int: ...
     def snapshot(
@@ -194,6 +235,29 @@ class Mailbox:
         """Its number in events."""
 
     def note_operation(self, wants_notice: bool, token: int, status: int, /) -> None: ...
+    def route_number(self, peer: bytes, scope: int, /) -> tuple[int, int]:
+        """Return number and generation of the route to a peer, for the client of an attached socket.
+
+        Raises OSError without a route to it.
+        """
+
+    def fail_route(self, peer: bytes, scope: int, errno: int, /) -> None:
+        """Drop what waits for a route to a peer; the client's next send to it gets the error."""
+
+    def restrict(self, is_over_quota: bool, /) -> None:
+        """Take no messages of an attached socket, and mark its port as congested, for a while."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed, and none of its messages is left to send."""
+
+    def words(self) -> dict[str, Any]:
+        """Return what the client keeps in the memory of an attached socket.
+
+        Options by name, the mask of the monitor, and as `connected` the peer: 16 bytes, scope, port,
+        or None. Raises OSError, EBADF for another mailbox.
+        """
+
     def operations_ended(self) -> int: ...
     def wait_operation(self, seen: int, wait_ns: int | None, /) -> bool:
         """Wait until more than `seen` operations have ended; return whether they have."""

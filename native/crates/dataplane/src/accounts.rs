@@ -422,6 +422,11 @@ impl SendAccounts {
 
     // -- absent peers
 
+    /// Return the bytes that are queued to absent peers.
+    pub fn aside_bytes(&self) -> usize {
+        self.aside_bytes
+    }
+
     /// Count what is queued to an absent peer in the third account; return the peers given up.
     pub fn note_absent(&mut self, id: DestinationId) -> Vec<Address> {
         self.at_mut(id).absent = true;

@@ -204,6 +204,10 @@ impl Plane {
         }
         // Never sooner than a tick: in a burst the next batch is nearly due, and gone by then.
         let left_ns = due_ns.map(|due_ns| due_ns.saturating_sub(now_ns).max(TICK_NS));
+        if state.has_attached_due() {
+            return Some(0);
+        }
+        let progress_thread = &mut state.progress_thread;
         let left_ns = if progress_thread.loop_was_silent && !progress_thread.armed {
             Some(left_ns.map_or(SILENCE_NS, |left_ns| left_ns.min(SILENCE_NS)))
         } else if !progress_thread.armed && progress_thread.leader_ticks < LEADER_TICKS {
@@ -359,6 +363,7 @@ impl State {
             earliest = sooner(earliest, look);
         }
         earliest = sooner(earliest, self.next_missing_ns());
+        earliest = sooner(earliest, self.next_attached_ns());
         for linger in &self.lingering {
             earliest = sooner(earliest, Some(linger.at_ns));
         }
@@ -432,8 +437,13 @@ fn sooner(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 impl Plane {
     /// Do what is due: batches, acknowledgements, second checks, ended lingers.
     pub fn serve_due(&self) {
+        let has_served = self.serve_attached();
         let mut state = self.lock();
         if !state.has_dues() {
+            drop(state);
+            if has_served {
+                self.finish_pass();
+            }
             return;
         }
         let now_ns = state.now_ns();
@@ -575,6 +585,7 @@ impl State {
             };
             if record.accounts.at(destination).absent {
                 record.accounts.note_present(destination);
+                self.tell_attached_of_absence(mailbox, &peer, false);
                 self.tell_room(mailbox);
             }
         }
@@ -632,6 +643,7 @@ impl State {
             for peer in given_up.unwrap_or_default() {
                 self.give_up(mailbox, peer);
             }
+            self.tell_attached_of_absence(mailbox, &peer, true);
             self.tell_room(mailbox);
         }
     }
@@ -692,9 +704,7 @@ impl State {
                 self.emit(Event::GiveUp { path, mailbox });
             }
         }
-        if let Some(record) = self.mailboxes.get_mut(mailbox) {
-            record.fail(peer);
-        }
+        self.fail_towards(mailbox, peer);
     }
 }
 

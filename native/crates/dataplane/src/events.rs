@@ -72,6 +72,20 @@ pub enum Event {
         path: ExternalId,
         mailbox: MailboxId,
     },
+    /// The last descriptor of an attached socket was closed; all that it submitted was taken.
+    Left {
+        mailbox: MailboxId,
+    },
+    /// The client of an attached socket broke the protocol in its memory; the socket has ended.
+    ClientError {
+        mailbox: MailboxId,
+        what: &'static str,
+    },
+    /// An attached socket has a message to a peer without a route.
+    RouteWanted {
+        mailbox: MailboxId,
+        peer: Address,
+    },
     Ready {
         descriptor: i32,
         interest: Interest,

@@ -75,6 +75,11 @@ impl Host {
         }
     }
 
+    /// Return a peer's map in force, if it marks any port.
+    pub fn peer_map(&self, peer: &Address) -> Option<&CongestionMap> {
+        self.peer_maps.get(peer)
+    }
+
     /// Return whether the peer's map in force marks a port.
     pub fn peer_is_congested(&self, peer: &Address, port: u16) -> bool {
         // As a rule no peer is congested: then there is nothing to look up for a message.

@@ -8,6 +8,7 @@
 //! called without it. Wake-ups are done when the guard is dropped, after the lock is released.
 
 pub mod accounts;
+pub mod attached;
 mod atomics {
     pub use std::sync::atomic::{AtomicU32, Ordering};
 }

@@ -5,8 +5,9 @@
 //! Source: linux v6.12 net/rds/loop.c; that every address of 127/8 is a host of its own with
 //! congestion and a bounded queue is ours (docs/differences.md).
 
-use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, Payload, SocketAddress};
+use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
+use crate::attached::Details;
 use crate::clock::wall_ns;
 use crate::state::{MailboxId, State};
 
@@ -30,7 +31,7 @@ impl State {
         &mut self,
         sender: MailboxId,
         target: &SocketAddress,
-        payload: &Payload,
+        payload: &[u8],
         extension: Extension,
     ) {
         let Some(mailbox) = self.mailboxes.get(sender) else {
@@ -42,7 +43,7 @@ impl State {
             self.counters.recv_ping += 1;
             self.counters.send_pong += 1;
             let pong = SocketAddress::new(target.address, 0);
-            self.put(sender, &Payload::empty(), pong, NO_EXTENSION);
+            self.put(sender, &[], pong, NO_EXTENSION);
         } else if let Some(mailbox) = self.mailbox_at(&target.address, target.port) {
             self.put(mailbox, payload, source, extension);
         } else {
@@ -53,7 +54,7 @@ impl State {
     fn put(
         &mut self,
         target: MailboxId,
-        payload: &Payload,
+        bytes: &[u8],
         source: SocketAddress,
         extension: Extension,
     ) {
@@ -65,11 +66,24 @@ impl State {
         } else {
             (0, 0)
         };
-        let bytes = payload.bytes();
-        let arriving = ArrivingPayload::Borrowed(bytes);
-        mailbox
-            .inbox
-            .push(source, extension, arriving, wall_ns, now_ns);
+        let is_there = match mailbox.attached.as_deref_mut() {
+            None => false,
+            Some(attached) => {
+                let details = Details {
+                    source,
+                    extension,
+                    wall_ns: crate::clock::wall_ns(),
+                    arrived_ns: self.clock.now_ns(),
+                };
+                attached.deliver(&mut mailbox.inbox, &details, bytes)
+            }
+        };
+        if !is_there {
+            let arriving = ArrivingPayload::Borrowed(bytes);
+            mailbox
+                .inbox
+                .push(source, extension, arriving, wall_ns, now_ns);
+        }
         self.counters.recv_queued += 1;
         self.counters.recv_bytes_added_to_sock += bytes.len() as u64;
         self.note_arrival(target, 1);

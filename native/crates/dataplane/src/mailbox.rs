@@ -6,6 +6,7 @@ use std::sync::Arc;
 use urds_path::{Address, Inbox, Limits, Owner, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE, SendAccounts};
+use crate::attached::Attached;
 use crate::errors::Rejected;
 use crate::external::ExternalId;
 use crate::operations::OperationNotice;
@@ -138,6 +139,8 @@ pub struct Mailbox {
     pub burst_bytes: usize,
     /// The longest message that the account or the plane allows.
     pub payload_bytes_max: usize,
+    /// Of a socket of another process: its memory takes the place of the queues here.
+    pub attached: Option<Box<Attached>>,
 }
 
 impl Mailbox {
@@ -181,6 +184,7 @@ impl Mailbox {
             pausing_externals: Vec::new(),
             burst_bytes: 0,
             payload_bytes_max: 0,
+            attached: None,
         };
         mailbox.apply(settings, limits);
         mailbox
@@ -247,6 +251,7 @@ impl Mailbox {
     pub fn finish_special(&mut self) {
         self.special = self.closed
             || self.descriptor.is_some()
+            || self.attached.is_some()
             || self.has_notice()
             || !self.pausing.is_empty()
             || !self.pausing_externals.is_empty();
@@ -499,6 +504,12 @@ impl State {
         if let Some(host) = self.hosts.get_mut(mailbox.host) {
             host.inboxes.remove(mailbox.port, id);
         }
+        if mailbox.attached.is_some() {
+            self.shut_attached(id);
+        }
+        let Some(mailbox) = self.mailboxes.get_mut(id) else {
+            return;
+        };
         self.counters.recv_drop_closed += mailbox.inbox.len() as u64;
         mailbox.inbox.clear();
         mailbox.notices.clear();

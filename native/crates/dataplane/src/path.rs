@@ -308,6 +308,9 @@ impl State {
                 }
             }
             self.note_room(mailbox);
+            if self.attached_mut(mailbox).is_some() {
+                self.serve_soon(mailbox);
+            }
         }
     }
 }
@@ -460,11 +463,9 @@ impl State {
             attachment,
         });
         // A probe or a pong alone is not worth a connection.
-        if self
-            .paths
-            .get(id)
-            .is_some_and(|path| path.core.sender.holds(None))
-        {
+        if self.paths.get(id).is_some_and(|path| {
+            path.core.sender.holds(None) || self.is_map_awaited(path.host, &path.peer)
+        }) {
             self.want_stream(id);
         }
         Some(stream)
@@ -680,9 +681,7 @@ impl Plane {
         record.is_batching = false;
         state.counters.send_given_up += count as u64;
         state.account_freed(path, |state, mailbox: MailboxId| {
-            if let Some(record) = state.mailboxes.get_mut(mailbox) {
-                record.fail(peer);
-            }
+            state.fail_towards(mailbox, peer);
             state.note_freed(mailbox);
         });
         state.finish_room(path);

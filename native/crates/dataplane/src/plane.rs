@@ -154,10 +154,13 @@ impl Plane {
                 self.read_kick(leading);
             } else if let Some(descriptor) = crate::poll_set::watched_of(number) {
                 self.lock().report_watched(descriptor);
+            } else if let Some(mailbox) = crate::poll_set::attached_of(number) {
+                self.serve_control_socket(mailbox, events);
             } else {
                 self.serve_path_ready(PathId::from_u64(number), events, ready.len() > 1);
             }
         }
+        self.serve_attached();
         self.finish_pass();
         ready.len()
     }

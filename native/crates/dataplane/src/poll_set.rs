@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 
 use crate::events::{Event, Interest};
-use crate::state::{PathId, State};
+use crate::state::{MailboxId, PathId, State};
 use crate::sys::epoll::{self, Epoll};
 use crate::sys::sockets;
 
@@ -16,6 +16,8 @@ use crate::sys::sockets;
 pub(crate) const KICK: u64 = u64::MAX;
 /// Marks a descriptor of the control plane; no path's number has this bit.
 const WATCHED: u64 = 1 << 63;
+/// Marks the control socket of an attached socket; the rest is the number of its mailbox.
+pub(crate) const ATTACHED: u64 = 1 << 62;
 
 /// Return the watched descriptor with this number.
 pub(crate) fn watched_of(number: u64) -> Option<i32> {
@@ -24,6 +26,11 @@ pub(crate) fn watched_of(number: u64) -> Option<i32> {
     } else {
         i32::try_from(number & !WATCHED).ok()
     }
+}
+
+/// Return the attached socket with this number.
+pub(crate) fn attached_of(number: u64) -> Option<MailboxId> {
+    (number & ATTACHED != 0).then(|| MailboxId::from_u64(number & !ATTACHED))
 }
 
 /// The watched descriptors; guarded by the plane's lock.

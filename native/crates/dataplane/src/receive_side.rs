@@ -4,6 +4,7 @@ use urds_path::{
     Address, Arriving, ArrivingPayload, Extension, MessageSink, NO_EXTENSION, SocketAddress,
 };
 
+use crate::attached::Details;
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
@@ -251,6 +252,7 @@ impl Plane {
     pub fn finish_pass(&self) {
         let finishing = {
             let mut state = self.lock();
+            state.finish_freed_records();
             if state.touched.is_empty() {
                 return;
             }
@@ -285,6 +287,11 @@ impl State {
         let mut finishing = Finishing::default();
         self.touched.drain_into(&mut finishing.shown);
         let now_ns = self.clock.now_ns();
+        if self.has_attached() {
+            for &mailbox in &finishing.shown {
+                self.finish_attached(mailbox);
+            }
+        }
         for &mailbox in &finishing.shown {
             if self.update_congestion(mailbox, now_ns)
                 && let Some(host) = self.host_of(mailbox)
@@ -295,6 +302,11 @@ impl State {
         }
         for &mailbox in &finishing.shown {
             self.let_go(mailbox, &mut finishing.resumed);
+        }
+        if self.has_attached() {
+            for &mailbox in &finishing.shown {
+                self.await_taken(mailbox);
+            }
         }
         // Our changed map concerns senders of this process too: sync their descriptors as well.
         self.touched.drain_into(&mut finishing.shown);
@@ -310,8 +322,15 @@ impl State {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return false;
         };
+        let is_restricted = mailbox
+            .attached
+            .as_ref()
+            .is_some_and(|attached| attached.is_restricted());
         let change = if mailbox.closed {
             None
+        } else if is_restricted {
+            let is_new = !std::mem::replace(&mut mailbox.inbox.congested, true);
+            is_new.then_some(true)
         } else {
             mailbox.inbox.check_congestion(now_ns)
         };
@@ -340,7 +359,9 @@ impl State {
         } else {
             host.congested.clear(port);
         }
-        for path in host.paths.clone() {
+        let paths = host.paths.clone();
+        self.publish_map(host_id, None);
+        for path in paths {
             if let Some(path) = self.paths.get_mut(path) {
                 path.core.map_due = path.core.attached;
             }
@@ -379,16 +400,20 @@ impl State {
     /// Put a peer's map in force; with `exact` monitors get only the groups that it cleared.
     pub(crate) fn put_peer_map(
         &mut self,
-        host: HostId,
+        id: HostId,
         peer: Address,
         bytes: &MapBytes,
         exact: bool,
     ) {
-        let Some(host) = self.hosts.get_mut(host) else {
+        let Some(host) = self.hosts.get_mut(id) else {
             return;
         };
         self.counters.cong_update_received += 1;
         let groups = host.replace_peer_map(peer, bytes);
+        self.publish_map(id, Some(peer));
+        let Some(host) = self.hosts.get(id) else {
+            return;
+        };
         for mailbox in host.inboxes.values().copied().collect::<Vec<_>>() {
             self.note_map(mailbox, groups, exact);
             self.touched.insert(mailbox);
@@ -396,8 +421,8 @@ impl State {
     }
 
     /// Drop the map of a peer to which the local address has no path left.
-    pub(crate) fn forget_peer_map(&mut self, host: HostId, peer: &Address) {
-        let Some(host) = self.hosts.get_mut(host) else {
+    pub(crate) fn forget_peer_map(&mut self, id: HostId, peer: &Address) {
+        let Some(host) = self.hosts.get_mut(id) else {
             return;
         };
         let leads = |path: &PathId| self.paths.get(*path).is_some_and(|path| path.peer == *peer);
@@ -408,6 +433,7 @@ impl State {
         });
         if !has_external && !host.paths.iter().any(leads) {
             host.forget_peer_map(peer);
+            self.publish_map(id, Some(*peer));
         }
     }
 
@@ -420,6 +446,10 @@ impl State {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return;
         };
+        if mailbox.attached.is_some() {
+            self.tell_attached_of_map(id, cleared_groups, exact);
+            return;
+        }
         let saw_congestion = std::mem::take(&mut mailbox.saw_congestion);
         if mailbox.settings.monitor {
             if mailbox.settings.monitor_mask == ALL_GROUPS {
@@ -447,7 +477,11 @@ impl State {
         let Some(mailbox) = self.mailboxes.get(id) else {
             return;
         };
-        if mailbox.pausing.is_empty() && mailbox.pausing_externals.is_empty() {
+        let is_waited_for = mailbox
+            .attached
+            .as_ref()
+            .is_some_and(|attached| attached.is_waited_for());
+        if mailbox.pausing.is_empty() && mailbox.pausing_externals.is_empty() && !is_waited_for {
             return;
         }
         let bound = self.hard_bound_of(mailbox.inbox.buffer_bytes);
@@ -459,6 +493,9 @@ impl State {
             for path in std::mem::take(&mut mailbox.pausing_externals) {
                 self.emit(Event::Resumed { path });
             }
+        }
+        if is_waited_for {
+            self.serve_waiting(id);
         }
     }
 
@@ -495,6 +532,8 @@ pub(crate) struct StateSink<'a> {
     /// Neighbouring messages of one mailbox are counted together.
     arrivals: &'a mut Vec<(MailboxId, usize)>,
     last: Option<(u16, MailboxId)>,
+    /// The wall clock at this read, once it was wanted.
+    wall_ns: Option<u64>,
 }
 
 impl<'a> StateSink<'a> {
@@ -512,6 +551,7 @@ impl<'a> StateSink<'a> {
             now_ns,
             arrivals,
             last: None,
+            wall_ns: None,
         }
     }
 }
@@ -539,13 +579,27 @@ impl MessageSink for StateSink<'_> {
         } else {
             (0, 0)
         };
-        mailbox.inbox.push(
-            source,
-            message.extension,
-            message.payload,
-            wall_ns,
-            arrived_ns,
-        );
+        let is_there = match mailbox.attached.as_deref_mut() {
+            None => false,
+            Some(attached) => {
+                let details = Details {
+                    source,
+                    extension: message.extension,
+                    wall_ns: *self.wall_ns.get_or_insert_with(crate::clock::wall_ns),
+                    arrived_ns: self.now_ns,
+                };
+                attached.deliver(&mut mailbox.inbox, &details, message.payload.bytes())
+            }
+        };
+        if !is_there {
+            mailbox.inbox.push(
+                source,
+                message.extension,
+                message.payload,
+                wall_ns,
+                arrived_ns,
+            );
+        }
         match self.arrivals.last_mut() {
             Some((last, messages)) if *last == id => *messages += 1,
             _ => self.arrivals.push((id, 1)),

@@ -414,7 +414,7 @@ impl State {
             self.counters.send_queue_full += 1;
             return Attempt::Busy(reason);
         }
-        self.deliver_here(*id, target, payload, *extension);
+        self.deliver_here(*id, target, payload.bytes(), *extension);
         Attempt::Queued(Way::Loop)
     }
 

@@ -28,7 +28,7 @@ const END_OF_STREAM: Duration = Duration::from_millis(100);
 
 impl State {
     /// Return whether a message, even an empty one, may not be with its peer yet.
-    fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
+    pub(crate) fn has_queued(&self, host: HostId, mailbox: MailboxId) -> bool {
         !self.holders(host, mailbox).is_empty() || self.external_messages(host, mailbox) > 0
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use urds_path::{Address, Counters, Limits};
 
 use crate::accounts::DestinationId;
+use crate::attached::{AttachedTables, ControlSocket};
 use crate::background::{AckDeadlines, Missing, ProgressThreadState};
 use crate::clock::Clock;
 use crate::errors::ErrorReason;
@@ -76,6 +77,7 @@ pub struct State {
     pub(crate) closed_accounts: HashMap<MailboxId, usize>,
     /// When the peers of paths become absent.
     pub(crate) missing: Missing,
+    pub(crate) attached: AttachedTables,
     events: Vec<Event>,
     /// Ended streams: dropped, and so closed, when the lock is released.
     deferred: Vec<Arc<dyn Stream>>,
@@ -114,6 +116,7 @@ impl State {
             lingering: Vec::new(),
             closed_accounts: HashMap::new(),
             missing: Missing::default(),
+            attached: AttachedTables::default(),
             events: Vec::new(),
             deferred: Vec::new(),
             recent: RecentStreams::default(),
@@ -267,6 +270,7 @@ impl State {
             || !self.looks.is_empty()
             || !self.lingering.is_empty()
             || !self.missing.is_empty()
+            || self.next_attached_ns().is_some()
     }
 
     /// Stop watching a path's stream; nothing of it stays due.
@@ -316,13 +320,17 @@ impl State {
 
     #[inline]
     pub(crate) fn has_wakes(&self) -> bool {
-        self.wait_queue.has_wakes() || self.progress_thread.wake_due || !self.deferred.is_empty()
+        self.wait_queue.has_wakes()
+            || self.progress_thread.wake_due
+            || !self.deferred.is_empty()
+            || !self.attached.shown.is_empty()
     }
 
     pub(crate) fn take_after(&mut self) -> After {
         After {
             wakes: self.wait_queue.take_wakes(),
             ring: std::mem::take(&mut self.progress_thread.wake_due),
+            shown: std::mem::take(&mut self.attached.shown),
             _deferred: std::mem::take(&mut self.deferred),
         }
     }
@@ -332,6 +340,7 @@ impl State {
 pub(crate) struct After {
     wakes: Wakes,
     ring: bool,
+    shown: Vec<Arc<ControlSocket>>,
     _deferred: Vec<Arc<dyn Stream>>,
 }
 
@@ -339,6 +348,9 @@ impl After {
     pub(crate) fn deliver(self, plane: &Plane) {
         if self.ring {
             plane.progress_thread.ring();
+        }
+        for control in &self.shown {
+            control.show();
         }
         self.wakes.deliver(&plane.kick);
     }

@@ -7,7 +7,9 @@ pub mod descriptor;
 pub mod epoll;
 pub mod eventfd;
 pub mod futex;
+pub mod sent_record;
 pub mod signals;
+pub mod socket_pair;
 pub mod sockets;
 
 use std::io;

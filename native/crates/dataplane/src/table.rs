@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 /// Number of a row of a `Table<T>`: its slot and how often the slot was in use before.
 ///
-/// Bit 63 of its `u64` form is always clear.
+/// Bits 62 and 63 of its `u64` form are always clear.
 pub struct Id<T> {
     slot: u32,
     generation: u32,
@@ -88,7 +88,7 @@ impl<T> Table<T> {
     /// Keep a row and return its id.
     ///
     /// # Panics
-    /// At 2^31 rows, which no memory holds.
+    /// At 2^30 rows, which no memory holds.
     pub fn insert(&mut self, row: T) -> Id<T> {
         self.insert_with(|_| row)
     }
@@ -100,7 +100,7 @@ impl<T> Table<T> {
     pub fn insert_with(&mut self, make: impl FnOnce(Id<T>) -> T) -> Id<T> {
         let slot = self.free.pop().unwrap_or_else(|| {
             let slot = u32::try_from(self.slots.len()).expect("fewer rows than numbers");
-            assert!(slot < 1 << 31, "bit 63 of a name is clear");
+            assert!(slot < 1 << 30, "bits 62 and 63 of a name are clear");
             self.slots.push(Slot {
                 generation: 0,
                 row: None,

@@ -49,6 +49,13 @@ pub fn event_tuple<'py>(
         Event::LingerEnded { path, mailbox } => {
             ("LingerEnded", path.to_u64(), mailbox.to_u64()).into_pyobject(py)
         }
+        Event::Left { mailbox } => ("Left", mailbox.to_u64()).into_pyobject(py),
+        Event::ClientError { mailbox, what } => {
+            ("ClientError", mailbox.to_u64(), what).into_pyobject(py)
+        }
+        Event::RouteWanted { mailbox, peer } => {
+            ("RouteWanted", mailbox.to_u64(), pack(py, &peer), peer.scope).into_pyobject(py)
+        }
         Event::Ready {
             descriptor,
             interest,
@@ -70,6 +77,9 @@ fn path_id(event: &Event) -> Option<PathId> {
         | Event::Resumed { .. }
         | Event::GiveUp { .. }
         | Event::LingerEnded { .. }
+        | Event::Left { .. }
+        | Event::ClientError { .. }
+        | Event::RouteWanted { .. }
         | Event::Ready { .. } => None,
     }
 }

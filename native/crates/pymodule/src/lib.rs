@@ -8,6 +8,7 @@
 //! are released by `deferred`.
 
 mod addresses;
+mod attached;
 mod deferred;
 mod errors;
 mod events;
@@ -43,6 +44,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<path::Path>()?;
     module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;
+    module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     fast_calls::add_methods(&module.py().get_type::<mailbox::Mailbox>())

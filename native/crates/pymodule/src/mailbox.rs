@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use urds_dataplane::errors::ErrorReason;
 use urds_dataplane::mailbox::Route;
 use urds_dataplane::operations::OperationNotice;
@@ -23,7 +23,7 @@ use crate::signals::Signals;
 use crate::subscriptions::Subscription;
 use crate::sys::Held;
 use crate::values::{self, SettingsTuple};
-use crate::{errors, fast_calls, memory};
+use crate::{attached, errors, fast_calls, memory};
 
 /// See `contract.Mailbox` and the stub.
 #[pyclass(frozen, subclass, weakref, module = "urds_native")]
@@ -326,6 +326,36 @@ impl Mailbox {
     #[getter]
     fn number(&self) -> u64 {
         self.id.to_u64()
+    }
+
+    #[pyo3(signature = (peer, scope, /))]
+    fn route_number(&self, py: Python<'_>, peer: &[u8], scope: u32) -> PyResult<(u32, u32)> {
+        let peer = addresses::unpack(peer, scope)?;
+        let found = self.call(py, |shell| shell.route_number(self.id, peer))?;
+        found.map_err(|refused| errors::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (peer, scope, errno, /))]
+    fn fail_route(&self, py: Python<'_>, peer: &[u8], scope: u32, errno: i32) -> PyResult<()> {
+        let peer = addresses::unpack(peer, scope)?;
+        self.call(py, |shell| shell.fail_route(self.id, peer, errno))
+    }
+
+    #[pyo3(signature = (is_over_quota, /))]
+    fn restrict(&self, py: Python<'_>, is_over_quota: bool) -> PyResult<()> {
+        self.call(py, |shell| shell.restrict(self.id, is_over_quota))
+    }
+
+    #[getter]
+    fn is_over(&self) -> bool {
+        self.shell.is_over(self.id)
+    }
+
+    fn words<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let words = self
+            .shell
+            .read_attached(self.id, |side| attached::words(py, side));
+        words.unwrap_or_else(|| Err(attached::not_attached()))
     }
 
     #[pyo3(signature = (wants_notice, token, status, /))]

@@ -18,8 +18,9 @@ use urds_path::Received;
 
 use crate::events::event_tuple;
 use crate::gil::GilUse;
+use crate::mailbox::Mailbox;
 use crate::path::{Path, ReceivedTuple};
-use crate::{addresses, deferred, errors, ffi, memory, snapshots, values};
+use crate::{addresses, attached, deferred, errors, ffi, memory, snapshots, values};
 
 /// A Python clock. It is read at the start of each call, while no lock of ours is held; that value
 /// is the time for the whole call.
@@ -297,6 +298,42 @@ impl Plane {
     fn progress(&self, py: Python<'_>) -> PyResult<usize> {
         self.give_way(py);
         self.call(py, |shell| shell.progress())
+    }
+
+    fn congestion_memory(&self, py: Python<'_>) -> PyResult<i32> {
+        let made = self.call(py, |shell| shell.congestion_memory())?;
+        let (to_read, _) = made.map_err(|refused| errors::exception(py, &refused))?;
+        Ok(to_read)
+    }
+
+    fn congestion_file(&self, py: Python<'_>) -> PyResult<i32> {
+        let made = self.call(py, |shell| shell.congestion_memory())?;
+        let (_, file) = made.map_err(|refused| errors::exception(py, &refused))?;
+        Ok(file)
+    }
+
+    #[pyo3(signature = (file, /))]
+    fn take_congestion_memory(&self, py: Python<'_>, file: i32) -> PyResult<()> {
+        let file = attached::duplicate(file)?;
+        let taken = self.call(py, |shell| shell.take_congestion_memory(file))?;
+        taken.map_err(|refused| errors::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (mailbox, node_end, memory, journal, is_recovered=false, /))]
+    #[allow(clippy::too_many_arguments)] // as Python passes them
+    fn attach(
+        &self,
+        py: Python<'_>,
+        mailbox: &Bound<'_, Mailbox>,
+        node_end: i32,
+        memory: i32,
+        journal: i32,
+        is_recovered: bool,
+    ) -> PyResult<()> {
+        let _ = is_recovered;
+        let parts = attached::parts(node_end, memory, journal)?;
+        let attached = self.call(py, |shell| shell.attach_socket(mailbox.get().id, parts))?;
+        attached.map_err(|refused| errors::exception(py, &refused))
     }
 
     fn finish_pass(&self, py: Python<'_>) -> PyResult<()> {

@@ -14,6 +14,8 @@ pub const READABLE: u32 = libc::EPOLLIN as u32;
 pub const WRITABLE: u32 = libc::EPOLLOUT as u32;
 /// Error or hang-up: reported whatever the mask.
 pub const BROKEN: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+/// Reported once for each change.
+pub const EDGE: u32 = libc::EPOLLET.cast_unsigned();
 pub const ONCE: u32 = libc::EPOLLONESHOT as u32;
 
 /// Most members reported at once.

@@ -187,6 +187,16 @@ pub fn unix_pair() -> io::Result<(Descriptor, Descriptor)> {
     Ok(pair)
 }
 
+/// Open a file of memory again, for reading alone; its mode forbids others to do more.
+///
+/// # Errors
+/// Of the system; without `/proc`.
+pub fn reopened_to_read(file: i32) -> io::Result<Descriptor> {
+    rustix::fs::fchmod(borrowed(file)?, rustix::fs::Mode::from_raw_mode(0o444))?;
+    let opened = std::fs::File::open(format!("/proc/self/fd/{file}"))?;
+    Ok(Descriptor::new(opened.into_raw_fd()))
+}
+
 /// Return a descriptor's inode number, 0 if it is closed.
 pub fn inode(descriptor: i32) -> u64 {
     let status = borrowed(descriptor).and_then(|own| Ok(rustix::fs::fstat(own)?));

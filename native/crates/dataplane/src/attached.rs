@@ -1,0 +1,556 @@
+//! Sockets of other processes: the plane serves their memory in place of a mailbox's queues.
+//!
+//! A client puts messages into its socket memory and rings the control socket; a pass takes them
+//! from there, a bounded number of each socket, and queues them on paths with the functions of
+//! `send_side`. What arrives for the socket goes into that memory in the read. No call waits for a
+//! client, no Python runs for a message, and a client that writes nonsense loses its own socket and
+//! nothing else.
+//!
+//! The send account is the client's: it compares what it sent with what was freed. Decided here is
+//! what concerns others: routes, lengths, the limit of a path, where a message comes from.
+//!
+//! A sent message is not copied: its payload on the path is a place in the memory of its socket. The
+//! record there is freed when the last reference to it is dropped: after the peer acknowledged it,
+//! or it was cancelled or given up, and once no write has it.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, IoSliceMut};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use urds_channel::socket_memory::layout::ROUTES;
+use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Submission};
+use urds_channel::sys::doorbell;
+use urds_path::Address;
+
+use crate::errors::{ErrorReason, Rejected};
+use crate::events::Event;
+use crate::mailbox::Mailbox;
+use crate::plane::Plane;
+use crate::poll_set;
+use crate::state::{MailboxId, PathId, State};
+use crate::sys::descriptor::Descriptor;
+use crate::sys::sent_record::SendMemory;
+use crate::sys::{epoll, sockets};
+use crate::table::IdSet;
+
+mod congestion;
+mod receive;
+mod send;
+
+pub(crate) use receive::Details;
+
+#[cfg(test)]
+#[path = "attached/tests.rs"]
+mod tests;
+
+/// How often a socket is looked at whose client cannot ring, as its control socket is full.
+pub(crate) const LOOK_NS: u64 = 1_000_000;
+/// Bytes that a client puts into its control socket at once to be not writable.
+const PIECE_BYTES: usize = 4096;
+
+/// The node's end of the control socket of an attached socket.
+#[derive(Debug)]
+pub struct ControlSocket(Descriptor);
+
+/// What was found on a control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    /// Nothing, or that the client rang.
+    Goes,
+    /// The last descriptor of the client is closed.
+    Ended,
+}
+
+impl ControlSocket {
+    /// Make the client's descriptor readable: its reader slept. No lock held.
+    pub(crate) fn show(&self) {
+        doorbell::ring(self.0.get());
+    }
+
+    /// Read what is there.
+    fn empty(&self) -> Heard {
+        let mut bytes = [0; PIECE_BYTES];
+        loop {
+            match sockets::receive(self.0.get(), &mut [IoSliceMut::new(&mut bytes)]) {
+                Ok(0) => return Heard::Ended,
+                Ok(count) if count == bytes.len() => {}
+                Ok(_) => return Heard::Goes,
+                Err(failure) => {
+                    return match failure.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::Interrupted => Heard::Goes,
+                        _ => Heard::Ended,
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// What the plane has of an attached socket beside its mailbox.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
+pub struct Attached {
+    side: NodeSide,
+    memory: Arc<SendMemory>,
+    control: Arc<ControlSocket>,
+    /// The peer of each number of a route.
+    routes: Vec<Address>,
+    by_peer: HashMap<Address, u32>,
+    /// A message that was taken and waits for room, or for a route.
+    held: Option<Submission>,
+    /// It was asked for the route that `held` waits for.
+    asked: bool,
+    /// Attached sockets whose messages wait until this one has taken some.
+    waiting: Vec<MailboxId>,
+    /// The client's last descriptor was closed: until when to take what it left.
+    left_until_ns: Option<u64>,
+    /// Something was delivered while the reader slept.
+    must_show: bool,
+    /// `Left` or `ClientError` was reported.
+    is_over: bool,
+    is_restricted: bool,
+}
+
+/// Records whose last reference was dropped, with their sockets; pushed by any thread.
+#[derive(Clone, Default)]
+pub(crate) struct FreedRecords {
+    list: Arc<Mutex<Vec<(MailboxId, u32)>>>,
+    is_any: Arc<AtomicBool>,
+}
+
+impl FreedRecords {
+    pub(crate) fn push(&self, mailbox: MailboxId, slot: u32) {
+        self.list.lock().push((mailbox, slot));
+        self.is_any.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any.load(Ordering::Acquire)
+    }
+
+    fn take(&self) -> Vec<(MailboxId, u32)> {
+        self.is_any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.list.lock())
+    }
+}
+
+/// The attached sockets of a plane that something is due for.
+#[derive(Default)]
+pub(crate) struct AttachedTables {
+    /// How many there are.
+    count: usize,
+    /// To be served in the next pass.
+    pub(crate) due: IdSet<Mailbox>,
+    /// Looked at from time to time: the client cannot ring.
+    pub(crate) looked_at: IdSet<Mailbox>,
+    look_ns: u64,
+    /// Of which records were freed in this pass.
+    roomy: IdSet<Mailbox>,
+    /// To be shown as readable once the lock is free.
+    pub(crate) shown: Vec<Arc<ControlSocket>>,
+    pub(crate) freed: FreedRecords,
+    /// Maps for clients to read.
+    maps: Option<congestion::Maps>,
+}
+
+/// What is given to the plane for an attached socket.
+pub struct SocketParts {
+    /// The node's end of the control socket; owned from now on.
+    pub control: i32,
+    pub side: NodeSide,
+    pub memory: SendMemory,
+}
+
+impl Plane {
+    /// Serve the memory of a bound socket from now on. What it has submitted is taken at once.
+    ///
+    /// # Errors
+    /// `Closed` and the like; of the system, when the control socket cannot be watched.
+    pub fn attach_socket(&self, mailbox: MailboxId, parts: SocketParts) -> Result<(), Rejected> {
+        let control = Arc::new(ControlSocket(Descriptor::new(parts.control)));
+        {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let record = state.open_mailbox(mailbox)?;
+            let local = name_of(&record.local, record.port);
+            let number = poll_set::ATTACHED | mailbox.to_u64();
+            let mask = epoll::READABLE | epoll::EDGE;
+            state.poll_set.set.add(control.0.get(), mask, number)?;
+            parts.side.set_local(Some(local));
+            let record = state.open_mailbox(mailbox)?;
+            record.attached = Some(Box::new(Attached {
+                side: parts.side,
+                memory: Arc::new(parts.memory),
+                control,
+                routes: Vec::new(),
+                by_peer: HashMap::new(),
+                held: None,
+                asked: false,
+                waiting: Vec::new(),
+                left_until_ns: None,
+                must_show: false,
+                is_over: false,
+                is_restricted: false,
+            }));
+            record.special = true;
+            state.attached.count += 1;
+            state.attached.due.insert(mailbox);
+            state.progress_thread.want_now();
+        }
+        Ok(())
+    }
+
+    /// Return the number of the route to a peer of an attached socket, and the generation of its
+    /// routes; the peer has a route.
+    ///
+    /// # Errors
+    /// `Closed` and the like, `NoRoute`; `QueueFull` with all numbers in use.
+    pub fn route_number(&self, id: MailboxId, peer: Address) -> Result<(u32, u32), Rejected> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let record = state.open_mailbox(id)?;
+        let is_known = record.routes.contains_key(&peer);
+        let Some(attached) = &mut record.attached else {
+            return Err(ErrorReason::NoRoute.into());
+        };
+        if !is_known {
+            return Err(ErrorReason::NoRoute.into());
+        }
+        let generation = attached.side.routes_generation();
+        if let Some(&number) = attached.by_peer.get(&peer) {
+            return Ok((number, generation));
+        }
+        if attached.routes.len() >= ROUTES {
+            return Err(ErrorReason::QueueFull.into());
+        }
+        let number = u32::try_from(attached.routes.len()).unwrap_or(u32::MAX);
+        attached.routes.push(peer);
+        attached.by_peer.insert(peer, number);
+        let slot = state.congestion_slot(id, peer);
+        if let Some(attached) = state.attached_mut(id) {
+            attached.side.open_route(number, slot);
+        }
+        Ok((number, generation))
+    }
+
+    /// Report once to the client that nothing can be sent to a peer; drop the message that waits.
+    pub fn fail_route(&self, id: MailboxId, peer: Address, errno: i32) {
+        let mut state = self.lock();
+        let Some(attached) = state.attached_mut(id) else {
+            return;
+        };
+        attached.report(&peer, errno);
+        attached.asked = false;
+        if let Some(held) = attached.held.take() {
+            if attached.routes.get(held.route as usize) == Some(&peer) {
+                attached.side.free(held.slot);
+            } else {
+                attached.held = Some(held);
+            }
+        }
+        state.serve_soon(id);
+    }
+
+    /// Refuse the sends of a socket whose user is over its quota of memory, and mark its port.
+    pub fn restrict(&self, id: MailboxId, is_restricted: bool) {
+        let mut state = self.lock();
+        let Some(attached) = state.attached_mut(id) else {
+            return;
+        };
+        if std::mem::replace(&mut attached.is_restricted, is_restricted) != is_restricted {
+            state.touched.insert(id);
+            state.serve_soon(id);
+        }
+    }
+
+    /// Return whether a closed mailbox has nothing left to send.
+    pub fn is_over(&self, id: MailboxId) -> bool {
+        let state = self.lock();
+        if state.mailboxes.get(id).is_some() {
+            return false;
+        }
+        let mut lingering = state.lingering.iter();
+        !lingering.any(|one| one.mailbox == id && state.has_queued(one.host, id))
+    }
+
+    /// Read the words of an attached socket's client; `None` if it is none.
+    pub fn read_attached<T>(&self, id: MailboxId, read: impl FnOnce(&NodeSide) -> T) -> Option<T> {
+        let mut state = self.lock();
+        state.attached_mut(id).map(|attached| read(&attached.side))
+    }
+
+    /// The control socket of an attached socket reports something. No lock held.
+    pub(crate) fn serve_control_socket(&self, id: MailboxId, events: u32) {
+        let Some((control, is_filled)) = self.lock().control_of(id) else {
+            return;
+        };
+        // What fills it stays until there is room, or it would show as writable.
+        let heard = if is_filled {
+            Heard::Goes
+        } else {
+            control.empty()
+        };
+        let mut state = self.lock();
+        if heard == Heard::Ended || events & epoll::BROKEN != 0 {
+            state.note_left(id);
+        }
+        state.attached.due.insert(id);
+    }
+
+    /// Serve each attached socket that something is due for, once; return whether any was.
+    pub(crate) fn serve_attached(&self) -> bool {
+        let mut due = Vec::new();
+        {
+            let mut state = self.lock();
+            if !state.has_attached_due() {
+                return false;
+            }
+            state.look_at_filled();
+            state.attached.due.drain_into(&mut due);
+        }
+        let mut paths = Vec::new();
+        for &id in &due {
+            self.lock().serve_socket(id, &mut paths);
+            for path in paths.drain(..) {
+                self.flush(path);
+            }
+        }
+        true
+    }
+}
+
+impl State {
+    #[inline]
+    pub(crate) fn attached_mut(&mut self, id: MailboxId) -> Option<&mut Attached> {
+        self.mailboxes.get_mut(id)?.attached.as_deref_mut()
+    }
+
+    fn control_of(&mut self, id: MailboxId) -> Option<(Arc<ControlSocket>, bool)> {
+        let attached = self.attached_mut(id)?;
+        Some((Arc::clone(&attached.control), attached.side.is_filled()))
+    }
+
+    #[inline]
+    pub(crate) fn has_attached(&self) -> bool {
+        self.attached.count > 0
+    }
+
+    /// Have the sockets served whose messages waited for this one.
+    pub(crate) fn serve_waiting(&mut self, id: MailboxId) {
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
+        for sender in std::mem::take(&mut attached.waiting) {
+            self.serve_soon(sender);
+        }
+    }
+
+    /// Have the next pass serve an attached socket.
+    pub(crate) fn serve_soon(&mut self, id: MailboxId) {
+        self.attached.due.insert(id);
+        self.progress_thread.want_now();
+    }
+
+    /// Return whether an attached socket is to be served now.
+    pub fn has_attached_due(&self) -> bool {
+        self.attached.count > 0
+            && (!self.attached.due.is_empty()
+                || self.attached.freed.is_any()
+                || (!self.attached.looked_at.is_empty() && self.now_ns() >= self.attached.look_ns))
+    }
+
+    /// Return when an attached socket is to be served.
+    pub(crate) fn next_attached_ns(&self) -> Option<u64> {
+        if self.attached.count == 0 {
+            None
+        } else if !self.attached.due.is_empty() || self.attached.freed.is_any() {
+            Some(0)
+        } else if self.attached.looked_at.is_empty() {
+            None
+        } else {
+            Some(self.attached.look_ns)
+        }
+    }
+
+    fn look_at_filled(&mut self) {
+        let now_ns = self.now_ns();
+        if now_ns >= self.attached.look_ns {
+            let looked_at = std::mem::take(&mut self.attached.looked_at);
+            for id in looked_at.iter() {
+                self.attached.due.insert(id);
+            }
+            self.attached.look_ns = now_ns + LOOK_NS;
+        }
+    }
+
+    /// One pass of a socket: take what it submitted, and see what it took.
+    fn serve_socket(&mut self, id: MailboxId, paths: &mut Vec<PathId>) {
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
+        if attached.is_over {
+            return;
+        }
+        attached.side.wake();
+        let is_held_up = attached.is_restricted && attached.left_until_ns.is_none();
+        self.touched.insert(id);
+        if is_held_up {
+            return; // what it submits fills its account
+        }
+        let is_empty = match self.take_submissions(id, paths) {
+            Ok(is_empty) => is_empty,
+            Err(Nonsense(what)) => {
+                self.end_attached(id, what);
+                return;
+            }
+        };
+        let now_ns = self.now_ns();
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
+        match attached.left_until_ns {
+            Some(until_ns) if is_empty && attached.held.is_none() || until_ns <= now_ns => {
+                self.report_left(id);
+                return;
+            }
+            Some(_) => {
+                self.look_later(id); // what is held waits for its path
+                return;
+            }
+            None => {}
+        }
+        if !is_empty {
+            return;
+        }
+        match attached.side.sleep() {
+            Ok(true) => {}
+            Ok(false) => {
+                if attached.side.must_show_again() {
+                    self.show(id);
+                }
+                self.attached.due.insert(id);
+            }
+            Err(Nonsense(what)) => self.end_attached(id, what),
+        }
+        self.empty_control_socket(id);
+    }
+
+    /// Make the control socket writable again once there is room, or look again in a while.
+    fn empty_control_socket(&mut self, id: MailboxId) {
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
+        if attached.side.must_empty() {
+            if attached.control.empty() == Heard::Ended {
+                self.note_left(id);
+            }
+        } else if attached.side.is_filled() {
+            self.look_later(id);
+        }
+    }
+
+    fn look_later(&mut self, id: MailboxId) {
+        if self.attached.looked_at.is_empty() {
+            self.attached.look_ns = self.now_ns() + LOOK_NS;
+            self.progress_thread.want();
+        }
+        self.attached.looked_at.insert(id);
+    }
+
+    /// Have a client's descriptor be readable once the lock is free.
+    fn show(&mut self, id: MailboxId) {
+        if let Some(attached) = self.attached_mut(id) {
+            let control = Arc::clone(&attached.control);
+            self.attached.shown.push(control);
+        }
+    }
+
+    /// The client's last descriptor is closed: what it has submitted is still taken.
+    fn note_left(&mut self, id: MailboxId) {
+        let until_ns = self.now_ns().saturating_add(self.limits.linger_ns);
+        self.unwatch_attached(id);
+        if let Some(attached) = self.attached_mut(id) {
+            attached.left_until_ns.get_or_insert(until_ns);
+            self.attached.due.insert(id);
+        }
+    }
+
+    fn report_left(&mut self, id: MailboxId) {
+        if let Some(attached) = self.attached_mut(id)
+            && !std::mem::replace(&mut attached.is_over, true)
+        {
+            self.emit(Event::Left { mailbox: id });
+        }
+    }
+
+    /// End a socket whose client broke the protocol in its memory.
+    pub(crate) fn end_attached(&mut self, id: MailboxId, what: &'static str) {
+        self.unwatch_attached(id);
+        if let Some(attached) = self.attached_mut(id)
+            && !std::mem::replace(&mut attached.is_over, true)
+        {
+            doorbell::end(attached.control.0.get());
+            self.emit(Event::ClientError { mailbox: id, what });
+        }
+    }
+
+    /// Remove a control socket from the poll set: copies of it outlive ours.
+    fn unwatch_attached(&mut self, id: MailboxId) {
+        let control = self.control_of(id);
+        if let Some((control, _)) = control {
+            let _ = self.poll_set.set.remove(control.0.get()); // not there for the second time
+        }
+    }
+
+    /// Forget an attached socket that is closed: its port is free, its messages stay on their paths.
+    pub(crate) fn shut_attached(&mut self, id: MailboxId) {
+        self.unwatch_attached(id);
+        let Some(record) = self.mailboxes.get_mut(id) else {
+            return;
+        };
+        let Some(attached) = record.attached.take() else {
+            return;
+        };
+        attached.side.set_local(None);
+        self.attached.count -= 1;
+        self.attached.due.remove(id);
+        self.attached.looked_at.remove(id);
+        for sender in attached.waiting {
+            self.serve_soon(sender);
+        }
+    }
+}
+
+impl Attached {
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.is_restricted
+    }
+
+    /// Return whether messages of other sockets wait until this one has taken some.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Leave an error number for the next send to a peer.
+    pub(crate) fn report(&mut self, peer: &Address, errno: i32) {
+        if let Some(&number) = self.by_peer.get(peer) {
+            self.side.set_route_error(number, errno);
+        }
+    }
+}
+
+/// Return an address as the memory has it.
+pub(crate) fn name_of(address: &Address, port: u16) -> Name {
+    let address_bytes = match address.ip {
+        IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+        IpAddr::V6(six) => six.octets(),
+    };
+    Name {
+        address: address_bytes,
+        port,
+        scope: address.scope,
+    }
+}

@@ -1,0 +1,264 @@
+//! What a client submitted: taken, checked, and queued on its path or delivered on this node.
+
+use std::sync::Arc;
+
+use urds_channel::socket_memory::layout::ROUTE_ABSENT;
+use urds_channel::socket_memory::{ClientError as Nonsense, Submission};
+use urds_path::{Address, Extension, Memory, NO_EXTENSION, Owner, Payload, SocketAddress};
+
+use crate::events::Event;
+use crate::mailbox::Route;
+use crate::state::{MailboxId, PathId, State};
+use crate::sys::sent_record::SentRecord;
+
+/// Messages of one socket in one pass; then the others have theirs.
+const PASS_MESSAGES: usize = 256;
+
+/// Extension headers that programs send: a key of RDMA, and its place. Others are a node's own.
+const OF_PROGRAMS: [u8; 2] = [2, 3];
+
+/// What became of a message that was taken.
+enum Taken {
+    Gone,
+    /// It has to wait, and what was submitted after it.
+    Waits(Submission),
+}
+
+impl State {
+    /// Take what a client submitted, a bounded number; return whether nothing is left that a pass
+    /// could take. `paths` gets those to be flushed.
+    pub(super) fn take_submissions(
+        &mut self,
+        id: MailboxId,
+        paths: &mut Vec<PathId>,
+    ) -> Result<bool, Nonsense> {
+        for _ in 0..PASS_MESSAGES {
+            let Some(attached) = self.attached_mut(id) else {
+                return Ok(true);
+            };
+            let next = match attached.held.take() {
+                Some(held) => Some(held),
+                None => attached.side.take()?,
+            };
+            let Some(submission) = next else {
+                return Ok(true);
+            };
+            match self.queue_submission(id, submission, paths)? {
+                Taken::Gone => {}
+                Taken::Waits(submission) => {
+                    if let Some(attached) = self.attached_mut(id) {
+                        attached.held = Some(submission);
+                    }
+                    // What it waits for has it served again.
+                    return Ok(true);
+                }
+            }
+        }
+        self.attached.due.insert(id);
+        Ok(false)
+    }
+
+    fn queue_submission(
+        &mut self,
+        id: MailboxId,
+        submission: Submission,
+        paths: &mut Vec<PathId>,
+    ) -> Result<Taken, Nonsense> {
+        let Some(mailbox) = self.mailboxes.get_mut(id) else {
+            return Ok(Taken::Gone);
+        };
+        let Some(attached) = mailbox.attached.as_deref_mut() else {
+            return Ok(Taken::Gone);
+        };
+        let Some(&peer) = attached.routes.get(submission.route as usize) else {
+            return Err(Nonsense("a route that it was not given"));
+        };
+        if submission.length > self.limits.message_bytes_max {
+            return Err(Nonsense("the length of a message"));
+        }
+        match mailbox.route_to(&peer) {
+            Some(Route::Stream(path)) => Ok(self.queue_on(id, submission, path, peer, paths)),
+            Some(Route::Loop) => Ok(self.hand_over_here(id, submission, peer)),
+            Some(Route::External(_)) => {
+                Ok(self.give_up_submission(id, submission, &peer, libc::EOPNOTSUPP))
+            }
+            None => {
+                self.want_route(id, peer);
+                Ok(Taken::Waits(submission))
+            }
+        }
+    }
+
+    /// Drop a message; the client's next send to that peer gets the error.
+    fn give_up_submission(
+        &mut self,
+        id: MailboxId,
+        submission: Submission,
+        peer: &Address,
+        errno: i32,
+    ) -> Taken {
+        if let Some(attached) = self.attached_mut(id) {
+            attached.report(peer, errno);
+        }
+        self.attached.freed.push(id, submission.slot);
+        Taken::Gone
+    }
+
+    /// Ask the control plane for a route, once for each message that waits.
+    fn want_route(&mut self, id: MailboxId, peer: Address) {
+        if let Some(attached) = self.attached_mut(id)
+            && !std::mem::replace(&mut attached.asked, true)
+        {
+            self.emit(Event::RouteWanted { mailbox: id, peer });
+        }
+    }
+
+    fn sent_record(&mut self, id: MailboxId, submission: &Submission) -> Option<SentRecord> {
+        let freed = self.attached.freed.clone();
+        let attached = self.attached_mut(id)?;
+        attached.asked = false;
+        Some(SentRecord {
+            memory: Arc::clone(&attached.memory),
+            at: submission.at,
+            length: submission.length,
+            slot: submission.slot,
+            mailbox: id,
+            freed,
+        })
+    }
+
+    /// Queue a message on a path, as `send_side` does.
+    fn queue_on(
+        &mut self,
+        id: MailboxId,
+        submission: Submission,
+        path: PathId,
+        peer: Address,
+        paths: &mut Vec<PathId>,
+    ) -> Taken {
+        let Some(record) = self.paths.get_mut(path) else {
+            if let Some(mailbox) = self.mailboxes.get_mut(id) {
+                mailbox.set_route(peer, None);
+            }
+            self.want_route(id, peer);
+            return Taken::Waits(submission);
+        };
+        let bytes = submission.length;
+        let is_too_long = bytes > record.message_bytes_max;
+        let count = record.core.sender.message_count();
+        let is_full = record.full || count >= self.limits.path_messages_max;
+        if is_too_long || is_full {
+            if !record.room_wanted.contains(&id) {
+                record.room_wanted.push(id);
+            }
+            self.check_full(path);
+            if is_too_long && !self.want_agreement(path) {
+                return self.give_up_submission(id, submission, &peer, libc::EMSGSIZE);
+            }
+            return Taken::Waits(submission);
+        }
+        let Some(sent) = self.sent_record(id, &submission) else {
+            return Taken::Gone;
+        };
+        let (Some(record), Some(mailbox)) = (self.paths.get_mut(path), self.mailboxes.get_mut(id))
+        else {
+            return Taken::Gone;
+        };
+        let absent = record.absent;
+        let destination = mailbox.accounts.destination(peer, absent);
+        if mailbox.count_queued(destination, bytes) {
+            record.core.sender.acknowledgement_wanted = true;
+        }
+        let owner = Owner(id.to_u64());
+        let payload = Payload::Foreign(Arc::new(sent));
+        let (port, target_port) = (mailbox.port, submission.port);
+        record
+            .core
+            .send(owner, port, target_port, payload, extension_of(&submission));
+        if !record.core.attached {
+            self.want_stream(path);
+        } else if paths.last() != Some(&path) && !paths.contains(&path) {
+            paths.push(path);
+        }
+        Taken::Gone
+    }
+
+    /// Deliver a message to an address of this node; it waits while its target is too full.
+    fn hand_over_here(&mut self, id: MailboxId, submission: Submission, peer: Address) -> Taken {
+        let target = SocketAddress::new(peer, submission.port);
+        if let Some(receiver) = self.mailbox_at(&peer, submission.port)
+            && self.is_over_hard_bound(receiver)
+            && let Some(attached) = self.attached_mut(receiver)
+        {
+            if !attached.waiting.contains(&id) {
+                attached.waiting.push(id);
+            }
+            self.touched.insert(receiver);
+            return Taken::Waits(submission);
+        }
+        let Some(sent) = self.sent_record(id, &submission) else {
+            return Taken::Gone;
+        };
+        self.deliver_here(id, &target, sent.bytes(), extension_of(&submission));
+        Taken::Gone
+    }
+
+    /// Tell a client whether a peer is absent, and what is queued to such peers.
+    pub(crate) fn tell_attached_of_absence(
+        &mut self,
+        id: MailboxId,
+        peer: &Address,
+        is_absent: bool,
+    ) {
+        let Some(record) = self.mailboxes.get_mut(id) else {
+            return;
+        };
+        let aside_bytes = record.accounts.aside_bytes() as u64;
+        if let Some(attached) = record.attached.as_deref_mut() {
+            if let Some(&number) = attached.by_peer.get(peer) {
+                let flags = if is_absent { ROUTE_ABSENT } else { 0 };
+                attached.side.set_route_flags(number, flags);
+            }
+            attached.side.set_absent_bytes(aside_bytes);
+            if attached.side.after_freeing() {
+                self.show(id);
+            }
+        }
+    }
+
+    /// Free the records that no path and no write refers to any more.
+    pub(crate) fn finish_freed_records(&mut self) {
+        if self.attached.count == 0 || !self.attached.freed.is_any() {
+            return;
+        }
+        for (id, slot) in self.attached.freed.take() {
+            if let Some(attached) = self.attached_mut(id) {
+                attached.side.free(slot);
+                self.attached.roomy.insert(id);
+            }
+        }
+        let mut roomy = Vec::new();
+        self.attached.roomy.drain_into(&mut roomy);
+        for id in roomy {
+            if let Some(record) = self.mailboxes.get_mut(id)
+                && let Some(attached) = record.attached.as_deref_mut()
+            {
+                let aside_bytes = record.accounts.aside_bytes() as u64;
+                attached.side.set_absent_bytes(aside_bytes);
+                if attached.side.after_freeing() {
+                    self.show(id);
+                }
+            }
+            self.empty_control_socket(id);
+        }
+    }
+}
+
+/// Return the extension of a client's message: of those that programs send, or none.
+fn extension_of(submission: &Submission) -> Extension {
+    if submission.extension_bytes > 0 && OF_PROGRAMS.contains(&submission.extension[0]) {
+        submission.extension
+    } else {
+        NO_EXTENSION
+    }
+}

@@ -1,0 +1,302 @@
+//! A client in this process, over the memory that both have.
+
+use std::net::Ipv4Addr;
+
+use urds_channel::journal;
+use urds_channel::socket_memory::{ClientSide, Name, NodeSide, Outgoing, Rejected, Sizes, layout};
+use urds_channel::sys::area::Area;
+use urds_path::{Hold, Release};
+
+use super::*;
+use crate::mailbox::{MailboxSettings, Route};
+use crate::sys::sockets::{poll_now, unix_pair};
+use crate::world::{self, PEER_PORT, PORT, World, acknowledgement, address};
+
+const SMALL: Sizes<'_> = Sizes {
+    submissions: 64,
+    send_bytes: 1 << 20,
+    receive_bytes: 1 << 20,
+    send_default: 65_536,
+    receive_default: 65_536,
+    send_limit: 1 << 20,
+    receive_limit: 1 << 20,
+    message_limit: 1 << 18,
+    is_strict: false,
+    cookie: 0,
+    place: b"",
+};
+
+pub(super) struct Client {
+    pub(super) side: ClientSide,
+    pub(super) user_end: Option<Descriptor>,
+    pub(super) mailbox: MailboxId,
+    plane: Arc<Plane>,
+}
+
+impl Client {
+    fn new(world: &World, last: u8, port: u16) -> Self {
+        let mailbox = world
+            .plane
+            .mailbox(address(last), port, MailboxSettings::default());
+        let (user_end, node_end) = unix_pair().unwrap();
+        let (file, area) = layout::make(&SMALL).unwrap();
+        let file = Descriptor::new(file);
+        let (journal_file, journal) = journal::make(&SMALL).unwrap();
+        drop(Descriptor::new(journal_file));
+        let parts = SocketParts {
+            control: doorbell::duplicate(node_end.get()).unwrap(),
+            side: NodeSide::new(area, journal).unwrap(),
+            memory: SendMemory::new(Area::map_to_read(file.get()).unwrap()),
+        };
+        world.plane.attach_socket(mailbox, parts).unwrap();
+        world.plane.progress();
+        Self {
+            side: ClientSide::new(Area::map(file.get()).unwrap()).unwrap(),
+            user_end: Some(user_end),
+            mailbox,
+            plane: Arc::clone(&world.plane),
+        }
+    }
+
+    /// Make a route, and tell the client; return the name of its end.
+    fn route(&self, to: u8, route: Route) -> Name {
+        self.plane.route(self.mailbox, address(to), Some(route));
+        let found = self.plane.route_number(self.mailbox, address(to));
+        let (number, generation) = found.unwrap();
+        let name = name_of(&address(to), 0);
+        self.side.set_route(&name, 0, number, generation).unwrap();
+        name
+    }
+
+    fn send(&self, to: Name, port: u16, payload: &[u8]) -> Result<(), Rejected> {
+        let outgoing = Outgoing {
+            to: Name { port, ..to },
+            ..Outgoing::default()
+        };
+        let area = self.side.area();
+        let fill = |at| area.copy_in(at, payload);
+        let published = self
+            .side
+            .send(&outgoing, payload.len(), |_, _| false, fill)?;
+        if published.ring {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    fn ring(&self) {
+        doorbell::ring(self.user_end.as_ref().unwrap().get());
+    }
+
+    fn receive(&self) -> Option<(Vec<u8>, Name)> {
+        let mut payload = Vec::new();
+        let area = self.side.area();
+        let received = self.side.receive(false, |at, length| {
+            payload.resize(length, 0);
+            area.copy_out(at, &mut payload);
+        });
+        let received = received.ok()?;
+        if received.ring {
+            self.ring();
+        }
+        Some((payload, received.source))
+    }
+
+    /// Look for a message; with none, count as asleep.
+    fn receive_or_sleep(&self) -> Option<Vec<u8>> {
+        let received = self.receive();
+        if received.is_none() {
+            let forget = || drop(self.forget());
+            if self.side.sleep(forget) == Ok(true) {
+                self.ring();
+            }
+        }
+        received.map(|(payload, _)| payload)
+    }
+
+    fn forget(&self) -> std::io::Result<usize> {
+        let mut bytes = [0; 64];
+        let socket = self.user_end.as_ref().unwrap().get();
+        sockets::receive(socket, &mut [IoSliceMut::new(&mut bytes)])
+    }
+
+    fn is_shown(&self) -> bool {
+        let socket = self.user_end.as_ref().unwrap().get();
+        poll_now(socket, libc::POLLIN) & libc::POLLIN != 0
+    }
+}
+
+fn node_pair(world: &World) -> (Client, Client) {
+    (Client::new(world, 1, PORT), Client::new(world, 3, PORT))
+}
+
+#[test]
+fn a_message_goes_from_one_attached_socket_to_another() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    one.send(route, PORT, b"first").unwrap();
+    one.send(route, PORT, &vec![7; 20_000]).unwrap();
+    world.progress(0);
+    assert!(other.is_shown());
+    let (payload, source) = other.receive().unwrap();
+    assert_eq!(payload, b"first");
+    assert_eq!(source, name_of(&address(1), PORT));
+    assert_eq!(other.receive().unwrap().0, vec![7; 20_000]);
+    assert!(other.receive().is_none());
+    world.progress(0);
+    assert_eq!(one.side.queued_bytes(), 0, "delivered is acknowledged");
+}
+
+#[test]
+fn a_ping_to_an_address_of_this_node_is_answered() {
+    let world = World::new();
+    let (one, _other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    one.send(route, 0, b"").unwrap();
+    world.progress(0);
+    let (payload, source) = one.receive().unwrap();
+    assert_eq!((payload.len(), source), (0, name_of(&address(3), 0)));
+}
+
+#[test]
+fn a_message_leaves_on_a_path_and_is_freed_when_the_peer_has_it() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    client.send(route, PEER_PORT, b"short").unwrap();
+    client.send(route, PEER_PORT, &vec![9; 30_000]).unwrap();
+    world.progress(0);
+    assert_eq!(remote.payloads(), [b"short".to_vec(), vec![9; 30_000]]);
+    assert_eq!(client.side.queued_bytes(), 30_005);
+    remote.say(acknowledgement(1), b"");
+    world.progress(0);
+    assert_eq!(client.side.queued_bytes(), 30_000);
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    assert_eq!(client.side.queued_bytes(), 0);
+}
+
+#[test]
+fn what_arrives_lies_in_the_memory_of_its_socket() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    for sequence in 1..=3 {
+        remote.say_message(sequence, &[u8::try_from(sequence).unwrap(); 5000]);
+    }
+    world.progress(0);
+    assert!(client.is_shown());
+    for sequence in 1..=3u8 {
+        let (payload, source) = client.receive().unwrap();
+        assert_eq!(payload, [sequence; 5000]);
+        assert_eq!(source, name_of(&address(2), PEER_PORT));
+    }
+    assert_eq!(client.receive_or_sleep(), None);
+    assert!(!client.is_shown());
+    remote.say_message(4, b"again");
+    world.progress(0);
+    assert!(client.is_shown());
+    assert_eq!(client.receive_or_sleep().unwrap(), b"again");
+}
+
+#[test]
+fn the_port_is_congested_until_the_client_has_taken_half() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let is_marked = || {
+        let state = world.plane.lock();
+        let host = state.hosts.iter().next().unwrap().1;
+        host.congested.test(PORT)
+    };
+    for sequence in 1..=20 {
+        remote.say_message(sequence, &[1; 10_000]);
+        world.progress(world::MS);
+    }
+    world.progress(2 * world::MS);
+    assert!(is_marked());
+    while client.receive().is_some() {
+        world.progress(0);
+    }
+    world.progress(0);
+    assert!(!is_marked());
+}
+
+#[test]
+fn the_end_of_the_client_is_reported_after_what_it_submitted_was_taken() {
+    let world = World::new();
+    let mut client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    client.send(route, PEER_PORT, b"last words").unwrap();
+    client.user_end = None;
+    let mut events = world.progress(0);
+    events.extend(world.progress(0));
+    let left = Event::Left {
+        mailbox: client.mailbox,
+    };
+    assert!(events.contains(&left), "{events:?}");
+    world
+        .plane
+        .close_mailbox(client.mailbox, None, &mut || false)
+        .unwrap();
+    assert!(!world.plane.is_over(client.mailbox));
+    assert_eq!(remote.payloads(), [b"last words"]);
+    remote.say(acknowledgement(1), b"");
+    world.progress(0);
+    assert!(world.plane.is_over(client.mailbox));
+}
+
+#[test]
+fn a_client_that_writes_nonsense_loses_its_socket_and_no_other() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let back = other.route(1, Route::Loop);
+    let nowhere = name_of(&address(9), 0);
+    one.side.set_route(&nowhere, 0, 4000, 1).unwrap();
+    one.send(nowhere, PORT, b"to nowhere").unwrap();
+    let events = world.progress(0);
+    let is_error = |event: &Event| matches!(event, Event::ClientError { mailbox, .. } if *mailbox == one.mailbox);
+    assert!(events.iter().any(is_error), "{events:?}");
+    assert_eq!(one.forget().unwrap(), 0, "the control socket has ended");
+    other.send(back, PORT, b"still").unwrap();
+    world.progress(0);
+}
+
+#[test]
+fn a_message_waits_for_its_route_and_for_room_on_its_path() {
+    let limits = urds_path::Limits {
+        path_messages_max: 2,
+        ..Default::default()
+    };
+    let world = World::with(limits);
+    let client = Client::new(&world, 1, PORT);
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let route = client.route(2, Route::Stream(world.path));
+    world.plane.route(client.mailbox, address(2), None);
+    for number in 0..4u8 {
+        client.send(route, PEER_PORT, &[number]).unwrap();
+    }
+    let events = world.progress(0);
+    let wanted = Event::RouteWanted {
+        mailbox: client.mailbox,
+        peer: address(2),
+    };
+    assert_eq!(events.iter().filter(|event| **event == wanted).count(), 1);
+    assert!(remote.payloads().is_empty());
+    client.route(2, Route::Stream(world.path));
+    world.progress(0);
+    assert_eq!(remote.payloads(), [[0], [1]]);
+    remote.say(acknowledgement(2), b"");
+    world.progress(0);
+    world.progress(0);
+    assert_eq!(remote.payloads(), [[2], [3]]);
+}
+
+#[test]
+fn an_address_is_as_the_memory_has_it() {
+    let name = name_of(&Address::from(Ipv4Addr::new(127, 0, 83, 1)), 7);
+    assert_eq!(name, Name::v4([127, 0, 83, 1], 7));
+}
