@@ -265,6 +265,104 @@ class Mailbox:
     def fileno(self) -> int: ...
     def close(self, linger_ns: int | None = None, /) -> None: ...
 
+class AttachedMailbox:
+    """A socket that belongs to a node, another process; see `contract.Mailbox`.
+
+    An address is 16 bytes, IPv4 mapped, or 4 of IPv4; a name is address, scope, port. Its descriptor
+    shows POLLIN and POLLOUT, and every process that has it has the socket.
+    """
+
+    def __new__(
+        cls, place: bytes, nonblock: bool = False, descriptor: int | None = None, /
+    ) -> Self:
+        """Make a socket at the node of that path, or find that of a descriptor, which becomes ours.
+
+        Raises OSError: ENOTSOCK for another descriptor, ENOENT or ECONNREFUSED without a node.
+        """
+
+    @staticmethod
+    def status(place: bytes, /) -> bytes:
+        """Return the report of a node, JSON."""
+
+    def info(self, option: int, /) -> tuple[int, bytes]:
+        """Return the size of an element and a list of RDS_INFO_*."""
+
+    @property
+    def cookie(self) -> int:
+        """SO_COOKIE of its descriptors."""
+
+    def local_name(self) -> tuple[bytes, int, int] | None: ...
+    def peer_name(self) -> tuple[bytes, int, int] | None: ...
+    def set_peer(self, peer: bytes | None, scope: int, port: int, /) -> None: ...
+    def bind(
+        self, address: bytes, scope: int, port: int, transport: int, /
+    ) -> tuple[bytes, int, int]:
+        """Bind; return the name with its port. `transport` is SO_RDS_TRANSPORT, 2^32 - 1 for none."""
+
+    def cancel(self, peer: bytes | None, scope: int, port: int | None, /) -> int: ...
+    def set_option(self, level: int, name: int, value: bytes, /) -> None: ...
+    def word(self, name: str, /) -> int:
+        """Return a word of the options, which all processes with this socket share.
+
+        They are send_bytes, receive_bytes, report_errors, monitor, has_mask, mask_low, mask_high,
+        timestamp, traces, transport, tos, reuse_address, broadcast, keep_alive, zero_copy, linger,
+        busy_poll, has_route.
+        """
+
+    def set_word(self, name: str, value: int, /) -> None: ...
+    def limits(self) -> tuple[int, int, int]:
+        """Return the greatest SO_SNDBUF and SO_RCVBUF, as they count, and the longest message."""
+
+    @property
+    def is_strict(self) -> bool: ...
+    @property
+    def has_route(self) -> bool: ...
+    def configure(self, settings: _Settings, /) -> None:
+        """Set the words that settings are; the waits are this object's alone."""
+
+    def sendto(
+        self,
+        payload: _Buffer,
+        flags_or_address: int | _SocketAddress,
+        address: _SocketAddress | None = None,
+        /,
+    ) -> int: ...
+    def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, _SocketAddress]: ...
+    def send(
+        self,
+        buffers: Sequence[_Buffer],
+        address: _SocketAddress,
+        wait_ns: int | None,
+        extension: bytes = b"",
+        operations: bool = False,
+        copy: bool = True,
+        /,
+    ) -> int: ...
+    def receive(
+        self, wait_ns: int | None, peek: bool = False, notices_max: int = 1, /
+    ) -> _Message | int | None:
+        """Return what is next: a message, the groups of a congestion notice, None for nothing."""
+
+    def queued_bytes(self) -> int:
+        """Return the bytes that are sent and not acknowledged."""
+
+    @property
+    def has_something(self) -> bool:
+        """Whether a receive would find something."""
+
+    def fileno(self) -> int: ...
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's now; -1 once closed."""
+
+    def unacknowledged(self) -> int:
+        """Return 0 if nothing is left to be acknowledged, else 1."""
+
+    def close(self, linger_ns: int | None = None, /) -> None:
+        """Close the descriptor; the socket lives while any other process has it.
+
+        With `linger_ns` what is not acknowledged by then is cancelled first.
+        """
+
 class Path:
     """One ordered stream to a peer; see `contract.Path`."""
 

@@ -1,6 +1,7 @@
 //! Receiving into the caller's memory, and waiting for a message.
 
 use urds_channel::socket_memory::{Name, Received, ReceivedKind, Rejected, Trace};
+use urds_channel::sys::area::Area;
 
 use crate::socket::{Socket, number_of};
 use crate::sys::parts::Writable;
@@ -47,10 +48,26 @@ impl Socket {
         parts: Writable<'_>,
         flags: Flags,
     ) -> Result<Message, i32> {
+        self.receive_with(descriptor, flags, |area, at, length| {
+            parts.copy_out(area, at, length)
+        })
+    }
+
+    /// The same, where `take` gets the place of the payload in the memory and its length, and returns
+    /// how many bytes it copied. It runs under the lock of receivers, and is not called twice.
+    ///
+    /// # Errors
+    /// As `receive`.
+    pub fn receive_with(
+        &self,
+        descriptor: i32,
+        flags: Flags,
+        mut take: impl FnMut(&Area, usize, usize) -> usize,
+    ) -> Result<Message, i32> {
         loop {
             let mut copied = 0;
-            let take = |at, length| copied = parts.copy_out(self.side.area(), at, length);
-            match self.side.receive(flags.peek, take) {
+            let copy = |at, length| copied = take(self.side.area(), at, length);
+            match self.side.receive(flags.peek, copy) {
                 Ok(received) => return Ok(self.finish(descriptor, &received, copied)),
                 Err(Rejected::Empty) => {
                     self.quiet(descriptor)?;

@@ -1,6 +1,6 @@
 //! Sockets of other processes, for the node in Python: how they are made, and what it is told.
 
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::IntoRawFd;
 use std::sync::atomic::Ordering;
 
 use pyo3::exceptions::PyOSError;
@@ -13,6 +13,8 @@ use urds_channel::sys::{Errno, doorbell};
 use urds_dataplane::attached::SocketParts;
 use urds_dataplane::sys::sent_record::SendMemory;
 use urds_dataplane::sys::socket_pair;
+
+use crate::sys;
 
 /// As `Sizes` has them; see the stub.
 pub type SizesTuple = (u32, usize, usize, u32, u32, u32, u32, u32, bool);
@@ -34,11 +36,6 @@ const WORDS: [(&str, Word); 10] = [
 /// An error number of the system as Python's exception.
 fn raised(Errno(number): Errno) -> PyErr {
     std::io::Error::from_raw_os_error(number).into()
-}
-
-fn owned(descriptor: i32) -> OwnedFd {
-    // SAFETY: it was made just now, and no other has it.
-    unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
 /// Make a socket for a client: its descriptor, and what the node keeps. See the stub.
@@ -69,7 +66,7 @@ pub fn open_socket(
         ) = sizes;
     }
     let (memory, _) = layout::make(&made).map_err(raised)?;
-    let memory = owned(memory);
+    let memory = sys::owned(memory);
     let (journal, _) = journal::make(&made).map_err(raised)?;
     Ok((
         pair.user_end.into_raw_fd(),

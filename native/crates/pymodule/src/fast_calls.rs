@@ -199,7 +199,10 @@ fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
 /// Return the wait for the flags: 0 for `MSG_DONTWAIT`; `MSG_NOSIGNAL` has no effect.
 ///
 /// Every other flag is an error, `MSG_ZEROCOPY` because there is no cookie.
-fn wait_of_flags(flags: Borrowed<'_, '_, PyAny>, wait_ns: Option<u64>) -> PyResult<Option<u64>> {
+pub fn wait_of_flags(
+    flags: Borrowed<'_, '_, PyAny>,
+    wait_ns: Option<u64>,
+) -> PyResult<Option<u64>> {
     let py = flags.py();
     if !flags.is_instance_of::<PyInt>() {
         let kind = flags.get_type().name()?;

@@ -9,6 +9,7 @@
 
 mod addresses;
 mod attached;
+mod attached_mailbox;
 mod deferred;
 mod errors;
 mod events;
@@ -41,6 +42,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<plane::Plane>()?;
     module.add_class::<mailbox::Mailbox>()?;
+    module.add_class::<attached_mailbox::AttachedMailbox>()?;
     module.add_class::<path::Path>()?;
     module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;

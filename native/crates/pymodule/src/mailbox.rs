@@ -412,7 +412,7 @@ impl Mailbox {
 }
 
 /// Return the buffers as one payload; several are always copied, once.
-fn gathered(buffers: &Bound<'_, PyAny>, copy: bool) -> PyResult<Payload> {
+pub fn gathered(buffers: &Bound<'_, PyAny>, copy: bool) -> PyResult<Payload> {
     if buffers.len()? == 1 {
         let buffer = buffers.get_item(0)?;
         return if copy {

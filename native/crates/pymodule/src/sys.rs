@@ -373,3 +373,29 @@ impl<T> Held<T> {
         Some(result)
     }
 }
+
+/// Send bytes over an attached socket, without waiting.
+///
+/// # Errors
+/// The number of `errno`.
+pub fn send_attached(
+    socket: &urds_client::Socket,
+    descriptor: i32,
+    place: &[u8],
+    outgoing: &urds_client::Outgoing,
+    bytes: &[u8],
+) -> Result<usize, i32> {
+    let parts = [libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }];
+    // SAFETY: the bytes are readable and live through the call.
+    let parts = unsafe { urds_client::sys::parts::Readable::new(&parts) };
+    socket.send(descriptor, place, outgoing, parts, true)
+}
+
+/// Own a descriptor that no other owns: it was made by the caller, or given to it for good.
+pub fn owned(descriptor: i32) -> std::os::fd::OwnedFd {
+    // SAFETY: the callers' word, above; a number that is not open fails each call.
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(descriptor) }
+}

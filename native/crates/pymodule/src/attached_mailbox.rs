@@ -1,0 +1,657 @@
+//! A socket whose owner is a node, another process, with the calls of a mailbox.
+//!
+//! Every call is made with the interpreter, but for waits. A wait polls the descriptor, or sleeps
+//! until the node tells of room at one destination.
+
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use urds_channel::socket_memory::layout::{WAIT_ROOM, WAIT_SLEEPERS};
+use urds_channel::sys::area::Area;
+use urds_client::information::Information;
+use urds_client::{Flags, Message, Name, Outgoing, ReceivedKind, Socket, Trace, Word};
+use urds_dataplane::clock::Clock;
+use urds_dataplane::errors::ErrorReason;
+use urds_dataplane::sys::sockets::poll_for;
+use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
+
+use crate::addresses::{self, Sources, Targets};
+use crate::mailbox::gathered;
+use crate::sys::Held;
+use crate::values::{self, SettingsTuple};
+use crate::{errors, fast_calls, memory, sys};
+
+const FOREVER: u64 = u64::MAX;
+/// How often a wait looks for signals, and whether the descriptor was closed.
+const LOOK_MS: u64 = 100;
+const MS: u64 = 1_000_000;
+const MSG_OOB: i64 = 0x1;
+const MSG_PEEK: i64 = 0x2;
+const MSG_DONTWAIT: i64 = 0x40;
+const MSG_ERRQUEUE: i64 = 0x2000;
+
+/// The words that Python reads and sets by name.
+const WORDS: [(&str, Word); 18] = [
+    ("send_bytes", Word::SendBytes),
+    ("receive_bytes", Word::ReceiveBytes),
+    ("report_errors", Word::ReportErrors),
+    ("monitor", Word::Monitor),
+    ("has_mask", Word::HasMask),
+    ("mask_low", Word::MaskLow),
+    ("mask_high", Word::MaskHigh),
+    ("timestamp", Word::Timestamp),
+    ("traces", Word::Traces),
+    ("transport", Word::Transport),
+    ("tos", Word::Tos),
+    ("reuse_address", Word::ReuseAddress),
+    ("broadcast", Word::Broadcast),
+    ("keep_alive", Word::KeepAlive),
+    ("zero_copy", Word::ZeroCopy),
+    ("linger", Word::Linger),
+    ("busy_poll", Word::BusyPoll),
+    ("has_route", Word::HasRoute),
+];
+
+type NameTuple = ([u8; 16], u32, u16);
+
+/// See the stub.
+#[pyclass(frozen, subclass, weakref, module = "urds_native")]
+pub struct AttachedMailbox {
+    socket: Socket,
+    /// -1 once closed.
+    descriptor: AtomicI32,
+    /// No plane's: a child of a fork goes on with it.
+    owned: Mutex<Option<OwnedFd>>,
+    place: Vec<u8>,
+    send_wait_ns: AtomicU64,
+    receive_wait_ns: AtomicU64,
+    targets: Held<Targets>,
+    sources: Held<Sources>,
+}
+
+/// A message as it was taken.
+struct Taken<'py> {
+    payload: Option<PyResult<Bound<'py, PyBytes>>>,
+    message: Message,
+}
+
+/// Return an error number of a call as the exception that a mailbox raises.
+#[cold]
+fn exception(py: Python<'_>, errno: i32, sends: bool) -> PyErr {
+    let reason = match errno {
+        EAGAIN if sends => ErrorReason::QueueFull,
+        EAGAIN => ErrorReason::NothingToReceive,
+        ENOBUFS => ErrorReason::PeerCongested,
+        EMSGSIZE => ErrorReason::TooLong,
+        ETIMEDOUT => ErrorReason::TimedOut,
+        EHOSTUNREACH => ErrorReason::PeerUnreachable,
+        errors::EIO => ErrorReason::NodeFailed,
+        errors::EBADF => ErrorReason::Closed,
+        other => ErrorReason::System(other),
+    };
+    errors::refuse(py, reason, "")
+}
+
+// The same on every Linux.
+const EAGAIN: i32 = 11;
+const EMSGSIZE: i32 = 90;
+const ENOBUFS: i32 = 105;
+const ETIMEDOUT: i32 = 110;
+const EHOSTUNREACH: i32 = 113;
+
+fn name_of(address: &Address, port: u16) -> Name {
+    let bytes = match address.ip {
+        std::net::IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(six) => six.octets(),
+    };
+    Name {
+        address: bytes,
+        port,
+        scope: address.scope,
+    }
+}
+
+fn address_of(name: &Name) -> SocketAddress {
+    let six = std::net::Ipv6Addr::from(name.address);
+    let ip = six.to_ipv4_mapped().map_or(six.into(), Into::into);
+    let address = Address {
+        ip,
+        scope: name.scope,
+    };
+    SocketAddress::new(address, name.port)
+}
+
+fn tuple_of(name: &Name) -> NameTuple {
+    (name.address, name.scope, name.port)
+}
+
+/// How long a wait may still last.
+struct Deadline(Option<u64>);
+
+impl Deadline {
+    fn new(wait_ns: Option<u64>) -> Self {
+        Self(wait_ns.map(|wait_ns| Clock::Monotonic.now_ns().saturating_add(wait_ns)))
+    }
+
+    /// Return how long to sleep before the next look, `None` once the time is over.
+    fn left_ns(&self) -> Option<u64> {
+        let look_ns = LOOK_MS * MS;
+        let Some(until_ns) = self.0 else {
+            return Some(look_ns);
+        };
+        let left_ns = until_ns.saturating_sub(Clock::Monotonic.now_ns());
+        (left_ns > 0).then_some(left_ns.min(look_ns))
+    }
+}
+
+impl AttachedMailbox {
+    fn fd(&self) -> i32 {
+        self.descriptor.load(Relaxed)
+    }
+
+    /// Return the descriptor. Raises EBADF once closed.
+    fn open_fd(&self, py: Python<'_>) -> PyResult<i32> {
+        let descriptor = self.fd();
+        if descriptor < 0 {
+            return Err(exception(py, errors::EBADF, false));
+        }
+        Ok(descriptor)
+    }
+
+    fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
+        let py = given.py();
+        let known = self.targets.with(py, |targets| targets.find(given));
+        if let Some(target) = known.flatten() {
+            return Ok(target);
+        }
+        if given.is_none() {
+            return Err(errors::refuse(py, ErrorReason::NoDestinationGiven, ""));
+        }
+        let local = self.socket.local().unwrap_or_default();
+        let target = addresses::parse_target(given, &address_of(&local).address)?;
+        if addresses::is_literal(given) {
+            drop(self.targets.with(py, |targets| targets.keep(given, target)));
+        }
+        Ok(target)
+    }
+
+    fn source<'py>(&self, py: Python<'py>, name: &Name) -> PyResult<Bound<'py, PyTuple>> {
+        let source = address_of(name);
+        let known = self.sources.with(py, |sources| sources.find(py, &source));
+        if let Some(tuple) = known.flatten() {
+            return Ok(tuple);
+        }
+        let tuple = addresses::source_tuple(py, &source)?;
+        let kept = tuple.clone().unbind();
+        drop(self.sources.with(py, |sources| sources.keep(source, kept)));
+        Ok(tuple)
+    }
+
+    /// Send one message; wait for room without the interpreter.
+    fn send_payload(
+        &self,
+        py: Python<'_>,
+        payload: &Payload,
+        outgoing: &Outgoing,
+        wait_ns: Option<u64>,
+    ) -> PyResult<usize> {
+        let deadline = Deadline::new(wait_ns);
+        let mut event = None;
+        loop {
+            let descriptor = self.open_fd(py)?;
+            let (socket, place) = (&self.socket, &self.place);
+            let sent = sys::send_attached(socket, descriptor, place, outgoing, payload.bytes());
+            let errno = match sent {
+                Ok(bytes) => return Ok(bytes),
+                Err(errno) => errno,
+            };
+            let is_busy = errno == EAGAIN || errno == ENOBUFS;
+            if !is_busy || wait_ns == Some(0) {
+                return Err(exception(py, errno, true));
+            }
+            let Some(left_ns) = deadline.left_ns() else {
+                return Err(exception(py, ETIMEDOUT, true));
+            };
+            if errno == EAGAIN {
+                py.detach(|| self.poll(descriptor, POLLOUT, left_ns));
+            } else if let Some(event) = event.take() {
+                let side = self.socket.side();
+                let _ = py.detach(|| side.sleep_for_room(event, Some(left_ns)));
+            } else {
+                // Told before the next look, so that no change in between is missed.
+                event = Some(self.socket.side().room_event());
+                self.socket.side().wait_for(0, WAIT_SLEEPERS | WAIT_ROOM);
+                continue;
+            }
+            py.check_signals()?;
+        }
+    }
+
+    #[allow(clippy::unused_self)] // keeps the descriptor open
+    fn poll(&self, descriptor: i32, mask: i16, left_ns: u64) -> i16 {
+        let ms = i32::try_from(left_ns.div_ceil(MS)).unwrap_or(i32::MAX);
+        poll_for(descriptor, mask, ms)
+    }
+
+    /// Take one message or notification; wait for it without the interpreter.
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        bytes_max: usize,
+        wait_ns: Option<u64>,
+        peek: bool,
+    ) -> PyResult<Option<Taken<'py>>> {
+        let deadline = Deadline::new(wait_ns);
+        let flags = Flags {
+            dontwait: true,
+            peek,
+        };
+        loop {
+            let descriptor = self.open_fd(py)?;
+            let mut payload = None;
+            let make = |area: &Area, at: usize, length: usize| {
+                let length = length.min(bytes_max);
+                // The collector does not track `bytes`: no code of Python runs under the lock.
+                payload = Some(PyBytes::new_with(py, length, |bytes| {
+                    area.copy_out(at, bytes);
+                    Ok(())
+                }));
+                length
+            };
+            match self.socket.receive_with(descriptor, flags, make) {
+                Ok(message) => return Ok(Some(Taken { payload, message })),
+                Err(EAGAIN) if wait_ns == Some(0) => return Ok(None),
+                Err(EAGAIN) => {}
+                Err(errno) => return Err(exception(py, errno, false)),
+            }
+            let Some(left_ns) = deadline.left_ns() else {
+                return Ok(None);
+            };
+            let shown = py.detach(|| self.poll(descriptor, POLLIN, left_ns));
+            if shown & (POLLHUP | POLLERR) != 0 && !self.socket.side().has_something() {
+                return Err(exception(py, errors::EIO, false));
+            }
+            py.check_signals()?;
+        }
+    }
+}
+
+const POLLIN: i16 = 0x1;
+const POLLOUT: i16 = 0x4;
+const POLLERR: i16 = 0x8;
+const POLLHUP: i16 = 0x10;
+
+fn word_of(name: &str) -> PyResult<Word> {
+    let known = WORDS.iter().find(|(known, _)| *known == name);
+    known
+        .map(|&(_, word)| word)
+        .ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+}
+
+fn unpacked(peer: Option<&[u8]>, scope: u32, port: u16) -> PyResult<Option<Name>> {
+    let address = peer
+        .map(|peer| addresses::unpack(peer, scope))
+        .transpose()?;
+    Ok(address.map(|address| name_of(&address, port)))
+}
+
+fn times_of(trace: &Trace) -> Vec<(u8, u64)> {
+    let count = usize::from(trace.count.min(3));
+    let positions = trace.positions.iter().copied();
+    positions.zip(trace.ns).take(count).collect()
+}
+
+#[pymethods]
+impl AttachedMailbox {
+    #[new]
+    #[pyo3(signature = (place, nonblock=false, descriptor=None, /))]
+    fn new(
+        py: Python<'_>,
+        place: &[u8],
+        nonblock: bool,
+        descriptor: Option<i32>,
+    ) -> PyResult<Self> {
+        let made = py.detach(|| match descriptor {
+            None => Socket::open(place, if nonblock { SOCK_NONBLOCK } else { 0 }),
+            Some(descriptor) => Ok((descriptor, Socket::find(place, descriptor)?)),
+        });
+        let (descriptor, socket) =
+            made.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))?;
+        Ok(Self {
+            socket,
+            descriptor: descriptor.into(),
+            owned: Mutex::new(Some(sys::owned(descriptor))),
+            place: place.to_vec(),
+            send_wait_ns: FOREVER.into(),
+            receive_wait_ns: FOREVER.into(),
+            targets: Held::default(),
+            sources: Held::default(),
+        })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (place, /))]
+    fn status<'py>(py: Python<'py>, place: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let asked = py.detach(|| Information::status(place));
+        Ok(listed(py, asked)?.1)
+    }
+
+    #[pyo3(signature = (option, /))]
+    fn info<'py>(&self, py: Python<'py>, option: u32) -> PyResult<(i32, Bound<'py, PyBytes>)> {
+        let (place, descriptor) = (&self.place, self.open_fd(py)?);
+        let asked = py.detach(|| Information::ask(place, option, Some(descriptor)));
+        listed(py, asked)
+    }
+
+    #[getter]
+    fn cookie(&self) -> u64 {
+        self.socket.cookie()
+    }
+
+    fn local_name(&self) -> Option<NameTuple> {
+        self.socket.local().as_ref().map(tuple_of)
+    }
+
+    fn peer_name(&self) -> Option<NameTuple> {
+        self.socket.peer().as_ref().map(tuple_of)
+    }
+
+    #[pyo3(signature = (peer, scope, port, /))]
+    fn set_peer(&self, py: Python<'_>, peer: Option<&[u8]>, scope: u32, port: u16) -> PyResult<()> {
+        let name = unpacked(peer, scope, port)?;
+        let set = self.socket.set_peer(name);
+        set.map_err(|errno| exception(py, errno, true))
+    }
+
+    #[pyo3(signature = (address, scope, port, transport, /))]
+    fn bind(
+        &self,
+        py: Python<'_>,
+        address: &[u8],
+        scope: u32,
+        port: u16,
+        transport: u32,
+    ) -> PyResult<NameTuple> {
+        let name = name_of(&addresses::unpack(address, scope)?, port);
+        let descriptor = self.open_fd(py)?;
+        let bound = py.detach(|| self.socket.bind(descriptor, &self.place, &name, transport));
+        let bound = bound.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))?;
+        Ok(tuple_of(&bound))
+    }
+
+    #[pyo3(signature = (peer, scope, port, /))]
+    fn cancel(
+        &self,
+        py: Python<'_>,
+        peer: Option<&[u8]>,
+        scope: u32,
+        port: Option<u16>,
+    ) -> PyResult<u32> {
+        let name = unpacked(peer, scope, port.unwrap_or(0))?;
+        let descriptor = self.open_fd(py)?;
+        let taken_back = py.detach(|| self.socket.cancel(descriptor, &self.place, name.as_ref()));
+        taken_back.map_err(|errno| exception(py, errno, true))
+    }
+
+    #[pyo3(signature = (level, name, value, /))]
+    fn set_option(&self, py: Python<'_>, level: i32, name: i32, value: &[u8]) -> PyResult<()> {
+        let descriptor = self.open_fd(py)?;
+        let (socket, place) = (&self.socket, &self.place);
+        let set = py.detach(|| socket.set_option(descriptor, place, level, name, value));
+        set.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))
+    }
+
+    #[pyo3(signature = (name, /))]
+    fn word(&self, name: &str) -> PyResult<u32> {
+        Ok(self.socket.options().get(word_of(name)?))
+    }
+
+    #[pyo3(signature = (name, value, /))]
+    fn set_word(&self, name: &str, value: u32) -> PyResult<()> {
+        self.socket.options().set(word_of(name)?, value);
+        Ok(())
+    }
+
+    /// Greatest `SO_SNDBUF` and `SO_RCVBUF`, longest message.
+    fn limits(&self) -> (u32, u32, u32) {
+        self.socket.side().limits()
+    }
+
+    #[getter]
+    fn is_strict(&self) -> bool {
+        self.socket.side().is_strict()
+    }
+
+    #[getter]
+    fn has_route(&self) -> bool {
+        self.socket.options().get(Word::HasRoute) != 0
+    }
+
+    #[pyo3(signature = (settings, /))]
+    fn configure(&self, settings: SettingsTuple) {
+        let (settings, traces) = values::settings(settings);
+        self.send_wait_ns
+            .store(settings.send_wait_ns.unwrap_or(FOREVER), Relaxed);
+        self.receive_wait_ns
+            .store(settings.receive_wait_ns.unwrap_or(FOREVER), Relaxed);
+        let options = self.socket.options();
+        let narrow = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        options.set(Word::SendBytes, narrow(settings.send_bytes_max));
+        options.set(Word::ReceiveBytes, narrow(settings.receive_bytes_max));
+        let mask = settings.monitor_mask;
+        options.set(Word::MaskLow, narrow_half(mask));
+        options.set(Word::MaskHigh, narrow_half(mask >> 32));
+        options.set(Word::HasMask, u32::from(mask != u64::MAX));
+        options.set(Word::Monitor, u32::from(settings.monitor));
+        if !settings.monitor {
+            self.socket.side().forget_groups();
+        }
+        if (options.get(Word::Timestamp) != 0) != settings.timestamps {
+            options.set(Word::Timestamp, u32::from(settings.timestamps));
+        }
+        let mut wanted = [0u8; 4];
+        for (place, at) in wanted[1..].iter_mut().zip(&traces) {
+            *place = u8::try_from(*at).unwrap_or(0);
+        }
+        wanted[0] = u8::try_from(traces.len().min(3)).unwrap_or(0);
+        options.set(Word::Traces, u32::from_le_bytes(wanted));
+        options.set(Word::Tos, u32::from(settings.tos));
+    }
+
+    #[pyo3(signature = (payload, flags_or_address, address=None, /))]
+    fn sendto(
+        &self,
+        py: Python<'_>,
+        payload: &Bound<'_, PyAny>,
+        flags_or_address: &Bound<'_, PyAny>,
+        address: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let own_ns = Some(self.send_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
+        let (address, wait_ns) = match address {
+            None => (flags_or_address, own_ns),
+            Some(address) if !flags_or_address.is_truthy()? => (address, own_ns),
+            Some(address) => {
+                let flags = flags_or_address.as_borrowed();
+                (address, fast_calls::wait_of_flags(flags, own_ns)?)
+            }
+        };
+        let target = self.target(address.as_borrowed())?;
+        let payload = memory::payload_of(payload)?;
+        let outgoing = Outgoing {
+            to: name_of(&target.address, target.port),
+            ..Outgoing::default()
+        };
+        self.send_payload(py, &payload, &outgoing, wait_ns)
+    }
+
+    #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, copy=true, /))]
+    #[allow(clippy::too_many_arguments)] // as Python passes them
+    fn send(
+        &self,
+        py: Python<'_>,
+        buffers: &Bound<'_, PyAny>,
+        address: &Bound<'_, PyAny>,
+        wait_ns: Option<u64>,
+        extension: &[u8],
+        operations: bool,
+        copy: bool,
+    ) -> PyResult<usize> {
+        let _ = copy; // into the memory of the socket, always
+        if operations {
+            let detail = "a node sends no operations";
+            return Err(errors::refuse(py, ErrorReason::NotSupported, detail));
+        }
+        let extension = values::extension(extension)?;
+        let target = self.target(address.as_borrowed())?;
+        let payload = gathered(buffers, false)?;
+        let outgoing = Outgoing {
+            to: name_of(&target.address, target.port),
+            extension,
+            extension_bytes: if extension == NO_EXTENSION { 0 } else { 16 },
+            ..Outgoing::default()
+        };
+        self.send_payload(py, &payload, &outgoing, wait_ns)
+    }
+
+    #[pyo3(signature = (bufsize, flags=0, /))]
+    fn recvfrom<'py>(
+        &self,
+        py: Python<'py>,
+        bufsize: i64,
+        flags: i64,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let Ok(bytes_max) = usize::try_from(bufsize) else {
+            return Err(PyValueError::new_err("negative buffersize in recvfrom"));
+        };
+        let own_ns = Some(self.receive_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
+        let wait_ns = if flags & MSG_DONTWAIT == 0 {
+            own_ns
+        } else {
+            Some(0)
+        };
+        let nothing = || (PyBytes::new(py, b""), py.None()).into_pyobject(py);
+        if flags & MSG_OOB != 0 {
+            return nothing(); // kernel parity: as for an empty message
+        }
+        if flags & MSG_ERRQUEUE != 0 {
+            return Err(errors::refuse(
+                py,
+                ErrorReason::NothingToReceive,
+                "MSG_ERRQUEUE",
+            ));
+        }
+        let taken = self.take(py, bytes_max, wait_ns, flags & MSG_PEEK != 0)?;
+        let Some(taken) = taken else {
+            let errno = if wait_ns == Some(0) {
+                EAGAIN
+            } else {
+                ETIMEDOUT
+            };
+            return Err(exception(py, errno, false));
+        };
+        match (taken.message.kind, taken.payload) {
+            (ReceivedKind::Message, Some(payload)) => {
+                (payload?, self.source(py, &taken.message.source)?).into_pyobject(py)
+            }
+            _ => nothing(),
+        }
+    }
+
+    #[pyo3(signature = (wait_ns, peek=false, notices_max=1, /))]
+    fn receive<'py>(
+        &self,
+        py: Python<'py>,
+        wait_ns: Option<u64>,
+        peek: bool,
+        notices_max: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = notices_max; // of operations, of which there are none
+        let Some(Taken { payload, message }) = self.take(py, usize::MAX, wait_ns, peek)? else {
+            return Ok(py.None().into_bound(py));
+        };
+        if let ReceivedKind::CongestionUpdate(groups) = message.kind {
+            return Ok(groups.into_pyobject(py)?.into_any());
+        }
+        let payload = payload.unwrap_or_else(|| Ok(PyBytes::new(py, b"")))?;
+        let extension = if message.extension_bytes == 0 {
+            &NO_EXTENSION
+        } else {
+            &message.extension
+        };
+        let told = (
+            payload,
+            self.source(py, &message.source)?,
+            values::extension_bytes(extension),
+            message.wall_ns,
+            PyTuple::new(py, times_of(&message.trace))?,
+        );
+        Ok(told.into_pyobject(py)?.into_any())
+    }
+
+    fn queued_bytes(&self) -> u64 {
+        self.socket.side().queued_bytes()
+    }
+
+    #[getter]
+    fn has_something(&self) -> bool {
+        self.socket.side().has_something()
+    }
+
+    fn fileno(&self) -> i32 {
+        self.fd()
+    }
+
+    fn detach(&self) -> i32 {
+        let descriptor = self.descriptor.swap(-1, Relaxed);
+        if let Some(owned) = self.owned.lock().take() {
+            let _ = owned.into_raw_fd(); // the caller's now
+        }
+        descriptor
+    }
+
+    /// 1 while any may be left: the node counts bytes.
+    fn unacknowledged(&self) -> usize {
+        usize::from(self.socket.side().queued_bytes() > 0)
+    }
+
+    #[pyo3(signature = (linger_ns=None, /))]
+    fn close(&self, py: Python<'_>, linger_ns: Option<u64>) -> PyResult<()> {
+        let descriptor = self.fd();
+        if descriptor >= 0 && linger_ns.is_some() && self.unacknowledged() > 0 {
+            let deadline = Deadline::new(linger_ns);
+            while let Some(left_ns) = deadline.left_ns()
+                && self.unacknowledged() > 0
+            {
+                let event = self.socket.side().room_event();
+                let look_ns = left_ns.min(MS);
+                let _ = py.detach(|| self.socket.side().sleep_for_room(event, Some(look_ns)));
+                py.check_signals()?;
+            }
+            let _ = py.detach(|| self.socket.cancel(descriptor, &self.place, None));
+        }
+        self.descriptor.store(-1, Relaxed);
+        drop(self.owned.lock().take());
+        Ok(())
+    }
+}
+
+const SOCK_NONBLOCK: u32 = 0o4000;
+
+#[allow(clippy::cast_possible_truncation)] // the lower half is meant
+fn narrow_half(mask: u64) -> u32 {
+    mask as u32
+}
+
+/// Copy a list out of the node's memory.
+fn listed(py: Python<'_>, asked: Result<Information, i32>) -> PyResult<(i32, Bound<'_, PyBytes>)> {
+    let failed = |errno| errors::refuse(py, ErrorReason::System(errno), "");
+    let list = asked.map_err(failed)?;
+    let bytes = PyBytes::new_with(py, list.bytes, |bytes| {
+        list.copy(bytes, 0).map(drop).map_err(failed)
+    })?;
+    Ok((list.element_bytes, bytes))
+}
