@@ -133,6 +133,10 @@ def _word(*choices: str) -> Rule:
     return Rule(read, "one of " + ", ".join(choices))
 
 
+# For other files of settings.
+integer_rule, size_rule, seconds_rule = _integer, _size, _seconds
+
+
 def _names(value: object) -> tuple[str, ...]:
     given = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
@@ -149,6 +153,9 @@ def _networks() -> Rule:
         return tuple(one if one == ANY else _network(one) for one in _names(value))
 
     return Rule(read, f"networks such as 10.0.0.0/8 or fd00::/8, or `{ANY}`")
+
+
+networks_rule = _networks
 
 
 def _network(text: str) -> str:
