@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from urds.common.errors import PlaneError, SettingError
@@ -81,6 +82,13 @@ def shm_stream_class(plane: Plane) -> type[ShmStream] | None:
     from urds.rds.plane.native import ShmStream
 
     return ShmStream
+
+
+def native_module() -> ModuleType:
+    """Return the compiled module, for what has no place in the contract. Raises ImportError."""
+    import urds_native
+
+    return urds_native
 
 
 def missing() -> str:

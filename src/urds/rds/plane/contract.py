@@ -396,6 +396,29 @@ class LingerEnded:
 
 
 @record
+class Left:
+    """The last descriptor of an attached mailbox was closed: its program closed it, or ended."""
+
+    mailbox: Mailbox
+
+
+@record
+class ClientError:
+    """The program of an attached mailbox wrote into their memory what makes no sense."""
+
+    mailbox: Mailbox
+    what: str
+
+
+@record
+class RouteWanted:
+    """A program goes on with a route that was removed; its messages wait until there is one."""
+
+    mailbox: Mailbox
+    peer: IPAddress
+
+
+@record
 class Ready:
     """A watched descriptor is ready; the watch has ended."""
 
@@ -404,9 +427,9 @@ class Ready:
 
 
 OfTransport = LocalMapChanged | Resumed | GiveUp | LingerEnded
-Event = (
-    ConnectWanted | FirstFrame | Down | Control | PeerRestarted | LingerOver | Ready | OfTransport
-)
+OfClient = Left | ClientError | RouteWanted  # of mailboxes whose program is another process
+OfPath = ConnectWanted | FirstFrame | Down | Control | PeerRestarted
+Event = OfPath | LingerOver | Ready | OfTransport | OfClient
 
 
 class Stream(Protocol):

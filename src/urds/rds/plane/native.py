@@ -420,6 +420,8 @@ class Plane(urds_native.Plane):
         name, *values = report
         if name == "LocalMapChanged":
             return contract.LocalMapChanged(address_of(*values))
+        if name in _OF_CLIENTS:
+            return self._event_of_client(name, *values)
         if name not in _OF_EXTERNAL_PATHS:
             return _MAKERS[name](*values)
         path = self.external_paths.get(values[0])
@@ -431,6 +433,15 @@ class Plane(urds_native.Plane):
         if mailbox is None:
             return None
         return _OF_EXTERNAL_PATHS[name](path, mailbox)
+
+    def _event_of_client(self, name: str, number: int, *values: Any) -> contract.Event | None:
+        """Return the record of a report on a mailbox of another process; None if it is late."""
+        mailbox = self.mailboxes.get(number)
+        if mailbox is None:
+            return None
+        if name == "RouteWanted":
+            return contract.RouteWanted(mailbox, address_of(*values))
+        return _OF_CLIENTS[name](mailbox, *values)
 
     def is_inside(self) -> bool:
         """Return False: no Python instruction runs while the module holds its lock."""
@@ -500,6 +511,11 @@ _OF_EXTERNAL_PATHS: Mapping[str, Callable[..., contract.Event]] = {
     "Resumed": contract.Resumed,
     "GiveUp": contract.GiveUp,
     "LingerEnded": contract.LingerEnded,
+}
+_OF_CLIENTS: Mapping[str, Callable[..., contract.Event]] = {
+    "Left": contract.Left,
+    "ClientError": contract.ClientError,
+    "RouteWanted": contract.RouteWanted,
 }
 _NO_TOS = 0  # TCP reports every type of service as 0
 

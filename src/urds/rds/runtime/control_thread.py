@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from random import Random
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue
@@ -51,7 +51,6 @@ from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
 if TYPE_CHECKING:
     from urds.rds.runtime.connections import Found
 
-_PathEvent = base.ConnectWanted | base.FirstFrame | base.Down | base.PeerRestarted | base.Control
 _MS = 1_000_000
 _S = 1_000 * _MS
 _REST_NS = 100 * _MS  # when watches are used up
@@ -60,6 +59,16 @@ _HANDSHAKE_POLL_S = 0.002
 _HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
 _STARTED_NS = time.time_ns() - time.monotonic_ns()
 _SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
+
+
+class Clients(Protocol):
+    """The worker of a node, which is told of the sockets of other processes."""
+
+    def note(self, event: base.Left | base.ClientError) -> None:
+        """Take a report; the control thread calls, with the control lock held."""
+
+    def fail_route(self, mailbox: Mailbox, peer: IPAddress, code: int) -> None:
+        """Drop what waits for a route that cannot be; the next send fails with that errno."""
 
 
 class Driver:
@@ -109,6 +118,7 @@ class Driver:
         # append inside any call, so an append takes no lock and rings the doorbell.
         self._abandoned: deque[tuple[Mailbox, int | None]] = deque()
         self._information: InformationSocket | None = None
+        self.clients: Clients | None = None  # of a node: programs with sockets here
         with ExitStack() as undo:  # the system may have no descriptor left
             undo.callback(self.plane.release)
             self.shm_streams = ShmStreams(self, shm_stream_class(self.plane))
@@ -250,23 +260,27 @@ class Driver:
         """
         self.refuse_reentry()
         with self.lock:
-            host = self.hosts[mailbox.local]
-            if mailbox not in host.mailboxes:
-                raise os_error(ErrorReason.CLOSED)
-            if mailbox in self.rdma:
-                self.rdma.bound.resolve(mailbox, peer)
-                return
-            if peer in self.hosts:
-                mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
-                return
-            if not self.stopping:  # else no thread would serve the connection
-                host.endpoint.connection(peer, now_ns())
-                # An eviction for it, at any address, is over before its peer is resolved anew.
-                for one in self.hosts.values():
-                    self.carry_out(one)
-            paths = self.paths_to(host, peer)
-            paths.mailboxes.add(mailbox)
-            mailbox.route(peer, paths.path_for(mailbox.port))
+            self._make_route(mailbox, peer)
+
+    def _make_route(self, mailbox: Mailbox, peer: IPAddress) -> None:
+        """Route a mailbox to a peer. Control lock held."""
+        host = self.hosts[mailbox.local]
+        if mailbox not in host.mailboxes:
+            raise os_error(ErrorReason.CLOSED)
+        if mailbox in self.rdma:
+            self.rdma.bound.resolve(mailbox, peer)
+            return
+        if peer in self.hosts:
+            mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
+            return
+        if not self.stopping:  # else no thread would serve the connection
+            host.endpoint.connection(peer, now_ns())
+            # An eviction for it, at any address, is over before its peer is resolved anew.
+            for one in self.hosts.values():
+                self.carry_out(one)
+        paths = self.paths_to(host, peer)
+        paths.mailboxes.add(mailbox)
+        mailbox.route(peer, paths.path_for(mailbox.port))
 
     def snapshot(self) -> base.Snapshot:
         """Return counters and tables of the process. Raises OSError as `Plane.snapshot`."""
@@ -570,6 +584,9 @@ class Driver:
         if isinstance(event, base.OfTransport):
             self.rdma.take(event)
             return
+        if isinstance(event, base.OfClient):
+            self._report_client(event)
+            return
         host, peer = self._paths.get(event.path, (None, None))
         if host is None or peer is None:
             return  # the path was forgotten meanwhile
@@ -578,7 +595,18 @@ class Driver:
             with self.guard.confine(host, peer):
                 self._report_to(host, connection, event)
 
-    def _report_to(self, host: LocalAddressState, connection: TcpPeer, event: _PathEvent) -> None:
+    def _report_client(self, event: base.OfClient) -> None:
+        if self.clients is None:
+            return
+        if not isinstance(event, base.RouteWanted):
+            self.clients.note(event)
+            return
+        try:
+            self._make_route(event.mailbox, event.peer)
+        except OSError as refused:
+            self.clients.fail_route(event.mailbox, event.peer, refused.errno or errno.EIO)
+
+    def _report_to(self, host: LocalAddressState, connection: TcpPeer, event: base.OfPath) -> None:
         index, now = event.path.index, now_ns()
         if isinstance(event, base.ConnectWanted):
             connection.handle_wanted(index, now)

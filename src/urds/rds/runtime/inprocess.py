@@ -56,6 +56,11 @@ class InProcess:
             None, self.close, kwargs={"at_exit": True}, exitpriority=0
         )
 
+    @property
+    def driver(self) -> Driver:
+        """The control thread and its tables, for the worker of a node."""
+        return self._driver
+
     def bind(
         self,
         *,
