@@ -1,0 +1,189 @@
+"""The calls of `plane_calls` over the control plane of this process and the compiled plane.
+
+The worker's main thread calls; the plane reports in the control thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from urds.common.errors import PlaneError
+from urds.common.types import IPAddress
+from urds.rds.constants import Transport
+from urds.rds.node.plane_calls import Opened
+from urds.rds.plane.choose import NATIVE, choose, native_module
+from urds.rds.plane.contract import ClientError, Left, MailboxSettings
+from urds.rds.runtime import info, processes
+from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.processes import Endpoint
+from urds.rds.settings import Settings
+
+_SUBMISSIONS: Final = 1 << 14  # of one socket, that wait or are not acknowledged
+_SEND_FACTOR: Final = 4  # send area to the greatest SO_SNDBUF; sparse
+_RECEIVE_FACTOR: Final = 5
+_LIST_BYTES_MAX: Final = 1 << 30
+_S: Final = 1_000_000_000
+
+
+def _ignored(*_: Any) -> None:
+    """Stand where the worker has not begun."""
+
+
+class NativeCalls:
+    """See `plane_calls.PlaneCalls`; `Attached` is a mailbox of the plane."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make the plane. Raises PlaneError without a compiled one."""
+        choice = choose()
+        if choice.plane != NATIVE:
+            raise PlaneError(f"a node needs the compiled data plane: {choice.reason}")
+        self._native: Any = native_module()
+        if not hasattr(self._native, "open_socket"):
+            raise PlaneError("this compiled data plane serves no sockets of other processes")
+        from urds.rds.plane import native
+
+        self._plain, self._address_of = native.plain, native.address_of
+        self.on_left: Callable[[Any], None] = _ignored
+        self.on_client_error: Callable[[Any, str], None] = _ignored
+        self._settings = settings
+        self._backend = InProcess(settings)
+        self._driver = self._backend.driver
+        self._plane: Any = self._driver.plane
+        self._driver.clients = self
+        self._congestion = -1
+        self._attached: set[Any] = set()
+
+    def begin(self, shared: Sequence[int]) -> Sequence[int]:
+        """Begin with the memory of congestion maps of the worker before, if there was one."""
+        if shared and hasattr(self._plane, "take_congestion_memory"):
+            self._plane.take_congestion_memory(shared[0])
+        self._congestion = self._plane.congestion_memory()
+        if hasattr(self._plane, "congestion_file"):
+            return [self._plane.congestion_file()]
+        return [self._congestion]
+
+    def congestion(self) -> tuple[int, int]:
+        """Return the memory of congestion maps, to read."""
+        return self._congestion, os.fstat(self._congestion).st_size
+
+    def open(self, place: str, *, nonblock: bool) -> Opened:
+        """Make control socket and socket memory."""
+        settings = self._settings
+        sizes = (
+            _SUBMISSIONS,
+            _SEND_FACTOR * settings.wmem_max,
+            _RECEIVE_FACTOR * settings.rmem_max,
+            settings.send_bytes_default,
+            settings.receive_bytes_default,
+            settings.wmem_max,
+            settings.rmem_max,
+            settings.max_message_bytes,
+            settings.strict_linux,
+        )
+        user_end, *kept = self._native.open_socket(sizes, os.fsencode(place), nonblock)
+        return Opened(user_end, tuple(kept))
+
+    def memory_bytes(self, kept: Sequence[int]) -> int:
+        """Return the size of a socket memory."""
+        return os.fstat(kept[1]).st_size
+
+    def bind(
+        self,
+        kept: Sequence[int],
+        address: IPAddress,
+        port: int,
+        settings: MailboxSettings,
+        transport: Transport | None,
+        *,
+        is_recovered: bool,
+    ) -> Any:
+        """Bind a mailbox, and have it serve the memory."""
+        mailbox: Any = self._backend.bind(
+            address=address, port=port, settings=settings, transport=transport
+        )
+        try:
+            self._plane.attach(mailbox, *kept)
+        except BaseException:
+            mailbox.close(0)
+            self._backend.closed(mailbox)
+            raise
+        self._attached.add(mailbox)
+        return mailbox
+
+    def route(self, attached: Any, peer: IPAddress, tos: int) -> tuple[int, int]:
+        """Return the number of a route, made now if it is the first to that peer."""
+        self._driver.resolve(attached, peer)
+        number: tuple[int, int] = attached.route_number(*self._plain(peer))
+        return number
+
+    def configure(self, attached: Any, settings: MailboxSettings) -> None:
+        """Replace the settings of a socket."""
+        attached.configure(settings)
+
+    def cancel(self, attached: Any, peer: IPAddress | None, port: int | None) -> int:
+        """Take back messages."""
+        count: int = attached.cancel(peer, port)
+        return count
+
+    def restrict(self, attached: Any, *, is_over_quota: bool) -> None:
+        """Take no more messages of a socket while its user is over its memory."""
+        attached.restrict(is_over_quota)
+
+    def close(self, attached: Any) -> None:
+        """Free the port of a socket; its messages linger."""
+        self._attached.discard(attached)
+        attached.close(None)
+        self._backend.closed(attached)
+
+    def is_over(self, attached: Any) -> bool:
+        """Tell whether a closed socket has nothing left to send."""
+        return bool(attached.is_over)
+
+    def info(self, option: int) -> tuple[int, bytes]:
+        """Return a list of RDS_INFO_*."""
+        snapshot = self._backend.snapshot()
+        element_bytes = info.element_bytes(option, rdma_in_use=snapshot.rdma_in_use)
+        data = info.answer(
+            option,
+            snapshot,
+            counters=self._backend.counters(),
+            connected=self._connected(),
+            buffer_bytes=_LIST_BYTES_MAX,
+        )
+        return element_bytes, data
+
+    def report(self) -> bytes:
+        """Return the report for `urds info`."""
+        snapshot, counters = self._backend.snapshot(), self._backend.counters()
+        return processes.report_of_this_process(NATIVE, snapshot, counters, self._connected())
+
+    def drain(self, drain_ns: int) -> int:
+        """Wait for acknowledgements; return the messages left."""
+        return self._driver.drain(drain_ns)
+
+    def break_off(self) -> None:
+        """End the connections in order: peers keep what was not acknowledged for the next."""
+        self._backend.close(at_exit=True)
+
+    def note(self, event: Left | ClientError) -> None:
+        """Pass on that a socket was left, or that its program broke the protocol."""
+        if isinstance(event, Left):
+            self.on_left(event.mailbox)
+        else:
+            self.on_client_error(event.mailbox, event.what)
+
+    def fail_route(self, mailbox: Any, peer: IPAddress, code: int) -> None:
+        """Drop what waits for a route that cannot be."""
+        mailbox.fail_route(*self._plain(peer), code)
+
+    def _connected(self) -> dict[Endpoint, Endpoint]:
+        """Return where sockets are connected to, as their programs wrote it."""
+        found: dict[Endpoint, Endpoint] = {}
+        for mailbox in list(self._attached):
+            words = mailbox.words()
+            if (peer := words.get("connected")) is not None:
+                data, port, scope = peer
+                found[mailbox.local, mailbox.port] = self._address_of(data, scope), port
+        return found

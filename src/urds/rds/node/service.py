@@ -1,0 +1,551 @@
+"""What a node does for each request. No connection here: `connections` has those.
+
+A request that concerns a socket brings the socket's descriptor, and that alone tells which socket
+it is: by SO_COOKIE, which no program can choose. A socket belongs to the user that opened it, for
+its quotas; a program that got the descriptor may use it, as with any socket.
+
+The worker's main thread alone calls. Source of checks: linux v6.12 net/rds/bind.c,
+net/rds/af_rds.c; docs/reference/rds.md 3.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from urds.common.deferred import DeferredCalls
+from urds.common.errors import ErrorReason, os_error
+from urds.common.event_log import EventLog
+from urds.common.records import field, fields, record
+from urds.common.types import IPAddress
+from urds.common.version import VERSION
+from urds.rds import addresses, options
+from urds.rds.addresses import Call
+from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.node.events import NodeEvent, tell
+from urds.rds.node.plane_calls import Opened, PlaneCalls
+from urds.rds.node.settings import NodeSettings
+from urds.rds.node.users import Credentials, Endpoint, Ports, User, Users
+from urds.rds.options import Options
+from urds.rds.plane.contract import ALL_GROUPS, MailboxSettings
+from urds.rds.wire import node
+from urds.rds.wire.node import NO_NAME, Answer, Name, Request, RequestOp
+
+_SO_COOKIE: Final = 57  # Source: linux v4.12 include/uapi/asm-generic/socket.h
+_COOKIE_BYTES: Final = 8
+_DESCRIPTORS_SPARE: Final = 64  # below the limit: for connections and for what is passed
+_LIST_KEPT_S: Final = 0.1  # RDS_INFO_* is asked twice: for its length, then for the list
+_PORT_TRIES: Final = 8  # a random port may be within another user's grace
+_CLOSES_MAX: Final = 64
+_US: Final = 1_000
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Keeper(Protocol):
+    """The supervisor, as the worker sees it."""
+
+    def keep(self, cookie: int, text: str, descriptors: Sequence[int]) -> None:
+        """Keep the descriptors and the record of a new socket. Raises OSError."""
+
+    def note(self, cookie: int, text: str) -> None:
+        """Keep another record of a socket."""
+
+    def forget(self, cookie: int) -> None:
+        """Close the copies of a socket that is over."""
+
+    def ask(self, what: str) -> None:
+        """Ask for an upgrade or for the end."""
+
+
+@record(frozen=False, eq=False, kw_only=True)
+class NodeSocket:
+    """One socket of a program."""
+
+    cookie: int
+    user: User
+    pid: int  # of the process that opened it
+    opened: Opened
+    options: Options
+    attached: Any = None  # what `PlaneCalls.bind` returned; None: not bound
+    routes: Counter[IPAddress] = field(default_factory=Counter)
+    is_left: bool = False  # its last descriptor was closed
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Its address and port, once bound."""
+        one = self.attached
+        return None if one is None else (one.local, one.port)
+
+    def text(self) -> str:
+        """Return its record, from which another worker makes it again."""
+        chosen = {one.name: getattr(self.options, one.name) for one in fields(Options)}
+        name = None if self.attached is None else [str(self.attached.local), self.attached.port]
+        one = {"uid": self.user.uid, "pid": self.pid, "options": chosen, "name": name}
+        return json.dumps({**one, "is_left": self.is_left})
+
+
+Reply = tuple[Answer, Sequence[int]]  # with the descriptors to pass; those made for it are closed
+
+
+class Service:
+    """Sockets, users and ports of a node."""
+
+    def __init__(
+        self,
+        *,
+        place: str,
+        settings: NodeSettings,
+        calls: PlaneCalls,
+        keeper: Keeper,
+        log: EventLog,
+        watch: Callable[[NodeSocket], None],
+        unwatch: Callable[[NodeSocket], None],
+        descriptors_max: int,
+    ) -> None:
+        """Begin without sockets; `watch` has `leave` called when an unbound one is left."""
+        self.facts: dict[str, Any] = {}  # of the supervisor, for STATUS
+        self.users = Users(settings)
+        self.ports = Ports(settings.port_grace_s)
+        self.sockets: dict[int, NodeSocket] = {}
+        self._place, self._settings, self._calls = place, settings, calls
+        self._keeper, self._log = keeper, log
+        self._watch, self._unwatch = watch, unwatch
+        self._descriptors_max = descriptors_max
+        self._tunables = settings.settings()
+        self._owner = os.getuid()
+        self._by_attached: dict[Any, NodeSocket] = {}
+        self._closing: list[NodeSocket] = []  # left, with messages that are still sent
+        self._lists: dict[tuple[int, int], tuple[float, int, bytes]] = {}
+        self._closes = DeferredCalls("urds-node-close", calls_max=_CLOSES_MAX)
+        self._made: list[int] = []  # descriptors of the present answer alone
+        self._methods: Mapping[RequestOp, Callable[..., Reply]] = {
+            RequestOp.OPEN: self._open,
+            RequestOp.FIND: self._find,
+            RequestOp.BIND: self._bind,
+            RequestOp.ROUTE: self._route,
+            RequestOp.SET_OPTION: self._set_option,
+            RequestOp.CANCEL: self._cancel,
+            RequestOp.INFO: self._info,
+            RequestOp.STATUS: self._status,
+            RequestOp.UPGRADE: self._upgrade,
+            RequestOp.STOP: self._stop,
+        }
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no socket, nor a message of one."""
+        return not self.sockets and not self._closing
+
+    def handle(
+        self, request: Request, who: Credentials, descriptors: Sequence[int]
+    ) -> tuple[bytes, Sequence[int], Callable[[], None]]:
+        """Do a request; return the answer, the descriptors with it, and what to call afterwards.
+
+        `descriptors` came with the request and stay the caller's.
+        """
+        self._made = []
+        try:
+            self.users.check(who.uid)
+            answer, passed = self._methods[request.operation](request, who, descriptors)
+        except OSError as failure:
+            self._close_made()
+            code = failure.errno or errno.EIO
+            reason = failure.strerror or str(failure)
+            if code in (errno.EMFILE, errno.ENOBUFS, errno.EUSERS):
+                tell(self._log, NodeEvent.QUOTA_REACHED, who.uid, reason, about=(who.uid, code))
+            elif code in (errno.EPERM, errno.EACCES):
+                asked = request.operation.name
+                values = who.uid, who.pid, asked, reason
+                tell(self._log, NodeEvent.REQUEST_REJECTED, *values, about=who.uid)
+            answer, passed = Answer(operation=request.operation, status=code), ()
+        made, self._made = self._made, []
+        return node.emit_answer(answer), passed, lambda: _close_all(made)
+
+    def close_unknown(self, descriptors: Sequence[int]) -> None:
+        """Close what came with a request.
+
+        A socket of this node closes at once. Anything else might wait: a file of FUSE for its
+        server, a TCP socket for its peer (SO_LINGER). So another thread closes that. Where too many
+        wait, it stays open until the process ends, which the limit of descriptors bounds.
+        """
+        for descriptor in descriptors:
+            if self._cookie_of(descriptor) in self.sockets:
+                os.close(descriptor)
+            else:
+                self._closes.put(lambda one=descriptor: os.close(one))  # type: ignore[misc]
+
+    # -- sockets that were there before this worker
+
+    def restore(self, cookie: int, text: str, kept: Sequence[int]) -> None:
+        """Make a socket again, bound as it was. Raises OSError, ValueError."""
+        was = json.loads(text)
+        chosen = was["options"]
+        chosen["traces"] = tuple(chosen["traces"])
+        if chosen["transport"] is not None:
+            chosen["transport"] = Transport(chosen["transport"])
+        sock = NodeSocket(
+            cookie=cookie,
+            user=self.users.of(was["uid"]),
+            pid=was["pid"],
+            opened=Opened(-1, tuple(kept)),
+            options=Options(**chosen),
+            is_left=was["is_left"],
+        )
+        if was["name"] is not None:
+            from ipaddress import ip_address
+
+            host, port = was["name"]
+            sock.attached = self._attach(sock, ip_address(host), port, is_recovered=True)
+            self._by_attached[sock.attached] = sock
+            self.ports.take(sock.user.uid, (sock.attached.local, port))
+        sock.user.sockets += 1
+        self.sockets[cookie] = sock
+        if sock.is_left:
+            sock.is_left = False
+            self.leave(sock)
+        elif sock.attached is None:
+            self._watch(sock)
+
+    # -- what happens beside requests
+
+    def of_attached(self, attached: object) -> NodeSocket | None:
+        """Return the socket that the plane means."""
+        return self._by_attached.get(attached)
+
+    def leave(self, sock: NodeSocket) -> None:
+        """Note that the last descriptor of a socket was closed: its messages linger."""
+        if sock.is_left:
+            return
+        sock.is_left = True
+        tell(self._log, NodeEvent.SOCKET_LEFT, f"{sock.cookie:x}", sock.user.uid)
+        if sock.attached is None:
+            self._unwatch(sock)
+            self._forget(sock)
+            return
+        self._keeper.note(sock.cookie, sock.text())
+        self._calls.close(sock.attached)
+        endpoint = sock.endpoint
+        assert endpoint is not None, "it is bound"
+        self.ports.give_back(endpoint, time.monotonic())
+        self._closing.append(sock)
+        self.sockets.pop(sock.cookie, None)
+        self._by_attached.pop(sock.attached, None)
+
+    def end_broken(self, sock: NodeSocket, what: str) -> None:
+        """End a socket whose program broke the protocol; no other socket is concerned."""
+        values = f"{sock.cookie:x}", sock.user.uid, what
+        tell(self._log, NodeEvent.SOCKET_BROKEN, *values, about=sock.user.uid)
+        self._shut(sock)
+        self.leave(sock)
+
+    def tend(self) -> None:
+        """Forget closed sockets that are done; look what sockets hold. Call it now and then."""
+        for sock in [one for one in self._closing if self._calls.is_over(one.attached)]:
+            self._closing.remove(sock)
+            self._forget(sock)
+        held: Counter[int] = Counter()
+        for sock in (*self.sockets.values(), *self._closing):
+            held[sock.user.uid] += os.fstat(sock.opened.memory).st_blocks * 512
+        for user in self.users:
+            if self.users.note_memory(user, held[user.uid]):
+                self._restrict(user)
+        now_s = time.monotonic()
+        self._lists = {key: one for key, one in self._lists.items() if one[0] > now_s}
+
+    def _restrict(self, user: User) -> None:
+        if user.is_over_quota:
+            reason = f"{user.memory_bytes} bytes in sockets (quota.memory)"
+            tell(self._log, NodeEvent.QUOTA_REACHED, user.uid, reason, about=user.uid)
+        for sock in self.sockets.values():
+            if sock.user is user and sock.attached is not None:
+                self._calls.restrict(sock.attached, is_over_quota=user.is_over_quota)
+
+    def _forget(self, sock: NodeSocket) -> None:
+        self.sockets.pop(sock.cookie, None)
+        self.users.give_back(sock.user, sock.routes)
+        _close_all(sock.opened.kept)
+        self._keeper.forget(sock.cookie)
+
+    def _shut(self, sock: NodeSocket) -> None:
+        with suppress(OSError):
+            end = socket.socket(fileno=os.dup(sock.opened.node_end))
+            with end:
+                end.shutdown(socket.SHUT_RDWR)
+
+    # -- requests
+
+    def _open(self, request: Request, who: Credentials, _: Sequence[int]) -> Reply:
+        if request.flags not in (0, node.NONBLOCK):
+            raise OSError(errno.EINVAL, f"flags {request.flags:#x}")
+        user = self.users.of(who.uid)
+        self.users.take_socket(user)
+        try:
+            sock = self._make(user, who, nonblock=bool(request.flags))
+        except BaseException:
+            user.sockets -= 1
+            raise
+        self.sockets[sock.cookie] = sock
+        self._watch(sock)
+        tell(self._log, NodeEvent.SOCKET_OPENED, f"{sock.cookie:x}", who.uid, who.pid)
+        return self._opened(RequestOp.OPEN, sock, [sock.opened.user_end])
+
+    def _make(self, user: User, who: Credentials, *, nonblock: bool) -> NodeSocket:
+        opened = self._calls.open(self._place, nonblock=nonblock)
+        self._made.append(opened.user_end)
+        try:
+            if max(opened.user_end, *opened.kept) >= self._descriptors_max - _DESCRIPTORS_SPARE:
+                text = f"the node has few of its {self._descriptors_max} descriptors left"
+                raise OSError(errno.EMFILE, text)
+            cookie = self._cookie_of(opened.user_end)
+            assert cookie is not None, "it is a socket"
+            sock = NodeSocket(
+                cookie=cookie,
+                user=user,
+                pid=who.pid,
+                opened=opened,
+                options=options.defaults(self._tunables),
+            )
+            self._keeper.keep(cookie, sock.text(), opened.kept)
+        except BaseException:
+            _close_all(opened.kept)
+            raise
+        return sock
+
+    def _find(self, _: Request, __: Credentials, descriptors: Sequence[int]) -> Reply:
+        return self._opened(RequestOp.FIND, self._socket_of(descriptors), [])
+
+    def _opened(self, operation: RequestOp, sock: NodeSocket, first: list[int]) -> Reply:
+        congestion, congestion_bytes = self._calls.congestion()
+        answer = Answer(
+            operation=operation,
+            socket=sock.cookie,
+            memory_bytes=self._calls.memory_bytes(sock.opened.kept),
+            congestion_bytes=congestion_bytes,
+        )
+        return answer, [*first, sock.opened.memory, congestion]
+
+    def _bind(self, request: Request, who: Credentials, descriptors: Sequence[int]) -> Reply:
+        sock = self._socket_of(descriptors)
+        assert request.name is not None, "the codec has checked it"
+        local, port = _checked(request.name, Call.BIND)
+        if sock.attached is not None:
+            raise os_error(ErrorReason.ALREADY_BOUND, f"to {sock.attached.local}")
+        transport = self._transport(sock, request.transport)
+        if not self._settings.may_bind(who.uid, local):
+            raise OSError(errno.EACCES, f"user {who.uid} may not bind {local} (addresses)")
+        sock.attached = self._bound(sock, local, port, transport)
+        self._by_attached[sock.attached] = sock
+        self._unwatch(sock)
+        name = Name(sock.attached.local, sock.attached.port)
+        self.ports.take(sock.user.uid, (name.address, name.port))
+        self._keeper.note(sock.cookie, sock.text())
+        values = f"{sock.cookie:x}", sock.user.uid, name.address, name.port
+        tell(self._log, NodeEvent.SOCKET_BOUND, *values)
+        return Answer(operation=RequestOp.BIND, socket=sock.cookie, name=name), ()
+
+    def _transport(self, sock: NodeSocket, asked: int | None) -> Transport | None:
+        """Return what SO_RDS_TRANSPORT chose. Raises OSError for all but TCP."""
+        chosen = sock.options.transport if asked == Transport.NONE else asked
+        if chosen not in (None, Transport.TCP):
+            text = f"transport {chosen}: sockets of a node are over TCP"
+            raise os_error(ErrorReason.TRANSPORT_MISSING, text)
+        return None if chosen is None else Transport.TCP
+
+    def _bound(
+        self, sock: NodeSocket, local: IPAddress, port: int, transport: Transport | None
+    ) -> Any:
+        for _ in range(_PORT_TRIES):
+            if port:
+                self.ports.check(sock.user.uid, (local, port), time.monotonic())
+            made = self._attach(sock, local, port, transport=transport)
+            try:
+                self.ports.check(sock.user.uid, (local, made.port), time.monotonic())
+            except OSError:
+                self._calls.close(made)
+            else:
+                return made
+        raise os_error(ErrorReason.PORTS_EXHAUSTED, f"on {local}")
+
+    def _attach(
+        self,
+        sock: NodeSocket,
+        local: IPAddress,
+        port: int,
+        *,
+        transport: Transport | None = None,
+        is_recovered: bool = False,
+    ) -> Any:
+        settings = settings_of(sock.options, is_strict=self._tunables.strict_linux)
+        return self._calls.bind(
+            sock.opened.kept, local, port, settings, transport, is_recovered=is_recovered
+        )
+
+    def _route(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:
+        sock = self._bound_socket_of(descriptors)
+        assert request.name is not None and request.tos is not None, "the codec has checked it"
+        peer, _port = _checked(request.name, Call.SEND)
+        if peer.version != sock.attached.local.version:
+            raise os_error(ErrorReason.FAMILY_MISMATCH, f"to {peer}", peer=peer)
+        self.users.take_route(sock.user, sock.routes, peer)
+        number, generation = self._calls.route(sock.attached, peer, request.tos)
+        answer = Answer(
+            operation=RequestOp.ROUTE, socket=sock.cookie, route=number, generation=generation
+        )
+        return answer, ()
+
+    def _set_option(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:
+        sock = self._socket_of(descriptors)
+        assert request.data is not None, "the codec has checked it"
+        level, option = request.level or 0, request.option or 0
+        if level == SOL_RDS and option == SockOpt.CANCEL_SENT_TO:
+            raise os_error(ErrorReason.NO_SUCH_OPTION, "to cancel is a request of its own")
+        sock.options = options.set_option(
+            sock.options, level=level, option=option, data=request.data, settings=self._tunables
+        )
+        if sock.attached is not None:
+            settings = settings_of(sock.options, is_strict=self._tunables.strict_linux)
+            self._calls.configure(sock.attached, settings)
+        self._keeper.note(sock.cookie, sock.text())
+        return Answer(operation=RequestOp.SET_OPTION, socket=sock.cookie), ()
+
+    def _cancel(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:
+        sock = self._bound_socket_of(descriptors)
+        name = request.name
+        assert name is not None, "the codec has checked it"
+        peer, port = (None, None) if name == NO_NAME else (name.address, name.port)
+        count = self._calls.cancel(sock.attached, peer, port)
+        return Answer(operation=RequestOp.CANCEL, socket=sock.cookie, count=count), ()
+
+    def _info(self, request: Request, who: Credentials, descriptors: Sequence[int]) -> Reply:
+        option = request.info or 0
+        key = (self._socket_of(descriptors).cookie if descriptors else -who.pid, option)
+        now_s = time.monotonic()
+        until_s, element_bytes, data = self._lists.get(key, (0.0, 0, b""))
+        if until_s <= now_s:
+            element_bytes, data = self._calls.info(option)
+            self._lists[key] = now_s + _LIST_KEPT_S, element_bytes, data
+        answer = Answer(
+            operation=RequestOp.INFO, element_bytes=element_bytes, total_bytes=len(data)
+        )
+        return answer, [self._sealed(data)]
+
+    def _status(self, _: Request, __: Credentials, ___: Sequence[int]) -> Reply:
+        data = json.dumps(self.status()).encode()
+        answer = Answer(operation=RequestOp.STATUS, total_bytes=len(data))
+        return answer, [self._sealed(data)]
+
+    def _upgrade(self, _: Request, who: Credentials, __: Sequence[int]) -> Reply:
+        self._check_owner(who)
+        self._keeper.ask("upgrade")
+        return Answer(operation=RequestOp.UPGRADE), ()
+
+    def _stop(self, _: Request, who: Credentials, __: Sequence[int]) -> Reply:
+        self._check_owner(who)
+        self._keeper.ask("stop")
+        return Answer(operation=RequestOp.STOP), ()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `urds node status` and `urds info` show."""
+        bound = sum(one.attached is not None for one in self.sockets.values())
+        return {
+            "version": VERSION,
+            "place": self._place,
+            "uid": self._owner,
+            "worker": os.getpid(),
+            **self.facts,
+            "sockets": len(self.sockets),
+            "bound": bound,
+            "closing": len(self._closing),
+            "users": [
+                {
+                    "uid": one.uid,
+                    "sockets": one.sockets,
+                    "memory_bytes": one.memory_bytes,
+                    "peers": len(one.peers),
+                }
+                for one in self.users
+            ],
+            "report": json.loads(self._calls.report()),
+        }
+
+    # -- what requests share
+
+    def _check_owner(self, who: Credentials) -> None:
+        if who.uid not in (0, self._owner):
+            raise OSError(errno.EPERM, f"user {who.uid} is neither root nor user {self._owner}")
+
+    def _socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
+        """Return the socket whose descriptor came. Raises OSError (ENOTSOCK) for anything else."""
+        cookie = self._cookie_of(descriptors[0]) if len(descriptors) == 1 else None
+        sock = None if cookie is None else self.sockets.get(cookie)
+        if sock is None:
+            raise OSError(errno.ENOTSOCK, "no socket of this node")
+        return sock
+
+    def _bound_socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
+        sock = self._socket_of(descriptors)
+        if sock.attached is None:
+            raise os_error(ErrorReason.NOT_BOUND)
+        return sock
+
+    def _cookie_of(self, descriptor: int) -> int | None:
+        """Return what names a socket for as long as the host is up; None for other files."""
+        try:
+            probe = socket.socket(fileno=descriptor)
+        except OSError:
+            return None
+        try:
+            data = probe.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE_BYTES)
+            return int.from_bytes(data, "little")
+        except OSError:
+            return None
+        finally:
+            probe.detach()
+
+    def _sealed(self, data: bytes) -> int:
+        """Return a memory that holds the data and that cannot change; closed after the answer."""
+        descriptor = os.memfd_create("urds-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._made.append(descriptor)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return descriptor
+
+    def _close_made(self) -> None:
+        made, self._made = self._made, []
+        _close_all(made)
+
+
+def settings_of(chosen: Options, *, is_strict: bool) -> MailboxSettings:
+    """Return what the plane obeys; no call of a program waits here."""
+    return MailboxSettings(
+        send_bytes_max=chosen.send_bytes_max,
+        receive_bytes_max=chosen.receive_bytes_max,
+        send_wait_ns=0,
+        receive_wait_ns=0,
+        monitor=chosen.monitor,
+        monitor_mask=ALL_GROUPS if chosen.monitor_mask is None else chosen.monitor_mask,
+        timestamps=bool(chosen.timestamp),
+        traces=chosen.traces,
+        tos=chosen.tos,
+        busy_poll_ns=chosen.busy_poll_us * _US,
+        single_account=is_strict,
+    )
+
+
+def _checked(name: Name, call: Call) -> tuple[IPAddress, int]:
+    """Return address and port, checked as of a program's own call. Raises OSError."""
+    return addresses.parse(addresses.socket_address(name.address, name.port), call)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,20 @@
+"""`urds node` with a stand-in for the plane: `python -m tests.rds.node.program OPTIONS-AS-JSON`."""
+
+import json
+import sys
+
+from urds.cli.output import Exit, guarded
+from urds.rds.node.start import StartOptions, serve
+
+WORKER = ("-m", "tests.rds.node.stand_in")
+
+
+def main() -> int:
+    """Run it as the command does."""
+    values = json.loads(sys.argv[1])
+    worker = tuple(values.pop("worker", WORKER))
+    return guarded("urds node", lambda: Exit(serve(StartOptions(**values), worker=worker)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""What a node answers to requests, over its socket."""
+
+import errno
+import os
+import socket
+from ipaddress import ip_address
+
+import pytest
+
+from tests.rds.node.conftest import Node, StartNode, wait_until
+from tests.rds.node.stand_in import CONGESTION_BYTES, MEMORY_BYTES
+from urds.rds.constants import SOL_RDS, SockOpt
+from urds.rds.wire.node import NO_NAME, Name, RequestOp
+
+UNCHOSEN = 0xFFFF_FFFF
+
+
+def cookie_of(descriptor: int) -> int:
+    """Return SO_COOKIE."""
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+
+
+def name(host: str, port: int) -> Name:
+    return Name(ip_address(host), port)
+
+
+def refused(node: Node, operation: RequestOp, *descriptors: int, **values: object) -> int:
+    """Return the errno of a request that is refused."""
+    with pytest.raises(OSError) as error:
+        node.ask(operation, *descriptors, **values)
+    assert error.value.errno is not None
+    return error.value.errno
+
+
+def test_a_new_socket_comes_with_its_memory(node: Node) -> None:
+    answer, (user_end, memory, congestion) = node.ask(RequestOp.OPEN, flags=0)
+    assert answer.socket == cookie_of(user_end)
+    assert (answer.memory_bytes, answer.congestion_bytes) == (MEMORY_BYTES, CONGESTION_BYTES)
+    assert (os.fstat(memory).st_size, os.fstat(congestion).st_size) == (
+        MEMORY_BYTES, CONGESTION_BYTES,
+    )  # fmt: skip
+    assert os.get_blocking(user_end)
+    assert not os.get_inheritable(user_end)
+
+
+def test_a_new_socket_is_non_blocking_if_asked(node: Node) -> None:
+    _, (user_end, *_) = node.ask(RequestOp.OPEN, flags=0o4000)
+    assert not os.get_blocking(user_end)
+
+
+def test_unknown_flags_are_refused(node: Node) -> None:
+    assert refused(node, RequestOp.OPEN, flags=1) == errno.EINVAL
+
+
+def test_a_descriptor_is_found_wherever_it_came_from(node: Node) -> None:
+    opened, (user_end, *_) = node.ask(RequestOp.OPEN, flags=0)
+    copy = os.dup(user_end)
+    found, descriptors = node.ask(RequestOp.FIND, copy)
+    os.close(copy)
+    assert found.socket == opened.socket
+    assert len(descriptors) == 2
+
+
+def test_a_descriptor_of_anything_else_is_no_socket_of_the_node(node: Node) -> None:
+    left, right = socket.socketpair()
+    with left, right, socket.socket() as tcp, open("/dev/null") as null:
+        for one in (left, tcp, null):
+            assert refused(node, RequestOp.FIND, one.fileno()) == errno.ENOTSOCK
+    assert refused(node, RequestOp.FIND) == errno.ENOTSOCK
+    ends = [node.open(), node.open()]
+    assert refused(node, RequestOp.FIND, *ends) == errno.ENOTSOCK
+
+
+def test_bind_chooses_a_port_and_refuses_a_second_time(node: Node) -> None:
+    end = node.open()
+    assert node.bind(end, "127.0.0.1") > 0
+    with pytest.raises(OSError) as error:
+        node.bind(end, "127.0.0.2")
+    assert error.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "transport", "code"),
+    [
+        ("0.0.0.0", 0, UNCHOSEN, errno.EINVAL),
+        ("224.0.0.1", 0, UNCHOSEN, errno.EINVAL),
+        ("fe80::1", 0, UNCHOSEN, errno.EINVAL),
+        ("192.0.2.1", 0, UNCHOSEN, errno.EADDRNOTAVAIL),
+        ("127.0.0.1", 0, 0, errno.ENOPROTOOPT),  # over RDMA
+    ],
+)
+def test_bind_checks_as_a_program_does(
+    node: Node, host: str, port: int, transport: int, code: int
+) -> None:
+    end = node.open()
+    values = {"name": name(host, port), "transport": transport}
+    assert refused(node, RequestOp.BIND, end, **values) == code
+    assert node.bind(end)  # it is as before
+
+
+def test_a_port_is_bound_once(node: Node) -> None:
+    first, second = node.open(), node.open()
+    port = node.bind(first)
+    values = {"name": name("127.0.0.1", port), "transport": UNCHOSEN}
+    assert refused(node, RequestOp.BIND, second, **values) == errno.EADDRINUSE
+    node.close(first)
+    wait_until(lambda: node.status()["sockets"] == 1)
+    assert node.bind(second, port=port) == port  # of the same user, at once
+
+
+def test_routes_are_numbered(node: Node) -> None:
+    end = node.open()
+    values = {"name": name("127.0.0.2", 5), "tos": 0}
+    assert refused(node, RequestOp.ROUTE, end, **values) == errno.ENOTCONN
+    node.bind(end)
+    numbers = [
+        node.ask(RequestOp.ROUTE, end, name=name(host, 5), tos=0)[0].route
+        for host in ("127.0.0.2", "127.0.0.3", "127.0.0.2")
+    ]
+    assert numbers == [0, 1, 0]
+    other = {"name": name("::1", 5), "tos": 0}
+    assert refused(node, RequestOp.ROUTE, end, **other) == errno.EOPNOTSUPP
+
+
+def test_options_and_cancelling(node: Node) -> None:
+    end = node.open()
+    option = {"level": socket.SOL_SOCKET, "option": socket.SO_RCVBUF}
+    node.ask(RequestOp.SET_OPTION, end, **option, data=(4096).to_bytes(4, "little"))
+    assert refused(node, RequestOp.SET_OPTION, end, **option, data=b"\0") == errno.EINVAL
+    cancel = {"level": SOL_RDS, "option": int(SockOpt.CANCEL_SENT_TO), "data": b""}
+    assert refused(node, RequestOp.SET_OPTION, end, **cancel) == errno.ENOPROTOOPT
+    assert refused(node, RequestOp.CANCEL, end, name=NO_NAME) == errno.ENOTCONN
+    node.bind(end)
+    assert node.ask(RequestOp.CANCEL, end, name=NO_NAME)[0].count == 7
+    assert node.ask(RequestOp.CANCEL, end, name=name("127.0.0.2", 5))[0].count == 1
+
+
+def test_both_calls_of_a_list_get_the_same_one(node: Node) -> None:
+    end = node.open()
+    lists = []
+    for _ in range(2):
+        answer, (memory,) = node.ask(RequestOp.INFO, end, info=10_000)
+        assert (answer.element_bytes, answer.total_bytes) == (40, 80)
+        lists.append(os.pread(memory, 80, 0))
+        with pytest.raises(PermissionError):
+            os.pwrite(memory, b"x", 0)
+    assert lists[0] == lists[1]
+    assert refused(node, RequestOp.INFO, end, info=9) == errno.ENOPROTOOPT
+
+
+def test_a_closed_socket_is_forgotten(node: Node) -> None:
+    unbound, bound = node.open(), node.open()
+    node.bind(bound)
+    status = node.status()
+    assert (status["sockets"], status["bound"]) == (2, 1)
+    node.close(unbound)
+    wait_until(lambda: node.status()["sockets"] == 1)
+    node.close(bound)
+    wait_until(lambda: node.status()["sockets"] == 0)
+    wait_until(lambda: node.status()["closing"] == 0)
+
+
+def test_a_socket_whose_program_breaks_the_protocol_ends_alone(node: Node) -> None:
+    bad, good = node.open(), node.open()
+    node.bind(bad)
+    node.bind(good)
+    os.write(bad, b"!")
+    wait_until(lambda: node.status()["sockets"] == 1)
+    with socket.socket(fileno=os.dup(bad)) as end:
+        end.settimeout(30)
+        assert end.recv(1) == b""
+    assert node.ask(RequestOp.FIND, good)
+    assert wait_until(lambda: node.has_told("socket-broken"))["what"] == "it wrote `!`"
+
+
+def test_a_fault_of_the_node_is_one_answer_and_one_line(node: Node) -> None:
+    end = node.open()
+    node.bind(end)
+    values = {"name": name("192.0.2.2", 5), "tos": 0}
+    assert refused(node, RequestOp.ROUTE, end, **values) == errno.EIO
+    line = wait_until(lambda: node.has_told("request-fault"))
+    assert "ZeroDivisionError" in line["traceback"]
+    assert node.ask(RequestOp.FIND, end)
+
+
+def test_quotas_have_their_errno(start_node: StartNode) -> None:
+    node = start_node("[quota]\nsockets = 1\nroutes = 2\npeers = 1\nmemory = '1MiB'\n")
+    double = 2 if not os.getuid() else 1  # root has twice as much
+    ends = [node.open() for _ in range(double)]
+    assert refused(node, RequestOp.OPEN, flags=0) == errno.EMFILE
+    node.bind(ends[0])
+    peers = [f"127.0.0.{2 + number}" for number in range(double + 1)]
+    for host in peers[:double]:
+        node.ask(RequestOp.ROUTE, ends[0], name=name(host, 5), tos=0)
+    values = {"name": name(peers[double], 5), "tos": 0}
+    assert refused(node, RequestOp.ROUTE, ends[0], **values) == errno.EUSERS
+    node.close(ends.pop())
+    wait_until(lambda: node.status()["sockets"] == double - 1)
+    reasons = " ".join(one["reason"] for one in node.events("quota-reached"))
+    assert "quota.sockets" in reasons
+    assert "quota.routes" in reasons
+    node.open()

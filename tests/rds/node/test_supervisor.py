@@ -1,0 +1,360 @@
+"""The supervisor: workers that die, upgrades, the end, a second start, what systemd wants."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
+from urds.rds.node import commands
+from urds.rds.node.channel import Channel
+from urds.rds.wire.node import RequestOp
+
+
+def kill_worker(node: Node) -> int:
+    """Kill the worker; return the process of the next one that answers."""
+    before = node.status()["worker"]
+    os.kill(before, signal.SIGKILL)
+
+    def other() -> int:
+        try:
+            now = node.status()["worker"]
+        except ConnectionError:  # it was in the queue of the one that died
+            return 0
+        return 0 if now == before else now
+
+    return wait_until(other)
+
+
+def test_a_worker_that_dies_is_replaced_and_sockets_stay(start_node: StartNode) -> None:
+    node = start_node()
+    unbound, bound = node.open(), node.open()
+    cookies = [node.ask(RequestOp.FIND, one)[0].socket for one in (unbound, bound)]
+    port = node.bind(bound, "127.0.0.9")
+    option = {"level": socket.SOL_SOCKET, "option": socket.SO_RCVBUF}
+    node.ask(RequestOp.SET_OPTION, bound, **option, data=(4096).to_bytes(4, "little"))
+    kill_worker(node)
+    status = node.status()
+    assert (status["sockets"], status["bound"], status["deaths"]) == (2, 1, 1)
+    assert [node.ask(RequestOp.FIND, one)[0].socket for one in (unbound, bound)] == cookies
+    with pytest.raises(OSError) as error:
+        node.bind(bound, "127.0.0.9")
+    assert error.value.errno == errno.EINVAL  # it is bound
+    with pytest.raises(OSError) as error:
+        node.bind(unbound, "127.0.0.9", port)
+    assert error.value.errno == errno.EADDRINUSE
+    assert node.bind(unbound, "127.0.0.9")
+    node.close(bound)  # the new worker sees it
+    wait_until(lambda: node.status()["sockets"] == 1)
+    died = node.has_told("worker-died")
+    assert died is not None
+    assert died["status"] == "SIGKILL"
+
+
+def test_a_socket_that_is_left_while_no_worker_runs_is_forgotten(start_node: StartNode) -> None:
+    node = start_node()
+    ends = [node.open(), node.open()]
+    node.bind(ends[1])
+    os.kill(node.status()["worker"], signal.SIGKILL)
+    for one in ends:
+        node.close(one)
+    wait_until(lambda: (node.has_told("worker-serving") or {}).get("sockets") == 2)
+    wait_until(lambda: node.status()["sockets"] == 0)
+
+
+def test_after_the_third_death_there_is_a_pause(start_node: StartNode) -> None:
+    node = start_node()
+    for _ in range(4):
+        kill_worker(node)
+    pauses = [line["pause_s"] for line in node.events("worker-died")]
+    assert pauses == [0.0, 0.0, 0.1, 0.2]
+
+
+def test_a_worker_that_cannot_start_ends_the_node(start_node: StartNode) -> None:
+    node = start_node(waits=False, worker=["-c", "import sys; sys.exit('no such thing')"])
+    assert node.process.wait(WAIT_S) == 1
+    assert node.has_told("node-stopped")["reason"] == "no worker could start"
+
+
+def test_an_upgrade_starts_the_next_worker_first(start_node: StartNode) -> None:
+    node = start_node()
+    end = node.open()
+    node.bind(end)
+    for _ in range(3):
+        before, after = commands.upgrade(node.place)
+        assert before != after
+        assert node.ask(RequestOp.FIND, end)
+    status = node.status()
+    assert (status["starts"], status["deaths"], status["bound"]) == (4, 0, 1)
+    names = [json.loads(line)["event"] for line in node.log.read_text().splitlines()]
+    first = names.index("worker-upgraded")
+    assert names[:first].count("worker-started") == 2
+
+
+def test_sighup_is_an_upgrade_that_reads_the_configuration_anew(start_node: StartNode) -> None:
+    node = start_node("[quota]\nsockets = 1\n")
+    before = node.status()["worker"]
+    (Path(node.place).parent / "node.toml").write_text("[quota]\nsockets = 9\n")
+    node.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: node.has_told("worker-upgraded"))
+    assert node.status()["worker"] != before
+    for _ in range(9):
+        node.open()
+
+
+def test_an_upgrade_that_fails_leaves_the_worker(start_node: StartNode) -> None:
+    node = start_node("[quota]\nsockets = 1\n")
+    before = node.status()["worker"]
+    (Path(node.place).parent / "node.toml").write_text("[quota]\nsockets = 0\n")
+    with pytest.raises(OSError, match="the old worker serves: the new worker ended with exit"):
+        commands.upgrade(node.place)
+    assert node.status()["worker"] == before
+    assert "quota.sockets = 0: must be a whole number" in node.log.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_node_in_order(
+    start_node: StartNode, number: signal.Signals, code: int
+) -> None:
+    node = start_node()
+    end = node.open()
+    worker = node.status()["worker"]
+    node.process.send_signal(number)
+    assert node.process.wait(WAIT_S) == code
+    assert not Path(node.place).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    with socket.socket(fileno=os.dup(end)) as one:  # its program sees the end
+        one.settimeout(WAIT_S)
+        assert one.recv(1) == b""
+
+
+def test_a_node_stops_on_request(start_node: StartNode) -> None:
+    node = start_node()
+    commands.stop(node.place)
+    assert node.process.wait(WAIT_S) == 0
+    assert node.has_told("node-stopped")["reason"] == "a request"
+
+
+def test_without_its_supervisor_a_worker_ends(start_node: StartNode) -> None:
+    node = start_node()
+    end = node.open()
+    worker = node.status()["worker"]
+    node.process.kill()
+    with socket.socket(fileno=os.dup(end)) as one:
+        one.settimeout(WAIT_S)
+        assert one.recv(1) == b""
+    wait_until(lambda: not Path(f"/proc/{worker}/cmdline").exists() or _is_dead(worker))
+
+
+def _is_dead(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_node_without_sockets_ends_by_itself(start_node: StartNode) -> None:
+    node = start_node(idle_exit_s=0.3)
+    end = node.open()
+    node.bind(end)
+    wait_until(lambda: node.has_told("socket-bound"))
+    with pytest.raises(TimeoutError):
+        _wait_briefly(node)
+    node.close(end)
+    assert node.process.wait(WAIT_S) == 0
+    assert node.has_told("node-stopped")["reason"] == "nothing to do"
+    assert not Path(node.place).exists()
+
+
+def _wait_briefly(node: Node) -> None:
+    """Wait for longer than the idle time, for the end of a node that has a socket."""
+    import subprocess
+
+    try:
+        node.process.wait(1.5)
+    except subprocess.TimeoutExpired as late:
+        raise TimeoutError from late
+
+
+def test_a_second_node_of_a_place_says_who_has_it(start_node: StartNode) -> None:
+    node = start_node()
+    second = start_node(waits=False, place=node.place)
+    assert second.process.wait(WAIT_S) == 1
+    said = second.log.read_text().strip()
+    assert said == f"urds node: a node runs at {node.place} already"
+    assert node.status()["sockets"] == 0
+
+
+def test_two_starts_at_once_make_one_node(start_node: StartNode, tmp_path: Path) -> None:
+    place = str(tmp_path / "both.sock")
+    both = [start_node(waits=False, place=place) for _ in range(4)]
+    ended = wait_until(lambda: sum(one.process.poll() is not None for one in both) == 3)
+    assert ended
+    assert {one.process.returncode for one in both} == {None, 1}
+    wait_until(lambda: any(one.has_told("worker-serving") for one in both))
+    assert commands.status(place)["sockets"] == 0
+
+
+def test_a_socket_that_an_ended_node_left_is_replaced(start_node: StartNode) -> None:
+    first = start_node()
+    first.process.kill()
+    first.process.wait()
+    second = start_node(place=first.place)
+    assert second.status()["sockets"] == 0
+
+
+def test_a_file_that_is_no_socket_is_left_alone(start_node: StartNode, tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("precious")
+    node = start_node(waits=False, place=str(place))
+    assert node.process.wait(WAIT_S) == 1
+    assert "is no socket" in node.log.read_text()
+    assert place.read_text() == "precious"
+
+
+# -- systemd
+
+LISTEN = """
+import os, sys
+os.environ["LISTEN_PID"] = str(os.getpid())
+for at, name in enumerate(sys.argv[1].split(":")):
+    os.set_inheritable(3 + at, True)
+os.environ["LISTEN_FDS"], os.environ["LISTEN_FDNAMES"] = str(at + 1), sys.argv[1]
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Manager:
+    """What systemd is for a service: a socket for its lines, and a store of descriptors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = str(folder / "notify")
+        self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._end.bind(self.place)
+        self._end.settimeout(0)
+        self.lines: list[str] = []
+        self.store: dict[str, int] = {}
+
+    def hear(self) -> list[str]:
+        """Take what came; return all lines."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._end, 4096, 4)
+            except BlockingIOError:
+                return self.lines
+            lines = data.decode().splitlines()
+            self.lines += lines
+            name = next((one[7:] for one in lines if one.startswith("FDNAME=")), "")
+            if "FDSTORE=1" in lines:
+                self.store[name] = descriptors[0]
+            elif "FDSTOREREMOVE=1" in lines:
+                os.close(self.store.pop(name))
+
+    def start(self, start_node: StartNode, listener: socket.socket, **options: object) -> Node:
+        """Start a node as the unit does: with its socket, and what is in the store."""
+        self.hear()
+        descriptors = [listener.fileno(), *self.store.values()]
+        names = ":".join(["urds-node.socket", *self.store])
+        moves = "".join(f"os.dup2({50 + at}, {3 + at}); " for at in range(len(descriptors)))
+        for at, descriptor in enumerate(descriptors):  # out of the way of 3, 4, ...
+            os.dup2(descriptor, 50 + at)
+        passed = list(range(50, 50 + len(descriptors)))
+        prefix = [sys.executable, "-c", f"import os; {moves}\n{LISTEN}", names]
+        try:
+            return start_node(
+                prefix=prefix, pass_fds=passed, place=str(listener.getsockname()),
+                variables={"NOTIFY_SOCKET": self.place, "WATCHDOG_USEC": "600000"}, **options,
+            )  # fmt: skip
+        finally:
+            for one in passed:
+                os.close(one)
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> socket.socket:
+    """Listen as a socket unit does."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.bind(str(tmp_path / "unit.sock"))
+    made.listen(9)
+    return made
+
+
+def test_a_manager_is_told_and_its_socket_is_used(
+    start_node: StartNode, tmp_path: Path, listener: socket.socket
+) -> None:
+    manager = Manager(tmp_path)
+    node = manager.start(start_node, listener)
+    wait_until(lambda: "READY=1" in manager.hear())
+    wait_until(lambda: manager.hear().count("WATCHDOG=1") >= 2)
+    worker = node.status()["worker"]
+    os.kill(worker, signal.SIGSTOP)  # it says nothing: the watchdog starves
+    wait_until(lambda: _starves(manager))
+    os.kill(worker, signal.SIGCONT)
+    assert node.end() == 0
+    assert "STOPPING=1" in manager.hear()
+    assert Path(node.place).exists()  # it is the manager's
+    listener.close()
+
+
+def _starves(manager: Manager) -> bool:
+    import time
+
+    before = manager.hear().count("WATCHDOG=1")
+    time.sleep(0.8)  # longer than two of its intervals
+    return manager.hear().count("WATCHDOG=1") == before
+
+
+def test_sockets_outlive_a_restart_of_the_service(
+    start_node: StartNode, tmp_path: Path, listener: socket.socket
+) -> None:
+    manager = Manager(tmp_path)
+    node = manager.start(start_node, listener)
+    ends = [node.open(), node.open(), node.open()]
+    port = node.bind(ends[0], "127.0.0.7")
+    node.close(ends[2])
+    wait_until(lambda: manager.hear() and len(manager.store) == 2 + 2 * 4)
+    kept, node.opened = node.opened, []
+    assert node.end() == 0
+    again = manager.start(start_node, listener)
+    again.opened = kept
+    status = again.status()
+    assert (status["sockets"], status["bound"]) == (2, 1)
+    assert again.bind(ends[1], "127.0.0.7")
+    with pytest.raises(OSError) as error:
+        again.bind(ends[1], "127.0.0.7", port)
+    assert error.value.errno == errno.EINVAL
+    again.close_opened()
+    wait_until(lambda: manager.hear() and len(manager.store) == 2)  # what sockets share stays
+    listener.close()
+
+
+def test_a_socket_of_another_kind_is_refused(start_node: StartNode, tmp_path: Path) -> None:
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.bind(str(tmp_path / "stream.sock"))
+    stream.listen()
+    node = Manager(tmp_path).start(start_node, stream, waits=False)
+    assert node.process.wait(WAIT_S) == 1
+    assert "ListenSequentialPacket=" in node.log.read_text()
+    stream.close()
+
+
+def test_messages_of_the_channel_wait_for_a_slow_reader() -> None:
+    own, other = Channel.pair()
+    there = Channel(other)
+    for number in range(2000):
+        own.send_soon("note", socket=number, record="x" * 1000)
+    assert own.has_waiting
+    taken = []
+    while len(taken) < 2000:
+        own.flush()
+        found = there.receive(wait_s=5)
+        assert found is not None
+        taken.append(found[0]["socket"])
+    assert taken == list(range(2000))
+    own.close()
+    with pytest.raises(EOFError):
+        there.receive(wait_s=5)
+    there.close()
