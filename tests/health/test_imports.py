@@ -38,8 +38,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trio": ("rds.aio",),
     "urds_native": ("rds.plane.choose", "rds.plane.native"),
 }
-# The queue of log lines, and the command line.
-MAY_LOG = ("common.logs", "cli")
+# The queue of log lines, the log of a process of our own, and the command line.
+MAY_LOG = ("common.logs", "common.event_log", "cli")
 
 
 def lint_imports(path: Path) -> "subprocess.CompletedProcess[str]":

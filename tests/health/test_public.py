@@ -13,6 +13,7 @@ from tests.health.sources import PACKAGE, ROOT, definitions, is_public, modules
 # Each calls code of others in a thread that many need.
 MAY_CATCH_EXCEPTION = {
     "urds.common.progress",
+    "urds.rds.node.connections",
     "urds.rds.runtime.guard",
     "urds.rds.runtime.peer_events",
 }

@@ -103,12 +103,16 @@ class EventLog:
         if self._calls is not None:
             self._calls.flush()
 
-    def take_logging(self) -> None:
-        """Have what `urds` logs as text come as event `log`, with logger and text."""
+    def take_logging(self, *, quiet: str) -> None:
+        """Have what `urds` logs as text come as event `log`, with logger and text.
+
+        Of the logger `quiet` nothing below an error comes.
+        """
         root = logging.getLogger("urds")
         root.handlers = [_Handler(self)]
         root.setLevel(logging.INFO)
         root.propagate = False
+        logging.getLogger(quiet).setLevel(logging.ERROR)
 
 
 class _Handler(logging.Handler):
@@ -121,12 +125,13 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one; what cannot be formatted is told by `logging` itself."""
         try:
-            fields: dict[str, object] = {"logger": record.name, "text": record.getMessage()}
-            if record.exc_info:
-                fields["traceback"] = logging.Formatter().formatException(record.exc_info)
-        except Exception:  # noqa: BLE001 - as every handler
+            text = record.getMessage()
+        except (TypeError, ValueError):  # its arguments do not fit it
             self.handleError(record)
             return
+        fields: dict[str, object] = {"logger": record.name, "text": text}
+        if record.exc_info:
+            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
         self._log.put("log", _level_of(record.levelno), fields, about=str(record.msg))
 
 

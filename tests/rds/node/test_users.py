@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from ipaddress import IPv4Address
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -67,11 +70,14 @@ def end(program: "subprocess.Popen[str]") -> None:
 
 
 @pytest.fixture
-def open_node(start_node: StartNode, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """Start a node that all users reach."""
-    folder = tmp_path_factory.mktemp("open")
-    for each in (folder, *list(folder.parents)[:2]):
-        each.chmod(0o755)
+def open_node(start_node: StartNode) -> Iterator[Node]:
+    """Start a node that all users reach; pytest's own folders are for one user."""
+    with TemporaryDirectory(prefix="urds-node-") as name:
+        Path(name).chmod(0o755)
+        yield _started(start_node, Path(name))
+
+
+def _started(start_node: StartNode, folder: Path) -> Node:
     return start_node(
         f"[node]\nsocket_mode = '0666'\n[quota]\nsockets = 3\n"
         f"[addresses]\n'*' = ['127.0.0.0/8']\n{SECOND} = ['127.0.0.2']\n",

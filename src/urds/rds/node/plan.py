@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from urds.common.records import names, record
@@ -15,6 +16,7 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2  # the same at each start: a setting, or no compiled plane
 EXIT_INTERRUPTED: Final = 130
+NODE_VARIABLE: Final = "URDS_NODE"  # of programs; a node has its addresses itself
 
 
 @record(kw_only=True)
@@ -54,7 +56,7 @@ def child_environment() -> dict[str, str]:
     """Return an environment in which a child finds this very urds, or what replaced it there."""
     import urds
 
-    root = os.path.dirname(os.path.dirname(os.path.abspath(urds.__file__)))  # noqa: PTH100, PTH120
+    root = str(Path(urds.__file__).resolve().parents[1])
     others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one != root]
-    path = os.pathsep.join([root, *filter(None, others)])
-    return {**os.environ, "PYTHONPATH": path}
+    kept = {key: one for key, one in os.environ.items() if key != NODE_VARIABLE}
+    return {**kept, "PYTHONPATH": os.pathsep.join([root, *filter(None, others)])}

@@ -11,20 +11,17 @@ net/rds/af_rds.c; docs/reference/rds.md 3.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from urds.common.deferred import DeferredCalls
 from urds.common.errors import ErrorReason, os_error
 from urds.common.event_log import EventLog
-from urds.common.records import field, fields, record
 from urds.common.types import IPAddress
 from urds.common.version import VERSION
 from urds.rds import addresses, options
@@ -33,20 +30,15 @@ from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
-from urds.rds.node.users import Credentials, Endpoint, Ports, User, Users
-from urds.rds.options import Options
-from urds.rds.plane.contract import ALL_GROUPS, MailboxSettings
+from urds.rds.node.sockets import NodeSocket, Record, cookie_of, sealed, settings_of, shut
+from urds.rds.node.users import Credentials, Ports, User, Users
 from urds.rds.wire import node
 from urds.rds.wire.node import NO_NAME, Answer, Name, Request, RequestOp
 
-_SO_COOKIE: Final = 57  # Source: linux v4.12 include/uapi/asm-generic/socket.h
-_COOKIE_BYTES: Final = 8
 _DESCRIPTORS_SPARE: Final = 64  # below the limit: for connections and for what is passed
 _LIST_KEPT_S: Final = 0.1  # RDS_INFO_* is asked twice: for its length, then for the list
 _PORT_TRIES: Final = 8  # a random port may be within another user's grace
 _CLOSES_MAX: Final = 64
-_US: Final = 1_000
-_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Keeper(Protocol):
@@ -63,33 +55,6 @@ class Keeper(Protocol):
 
     def ask(self, what: str) -> None:
         """Ask for an upgrade or for the end."""
-
-
-@record(frozen=False, eq=False, kw_only=True)
-class NodeSocket:
-    """One socket of a program."""
-
-    cookie: int
-    user: User
-    pid: int  # of the process that opened it
-    opened: Opened
-    options: Options
-    attached: Any = None  # what `PlaneCalls.bind` returned; None: not bound
-    routes: Counter[IPAddress] = field(default_factory=Counter)
-    is_left: bool = False  # its last descriptor was closed
-
-    @property
-    def endpoint(self) -> Endpoint | None:
-        """Its address and port, once bound."""
-        one = self.attached
-        return None if one is None else (one.local, one.port)
-
-    def text(self) -> str:
-        """Return its record, from which another worker makes it again."""
-        chosen = {one.name: getattr(self.options, one.name) for one in fields(Options)}
-        name = None if self.attached is None else [str(self.attached.local), self.attached.port]
-        one = {"uid": self.user.uid, "pid": self.pid, "options": chosen, "name": name}
-        return json.dumps({**one, "is_left": self.is_left})
 
 
 Reply = tuple[Answer, Sequence[int]]  # with the descriptors to pass; those made for it are closed
@@ -177,33 +142,27 @@ class Service:
         wait, it stays open until the process ends, which the limit of descriptors bounds.
         """
         for descriptor in descriptors:
-            if self._cookie_of(descriptor) in self.sockets:
+            if cookie_of(descriptor) in self.sockets:
                 os.close(descriptor)
             else:
-                self._closes.put(lambda one=descriptor: os.close(one))  # type: ignore[misc]
+                self._closes.put(partial(os.close, descriptor))
 
     # -- sockets that were there before this worker
 
     def restore(self, cookie: int, text: str, kept: Sequence[int]) -> None:
         """Make a socket again, bound as it was. Raises OSError, ValueError."""
-        was = json.loads(text)
-        chosen = was["options"]
-        chosen["traces"] = tuple(chosen["traces"])
-        if chosen["transport"] is not None:
-            chosen["transport"] = Transport(chosen["transport"])
+        was = Record.of(text)
         sock = NodeSocket(
             cookie=cookie,
-            user=self.users.of(was["uid"]),
-            pid=was["pid"],
+            user=self.users.of(was.uid),
+            pid=was.pid,
             opened=Opened(-1, tuple(kept)),
-            options=Options(**chosen),
-            is_left=was["is_left"],
+            options=was.options,
+            is_left=was.is_left,
         )
-        if was["name"] is not None:
-            from ipaddress import ip_address
-
-            host, port = was["name"]
-            sock.attached = self._attach(sock, ip_address(host), port, is_recovered=True)
+        if was.name is not None:
+            address, port = was.name
+            sock.attached = self._attach(sock, address, port, is_recovered=True)
             self._by_attached[sock.attached] = sock
             self.ports.take(sock.user.uid, (sock.attached.local, port))
         sock.user.sockets += 1
@@ -243,7 +202,7 @@ class Service:
         """End a socket whose program broke the protocol; no other socket is concerned."""
         values = f"{sock.cookie:x}", sock.user.uid, what
         tell(self._log, NodeEvent.SOCKET_BROKEN, *values, about=sock.user.uid)
-        self._shut(sock)
+        shut(sock.opened.node_end)
         self.leave(sock)
 
     def tend(self) -> None:
@@ -274,12 +233,6 @@ class Service:
         _close_all(sock.opened.kept)
         self._keeper.forget(sock.cookie)
 
-    def _shut(self, sock: NodeSocket) -> None:
-        with suppress(OSError):
-            end = socket.socket(fileno=os.dup(sock.opened.node_end))
-            with end:
-                end.shutdown(socket.SHUT_RDWR)
-
     # -- requests
 
     def _open(self, request: Request, who: Credentials, _: Sequence[int]) -> Reply:
@@ -304,7 +257,7 @@ class Service:
             if max(opened.user_end, *opened.kept) >= self._descriptors_max - _DESCRIPTORS_SPARE:
                 text = f"the node has few of its {self._descriptors_max} descriptors left"
                 raise OSError(errno.EMFILE, text)
-            cookie = self._cookie_of(opened.user_end)
+            cookie = cookie_of(opened.user_end)
             assert cookie is not None, "it is a socket"
             sock = NodeSocket(
                 cookie=cookie,
@@ -464,15 +417,7 @@ class Service:
             "sockets": len(self.sockets),
             "bound": bound,
             "closing": len(self._closing),
-            "users": [
-                {
-                    "uid": one.uid,
-                    "sockets": one.sockets,
-                    "memory_bytes": one.memory_bytes,
-                    "peers": len(one.peers),
-                }
-                for one in self.users
-            ],
+            "users": self.users.rows(),
             "report": json.loads(self._calls.report()),
         }
 
@@ -484,7 +429,7 @@ class Service:
 
     def _socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
         """Return the socket whose descriptor came. Raises OSError (ENOTSOCK) for anything else."""
-        cookie = self._cookie_of(descriptors[0]) if len(descriptors) == 1 else None
+        cookie = cookie_of(descriptors[0]) if len(descriptors) == 1 else None
         sock = None if cookie is None else self.sockets.get(cookie)
         if sock is None:
             raise OSError(errno.ENOTSOCK, "no socket of this node")
@@ -496,49 +441,14 @@ class Service:
             raise os_error(ErrorReason.NOT_BOUND)
         return sock
 
-    def _cookie_of(self, descriptor: int) -> int | None:
-        """Return what names a socket for as long as the host is up; None for other files."""
-        try:
-            probe = socket.socket(fileno=descriptor)
-        except OSError:
-            return None
-        try:
-            data = probe.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE_BYTES)
-            return int.from_bytes(data, "little")
-        except OSError:
-            return None
-        finally:
-            probe.detach()
-
     def _sealed(self, data: bytes) -> int:
-        """Return a memory that holds the data and that cannot change; closed after the answer."""
-        descriptor = os.memfd_create("urds-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._made.append(descriptor)
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return descriptor
+        """Return a memory that holds the data, closed after the answer."""
+        self._made.append(sealed(data))
+        return self._made[-1]
 
     def _close_made(self) -> None:
         made, self._made = self._made, []
         _close_all(made)
-
-
-def settings_of(chosen: Options, *, is_strict: bool) -> MailboxSettings:
-    """Return what the plane obeys; no call of a program waits here."""
-    return MailboxSettings(
-        send_bytes_max=chosen.send_bytes_max,
-        receive_bytes_max=chosen.receive_bytes_max,
-        send_wait_ns=0,
-        receive_wait_ns=0,
-        monitor=chosen.monitor,
-        monitor_mask=ALL_GROUPS if chosen.monitor_mask is None else chosen.monitor_mask,
-        timestamps=bool(chosen.timestamp),
-        traces=chosen.traces,
-        tos=chosen.tos,
-        busy_poll_ns=chosen.busy_poll_us * _US,
-        single_account=is_strict,
-    )
 
 
 def _checked(name: Name, call: Call) -> tuple[IPAddress, int]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from urds.common.errors import PlaneError, SettingError
@@ -20,7 +21,7 @@ from urds.rds.node import commands
 from urds.rds.node.notify import Notifier, listen_descriptors
 from urds.rds.node.plan import Plan, child_environment
 from urds.rds.node.settings import NodeSettings
-from urds.rds.node.supervisor import WORKER, Supervisor, inherited, listen, lock
+from urds.rds.node.supervisor import TAKEN, WORKER, Supervisor, inherited, listen, lock
 from urds.rds.plane.choose import PYTHON, VARIABLE
 from urds.rds.runtime import places
 
@@ -73,12 +74,12 @@ def serve(options: StartOptions, *, worker: Sequence[str] = WORKER) -> int:
         place = str(listener.getsockname())
     else:
         place = options.place or (places.SYSTEM_PLACE if options.system else places.user_place())
-        listener = _listen(place, mode, is_own=options.place is not None)
+        listener = _listen(place, mode, is_given=options.place is not None)
     idle_exit_s = settings.idle_exit_s if options.idle_exit_s is None else options.idle_exit_s
     is_journal = under_journal()
     plan = Plan(
         place=place,
-        config=None if options.config is None else os.path.abspath(options.config),  # noqa: PTH100
+        config=None if options.config is None else str(Path(options.config).absolute()),
         listener=-1,
         channel=-1,
         idle_exit_s=idle_exit_s,
@@ -92,7 +93,7 @@ def serve(options: StartOptions, *, worker: Sequence[str] = WORKER) -> int:
     return supervisor.run()
 
 
-def _listen(place: str, mode: int, *, is_own: bool) -> socket.socket:
+def _listen(place: str, mode: int, *, is_given: bool) -> socket.socket:
     """Take the lock of a place and listen there; the lock is held until the process ends."""
     if place[:1] != "/":
         raise SettingError(f"--socket {place}: must be an absolute path")
@@ -100,8 +101,8 @@ def _listen(place: str, mode: int, *, is_own: bool) -> socket.socket:
         raise SettingError(f"--socket {place}: longer than the 107 bytes of a socket's path")
     try:
         if place == places.SYSTEM_PLACE:
-            os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
-        elif not is_own:
+            Path(place).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        elif not is_given:
             places.make_folder(place)
         lock(place)
         return listen(place, mode)
@@ -127,7 +128,7 @@ def ensure(place: str | None = None) -> str:
         return place
     check_plane()
     options = replace(StartOptions(), place=place, idle_exit_s=IDLE_EXIT_S)
-    with open(f"{place}.log", "ab+") as output:  # noqa: PTH123 - a text
+    with Path(f"{place}.log").open("ab+") as output:
         output.truncate(0)
         child = subprocess.Popen(
             _command(options),
@@ -135,16 +136,18 @@ def ensure(place: str | None = None) -> str:
             stdout=subprocess.DEVNULL,
             stderr=output,
             start_new_session=True,
-            env={key: one for key, one in child_environment().items() if key != "URDS_NODE"},
+            env=child_environment(),
         )
         until_s = time.monotonic() + _START_WAIT_S
         while time.monotonic() < until_s:
             with suppress(OSError):
                 commands.status(place)
                 return place
-            if child.poll() is not None and not _is_locked(place):
+            if child.poll() is not None:
                 output.seek(0)
-                raise OSError(errno.ECONNREFUSED, _last_line(output.read(_LINE_BYTES_MAX)))
+                reason = _last_line(output.read(_LINE_BYTES_MAX))
+                if not reason.endswith(TAKEN):  # else that one will answer soon
+                    raise OSError(errno.ECONNREFUSED, reason)
             time.sleep(_STEP_S)
     raise TimeoutError(errno.ETIMEDOUT, f"the node at {place} does not answer; see {place}.log")
 
@@ -152,15 +155,6 @@ def ensure(place: str | None = None) -> str:
 def _command(options: StartOptions) -> list[str]:
     words = ["node", "--socket", str(options.place), "--idle-exit-s", f"{options.idle_exit_s:g}"]
     return [sys.executable, "-P", "-m", "urds", *words]
-
-
-def _is_locked(place: str) -> bool:
-    """Tell whether another start has the place: then it will answer soon."""
-    try:
-        os.close(lock(place))
-    except OSError:
-        return True
-    return False
 
 
 def _last_line(data: bytes) -> str:

@@ -40,6 +40,7 @@ from urds.rds.node.plan import (
     raise_descriptor_limit,
 )
 
+TAKEN: Final = "already"  # the end of what a second start says
 WORKER: Final = ("-m", "urds.rds.node.worker")
 _BACKLOG: Final = 1024
 _DEATHS_MAX: Final = 3
@@ -430,7 +431,7 @@ def lock(place: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise BlockingIOError(f"a node runs at {place} already") from None
+        raise BlockingIOError(f"a node runs at {place} {TAKEN}") from None
     return descriptor
 
 

@@ -68,6 +68,18 @@ class Users:
             user = self._users[uid] = User(uid, tokens=float(self.limit(uid, "requests_per_s")))
         return user
 
+    def rows(self) -> list[dict[str, int]]:
+        """Return each user and what it has, for STATUS."""
+        return [
+            {
+                "uid": one.uid,
+                "sockets": one.sockets,
+                "memory_bytes": one.memory_bytes,
+                "peers": len(one.peers),
+            }
+            for one in self
+        ]
+
     def check(self, uid: int) -> None:
         """Raise OSError (EACCES) for a user that its namespace does not map: it may be any."""
         if uid == OVERFLOW_UID:

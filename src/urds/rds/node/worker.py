@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -25,8 +24,9 @@ from urds.rds.node.channel import SHARED, Channel, Message, close_all
 from urds.rds.node.connections import Connections
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.plan import EXIT_OK, EXIT_USAGE, Plan, raise_descriptor_limit
-from urds.rds.node.service import NodeSocket, Service
+from urds.rds.node.service import Service
 from urds.rds.node.settings import NodeSettings
+from urds.rds.node.sockets import NodeSocket, shut
 
 if TYPE_CHECKING:
     from urds.rds.node.plane_calls import PlaneCalls
@@ -158,8 +158,7 @@ class Worker:
             # Its program sees the end of its control socket, and every other one goes on.
             reason = f"{failure!r}"
             tell(self._log, NodeEvent.SOCKET_LOST, f"{message['socket']:x}", reason)
-            with suppress(OSError), socket.socket(fileno=os.dup(descriptors[0])) as end:
-                end.shutdown(socket.SHUT_RDWR)
+            shut(descriptors[0])
             close_all(descriptors)
             self._channel.send("forget", socket=message["socket"])
 
@@ -252,7 +251,7 @@ def main(arguments: Sequence[str], make_calls: MakeCalls | None = None) -> int:
         signal.signal(one, signal.SIG_IGN)
     plan = Plan.of(arguments[0])
     log = EventLog(plan.log, level=Level[plan.log_level], journal=plan.journal)
-    log.take_logging()
+    log.take_logging(quiet="urds.control")  # whose lines come as events
     try:
         settings = NodeSettings.load(plan.config)
         calls = (make_calls or _native)(settings)
@@ -275,8 +274,6 @@ def _native(settings: NodeSettings) -> PlaneCalls:
 
 def _tell_peers(log: EventLog) -> None:
     """Tell what happens to connections as events, and not as lines of a logger as well."""
-    import logging
-
     from urds.rds.runtime.peer_events import events
 
     def told(event: PeerEvent) -> None:
@@ -286,7 +283,6 @@ def _tell_peers(log: EventLog) -> None:
         tell(log, NodeEvent.PEER, *values, about=(event.kind, event.peer))
 
     events.add(told)
-    logging.getLogger("urds.control").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""Sockets of programs as a node has them, and the records from which another worker makes them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections import Counter
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any, Final
+
+from urds.common.records import field, names, record
+from urds.common.types import IPAddress
+from urds.rds.constants import Transport
+from urds.rds.node.plane_calls import Opened
+from urds.rds.node.users import Endpoint, User
+from urds.rds.options import Options
+from urds.rds.plane.contract import ALL_GROUPS, MailboxSettings
+
+_SO_COOKIE: Final = 57  # Source: linux v4.12 include/uapi/asm-generic/socket.h
+_COOKIE_BYTES: Final = 8
+_US: Final = 1_000
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@record
+class Record:
+    """What the supervisor keeps of a socket beside its descriptors, as JSON."""
+
+    uid: int
+    pid: int
+    name: Endpoint | None  # once bound
+    is_left: bool
+    options: Options
+
+    @classmethod
+    def of(cls, text: str) -> Record:
+        """Read one. Raises ValueError, LookupError, TypeError if another release wrote it."""
+        was = json.loads(text)
+        known = names(Options)  # an upgrade may go from an older release, or back to one
+        chosen = {key: value for key, value in was["options"].items() if key in known}
+        chosen["traces"] = tuple(chosen["traces"])
+        if chosen["transport"] is not None:
+            chosen["transport"] = Transport(chosen["transport"])
+        name = was["name"] and (ip_address(was["name"][0]), was["name"][1])
+        return cls(was["uid"], was["pid"], name, was["is_left"], Options(**chosen))
+
+    def text(self) -> str:
+        """Write it."""
+        chosen = {name: getattr(self.options, name) for name in names(Options)}
+        name = self.name and [str(self.name[0]), self.name[1]]
+        who = {"uid": self.uid, "pid": self.pid}
+        return json.dumps({**who, "name": name, "is_left": self.is_left, "options": chosen})
+
+
+@record(frozen=False, eq=False, kw_only=True)
+class NodeSocket:
+    """One socket of a program."""
+
+    cookie: int
+    user: User
+    pid: int  # of the process that opened it
+    opened: Opened
+    options: Options
+    attached: Any = None  # what `PlaneCalls.bind` returned; None: not bound
+    routes: Counter[IPAddress] = field(default_factory=Counter)
+    is_left: bool = False  # its last descriptor was closed
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Its address and port, once bound."""
+        one = self.attached
+        return None if one is None else (one.local, one.port)
+
+    def text(self) -> str:
+        """Return its record, from which another worker makes it again."""
+        return Record(self.user.uid, self.pid, self.endpoint, self.is_left, self.options).text()
+
+
+def settings_of(chosen: Options, *, is_strict: bool) -> MailboxSettings:
+    """Return what the plane obeys; no call of a program waits here."""
+    return MailboxSettings(
+        send_bytes_max=chosen.send_bytes_max,
+        receive_bytes_max=chosen.receive_bytes_max,
+        send_wait_ns=0,
+        receive_wait_ns=0,
+        monitor=chosen.monitor,
+        monitor_mask=ALL_GROUPS if chosen.monitor_mask is None else chosen.monitor_mask,
+        timestamps=bool(chosen.timestamp),
+        traces=chosen.traces,
+        tos=chosen.tos,
+        busy_poll_ns=chosen.busy_poll_us * _US,
+        single_account=is_strict,
+    )
+
+
+def cookie_of(descriptor: int) -> int | None:
+    """Return what names a socket for as long as the host is up; None for other files."""
+    try:
+        probe = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        data = probe.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE_BYTES)
+        return int.from_bytes(data, "little")
+    except OSError:
+        return None
+    finally:
+        probe.detach()
+
+
+def shut(node_end: int) -> None:
+    """Have the program of a socket see its end."""
+    with suppress(OSError), socket.socket(fileno=os.dup(node_end)) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def sealed(data: bytes) -> int:
+    """Return the descriptor of a memory that holds the data and that cannot change."""
+    descriptor = os.memfd_create("urds-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
