@@ -36,7 +36,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "rich_argparse": ("cli",),
     "argcomplete": ("cli",),
     "trio": ("rds.aio",),
-    "urds_native": ("rds.plane.choose", "rds.plane.native"),
+    "urds_native": ("rds.plane.choose", "rds.plane.native", "rds.plane.attached"),
 }
 # The queue of log lines, the log of a process of our own, and the command line.
 MAY_LOG = ("common.logs", "common.event_log", "cli")

@@ -170,7 +170,7 @@ def _place() -> Rule:
             raise ValueError
         return value
 
-    return Rule(read, f"`{AUTO}`, `{IN_PROCESS}` or the absolute path of a daemon's socket")
+    return Rule(read, f"`{AUTO}`, `{IN_PROCESS}` or the absolute path of a node's socket")
 
 
 def _directory() -> Rule:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from urds.common.errors import PlaneError
 from urds.common.types import IPAddress
+from urds.rds.addresses import address_of, packed_of
 from urds.rds.constants import Transport
 from urds.rds.node.plane_calls import Opened
 from urds.rds.plane.choose import NATIVE, choose, native_module
@@ -42,9 +43,6 @@ class NativeCalls:
         self._native: Any = native_module()
         if not hasattr(self._native, "open_socket"):
             raise PlaneError("this compiled data plane serves no sockets of other processes")
-        from urds.rds.plane import native
-
-        self._plain, self._address_of = native.plain, native.address_of
         self.on_left: Callable[[Any], None] = _ignored
         self.on_client_error: Callable[[Any, str], None] = _ignored
         self._settings = settings
@@ -115,7 +113,7 @@ class NativeCalls:
     def route(self, attached: Any, peer: IPAddress, tos: int) -> tuple[int, int]:
         """Return the number of a route, made now if it is the first to that peer."""
         self._driver.resolve(attached, peer)
-        number: tuple[int, int] = attached.route_number(*self._plain(peer))
+        number: tuple[int, int] = attached.route_number(*packed_of(peer))
         return number
 
     def configure(self, attached: Any, settings: MailboxSettings) -> None:
@@ -176,7 +174,7 @@ class NativeCalls:
 
     def fail_route(self, mailbox: Any, peer: IPAddress, code: int) -> None:
         """Drop what waits for a route that cannot be."""
-        mailbox.fail_route(*self._plain(peer), code)
+        mailbox.fail_route(*packed_of(peer), code)
 
     def _connected(self) -> dict[Endpoint, Endpoint]:
         """Return where sockets are connected to, as their programs wrote it."""
@@ -185,5 +183,5 @@ class NativeCalls:
             words = mailbox.words()
             if (peer := words.get("connected")) is not None:
                 data, port, scope = peer
-                found[mailbox.local, mailbox.port] = self._address_of(data, scope), port
+                found[mailbox.local, mailbox.port] = address_of(data, scope), port
         return found

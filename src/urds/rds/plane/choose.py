@@ -91,6 +91,11 @@ def native_module() -> ModuleType:
     return urds_native
 
 
+def attaches() -> bool:
+    """Return whether the compiled module has sockets that are attached to a node."""
+    return hasattr(native_module(), "AttachedMailbox")
+
+
 def missing() -> str:
     """Return why the compiled plane cannot be used; "" if it can."""
     try:

@@ -37,7 +37,7 @@ _NO_DESCRIPTOR = -1
 # The fields of a record, in the order of its declaration.
 _plain_limits = attrgetter(*names(contract.Limits))
 _plain_received = attrgetter(*names(contract.Received))
-_plain_settings = attrgetter(*names(contract.MailboxSettings))
+plain_settings = attrgetter(*names(contract.MailboxSettings))
 
 
 class Path(urds_native.Path):
@@ -181,7 +181,7 @@ class Mailbox(urds_native.Mailbox):
         cls, plane: Plane, *, local: IPAddress, port: int, settings: contract.MailboxSettings
     ) -> Self:
         """Bind; the caller has checked that the port is free."""
-        mailbox = super().__new__(cls, plane, *packed_of(local), port, _plain_settings(settings))
+        mailbox = super().__new__(cls, plane, *packed_of(local), port, plain_settings(settings))
         mailbox.local, mailbox.port, mailbox.settings = local, port, settings
         mailbox.plane = plane
         mailbox._external_routes = {}
@@ -290,7 +290,7 @@ class Mailbox(urds_native.Mailbox):
         """Replace the settings."""
         if settings.tos != self.settings.tos:  # routes may use other connections now
             self._external_routes.clear()
-        super().configure(_plain_settings(settings))
+        super().configure(plain_settings(settings))
         self.settings = settings
 
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:

@@ -188,14 +188,43 @@ def _make(
     settings: Settings, on_unused: Callable[[Backend], bool], unknown: Iterable[str]
 ) -> Backend:
     """Return a backend, which logs the names of unknown variables."""
-    if settings.node not in {AUTO, IN_PROCESS}:
-        detail = f"node = {settings.node!r}: no daemon in this release; use {IN_PROCESS!r}"
-        raise os_error(ErrorReason.NOT_SUPPORTED, detail)
+    place = _node_place(settings)
+    if place is not None:
+        from urds.rds.runtime.attached import Attached
+
+        attached = Attached(settings, place)
+        attached.warn_of(unknown)
+        return attached
     from urds.rds.runtime.inprocess import InProcess
 
     backend = InProcess(settings, on_unused)
     backend.warn_of(unknown)
     return backend
+
+
+def _node_place(settings: Settings) -> str | None:
+    """Return where the node of this process listens; None: addresses are kept in the process.
+
+    With `auto` that is the node of the host or else of the user, where one accepts, and the plane
+    is the compiled one. Raises OSError (EOPNOTSUPP) for a node that is named without that plane.
+    """
+    if settings.node == IN_PROCESS:
+        return None
+    from urds.rds.plane.choose import NATIVE, attaches, choose
+
+    choice = choose()
+    if settings.node == AUTO:
+        if choice.plane != NATIVE:
+            return None
+        from urds.rds.runtime.places import find
+
+        place = find()
+        return place if place is not None and attaches() else None
+    if choice.plane != NATIVE or not attaches():
+        reason = choice.reason if choice.plane != NATIVE else "this one cannot attach sockets"
+        detail = f"node = {settings.node!r}: that needs the compiled data plane, and {reason}"
+        raise os_error(ErrorReason.NOT_SUPPORTED, detail)
+    return settings.node
 
 
 process = Process()

@@ -115,8 +115,9 @@ def listen(local: IPAddress, settings: TcpSettings) -> socket.socket:
         listener.close()
         if failure.errno == errno.EADDRINUSE:
             detail = (
-                f"{local} is held by another process (TCP port {settings.port}): end it, or bind"
-                " another address; on loopback each of 127.0.0.0/8 is a host of its own"
+                f"{local} is held by another process (TCP port {settings.port}): end it, start"
+                " both after `urds node`, through which processes share addresses, or bind another"
+                " address; on loopback each of 127.0.0.0/8 is a host of its own"
             )
             raise os_error(ErrorReason.ADDRESS_HELD_BY_PROCESS, detail) from failure
         if failure.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES):
