@@ -127,3 +127,23 @@ def test_the_units_have_no_mistake(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=WAIT_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_info_asks_the_node_of_the_user(
+    start_node: StartNode,  # noqa: F811 - a fixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from urds.rds.runtime import places
+
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    places.make_folder(places.user_place())
+    node = start_node(place=places.user_place())
+    worker = node.status()["worker"]
+    variables = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "URDS_INFO_DIRECTORY": "auto"}
+    done = urds("info", "--json", "-p", "--pid", str(worker), changes=variables)
+    (process,) = json.loads(done.out)["processes"]
+    assert (process["program"], process["pid"]) == ("stand-in", worker)
+    variables["URDS_INFO_DIRECTORY"] = str(tmp_path)  # a directory that is named is all
+    assert urds("info", "--pid", str(worker), changes=variables).code == 1

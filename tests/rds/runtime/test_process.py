@@ -1,6 +1,5 @@
 """The state of a process: settings from Python, one backend, a fresh one after a fork."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -52,13 +51,6 @@ def test_settings_are_fixed_with_the_backend(fresh: Process) -> None:
         fresh.configure({"npaths": 4})
     assert fresh.use(None) is backend
     assert fresh.configure({"npaths": 4}).npaths == 4
-
-
-def test_a_daemon_is_refused_with_what_to_use(fresh: Process) -> None:
-    fresh.configure({"node": "/run/urds/node.sock"})
-    with pytest.raises(OSError, match="use 'inprocess'") as refused:
-        fresh.backend()
-    assert refused.value.errno == errno.EOPNOTSUPP
 
 
 def test_a_child_keeps_the_settings_and_nothing_else(fresh: Process) -> None:

@@ -311,9 +311,12 @@ def _ask(options: InfoOptions) -> tuple[list[Report], list[Silent]]:
     """Ask the processes; return the reports and the silent ones, which are logged at once."""
     pids = [options.pid] if options.pid else processes.find(all_users=options.all_users)
     answers = list(processes.ask_all(pids, all_users=options.all_users))
+    asked = {answer.pid for answer in answers}
+    answers += [one for one in processes.ask_nodes(asked) if options.pid in (None, one.pid)]
     silent = [answer for answer in answers if isinstance(answer, Silent)]
     for answer in silent:
-        complain("urds info", f"process {answer.pid}: {answer.reason}")
+        who = f"process {answer.pid}: " if answer.pid else ""
+        complain("urds info", f"{who}{answer.reason}")
     reports = [answer for answer in answers if not isinstance(answer, Silent)]
     if options.peer is not None:
         peer = find_address(options.peer)
@@ -331,7 +334,8 @@ COMMAND: Final = Command(
     about="""
     Without a letter a summary: processes, connections, counters that are not zero, totals. Tables,
     columns and letters are those of rds-info; -a shows all. Each process of this user that has
-    bound a socket answers for itself. Counters are sums over the processes; --pid chooses one.
+    bound a socket answers for itself, and a node for the programs that attach to it. Counters are
+    sums over the processes; --pid chooses one.
     """,
     examples=(
         ("urds info", "a summary"),

@@ -251,6 +251,7 @@ def main(arguments: Sequence[str], make_calls: MakeCalls | None = None) -> int:
         signal.signal(one, signal.SIG_IGN)
     plan = Plan.of(arguments[0])
     log = EventLog(plan.log, level=Level[plan.log_level], journal=plan.journal)
+    sys.orig_argv[:] = ["urds", "node", "--socket", plan.place]  # what `urds info` shows
     log.take_logging(quiet="urds.control")  # whose lines come as events
     try:
         settings = NodeSettings.load(plan.config)

@@ -24,9 +24,8 @@ from urds.common.types import IPAddress
 from urds.rds.constants import Transport
 from urds.rds.plane.choose import choose
 from urds.rds.plane.contract import Mailbox, MailboxSettings, Plane, Snapshot
-from urds.rds.runtime import node_requests, processes
+from urds.rds.runtime import processes
 from urds.rds.settings import Settings
-from urds.rds.wire.node import Request, RequestOp
 
 if TYPE_CHECKING:
     from urds.rds.plane.attached import AttachedMailbox
@@ -152,7 +151,7 @@ class Attached:
         return self._report().counters
 
     def _report(self) -> Report:
-        return report_of(self.place)
+        return processes.report_of_node(self.place)
 
     def warn_of(self, variables: Iterable[str]) -> None:
         """Log the names of environment variables that nothing reads."""
@@ -162,17 +161,6 @@ class Attached:
 
 def _has_unacknowledged(mailbox: AttachedMailbox) -> bool:
     return mailbox.fileno() >= 0 and mailbox.unacknowledged() > 0
-
-
-def report_of(place: str) -> Report:
-    """Return the report of a node, as that of a process. Raises OSError."""
-    import json
-
-    _, data = node_requests.fetch(place, Request(operation=RequestOp.STATUS))
-    try:
-        return processes.parse(json.dumps(json.loads(data)["report"]).encode())
-    except (ValueError, LookupError, TypeError) as wrong:
-        raise OSError(errno.EPROTO, f"{os.strerror(errno.EPROTO)}: {wrong}") from wrong
 
 
 class _Waiters:

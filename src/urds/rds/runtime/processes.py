@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,8 +26,10 @@ from urds.rds.plane.contract import (
     RdmaRow,
     Snapshot,
 )
+from urds.rds.runtime import node_requests, places
 from urds.rds.runtime.information_socket import GREETING, SUFFIX, folder, is_ours
 from urds.rds.settings import AUTO, Settings
+from urds.rds.wire.node import Request, RequestOp
 
 Endpoint = tuple[IPAddress, int]
 
@@ -160,9 +162,9 @@ def _places(*, all_users: bool = False) -> dict[int, Path]:
 
 def ask_all(pids: Iterable[int], *, all_users: bool = False) -> Iterator[Report | Silent]:
     """Ask each for its report; a process that is gone is left out and its socket removed."""
-    places = _places(all_users=all_users)
+    found = _places(all_users=all_users)
     for pid in pids:
-        answer = ask(pid, places.get(pid))
+        answer = ask(pid, found.get(pid))
         if answer is not None:
             yield answer
 
@@ -185,6 +187,35 @@ def ask(pid: int, place: Path | None = None) -> Report | Silent | None:
         return Silent(pid, failure.strerror or str(failure))
     except ValueError as failure:
         return Silent(pid, str(failure))
+
+
+def ask_nodes(asked: Collection[int]) -> Iterator[Report | Silent]:
+    """Ask the nodes of the host and of this user, but those among the processes already asked.
+
+    None where a setting names the directory: then that alone is looked at.
+    """
+    if named_directory() != AUTO:
+        return
+    for place in (places.SYSTEM_PLACE, places.user_place()):
+        if places.is_served(place):
+            try:
+                report = report_of_node(place)
+            except OSError as failure:
+                yield Silent(0, f"the node at {place}: {failure.strerror or failure}")
+            else:
+                if report.pid not in asked:
+                    yield report
+
+
+def report_of_node(place: str) -> Report:
+    """Return the report of a node's worker. Raises OSError."""
+    import json
+
+    _, data = node_requests.fetch(place, Request(operation=RequestOp.STATUS))
+    try:
+        return parse(json.dumps(json.loads(data)["report"]).encode())
+    except (ValueError, LookupError, TypeError) as wrong:
+        raise OSError(errno.EPROTO, f"{os.strerror(errno.EPROTO)}: {wrong}") from wrong
 
 
 def _fetch(place: Path) -> bytes:
