@@ -152,7 +152,24 @@ pub fn control_socket(nonblock: bool) -> (OwnedFd, OwnedFd) {
         }
         libc::fcntl(ends[1], libc::F_SETFL, libc::O_NONBLOCK);
     }
+    name(ends[0]);
     (owned(ends[0]), owned(ends[1]))
+}
+
+/// Give a user end the name by which a process that did not make it knows what it is.
+fn name(user_end: i32) {
+    let text = format!("\0urds-fd/1/{:x}", urds_client::sys::cookie_of(user_end));
+    // SAFETY: the address is as long as it says.
+    unsafe {
+        let mut address: libc::sockaddr_un = mem::zeroed();
+        address.sun_family = 1;
+        for (to, from) in address.sun_path.iter_mut().zip(text.bytes()) {
+            *to = from.cast_signed();
+        }
+        let length = u32::try_from(2 + text.len()).expect("short");
+        let address = (&raw const address).cast();
+        assert_eq!(libc::bind(user_end, address, length), 0);
+    }
 }
 
 /// Poll descriptors; return which have which events.
