@@ -16,7 +16,7 @@ from tools.rust_sources import Source
 
 LIST = Path(__file__).with_name("native_files.toml")
 PYTHON = PACKAGE / "rds" / "plane" / "python"
-CRATES = ("channel", "client", "path", "dataplane", "pymodule")
+CRATES = ("channel", "client", "path", "dataplane", "pymodule", "shim", "preload", "liburds")
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")
 
@@ -45,7 +45,7 @@ def python_names() -> set[str]:
 
 def unlisted(files: Set[str], table: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between the Rust files and their list."""
-    names = {f"{crate}/{name}" for crate in CRATES for name in table[crate]}
+    names = {f"{crate}/{name}" for crate in CRATES for name in table.get(crate, ())}
     return sorted(
         [f"{one}: not listed, may it be Rust?" for one in files - names]
         + [f"{one}: listed and not there" for one in names - files]
@@ -54,7 +54,7 @@ def unlisted(files: Set[str], table: Mapping[str, Any]) -> list[str]:
 
 def unpaired(names: Set[str], table: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between the names of both planes."""
-    rust = {name: row for crate in CRATES for name, row in table[crate].items()}
+    rust = {name: row for crate in CRATES for name, row in table.get(crate, {}).items()}
     twins = {name for name, row in rust.items() if "no_twin" not in row}
     alone = set(table["python"])
     return sorted(

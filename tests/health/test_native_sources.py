@@ -11,6 +11,8 @@ from tests.health.test_sizes import FILE_LINES_MAX, FUNCTION_LINES_MAX
 from tools import cargo, rust_sources
 from tools.rust_sources import Source, sources
 
+BINDINGS = {"pymodule", "shim", "preload", "liburds"}  # to Python, to C
+
 
 def source(text: str) -> Source:
     """Return a file that holds `text`."""
@@ -37,7 +39,7 @@ def test_functions_end_before_the_stop() -> None:
 
 
 def test_unsafe_stands_in_its_places_with_its_reason() -> None:
-    """System calls and the binding to Python need it; nothing else does."""
+    """System calls and the bindings to Python and to C need it; nothing else does."""
     wrong = [
         f"{one.place}:{line}"
         for one in sources()
@@ -49,7 +51,7 @@ def test_unsafe_stands_in_its_places_with_its_reason() -> None:
 
 def _may_be_unsafe(path: Path) -> bool:
     inside = path.relative_to(rust_sources.CRATES).parts
-    return inside[0] == "pymodule" or "sys" in inside or path.name == "sys.rs"
+    return inside[0] in BINDINGS or "sys" in inside or path.name == "sys.rs"
 
 
 def test_models_test_the_sources_of_the_plane() -> None:
