@@ -36,7 +36,11 @@ NEXTEST = ROOT / "tools" / "nextest.toml"
 RULES = WORKSPACE / "target" / "broken-rules"
 MODELS = WORKSPACE / "loom"
 STAMP = ".installed-native"
-SUFFIXES = {".rs", ".toml", ".lock", ".pyi"}
+# What maturin puts beside the module: the libraries for programs in C, and their header.
+DATA = WORKSPACE / "urds_native.data"
+LIBRARIES = ("liburds_preload.so", "liburds.so")
+HEADER = WORKSPACE / "crates" / "liburds" / "include" / "urds.h"
+SUFFIXES = {".rs", ".toml", ".lock", ".pyi", ".h"}
 BUILD_S_MAX = 900
 TEST_S_MAX = 600
 MODELS_S_MAX = 600  # a minute of processor time with its build, a quarter of that without
@@ -101,6 +105,8 @@ def build(options: argparse.Namespace) -> None:
         fetch(cargo, options.at)
         print("Building the compiled plane, urds_native: about a minute.", flush=True)
         started_s = time.monotonic()
+        _run("libraries", cargo, options.at, libraries_command(cargo), BUILD_S_MAX)
+        gather_libraries(WORKSPACE / "target" / "shim")
         maturin = [str(options.at / "bin" / "maturin"), "develop", "--release"]
         _run("build", cargo, options.at, [*maturin, "--locked", "--offline"], BUILD_S_MAX)
         _see_that_it_loads(options.at)
@@ -109,6 +115,22 @@ def build(options: argparse.Namespace) -> None:
         raise
     _stamp(options.at).write_text(digest(options.at), encoding="ascii")
     print(f"urds_native is in {options.at.name} ({time.monotonic() - started_s:.0f} s).")
+
+
+def libraries_command(cargo: Cargo) -> list[str]:
+    """Return the command that builds the libraries for programs in C, into target/shim."""
+    command = [str(cargo.path), "build", "--locked", "--offline", "--profile", "shim"]
+    return [*command, "-p", "urds-preload", "-p", "urds-liburds"]
+
+
+def gather_libraries(built: Path) -> None:
+    """Put the libraries and their header where maturin finds them for the wheel."""
+    shutil.rmtree(DATA, ignore_errors=True)
+    package = DATA / "platlib" / "urds_native"
+    package.mkdir(parents=True)
+    for name in LIBRARIES:
+        shutil.copyfile(built / name, package / name)
+    shutil.copyfile(HEADER, package / HEADER.name)
 
 
 def rules(options: argparse.Namespace) -> None:
@@ -240,7 +262,8 @@ def digest(venv: Path) -> str:
     whole = hashlib.sha256(interpreter.read_bytes() if interpreter.exists() else b"")
     for path in sorted(WORKSPACE.rglob("*")):
         place = path.relative_to(WORKSPACE)
-        if path.suffix in SUFFIXES and place.parts[0] != "target" and path.is_file():
+        is_made = place.parts[0] in {"target", DATA.name}
+        if path.suffix in SUFFIXES and not is_made and path.is_file():
             whole.update(f"{place} {path.stat().st_size}\n".encode() + path.read_bytes())
     return whole.hexdigest()
 
