@@ -23,6 +23,7 @@ GROUPS: Final = (
             "info": "Show processes, counters and tables, as rds-info.",
             "config": "Show each setting, its value and its source.",
             "node": "Own addresses for all programs of a host or user, or ask a node.",
+            "run": "Run an unmodified program on sockets of a node.",
             "stress": "Load two hosts and check every message, as rds-stress.",
         },
         package="urds.cli.rds",

@@ -54,6 +54,7 @@ class _Option:
     parse: Callable[[str], Any] | None
     letters: Mapping[str, str]  # flags of one letter, each of which adds itself to the field
     bare: Any  # the value of a flag without one; None: a value must follow
+    has_rest: bool  # all words from here on, options of another program too
 
 
 def option(
@@ -66,13 +67,15 @@ def option(
     parse: Callable[[str], Any] | None = None,
     letters: Mapping[str, str] | None = None,
     bare: Any = None,
+    has_rest: bool = False,
 ) -> Any:
     """Return a field of a record of options; without flags it is a positional argument.
 
     `low` and `high` are the limits that `check_ranges` holds and the help shows. `parse` makes
-    the value from the text and raises UsageError.
+    the value from the text and raises UsageError. With `has_rest` a last argument takes every word
+    that follows, whatever it looks like.
     """
-    shown = _Option(flags, help, metavar, low, high, parse, letters or {}, bare)
+    shown = _Option(flags, help, metavar, low, high, parse, letters or {}, bare, has_rest)
     return field(default=default, metadata={_OPTION: shown})
 
 
@@ -387,9 +390,12 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], kind: Any, shown: _O
         is_required = each.default is MISSING
         if not is_required:  # argparse would parse SUPPRESS like a word of the command line
             settings = {"nargs": "?", **settings, "default": None}
-        if settings.get("nargs") == "*":
+        if shown.has_rest:
+            settings["nargs"] = argparse.REMAINDER
+        elif settings.get("nargs") == "*":
             parser.set_defaults(_rest=each.name)
-        parser.add_argument(each.name, **settings)
+        added = parser.add_argument(each.name, **settings)
+        added.required = is_required  # before Python 3.13 the rest of a line counts as required
 
 
 def _single(kind: Any) -> Any:
