@@ -1,0 +1,57 @@
+"""Programs in C under the hooks: descriptors, readiness, signals, many processes, random sequences.
+
+Each case is a function of a program in the folder `programs`, which ends with 0 or says what was
+wrong. They are compiled by the machine's compiler and, where it is, by musl's: one library serves
+both.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import address
+from tests.shim.conftest import SOURCES, Programs
+
+COMPILERS = ("cc", "musl-gcc")
+CASE = re.compile(r"\{\"(\w+)\", \w+\}")
+STEPS = 20_000
+
+
+def cases() -> list[tuple[str, str]]:
+    """Return program and function of each case."""
+    return [
+        (name, case)
+        for name in ("descriptors", "readiness", "signals")
+        for case in CASE.findall((SOURCES / f"{name}.c").read_text("utf-8"))
+    ]
+
+
+def by(compiler: str) -> str:
+    """Return a compiler; skip where it is not installed."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on this machine")
+    return compiler
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(("name", "case"), cases())
+def test_a_program(name: str, case: str, compiler: str, programs: Programs) -> None:
+    done = programs.run(programs.compiled(name, by(compiler)), address(1), case)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_byte_lands_in_another_file(seed: int, programs: Programs) -> None:
+    """Numbers that are ours, another's and none in turn, by every call that changes them."""
+    done = programs.run(programs.compiled("model"), address(2), str(seed), str(STEPS))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("count", "killed"), [(1, 0), (3, 0), (3, 3), (16, 0), (16, 2)])
+def test_processes_share_a_socket(count: int, killed: int, programs: Programs) -> None:
+    many: Path = programs.compiled("many")
+    done = programs.run(many, address(3), str(count), "30000", str(killed))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{30000 // count * count} messages, " in done.stdout
