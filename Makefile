@@ -20,7 +20,7 @@ KERNEL ?= 6.1
 INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick check test test-beyond test-all sim interop namespaces bench bench-compare attacks \
+.PHONY: help demo quick check test test-beyond test-all sim interop programs namespaces bench bench-compare attacks \
         interop-bench bench-page faults fuzz soak lint types docs compat native wheels news lock clean python \
         environment lint-environment
 
@@ -58,6 +58,11 @@ interop: environment  ## Talk with Linux KERNEL=6.1, 6.12 or 7 in a virtual mach
 	    $(PYTEST) -q -m "interop$(if $(SHORT), and short)" --interop-report $(REPORT)/$(INTEROP).json \
 	    --junitxml=$(REPORT)/$(INTEROP).xml tests/interop
 	@if [ -n "$$CI" ]; then $(BIN)/python tools/summary.py --ran $(REPORT)/$(INTEROP).xml; fi
+
+programs: environment  ## Run CPython's tests, rds-tools, qperf and programs in C under `urds run` (5 min)
+	@$(PYTHON) -m tools.native build --optional
+	@$(TIMED) --name programs --budget-s 600 -- \
+	    $(PYTEST) -n 2 --dist loadfile -q --junitxml=$(REPORT)/programs.xml tests/shim tests/programs
 
 namespaces: environment  ## Run suites between two network namespaces, IPv4 and IPv6; needs root (6 min)
 	@reason=$$($(BIN)/python -m tests.support.places); \
