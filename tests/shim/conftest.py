@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from urds.rds.node import commands
-from urds.rds.node.start import ensure
 
 from tests.shim import libraries
 from urds.cli.rds.run import environment
+from urds.rds.node import commands
+from urds.rds.node.start import ensure
 
 RUN_S_MAX = 100
 SOURCES = Path(__file__).with_name("programs")

@@ -15,6 +15,7 @@ const CONG_UPDATE: i32 = 5;
 const RXPATH_LATENCY: i32 = 11;
 const ZCOPY_COOKIE: i32 = 12;
 const RDMA_BYTES_MAX: u64 = 1 << 20;
+const PARTS_MAX: u64 = 1024;
 
 /// What a sendmsg asks for besides its payload, each at most once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,8 +73,14 @@ impl Asked {
             return Err(libc::EINVAL);
         }
         self.0 |= asks;
-        if kind == RDMA_ARGS && number(data, 16) > RDMA_BYTES_MAX {
-            return Err(libc::EMSGSIZE);
+        if kind == RDMA_ARGS {
+            match (number(data, 16), number(data, 32)) {
+                (bytes, parts) if bytes > RDMA_BYTES_MAX || parts > PARTS_MAX => {
+                    return Err(libc::EMSGSIZE);
+                }
+                (_, 0) => return Err(libc::EINVAL), // nothing of ours to move
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -246,8 +253,14 @@ mod tests {
     #[test]
     fn a_socket_over_tcp_has_no_operations() {
         let checked = |control: &[u8]| read(control).unwrap().check(false);
+        let mut arguments = [0; 56];
         assert_eq!(
-            checked(&message(SOL_RDS, RDMA_ARGS, &[0; 56])),
+            read(&message(SOL_RDS, RDMA_ARGS, &arguments)),
+            Err(libc::EINVAL)
+        );
+        arguments[32] = 1;
+        assert_eq!(
+            checked(&message(SOL_RDS, RDMA_ARGS, &arguments)),
             Err(libc::EOPNOTSUPP)
         );
         assert_eq!(

@@ -108,7 +108,7 @@ pub unsafe fn setsockopt(
             match (level, name) {
                 (SOL_RDS, CANCEL_SENT_TO) => cancel(fd, held.socket(), given),
                 (SOL_RDS, GET_MR) => region(held.socket(), given, 32),
-                (SOL_RDS, FREE_MR) => region(held.socket(), given, 16),
+                (SOL_RDS, FREE_MR) => Err(libc::EINVAL), // there is none
                 (SOL_RDS, GET_MR_FOR_DEST) => region(held.socket(), given, 160),
                 _ => match options::set(held.socket(), level, name, given)? {
                     options::Done::Here => Ok(0),
