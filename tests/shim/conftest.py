@@ -26,11 +26,12 @@ class Programs:
         self._folder = folder
         self.node = node
 
-    def compiled(self, name: str, by: str = "cc") -> Path:
-        """Return a program of the folder `programs`."""
-        program = self._folder / f"{name}-{by}"
+    def compiled(self, name: str, *flags: str, by: str = "cc", shared: bool = False) -> Path:
+        """Return a program, or a library, of the folder `programs`."""
+        program = self._folder / "-".join([name, by, *(flag.strip("-") for flag in flags)])
         if not program.exists():
-            libraries.compiled(SOURCES / f"{name}.c", program, by=by)
+            more = ("-shared", "-fPIC", "-ldl") if shared else ()
+            libraries.compiled(SOURCES / f"{name}.c", program, *flags, *more, by=by)
         return program
 
     def variables(self) -> dict[str, str]:
@@ -44,11 +45,13 @@ class Programs:
                 ensure(self.node)
         return environment(os.environ, library=libraries.found(), node=self.node)
 
-    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str | Path, variables: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command under the hooks, and return what it printed."""
         return subprocess.run(
-            list(map(str, command)), env=self.variables(), capture_output=True, text=True,
-            timeout=RUN_S_MAX, check=False, stdin=subprocess.DEVNULL,
+            list(map(str, command)), env=variables or self.variables(), capture_output=True,
+            text=True, timeout=RUN_S_MAX, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
 

@@ -35,6 +35,16 @@ def compiler(name: str = "cc") -> str:
     return path
 
 
+def of_compiler(name: str) -> Path:
+    """Return a library of the C compiler's own; skip where it has none of that name."""
+    asked = [compiler(), f"-print-file-name={name}"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=COMPILE_S_MAX, check=True)
+    path = Path(done.stdout.strip())
+    if not path.is_absolute():
+        pytest.skip(f"no {name} on this machine")
+    return path
+
+
 def compiled(source: Path, program: Path, *more: str, by: str = "cc") -> Path:
     """Compile a program in C with every warning an error; return it."""
     flags = ["-Wall", "-Wextra", "-Werror", "-O2", "-pthread", f"-I{HEADER}"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import address
+from tests.shim import libraries
 from tests.shim.conftest import SOURCES, Programs
 
 COMPILERS = ("cc", "musl-gcc")
@@ -38,7 +39,7 @@ def by(compiler: str) -> str:
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize(("name", "case"), cases())
 def test_a_program(name: str, case: str, compiler: str, programs: Programs) -> None:
-    done = programs.run(programs.compiled(name, by(compiler)), address(1), case)
+    done = programs.run(programs.compiled(name, by=by(compiler)), address(1), case)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -55,3 +56,29 @@ def test_processes_share_a_socket(count: int, killed: int, programs: Programs) -
     done = programs.run(many, address(3), str(count), "30000", str(killed))
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{30000 // count * count} messages, " in done.stdout
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_another_library_beside_ours(is_first: bool, programs: Programs) -> None:
+    """Ours works before any constructor has run, and calls the next library's functions."""
+    other = programs.compiled("early", shared=True)
+    variables = programs.variables()
+    ours = variables["LD_PRELOAD"]
+    variables["LD_PRELOAD"] = f"{other}:{ours}" if is_first else f"{ours}:{other}"
+    descriptors = programs.compiled("descriptors")
+    variables |= {"EARLY_HOST": address(7), "EARLY_PROGRAM": descriptors.name}
+    done = programs.run(descriptors, address(8), "copies", variables=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("case", ["copies", "forked", "sent_along"])
+def test_a_program_with_a_sanitizer(sanitizer: str, case: str, programs: Programs) -> None:
+    """Its library has to be the first one."""
+    library = libraries.of_compiler(f"lib{sanitizer[0]}san.so")
+    program = programs.compiled("descriptors", f"-fsanitize={sanitizer}")
+    variables = programs.variables()
+    variables["LD_PRELOAD"] = f"{library}:{variables['LD_PRELOAD']}"
+    variables["ASAN_OPTIONS"] = "detect_leaks=0"
+    done = programs.run(program, address(9), case, variables=variables)
+    assert (done.returncode, done.stderr) == (0, "")
