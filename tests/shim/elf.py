@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct, unpack_from
@@ -10,6 +11,7 @@ _HEADER = Struct("<16xHHIQQQIHHHHHH")
 _SECTION = Struct("<IIQQQQIIQQ")
 _SYMBOL = Struct("<IBBHQQ")
 _DYNAMIC, _DYNSYM = 6, 11
+_VERSIONS = 0x6FFFFFFE  # SHT_GNU_verneed
 _NEEDED = 1
 _WEAK = 2
 _TLS_SEGMENT = 7
@@ -22,6 +24,7 @@ class Library:
     needed: tuple[str, ...]  # names of other libraries
     defined: frozenset[str]
     undefined: frozenset[str]  # weak ones left out: they may be absent
+    versions: frozenset[str]  # of other libraries' symbols, as GLIBC_2.17
     has_thread_storage: bool
 
 
@@ -40,10 +43,14 @@ def read(path: Path) -> Library:
     needed: list[str] = []
     defined: set[str] = set()
     undefined: set[str] = set()
+    versions: set[str] = set()
     for _, kind, _, _, at, length, link, *_ in sections:
-        if kind not in (_DYNAMIC, _DYNSYM):
+        if kind not in (_DYNAMIC, _DYNSYM, _VERSIONS):
             continue
         texts = sections[link][4]
+        if kind == _VERSIONS:
+            versions |= set(_versions(data, at, texts))
+            continue
         if kind == _DYNAMIC:
             pairs = [unpack_from("<QQ", data, at + n) for n in range(0, length, 16)]
             needed += [_text(data, texts + value) for tag, value in pairs if tag == _NEEDED]
@@ -55,7 +62,27 @@ def read(path: Path) -> Library:
                 defined.add(name)
             elif info >> 4 != _WEAK:
                 undefined.add(name)
-    return Library(tuple(needed), frozenset(defined), frozenset(undefined), _TLS_SEGMENT in kinds)
+    return Library(
+        needed=tuple(needed),
+        defined=frozenset(defined),
+        undefined=frozenset(undefined),
+        versions=frozenset(versions),
+        has_thread_storage=_TLS_SEGMENT in kinds,
+    )
+
+
+def _versions(data: bytes, at: int, texts: int) -> Iterator[str]:
+    """Yield the versions that a library asks of others: Elf64_Verneed, each with Elf64_Vernaux."""
+    while True:
+        _, count, _, each, step = unpack_from("<HHIII", data, at)
+        each += at
+        for _ in range(count):
+            *_, name, following = unpack_from("<IHHII", data, each)
+            yield _text(data, texts + name)
+            each += following
+        if not step:
+            return
+        at += step
 
 
 def _text(data: bytes, at: int) -> str:

@@ -21,6 +21,7 @@ LIBCS = tuple(
     )
     if (path := Path(name)).exists()
 )  # fmt: skip
+OLDEST = (2, 17)  # as the wheels of the compiled plane: tools.wheels
 # Calls of sockets and descriptors, under every name that a libc gave one of them.
 CALL = re.compile(
     r"_{0,2}(libc_|res_i)?("
@@ -33,11 +34,18 @@ CALL = re.compile(
 )
 
 
+def number(version: str) -> tuple[int, ...]:
+    """Return the number of a version of glibc's symbols."""
+    return tuple(map(int, version.removeprefix("GLIBC_").split(".")))
+
+
 @pytest.mark.parametrize("name", ["liburds_preload.so", "liburds.so"])
 def test_a_library_needs_libc_alone(name: str) -> None:
     library = elf.read(found(name))
     assert library.needed == ("libc.so.6",)
     assert library.undefined - set(LISTED["needed"]["symbols"]) == set()
+    newer = {one for one in library.versions if one.startswith("GLIBC_") and number(one) > OLDEST}
+    assert newer == set()
     assert not library.has_thread_storage  # its destructors would run in threads of the program
 
 

@@ -3,6 +3,7 @@
 pub mod arguments;
 pub mod clock;
 pub mod errno;
+mod lookup;
 pub mod memory;
 pub mod originals;
 pub mod process;

@@ -3,7 +3,7 @@
 //! Found at their first use, so also before any constructor ran. Where there is none of that name
 //! (a static program, another libc), the system call itself serves.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -11,7 +11,7 @@ use urds_client::sys::{WAIT_RECV, WAIT_SEND};
 
 use libc::{FILE, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::errno;
+use super::{errno, lookup};
 
 /// The place of one function.
 struct Original {
@@ -44,8 +44,7 @@ impl Original {
     fn look(&self) -> *mut c_void {
         let before = errno::get();
         let name = CStr::from_bytes_with_nul(self.name.as_bytes()).unwrap_or_default();
-        // SAFETY: the name ends with its zero.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        let found = lookup::next(name);
         let known = if found.is_null() { absent() } else { found };
         self.found.store(known, Ordering::Release);
         errno::set(before);
@@ -55,14 +54,6 @@ impl Original {
 
 fn absent() -> *mut c_void {
     (&raw const ABSENT).cast_mut().cast()
-}
-
-/// Tell whether the next library has a function of this name.
-///
-/// It is for names that only one libc has.
-pub fn has(name: &CStr) -> bool {
-    // SAFETY: a string of C.
-    unsafe { !libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()).is_null() }
 }
 
 /// The value of a system call, in the type of libc's function.
