@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from urds.rds.node import commands
 
 from tests.shim import libraries
 from tests.shim.conftest import node, programs
+from urds.rds.node import commands
 
 __all__ = ["apart", "node", "programs"]
 

@@ -24,23 +24,31 @@ def sealed_file(name: str, file_bytes: int) -> int:
     return descriptor
 
 
-def send_with_files(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> int:
+def send_with_files(
+    connection: socket.socket, data: bytes, descriptors: Sequence[int] = (), flags: int = 0
+) -> int:
     """Send a message and descriptors; return how many bytes were taken. Raises OSError.
 
     `socket.send_fds` of CPython 3.11 to 3.13 drops the flags, as `socket.recv_fds` does.
     """
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    return connection.sendmsg([data], [rights] if descriptors else [], socket.MSG_NOSIGNAL)
+    flags |= socket.MSG_NOSIGNAL
+    return connection.sendmsg([data], [rights] if descriptors else [], flags)
 
 
 def receive_with_files(
-    connection: socket.socket, byte_count_max: int, files_max: int
+    connection: socket.socket, byte_count_max: int, files_max: int, flags: int = 0
 ) -> tuple[bytes, list[int], int]:
-    """Return a message, descriptors that no other program inherits, and flags. Raises OSError."""
-    room = socket.CMSG_SPACE(files_max * array("i").itemsize)
-    data, messages, flags, _ = connection.recvmsg(byte_count_max, room, socket.MSG_CMSG_CLOEXEC)
+    """Return a message, descriptors that no other program inherits, and flags. Raises OSError.
+
+    MSG_CTRUNC among the flags: descriptors are missing, those beyond `files_max` or those for
+    which the process has no room.
+    """
+    room = socket.CMSG_LEN(files_max * array("i").itemsize)
+    flags |= socket.MSG_CMSG_CLOEXEC
+    data, messages, told, _ = connection.recvmsg(byte_count_max, room, flags)
     descriptors = array("i")
     for level, kind, raw in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
-    return data, list(descriptors), flags
+    return data, list(descriptors), told

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from urds.common import passing
+from urds.common.passed_files import receive_with_files, send_with_files
 from urds.common.socket_class import KernelSocket
 
 DESCRIPTORS_MAX: Final = 8
@@ -92,7 +92,7 @@ class Channel:
         """
         self._end.settimeout(wait_s)
         try:
-            data, descriptors, is_cut = passing.receive(
+            data, descriptors, told = receive_with_files(
                 self._end, _MESSAGE_BYTES_MAX, DESCRIPTORS_MAX
             )
         except (BlockingIOError, TimeoutError):
@@ -102,7 +102,7 @@ class Channel:
         if not data:
             raise EOFError
         message: Message = json.loads(data)
-        message["is_cut"] = is_cut
+        message["is_cut"] = bool(told & socket.MSG_CTRUNC)
         return message, descriptors
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Channel:
         self._end.close()
 
     def _put(self, data: bytes, descriptors: Sequence[int]) -> None:
-        passing.send(self._end, data, descriptors)
+        send_with_files(self._end, data, descriptors)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from urds.common import passing
 from urds.common.event_log import EventLog
+from urds.common.passed_files import receive_with_files, send_with_files
 from urds.common.records import record
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.service import Service
@@ -160,7 +160,7 @@ class Connections:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            data, descriptors, is_cut = passing.receive(
+            data, descriptors, told = receive_with_files(
                 connection.end, node.RECORD_BYTES + 1, node.DESCRIPTORS_MAX, socket.MSG_DONTWAIT
             )
         except BlockingIOError:
@@ -169,7 +169,7 @@ class Connections:
             self._end(connection)
             return
         try:
-            self._respond(connection, data, descriptors, is_cut=is_cut)
+            self._respond(connection, data, descriptors, is_cut=bool(told & socket.MSG_CTRUNC))
         finally:
             self._service.close_unknown(descriptors)
             self._end(connection)
@@ -209,7 +209,7 @@ class Connections:
 
     def _answer(self, end: socket.socket, data: bytes, passed: Sequence[int]) -> None:
         try:
-            passing.send(end, data, passed, socket.MSG_DONTWAIT)
+            send_with_files(end, data, passed, socket.MSG_DONTWAIT)
         except OSError as failure:
             if failure.errno == errno.ETOOMANYREFS:  # its user passes too many at once. unix(7)
                 operation = int.from_bytes(data[6:8], "little")

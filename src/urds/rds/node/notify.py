@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from urds.common import passing
+from urds.common.passed_files import send_with_files
 from urds.common.socket_class import KernelSocket
 
 _FIRST: Final = 3
@@ -60,7 +60,7 @@ class Notifier:
         with suppress(OSError), KernelSocket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             end.settimeout(_SEND_WAIT_S)
             end.connect(self._place)
-            passing.send(end, "\n".join(lines).encode(), descriptors)
+            send_with_files(end, "\n".join(lines).encode(), descriptors)
 
     def store(self, name: str, descriptors: Sequence[int]) -> None:
         """Have the manager keep descriptors for the next start, under one name, in this order.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from urds.common import passing
 from urds.common.errors import WireError
+from urds.common.passed_files import receive_with_files, send_with_files
 from urds.common.socket_class import KernelSocket
 from urds.rds.wire import node
 from urds.rds.wire.node import Answer, Request
@@ -37,16 +37,16 @@ def ask(
     with KernelSocket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(answer_wait_s)
         connection.connect(place)
-        passing.send(connection, node.emit_request(request), descriptors)
+        send_with_files(connection, node.emit_request(request), descriptors)
         try:
-            data, found, is_cut = passing.receive(
+            data, found, told = receive_with_files(
                 connection, node.RECORD_BYTES + 1, node.DESCRIPTORS_MAX
             )
         except TimeoutError as late:
             text = f"{os.strerror(errno.ETIMEDOUT)}: the node at {place}"
             raise TimeoutError(errno.ETIMEDOUT, text) from late
     try:
-        if is_cut:
+        if told & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         answer = _parsed(data, request, place)
         if answer.status:
