@@ -175,7 +175,8 @@ class Mailbox:
                 if route.destination.queued_bytes >= route.destination.look_at_bytes:
                     sends.look_for_room(route)
             if self.descriptor is not None and (
-                not is_known or sender is None or sends.is_half_full()
+                # A full path tells the sockets of its own address alone.
+                not is_known or sender is None or route.path.full or sends.is_half_full()
             ):
                 self.sync()
         except BaseException as error:
