@@ -28,6 +28,7 @@ from urds.rds.wire.header import HEADER_BYTES, Header
 LOCAL, PEER, OTHER = (ip_address(f"127.0.83.{number}") for number in (1, 2, 3))
 PORT, PEER_PORT = 5000, 4000
 MS = 1_000_000
+ACK_DELAY_MS = Limits().acknowledge_delay_ns // MS
 EMPTY_MAP = bytes(8192)
 
 

@@ -4,7 +4,17 @@ import errno
 
 import pytest
 
-from tests.parity.planes import LOCAL, OTHER, PEER, PEER_PORT, PORT, Remote, World, take
+from tests.parity.planes import (
+    ACK_DELAY_MS,
+    LOCAL,
+    OTHER,
+    PEER,
+    PEER_PORT,
+    PORT,
+    Remote,
+    World,
+    take,
+)
 from urds.rds.constants import MSG_DONTWAIT, MSG_PEEK, HeaderFlag
 from urds.rds.plane.contract import (
     ConnectWanted,
@@ -330,7 +340,7 @@ class TestSnapshot:
         remote.say(41, b"x")
         remote.write(bytes(20))
         world.turn()
-        world.turn(40)
+        world.turn(ACK_DELAY_MS)
         (row,) = world.plane.snapshot().paths
         assert (row.local, row.peer, row.index) == (LOCAL, PEER, 0)
         assert (row.transport, row.tos, row.rdma) == ("tcp", 0, None)

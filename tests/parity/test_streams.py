@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.parity.planes import EMPTY_MAP, LOCAL, PEER, PEER_PORT, World, take
+from tests.parity.planes import ACK_DELAY_MS, EMPTY_MAP, LOCAL, PEER, PEER_PORT, World, take
 from tests.rds.plane.path_world import message
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
@@ -378,18 +378,18 @@ class TestFreeing:
         world.turn()
         assert world.plane.snapshot().mailboxes[0].send_queued_bytes == 2
 
-    def test_our_acknowledgement_leaves_after_forty_milliseconds(self, world: World) -> None:
+    def test_our_acknowledgement_leaves_after_the_delay(self, world: World) -> None:
         world.mailbox()
         remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
         world.turn()
-        world.turn(39)
+        world.turn(ACK_DELAY_MS - 1)
         assert remote.frames() == []
         world.turn(1)
         assert [frame.header.ack for frame in remote.frames()] == [5]
-        world.turn(50)
+        world.turn(2 * ACK_DELAY_MS)
         assert remote.frames() == []
 
     def test_a_close_acknowledges_first_what_came_in(self, world: World) -> None:
