@@ -25,6 +25,8 @@ def test_difference_rsocket_descriptor(pair: Pair) -> None:
         os.write(number, b"not sent")
     for call in (pair.server.detach, pair.server.dup, lambda: pair.server.set_inheritable(True)):
         assert error_of(call) == errno.EOPNOTSUPP
+    # A socket that was never asked for its number refuses as well.
+    assert error_of(pair.client.detach) == errno.EOPNOTSUPP
     assert pair.server.get_inheritable() is False
     assert "fd=" not in repr(pair.server)
     assert error_of(pair.client.recv, 9, socket.MSG_DONTWAIT) == errno.EAGAIN
