@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.completions import CompletionQueue, Outbox
 from urds.verbs.engine.flight import WINDOW_PACKETS
 from urds.verbs.engine.keys import KeyTable, Region
 from urds.verbs.engine.numbers import (
@@ -91,8 +91,11 @@ class Guarded:
         self.key = own.rkey
         self._register(1, self.pd, AccessFlag.LOCAL_WRITE)
         self._register(2, object(), _ALL)
-        self.cq = CompletionQueue(completions_max)
-        self._srq = SharedReceiveQueue(RECEIVES, 2, pd=self.pd) if shared else None
+        self.outbox = Outbox()
+        self.cq = CompletionQueue(completions_max, outbox=self.outbox)
+        self._srq = (
+            SharedReceiveQueue(RECEIVES, 2, pd=self.pd, outbox=self.outbox) if shared else None
+        )
         self.qp = QueuePair(
             qpn=QPN,
             qp_type=qp_type,
@@ -104,8 +107,8 @@ class Guarded:
             keys=self.keys,
             link=LinkTraits(mtu_bytes, lossless),
             receive_order=receive_order,
+            outbox=self.outbox,
         )
-        self.cq.on_overflow = self.qp.enter_error
         self._ends: Counter[int] = Counter()
         self._posted = 0
         self._lead(qp_type)
@@ -211,8 +214,7 @@ class Guarded:
         self._ends.update(wc.wr_id for wc in self.cq.poll(len(self.cq)))
         assert all(count == 1 for count in self._ends.values()), self._ends
         assert not self._ends or max(self._ends) <= self._posted
-        while self.qp.poll_event() is not None:
-            pass
+        self.outbox.take_events()
 
     # -- invariants
 
@@ -223,7 +225,6 @@ class Guarded:
         assert len(self.cq) <= self.cq.capacity
         qp, responder = self.qp, self.qp._responder  # no public access to their contents
         assert len(qp._incoming._taken) <= AHEAD_MAX + RECEIVES + 1
-        assert len(qp._events) <= 64
         assert len(qp._requester._flight) <= WINDOW_PACKETS
         if responder is not None:
             assert len(responder._ahead) <= AHEAD_MAX

@@ -11,6 +11,7 @@ from urds.dat.handles import DatObject
 from urds.dat.ia import InterfaceAdapter
 from urds.dat.registry import Support
 from urds.dat.returns import Subtype
+from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import EngineEvent
@@ -26,7 +27,7 @@ class FakeAdapter(Adapter):
         self.gid = bytes(16)
         self.keys = KeyTable()
         self.lock = threading.RLock()
-        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
+        self.outbox = Outbox()
         self.plans: list[Callable[[], object]] = []
         self.later: list[Callable[[], None]] = []
         self.waits_ns: list[int | None] = []
@@ -47,10 +48,15 @@ class FakeAdapter(Adapter):
         return is_ready()
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Keep the action until `settle`."""
+        """Keep the action until `run_later`."""
         self.later.append(action)
 
-    def settle(self) -> None:
+    def tell(self, event: EngineEvent) -> None:
+        """Let an event be all that a pass has brought."""
+        self.outbox.events.append(event)
+        self.finish_pass()
+
+    def run_later(self) -> None:
         """Run what was put off."""
         while self.later:
             self.later.pop(0)()

@@ -131,17 +131,17 @@ def test_a_verbs_event_of_an_endpoint_names_the_endpoint(
     with open_fake() as ia:
         engine, feeder = object(), FakeFeeder(ia)
         ia.device.adopt(engine, feeder)
-        ia.adapter.on_async_event(EngineEvent(kind, engine))
+        fake_of(ia).tell(EngineEvent(kind, engine))
         assert take_async(ia.async_evd) == [(number, feeder, reason)]
         ia.device.disown(engine)
-        ia.adapter.on_async_event(EngineEvent(kind, engine))
+        fake_of(ia).tell(EngineEvent(kind, engine))
         assert take_async(ia.async_evd) == []
 
 
 def test_a_verbs_event_of_the_device_names_the_adapter() -> None:
     with open_fake() as ia:
-        ia.adapter.on_async_event(EngineEvent(AsyncEventType.PORT_ERR, None))
-        ia.adapter.on_async_event(EngineEvent(AsyncEventType.PORT_ACTIVE, None))
+        fake_of(ia).tell(EngineEvent(AsyncEventType.PORT_ERR, None))
+        fake_of(ia).tell(EngineEvent(AsyncEventType.PORT_ACTIVE, None))
         assert take_async(ia.async_evd) == [(0x08002, ia, 0)]
 
 
@@ -155,7 +155,7 @@ def test_events_go_to_the_dispatcher_that_was_handed_in() -> None:
         assert second.async_evd is evd
         with pytest.raises(dat.DatInvalidState):
             evd.free()
-        second.adapter.on_async_event(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
+        fake_of(second).tell(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
         second.close()
         assert take_async(evd) == [(0x08005, second, 0)]
         evd.free()
@@ -170,7 +170,7 @@ def test_without_a_dispatcher_here_events_go_nowhere() -> None:
         async_evd=AsyncEvdHandle.EXISTS,
     )
     assert ia.async_evd is AsyncEvdHandle.OUT_OF_SCOPE
-    ia.adapter.on_async_event(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
+    fake_of(ia).tell(EngineEvent(AsyncEventType.DEVICE_FATAL, None))
     ia.close(graceful=True)
 
 

@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.dat.scene import SECOND_NS, WAIT_S, End, Scene, connect, drain
+from tests.dat.scene import (
+    SECOND_NS,
+    THRESHOLD,
+    WAIT_S,
+    End,
+    Scene,
+    connect,
+    connect_endpoints,
+    drain,
+)
 from tests.dat.test_cases_calls import REACHABLE
 from urds import dat
 from urds.dat.ep_state import TRANSITIONS, Input, next_state
@@ -314,6 +323,29 @@ def test_gracefully_the_requests_end_first() -> None:
         assert [event.status for event in drain(scene.a.request)] == [dat.DtoStatus.SUCCESS] * 8
         assert [event.status for event in scene.b.taken()] == [dat.DtoStatus.SUCCESS] * 8
         assert scene.a.connection_events() == [Number.CONNECTION_DISCONNECTED]
+
+
+def test_one_dispatcher_has_the_end_after_all_transfers() -> None:
+    """Sends end, the posted receives are flushed, then comes the event of the connection."""
+    with Scene(connected=False) as scene:
+        end = scene.a
+        flags = dat.EvdFlag.DTO | dat.EvdFlag.CONNECTION | dat.EvdFlag.RMR_BIND
+        evd = end.ia.create_evd(16, flags)
+        attr = dat.EpAttr(recv_completion_flags=THRESHOLD, request_completion_flags=THRESHOLD)
+        ep = end.pz.create_ep(evd, evd, evd, attr)
+        scene.b.post(4)
+        connect_endpoints(ep, scene.b.ep, scene.b.requests)
+        for number in range(2):
+            ep.post_recv(end.piece(number), f"receive {number}")
+        for number in range(2):
+            ep.post_send(end.piece(number), f"send {number}")
+        ep.disconnect(graceful=True)
+        scene.network.run_until(lambda: ep.state is State.DISCONNECTED, SECOND_NS)
+        *transfers, last = drain(evd)
+        assert [event.user_cookie for event in transfers] == [
+            "send 0", "send 1", "receive 0", "receive 1",
+        ]  # fmt: skip
+        assert last.event_number is Number.CONNECTION_DISCONNECTED
 
 
 def test_abruptly_they_are_flushed() -> None:

@@ -374,7 +374,7 @@ def test_overflow_loses_the_event_reports_it_and_breaks_the_feeders(ia: Interfac
     assert results == [True, True, False, False]
     assert taken == [2, 3], "a lost completion no longer counts as outstanding"
     assert [feeder.overflows for feeder in feeders] == [[], []], "never inside the engine"
-    fake_of(ia).settle()
+    fake_of(ia).run_later()
     assert [feeder.overflows for feeder in feeders] == [[evd], [evd]]
     (report,) = async_events(ia)
     assert report.event_number is EventNumber.ASYNC_EVD_OVERFLOW
@@ -390,7 +390,7 @@ def test_a_dispatcher_is_usable_again_when_there_is_room(ia: InterfaceAdapter) -
     for _ in range(2):
         feeder.complete(evd, "kept")
         feeder.complete(evd, "lost")
-        fake_of(ia).settle()
+        fake_of(ia).run_later()
         assert cookies(evd) == ["kept"]
         assert len(async_events(ia)) == 1
     assert feeder.overflows == [evd, evd]
@@ -402,7 +402,7 @@ def test_a_freed_owner_is_not_told_of_an_overflow(ia: InterfaceAdapter) -> None:
     feeder.complete(evd, 0)
     feeder.complete(evd, 1)
     feeder.free()
-    fake_of(ia).settle()
+    fake_of(ia).run_later()
     assert feeder.overflows == []
 
 

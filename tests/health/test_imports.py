@@ -120,3 +120,17 @@ def test_a_cycle_is_found_with_all_its_files() -> None:
     arrows = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert cycles(arrows) == [["a", "b", "c"], ["d", "e"]]
     assert cycles({"a": {"b"}, "b": set()}) == []
+
+
+def test_layers_ask_an_adapter_for_what_is_the_engine_s() -> None:
+    """Keys, queue pairs and completion queues are made by adapters alone."""
+    made = {"QueuePair", "CompletionQueue"}
+    found = [
+        f"{module.place}:{node.lineno}: {ast.unparse(node)[:60]}"
+        for module in modules()
+        if not module.name.startswith(("urds.verbs.engine.", "urds.verbs.providers."))
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.Attribute) and ast.unparse(node).endswith("adapter.keys"))
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in made)
+    ]
+    assert found == []

@@ -56,7 +56,7 @@ def test_it_is_a_bounded_list(plan: list[tuple[str, int]], qlen: int) -> None:
                     wait(evd, model, threshold=count)
                 case "resize":
                     resize(evd, model, count)
-            fake_of(ia).settle()
+            fake_of(ia).run_later()
             assert len(evd) == len(model.queued)
             assert sorted(told) == sorted(model.taken), "told once, taken or lost"
             assert len(feeder.overflows) == model.overflows

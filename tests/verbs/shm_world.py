@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.children import Child
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import (
     AccessFlag,
     QPAttrMask,
@@ -57,30 +56,26 @@ class Side:
     ) -> None:
         self.adapter = ShmAdapter(directory=directory)
         self.pd = object()
-        self.cq = CompletionQueue(4096)
+        self.cq = self.adapter.completion_queue(4096)
         self.events: list[ConnectionEventKind] = []
         self.data = b""
         self.connection: Any = None
         self.view = self.adapter.allocate(BUFFER_BYTES) if buffer is None else buffer
         with self.adapter.lock:
-            self.region = self.adapter.keys.register(self.pd, self.view, BASE, ACCESS)
+            self.region = self.adapter.register(self.pd, self.view, BASE, ACCESS)
         self.qp = self.new_qp(kind, wr_max)
 
     def new_qp(self, kind: QPType = QPType.RC, wr_max: int = 64) -> QueuePair:
         """Return one more queue pair, in INIT."""
         adapter, mask = self.adapter, QPAttrMask
         with adapter.lock:
-            qp = QueuePair(
-                qpn=adapter.new_qpn(),
-                qp_type=kind,
+            qp = adapter.queue_pair(
+                kind=kind,
                 pd=self.pd,
                 send_cq=self.cq,
                 recv_cq=self.cq,
                 cap=QPCap(max_send_wr=wr_max, max_recv_wr=wr_max),
-                keys=adapter.keys,
-                link=adapter.attributes.link,
             )
-            adapter.add(qp)
             last = mask.ACCESS_FLAGS if kind is QPType.RC else mask.QKEY
             qp.modify(
                 QPAttr(qp_state=QPState.INIT, qp_access_flags=ACCESS, qkey=QKEY),

@@ -54,25 +54,16 @@ class End:
         self.pd = pd or object()
         self.events: list[VerbsConnectionEvent] = []
         self.connection: Any = None
-        self.scq, self.rcq = CompletionQueue(4096), CompletionQueue(4096)
+        self.scq, self.rcq = adapter.completion_queue(4096), adapter.completion_queue(4096)
         self.cap = cap or QPCap(max_send_wr=1024, max_recv_wr=1024)
         self.qp = self._queue_pair(qp_type)
         self._address = 0x1000_0000
 
     def _queue_pair(self, qp_type: QPType) -> QueuePair:
         with self.adapter.lock:
-            qp = QueuePair(
-                qpn=self.adapter.new_qpn(),
-                qp_type=qp_type,
-                pd=self.pd,
-                send_cq=self.scq,
-                recv_cq=self.rcq,
-                cap=self.cap,
-                keys=self.adapter.keys,
-                link=self.adapter.attributes.link,
+            return self.adapter.queue_pair(
+                kind=qp_type, pd=self.pd, send_cq=self.scq, recv_cq=self.rcq, cap=self.cap
             )
-            self.adapter.add(qp)
-        return qp
 
     def init(self) -> None:
         """Lead the queue pair to INIT, so that receives may be posted before it connects."""
@@ -84,7 +75,7 @@ class End:
     def memory(self, data: bytes | int, access: AccessFlag = ALL_ACCESS) -> Memory:
         held = bytearray(data)
         with self.adapter.lock:
-            region = self.adapter.keys.register(self.pd, memoryview(held), self._address, access)
+            region = self.adapter.register(self.pd, memoryview(held), self._address, access)
         self._address += len(held) + 4096 & ~4095
         return Memory(region, held)
 

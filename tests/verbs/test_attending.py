@@ -16,6 +16,7 @@ import pytest
 from tests.verbs.pair import End, connect
 from urds.common import progress
 from urds.verbs import CompChannel, Context, RecvWR, SendWR
+from urds.verbs.engine.work import WC
 from urds.verbs.providers.base import Adapter
 from urds.verbs.providers.shm import ShmAdapter
 from urds.verbs.providers.sim import SimNetwork
@@ -54,11 +55,13 @@ def notices(end: End) -> threading.Event:
     """Return what is set by each completion."""
     noticed = threading.Event()
 
-    def note(_wc: object, _solicited: bool) -> bool:
-        noticed.set()
-        return False
+    queue, push = end.cq.engine, end.cq.engine.push
 
-    end.cq.engine.on_push = note
+    def note(wc: WC) -> None:
+        push(wc)
+        noticed.set()
+
+    queue.push = note  # type: ignore[method-assign]  # an armed queue would be another test
     return noticed
 
 

@@ -18,7 +18,7 @@ def lay_open(side: Side, *, of_device: bool) -> Region:
     adapter = side.context.adapter
     view = adapter.allocate(BYTES) if of_device else memoryview(bytearray(BYTES))
     with adapter.lock:
-        return adapter.keys.register(side.pd.engine, view, ADDRESS, EVERYTHING, key=KEY)
+        return adapter.register(side.pd.engine, view, ADDRESS, EVERYTHING, key=KEY)
 
 
 @OF_DEVICE
@@ -54,7 +54,7 @@ def test_a_chosen_key_ends_with_its_region(world: World, of_device: bool) -> Non
         left.post(WROpcode.RDMA_WRITE, 5000, rkey=KEY, remote_addr=ADDRESS, wr_id=wr_id)
         assert left.ended() == [WCStatus.SUCCESS]
     with right.context.adapter.lock:
-        right.context.adapter.keys.deregister(region)
+        right.context.adapter.deregister(region)
     left.mr.write(b"late")
     left.post(WROpcode.RDMA_WRITE, 5000, rkey=KEY, remote_addr=ADDRESS, wr_id=2)
     assert left.ended() == [WCStatus.REM_ACCESS_ERR]

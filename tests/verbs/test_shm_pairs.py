@@ -113,7 +113,7 @@ def test_foreign_memory_goes_through_the_ring(place: Path) -> None:
     left, right = joined(place, buffer=None)
     foreign = memoryview(bytearray(BUFFER_BYTES))
     with right.adapter.lock:
-        region = right.adapter.keys.register(right.pd, foreign, BASE, ACCESS)
+        region = right.adapter.register(right.pd, foreign, BASE, ACCESS)
     for _ in range(3):
         data = fill(left)
         left.write(BUFFER_BYTES, key=region.rkey)
@@ -133,7 +133,7 @@ def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Sid
     before = bytes(right.view)
     with right.adapter.lock:
         key = right.region.rkey
-        right.adapter.keys.deregister(right.region)
+        right.adapter.deregister(right.region)
     left.write(BUFFER_BYTES, key=key)
     assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
     assert right.view == before
@@ -157,7 +157,7 @@ def test_the_peer_of_one_queue_pair_does_not_write_as_another(pair: tuple[Side, 
     """A loan goes to the peer of a queue pair that allows writes, of the region's domain."""
     left, right = pair
     with right.adapter.lock:
-        pending = right.adapter.keys.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
+        pending = right.adapter.register(object(), right.adapter.allocate(8192), BASE, ACCESS)
     left.write(1000, key=pending.rkey)
     assert left.poll()[0].status == WCStatus.REM_ACCESS_ERR
     assert right.adapter.mappable_keys.mappings_made == 0 and not any(pending.view)

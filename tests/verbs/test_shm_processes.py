@@ -192,7 +192,7 @@ def test_a_peer_that_dies_while_it_copies_holds_no_peer_up(
     started = time.monotonic()
     with side.adapter.lock:
         side.region.tag.is_mapped = True
-        side.adapter.keys.deregister(side.region)
+        side.adapter.deregister(side.region)
     assert time.monotonic() - started < BUSY_S
 
 
@@ -202,7 +202,7 @@ def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer
     channel.reader._cells[Cell.PLACING] = 1
     with side.adapter.lock:
         side.region.tag.is_mapped = True
-        side.adapter.keys.deregister(side.region)
+        side.adapter.deregister(side.region)
     assert side.wait_over() is ConnectionEventKind.BROKEN
     assert side.adapter.mappable_keys.revocations_overdue == 1
     assert side.adapter.peers.counters.peers_broke_protocol == 1

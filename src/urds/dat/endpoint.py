@@ -449,6 +449,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
     def _dispose(self) -> None:
         self.connection.dispose()
         self.device.adapter.remove(self.engine)
+        del self.device.finishers[self.engine.qpn]
         self.device.disown(self.engine)
 
     # -- inside
@@ -464,7 +465,7 @@ class Endpoint(DatObject, kind=HandleType.EP):
         self.engine.set_recv_watermarks(high_watermark(soft), high_watermark(hard))
 
     def _make_engine(self, pz: DatObject | None) -> QueuePair:
-        limits, adapter = self.device.attr, self.device.adapter
+        limits, device = self.device.attr, self.device
         # Depths are this object's to watch: they may change while the queue pair exists.
         cap = QPCap(
             max_send_wr=limits.max_dto_per_ep,
@@ -472,16 +473,17 @@ class Endpoint(DatObject, kind=HandleType.EP):
             max_send_sge=limits.max_iov_segments_per_dto,
             max_recv_sge=limits.max_iov_segments_per_dto,
         )
-        engine = adapter.queue_pair(
+        engine = device.adapter.queue_pair(
             kind=QPType.RC,
             pd=pz,
-            send_cq=self.transfers.send_cq,
-            recv_cq=self.transfers.recv_cq,
+            send_cq=device.completions,
+            recv_cq=device.completions,
             srq=None if self.srq is None else self.srq.engine,
             cap=cap,
-            receive_order=_receive_order(self.device),
+            receive_order=_receive_order(device),
         )
-        self.device.adopt(engine, self)
+        device.finishers[engine.qpn] = self.transfers.finish
+        device.adopt(engine, self)
         return engine
 
 

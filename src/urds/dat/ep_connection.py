@@ -1,7 +1,7 @@
 """The connection of an endpoint: how it begins, what its events mean, how it ends.
 
-One terminal event per attempt or connection. Callbacks of the layers below may come from inside
-the engine, so what touches the queue pair from there waits for `adapter.call_soon`.
+One terminal event per attempt or connection, after the events of all transfers. So what a completed
+transfer leads to waits for `adapter.call_soon`: others of the same pass may come behind it.
 Source: docs/reference/dat.md 4.3, 9.
 """
 
@@ -118,7 +118,7 @@ class EpConnection:
         ep.post_connection(number, b"")
 
     def break_soon(self) -> None:
-        """Break the connection once the engine call under way is over."""
+        """Break the connection once what has completed in this pass has its events."""
         self._adapter.call_soon(partial(self._break, self._generation))
 
     def reset(self) -> None:
@@ -173,17 +173,8 @@ class EpConnection:
         number = self._number_of_end(event.kind)
         self.connection = None
         ep.move(Input.ENDED)
-        if ep.engine.state is QPState.ERR:
-            ep.post_connection(number, private_data)
-        else:
-            finish = partial(self._finish_loss, self._generation, number, private_data)
-            self._adapter.call_soon(finish)
-
-    def _finish_loss(self, generation: int, number: EventNumber, private_data: bytes) -> None:
-        """Flush what is posted, then tell: the event comes after the transfers."""
-        if generation == self._generation:
-            self._flush()
-        self._ep.post_connection(number, private_data)
+        self._flush()
+        ep.post_connection(number, private_data)
 
     def _number_of_end(self, kind: Kind) -> EventNumber:
         state = self._ep.state
@@ -209,7 +200,9 @@ class EpConnection:
             self.end(number)
 
     def _flush(self) -> None:
+        """Flush what is posted, and have the events of it before any other."""
         engine = self._ep.engine
         if engine.state is not QPState.ERR:
             engine.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self._adapter.now_ns())
         self._adapter.progress_qp(engine)
+        self._ep.device.completions.drain()

@@ -16,7 +16,6 @@ from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd_streams import is_signalled
 from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.work import RecvWR, SendWR
 
@@ -83,14 +82,11 @@ class Transfers:
         self._config = config
         self._connection = connection
         self._make_event = make_event
-        self._numbers = itertools.count(1)
+        # A completion that failed tells no more than its number: odd ones are receives.
+        self._request_numbers = itertools.count(2, 2)
+        self._receive_numbers = itertools.count(1, 2)
         self._requests: dict[int, _Posted] = {}
         self._receives: dict[int, _Posted] = {}
-        # The endpoint's dispatcher takes every completion: these queues never hold one.
-        self.send_cq = CompletionQueue(1)
-        self.send_cq.on_push = self._finish_request
-        self.recv_cq = CompletionQueue(1)
-        self.recv_cq.on_push = self._finish_receive
 
     @property
     def requests_outstanding(self) -> int:
@@ -160,7 +156,7 @@ class Transfers:
         _demand_flags(wanted, CompletionFlag.UNSIGNALLED, attr.recv_completion_flags, argument=5)
         sg = self._pieces(iov, attr.max_recv_iov, write=True)
         _demand_slot("recv", len(self._receives), attr.max_recv_dtos)
-        number = next(self._numbers)
+        number = next(self._receive_numbers)
         self._receives[number] = _Posted(cookie, wanted)
         adapter = self._ep.device.adapter
         self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
@@ -196,7 +192,7 @@ class Transfers:
     ) -> None:
         """Post a request. Raises DatInsufficientResources: `max_request_dtos` are outstanding."""
         _demand_slot("request", len(self._requests), self._config.attr.max_request_dtos)
-        request.wr_id = next(self._numbers)
+        request.wr_id = next(self._request_numbers)
         request.send_flags = _send_flags(flags)
         self._requests[request.wr_id] = _Posted(
             cookie, flags, sum(piece.length for piece in request.sg), make_event, on_done
@@ -209,7 +205,14 @@ class Transfers:
             raise from_os_error(error) from error
         adapter.progress_qp(self._ep.engine)
 
-    # -- completions, from the engine
+    # -- completions, at the end of a pass
+
+    def finish(self, wc: WC) -> None:
+        """Queue the event of a transfer that has completed."""
+        if wc.wr_id % 2:
+            self._finish_receive(wc)
+        else:
+            self._finish_request(wc)
 
     def _status_of(self, wc: WC) -> DtoStatus:
         """Return how a transfer ended; one that failed by itself breaks the connection."""
@@ -218,7 +221,7 @@ class Transfers:
             self._connection.break_soon()
         return status
 
-    def _finish_request(self, wc: WC, solicited: bool) -> bool:
+    def _finish_request(self, wc: WC) -> None:
         posted = self._requests.pop(wc.wr_id)
         status = self._status_of(wc)
         if not self._requests:
@@ -228,13 +231,12 @@ class Transfers:
         evd = self._config.request_evd
         suppressed = wc.status is WCStatus.SUCCESS and CompletionFlag.SUPPRESS in posted.flags
         if suppressed or evd is None:
-            return True
+            return
         signals = is_signalled(self._config.attr.request_completion_flags, posted.flags)
         make_event = posted.make_event or self._make_event
         evd.queue(make_event(evd, posted.cookie, status, posted.byte_count), signals=signals)
-        return True
 
-    def _finish_receive(self, wc: WC, solicited: bool) -> bool:
+    def _finish_receive(self, wc: WC) -> None:
         srq = self._config.srq
         if srq is None:
             posted, on_taken = self._receives.pop(wc.wr_id), None
@@ -246,13 +248,13 @@ class Transfers:
         if evd is None:
             if on_taken is not None:
                 on_taken()
-            return True
+            return
+        solicited = wc.solicited or wc.status is not WCStatus.SUCCESS
         signals = is_signalled(
             self._config.attr.recv_completion_flags, posted.flags, solicited=solicited
         )
         event = self._make_event(evd, posted.cookie, status, wc.byte_len)
         evd.queue(event, signals=signals, on_taken=on_taken)
-        return True
 
 
 def _demand_flags(

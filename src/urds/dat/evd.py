@@ -5,17 +5,17 @@ How an endpoint, a service point or a shared receive queue feeds one (lock held 
   when it is freed or modified. `attach` raises what the create call returns: INVALID_HANDLE with
   the role's subtype if the dispatcher lacks the flag, INVALID_PARAMETER if the streams cannot
   share it. An attached dispatcher is in use. The streams that are left detach when the owner ends.
-- An endpoint gives its queue pair two engine `CompletionQueue`s of its own, one per direction (so
-  a failed completion tells its direction, and ep_modify may change the dispatcher). Their `on_push`
-  is the endpoint's; it finds the cookie by `wc.wr_id`, returns True and queues an event with
-  `DTO_STATUS_OF[wc.status]` and `signals=is_signalled(attribute_flags, posted_flags, ...)`.
+- All queue pairs complete in one engine `CompletionQueue` of the device, whose sink hands the
+  completions of a pass to their endpoints, in order: ep_modify may change the dispatcher. The
+  endpoint finds the cookie by `wc.wr_id` and queues an event with `DTO_STATUS_OF[wc.status]` and
+  `signals=is_signalled(attribute_flags, posted_flags, ...)`.
 - `evd.queue(event, signals=..., on_taken=...)` returns whether there was room. `on_taken` is called
   once when the event leaves the dispatcher: dequeued, lost or dropped with it. A shared receive
   queue lowers its outstanding count there.
 - Without room the event is lost. ASYNC_EVD_OVERFLOW about the dispatcher is posted here, and
   `owner.handle_evd_overflow(evd)` is called once on every owner that feeds the dispatcher, by
-  `adapter.call_soon`, so never inside the engine: the endpoint breaks its connection there. A
-  service point rejects the request whose event is lost.
+  `adapter.call_soon`, after the other completions of the pass: the endpoint breaks its connection
+  there. A service point rejects the request whose event is lost.
 
 A trigger of a notification point is not counted: it stays until one thread has taken it, and says
 which dispatcher it came from, as a hint; that dispatcher may be empty by then, so a program polls

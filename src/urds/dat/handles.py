@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from urds.dat.registry import Support
     from urds.verbs.engine.keys import Region
     from urds.verbs.engine.numbers import AsyncEventType
+    from urds.verbs.engine.work import WC
     from urds.verbs.providers.base import Adapter, VerbsConnection
 
 _HANDLES: Final = itertools.count(0x1000)  # above AsyncEvdHandle
@@ -82,9 +83,19 @@ class OpenDevice:
     _counts: Counter[HandleType] = field(default_factory=Counter)
     _owners: dict[int, DatObject] = field(default_factory=dict)  # of engine objects, by identity
     _unbinding: dict[DatObject, Region] = field(default_factory=dict)  # by zone
+    # What takes a completed transfer, by queue pair.
+    finishers: dict[int, Callable[[WC], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lock: threading.RLock = self.adapter.lock
+        self.completions = self.adapter.completion_queue(1, sink=self._finish)
+
+    def _finish(self, completions: list[WC]) -> None:
+        """Hand the completions of a pass to the endpoints."""
+        for wc in completions:
+            finish = self.finishers.get(wc.qp_num)
+            if finish is not None:
+                finish(wc)
 
     def demand_own(self, *others: DatObject | None) -> None:
         """Raise DatInvalidHandle if one belongs to another adapter."""
@@ -148,7 +159,7 @@ class OpenDevice:
             if not isinstance(segment, LmrTriplet):
                 raise bad_argument(3, f"{segment!r} is no piece of local memory")
             if segment.segment_length:
-                region = self.adapter.keys.region(segment.lmr_context)
+                region = self.adapter.find_region(segment.lmr_context)
                 _check_piece(segment, region, pz, write=write)
                 piece = SGE(segment.virtual_address, segment.segment_length, segment.lmr_context)
                 found.append(piece)
@@ -158,7 +169,7 @@ class OpenDevice:
         """Return the region that a bind of no bytes in a zone names: it must name one."""
         if zone not in self._unbinding:
             view = memoryview(bytearray(1))
-            region = self.adapter.keys.register(zone, view, 0, AccessFlag.MW_BIND)
+            region = self.adapter.register(zone, view, 0, AccessFlag.MW_BIND)
             self._unbinding[zone] = region
         return self._unbinding[zone]
 
@@ -166,7 +177,7 @@ class OpenDevice:
         """Deregister what `unbinding_region` made for a zone that ends."""
         region = self._unbinding.pop(zone, None)
         if region is not None:
-            self.adapter.keys.deregister(region)
+            self.adapter.deregister(region)
 
 
 P = ParamSpec("P")

@@ -37,11 +37,12 @@ from urds.dat.registry import REGISTRY, Provider, Support
 from urds.dat.returns import ReturnType
 from urds.dat.service_points import PublicServicePoint, ReservedServicePoint
 from urds.verbs.engine.numbers import AsyncEventType
+from urds.verbs.engine.work import Completed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from urds.verbs.engine.work import EngineEvent
+    from urds.verbs.engine.work import Event
     from urds.verbs.providers.base import Adapter, DeviceAttributes
 
 PROVIDER_NAME: Final = "urds"
@@ -104,7 +105,7 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
         with self.lock:
             self._take_async_evd(async_evd, async_qlen)
             self.device.post_async = self.post_async
-            adapter.on_async_event = self._handle_event
+            adapter.on_events = self._handle_events
 
     @property
     def async_evd(self) -> EventDispatcher | AsyncEvdHandle:
@@ -195,7 +196,7 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
             self.close()
 
     def _dispose(self) -> None:
-        self.adapter.on_async_event = lambda _event: None
+        self.adapter.on_events = None
         self.device.post_async = lambda _number, _subject: None
         self._async_evd = self._own_async_evd = None
 
@@ -214,14 +215,17 @@ class InterfaceAdapter(DatObject, kind=HandleType.IA):
                 reason = _WATERMARK_REASON if number is EventNumber.ASYNC_WATERMARK else 0
                 evd.queue(AsyncErrorEvent(number, evd, subject, reason))
 
-    def _handle_event(self, event: EngineEvent) -> None:
-        owner = self if event.element is None else self.device.owner_of(event.element)
-        if owner is None:
-            return
-        number = _ASYNC_NUMBER_OF.get(event.event_type)
-        if number is not None:
-            self.post_async(number, owner)
-        owner.handle_async(event.event_type)
+    def _handle_events(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Completed):
+                continue  # no queue here is armed
+            owner = self if event.element is None else self.device.owner_of(event.element)
+            if owner is None:
+                continue
+            number = _ASYNC_NUMBER_OF.get(event.event_type)
+            if number is not None:
+                self.post_async(number, owner)
+            owner.handle_async(event.event_type)
 
     def _take_async_evd(self, given: EventDispatcher | AsyncEvdHandle | None, qlen: int) -> None:
         if given is AsyncEvdHandle.EXISTS:

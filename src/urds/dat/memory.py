@@ -158,8 +158,8 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
             self.privileges = MemPriv(privileges)
             view, address = self._memory_of(source, mem_type, length_bytes)
             try:
-                keys, access = self.device.adapter.keys, _access(self.privileges)
-                self.region = keys.register(pz, view, address, access)
+                access = _access(self.privileges)
+                self.region = self.device.adapter.register(pz, view, address, access)
             except OSError as error:
                 raise from_os_error(error) from error
             self.pz: DatObject = pz
@@ -261,7 +261,7 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
 
     def _dispose(self) -> None:
         self.device.disown(self.region)
-        self.device.adapter.keys.deregister(self.region)
+        self.device.adapter.deregister(self.region)
         self._origin = None
         # A slice that a program holds keeps the buffer exported; that is its own affair.
         with suppress(BufferError):
@@ -299,7 +299,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
             if not ia.device.adapter.attributes.memory_windows:
                 raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail="memory windows")
             try:
-                self.window = ia.device.adapter.keys.new_window(pz, kind=1)
+                self.window = ia.device.adapter.window(pz, 1)
             except OSError as error:
                 raise from_os_error(error) from error
             self.pz: DatObject = pz
@@ -404,7 +404,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
         return _Binding(lmr, triplet, MemPriv(privileges))
 
     def _dispose(self) -> None:
-        self.device.adapter.keys.free(self.window)
+        self.device.adapter.free_window(self.window)
         self._pending.clear()
         self._bound = _Binding()
 
@@ -415,7 +415,7 @@ def find_piece(device: OpenDevice, triplet: LmrTriplet, *, argument: int = 2) ->
     Raises DatPrivilegesViolation: no region has this context. DatInvalidParameter: the piece is
     not inside.
     """
-    region = device.adapter.keys.region(triplet.lmr_context)
+    region = device.adapter.find_region(triplet.lmr_context)
     lmr = None if region is None else device.owner_of(region)
     if not isinstance(lmr, LocalMemory):
         detail = f"context {triplet.lmr_context:#x} is not valid"

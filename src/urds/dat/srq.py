@@ -16,9 +16,7 @@ from urds.dat.errors import bad_argument, dat_error
 from urds.dat.handles import DatObject, live_zone, while_live
 from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.numbers import AsyncEventType
-from urds.verbs.engine.receives import SharedReceiveQueue as EngineQueue
-from urds.verbs.engine.work import EngineEvent, RecvWR
+from urds.verbs.engine.work import RecvWR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,10 +58,11 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
         self.max_recv_iov = attr.max_recv_iov
         self.low_watermark = DAT_SRQ_LW_DEFAULT
         self.outstanding = 0
-        self.engine = EngineQueue(attr.max_recv_dtos, attr.max_recv_iov, pd=pz)
-        self.engine.on_limit = self._tell_low
+        self.engine = self.device.adapter.shared_receive_queue(
+            attr.max_recv_dtos, attr.max_recv_iov, pd=pz
+        )
         self._cookies: dict[int, Any] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1, 2)  # as those of other receives: see `Transfers`
         self.device.adopt(self.engine, self)
         self.hold(pz)
         self.device.add(self)
@@ -138,6 +137,7 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
             raise bad_argument(2, f"low watermark {low_watermark}, 0 to {self.max_recv_dtos}")
         self.low_watermark = low_watermark
         self.engine.arm_limit(low_watermark)
+        self.device.adapter.finish_pass()
 
     # -- for endpoints; lock held
 
@@ -150,10 +150,6 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
         self.outstanding -= 1
 
     # -- inside
-
-    def _tell_low(self) -> None:
-        event = EngineEvent(AsyncEventType.SRQ_LIMIT_REACHED, self.engine)
-        self.device.adapter.on_async_event(event)
 
     def _dispose(self) -> None:
         self.device.disown(self.engine)

@@ -14,7 +14,7 @@ from urds.common.errors import WireError
 from urds.verbs.device import Device, find_device
 from urds.verbs.engine.datagrams import parse_grh
 from urds.verbs.engine.numbers import MTU, AsyncEventType, WCFlag
-from urds.verbs.engine.work import WC, AddressVector, EngineEvent
+from urds.verbs.engine.work import WC, AddressVector, Completed, Event
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError, verbs_error
 from urds.verbs.providers.base import Adapter, DeviceAttributes
 from urds.verbs.resource import EventSource, Resource
@@ -112,7 +112,7 @@ class Context(EventSource[AsyncEvent]):
         # Engine object to ours, while both live; by identity, for engines may be slotted.
         self._elements: dict[int, weakref.ref[Resource]] = {}
         super().__init__(adapter.lock)
-        adapter.on_async_event = weak_call(self, Context._handle_event)
+        adapter.on_events = weak_call(self, Context._handle_events)
 
     @property
     def name(self) -> str:
@@ -214,12 +214,18 @@ class Context(EventSource[AsyncEvent]):
 
     # -- inside
 
-    def _handle_event(self, event: EngineEvent) -> None:
-        """Queue an event of the engine; events of closed objects are dropped."""
-        known = self._elements.get(id(event.element))
-        element = known() if known is not None else None
-        if element is not None or event.element is None:
-            self.report(event.event_type, element)
+    def _handle_events(self, events: list[Event]) -> None:
+        """Act on the events of a pass; those of closed objects are dropped."""
+        for event in events:
+            known = self._elements.get(id(event.element))
+            element: Any = None if known is None else known()
+            if isinstance(event, Completed):
+                if element is not None:
+                    element.post_event()
+            elif element is not None or event.element is None:
+                self.report(event.event_type, element)
+                if event.event_type is AsyncEventType.CQ_ERR:
+                    element.break_queue_pairs()
 
     def _close(self, *, forced: bool) -> None:
         was_open = self._is_open and self._pid == os.getpid()

@@ -13,8 +13,8 @@ runs the simulated device until the event is there, yielding to other tasks betw
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from urds.verbs.context import Context, weak_call
-from urds.verbs.engine.numbers import AsyncEventType, QPState
+from urds.verbs.context import Context
+from urds.verbs.engine.numbers import QPState
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
 from urds.verbs.resource import EventSource, Resource
@@ -212,8 +212,6 @@ class CQ(Resource):
         if channel is not None and channel.context is not context:
             raise VerbsArgumentError("the completion channel is another device's")
         self.engine = context.adapter.completion_queue(cqe)
-        self.engine.on_event = weak_call(self, CQ._handle_event)
-        self.engine.on_overflow = weak_call(self, CQ._handle_overflow)
         parents = [context] if channel is None else [context, channel]
         super().__init__(context.adapter.lock, *parents)
         with self._lock:
@@ -314,23 +312,15 @@ class CQ(Resource):
         with self._calling():
             self.engine.resize(cqe)
 
-    # -- inside
+    # -- for the context; lock held
 
-    def _demand_capacity(self, cqe: int) -> None:
-        cqe_max = self.context.attributes.max_cqe
-        if not 1 <= cqe <= cqe_max:
-            raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")
-
-    def _handle_event(self) -> None:
+    def post_event(self) -> None:
+        """Tell the channel that an armed queue has got what it was armed for."""
         if self.channel is not None and not self.channel.closed:
             self.channel.post(self)
 
-    def _handle_overflow(self) -> None:
-        self.context.report(AsyncEventType.CQ_ERR, self)
-        # A queue pair is executing: none can be modified before it has finished.
-        self.context.adapter.call_soon(weak_call(self, CQ._break_queue_pairs))
-
-    def _break_queue_pairs(self) -> None:
+    def break_queue_pairs(self) -> None:
+        """Take every queue pair of this queue to ERR: a completion was lost."""
         adapter = self.context.adapter
         for child in self._children():
             engine = getattr(child, "engine", None)
@@ -338,11 +328,17 @@ class CQ(Resource):
                 engine.enter_error()
                 adapter.progress_qp(engine)
 
+    # -- inside
+
+    def _demand_capacity(self, cqe: int) -> None:
+        cqe_max = self.context.attributes.max_cqe
+        if not 1 <= cqe <= cqe_max:
+            raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")
+
     def _release(self, *, forced: bool) -> None:
         if self.channel is not None:
             self.channel.forget(self)
         self.context.forget(self.engine, self)
-        self.engine.on_event = None
 
     def _announce_end(self) -> None:
         if self.channel is not None:

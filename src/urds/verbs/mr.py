@@ -151,7 +151,7 @@ class MR(Resource):
             target._demand_open()
             if target.context is not self.pd.context:
                 raise VerbsArgumentError("the protection domain is another device's")
-            self.pd.context.adapter.keys.reregister(
+            self.pd.context.adapter.reregister(
                 self.engine,
                 pd=target.engine,
                 view=view,
@@ -209,10 +209,7 @@ class MR(Resource):
             self._view.release()
 
     def _release(self, *, forced: bool) -> None:
-        adapter = self.pd.context.adapter
-        if forced:
-            adapter.keys.unbind_all(self.engine)
-        adapter.deregister(self.engine)
+        self.pd.context.adapter.deregister(self.engine, unbind=forced)
         self._forget_view()
 
 
@@ -276,7 +273,7 @@ class MW(Resource):
             raise VerbsNotSupportedError(attributes.name, "memory_windows")
         self.pd = pd
         with pd._calling():
-            self.engine = pd.context.adapter.keys.new_window(pd.engine, kind=mw_type)
+            self.engine = pd.context.adapter.window(pd.engine, mw_type)
         self.mw_type = MWType(mw_type)
         # A bound region must not be collected before its window.
         self.bound_mr: MR | None = None
@@ -293,5 +290,5 @@ class MW(Resource):
         return self.engine.region is not None
 
     def _release(self, *, forced: bool) -> None:
-        self.pd.context.adapter.keys.free(self.engine)
+        self.pd.context.adapter.free_window(self.engine)
         self.bound_mr = None

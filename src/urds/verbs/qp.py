@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
-from urds.verbs.context import PD, vector_of, weak_call
+from urds.verbs.context import PD, vector_of
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr, QPCap, step
 from urds.verbs.engine.numbers import (
     MESSAGE_BYTES_MAX,
-    AsyncEventType,
     QPAttrMask,
     QPState,
     QPType,
@@ -79,7 +78,6 @@ class SRQ(Resource):
             raise VerbsArgumentError(f"max_sge {attr.max_sge}, from 1 to {sge_max}")
         adapter = pd.context.adapter
         self.engine = adapter.shared_receive_queue(attr.max_wr, attr.max_sge, pd=pd.engine)
-        self.engine.on_limit = weak_call(self, SRQ._handle_limit)
         super().__init__(pd.context.adapter.lock, pd)
         with self._lock:
             pd.context.adopt(self.engine, self)
@@ -128,6 +126,7 @@ class SRQ(Resource):
                 except OSError:
                     self.engine.capacity = capacity
                     raise
+                self.pd.context.adapter.finish_pass()
 
     def query(self) -> SrqAttr:
         """Return the capacity, and the limit while it is armed."""
@@ -139,12 +138,8 @@ class SRQ(Resource):
         if not 1 <= max_wr <= limit:
             raise VerbsArgumentError(f"max_wr {max_wr}, from 1 to {limit}")
 
-    def _handle_limit(self) -> None:
-        self.pd.context.report(AsyncEventType.SRQ_LIMIT_REACHED, self)
-
     def _release(self, *, forced: bool) -> None:
         self.pd.context.forget(self.engine, self)
-        self.engine.on_limit = None
 
 
 @dataclass(slots=True, kw_only=True)

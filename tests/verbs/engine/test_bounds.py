@@ -6,8 +6,6 @@ import pytest
 
 from tests.sim.verbs_pair import MTU_BYTES
 from tests.verbs.engine.verbs_sides import (
-    FIRST,
-    LAST,
     LOSSLESS,
     LOSSY,
     add,
@@ -18,7 +16,6 @@ from tests.verbs.engine.verbs_sides import (
     make_asking,
     psns,
     read,
-    send,
     write,
 )
 from urds.dat.registry import ConfError, parse_conf
@@ -26,7 +23,6 @@ from urds.verbs.engine.numbers import PSN_MASK, QPState, ReceiveOrder, WCStatus
 from urds.verbs.engine.packets import Syndrome
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.responder import ANSWERS_MAX
-from urds.verbs.engine.work import WC
 
 OK, FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 
@@ -77,42 +73,8 @@ def test_answers_that_are_not_read_are_bounded(link: LinkTraits) -> None:
         assert side.qp.state is QPState.RTS
 
 
-def test_a_full_completion_queue_may_end_the_queue_pair_while_a_receive_fails() -> None:
-    """The callback flushes the very receive that is about to fail: it completes once."""
-    side = make_answering()
-    side.recv_cq.capacity = 2
-    side.recv_cq.on_overflow = side.qp.enter_error
-    side.qp.hold_receives = True
-    for wr_id in range(4):
-        side.receive(wr_id, 0, MTU_BYTES)
-    answers(side, *[send(100 + index, index + 1, b"x") for index in range(3)])
-    answers(side, send(103, 4, b"x" * MTU_BYTES, FIRST))
-    answers(side, send(104, 4, b"x", LAST, offset=MTU_BYTES))
-    assert side.qp.state is QPState.ERR
-    assert [wc.wr_id for wc in side.received()] == [0, 1]
-    assert side.recv_cq.lost_count == 2
-
-
 def test_a_line_of_many_fields_costs_no_time() -> None:
     began_s = time.thread_time()
     with pytest.raises(ConfError, match="more than 8 fields"):
         parse_conf("a " * (1 << 18))
     assert time.thread_time() - began_s < 0.1
-
-
-def test_a_request_that_a_callback_flushes_while_it_fails_completes_once() -> None:
-    """A refusal answers the one before as well, and its completion ends the queue pair."""
-    side = make_asking(link=LOSSLESS)
-    ends = []
-
-    def take(wc: WC, solicited: bool) -> bool:
-        ends.append((wc.wr_id, wc.status))
-        side.qp.enter_error()
-        return True
-
-    side.send_cq.on_push = take
-    for wr_id in (1, 2, 3):
-        side.send(wr_id)
-    assert psns(side) == [100, 101, 102]
-    answer(side, 101, Syndrome.NAK_REMOTE_ACCESS)
-    assert ends == [(1, OK), (2, FLUSHED), (3, FLUSHED)]

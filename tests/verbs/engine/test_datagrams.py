@@ -20,7 +20,7 @@ from urds.verbs.engine.numbers import (
 )
 from urds.verbs.engine.packets import Packet, PacketFlag
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr
-from urds.verbs.engine.work import AddressVector, SendWR
+from urds.verbs.engine.work import AddressVector, EngineEvent, SendWR
 
 LOSSY = LinkTraits(MTU_BYTES, lossless=False)
 QKEY = 0x1234
@@ -116,8 +116,8 @@ def test_what_cannot_be_a_datagram_is_refused_at_once(fields: dict, reason: str)
 def test_sqd_stops_sending() -> None:
     side = make()
     side.qp.modify(QPAttr(qp_state=QPState.SQD), QPAttrMask.STATE, 0)
-    event = side.qp.poll_event()
-    assert event is not None and event.event_type is AsyncEventType.SQ_DRAINED
+    (event,) = side.qp.outbox.take_events()
+    assert event == EngineEvent(AsyncEventType.SQ_DRAINED, side.qp)
     send(side, 1)
     assert sent(side) == []
     side.qp.modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE, 0)

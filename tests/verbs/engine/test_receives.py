@@ -55,14 +55,6 @@ def test_resizing_loses_no_receive() -> None:
         srq.resize(2)
 
 
-def test_what_is_taken_is_told() -> None:
-    srq, taken = posted(4, 1), list[int]()
-    srq.on_taken = lambda wr: taken.append(wr.wr_id)
-    srq.take()
-    assert srq.take() is None
-    assert taken == [0]
-
-
 # -- the tracker. Source of the numbers: docs/reference/dat.md 13.2
 
 

@@ -65,10 +65,7 @@ def answers(side: Side, *packets: Packet) -> list[Packet]:
 
 
 def events(side: Side) -> list[AsyncEventType]:
-    found = []
-    while (event := side.qp.poll_event()) is not None:
-        found.append(event.event_type)
-    return found
+    return [event.event_type for event in side.qp.outbox.take_events()]
 
 
 def send(psn: int, msn: int, payload: bytes = b"", flags: PacketFlag = ONLY, **fields) -> Packet:

@@ -1,8 +1,7 @@
 """One device of a datagram socket: a queue pair of kind UD, its receives, look-ups of peers.
 
-Each receive is a slot of 40 bytes for the GRH and 2048 for the message. A slot is given back as
-soon as its message was handed on, so the ring runs empty only while one pass of the device brings
-more messages than it has slots; what waits for the application waits in the core, where it is
+Each receive is a slot of 40 bytes for the GRH and 2048 for the message. Slots go back at the end of
+a pass, which ends when all are taken; what waits for the application waits in the core, where it is
 counted when it has to be dropped.
 
 **Look-ups.** The port of a datagram socket belongs to the kernel's UDP socket, and a device that
@@ -14,7 +13,6 @@ the address needs it again.
 Everything here needs the adapter's lock; `send`, `look_up`, `give_up` and `close` take it.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
@@ -30,7 +28,6 @@ from urds.rsocket.core.datagram import (
 from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.wire.datagram import BIND_ID_BYTES
 from urds.verbs.cm_parameters import UD_QKEY
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.numbers import (
     GRH_BYTES,
     AccessFlag,
@@ -229,8 +226,8 @@ class DatagramDevice:
         qp = adapter.queue_pair(
             kind=QPType.UD,
             pd=self._pd,
-            send_cq=self._queue_for(self._take_sent),
-            recv_cq=self._queue_for(self._take_received),
+            send_cq=adapter.completion_queue(1, sink=self._take_sent),
+            recv_cq=adapter.completion_queue(1, sink=self._take_received),
             cap=QPCap(max_send_wr=self._settings.send_slots, max_recv_wr=slots),
         )
         now_ns = adapter.now_ns()
@@ -244,22 +241,21 @@ class DatagramDevice:
     def _receive(self, slot: int) -> RecvWR:
         return RecvWR(slot, [SGE(slot * _STRIDE, _STRIDE, self._region.lkey)])
 
-    def _take_received(self, wc: WC, _solicited: bool) -> bool:
-        if wc.status is WCStatus.WR_FLUSH_ERR:
-            return True
-        if wc.status is WCStatus.SUCCESS:
-            begin = wc.wr_id * _STRIDE
-            self._receiver.handle_datagram(self._view[begin + GRH_BYTES : begin + wc.byte_len])
-            self.context.mark(self._receiver)
-        else:
-            self._receiver.handle_failed_receive()
-        self._qp.post_recv(self._receive(wc.wr_id), 0)
-        return True
+    def _take_received(self, completions: list[WC]) -> None:
+        for wc in completions:
+            if wc.status is WCStatus.WR_FLUSH_ERR:
+                continue
+            if wc.status is WCStatus.SUCCESS:
+                begin = wc.wr_id * _STRIDE
+                self._receiver.handle_datagram(self._view[begin + GRH_BYTES : begin + wc.byte_len])
+                self.context.mark(self._receiver)
+            else:
+                self._receiver.handle_failed_receive()
+            self._qp.post_recv(self._receive(wc.wr_id), 0)
 
-    def _take_sent(self, _wc: WC, _solicited: bool) -> bool:
+    def _take_sent(self, _completions: list[WC]) -> None:
         """Note that a send failed: good ones complete in silence."""
         self._has_failed = True
-        return True
 
     def _take_answer(self, token: int, event: VerbsConnectionEvent) -> None:
         self._asked.pop(token, None)
@@ -275,9 +271,3 @@ class DatagramDevice:
         adapter = self.context.adapter
         adapter.remove(self._qp)
         adapter.deregister(self._region)
-
-    def _queue_for(self, take: Callable[[WC, bool], bool]) -> CompletionQueue:
-        """Return a completion queue that keeps nothing: each completion is taken as it comes."""
-        queue = self.context.adapter.completion_queue(1)
-        queue.on_push = take
-        return queue

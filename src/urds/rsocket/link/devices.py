@@ -6,7 +6,7 @@ opened when the first socket needs them, and closed with the process, after what
 
 librdmacm makes a queue pair, a completion queue, a channel with its descriptor and a receive
 queue for each socket, and asks each of them when it waits. Here all sockets of a device share one
-`DeviceContext`: one completion queue, which hands each completion to its link at once, one queue of
+`DeviceContext`: one completion queue, whose sink hands completions to their links, one queue of
 receives, one descriptor and the threads that make it progress; a socket costs its queue pair and
 receive ring. Source: docs/reference/rsocket.md 18, rules for connections.
 """
@@ -35,7 +35,7 @@ from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
 from urds.verbs.engine.work import WC, RecvWR
 from urds.verbs.providers.base import Adapter
 
-RECEIVES: Final = 1024  # each goes back at once; more are never taken at one time
+RECEIVES: Final = 1024  # they go back at the end of each pass, which ends when all are taken
 MEMORY_BYTES_MAX: Final = 1 << 30  # of the receive rings of all sockets
 MAPPABLE_BYTES_MIN: Final = 1 << 16  # smaller rings are not worth a device's own memory
 _WRITTEN: Final = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
@@ -53,7 +53,7 @@ class Readiness(NamedTuple):
 
 
 class Finishable(Protocol):
-    """What has something to do once the engine call under way is over."""
+    """What has something to do once the pass under way is over."""
 
     def finish_pass(self) -> None:
         """Do it; the adapter's lock is held."""
@@ -107,8 +107,7 @@ class DeviceContext:
         self._ring_keys: set[int] = set()  # those of them that count for `memory_bytes`
         self._dirty: dict[Finishable, None] = {}
         self._receives = adapter.shared_receive_queue(RECEIVES, 1, pd=self._pd)
-        self._completions = adapter.completion_queue(1)
-        self._completions.on_push = self._take
+        self._completions = adapter.completion_queue(1, sink=self._take)
         for _ in range(RECEIVES):
             self._receives.post(_RECEIVE)
 
@@ -173,7 +172,7 @@ class DeviceContext:
     # -- what happens
 
     def mark(self, changed: Finishable) -> None:
-        """See to it that `changed.finish_pass()` runs once the engine call under way is over."""
+        """See to it that `changed.finish_pass()` runs once the pass under way is over."""
         if not self._dirty:
             self.adapter.call_soon(self._finish_passes)
         self._dirty[changed] = None
@@ -196,18 +195,19 @@ class DeviceContext:
                 watcher()
         self.adapter.notify()
 
-    def _take(self, wc: WC, _solicited: bool) -> bool:
-        """Hand a completion to its link; none is ever queued."""
-        link = self.links.get(wc.qp_num)
-        if wc.wr_id:
-            self._receives.post(_RECEIVE)
+    def _take(self, completions: list[WC]) -> None:
+        """Hand the completions of a pass to their links, and let these finish."""
+        for wc in completions:
+            link = self.links.get(wc.qp_num)
+            if wc.wr_id:
+                self._receives.post(_RECEIVE)
             if link is not None:
-                link.handle_received(wc)
-        elif link is not None:
-            link.handle_sent(wc)
-        if link is not None:
-            self.mark(link)
-        return True
+                self._dirty[link] = None
+                if wc.wr_id:
+                    link.handle_received(wc)
+                else:
+                    link.handle_sent(wc)
+        self._finish_passes()
 
 
 @contextmanager

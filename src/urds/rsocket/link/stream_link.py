@@ -1,8 +1,8 @@
 """One connected stream: a queue pair, its connection, and the core that says what goes over it.
 
 A link never waits. Calls of the application take the adapter's lock, change the core, and post
-what it has to send; completions come in through the device context, which lets the links that they
-concern finish once the device's call is over. `on_change` tells what shows or awaits readiness.
+what it has to send; completions come in through the device context at the end of a pass, which lets
+the links that they concern finish then. `on_change` tells what shows or awaits readiness.
 
 A connect tries the devices in their order: the next one when no peer listens on the one before.
 """
@@ -525,7 +525,7 @@ class StreamLink:
             self._cut_soon(f"a write failed: {wc.status.name}")
 
     def _cut_soon(self, reason: str) -> None:
-        """Break off a connection whose peer broke the protocol; soon, for this is in the engine."""
+        """Break off a connection whose peer broke the protocol, after the call that says so."""
         self.context.stats.cut_links += 1
         self.context.adapter.call_soon(partial(self._lose, errno.ECONNRESET, reason))
 

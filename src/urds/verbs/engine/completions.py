@@ -1,11 +1,13 @@
-"""The completion queue: a bounded queue of work completions with a one-shot notification.
+"""The completion queue, and what an engine has to tell once its pass is over.
 
 Queue pairs push, the application polls. `arm` requests one event for the next completion that
-qualifies; the race rule is: poll, arm, poll again. A completion that finds no room is lost and
-`on_overflow` is called once: the owner then moves the queue pairs that use the queue to ERR.
+qualifies; the race rule is: poll, arm, poll again. A completion that finds no room is lost, and the
+first loss is an event: the owner then moves the queue pairs that use the queue to ERR.
 Source: docs/reference/verbs-and-roce.md 12.
 
-The queue takes no lock; its adapter's lock guards it and the callbacks run with it held.
+The engine calls no layer. What completes in a queue with a *sink*, and every event, stays in the
+`Outbox` until the pass is over: no queue pair is at work while a sink or an owner is told, so both
+may use any of them. Nothing here takes a lock; the adapter's lock guards it.
 """
 
 import errno
@@ -13,8 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 
-from urds.verbs.engine.numbers import WCStatus
-from urds.verbs.engine.work import WC
+from urds.verbs.engine.numbers import AsyncEventType, WCStatus
+from urds.verbs.engine.work import WC, Completed, EngineEvent, Event
+
+Sink = Callable[[list[WC]], None]
 
 
 class _Armed(Enum):
@@ -23,54 +27,86 @@ class _Armed(Enum):
     ANY = auto()
 
 
-def _nothing() -> None:
-    """Stand in for a callback that is not set."""
+class Outbox:
+    """What one engine has to tell: queues whose sinks are due, and events, each oldest first.
+
+    The adapter empties it at the end of each pass: `Adapter.finish_pass`.
+    """
+
+    __slots__ = ("events", "fed")
+
+    def __init__(self) -> None:
+        self.fed: list[CompletionQueue] = []
+        self.events: list[Event] = []
+
+    def feed_sinks(self) -> None:
+        """Give each sink what has completed in its queue; one that raises is in no other's way."""
+        while self.fed:
+            self.fed.pop(0).drain()
+
+    def take_events(self) -> list[Event]:
+        """Return the events, and forget them."""
+        events, self.events = self.events, []
+        return events
 
 
 class CompletionQueue:
     """Up to `capacity` completions, in the order in which they were pushed.
 
-    `on_event` is called once per `arm`. `on_push` may take a completion away before it is queued
-    by returning True: DAT's event dispatcher does. `on_overflow` is called at the first loss.
+    With a `sink` nothing stays beyond the pass: the sink takes all that completed in it, in one
+    list. Such a queue has room for whatever is posted, and is not armed.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, *, sink: Sink | None = None, outbox: Outbox | None = None
+    ) -> None:
         """Make an empty queue. Raises OSError: EINVAL for a capacity below 1."""
         if capacity < 1:
             raise OSError(errno.EINVAL, f"completion queue of {capacity} entries, at least 1")
         self.capacity = capacity
         self.overrun = False
         self.lost_count = 0
-        self.on_event: Callable[[], None] | None = None
-        self.on_push: Callable[[WC, bool], bool] | None = None
-        self.on_overflow: Callable[[], None] = _nothing
+        self._sink = sink
+        self.outbox = Outbox() if outbox is None else outbox
         self._entries: deque[WC] = deque()
         self._armed = _Armed.NO
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def push(self, wc: WC, *, solicited: bool = False) -> None:
-        """Queue a completion and fire the notification that waits for it.
+    def push(self, wc: WC) -> None:
+        """Queue a completion; one that an event waits for makes it.
 
         A failure counts as solicited. Without room the completion is lost: see `overrun`.
         """
-        solicited = solicited or wc.status is not WCStatus.SUCCESS
-        if self.on_push is not None and self.on_push(wc, solicited):
+        entries = self._entries
+        if self._sink is not None:
+            if not entries:
+                self.outbox.fed.append(self)
+            entries.append(wc)
             return
-        if len(self._entries) >= self.capacity:
+        if len(entries) >= self.capacity:
             self._lose()
             return
-        self._entries.append(wc)
-        if self._armed is _Armed.ANY or (solicited and self._armed is _Armed.SOLICITED):
+        entries.append(wc)
+        if self._armed is not _Armed.NO and (
+            self._armed is _Armed.ANY or wc.solicited or wc.status is not WCStatus.SUCCESS
+        ):
             self._armed = _Armed.NO
-            if self.on_event is not None:
-                self.on_event()
+            self.outbox.events.append(Completed(self))
 
     def poll(self, count: int) -> list[WC]:
         """Take up to `count` completions, oldest first."""
         entries = self._entries
         return [entries.popleft() for _ in range(min(count, len(entries)))]
+
+    def drain(self) -> None:
+        """Give the sink what is queued, if anything is."""
+        entries = self._entries
+        if entries and self._sink is not None:
+            completions = list(entries)
+            entries.clear()
+            self._sink(completions)
 
     def discard(self, qpn: int) -> None:
         """Drop the completions of a queue pair that starts over or is gone.
@@ -109,4 +145,4 @@ class CompletionQueue:
         self.lost_count += 1
         if not self.overrun:
             self.overrun = True
-            self.on_overflow()
+            self.outbox.events.append(EngineEvent(AsyncEventType.CQ_ERR, self))

@@ -139,8 +139,8 @@ class UdTransport:
                 src_qp=packet.source_qpn,
                 imm_data=packet.immediate,
                 wc_flags=_WITH_IMMEDIATE if bits & _IMMEDIATE else WCFlag.GRH,
-            ),
-            solicited=bool(bits & _SOLICITED),
+                solicited=bool(bits & _SOLICITED),
+            )
         )
 
 

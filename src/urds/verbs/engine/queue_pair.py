@@ -2,13 +2,12 @@
 
 The queue pair holds what its parts share and what an application sees of it: state, attributes,
 queues, events. Its parts do the protocol: `Requester` and `Responder` of a connected queue pair,
-`UdTransport` of a datagram one. It takes no lock; its adapter's lock guards it, and the callbacks
-of its completion queues may call back into it.
+`UdTransport` of a datagram one. It takes no lock; its adapter's lock guards it.
 """
 
 import errno
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from urds.common.types import BytesLike
@@ -20,7 +19,7 @@ from urds.verbs.engine.attributes import (
     check_modify,
     check_values,
 )
-from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.completions import CompletionQueue, Outbox
 from urds.verbs.engine.datagrams import GID_BYTES, UdTransport
 from urds.verbs.engine.keys import AccessError, KeyTable
 from urds.verbs.engine.numbers import (
@@ -51,7 +50,6 @@ _ANSWERS: Final = {PacketKind.READ_RESPONSE, PacketKind.ATOMIC_RESPONSE, PacketK
 _RECEIVING: Final = {QPState.RTR, QPState.RTS, QPState.SQD, QPState.SQE}
 _SENDING: Final = {QPState.RTS, QPState.SQD}
 _SIGNALED: Final = int(SendFlag.SIGNALED)
-_EVENTS_MAX: Final = 64
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -69,6 +67,7 @@ class QueuePair:
     keys: KeyTable
     link: LinkTraits
     receive_order: ReceiveOrder = ReceiveOrder.IN_ORDER
+    outbox: Outbox = field(default_factory=Outbox)
 
     def __post_init__(self, cap: QPCap) -> None:
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
@@ -82,6 +81,7 @@ class QueuePair:
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         # An empty queue is false.
         self._queue: ReceiveQueue = own if self.srq is None else self.srq
+        self.receives = self._queue.entries  # that wait for its next messages: not to be changed
         self._begin(cap)
 
     def _begin(self, cap: QPCap) -> None:
@@ -90,7 +90,6 @@ class QueuePair:
         self.attr = QPAttr(QPState.RESET, cap=cap)
         self.mtu_bytes = self.link.mtu_bytes
         self.peer: AddressVector | None = None
-        self._events: list[EngineEvent] = []  # most have none, ever: a deque takes 700 bytes
         self._incoming = IncomingMessages(self, self._queue, self.tracker, self.srq is not None)
         is_datagram = self.qp_type is QPType.UD
         self._sends = SendQueue(self)
@@ -266,13 +265,8 @@ class QueuePair:
     # -- events and receive buffers
 
     def emit_event(self, event_type: AsyncEventType) -> None:
-        """Queue an asynchronous event."""
-        if len(self._events) < _EVENTS_MAX:
-            self._events.append(EngineEvent(event_type, self))
-
-    def poll_event(self) -> EngineEvent | None:
-        """Return the next asynchronous event, `None` when there is none."""
-        return self._events.pop(0) if self._events else None
+        """Tell the owner an asynchronous event at the end of the pass."""
+        self.outbox.events.append(EngineEvent(event_type, self))
 
     def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None:
         """Set and arm both watermarks of held receive buffers; `None` is none.

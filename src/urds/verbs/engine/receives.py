@@ -14,14 +14,14 @@ buffers too.
 
 import errno
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import AsyncEventType, ReceiveOrder, WCFlag, WCOpcode, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.work import WC, RecvWR, check_count
+from urds.verbs.engine.work import WC, EngineEvent, RecvWR, check_count
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -37,11 +37,11 @@ class ReceiveQueue:
     def __init__(self, capacity: int, max_sge: int) -> None:
         self.capacity = capacity
         self.max_sge = max_sge
-        self._entries: deque[RecvWR] = deque()
+        self.entries: deque[RecvWR] = deque()  # for others to look at
 
     def __len__(self) -> int:
         """Return how many receives wait to be taken."""
-        return len(self._entries)
+        return len(self.entries)
 
     def post(self, wr: RecvWR) -> None:
         """Queue a receive. Raises OSError: ENOMEM when full, EINVAL for its pieces."""
@@ -51,55 +51,50 @@ class ReceiveQueue:
             raise OSError(
                 errno.EINVAL, f"receive of {len(wr.sg)} pieces, limit {self.max_sge} (max_sge)"
             )
-        if len(self._entries) >= self.capacity:
+        if len(self.entries) >= self.capacity:
             raise OSError(
                 errno.ENOMEM, f"receive queue is full: {self.capacity} work requests (max_wr)"
             )
-        self._entries.append(wr)
+        self.entries.append(wr)
 
     def take(self) -> RecvWR | None:
         """Take the oldest receive, `None` if there is none."""
-        return self._entries.popleft() if self._entries else None
+        return self.entries.popleft() if self.entries else None
 
     def resize(self, capacity: int) -> None:
         """Change the capacity. Raises OSError: EINVAL below 1 or below what is queued."""
-        if capacity < max(1, len(self._entries)):
+        if capacity < max(1, len(self.entries)):
             raise OSError(
                 errno.EINVAL,
                 f"receive queue of {capacity} work requests, at least 1 and the "
-                f"{len(self._entries)} that wait",
+                f"{len(self.entries)} that wait",
             )
         self.capacity = capacity
 
 
 class SharedReceiveQueue(ReceiveQueue):
-    """A receive queue of several queue pairs, with an event for running low.
+    """A receive queue of several queue pairs, with an event for running low: once per arming."""
 
-    `on_limit` is called once per `arm_limit`, when fewer receives than the limit wait.
-    `on_taken` is called after each receive that a queue pair takes.
-    """
-
-    def __init__(self, capacity: int, max_sge: int, *, pd: object = None) -> None:
+    def __init__(
+        self, capacity: int, max_sge: int, *, pd: object = None, outbox: Outbox | None = None
+    ) -> None:
         super().__init__(capacity, max_sge)
         self.pd = pd  # whose keys the receives use
         self.limit = 0  # 0: not armed
         self.attached = 0  # queue pairs that take from here
-        self.on_limit: Callable[[], None] | None = None
-        self.on_taken: Callable[[RecvWR], None] | None = None
+        self.outbox = Outbox() if outbox is None else outbox
 
     def take(self) -> RecvWR | None:
-        """Take the oldest receive, `None` if there is none; may call `on_limit`."""
-        if not self._entries:
+        """Take the oldest receive, `None` if there is none; an armed limit may be passed."""
+        if not self.entries:
             return None
-        wr = self._entries.popleft()
-        if self.on_taken is not None:
-            self.on_taken(wr)
+        wr = self.entries.popleft()
         if self.limit:
             self._check_limit()
         return wr
 
     def arm_limit(self, limit: int) -> None:
-        """Request one call when fewer than `limit` receives wait; at once if so. 0 disarms.
+        """Request one event when fewer than `limit` receives wait; at once if so. 0 disarms.
 
         Raises OSError: EINVAL for a limit below 0 or above the capacity; the old one stays.
         """
@@ -117,8 +112,7 @@ class SharedReceiveQueue(ReceiveQueue):
     def _check_limit(self) -> None:
         if len(self) < self.limit:
             self.limit = 0
-            if self.on_limit is not None:
-                self.on_limit()
+            self.outbox.events.append(EngineEvent(AsyncEventType.SRQ_LIMIT_REACHED, self))
 
 
 @dataclass(slots=True, eq=False)
@@ -230,7 +224,7 @@ class IncomingMessages:
     # Taken receives by message number; the numbers may have gaps with ARRIVAL_ORDER only.
     _taken: dict[int, RecvWR] = field(default_factory=dict)
     _taken_up_to: int = 0  # without gaps: the highest message that has a receive
-    _held: list[tuple[int, WC, bool]] = field(default_factory=list)  # no deque: see SendQueue
+    _held: list[tuple[int, WC]] = field(default_factory=list)  # no deque: see SendQueue
 
     def take(self, msn: int, receive_order: ReceiveOrder) -> bool:
         """Assign a receive to message `msn` if it has none; return whether it has one now.
@@ -283,24 +277,23 @@ class IncomingMessages:
             src_qp=self._qp.attr.dest_qp_num,
             imm_data=packet.immediate,
             wc_flags=_WC_FLAGS[bits & (_IMMEDIATE | _INVALIDATE)],
+            solicited=bool(bits & _SOLICITED),
         )
-        self._held.append((msn, wc, bool(bits & _SOLICITED)))
+        self._held.append((msn, wc))
         if not self._qp.hold_receives:
             self.release()
 
     def release(self) -> None:
         """Deliver the completions that were held back."""
         while self._held:
-            msn, wc, solicited = self._held.pop(0)
+            msn, wc = self._held.pop(0)
             self._tracker.complete(msn)
-            self._qp.recv_cq.push(wc, solicited=solicited)
+            self._qp.recv_cq.push(wc)
 
     def fail(self, msn: int, fault: AccessError) -> None:
         """Complete the receive of message `msn`, the next in order, with a local error."""
         self.release()
-        wr = self._taken.pop(msn, None)
-        if wr is None:
-            return  # a callback of the completion queue has ended the queue pair: it was flushed
+        wr = self._taken.pop(msn)
         self._tracker.complete(msn)
         self._qp.recv_cq.push(WC(wr.wr_id, fault.status, qp_num=self._qp.qpn))
 
@@ -319,7 +312,7 @@ class IncomingMessages:
             self._qp.emit_event(AsyncEventType.QP_LAST_WQE_REACHED)
 
     def forget(self) -> None:
-        """Drop everything without a completion: the queue pair is reset, maybe in a callback."""
+        """Drop everything without a completion: the queue pair is reset."""
         self._taken.clear()
         self._held.clear()
         self._taken_up_to = 0

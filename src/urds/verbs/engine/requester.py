@@ -452,9 +452,8 @@ class Requester:
 class SendQueue:
     """Requests that were posted and not started, and those that were started and not completed.
 
-    A callback of the completion queue may call back into the queue pair: an entry leaves the
-    queue before its completion is pushed. Lists: an empty deque takes 600 bytes, twice for each of
-    thousands of queue pairs, and shifting a list costs less.
+    Lists: an empty deque takes 600 bytes, twice for each of thousands of queue pairs, and shifting
+    a list costs less.
     """
 
     _qp: "QueuePair"
@@ -492,7 +491,7 @@ class SendQueue:
             if other.unanswered:
                 self._qp.complete_send(other, WCStatus.WR_FLUSH_ERR)
             elif other.signalled:
-                self._qp.complete_send(other, WCStatus.SUCCESS)  # it may flush all that is left
+                self._qp.complete_send(other, WCStatus.SUCCESS)
         self._qp.enter_error()
 
     def flush(self) -> None:

@@ -155,8 +155,7 @@ class Responder:
 
     def _carry_out_following(self) -> None:
         """Execute what arrived ahead and is next now."""
-        # A completion may have ended the queue pair: its owner was called back.
-        while self._ahead and self._qp.state is not QPState.ERR:
+        while self._ahead:
             packet = self._ahead.pop(self._expected, None)
             if packet is None:
                 return

@@ -153,6 +153,7 @@ class WC(NamedTuple):
     imm_data: int = 0  # with WCFlag.WITH_INV: the key that was invalidated
     wc_flags: WCFlag = _NO_FLAGS
     vendor_err: int = 0
+    solicited: bool = False  # the sender asked for an event (SendFlag.SOLICITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +162,13 @@ class EngineEvent:
 
     event_type: AsyncEventType
     element: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A completion has come to `element`, a completion queue that was armed for it."""
+
+    element: Any
+
+
+Event = EngineEvent | Completed

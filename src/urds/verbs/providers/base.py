@@ -4,6 +4,9 @@ An *adapter* is one open device. It owns the lock, the keys and the queue pairs 
 moves their packets, and makes connections. An adapter and its engine objects are used with `lock`
 held; callbacks run with it held and must not wait.
 
+**Passes.** The engine calls no layer. What packets, timers and calls bring is told when the pass is
+over: `finish_pass` gives each sink what has completed, then the owner its events.
+
 **Ownership of data.** Memory behind keys is the device's until its request completes. So is
 `SendWR.data`, unless its owner needs it earlier: `QueuePair.post_send` returns the request, and
 `SendRequest.detach()` gives the data back, after the `progress_qp`. It copies what may still be
@@ -22,12 +25,12 @@ from typing import Any
 
 from urds.common.progress import ProgressLoop
 from urds.common.types import HostPort
-from urds.verbs.engine.completions import CompletionQueue
-from urds.verbs.engine.keys import KeyTable, Region
+from urds.verbs.engine.completions import CompletionQueue, Outbox, Sink
+from urds.verbs.engine.keys import KeyTable, MemoryWindow, Region
 from urds.verbs.engine.numbers import AccessFlag, QPType, ReceiveOrder
 from urds.verbs.engine.queue_pair import LinkTraits, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
-from urds.verbs.engine.work import AddressVector, EngineEvent
+from urds.verbs.engine.work import AddressVector, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +172,13 @@ class Adapter(ABC):
 
     attributes: DeviceAttributes
     gid: bytes  # 16 bytes: names this device context to others
-    keys: KeyTable
+    keys: KeyTable  # the engine's: layers call `register` and the like
     lock: threading.RLock
-    on_async_event: Callable[[EngineEvent], None]  # set by the Context; lock held
+    outbox: Outbox
+    on_events: Callable[[list[Event]], None] | None = None  # set by the owner; lock held
     port: int = 0  # of this context, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
+    _is_finishing_pass = False
 
     # -- time and progress
 
@@ -205,11 +210,31 @@ class Adapter(ABC):
 
     @abstractmethod
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Run `action` with the lock held after the current engine call; return at once.
+        """Run `action` with the lock held after the pass under way; return at once.
 
-        For callbacks, which must not touch queue pairs themselves, and for threads that may not
-        wait: with the lock or without.
+        For threads that may not wait, and for what shall come after all that has completed: with
+        the lock or without.
         """
+
+    def finish_pass(self) -> None:
+        """End a pass: feed the sinks, then give the owner the events.
+
+        Lock held, while no queue pair is at work. Sinks and the owner may post, and begin passes of
+        their own: what completes in those is told by the first call, once they have returned.
+        """
+        outbox = self.outbox
+        if self._is_finishing_pass:
+            return
+        self._is_finishing_pass = True
+        try:
+            while outbox.fed or outbox.events:
+                outbox.feed_sinks()
+                if outbox.events:
+                    events = outbox.take_events()
+                    if self.on_events is not None:
+                        self.on_events(events)
+        finally:
+            self._is_finishing_pass = False
 
     def notify(self) -> None:  # noqa: B027 - not needed where `wait` never sleeps
         """Wake threads in `wait` to check again: something changed without a packet. Lock held.
@@ -220,15 +245,18 @@ class Adapter(ABC):
 
     # -- queues and queue pairs
 
-    def completion_queue(self, capacity: int) -> CompletionQueue:
-        """Make a completion queue. Raises OSError: EINVAL for a capacity below 1."""
-        return CompletionQueue(capacity)
+    def completion_queue(self, capacity: int, *, sink: Sink | None = None) -> CompletionQueue:
+        """Make a completion queue; a sink is given at each pass's end what completed there.
+
+        Raises OSError: EINVAL for a capacity below 1.
+        """
+        return CompletionQueue(capacity, sink=sink, outbox=self.outbox)
 
     def shared_receive_queue(
         self, capacity: int, sge_max: int, *, pd: object
     ) -> SharedReceiveQueue:
         """Make a queue of receives for several queue pairs of one domain."""
-        return SharedReceiveQueue(capacity, sge_max, pd=pd)
+        return SharedReceiveQueue(capacity, sge_max, pd=pd, outbox=self.outbox)
 
     def queue_pair(
         self,
@@ -255,6 +283,7 @@ class Adapter(ABC):
             keys=self.keys,
             link=self.attributes.link,
             receive_order=receive_order,
+            outbox=self.outbox,
         )
         qp.gid = self.gid
         self.add(qp)
@@ -297,9 +326,38 @@ class Adapter(ABC):
         """Register memory under an address. Raises OSError: EINVAL, ENOMEM; EEXIST for a `key`."""
         return self.keys.register(pd, view, address, access, key=key)
 
-    def deregister(self, region: Region) -> None:
-        """Take a registration back. Raises OSError: EBUSY while windows are bound to it."""
+    def deregister(self, region: Region, *, unbind: bool = False) -> None:
+        """Take a registration back, from its windows too with `unbind`.
+
+        Raises OSError: EBUSY while windows are bound to it.
+        """
+        if unbind:
+            self.keys.unbind_all(region)
         self.keys.deregister(region)
+
+    def reregister(
+        self,
+        region: Region,
+        *,
+        pd: object | None = None,
+        view: memoryview | None = None,
+        address: int | None = None,
+        access: AccessFlag | None = None,
+    ) -> None:
+        """Change what is given; see `KeyTable.reregister`. Raises OSError: EBUSY, EINVAL."""
+        self.keys.reregister(region, pd=pd, view=view, address=address, access=access)
+
+    def find_region(self, lkey: int) -> Region | None:
+        """Return the region of a local key, `None` if there is none."""
+        return self.keys.region(lkey)
+
+    def window(self, pd: object, kind: int) -> MemoryWindow:
+        """Make an unbound memory window of type 1 or 2. Raises OSError: EINVAL, ENOMEM."""
+        return self.keys.new_window(pd, kind=kind)
+
+    def free_window(self, window: MemoryWindow) -> None:
+        """Forget a window; its key is invalid from here on."""
+        self.keys.free(window)
 
     # -- connections
 

@@ -5,8 +5,9 @@ calls `_receive` and `_run_timers` inside a `batch`. If its path can be full, `_
 that and `_resume` is called when there is room again. Where the link itself detects that a peer is
 gone, the provider tells `cm`.
 
-Callbacks may post and call `progress_qp`: within a batch such a call only marks the queue pair, and
-`flush`, at the end of the batch, sends everything. So no queue pair is entered recursively.
+Owners and sinks may post and call `progress_qp`: within a batch such a call only marks the queue
+pair, and `flush`, at the end of the batch, sends everything. A batch is one pass of the engine, or
+several: one ends where a receive queue runs dry, since a sink may fill it again.
 
 Messages of the connection manager travel as datagrams of queue pair `CM_QPN`, as in InfiniBand, so
 all bytes on the path are packets. All methods need `lock` held, except where stated.
@@ -28,6 +29,7 @@ from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.core import CmCore, check_private_data
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN, READS_MAX, Offer
 from urds.verbs.cm.records import CmListener, CmSettings
+from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import PSN_MASK, QPState, QPType
 from urds.verbs.engine.packets import (
@@ -39,7 +41,7 @@ from urds.verbs.engine.packets import (
     parse_packet,
 )
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import AddressVector, EngineEvent
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
     Adapter,
     ConnectionEventKind,
@@ -91,7 +93,7 @@ class PacketAdapter(Adapter):
         self.gid = gid
         self.keys = KeyTable(rng=rng)
         self.lock = lock or renewed(threading.RLock())
-        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
+        self.outbox = Outbox()
         self.packets = PacketStats()
         self.is_closed = False
         self._rng = rng
@@ -211,14 +213,18 @@ class PacketAdapter(Adapter):
         if self._depth:
             return
         self._depth, self._moment_ns = 1, 0
+        outbox = self.outbox
         try:
-            self._flush_connections()
-            while self._dirty or self._soon:
+            while True:
+                self._flush_connections()
+                if outbox.fed or outbox.events:
+                    self.finish_pass()  # before sending: what sinks post leaves with the answers
                 if self._dirty:
                     self._progress_entry(self._dirty.popitem()[1])
-                else:
+                elif self._soon:
                     self._soon.popleft()()
-                self._flush_connections()
+                elif not (self.later or self.cm.has_news):
+                    break
         finally:
             self._depth = 0
         self._batch_done()
@@ -229,8 +235,6 @@ class PacketAdapter(Adapter):
             destination = packet.destination or qp.peer
             if destination is not None:
                 self._transmit_packet(packet, destination)
-        while (event := qp.poll_event()) is not None:
-            self.on_async_event(event)
         # After a reset it is as useless to its connection as one that has failed.
         if entry.connection is not None and qp.state in (QPState.ERR, QPState.RESET):
             entry.connection.handle_queue_pair_error()
@@ -315,6 +319,8 @@ class PacketAdapter(Adapter):
         is_nak = packet.syndrome > _ACK
         qp.receive_packet(packet, self.now_ns() if is_nak else self._about_ns(), source)
         self._dirty[qp.qpn] = entry
+        if self.outbox.fed and not qp.receives:
+            self.finish_pass()
 
     def _run_timers(self, now_ns: int) -> None:
         """Run the timers that are due, within a batch."""

@@ -205,6 +205,7 @@ class PacketConnection(VerbsConnection):
             if self.space is PortSpace.UDP and self.record is not None:
                 event.qpn = message.offer.qpn
                 event.vector = _vector(self.record)
+        self._adapter.finish_pass()  # what has completed is told before the end
         self.on_event(event)
 
     # -- leaves

@@ -123,7 +123,7 @@ class UnknownPeer:
         self._memory = bytearray(RECEIVES * FRAME_BYTES_MAX + SCRATCH_BYTES)
         self.scratch = memoryview(self._memory)[RECEIVES * FRAME_BYTES_MAX :]
         with device.adapter.lock:
-            self._region = device.adapter.keys.register(
+            self._region = device.adapter.register(
                 device.domain, memoryview(self._memory), 0, AccessFlag.LOCAL_WRITE
             )
             self._begin()
@@ -247,15 +247,16 @@ class UnknownPeer:
         """Return how a request ended; None while it has not."""
         return next((one.status for one in self.ended if one.number == number), None)
 
-    def take(self, wc: WC) -> None:
-        """Take a completion, inside the engine."""
-        if wc.wr_id >= 1 << 32:
-            self.ended.append(Ended(wc.wr_id, wc.status))
-        elif wc.status is WCStatus.SUCCESS and wc.opcode is WCOpcode.RECV:
-            start = wc.wr_id * FRAME_BYTES_MAX
-            self.frames.append(bytes(self._memory[start : start + wc.byte_len]))
-            if self.receives:
-                self._post_receive(wc.wr_id)
+    def take(self, completions: list[WC]) -> None:
+        """Take what completed in a pass."""
+        for wc in completions:
+            if wc.wr_id >= 1 << 32:
+                self.ended.append(Ended(wc.wr_id, wc.status))
+            elif wc.status is WCStatus.SUCCESS and wc.opcode is WCOpcode.RECV:
+                start = wc.wr_id * FRAME_BYTES_MAX
+                self.frames.append(bytes(self._memory[start : start + wc.byte_len]))
+                if self.receives:
+                    self._post_receive(wc.wr_id)
 
     def handle_refused(self, *, wrong_key: bool) -> None:
         """Pass over what the victim may not do: the end tells."""
@@ -286,7 +287,7 @@ class UnknownPeer:
                 connection.close()
             self.device.forget(self.qp)
             if self._region is not None:
-                self.device.adapter.keys.deregister(self._region)
+                self.device.adapter.deregister(self._region)
                 self._region = None  # type: ignore[assignment]  # over
 
 

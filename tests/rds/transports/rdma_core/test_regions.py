@@ -31,6 +31,8 @@ class FakeAdapter:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.keys = KeyTable()
+        self.register = self.keys.register
+        self.deregister = self.keys.deregister
 
 
 class FakeDevice:
@@ -263,7 +265,7 @@ def test_a_refusing_device_leaves_nothing_behind(
     def full(*_: object, **__: object) -> Region:
         raise OSError(errno.ENOMEM, "full")
 
-    monkeypatch.setattr(world.devices[1].fake.keys, "register", full)
+    monkeypatch.setattr(world.devices[1].fake, "register", full)
     assert errno_of(world.register) == errno.ENOMEM
     assert world.counts() == [0, 0] and len(world.table) == 0
 
@@ -300,16 +302,16 @@ def test_no_lock_of_the_table_is_held_where_a_device_is_asked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device's thread may be inside `handle_key_used` with that device's lock."""
-    keys = world.devices[0].fake.keys
+    adapter = world.devices[0].fake
     held: list[bool] = []
     for name in ("register", "deregister"):
-        real = getattr(keys, name)
+        real = getattr(adapter, name)
 
         def watched(*arguments: Any, real: Any = real, **more: Any) -> Any:
             held.append(world.table.is_inside())
             return real(*arguments, **more)
 
-        monkeypatch.setattr(keys, name, watched)
+        monkeypatch.setattr(adapter, name, watched)
     world.table.free(OWNER, world.register())
     world.register()
     world.table.free_all(OWNER)

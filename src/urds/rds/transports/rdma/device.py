@@ -1,7 +1,7 @@
 """One open device as all RDS connections of a process share it.
 
-One completion queue hands each completion to its link at once; links do the work that follows when
-the device's call is over. A device makes progress in its own thread: a thread that waits for a
+The sink of one completion queue hands the completions of a pass to their links, which then do the
+work that follows. A device makes progress in its own thread: a thread that waits for a
 message sleeps on the plane's descriptors, and counts as attending here. A fault in a link's work
 there costs its connection; the thread goes on for the others.
 
@@ -27,7 +27,7 @@ from urds.verbs.engine.numbers import (
     QPType,
 )
 from urds.verbs.engine.queue_pair import QPAttr, QPCap, QueuePair
-from urds.verbs.engine.work import WC, EngineEvent
+from urds.verbs.engine.work import WC, Completed, Event
 from urds.verbs.providers.base import Adapter, Listener, OnConnectionEvent, PortSpace
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _ACCESS: Final = (
     | AccessFlag.REMOTE_READ
     | AccessFlag.REMOTE_ATOMIC
 )
+_PEER_ERRORS: Final = (AsyncEventType.QP_ACCESS_ERR, AsyncEventType.QP_REQ_ERR)
 _INIT: Final = QPAttrMask.STATE | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT | QPAttrMask.ACCESS_FLAGS
 
 
@@ -62,10 +63,9 @@ class RdmaDevice:
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
         self.confine: Confine = let_out
-        self._completions = adapter.completion_queue(1)
-        self._completions.on_push = self._take
+        self._completions = adapter.completion_queue(1, sink=self._take)
         with adapter.lock:
-            adapter.on_async_event = self._handle_event
+            adapter.on_events = self._handle_events
             adapter.add_external_waiter()
 
     def domain_of(self, peer: IPAddress) -> NestedDomain:
@@ -80,7 +80,7 @@ class RdmaDevice:
     ) -> QueuePair:
         """Make a queue pair in INIT whose completions go to `link`. Raises OSError: ENOMEM.
 
-        Its receives come from a queue of its own that may be filled inside any callback.
+        Its receives come from a queue of its own, so that they may be posted in any state.
         """
         adapter = self.adapter
         qp = adapter.queue_pair(
@@ -106,7 +106,7 @@ class RdmaDevice:
         return self.adapter.listen(address, PortSpace.TCP, backlog=BACKLOG, on_event=on_event)
 
     def soon(self, link: Link, action: Callable[[], None]) -> None:
-        """Run a link's work once the device's call is over; any thread, any lock."""
+        """Run a link's work once the pass under way is over; any thread, any lock."""
 
         def run() -> None:
             with self.confine(link.cut_after_fault):
@@ -122,21 +122,26 @@ class RdmaDevice:
             self.adapter.remove_external_waiter()
         self.adapter.close()
 
-    def _handle_event(self, event: EngineEvent) -> None:
-        """Report an access error of a link's peer to the link; its queue pair is over."""
-        if event.event_type in (AsyncEventType.QP_ACCESS_ERR, AsyncEventType.QP_REQ_ERR):
+    def _handle_events(self, events: list[Event]) -> None:
+        """Report access errors of peers to their links; those queue pairs are over."""
+        for event in events:
+            if isinstance(event, Completed) or event.event_type not in _PEER_ERRORS:
+                continue
             link = self.links.get(event.element.qpn)
             if link is not None:
                 with self.confine(link.cut_after_fault):
                     link.handle_refused(wrong_key=event.event_type is AsyncEventType.QP_ACCESS_ERR)
 
-    def _take(self, wc: WC, _solicited: bool) -> bool:
-        """Hand a completion to its link; none is ever queued."""
-        link = self.links.get(wc.qp_num)
-        if link is not None:
+    def _take(self, completions: list[WC]) -> None:
+        """Hand the completions of a pass to their links."""
+        by_link: dict[Link, list[WC]] = {}
+        for wc in completions:
+            link = self.links.get(wc.qp_num)
+            if link is not None:
+                by_link.setdefault(link, []).append(wc)
+        for link, taken in by_link.items():
             with self.confine(link.cut_after_fault):
-                link.take(wc)
-        return True
+                link.take(taken)
 
 
 def open_devices(names: Sequence[str]) -> list[RdmaDevice]:

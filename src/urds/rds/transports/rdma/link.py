@@ -1,8 +1,8 @@
 """One connection of one device: a queue pair, its ring of receives, and the work of a path's core.
 
 A link is made for an attempt to connect, or for a request that is answered. Until the control plane
-attaches it to its path, arrivals are kept; then frames go to the path's core as they come, and the
-core's work is posted when the device's call is over, or in a sender's own thread.
+attaches it to its path, arrivals are kept; then the frames of a pass go to the path's core, whose
+work is posted at the end of it, or in a sender's own thread.
 
 Adapter's lock held, unless a method says otherwise; the path's core needs its own lock too.
 """
@@ -95,9 +95,7 @@ class Link:
         self._qp: QueuePair | None = device.queue_pair(
             self, peer=path.key.peer, send_ring=send_ring, receive_ring=receive_ring
         )
-        self._region = device.adapter.keys.register(
-            device.domain, self._view, 0, AccessFlag.LOCAL_WRITE
-        )
+        self._region = device.adapter.register(device.domain, self._view, 0, AccessFlag.LOCAL_WRITE)
         self._slots = receives_at_first(receive_ring)  # of the ring in use; grows with traffic
         self._slots_max = receive_ring
         for slot in range(self._slots):
@@ -149,9 +147,8 @@ class Link:
         if qp is None:
             return
         self.device.forget(qp)
-        keys = self.device.adapter.keys
         for region in (self._region, *self._scratch.values()):
-            keys.deregister(region)
+            self.device.adapter.deregister(region)
         self._scratch.clear()
         self._early.clear()
 
@@ -193,7 +190,7 @@ class Link:
     # -- work
 
     def finish_pass(self) -> None:
-        """Post the core's work and tell the plane what changed; outside the engine."""
+        """Post the core's work and tell the plane what changed."""
         self._is_due = False
         if self._protocol_error is not None:
             if not self._protocol_error_told:
@@ -280,20 +277,23 @@ class Link:
 
     def _export(self, wr_id: int, view: memoryview) -> SGE:
         """Let the device write into memory of the application until the request completes."""
-        region = self.device.adapter.keys.register(
-            self.device.domain, view, 0, AccessFlag.LOCAL_WRITE
-        )
+        region = self.device.adapter.register(self.device.domain, view, 0, AccessFlag.LOCAL_WRITE)
         self._scratch[wr_id] = region
         return SGE(0, len(view), region.lkey)
 
-    # -- what completes; inside the engine
+    # -- what completes
 
-    def take(self, wc: WC) -> None:
-        """Take a completion: a frame that arrived, or work that is done."""
+    def take(self, completions: list[WC]) -> None:
+        """Take what completed in a pass: frames that arrived, work that is done."""
+        for wc in completions:
+            self._take(wc)
+        self.finish_pass()
+
+    def _take(self, wc: WC) -> None:
         if wc.wr_id >= self.receive_ring:
             region = self._scratch.pop(wc.wr_id, None)
             if region is not None:
-                self.device.adapter.keys.deregister(region)
+                self.device.adapter.deregister(region)
             if self._attached:
                 outcome = _OUTCOMES.get(wc.status, Outcome.FAILED)
                 with self.path.lock:
@@ -304,8 +304,6 @@ class Link:
             self._take_frame(wc)
         else:
             self._early.append(wc)
-            return
-        self.finish_soon()
 
     def _take_frame(self, wc: WC) -> None:
         if self._protocol_error is not None:

@@ -54,7 +54,7 @@ class RegionDevice(Protocol):
 
     @property
     def adapter(self) -> Adapter:
-        """The adapter, with its lock and keys."""
+        """The adapter."""
 
     @property
     def domain(self) -> object:
@@ -237,7 +237,7 @@ class RegionTable:
                 adapter = device.adapter
                 with adapter.lock:
                     domain = device.domain if peer is None else device.domain_of(peer)
-                    region = adapter.keys.register(domain, view, start, access, key=key)
+                    region = adapter.register(domain, view, start, access, key=key)
                 placed.append((adapter, region))
         except OSError as refused:
             _displace(placed)
@@ -250,4 +250,4 @@ class RegionTable:
 def _displace(placed: Sequence[tuple[Adapter, Region]]) -> None:
     for adapter, region in placed:
         with adapter.lock:
-            adapter.keys.deregister(region)
+            adapter.deregister(region)

@@ -15,10 +15,10 @@ from urds.common.socket_class import KernelSocket
 from urds.common.types import HostPort
 from urds.verbs.cm.mpa import READS_MAX, MpaFlag, MpaFrame
 from urds.verbs.engine.attributes import LinkTraits, QPAttr
+from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import QPAttrMask, QPState, QPType
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import EngineEvent
 from urds.verbs.providers.base import (
     ConnectParameters,
     DeviceAttributes,
@@ -57,7 +57,7 @@ class TcpAdapter(LoopAdapter):
         self.lock = renewed(threading.RLock())
         self.keys = KeyTable(rng=random.SystemRandom())
         self.gid = packed(self.settings.address)
-        self.on_async_event: Callable[[EngineEvent], None] = lambda _event: None
+        self.outbox = Outbox()
         self.attributes = DeviceAttributes(
             name,
             "tcp",
@@ -139,13 +139,8 @@ class TcpAdapter(LoopAdapter):
                 "tcp: connect or accept leads a queue pair to its peer, not modify",
             )
         else:
-            self.deliver_events(qp)
+            self.finish_pass()
         self.loop.tell()
-
-    def deliver_events(self, qp: QueuePair) -> None:
-        """Deliver the asynchronous events of a queue pair."""
-        while (event := qp.poll_event()) is not None:
-            self.on_async_event(event)
 
     def check_connectable(self, qp: QueuePair | None, parameters: ConnectParameters) -> None:
         """Raise OSError (EINVAL) unless a connection may take this queue pair and these numbers."""

@@ -155,11 +155,7 @@ class TcpConnection(VerbsConnection):
     def disconnect(self) -> None:
         """End the connection; DISCONNECTED follows, ERROR where none was established yet."""
         if self._state is TcpState.ESTABLISHED and self.stream is not None:
-            if self.stream.is_reading:
-                # The queue pair is in the middle of a packet: let it finish first.
-                self._adapter.loop.call_soon(self.stream.disconnect)
-            else:
-                self.stream.disconnect()
+            self.stream.disconnect()
         elif self._state is TcpState.REQUESTED:
             self.reject()
         elif self._state is not TcpState.OVER:

@@ -21,7 +21,7 @@ from urds.common.ip_sockets import address_of, host_towards
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.queue_pair import QueuePair
-from urds.verbs.engine.work import AddressVector, EngineEvent
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import PortSpace
 from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import packed
@@ -49,7 +49,7 @@ class DatagramAdapter(LoopPacketAdapter):
             lock=host.lock,
         )
         self.keys = host.keys
-        self.on_async_event = self._hand_on
+        self.outbox = host.outbox
         self._host = host
         self.loop = host.loop
         self._sockets: dict[HostPort, socket.socket] = {}
@@ -69,8 +69,9 @@ class DatagramAdapter(LoopPacketAdapter):
 
     # -- what the host does for us
 
-    def _hand_on(self, event: EngineEvent) -> None:
-        self._host.on_async_event(event)  # which its context sets later
+    def finish_pass(self) -> None:
+        """End a pass of the device."""
+        self._host.finish_pass()
 
     def close(self) -> None:
         """Disconnect the peers and close the sockets. The lock is held."""

@@ -23,6 +23,7 @@ from urds.common.progress import ProgressLoop
 from urds.common.timers import Timer
 from urds.common.types import BytesLike
 from urds.verbs.engine.attributes import QPAttr
+from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.numbers import QPAttrMask, QPState
 from urds.verbs.engine.packets import ANSWERED, Packet, PacketKind, Syndrome
 from urds.verbs.engine.queue_pair import QueuePair
@@ -97,8 +98,10 @@ class StreamHost(Protocol):
     read_view: memoryview  # BUFFER_BYTES, for one handler at a time
     leaving: "set[IwarpStream]"  # streams that are over, while their last bytes are sent
 
-    def deliver_events(self, qp: QueuePair) -> None:
-        """Deliver the asynchronous events of a queue pair."""
+    outbox: Outbox
+
+    def finish_pass(self) -> None:
+        """End a pass: see `Adapter.finish_pass`."""
 
 
 class IwarpStream:
@@ -133,7 +136,6 @@ class IwarpStream:
         qp.on_detach = self._out.copy
         self._kept = b""  # a partial FPDU
         self._events = select.EPOLLIN
-        self.is_reading = False  # a packet is being delivered: the queue pair is at work
         self._answer_may_wait = False  # nothing that was read asks for data
         self._is_deferred = False
         self._is_over = False  # the end was told; only the socket is still being closed
@@ -161,9 +163,12 @@ class IwarpStream:
     # -- sending
 
     def progress_qp(self) -> None:
-        """Send what the queue pair has to send, as far as the connection takes it."""
-        if self.is_reading or self._is_over:
-            return
+        """Send what the queue pair has to send, as far as the connection takes it; end the pass."""
+        if not self._is_over:
+            self._progress()
+        self._host.finish_pass()
+
+    def _progress(self) -> None:
         self._is_deferred = False
         if self._has_running_queue_pair():
             try:
@@ -179,7 +184,6 @@ class IwarpStream:
             self._timer = self._host.loop.replan(
                 self._timer, self._qp.poll_timeout(), self._handle_timer
             )
-            self._host.deliver_events(self._qp)
         if not self._has_running_queue_pair():
             self._end_with_failed_qp()
 
@@ -241,16 +245,14 @@ class IwarpStream:
             return
         if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             self._handle_readable()
-        if self._is_over:
-            return
-        if self._answer_may_wait and not events & select.EPOLLOUT:
+        may_wait = self._answer_may_wait and not events & select.EPOLLOUT
+        if may_wait and not self._is_deferred:
             # The application's own answer, if it has one at once, takes the acknowledgement
             # along, which saves a call here and a wake-up there.
-            if not self._is_deferred:
-                self._is_deferred = True
-                self._host.loop.defer(self._kick_deferred)
-            self._host.deliver_events(self._qp)
-        else:
+            self._is_deferred = True
+            self._host.loop.defer(self._kick_deferred)
+        self._host.finish_pass()
+        if not may_wait:
             self.progress_qp()
 
     def _kick_deferred(self) -> None:
@@ -274,16 +276,28 @@ class IwarpStream:
             self._end(ConnectionEventKind.DISCONNECTED, "the peer closed the connection")
 
     def _read(self, count: int) -> None:
-        """Decode what was kept and the `count` bytes behind it in the buffer."""
+        """Take in what was kept and the `count` bytes behind it in the buffer.
+
+        One read may bring more messages than there are receives: where they have run dry the pass
+        ends, so that a sink can post them again, and the rest is the next pass's.
+        """
+        self._answer_may_wait = True
+        while self._decode(count):
+            self._host.finish_pass()
+            count = 0
+
+    def _decode(self, count: int) -> bool:
+        """Decode as `_read`; return whether receives ran dry, with the rest kept."""
         view = self._host.read_view
         position, end = 0, len(self._kept) + count
         view[: len(self._kept)] = self._kept
         self._kept = b""
-        self.is_reading = True
-        self._answer_may_wait = True
+        outbox, is_cut = self._host.outbox, False
         now_ns = time.monotonic_ns()
         try:
-            while position < end and not self._is_over and self._has_running_queue_pair():
+            while (
+                position < end and not (is_cut or self._is_over) and self._has_running_queue_pair()
+            ):
                 item, taken_bytes = self._decoder.take(view[position:end])
                 if not taken_bytes:
                     break
@@ -292,13 +306,13 @@ class IwarpStream:
                 if isinstance(item, Packet):
                     self._answer_may_wait &= item.kind not in ANSWERED
                     self._deliver(item, now_ns)
+                    is_cut = bool(outbox.fed) and not self._qp.receives
                 elif item is not None:
                     self._handle_end_frame(item)
         except StreamBroken as broken:
             self._break(broken)
-        finally:
-            self.is_reading = False
         self._kept = bytes(view[position:end]) if not self._is_over else b""
+        return is_cut
 
     def _deliver(self, packet: Packet, now_ns: int) -> None:
         self._encoder.peer_wrote_last = self._decoder.wrote_last
@@ -334,6 +348,7 @@ class IwarpStream:
         self._say_the_rest()
         self._encoder.emit_farewell(self._out.pieces)
         self._end(ConnectionEventKind.DISCONNECTED, "disconnected here")
+        self._host.finish_pass()
 
     def abort(self) -> None:
         """Drop the connection without a TERMINATE or an event."""
@@ -381,7 +396,6 @@ class IwarpStream:
         qp, now_ns = self._qp, time.monotonic_ns()
         if self._has_running_queue_pair():
             qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
-        self._host.deliver_events(qp)
         self._finish(0)
         if self.is_open:
             deadline_ns = now_ns + self._farewell_ns
