@@ -30,9 +30,15 @@ pub use client_side::{ClientSide, Rejected, Route};
 pub use layout::{Sizes, make};
 pub use name::Name;
 pub use node_receive::{Arrival, Place, Trace};
-pub use node_send::{Freed, Submission};
+pub use node_send::{Freed, Held, Submission};
 pub use node_side::{ClientError, NodeSide};
 pub use options::{Options, Word};
 
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod kill_tests;
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod tests;

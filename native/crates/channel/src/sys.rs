@@ -5,6 +5,8 @@ pub mod doorbell;
 pub mod futex;
 pub mod raw;
 pub mod shared_memory;
+#[cfg(test)]
+pub mod stepped;
 pub mod thread;
 
 /// Error number of the system.

@@ -75,7 +75,8 @@ impl<'a> Account<'a> {
     }
 
     fn second(&self, first_held: u64) -> u64 {
-        self.queued.saturating_sub(first_held + self.aside())
+        let others = first_held.saturating_add(self.aside());
+        self.queued.saturating_sub(others)
     }
 
     /// Return whether a message has room; it then counts in the account that it has.
@@ -112,7 +113,7 @@ impl<'a> Account<'a> {
         }
         if self.is_absent(route) {
             let taken = self.aside().max(held);
-            return taken + bytes <= self.size;
+            return taken.saturating_add(bytes) <= self.size;
         }
         held + self.second(first_held) <= self.size
     }

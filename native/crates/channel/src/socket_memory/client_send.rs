@@ -129,7 +129,7 @@ impl ClientSide {
         self.options().get(Word::SendBytes) / 2
     }
 
-    fn tiles(&self) -> SendArea<'_> {
+    pub(super) fn tiles(&self) -> SendArea<'_> {
         SendArea {
             area: &self.area,
             layout: &self.layout,

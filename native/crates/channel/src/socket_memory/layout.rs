@@ -86,8 +86,6 @@ pub const WAIT_ROOM: u32 = 4;
 /// State of a tile of the send area, in the upper half of its word; the lower half is its units.
 pub const TILE_FREE: u64 = 0;
 pub const TILE_USED: u64 = 1 << 32;
-/// The upper half of the word of a used tile.
-pub const TILE_USED_WORD: u32 = 1;
 
 // In a record of the send area, behind its word.
 pub const SEND_LENGTH: usize = 8;

@@ -5,13 +5,14 @@ use core::sync::atomic::Ordering;
 use super::layout::{
     AT_FREED_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, RECORD_BYTES, ROUTE_FREED, ROUTES,
     SEND_EXTENSION, SEND_EXTENSION_BYTES, SEND_FLAGS, SEND_LENGTH, SEND_PORT, SEND_ROUTE,
-    SEND_SUBMISSION, TILE_FREE, TILE_USED_WORD, route_at, units_of,
+    SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at, units_of,
 };
 use super::node_side::{ClientError, NodeSide};
 use crate::journal::{
     self, SLOT_AT, SLOT_FREE, SLOT_LEAVING, SLOT_LENGTH, SLOT_ROUTE, SLOT_STATE, SLOT_SUBMISSION,
     SLOT_UNITS, SLOT_USED,
 };
+use crate::sys::area::Area;
 
 /// A message of the client, checked. Its payload may change at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,21 @@ pub struct Submission {
     pub extension: [u8; 16],
     /// How many bytes of them, at most 16.
     pub extension_bytes: u8,
+    tile: u64,
+    order: u64,
+}
+
+/// A message that was taken and not freed, as a new worker finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The message; its port and extension are what the client has there now.
+    pub message: Submission,
+    /// What the plane left in `journal::SLOT_PATH`.
+    pub path: u32,
+    /// What it left in `journal::SLOT_NUMBER`.
+    pub number: u64,
+    /// Which of the socket's messages it was.
+    pub order: u64,
 }
 
 /// What is due after a message was freed.
@@ -119,31 +135,10 @@ impl NodeSide {
         if unit >= self.layout.send_units {
             return Err(ClientError("a place of a record"));
         }
-        let place = self.layout.send_unit(unit);
-        let mut header = [0u8; RECORD_BYTES];
-        self.area.copy_out(place, &mut header);
-        let word = |offset: usize| {
-            let mut bytes = [0; 4];
-            bytes.copy_from_slice(&header[offset..offset + 4]);
-            u32::from_le_bytes(bytes)
-        };
-        let (units, length) = (word(0), word(SEND_LENGTH) as usize);
-        let submission = Submission {
-            slot: 0,
-            at: place + RECORD_BYTES,
-            length,
-            route: word(SEND_ROUTE),
-            port: u16::from_le_bytes([header[SEND_PORT], header[SEND_PORT + 1]]),
-            flags: word(SEND_FLAGS),
-            extension: {
-                let mut bytes = [0; 16];
-                bytes.copy_from_slice(&header[SEND_EXTENSION..SEND_EXTENSION + 16]);
-                bytes
-            },
-            extension_bytes: header[SEND_EXTENSION_BYTES],
-        };
-        let is_this = header[SEND_SUBMISSION..] == count.to_le_bytes();
-        if !is_this || word(4) != TILE_USED_WORD {
+        let submission = Self::read_record(&self.area, self.layout.send_unit(unit));
+        let units = u32::try_from(submission.tile & 0xffff_ffff).unwrap_or(u32::MAX);
+        let length = submission.length;
+        if submission.order != count || submission.tile & !0xffff_ffff != TILE_USED {
             return Err(ClientError("a record that was not submitted"));
         }
         if units > self.layout.send_units - unit || units < units_of(length) {
@@ -233,20 +228,53 @@ impl NodeSide {
         self.journal.long(journal::AT_HELD_BYTES)
     }
 
-    /// Call `each` with the slots of messages that were taken and not freed, in no order: their
-    /// length, route, path and number.
-    pub fn taken_slots(&self, mut each: impl FnMut(u32, usize, u32, u32, u64)) {
+    /// Call `each` with the messages that were taken and not freed, in no order.
+    pub fn held_messages(&self, mut each: impl FnMut(&Held)) {
         for slot in 0..self.slots_used() {
             let at = self.journal.slot(slot);
-            if self.journal.word(at + SLOT_STATE) == SLOT_USED {
-                each(
-                    slot,
-                    self.journal.word(at + SLOT_LENGTH) as usize,
-                    self.journal.word(at + SLOT_ROUTE),
-                    self.journal.word(at + journal::SLOT_PATH),
-                    self.journal.long(at + journal::SLOT_NUMBER),
-                );
+            if self.journal.word(at + SLOT_STATE) != SLOT_USED {
+                continue;
             }
+            let word = |offset| self.journal.word(at + offset);
+            let place = self.layout.send_unit(word(SLOT_AT));
+            // Place, length and route are ours; the rest is as it lies there now.
+            let mut message = Self::read_record(&self.area, place);
+            message.slot = slot;
+            message.length = word(SLOT_LENGTH) as usize;
+            message.route = word(SLOT_ROUTE);
+            message.extension_bytes = message.extension_bytes.min(16);
+            each(&Held {
+                message,
+                path: word(journal::SLOT_PATH),
+                number: self.journal.long(at + journal::SLOT_NUMBER),
+                order: self.journal.long(at + SLOT_SUBMISSION),
+            });
         }
     }
+
+    fn read_record(area: &Area, place: usize) -> Submission {
+        let mut header = [0u8; RECORD_BYTES];
+        area.copy_out(place, &mut header);
+        let mut extension = [0; 16];
+        extension.copy_from_slice(&header[SEND_EXTENSION..SEND_EXTENSION + 16]);
+        Submission {
+            slot: 0,
+            at: place + RECORD_BYTES,
+            length: word_of(&header, SEND_LENGTH) as usize,
+            route: word_of(&header, SEND_ROUTE),
+            port: u16::from_le_bytes([header[SEND_PORT], header[SEND_PORT + 1]]),
+            flags: word_of(&header, SEND_FLAGS),
+            extension,
+            extension_bytes: header[SEND_EXTENSION_BYTES],
+            tile: u64::from(word_of(&header, 4)) << 32 | u64::from(word_of(&header, 0)),
+            order: u64::from(word_of(&header, SEND_SUBMISSION + 4)) << 32
+                | u64::from(word_of(&header, SEND_SUBMISSION)),
+        }
+    }
+}
+
+fn word_of(header: &[u8; RECORD_BYTES], at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&header[at..at + 4]);
+    u32::from_le_bytes(bytes)
 }

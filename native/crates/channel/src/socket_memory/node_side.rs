@@ -186,8 +186,8 @@ impl NodeSide {
 
     /// Return whether to empty the control socket, because the client waits and there is room.
     ///
-    /// Ask after bytes came on it, after messages were freed, and every millisecond while
-    /// `is_filled`.
+    /// Ask in each pass, after messages were freed and after bytes came on it, and every millisecond
+    /// while `is_filled`: no doorbell passes then.
     pub fn must_empty(&self) -> bool {
         if !self.is_filled() || !Account::read(&self.area).is_half_free() {
             return false;
@@ -202,16 +202,18 @@ impl NodeSide {
         sleep::awake(self.area.word(AT_NODE_ASLEEP));
     }
 
-    /// Set this socket's word of a sleeping node, and look again; false if there is work.
+    /// Set this socket's word of a sleeping node, and look again; false if there is work: to take, to
+    /// show (`must_show_again`), or to empty the control socket (`must_empty`).
     ///
     /// # Errors
     /// `ClientError`.
     pub fn sleep(&mut self) -> Result<bool, ClientError> {
         sleep::set_asleep(self.area.word(AT_NODE_ASLEEP));
         let has_work = self.submissions()? > 0;
-        let may_show =
-            self.has_unread() && self.area.word(AT_READER_ASLEEP).load(Ordering::Relaxed) != 0;
-        if has_work || may_show {
+        let reader = self.area.word(AT_READER_ASLEEP);
+        let may_show = self.has_unread() && reader.load(Ordering::Relaxed) != 0;
+        let may_empty = self.is_filled() && Account::read(&self.area).is_half_free();
+        if has_work || may_show || may_empty {
             self.wake();
             return Ok(false);
         }

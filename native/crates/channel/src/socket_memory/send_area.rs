@@ -135,6 +135,19 @@ impl SendArea<'_> {
         Ok(())
     }
 
+    /// Return the tiles of the area: where each begins, its units, and whether it is used.
+    #[cfg(test)]
+    pub fn tiles(&self) -> Vec<(u32, u32, bool)> {
+        let (mut at, mut tiles) = (0, Vec::new());
+        while at < self.layout.send_units {
+            let tile = self.read(at).expect("a tiling");
+            tiles.push((at, tile.units, !tile.is_free));
+            at += tile.units;
+        }
+        assert_eq!(at, self.layout.send_units, "the tiles fill the area");
+        tiles
+    }
+
     /// Return whether a tile is used.
     pub fn is_used(&self, at: u32) -> Result<bool, Corrupt> {
         Ok(!self.read(at)?.is_free)

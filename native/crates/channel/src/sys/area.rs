@@ -212,7 +212,10 @@ fn sealed_length(file: i32) -> Result<usize, Errno> {
     // SAFETY: both places are writable; zeros are values of both.
     let (is_plain, bytes) = unsafe {
         check(libc::fstatfs(file, system.as_mut_ptr()))?;
-        check(libc::fstat(file, status.as_mut_ptr()))?;
+        // In the GNU C library a name only since 2.33.
+        if libc::syscall(libc::SYS_fstat, file, status.as_mut_ptr()) < 0 {
+            return Err(Errno::last());
+        }
         let kind = system.assume_init().f_type;
         (kind == libc::TMPFS_MAGIC, status.assume_init().st_size)
     };

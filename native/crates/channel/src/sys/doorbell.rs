@@ -4,12 +4,26 @@
 //! wait: each end has flags of its own, unlike a shared eventfd. Descriptors are the caller's, which
 //! keeps them open for the call.
 
+use core::cell::UnsafeCell;
 use core::ptr;
 
 use super::{Errno, check};
 
 /// More doorbells than a correct peer can leave unread.
 const HEARD_BYTES: usize = 64;
+
+/// More than a client fills a control socket with.
+const SCRATCH_BYTES: usize = 64 << 10;
+/// A side that writes all the time does not hold the reader.
+const EMPTY_READS_MAX: usize = 4;
+
+/// Where bytes go that say nothing.
+struct Scratch(UnsafeCell<[u8; SCRATCH_BYTES]>);
+
+// SAFETY: the kernel writes it, and it is never read.
+unsafe impl Sync for Scratch {}
+
+static SCRATCH: Scratch = Scratch(UnsafeCell::new([0; SCRATCH_BYTES]));
 
 /// Result of reading the control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +72,34 @@ pub fn hear(socket: i32) -> Heard {
         _ if matches!(Errno::last().0, libc::EAGAIN | libc::EINTR) => Heard::Nothing,
         _ => Heard::End,
     }
+}
+
+/// Read all that arrived, also from a side that filled the socket on purpose; never waits.
+pub fn empty(socket: i32) -> Heard {
+    let mut heard = Heard::Nothing;
+    for _ in 0..EMPTY_READS_MAX {
+        let read = unread(socket);
+        match read {
+            Ok(0) => return Heard::End,
+            Ok(count) => {
+                heard = Heard::Doorbell;
+                if count < SCRATCH_BYTES {
+                    break;
+                }
+            }
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => break,
+            Err(_) => return Heard::End,
+        }
+    }
+    heard
+}
+
+fn unread(socket: i32) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: all of the place is writable; what the calls of several threads leave there is read by
+    // none.
+    let read = unsafe { libc::recv(socket, SCRATCH.0.get().cast(), SCRATCH_BYTES, flags) };
+    usize::try_from(read).map_err(|_| Errno::last())
 }
 
 /// Have both sides see the end; the number stays the caller's.

@@ -26,6 +26,15 @@ struct Attached {
     /// Taken, and without room at its destination.
     held: Option<Submission>,
     is_shown: bool,
+    /// Delivered and not taken.
+    unread_bytes: usize,
+}
+
+impl Attached {
+    fn look_taken(&mut self) {
+        let unread = &mut self.unread_bytes;
+        let _ = self.side.look_taken(|length| *unread -= length);
+    }
 }
 
 /// A node of one host.
@@ -71,7 +80,7 @@ impl Node {
         let mut has_worked = false;
         for index in 0..self.sockets.len() {
             self.sockets[index].side.wake();
-            let _ = self.sockets[index].side.look_taken(|_| ());
+            self.sockets[index].look_taken();
             let mut freed = false;
             for _ in 0..PASS {
                 let held = self.sockets[index].held.take();
@@ -86,10 +95,12 @@ impl Node {
                 self.sockets[index].side.free(taken.slot);
                 freed = true;
             }
-            if freed {
-                has_worked = true;
+            has_worked |= freed;
+            if freed || self.sockets[index].side.is_filled() {
                 self.after_freeing(index);
             }
+            let socket = &mut self.sockets[index];
+            socket.is_shown |= socket.side.must_show_again();
         }
         for socket in &mut self.sockets {
             if std::mem::take(&mut socket.is_shown) {
@@ -108,12 +119,7 @@ impl Node {
     }
 
     fn empty(socket: &Attached) -> Heard {
-        loop {
-            match doorbell::hear(socket.node_end.as_raw_fd()) {
-                Heard::Doorbell => {}
-                heard => return heard,
-            }
-        }
+        doorbell::empty(socket.node_end.as_raw_fd())
     }
 
     /// Put a message into its destination's memory; false without room there.
@@ -130,10 +136,14 @@ impl Node {
             return true; // no socket there: lost, as in Linux
         };
         let source = sender.local.unwrap_or_default();
-        let receiver = &mut self.sockets[index].side;
-        let _ = receiver.look_taken(|_| ());
-        let Some(place) = receiver.reserve(taken.length, false) else {
-            receiver.await_taken(receiver.unread() / 2 + 1);
+        let receiver = &mut self.sockets[index];
+        receiver.look_taken();
+        // As the plane has it: from there on the port is congested at once.
+        let is_full = receiver.unread_bytes > 4 * self.sizes.receive_default as usize;
+        let place = (!is_full).then(|| receiver.side.reserve(taken.length, false));
+        let Some(place) = place.flatten() else {
+            let side = &receiver.side;
+            side.await_taken(side.unread() / 2 + 1);
             return false;
         };
         let (sender, receiver) = (&self.sockets[from].side, &self.sockets[index].side);
@@ -145,6 +155,7 @@ impl Node {
             ..Arrival::default()
         };
         let receiver = &mut self.sockets[index];
+        receiver.unread_bytes += taken.length;
         receiver.is_shown |= receiver.side.publish(&place, &arrival);
         true
     }
@@ -268,6 +279,7 @@ impl Node {
             routes: Vec::new(),
             held: None,
             is_shown: false,
+            unread_bytes: 0,
         });
         (Some(user_end), self.sockets.len() - 1)
     }

@@ -248,3 +248,38 @@ pub fn copy_between(
     // unless a socket sends to itself; then the two areas do not overlap.
     unsafe { receiver.area().copy_from(place.at, from, taken.length) };
 }
+
+/// Return the processor time of this process in nanoseconds.
+pub fn cpu_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Make a pair that carries whole messages.
+pub fn packet_pair() -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: the place is writable.
+    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
+    assert_eq!(made, 0);
+    (owned(ends[0]), owned(ends[1]))
+}
+
+/// Send one message on such a pair.
+pub fn send(descriptor: i32, payload: &[u8]) {
+    // SAFETY: the payload is readable.
+    let sent = unsafe { libc::send(descriptor, payload.as_ptr().cast(), payload.len(), 0) };
+    assert_eq!(usize::try_from(sent), Ok(payload.len()));
+}
+
+/// Receive one.
+pub fn receive_bytes(descriptor: i32, room: &mut [u8]) -> usize {
+    // SAFETY: the room is writable.
+    let received = unsafe { libc::recv(descriptor, room.as_mut_ptr().cast(), room.len(), 0) };
+    usize::try_from(received).expect("a message")
+}
