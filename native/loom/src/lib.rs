@@ -1,6 +1,6 @@
 //! What no lock guards, in every order of two threads; `cargo test --release` in this folder.
 //!
-//! The state of a waiter and the ring of a shm stream are the data plane's own sources; what lies around
+//! The state of a waiter, the ring of a shm stream and the words of sleepers are the product's own sources; what lies around
 //! them is a model, in `tests`. A thread that would sleep for ever is a deadlock, which loom reports.
 
 mod atomics {
@@ -16,11 +16,14 @@ mod atomics {
 #[path = "../../crates/channel/src/ring.rs"]
 #[allow(dead_code, clippy::pedantic)]
 pub mod ring;
+#[path = "../../crates/channel/src/sleep.rs"]
+#[allow(dead_code, clippy::pedantic)]
+pub mod sleep;
 #[path = "../../crates/dataplane/src/waiter_state.rs"]
 #[allow(dead_code, clippy::new_without_default, clippy::missing_errors_doc)]
 pub mod waiter_state;
 
 std::thread_local! {
-    /// A rule to break: no fence of the ring does anything. Of the test; loom has one thread for all.
+    /// A rule to break: no fence does anything. Of the test; loom has one thread for all.
     pub static WITHOUT_FENCES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }

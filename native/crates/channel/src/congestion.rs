@@ -7,7 +7,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::sys::Errno;
-use crate::sys::area::{self, Access, Area};
+use crate::sys::area::{self, Area};
 
 /// First word: `URDSCONG`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSCONG");
@@ -42,7 +42,7 @@ pub struct CongestionMemory {
 /// Of the system.
 pub fn make(slots: u32) -> Result<(i32, CongestionMemory), Errno> {
     let bytes = maps_at(slots) + slots as usize * MAP_BYTES;
-    let (file, area) = area::make(bytes, Access::Write)?;
+    let (file, area) = area::make(bytes)?;
     area.word(AT_VERSION).store(VERSION, Ordering::Relaxed);
     area.word(AT_SLOTS).store(slots, Ordering::Relaxed);
     area.long(AT_MAGIC).store(MAGIC, Ordering::Release);

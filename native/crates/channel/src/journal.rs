@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering;
 
 use crate::socket_memory::Sizes;
 use crate::sys::Errno;
-use crate::sys::area::{self, Access, Area};
+use crate::sys::area::{self, Area};
 
 /// First word: `URDSJRN1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSJRN1");
@@ -198,7 +198,7 @@ pub fn make(sizes: &Sizes<'_>) -> Result<(i32, Area), Errno> {
     let queue = u32::try_from(sizes.receive_bytes / 128).unwrap_or(u32::MAX);
     let queue = queue.clamp(64, 1 << 20).next_power_of_two();
     let slots = sizes.submissions.saturating_mul(4).clamp(64, 1 << 18);
-    let (file, area) = area::make(bytes_of(slots, queue), Access::Write)?;
+    let (file, area) = area::make(bytes_of(slots, queue))?;
     area.word(AT_SLOTS).store(slots, Ordering::Relaxed);
     area.word(AT_QUEUE).store(queue, Ordering::Relaxed);
     area.long(AT_MAGIC).store(MAGIC, Ordering::Release);

@@ -33,7 +33,8 @@ pub fn fall_asleep(asleep: &AtomicU32, has_work: impl FnOnce() -> bool) -> bool 
 /// Set the word; the process that looks after this call sees what was published before the waker's look.
 #[inline]
 pub fn set_asleep(asleep: &AtomicU32) {
-    asleep.store(1, Ordering::Relaxed);
+    // Not a store: it comes after a waker's swap in the one order of this word, which loom then sees.
+    asleep.swap(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
 }
 

@@ -11,6 +11,9 @@ pub const VERSION: u16 = 1;
 /// Where the fields of an operation begin.
 pub const FIELDS_AT: usize = 24;
 
+/// How often a request is made whose worker dies.
+const TRIES: u32 = 3;
+
 const AT_VERSION: usize = 4;
 const AT_OPERATION: usize = 6;
 const AT_LENGTH: usize = 8;
@@ -142,10 +145,29 @@ pub type Descriptors = [Option<Owned>; DESCRIPTORS];
 
 /// Ask the node at a path; return its answer and the descriptors with it.
 ///
+/// A worker that dies answers nothing; the next one is asked again.
+///
 /// # Errors
 /// The node's answer; ENOENT or ECONNREFUSED without a node; EPROTO for what is no answer; EIO if
-/// the node closed instead of answering.
+/// the node closed several times instead of answering.
 pub fn call(
+    path: &[u8],
+    request: &Record,
+    operation: Operation,
+    descriptor: Option<i32>,
+) -> Result<(Record, Descriptors), i32> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match call_once(path, request, operation, descriptor) {
+            Err(libc::EIO | libc::ECONNRESET | libc::EPIPE) if tries < TRIES => {}
+            Err(libc::ECONNRESET | libc::EPIPE) => return Err(libc::EIO),
+            result => return result,
+        }
+    }
+}
+
+fn call_once(
     path: &[u8],
     request: &Record,
     operation: Operation,

@@ -111,8 +111,13 @@ impl Socket {
         let asked = Record::new(Operation::Bind)
             .with(&name.bytes())
             .with(&transport.to_le_bytes());
-        let (answer, _) = self.call(place, &asked, Operation::Bind, descriptor)?;
-        Ok(Name::from_bytes(&answer.name(FIELDS_AT)))
+        let was_bound = self.local().is_some();
+        match self.call(place, &asked, Operation::Bind, descriptor) {
+            Ok((answer, _)) => Ok(Name::from_bytes(&answer.name(FIELDS_AT))),
+            // The worker that bound it died before it could say so.
+            Err(libc::EINVAL) if !was_bound => self.local().ok_or(libc::EINVAL),
+            Err(number) => Err(number),
+        }
     }
 
     /// Ask for the route of a peer, and remember it.

@@ -2,7 +2,7 @@
 
 use crate::atomics::Ordering;
 use crate::sys::Errno;
-use crate::sys::area::{self, Access, Area};
+use crate::sys::area::{self, Area};
 
 /// First word: `URDSOCK1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"URDSOCK1");
@@ -288,7 +288,7 @@ pub fn make(sizes: &Sizes<'_>) -> Result<(i32, Area), Errno> {
     if !is_good {
         return Err(Errno(libc::EINVAL));
     }
-    let (file, area) = area::make(layout.bytes(), Access::Write)?;
+    let (file, area) = area::make(layout.bytes())?;
     let set = |at, value| area.word(at).store(value, Ordering::Relaxed);
     set(AT_VERSION, VERSION);
     set(AT_SUBMISSIONS, layout.submissions);

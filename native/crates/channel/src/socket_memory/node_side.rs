@@ -31,6 +31,7 @@ pub struct NodeSide {
     pub(super) layout: Layout,
     pub(super) journal: Journal,
     pub(super) segments: Segments,
+    was_filled: bool,
 }
 
 impl NodeSide {
@@ -47,6 +48,7 @@ impl NodeSide {
             layout,
             journal,
             segments,
+            was_filled: false,
         };
         side.recover();
         Ok(side)
@@ -184,10 +186,16 @@ impl NodeSide {
         self.area.word(AT_SENDER_WAITS).load(Ordering::Acquire) != 0
     }
 
+    /// Return whether the last `sleep` found the control socket filled: bytes on it are no news then,
+    /// so do not poll for them. As `is_filled`, but what came after that look is heard as bytes.
+    pub fn was_filled(&self) -> bool {
+        self.was_filled
+    }
+
     /// Return whether to empty the control socket, because the client waits and there is room.
     ///
     /// Ask in each pass, after messages were freed and after bytes came on it, and every millisecond
-    /// while `is_filled`: no doorbell passes then.
+    /// while `was_filled`: no doorbell passes then.
     pub fn must_empty(&self) -> bool {
         if !self.is_filled() || !Account::read(&self.area).is_half_free() {
             return false;
@@ -212,7 +220,9 @@ impl NodeSide {
         let has_work = self.submissions()? > 0;
         let reader = self.area.word(AT_READER_ASLEEP);
         let may_show = self.has_unread() && reader.load(Ordering::Relaxed) != 0;
-        let may_empty = self.is_filled() && Account::read(&self.area).is_half_free();
+        // One look at the word: it decides whether to empty, and whether bytes are news.
+        self.was_filled = self.is_filled();
+        let may_empty = self.was_filled && Account::read(&self.area).is_half_free();
         if has_work || may_show || may_empty {
             self.wake();
             return Ok(false);

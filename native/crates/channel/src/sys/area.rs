@@ -11,15 +11,6 @@ const PAGE_BYTES: usize = 4096;
 /// Linux 6.3 and later warn without it, earlier ones do not know it.
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
 
-/// What others may do with memory that is made here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Who has its descriptor may write it.
-    Write,
-    /// No thread but who made it may write it.
-    Read,
-}
-
 /// A mapping of a sealed file of memory, undone when it is dropped.
 #[derive(Debug)]
 pub struct Area {
@@ -232,7 +223,7 @@ fn sealed_length(file: i32) -> Result<usize, Errno> {
 ///
 /// # Errors
 /// Of the system.
-pub fn make(length: usize, access: Access) -> Result<(i32, Area), Errno> {
+pub fn make(length: usize) -> Result<(i32, Area), Errno> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a name that ends with zero.
     let file = unsafe {
@@ -243,47 +234,17 @@ pub fn make(length: usize, access: Access) -> Result<(i32, Area), Errno> {
             check(made)?
         }
     };
-    fill_in(file, length, access).inspect_err(|_failure| {
+    fill_in(file, length).inspect_err(|_failure| {
         raw::close(file);
     })
 }
 
-fn fill_in(file: i32, length: usize, access: Access) -> Result<(i32, Area), Errno> {
+fn fill_in(file: i32, length: usize) -> Result<(i32, Area), Errno> {
     let bytes = libc::off_t::try_from(length).map_err(|_| Errno(libc::EFBIG))?;
-    let last = match access {
-        Access::Write => libc::F_SEAL_SEAL,
-        Access::Read => libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL,
-    };
-    // The mapping that may write comes before the seal that forbids more of them.
     // SAFETY: no memory is passed.
     unsafe {
         check(libc::ftruncate(file, bytes))?;
-        check(libc::fcntl(
-            file,
-            libc::F_ADD_SEALS,
-            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
-        ))?;
+        check(libc::fcntl(file, libc::F_ADD_SEALS, SEALS))?;
     }
-    let area = {
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that keeps its
-        // length.
-        let first = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file,
-                0,
-            )
-        };
-        if first == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        let first = NonNull::new(first.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Area { first, length }
-    };
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fcntl(file, libc::F_ADD_SEALS, last) })?;
-    Ok((file, area))
+    Ok((file, Area::map(file)?))
 }

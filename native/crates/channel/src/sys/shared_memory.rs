@@ -65,7 +65,7 @@ impl SharedMemory {
             )
         };
         if first == libc::MAP_FAILED {
-            return Err(Errno::last().into());
+            return Err(Errno::last());
         }
         let first = NonNull::new(first.cast()).ok_or(Errno(libc::ENOMEM))?;
         Ok(Self { first, length })
@@ -162,8 +162,11 @@ fn is_sealed(file: i32, length: usize) -> Result<bool, Errno> {
     // SAFETY: the call has filled it.
     let is_plain = unsafe { system.assume_init() }.f_type == libc::TMPFS_MAGIC; // no huge pages
     let mut about = MaybeUninit::<libc::stat>::uninit();
+    // By its number: the GNU C library has the name since 2.33 only.
     // SAFETY: `about` is writable and as large as the call expects.
-    check(unsafe { libc::fstat(file, about.as_mut_ptr()) })?;
+    if unsafe { libc::syscall(libc::SYS_fstat, file, about.as_mut_ptr()) } < 0 {
+        return Err(Errno::last());
+    }
     // SAFETY: the call has filled it.
     let bytes = unsafe { about.assume_init() }.st_size;
     Ok(seals & SEALS == SEALS && is_plain && usize::try_from(bytes) == Ok(length))

@@ -178,7 +178,7 @@ impl Node {
         }];
         let mut timeout_ms = 100;
         for socket in &self.sockets {
-            let is_filled = socket.side.is_filled();
+            let is_filled = socket.side.was_filled();
             timeout_ms = if is_filled { 1 } else { timeout_ms };
             polled.push(libc::pollfd {
                 fd: socket.node_end.as_raw_fd(),
