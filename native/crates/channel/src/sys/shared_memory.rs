@@ -65,7 +65,7 @@ impl SharedMemory {
             )
         };
         if first == libc::MAP_FAILED {
-            return Err(Errno::last());
+            return Err(Errno::last().into());
         }
         let first = NonNull::new(first.cast()).ok_or(Errno(libc::ENOMEM))?;
         Ok(Self { first, length })
