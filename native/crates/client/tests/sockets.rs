@@ -206,12 +206,19 @@ fn killed_senders_leave_no_lock_and_no_part_of_a_message() {
         });
         thread::sleep(Duration::from_micros(300 + 97 * round));
         sys::kill(child);
-        a.send(4001, b"alive", false).expect("the lock is free");
-        let mut last = Vec::new();
-        while last != b"alive" {
-            last = b.receive(WAIT).expect("a message");
+        // The child may have filled both queues: take from the one while the other has no room.
+        let mut is_sent = false;
+        loop {
+            is_sent = is_sent || a.send(4001, b"alive", true).is_ok();
+            let Ok(last) = b.receive(NOW) else {
+                thread::sleep(Duration::from_micros(50));
+                continue;
+            };
+            if last == b"alive" {
+                break;
+            }
             let is_whole = last.len() == 3000 && last.iter().all(|&byte| byte == 7);
-            assert!(is_whole || last == b"alive" || last == b"a route");
+            assert!(is_whole || last == b"a route");
         }
     }
     for _ in 0..1000 {
