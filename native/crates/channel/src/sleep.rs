@@ -33,8 +33,14 @@ pub fn fall_asleep(asleep: &AtomicU32, has_work: impl FnOnce() -> bool) -> bool 
 /// Set the word; the process that looks after this call sees what was published before the waker's look.
 #[inline]
 pub fn set_asleep(asleep: &AtomicU32) {
+    set_waiting(asleep, 1);
+}
+
+/// Set the word to what this side waits for, not 0; as `set_asleep`.
+#[inline]
+pub fn set_waiting(asleep: &AtomicU32, what: u32) {
     // Not a store: it comes after a waker's swap in the one order of this word, which loom then sees.
-    asleep.swap(1, Ordering::Relaxed);
+    asleep.swap(what, Ordering::Relaxed);
     fence(Ordering::SeqCst);
 }
 

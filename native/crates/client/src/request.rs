@@ -184,3 +184,7 @@ fn call_once(
         _ => Err(libc::EPROTO),
     }
 }
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -19,6 +19,7 @@ struct Sending<'a> {
     descriptor: i32,
     place: &'a [u8],
     message: &'a Outgoing,
+    length: usize,
     dontwait: bool,
     asked: u32,
     rounds: u32,
@@ -56,6 +57,7 @@ impl Socket {
             descriptor,
             place,
             message: &message,
+            length,
             dontwait,
             asked: 0,
             rounds: 0,
@@ -69,7 +71,7 @@ impl Socket {
             match self.side.send(&message, length, is_congested, fill) {
                 Ok(published) => {
                     if published.is_full {
-                        self.fill_control(descriptor);
+                        self.fill_control(descriptor, length);
                     }
                     if published.ring {
                         Self::ring(descriptor);
@@ -102,7 +104,7 @@ impl Sending<'_> {
 
     fn wait_for_room(&mut self) -> Result<(), i32> {
         let event = self.socket.side.room_event();
-        self.socket.fill_control(self.descriptor);
+        self.socket.fill_control(self.descriptor, self.length);
         if self.dontwait {
             return Err(libc::EAGAIN);
         }

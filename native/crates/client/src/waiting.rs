@@ -19,9 +19,9 @@ impl Socket {
         let _ = raw::send_bytes_now(descriptor, &[1]);
     }
 
-    /// Take POLLOUT away: the node gives it back once there is room.
-    pub(crate) fn fill_control(&self, descriptor: i32) {
-        self.side.wait_for_room();
+    /// Take POLLOUT away: the node gives it back once there is room for messages of such a length.
+    pub(crate) fn fill_control(&self, descriptor: i32, length: usize) {
+        self.side.wait_for_room(length);
         for _ in 0..PIECES_MAX {
             let sent = raw::send_bytes_now(descriptor, &PIECE);
             if sent.is_err() || !self.side.waits_for_room() {

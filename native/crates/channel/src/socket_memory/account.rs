@@ -134,10 +134,14 @@ impl<'a> Account<'a> {
             || (self.second(first_held) <= self.size && self.queued < ACCOUNTS * self.size)
     }
 
-    /// Return whether so much has left that a sender that waits is worth waking.
-    pub fn is_half_free(&self) -> bool {
+    /// Return whether so much has left that a sender of messages of some length is worth waking: half
+    /// of the account, but of few long messages each.
+    pub fn is_half_free(&self, length: u64) -> bool {
         if self.queued <= self.size / 2 {
             return true;
+        }
+        if length >= self.size / 4 {
+            return self.is_writable();
         }
         let (_, first_held) = self.first();
         !self.is_single && first_held != self.queued && self.is_writable()

@@ -246,9 +246,11 @@ impl ClientSide {
         Account::read(&self.area).queued()
     }
 
-    /// Note that the control socket is being filled: the node empties it when there is room.
-    pub fn wait_for_room(&self) {
-        sleep::set_asleep(self.area.word(AT_SENDER_WAITS));
+    /// Note that the control socket is being filled, for messages of about this length: the node
+    /// empties it when there is room.
+    pub fn wait_for_room(&self, length: usize) {
+        let word = u32::try_from(length).unwrap_or(u32::MAX).saturating_add(1);
+        sleep::set_waiting(self.area.word(AT_SENDER_WAITS), word);
     }
 
     /// Return whether the node has not answered `wait_for_room` yet.

@@ -160,7 +160,7 @@ impl NodeSide {
     pub(super) fn room_changed(&self) -> bool {
         core::sync::atomic::fence(Ordering::SeqCst);
         let flags = self.area.word(AT_WAIT_FLAGS).load(Ordering::Relaxed);
-        if flags & WAIT_ROOM == 0 || !Account::read(&self.area).is_half_free() {
+        if flags & WAIT_ROOM == 0 || !Account::read(&self.area).is_half_free(0) {
             return false;
         }
         self.wake_senders(WAIT_ROOM | WAIT_SLEEPERS);
@@ -186,6 +186,14 @@ impl NodeSide {
         self.area.word(AT_SENDER_WAITS).load(Ordering::Acquire) != 0
     }
 
+    fn has_room_for_sender(&self) -> bool {
+        let waits = self.area.word(AT_SENDER_WAITS).load(Ordering::Acquire);
+        waits.checked_sub(1).is_some_and(|length| {
+            let account = Account::read(&self.area);
+            account.is_half_free(u64::from(length))
+        })
+    }
+
     /// Return whether the last `sleep` found the control socket filled: bytes on it are no news then,
     /// so do not poll for them. As `is_filled`, but what came after that look is heard as bytes.
     pub fn was_filled(&self) -> bool {
@@ -197,7 +205,7 @@ impl NodeSide {
     /// Ask in each pass, after messages were freed and after bytes came on it, and every millisecond
     /// while `was_filled`: no doorbell passes then.
     pub fn must_empty(&self) -> bool {
-        if !self.is_filled() || !Account::read(&self.area).is_half_free() {
+        if !self.has_room_for_sender() {
             return false;
         }
         self.area.word(AT_SENDER_WAITS).store(0, Ordering::Release);
@@ -222,7 +230,7 @@ impl NodeSide {
         let may_show = self.has_unread() && reader.load(Ordering::Relaxed) != 0;
         // One look at the word: it decides whether to empty, and whether bytes are news.
         self.was_filled = self.is_filled();
-        let may_empty = self.was_filled && Account::read(&self.area).is_half_free();
+        let may_empty = self.was_filled && self.has_room_for_sender();
         if has_work || may_show || may_empty {
             self.wake();
             return Ok(false);

@@ -188,7 +188,7 @@ fn a_full_account_refuses_and_tells_when_it_is_half_free() {
         slots.push(pair.take().expect("a message").0);
     }
     assert_eq!(pair.send(1, b"x"), Err(Rejected::Full));
-    pair.client.wait_for_room();
+    pair.client.wait_for_room(1024);
     assert!(pair.node.is_filled() && !pair.node.must_empty());
     for (count, slot) in slots.into_iter().enumerate() {
         assert_eq!(pair.node.is_filled(), count <= 4, "{count} freed");
