@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use arbitrary::{Arbitrary, Unstructured};
 
-use crate::shared_ring::{ProtocolError, Control, Reader, RingMemory, Writer};
+use crate::shared_ring::{Control, ProtocolError, Reader, RingMemory, Writer};
 
 const STEPS_MAX: usize = 60;
 
@@ -195,10 +195,7 @@ impl World {
                 self.count
             })
             .collect();
-        let pieces = [
-            IoSlice::new(&bytes[..first]),
-            IoSlice::new(&bytes[first..]),
-        ];
+        let pieces = [IoSlice::new(&bytes[..first]), IoSlice::new(&bytes[first..])];
         let room = self.memory.ring_bytes();
         let mut rung = 0;
         let before = self.writer.position();
@@ -235,7 +232,11 @@ impl World {
     }
 
     /// As long as the other side kept to the rules the answer is that of a queue.
-    fn judge<T: PartialEq + std::fmt::Debug>(&self, answer: &Result<T, ProtocolError>, expected: &T) {
+    fn judge<T: PartialEq + std::fmt::Debug>(
+        &self,
+        answer: &Result<T, ProtocolError>,
+        expected: &T,
+    ) {
         if self.is_honest {
             assert_eq!(answer.as_ref(), Ok(expected));
         }

@@ -66,3 +66,11 @@ fn congestion_map() {
 fn ring() {
     try_all(urds_fuzz::ring::run, include_str!("../seeds/ring.hex"));
 }
+
+#[test]
+fn socket_memory() {
+    try_all(
+        urds_fuzz::socket_memory::run,
+        include_str!("../seeds/socket_memory.hex"),
+    );
+}
