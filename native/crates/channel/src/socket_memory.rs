@@ -8,7 +8,7 @@
 //!
 //! The node believes nothing that lies here: what it reads it copies once and then checks, and
 //! what it must know (lengths, places, counts) it keeps in its [journal](crate::journal). The client
-//! checks only what keeps it within the mapping. See docs/protocol/node.md for every word.
+//! checks only what keeps it within the mapping. See docs/protocol/socket-memory.md for every word.
 
 mod account;
 mod client_receive;

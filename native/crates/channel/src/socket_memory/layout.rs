@@ -1,4 +1,4 @@
-//! Where everything lies in a socket's memory. Version 1; see docs/protocol/node.md.
+//! Where everything lies in a socket's memory. Version 1; see docs/protocol/socket-memory.md.
 
 use crate::atomics::Ordering;
 use crate::sys::Errno;

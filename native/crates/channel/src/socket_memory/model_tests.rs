@@ -66,6 +66,23 @@ impl Model {
         submitted + self.held.iter().map(|one| one.2).sum::<usize>()
     }
 
+    fn receive(&mut self, peek: bool, pair: &Pair) {
+        let (received, payload) = match pair.receive(peek) {
+            Ok(both) => both,
+            Err(reason) => {
+                assert_eq!(reason, Rejected::Empty);
+                assert!(self.delivered.is_empty());
+                return;
+            }
+        };
+        assert_eq!(Some(&payload), self.delivered.front());
+        if !peek {
+            self.delivered.pop_front();
+            self.received.push(payload.len());
+            assert_eq!(received.is_last, self.delivered.is_empty());
+        }
+    }
+
     fn apply(&mut self, step: &Step, pair: &mut Pair) {
         self.number += 1;
         match *step {
@@ -103,20 +120,7 @@ impl Model {
                     assert!(unread + self.received.iter().sum::<usize>() > 32 << 10);
                 }
             }
-            Step::Receive(peek) => match pair.receive(peek) {
-                Ok((received, payload)) => {
-                    assert_eq!(Some(&payload), self.delivered.front());
-                    if !peek {
-                        self.delivered.pop_front();
-                        self.received.push(payload.len());
-                        assert_eq!(received.is_last, self.delivered.is_empty());
-                    }
-                }
-                Err(reason) => {
-                    assert_eq!(reason, Rejected::Empty);
-                    assert!(self.delivered.is_empty());
-                }
-            },
+            Step::Receive(peek) => self.receive(peek, pair),
             Step::LookTaken => {
                 let mut lengths = Vec::new();
                 pair.node
