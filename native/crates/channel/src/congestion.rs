@@ -149,3 +149,7 @@ impl CongestionMemory {
         sequence.store(number.wrapping_add(1), Ordering::Release);
     }
 }
+
+#[cfg(test)]
+#[path = "congestion_tests.rs"]
+mod tests;

@@ -35,11 +35,10 @@ pub struct Guard<'a> {
 pub fn lock(word: &AtomicU32) -> Result<Guard<'_>, Deadlock> {
     let thread = Thread::current();
     let (name, before) = (thread.name_of(word.as_ptr()), thread.pending());
-    let is_ours = if name == 0 {
-        word.load(Ordering::Relaxed) & NUMBER == thread.number
-    } else {
-        before == name
-    };
+    // The number tells it too when another lock was taken inside of this one. A thread of another
+    // PID namespace may have the same number: then this is an EAGAIN too many.
+    let holder = word.load(Ordering::Relaxed) & NUMBER;
+    let is_ours = holder == thread.number || (name != 0 && before == name);
     if is_ours {
         return Err(Deadlock);
     }
@@ -88,3 +87,7 @@ impl Drop for Guard<'_> {
         self.thread.set_pending(self.before);
     }
 }
+
+#[cfg(test)]
+#[path = "lock_tests.rs"]
+mod tests;
