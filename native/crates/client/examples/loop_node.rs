@@ -8,11 +8,12 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
 fn main() {
     let path = std::env::args().nth(1).expect("a path to listen at");
     let listener = support::sys::listen(Path::new(&path));
     println!("ready");
-    static STOPPED: AtomicBool = AtomicBool::new(false);
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         STOPPED.store(true, Ordering::Relaxed);
