@@ -100,6 +100,23 @@ class Plane:
         Before anything is attached. Raises OSError, EINVAL for what is none.
         """
 
+    def path_journal(self) -> int:
+        """Keep the numbers of paths for the next worker of a node; return the descriptor, which is ours.
+
+        Before any path is made. Raises OSError.
+        """
+
+    def take_path_journal(self, file: int, /) -> int:
+        """Go on with the numbers of an earlier worker; return its generation, 0 for none.
+
+        Before any path is made. The generation is this plane's from now on, and nothing is sent or
+        read until `finish_restore`. The descriptor stays the caller's. Raises OSError, EINVAL for
+        what is none.
+        """
+
+    def finish_restore(self) -> None:
+        """Send and read: every socket of the earlier worker is attached."""
+
     def attach(
         self,
         mailbox: Mailbox,
@@ -110,6 +127,8 @@ class Plane:
         /,
     ) -> None:
         """Serve the memory of a socket of another process; the descriptors stay the caller's.
+
+        What the journal has of an earlier worker goes on.
 
         They are those of `open_socket`. Raises OSError, EINVAL for memory that is none.
         """

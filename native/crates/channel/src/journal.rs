@@ -12,7 +12,8 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::socket_memory::Sizes;
+use crate::socket_memory::layout::ROUTES;
+use crate::socket_memory::{Name, Sizes};
 use crate::sys::Errno;
 use crate::sys::area::{self, Area};
 
@@ -65,6 +66,9 @@ pub const SLOT_FREE: u32 = 0;
 pub const SLOT_USED: u32 = 1;
 /// A message that is being freed.
 pub const SLOT_LEAVING: u32 = 2;
+
+const ROUTE_BYTES: usize = 32;
+const ROUTE_NAME: usize = 8;
 
 const ENTRY_BYTES: usize = 16;
 /// In an entry of the receive queue: place of the record in units.
@@ -160,6 +164,32 @@ impl Journal {
         PAGE_BYTES + self.slots as usize * SLOT_BYTES + masked as usize * ENTRY_BYTES
     }
 
+    /// Keep the address that a route's number means, before the client gets that number.
+    ///
+    /// # Panics
+    /// Without such a number.
+    pub fn set_route(&self, route: u32, to: &Name) {
+        let at = self.route_at(route);
+        self.area.copy_in(at + ROUTE_NAME, &to.bytes());
+        self.set_word(at, 1);
+    }
+
+    /// Return the address that a route's number means, if it was given.
+    pub fn route(&self, route: u32) -> Option<Name> {
+        let at = self.route_at(route);
+        if self.area.word(at).load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut bytes = [0; 24];
+        self.area.copy_out(at + ROUTE_NAME, &mut bytes);
+        Some(Name::from_bytes(&bytes))
+    }
+
+    fn route_at(&self, route: u32) -> usize {
+        assert!((route as usize) < ROUTES, "a number of a route");
+        routes_at(self.slots, self.queue) + route as usize * ROUTE_BYTES
+    }
+
     /// Set what is about to be delivered, before the first byte of it.
     pub fn intend(&self, intent: Intent) {
         self.set_word(AT_INTENT + 4, intent.published);
@@ -183,9 +213,12 @@ impl Journal {
     }
 }
 
+fn routes_at(slots: u32, queue: u32) -> usize {
+    PAGE_BYTES + slots as usize * SLOT_BYTES + queue as usize * ENTRY_BYTES
+}
+
 fn bytes_of(slots: u32, queue: u32) -> usize {
-    let bytes = PAGE_BYTES + slots as usize * SLOT_BYTES + queue as usize * ENTRY_BYTES;
-    bytes.next_multiple_of(PAGE_BYTES)
+    (routes_at(slots, queue) + ROUTES * ROUTE_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 /// Make the journal of a socket with memory of these sizes: its descriptor, which is the

@@ -11,6 +11,7 @@ mod atomics {
 pub mod congestion;
 pub mod journal;
 pub mod lock;
+pub mod path_journal;
 pub mod ring;
 pub mod sleep;
 pub mod socket_memory;

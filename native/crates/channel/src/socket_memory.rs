@@ -18,6 +18,7 @@ pub mod layout;
 mod name;
 mod node_receive;
 mod node_recovery;
+mod node_restore;
 mod node_send;
 mod node_side;
 mod options;

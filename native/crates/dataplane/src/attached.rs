@@ -13,9 +13,9 @@
 //! record there is freed when the last reference to it is dropped: after the peer acknowledged it,
 //! or it was cancelled or given up, and once no write has it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, IoSliceMut};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,12 +38,16 @@ use crate::table::IdSet;
 
 mod congestion;
 mod receive;
+mod restore;
 mod send;
+pub(crate) mod steps;
 
 pub(crate) use receive::Details;
+pub(crate) use restore::Delivery;
 
 #[cfg(test)]
-#[path = "attached/tests.rs"]
+mod restore_tests;
+#[cfg(test)]
 mod tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
@@ -98,8 +102,8 @@ pub struct Attached {
     /// The peer of each number of a route.
     routes: Vec<Address>,
     by_peer: HashMap<Address, u32>,
-    /// A message that was taken and waits for room, or for a route.
-    held: Option<Submission>,
+    /// Messages that were taken and wait for room, or for a route.
+    held: VecDeque<Submission>,
     /// It was asked for the route that `held` waits for.
     asked: bool,
     /// Attached sockets whose messages wait until this one has taken some.
@@ -154,6 +158,8 @@ pub(crate) struct AttachedTables {
     pub(crate) freed: FreedRecords,
     /// Maps for clients to read.
     maps: Option<congestion::Maps>,
+    /// The numbers of paths, for the next worker.
+    pub(crate) numbers: Option<restore::Numbers>,
 }
 
 /// What is given to the plane for an attached socket.
@@ -187,7 +193,7 @@ impl Plane {
                 control,
                 routes: Vec::new(),
                 by_peer: HashMap::new(),
-                held: None,
+                held: VecDeque::new(),
                 asked: false,
                 waiting: Vec::new(),
                 left_until_ns: None,
@@ -197,6 +203,7 @@ impl Plane {
             }));
             record.special = true;
             state.attached.count += 1;
+            state.restore_socket(mailbox);
             state.attached.due.insert(mailbox);
             state.progress_thread.want_now();
         }
@@ -227,6 +234,10 @@ impl Plane {
             return Err(ErrorReason::QueueFull.into());
         }
         let number = u32::try_from(attached.routes.len()).unwrap_or(u32::MAX);
+        attached
+            .side
+            .journal()
+            .set_route(number, &name_of(&peer, 0));
         attached.routes.push(peer);
         attached.by_peer.insert(peer, number);
         let slot = state.congestion_slot(id, peer);
@@ -244,12 +255,12 @@ impl Plane {
         };
         attached.report(&peer, errno);
         attached.asked = false;
-        if let Some(held) = attached.held.take() {
-            if attached.routes.get(held.route as usize) == Some(&peer) {
-                attached.side.free(held.slot);
-            } else {
-                attached.held = Some(held);
-            }
+        if let Some(held) = attached.held.front()
+            && attached.routes.get(held.route as usize) == Some(&peer)
+        {
+            attached.side.free(held.slot);
+            attached.held.pop_front();
+            state.attached.roomy.insert(id);
         }
         state.serve_soon(id);
     }
@@ -391,9 +402,12 @@ impl State {
         let Some(attached) = self.attached_mut(id) else {
             return;
         };
-        if attached.is_over {
+        if attached.is_over || self.is_restoring() {
             return;
         }
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
         attached.side.wake();
         let is_held_up = attached.is_restricted && attached.left_until_ns.is_none();
         self.touched.insert(id);
@@ -412,7 +426,7 @@ impl State {
             return;
         };
         match attached.left_until_ns {
-            Some(until_ns) if is_empty && attached.held.is_none() || until_ns <= now_ns => {
+            Some(until_ns) if is_empty && attached.held.is_empty() || until_ns <= now_ns => {
                 self.report_left(id);
                 return;
             }
@@ -539,6 +553,15 @@ impl Attached {
         if let Some(&number) = self.by_peer.get(peer) {
             self.side.set_route_error(number, errno);
         }
+    }
+}
+
+/// Return the address that a name of the memory has.
+pub(crate) fn address_of(name: &Name) -> Address {
+    let six = Ipv6Addr::from(name.address);
+    Address {
+        ip: six.to_ipv4_mapped().map_or(IpAddr::V6(six), IpAddr::V4),
+        scope: name.scope,
     }
 }
 

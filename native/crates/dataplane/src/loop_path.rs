@@ -7,7 +7,7 @@
 
 use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
-use crate::attached::Details;
+use crate::attached::{Delivery, Details};
 use crate::clock::wall_ns;
 use crate::state::{MailboxId, State};
 
@@ -26,29 +26,30 @@ impl State {
         host.is_some_and(|host| host.congested.test(target.port))
     }
 
-    /// Queue a message in its target, which is in this process. Copies the payload.
+    /// Queue a message in its target, which is in this process; return that. Copies the payload.
     pub(crate) fn deliver_here(
         &mut self,
         sender: MailboxId,
         target: &SocketAddress,
         payload: &[u8],
         extension: Extension,
-    ) {
-        let Some(mailbox) = self.mailboxes.get(sender) else {
-            return;
-        };
+        delivery: Delivery<'_>,
+    ) -> Option<MailboxId> {
+        let mailbox = self.mailboxes.get(sender)?;
         let source = SocketAddress::new(mailbox.local, mailbox.port);
         self.counters.send_queued += 1;
         if target.port == 0 {
             self.counters.recv_ping += 1;
             self.counters.send_pong += 1;
             let pong = SocketAddress::new(target.address, 0);
-            self.put(sender, &[], pong, NO_EXTENSION);
+            self.put(sender, &[], pong, NO_EXTENSION, Delivery::Unnoted);
         } else if let Some(mailbox) = self.mailbox_at(&target.address, target.port) {
-            self.put(mailbox, payload, source, extension);
+            self.put(mailbox, payload, source, extension, delivery);
+            return Some(mailbox);
         } else {
             self.counters.recv_drop_no_sock += 1;
         }
+        None
     }
 
     fn put(
@@ -57,6 +58,7 @@ impl State {
         bytes: &[u8],
         source: SocketAddress,
         extension: Extension,
+        delivery: Delivery<'_>,
     ) {
         let Some(mailbox) = self.mailboxes.get_mut(target) else {
             return;
@@ -75,7 +77,7 @@ impl State {
                     wall_ns: crate::clock::wall_ns(),
                     arrived_ns: self.clock.now_ns(),
                 };
-                attached.deliver(&mut mailbox.inbox, &details, bytes)
+                attached.deliver(&mut mailbox.inbox, &details, bytes, delivery)
             }
         };
         if !is_there {

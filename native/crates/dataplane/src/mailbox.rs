@@ -348,8 +348,13 @@ pub type Callback = Arc<dyn Fn() + Send + Sync>;
 impl Plane {
     /// Set the route to `peer`; `None` forgets it, so that the next send resolves again.
     pub fn route(&self, mailbox: MailboxId, peer: Address, route: Option<Route>) {
-        if let Some(record) = self.lock().mailboxes.get_mut(mailbox) {
-            record.set_route(peer, route);
+        let mut state = self.lock();
+        let Some(record) = state.mailboxes.get_mut(mailbox) else {
+            return;
+        };
+        record.set_route(peer, route);
+        if record.attached.is_some() {
+            state.note_attached_route(mailbox, route);
         }
     }
 

@@ -23,6 +23,8 @@ pub struct StreamPath {
     pub peer: Address,
     pub index: u32,
     pub core: PathCore,
+    /// Its entry in the journal of paths.
+    pub entry: Option<u32>,
     pub stream: Option<Arc<dyn Stream>>,
     /// Streams so far: the number of the one that an event or a read is about.
     pub attachment: u64,
@@ -94,6 +96,7 @@ impl StreamPath {
             peer,
             index,
             core: PathCore::new(limits, sequence_first, generation),
+            entry: None,
             stream: None,
             attachment: 0,
             writing: false,
@@ -423,6 +426,7 @@ impl State {
         stream: &Arc<dyn Stream>,
         hold: Hold,
     ) -> io::Result<()> {
+        let is_restoring = self.is_restoring();
         let Some(path) = self.paths.get_mut(id) else {
             return Ok(());
         };
@@ -431,14 +435,18 @@ impl State {
         path.attachment += 1;
         path.blocked = false;
         path.broken = false;
-        path.paused = false;
+        path.paused = is_restoring;
         path.unheard = false;
         path.wanted = false;
         path.first_frame_told = false;
         path.is_batching = false;
         path.core.attach(hold);
         self.note_attached(id);
-        self.watch_stream(id)
+        self.watch_stream(id)?;
+        if is_restoring {
+            self.update_watch(id);
+        }
+        Ok(())
     }
 
     /// End the stream: report it, keep the queue; return it, to be closed without the lock.

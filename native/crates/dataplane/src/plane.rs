@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use urds_path::{Address, Body, Limits};
 
+use crate::attached::steps;
 use crate::background::ProgressThread;
 use crate::clock::{Clock, ClockFn};
 use crate::errors::Rejected;
@@ -131,6 +132,7 @@ impl Plane {
         if let Some(host) = state.hosts.get_mut(host) {
             host.paths.push(id);
         }
+        state.note_path(id);
         id
     }
 
@@ -310,7 +312,7 @@ impl Drop for Locked<'_> {
         let Some(mut state) = self.guard.take() else {
             return;
         };
-        if !state.has_wakes() {
+        if !state.has_wakes() || steps::is_killed() {
             return;
         }
         let after = state.take_after();

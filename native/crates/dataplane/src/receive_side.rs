@@ -1,10 +1,11 @@
 //! How a message is taken: in one critical section, straight into the caller's object.
 
+use urds_channel::path_journal::PathJournal;
 use urds_path::{
     Address, Arriving, ArrivingPayload, Extension, MessageSink, NO_EXTENSION, SocketAddress,
 };
 
-use crate::attached::Details;
+use crate::attached::{Delivery, Details};
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
@@ -534,6 +535,8 @@ pub(crate) struct StateSink<'a> {
     last: Option<(u16, MailboxId)>,
     /// The wall clock at this read, once it was wanted.
     wall_ns: Option<u64>,
+    /// Where deliveries to attached sockets are noted, and as what.
+    journal: Option<(&'a PathJournal, u32)>,
 }
 
 impl<'a> StateSink<'a> {
@@ -543,6 +546,7 @@ impl<'a> StateSink<'a> {
         peer: Address,
         now_ns: u64,
         arrivals: &'a mut Vec<(MailboxId, usize)>,
+        journal: Option<(&'a PathJournal, u32)>,
     ) -> Self {
         Self {
             inboxes,
@@ -552,6 +556,7 @@ impl<'a> StateSink<'a> {
             arrivals,
             last: None,
             wall_ns: None,
+            journal,
         }
     }
 }
@@ -588,7 +593,11 @@ impl MessageSink for StateSink<'_> {
                     wall_ns: *self.wall_ns.get_or_insert_with(crate::clock::wall_ns),
                     arrived_ns: self.now_ns,
                 };
-                attached.deliver(&mut mailbox.inbox, &details, message.payload.bytes())
+                let delivery = self.journal.map_or(Delivery::Unnoted, |(journal, entry)| {
+                    Delivery::OfPath(journal, entry, message.sequence)
+                });
+                let payload = message.payload.bytes();
+                attached.deliver(&mut mailbox.inbox, &details, payload, delivery)
             }
         };
         if !is_there {

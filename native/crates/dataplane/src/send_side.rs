@@ -8,6 +8,7 @@ use urds_path::constants::LONG_BYTES;
 use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE};
+use crate::attached::Delivery;
 use crate::errors::{ErrorReason, Rejected};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::path::StreamPath;
@@ -414,7 +415,7 @@ impl State {
             self.counters.send_queue_full += 1;
             return Attempt::Busy(reason);
         }
-        self.deliver_here(*id, target, payload.bytes(), *extension);
+        self.deliver_here(*id, target, payload.bytes(), *extension, Delivery::Unnoted);
         Attempt::Queued(Way::Loop)
     }
 

@@ -385,12 +385,15 @@ impl State {
             return Ok(());
         };
         let now_ns = self.clock.now_ns();
+        let numbers = self.attached.numbers.as_ref();
+        let journal = numbers.and_then(|numbers| Some((&numbers.journal, path.entry?)));
         let mut sink = StateSink::new(
             &host.inboxes,
             &mut self.mailboxes,
             path.peer,
             now_ns,
             &mut path.arrivals,
+            journal,
         );
         if let Some(body) = body {
             let core = &mut path.core;
@@ -451,6 +454,7 @@ impl State {
             self.finish_freed(id);
         }
         self.finish_rare(id);
+        self.note_numbers(id);
         let Some(path) = self.paths.get(id) else {
             return;
         };

@@ -91,6 +91,9 @@ impl Plane {
 impl State {
     /// Become the writer of a path; `None` if another thread is or there is nothing to do.
     pub(crate) fn begin_write(&mut self, id: PathId, alone: bool) -> Option<Writing> {
+        if self.is_restoring() {
+            return None;
+        }
         let path = self.paths.get_mut(id)?;
         if path.writing || path.blocked || path.broken || path.stream.is_none() {
             path.left_to_writer = path.writing;
@@ -132,6 +135,10 @@ impl State {
             && let Some(host) = self.hosts.get(path.host)
             && let Some(write_buffer) = path.core.poll_transmit(&host.congested, &mut self.counters)
         {
+            if let (Some(numbers), Some(entry)) = (&self.attached.numbers, path.entry) {
+                let next = path.core.sender.sequence_next;
+                numbers.note_next(entry, next);
+            }
             return Some(write_buffer);
         }
         self.written(id, alone);

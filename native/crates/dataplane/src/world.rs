@@ -136,6 +136,19 @@ impl World {
         Self { plane, path, clock }
     }
 
+    /// Make a plane without a path; `path` names none.
+    pub(crate) fn bare() -> Self {
+        let world = Self::new();
+        world.plane.close_path(world.path);
+        world
+    }
+
+    /// Make the path to the peer now.
+    pub(crate) fn with_own_path(self) -> Self {
+        let path = self.plane.path(address(1), address(2), 0, 1);
+        self.with_path(path)
+    }
+
     pub(crate) fn with_path(mut self, path: PathId) -> Self {
         self.path = path;
         self

@@ -10,6 +10,9 @@ use std::sync::Arc;
 pub trait Memory: Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// Note the number that the message got on its path, before its first byte leaves.
+    fn note_number(&self, _sequence: u64) {}
+
     /// Return the owner itself, for a caller that knows its type.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }

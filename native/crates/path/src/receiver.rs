@@ -31,6 +31,8 @@ pub trait MessageSink {
 /// A message for a mailbox.
 #[derive(Debug)]
 pub struct Arriving<'a> {
+    /// Its number on the path.
+    pub sequence: u64,
     pub source_port: u16,
     /// All zero if it has none.
     pub extension: Extension,
@@ -363,6 +365,7 @@ impl Receiver {
         self.sequence_expected = header.sequence.saturating_add(1);
         let bytes = payload.bytes().len();
         let message = Arriving {
+            sequence: header.sequence,
             source_port: header.source_port,
             extension: header.extension,
             payload,

@@ -279,6 +279,9 @@ impl Sender {
         acknowledgement: u64,
     ) {
         let payload_bytes = message.payload.len();
+        if let Payload::Foreign(memory) = &message.payload {
+            memory.note_number(sequence);
+        }
         let header = Header {
             sequence,
             ack: acknowledgement,
@@ -345,6 +348,21 @@ impl Sender {
             && !self.unacked.is_empty()
             && self.retransmits.is_empty()
             && (self.unsent.is_empty() || self.is_gated())
+    }
+
+    /// Take over messages that an earlier process sent and that may not be with the peer: those with
+    /// numbers go first, by number, as retransmissions.
+    pub fn take_over(&mut self, messages: impl IntoIterator<Item = Message>) {
+        for message in messages {
+            if message.sequence == 0 {
+                self.pending_bytes += HEADER_BYTES + message.payload.len();
+                self.unsent.push_back(Queued::Message(message));
+            } else {
+                self.retransmits.push_back(message);
+            }
+        }
+        let retransmits = self.retransmits.make_contiguous();
+        retransmits.sort_by_key(|message| message.sequence);
     }
 
     /// Free everything up to `sequence`; return false if that was never sent.

@@ -85,7 +85,8 @@ pub fn duplicate(descriptor: i32) -> PyResult<i32> {
 pub fn parts(node_end: i32, memory: i32, journal: i32) -> PyResult<SocketParts> {
     let area = Area::map(memory).map_err(raised)?;
     let side = NodeSide::new(area, Area::map(journal).map_err(raised)?).map_err(raised)?;
-    let memory = SendMemory::new(Area::map_to_read(memory).map_err(raised)?);
+    let to_read = Area::map_to_read(memory).map_err(raised)?;
+    let memory = SendMemory::new(to_read, Area::map(journal).map_err(raised)?).map_err(raised)?;
     let control = duplicate(node_end)?;
     Ok(SocketParts {
         control,

@@ -319,6 +319,22 @@ impl Plane {
         taken.map_err(|refused| errors::exception(py, &refused))
     }
 
+    fn path_journal(&self, py: Python<'_>) -> PyResult<i32> {
+        let made = self.call(py, |shell| shell.path_journal())?;
+        made.map_err(|refused| errors::exception(py, &refused))
+    }
+
+    #[pyo3(signature = (file, /))]
+    fn take_path_journal(&self, py: Python<'_>, file: i32) -> PyResult<u32> {
+        let file = attached::duplicate(file)?;
+        let taken = self.call(py, |shell| shell.take_path_journal(file))?;
+        taken.map_err(|refused| errors::exception(py, &refused))
+    }
+
+    fn finish_restore(&self, py: Python<'_>) -> PyResult<()> {
+        self.call_detached(py, |shell| shell.finish_restore())
+    }
+
     #[pyo3(signature = (mailbox, node_end, memory, journal, is_recovered=false, /))]
     #[allow(clippy::too_many_arguments)] // as Python passes them
     fn attach(
@@ -330,7 +346,7 @@ impl Plane {
         journal: i32,
         is_recovered: bool,
     ) -> PyResult<()> {
-        let _ = is_recovered;
+        let _ = is_recovered; // the journal says what there is to go on with
         let parts = attached::parts(node_end, memory, journal)?;
         let attached = self.call(py, |shell| shell.attach_socket(mailbox.get().id, parts))?;
         attached.map_err(|refused| errors::exception(py, &refused))

@@ -96,7 +96,7 @@ impl Plane {
     }
 }
 
-fn of_system(Errno(number): Errno) -> Rejected {
+pub(super) fn of_system(Errno(number): Errno) -> Rejected {
     ErrorReason::System(number).into()
 }
 
@@ -112,6 +112,7 @@ impl State {
         let here = self.hosts_by_address.get(&peer).copied();
         let (of, host) = match record.routes.get(&peer) {
             Some(Route::Loop) => ((None, peer), here?),
+            None if here.is_some() => ((None, peer), here?),
             _ => ((Some(record.host), peer), record.host),
         };
         let maps = self.attached.maps.as_mut()?;

@@ -7,7 +7,8 @@
 use urds_channel::socket_memory::{Arrival, ClientError as Nonsense, NodeSide, Trace, Word};
 use urds_path::{Extension, Inbox, NO_EXTENSION, SocketAddress};
 
-use super::{Attached, name_of};
+use super::steps::{self, Rule, Step};
+use super::{Attached, Delivery, name_of};
 use crate::errors::ErrorReason;
 use crate::state::{MailboxId, State};
 
@@ -24,20 +25,36 @@ impl Attached {
     /// Put a message into the client's memory and count it; return false if there is no room, or
     /// others wait before it.
     #[inline]
-    pub(crate) fn deliver(&mut self, inbox: &mut Inbox, details: &Details, payload: &[u8]) -> bool {
-        if !inbox.is_empty() || !self.write(details, payload, details.arrived_ns) {
+    pub(crate) fn deliver(
+        &mut self,
+        inbox: &mut Inbox,
+        details: &Details,
+        payload: &[u8],
+        delivery: Delivery<'_>,
+    ) -> bool {
+        if !inbox.is_empty() || !self.write(details, payload, details.arrived_ns, delivery) {
             return false;
         }
         inbox.receive_queued_bytes += payload.len();
         true
     }
 
-    fn write(&mut self, details: &Details, payload: &[u8], now_ns: u64) -> bool {
+    fn write(
+        &mut self,
+        details: &Details,
+        payload: &[u8],
+        now_ns: u64,
+        delivery: Delivery<'_>,
+    ) -> bool {
         let side = &mut self.side;
         let trace = trace_of(side, details.arrived_ns, now_ns);
         let Some(place) = side.reserve(payload.len(), trace.count > 0) else {
             return false;
         };
+        if let Some(intent) = delivery.intent(side.published()) {
+            side.journal().intend(intent);
+            steps::pass(Step::Intended);
+        }
         side.fill(&place, 0, payload);
         let source = details.source;
         let has_extension = details.extension != NO_EXTENSION;
@@ -50,6 +67,14 @@ impl Attached {
             trace,
         };
         self.must_show |= side.publish(&place, &arrival);
+        if let Delivery::OfPath(journal, entry, sequence) = delivery {
+            steps::pass(Step::Published);
+            if steps::holds(Rule::NoteExpected) {
+                journal.set_expected(entry, sequence.saturating_add(1));
+            }
+            steps::pass(Step::ExpectedNoted);
+            side.journal().finish_intent();
+        }
         true
     }
 
@@ -71,7 +96,7 @@ impl Attached {
                 arrived_ns: front.arrived_ns,
             };
             let bytes = front.payload.len();
-            if !self.write(&details, front.payload, now_ns) {
+            if !self.write(&details, front.payload, now_ns, Delivery::Unnoted) {
                 return;
             }
             inbox.pop();

@@ -6,6 +6,8 @@ use urds_channel::socket_memory::layout::ROUTE_ABSENT;
 use urds_channel::socket_memory::{ClientError as Nonsense, Submission};
 use urds_path::{Address, Extension, Memory, NO_EXTENSION, Owner, Payload, SocketAddress};
 
+use super::restore::{Delivery, socket_number};
+use super::steps::{self, Step};
 use crate::events::Event;
 use crate::mailbox::Route;
 use crate::state::{MailboxId, PathId, State};
@@ -36,7 +38,7 @@ impl State {
             let Some(attached) = self.attached_mut(id) else {
                 return Ok(true);
             };
-            let next = match attached.held.take() {
+            let next = match attached.held.pop_front() {
                 Some(held) => Some(held),
                 None => attached.side.take()?,
             };
@@ -47,7 +49,7 @@ impl State {
                 Taken::Gone => {}
                 Taken::Waits(submission) => {
                     if let Some(attached) = self.attached_mut(id) {
-                        attached.held = Some(submission);
+                        attached.held.push_front(submission);
                     }
                     // What it waits for has it served again.
                     return Ok(true);
@@ -89,6 +91,17 @@ impl State {
         }
     }
 
+    /// What waited for a route to a peer goes on.
+    pub(crate) fn note_attached_route(&mut self, id: MailboxId, route: Option<Route>) {
+        if let Some(Route::Stream(path)) = route
+            && let Some(record) = self.paths.get(path)
+            && record.core.sender.holds(None)
+        {
+            self.want_stream(path);
+        }
+        self.serve_soon(id);
+    }
+
     /// Drop a message; the client's next send to that peer gets the error.
     fn give_up_submission(
         &mut self,
@@ -113,7 +126,12 @@ impl State {
         }
     }
 
-    fn sent_record(&mut self, id: MailboxId, submission: &Submission) -> Option<SentRecord> {
+    pub(super) fn sent_record(
+        &mut self,
+        id: MailboxId,
+        submission: &Submission,
+        path: u32,
+    ) -> Option<SentRecord> {
         let freed = self.attached.freed.clone();
         let attached = self.attached_mut(id)?;
         attached.asked = false;
@@ -122,8 +140,9 @@ impl State {
             at: submission.at,
             length: submission.length,
             slot: submission.slot,
+            path,
             mailbox: id,
-            freed,
+            freed: Some(freed),
         })
     }
 
@@ -157,7 +176,8 @@ impl State {
             }
             return Taken::Waits(submission);
         }
-        let Some(sent) = self.sent_record(id, &submission) else {
+        let entry = record.entry.map_or(0, |entry| entry + 1);
+        let Some(sent) = self.sent_record(id, &submission, entry) else {
             return Taken::Gone;
         };
         let (Some(record), Some(mailbox)) = (self.paths.get_mut(path), self.mailboxes.get_mut(id))
@@ -170,7 +190,7 @@ impl State {
             record.core.sender.acknowledgement_wanted = true;
         }
         let owner = Owner(id.to_u64());
-        let payload = Payload::Foreign(Arc::new(sent));
+        let payload = payload_on(sent);
         let (port, target_port) = (mailbox.port, submission.port);
         record
             .core
@@ -196,10 +216,26 @@ impl State {
             self.touched.insert(receiver);
             return Taken::Waits(submission);
         }
-        let Some(sent) = self.sent_record(id, &submission) else {
+        let Some(mut sent) = self.sent_record(id, &submission, 0) else {
             return Taken::Gone;
         };
-        self.deliver_here(id, &target, sent.bytes(), extension_of(&submission));
+        let number = self
+            .mailboxes
+            .get(id)
+            .map_or(0, |record| socket_number(&record.local, record.port));
+        let delivery = Delivery::OfSocket(submission.slot, number);
+        let extension = extension_of(&submission);
+        let receiver = self.deliver_here(id, &target, sent.bytes(), extension, delivery);
+        sent.freed = None;
+        steps::pass(Step::DeliveredHere);
+        if let Some(attached) = self.attached_mut(id) {
+            attached.side.free(submission.slot);
+            self.attached.roomy.insert(id);
+        }
+        steps::pass(Step::FreedHere);
+        if let Some(attached) = receiver.and_then(|receiver| self.attached_mut(receiver)) {
+            attached.side.journal().finish_intent();
+        }
         Taken::Gone
     }
 
@@ -228,7 +264,9 @@ impl State {
 
     /// Free the records that no path and no write refers to any more.
     pub(crate) fn finish_freed_records(&mut self) {
-        if self.attached.count == 0 || !self.attached.freed.is_any() {
+        if self.attached.count == 0
+            || (!self.attached.freed.is_any() && self.attached.roomy.is_empty())
+        {
             return;
         }
         for (id, slot) in self.attached.freed.take() {
@@ -254,8 +292,13 @@ impl State {
     }
 }
 
+/// Return the payload that is a record.
+pub(super) fn payload_on(sent: SentRecord) -> Payload {
+    Payload::Foreign(Arc::new(sent))
+}
+
 /// Return the extension of a client's message: of those that programs send, or none.
-fn extension_of(submission: &Submission) -> Extension {
+pub(super) fn extension_of(submission: &Submission) -> Extension {
     if submission.extension_bytes > 0 && OF_PROGRAMS.contains(&submission.extension[0]) {
         submission.extension
     } else {

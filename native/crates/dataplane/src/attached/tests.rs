@@ -26,40 +26,68 @@ const SMALL: Sizes<'_> = Sizes {
     place: b"",
 };
 
+/// What a supervisor keeps of a socket.
+struct Kept {
+    node_end: Descriptor,
+    memory: Descriptor,
+    journal: Descriptor,
+}
+
+impl Kept {
+    fn attach(&self, plane: &Plane, last: u8, port: u16) -> MailboxId {
+        let mailbox = plane.mailbox(address(last), port, MailboxSettings::default());
+        let map = |file: &Descriptor| Area::map(file.get()).unwrap();
+        let to_read = Area::map_to_read(self.memory.get()).unwrap();
+        let parts = SocketParts {
+            control: doorbell::duplicate(self.node_end.get()).unwrap(),
+            side: NodeSide::new(map(&self.memory), map(&self.journal)).unwrap(),
+            memory: SendMemory::new(to_read, map(&self.journal)).unwrap(),
+        };
+        plane.attach_socket(mailbox, parts).unwrap();
+        mailbox
+    }
+}
+
 pub(super) struct Client {
     pub(super) side: ClientSide,
     pub(super) user_end: Option<Descriptor>,
     pub(super) mailbox: MailboxId,
     plane: Arc<Plane>,
+    kept: Kept,
+    name: (u8, u16),
 }
 
 impl Client {
-    fn new(world: &World, last: u8, port: u16) -> Self {
-        let mailbox = world
-            .plane
-            .mailbox(address(last), port, MailboxSettings::default());
+    pub(super) fn new(world: &World, last: u8, port: u16) -> Self {
         let (user_end, node_end) = unix_pair().unwrap();
-        let (file, area) = layout::make(&SMALL).unwrap();
-        let file = Descriptor::new(file);
-        let (journal_file, journal) = journal::make(&SMALL).unwrap();
-        drop(Descriptor::new(journal_file));
-        let parts = SocketParts {
-            control: doorbell::duplicate(node_end.get()).unwrap(),
-            side: NodeSide::new(area, journal).unwrap(),
-            memory: SendMemory::new(Area::map_to_read(file.get()).unwrap()),
+        let (file, _) = layout::make(&SMALL).unwrap();
+        let (journal, _) = journal::make(&SMALL).unwrap();
+        let kept = Kept {
+            node_end,
+            memory: Descriptor::new(file),
+            journal: Descriptor::new(journal),
         };
-        world.plane.attach_socket(mailbox, parts).unwrap();
+        let mailbox = kept.attach(&world.plane, last, port);
         world.plane.progress();
         Self {
-            side: ClientSide::new(Area::map(file.get()).unwrap()).unwrap(),
+            side: ClientSide::new(Area::map(kept.memory.get()).unwrap()).unwrap(),
             user_end: Some(user_end),
             mailbox,
             plane: Arc::clone(&world.plane),
+            kept,
+            name: (last, port),
         }
     }
 
+    /// Have the plane of another worker serve the socket.
+    pub(super) fn move_to(&mut self, world: &World) {
+        let (last, port) = self.name;
+        self.mailbox = self.kept.attach(&world.plane, last, port);
+        self.plane = Arc::clone(&world.plane);
+    }
+
     /// Make a route, and tell the client; return the name of its end.
-    fn route(&self, to: u8, route: Route) -> Name {
+    pub(super) fn route(&self, to: u8, route: Route) -> Name {
         self.plane.route(self.mailbox, address(to), Some(route));
         let found = self.plane.route_number(self.mailbox, address(to));
         let (number, generation) = found.unwrap();
@@ -68,7 +96,7 @@ impl Client {
         name
     }
 
-    fn send(&self, to: Name, port: u16, payload: &[u8]) -> Result<(), Rejected> {
+    pub(super) fn send(&self, to: Name, port: u16, payload: &[u8]) -> Result<(), Rejected> {
         let outgoing = Outgoing {
             to: Name { port, ..to },
             ..Outgoing::default()
@@ -88,7 +116,7 @@ impl Client {
         doorbell::ring(self.user_end.as_ref().unwrap().get());
     }
 
-    fn receive(&self) -> Option<(Vec<u8>, Name)> {
+    pub(super) fn receive(&self) -> Option<(Vec<u8>, Name)> {
         let mut payload = Vec::new();
         let area = self.side.area();
         let received = self.side.receive(false, |at, length| {
@@ -103,7 +131,7 @@ impl Client {
     }
 
     /// Look for a message; with none, count as asleep.
-    fn receive_or_sleep(&self) -> Option<Vec<u8>> {
+    pub(super) fn receive_or_sleep(&self) -> Option<Vec<u8>> {
         let received = self.receive();
         if received.is_none() {
             let forget = || drop(self.forget());
@@ -120,7 +148,7 @@ impl Client {
         sockets::receive(socket, &mut [IoSliceMut::new(&mut bytes)])
     }
 
-    fn is_shown(&self) -> bool {
+    pub(super) fn is_shown(&self) -> bool {
         let socket = self.user_end.as_ref().unwrap().get();
         poll_now(socket, libc::POLLIN) & libc::POLLIN != 0
     }

@@ -4,25 +4,36 @@ use std::any::Any;
 use std::slice;
 use std::sync::Arc;
 
+use urds_channel::journal::{Journal, SLOT_NUMBER, SLOT_PATH};
+use urds_channel::sys::Errno;
 use urds_channel::sys::area::Area;
 use urds_path::Memory;
 
 use crate::attached::FreedRecords;
+use crate::attached::steps::{self, Rule, Step};
 use crate::state::MailboxId;
 
 /// The memory of one attached socket, mapped for reading: what its messages on paths refer to.
 #[derive(Debug)]
-pub struct SendMemory(Area);
+pub struct SendMemory {
+    area: Area,
+    journal: Journal,
+}
 
 impl SendMemory {
-    /// Take a mapping of the socket's memory, of its own: it lives as long as its messages.
-    pub fn new(area: Area) -> Self {
-        Self(area)
+    /// Take mappings of the socket's memory and journal, of their own: they live as long as the
+    /// messages.
+    ///
+    /// # Errors
+    /// EINVAL for a journal that is none.
+    pub fn new(area: Area, journal: Area) -> Result<Self, Errno> {
+        let journal = Journal::new(journal)?;
+        Ok(Self { area, journal })
     }
 
     fn has(&self, at: usize, length: usize) -> bool {
         at.checked_add(length)
-            .is_some_and(|end| end <= self.0.length())
+            .is_some_and(|end| end <= self.area.length())
     }
 }
 
@@ -32,8 +43,11 @@ pub(crate) struct SentRecord {
     pub(crate) at: usize,
     pub(crate) length: usize,
     pub(crate) slot: u32,
+    /// Which path has it, for the next worker; 0 for none.
+    pub(crate) path: u32,
     pub(crate) mailbox: MailboxId,
-    pub(crate) freed: FreedRecords,
+    /// `None`: it is free already.
+    pub(crate) freed: Option<FreedRecords>,
 }
 
 impl Memory for SentRecord {
@@ -41,7 +55,7 @@ impl Memory for SentRecord {
         if !self.memory.has(self.at, self.length) {
             return &[];
         }
-        let first = self.memory.0.pointer(self.at, self.length);
+        let first = self.memory.area.pointer(self.at, self.length);
         // SAFETY: the range is within the mapping, which lives as long as we do. Its client may
         // write there at any time, as a program may write into a buffer that it sends: what is
         // copied or sent is then some of both, and nothing decides by these bytes.
@@ -52,6 +66,18 @@ impl Memory for SentRecord {
         &mut [] // a message that is sent is only read
     }
 
+    fn note_number(&self, sequence: u64) {
+        if self.path != 0
+            && steps::holds(Rule::NoteNumber)
+            && self.slot < self.memory.journal.slots()
+        {
+            let at = self.memory.journal.slot(self.slot);
+            self.memory.journal.set_word(at + SLOT_PATH, self.path);
+            self.memory.journal.set_long(at + SLOT_NUMBER, sequence);
+            steps::pass(Step::Numbered);
+        }
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
         self
     }
@@ -59,6 +85,8 @@ impl Memory for SentRecord {
 
 impl Drop for SentRecord {
     fn drop(&mut self) {
-        self.freed.push(self.mailbox, self.slot);
+        if let Some(freed) = &self.freed {
+            freed.push(self.mailbox, self.slot);
+        }
     }
 }

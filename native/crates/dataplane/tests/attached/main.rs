@@ -109,11 +109,13 @@ impl Client {
         let pair = socket_pair::make(false).expect("a pair");
         let (file, area) = layout::make(&SIZES).expect("memory");
         let (journal_file, journal) = journal::make(&SIZES).expect("memory");
-        let (file, _journal) = (Descriptor::new(file), Descriptor::new(journal_file));
+        let (file, journal_file) = (Descriptor::new(file), Descriptor::new(journal_file));
+        let to_read = Area::map_to_read(file.get()).expect("memory");
         let parts = SocketParts {
             control: pair.node_end.into_raw_fd(),
             side: NodeSide::new(area, journal).expect("it is one"),
-            memory: SendMemory::new(Area::map_to_read(file.get()).expect("memory")),
+            memory: SendMemory::new(to_read, Area::map(journal_file.get()).expect("memory"))
+                .expect("a journal"),
         };
         let (to_read, _) = plane.congestion_memory().expect("memory");
         plane.attach_socket(mailbox, parts).expect("it is open");

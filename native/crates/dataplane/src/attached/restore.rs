@@ -1,0 +1,406 @@
+//! What outlives a worker of a node, and how the next one goes on with it.
+//!
+//! The journal of a socket has the messages that were taken and not freed, with their numbers, and
+//! what was delivered; the journal of paths has the numbers of both directions. The order of the
+//! stores makes every moment at which a worker is killed one of two cases, of which the journals say
+//! which it was:
+//!
+//! | step | stores, in order |
+//! |---|---|
+//! | number a message | its number, then the path's `next`, then its first byte leaves |
+//! | deliver a message | intent, bytes, `published`, the path's `expected`, intent off |
+//! | deliver on this node | intent, bytes, `published`, the sender's record is freed, intent off |
+//!
+//! While sockets are restored no stream is read or written: a message would find its socket missing,
+//! and a number that is sent too early makes its peer drop those before it.
+
+use std::collections::{HashMap, HashSet};
+
+use urds_channel::journal::Intent;
+use urds_channel::path_journal::{self, PathJournal, PathName, PeerNumbers};
+use urds_channel::socket_memory::Held;
+use urds_channel::socket_memory::layout::ROUTES;
+use urds_path::{Address, Message, Owner, Received};
+
+use super::send::{extension_of, payload_on};
+use super::steps::{self, Rule, Step};
+use super::{address_of, congestion::of_system, name_of};
+use crate::errors::Rejected;
+use crate::events::Event;
+use crate::plane::Plane;
+use crate::state::{MailboxId, PathId, State};
+use crate::sys::descriptor::Descriptor;
+
+/// In the path of an intent: the message is from a socket of this node, and this is its record.
+pub(super) const OF_THIS_NODE: u32 = 1 << 31;
+
+/// The numbers of paths, kept for the next worker.
+pub(crate) struct Numbers {
+    pub(crate) journal: PathJournal,
+    file: Descriptor,
+    entries: HashMap<PathName, u32>,
+    /// Entries of an earlier worker of which no path was made yet.
+    unclaimed: HashSet<u32>,
+    /// Messages with numbers, for a path that is not made yet.
+    sent: HashMap<u32, Vec<Message>>,
+    is_restoring: bool,
+}
+
+/// Where a delivery is noted.
+#[derive(Clone, Copy)]
+pub(crate) enum Delivery<'a> {
+    /// Nowhere: it dies with this process.
+    Unnoted,
+    /// A message of a path.
+    OfPath(&'a PathJournal, u32, u64),
+    /// A message of a socket of this node: its record, and who that is.
+    OfSocket(u32, u64),
+}
+
+impl Delivery<'_> {
+    /// Return what is intended, as the next message to be published.
+    pub(super) fn intent(&self, published: u64) -> Option<Intent> {
+        let published = u32::try_from(published.wrapping_add(1) & 0xffff_ffff).unwrap_or(0);
+        match *self {
+            Self::Unnoted => None,
+            Self::OfPath(..) if !steps::holds(Rule::IntendFromPath) => None,
+            Self::OfSocket(..) if !steps::holds(Rule::IntendFromSocket) => None,
+            Self::OfPath(_, entry, number) => Some(Intent {
+                path: entry + 1,
+                published,
+                number,
+            }),
+            Self::OfSocket(slot, number) => Some(Intent {
+                path: OF_THIS_NODE | slot,
+                published,
+                number,
+            }),
+        }
+    }
+}
+
+/// Return a number that tells sockets of one node apart.
+pub(super) fn socket_number(address: &Address, port: u16) -> u64 {
+    let bytes = name_of(address, port).bytes();
+    // FNV-1a: the next worker counts the same.
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Plane {
+    /// Keep the numbers of paths for the next worker; return the descriptor, which stays ours.
+    ///
+    /// Before any path is made.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn path_journal(&self) -> Result<i32, Rejected> {
+        let mut state = self.lock();
+        if let Some(numbers) = &state.attached.numbers {
+            return Ok(numbers.file.get());
+        }
+        let generation = state.generation.unwrap_or(0);
+        let (file, journal) = path_journal::make(generation).map_err(of_system)?;
+        state.attached.numbers = Some(Numbers::new(Descriptor::new(file), journal));
+        Ok(file)
+    }
+
+    /// Go on with the numbers of an earlier worker, and with its generation, which is returned. Until
+    /// `finish_restore` nothing is sent or read. `file` is ours from now on.
+    ///
+    /// # Errors
+    /// `System` with EINVAL for what is none; of the system.
+    pub fn take_path_journal(&self, file: i32) -> Result<u32, Rejected> {
+        let file = Descriptor::new(file);
+        let journal = PathJournal::open(file.get()).map_err(of_system)?;
+        let generation = journal.generation();
+        let mut numbers = Numbers::new(file, journal);
+        numbers.is_restoring = true;
+        for entry in 0..numbers.journal.used() {
+            numbers.entries.insert(numbers.journal.name(entry), entry);
+            numbers.unclaimed.insert(entry);
+        }
+        let mut state = self.lock();
+        state.generation = (generation != 0).then_some(generation);
+        state.attached.numbers = Some(numbers);
+        Ok(generation)
+    }
+
+    /// Every socket is attached again: send and read.
+    pub fn finish_restore(&self) {
+        let paths = {
+            let mut state = self.lock();
+            if let Some(numbers) = &mut state.attached.numbers {
+                numbers.is_restoring = false;
+            }
+            state.finish_loop_intents();
+            for mailbox in state.mailboxes.ids() {
+                if state.attached_mut(mailbox).is_some() {
+                    state.serve_soon(mailbox);
+                }
+            }
+            let paths: Vec<PathId> = state.paths.ids();
+            paths
+        };
+        for path in paths {
+            self.resume(path);
+            self.flush(path);
+        }
+    }
+}
+
+impl Numbers {
+    /// Note a path's next number, before bytes of the messages before it leave.
+    #[inline]
+    pub(crate) fn note_next(&self, entry: u32, next: u64) {
+        if steps::holds(Rule::NoteNext) {
+            self.journal.set_next(entry, next);
+        }
+        steps::pass(Step::NextNoted);
+    }
+
+    fn new(file: Descriptor, journal: PathJournal) -> Self {
+        Self {
+            journal,
+            file,
+            entries: HashMap::new(),
+            unclaimed: HashSet::new(),
+            sent: HashMap::new(),
+            is_restoring: false,
+        }
+    }
+}
+
+impl State {
+    /// Return whether sockets of an earlier worker are being attached.
+    #[inline]
+    pub(crate) fn is_restoring(&self) -> bool {
+        let numbers = self.attached.numbers.as_ref();
+        numbers.is_some_and(|numbers| numbers.is_restoring && steps::holds(Rule::HoldStreams))
+    }
+
+    /// Have a new path go on where one of an earlier worker ended, and be noted from now on.
+    pub(crate) fn note_path(&mut self, id: PathId) {
+        let (Some(numbers), Some(path)) = (&mut self.attached.numbers, self.paths.get_mut(id))
+        else {
+            return;
+        };
+        let name = PathName {
+            local: name_of(&path.local, 0),
+            peer: name_of(&path.peer, 0),
+            index: path.index,
+        };
+        let next = path.core.sender.sequence_next;
+        let Some(&entry) = numbers.entries.get(&name) else {
+            path.entry = numbers.journal.add(&name, next);
+            if let Some(entry) = path.entry {
+                numbers.entries.insert(name, entry);
+            }
+            return;
+        };
+        path.entry = Some(entry);
+        if numbers.unclaimed.remove(&entry) {
+            path.core.sender.sequence_next = numbers.journal.next(entry);
+            path.core
+                .receiver
+                .expect(received_of(&numbers.journal.numbers(entry)));
+            let sent = numbers.sent.remove(&entry).unwrap_or_default();
+            path.core.sender.take_over(sent);
+        } else {
+            numbers.journal.set_next(entry, next);
+            numbers.journal.set_numbers(entry, &PeerNumbers::default());
+        }
+    }
+
+    /// Note the peer's numbers after a read.
+    #[inline]
+    pub(crate) fn note_numbers(&mut self, id: PathId) {
+        if let Some(numbers) = &self.attached.numbers
+            && let Some(path) = self.paths.get(id)
+            && let Some(entry) = path.entry
+            && steps::holds(Rule::NoteExpected)
+        {
+            let received = path.core.receiver.received();
+            numbers.journal.set_numbers(entry, &numbers_of(&received));
+        }
+    }
+
+    /// Go on with what an earlier worker had of a socket.
+    pub(super) fn restore_socket(&mut self, id: MailboxId) {
+        self.restore_routes(id);
+        self.restore_intent(id);
+        let Some(record) = self.mailboxes.get_mut(id) else {
+            return;
+        };
+        let Some(attached) = record.attached.as_deref_mut() else {
+            return;
+        };
+        record.inbox.receive_queued_bytes = attached.side.unread_bytes();
+        let side = &attached.side;
+        let mut before: Vec<Held> = Vec::new();
+        side.held_messages(|held| before.push(*held));
+        before.sort_by_key(|one| one.order);
+        let has_unread = side.has_unread();
+        for one in before {
+            let is_sent = one.number != 0 && self.restore_sent(id, &one);
+            if let Some(attached) = self.attached_mut(id).filter(|_| !is_sent) {
+                attached.held.push_back(one.message);
+            }
+        }
+        if has_unread && steps::holds(Rule::ShowUnread) {
+            self.show(id); // the doorbell may have ended with the earlier worker
+        }
+    }
+
+    fn restore_routes(&mut self, id: MailboxId) {
+        for number in 0..u32::try_from(ROUTES).unwrap_or(0) {
+            let Some(attached) = self.attached_mut(id) else {
+                return;
+            };
+            let Some(name) = attached.side.journal().route(number) else {
+                return;
+            };
+            let peer = address_of(&name);
+            attached.routes.push(peer);
+            attached.by_peer.insert(peer, number);
+            let slot = self.congestion_slot(id, peer);
+            if let Some(attached) = self.attached_mut(id) {
+                attached.side.set_route_slot(number, slot);
+            }
+        }
+    }
+
+    /// A message whose delivery was begun counts as delivered if it was published.
+    fn restore_intent(&mut self, id: MailboxId) {
+        let Some(attached) = self.attached_mut(id) else {
+            return;
+        };
+        let Some(intent) = attached.side.journal().intent() else {
+            return;
+        };
+        if intent.path & OF_THIS_NODE != 0 {
+            return; // once every socket is attached
+        }
+        let is_published = attached.side.published() & 0xffff_ffff == u64::from(intent.published);
+        attached.side.journal().finish_intent();
+        if let Some(numbers) = &self.attached.numbers
+            && is_published
+            && intent.path <= numbers.journal.used()
+        {
+            let entry = intent.path - 1;
+            let expected = numbers
+                .journal
+                .numbers(entry)
+                .expected
+                .max(intent.number + 1);
+            numbers.journal.set_expected(entry, expected);
+            for (_, path) in self.paths.iter_mut() {
+                if path.entry == Some(entry) {
+                    path.core.receiver.sequence_expected = expected;
+                }
+            }
+        }
+    }
+
+    /// The same for messages between sockets of this node: the sender's record is free.
+    fn finish_loop_intents(&mut self) {
+        let mut delivered = Vec::new();
+        for id in self.mailboxes.ids() {
+            let Some(attached) = self.attached_mut(id) else {
+                continue;
+            };
+            let Some(intent) = attached.side.journal().intent() else {
+                continue;
+            };
+            if attached.side.published() & 0xffff_ffff == u64::from(intent.published) {
+                delivered.push((intent.path & !OF_THIS_NODE, intent.number));
+            }
+            attached.side.journal().finish_intent();
+        }
+        for (slot, number) in delivered {
+            let sender = self.mailboxes.iter().find(|(_, record)| {
+                record.attached.is_some() && socket_number(&record.local, record.port) == number
+            });
+            let Some(id) = sender.map(|(id, _)| id) else {
+                continue;
+            };
+            if let Some(attached) = self.attached_mut(id) {
+                let had = attached.held.len();
+                attached.held.retain(|submission| submission.slot != slot);
+                if attached.held.len() < had {
+                    attached.side.free(slot);
+                    self.attached.roomy.insert(id);
+                }
+            }
+        }
+    }
+
+    /// Put a message that has a number back on its path; return false if the path is not known.
+    fn restore_sent(&mut self, id: MailboxId, one: &Held) -> bool {
+        let Some(numbers) = &self.attached.numbers else {
+            return false;
+        };
+        let Some(entry) = one
+            .path
+            .checked_sub(1)
+            .filter(|&entry| entry < numbers.journal.used())
+        else {
+            return false;
+        };
+        if one.number >= numbers.journal.next(entry) {
+            return false; // its first byte never left: it gets a number anew
+        }
+        let peer = address_of(&numbers.journal.name(entry).peer);
+        let Some(sent) = self.sent_record(id, &one.message, entry + 1) else {
+            return false;
+        };
+        let Some(record) = self.mailboxes.get_mut(id) else {
+            return false;
+        };
+        let destination = record.accounts.destination(peer, false);
+        record.count_queued(destination, one.message.length);
+        let message = Message {
+            sequence: one.number,
+            end: 0,
+            owner: Some(Owner(id.to_u64())),
+            source_port: record.port,
+            target_port: one.message.port,
+            payload: payload_on(sent),
+            extension: extension_of(&one.message),
+        };
+        let path = self
+            .paths
+            .iter_mut()
+            .find(|(_, path)| path.entry == Some(entry));
+        if let Some((_, path)) = path {
+            path.core.sender.take_over([message]);
+        } else if let Some(numbers) = &mut self.attached.numbers {
+            numbers.sent.entry(entry).or_default().push(message);
+            self.emit(Event::RouteWanted { mailbox: id, peer });
+        }
+        true
+    }
+}
+
+fn received_of(numbers: &PeerNumbers) -> Received {
+    Received {
+        sequence_expected: numbers.expected,
+        floor: numbers.floor,
+        probe_sequence: numbers.probe,
+        generation: numbers.generation,
+        map_generation: numbers.map_generation,
+        watch_restarts: numbers.watch_restarts,
+    }
+}
+
+fn numbers_of(received: &Received) -> PeerNumbers {
+    PeerNumbers {
+        expected: received.sequence_expected,
+        floor: received.floor,
+        probe: received.probe_sequence,
+        generation: received.generation,
+        map_generation: received.map_generation,
+        watch_restarts: received.watch_restarts,
+    }
+}
