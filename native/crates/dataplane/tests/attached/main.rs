@@ -5,12 +5,14 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use urds_channel::journal;
 use urds_channel::socket_memory::{NodeSide, Sizes, layout};
 use urds_channel::sys::area::Area;
+use urds_channel::sys::doorbell;
 use urds_client::{Name, Outgoing, Socket};
 use urds_dataplane::attached::SocketParts;
 use urds_dataplane::events::Event;
@@ -22,6 +24,7 @@ use urds_dataplane::stream::TcpStream;
 use urds_dataplane::sys::descriptor::Descriptor;
 use urds_dataplane::sys::sent_record::SendMemory;
 use urds_dataplane::sys::socket_pair;
+use urds_dataplane::sys::sockets::poll_now;
 use urds_path::{Address, Hold, Limits, Release};
 
 mod sys;
@@ -167,19 +170,23 @@ fn payload(number: u64) -> Vec<u8> {
 
 /// Send numbered messages both ways between two clients; each sees all of the other's, in order.
 fn exchange(one: Client, other: Client) {
+    exchange_some(one, 2, other, 1, MESSAGES);
+}
+
+fn exchange_some(one: Client, other_name: u8, other: Client, one_name: u8, messages: u64) {
     let started = Instant::now();
     let (one, other) = (Arc::new(one), Arc::new(other));
     let mut threads = Vec::new();
-    for (client, peer) in [(&one, 2), (&other, 1)] {
+    for (client, peer) in [(&one, other_name), (&other, one_name)] {
         let (sender, receiver) = (Arc::clone(client), Arc::clone(client));
         threads.push(thread::spawn(move || {
-            for number in 0..MESSAGES {
+            for number in 0..messages {
                 sender.send(peer, &payload(number));
             }
         }));
         threads.push(thread::spawn(move || {
             let mut bytes = vec![0; 1 << 16];
-            for number in 0..MESSAGES {
+            for number in 0..messages {
                 let length = receiver.receive(&mut bytes);
                 assert!(bytes[..length] == payload(number), "message {number}");
             }
@@ -226,6 +233,70 @@ fn clients_of_two_nodes_exchange_messages() {
     there.end();
 }
 
+/// Write nonsense all over the memory of a socket that has messages under way, for a while.
+fn write_nonsense(client: &Client, mut seed: u64, rounds: u32) {
+    let area = client.socket.side().area();
+    let places = (layout::AT_RING + 1024) as u64 / 8;
+    let mut next = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for round in 0..rounds {
+        // The words of the head are few: every other value goes there.
+        let place = if round % 2 == 0 {
+            next() % 512
+        } else {
+            next() % places
+        };
+        let value = match next() % 4 {
+            0 => 0,
+            1 => u64::MAX,
+            2 => next() % 1024,
+            _ => next(),
+        };
+        let at = usize::try_from(place * 8).expect("small");
+        area.long(at).store(value, Ordering::Relaxed);
+        if round % 8 == 0 {
+            let message = Outgoing {
+                to: name(2),
+                ..Outgoing::default()
+            };
+            let fd = client.user_end.as_raw_fd();
+            let _ = sys::send(&client.socket, fd, &message, b"nonsense", true);
+            let _ = doorbell::ring(fd);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_writes_nonsense_harms_no_other() {
+    for seed in 1..=4 {
+        let node = Node::new();
+        let (one, other) = (Client::new(&node, 1), Client::new(&node, 3));
+        one.route(3, Route::Loop);
+        other.route(1, Route::Loop);
+        let (hostile, victim) = (Client::new(&node, 4), Client::new(&node, 2));
+        hostile.route(2, Route::Loop);
+        let writer = thread::spawn(move || {
+            write_nonsense(&hostile, 0x9E37_79B9_7F4A_7C15 ^ seed, 20_000);
+            hostile
+        });
+        exchange_some(one, 3, other, 1, MESSAGES / 10);
+        drop((writer.join().expect("it cannot fail"), victim));
+        let liar = Client::new(&node, 5);
+        let submitted = liar.socket.side().area().long(layout::AT_SUBMITTED);
+        submitted.store(u64::MAX, Ordering::Relaxed);
+        doorbell::ring(liar.user_end.as_raw_fd());
+        let is_ended = || poll_now(liar.user_end.as_raw_fd(), libc::POLLIN) & libc::POLLHUP != 0;
+        until(is_ended);
+        let mailbox = liar.mailbox;
+        let is_error = |event: &Event| matches!(event, Event::ClientError { mailbox: of, .. } if *of == mailbox);
+        assert!(node.end().iter().any(is_error));
+    }
+}
+
 #[test]
 fn the_node_sees_the_end_of_a_client() {
     let node = Node::new();
@@ -237,4 +308,48 @@ fn the_node_sees_the_end_of_a_client() {
     until(is_over);
     let events = node.end();
     assert!(events.contains(&Event::Left { mailbox }), "{events:?}");
+}
+
+/// 64 bytes each way between two clients of one node: what a message costs.
+#[test]
+#[ignore = "prints rates, for a machine that is idle"]
+fn rates() {
+    let node = Node::new();
+    let (one, other) = (Client::new(&node, 1), Client::new(&node, 2));
+    one.route(2, Route::Loop);
+    other.route(1, Route::Loop);
+    let (one, other) = (Arc::new(one), Arc::new(other));
+    let messages = 1_000_000;
+    let receiver = Arc::clone(&other);
+    let started = Instant::now();
+    let taker = thread::spawn(move || {
+        let mut bytes = [0; 64];
+        for _ in 0..messages {
+            receiver.receive(&mut bytes);
+        }
+    });
+    for _ in 0..messages {
+        one.send(2, &[7; 64]);
+    }
+    taker.join().expect("all came");
+    let rate = f64::from(messages) / started.elapsed().as_secs_f64();
+    println!("one way, 64 bytes: {rate:.0}/s");
+    let rounds = 20_000;
+    let echo = thread::spawn(move || {
+        let mut bytes = [0; 64];
+        for _ in 0..rounds {
+            other.receive(&mut bytes);
+            other.send(1, &bytes);
+        }
+    });
+    let started = Instant::now();
+    let mut bytes = [0; 64];
+    for _ in 0..rounds {
+        one.send(2, &[7; 64]);
+        one.receive(&mut bytes);
+    }
+    echo.join().expect("all came");
+    let micros = started.elapsed().as_secs_f64() * 1e6 / f64::from(rounds);
+    println!("round trip, 64 bytes: {micros:.1} us");
+    node.end();
 }
