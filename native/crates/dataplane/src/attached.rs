@@ -52,6 +52,9 @@ mod tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
+/// A memory is half for either direction, or nearly; each half holds its buffer so many times.
+const SEND_FACTOR: usize = 4;
+const RECEIVE_FACTOR: usize = 4;
 /// Bytes that a client puts into its control socket at once to be not writable.
 const PIECE_BYTES: usize = 4096;
 
@@ -110,6 +113,8 @@ pub struct Attached {
     waiting: Vec<MailboxId>,
     /// The client's last descriptor was closed: until when to take what it left.
     left_until_ns: Option<u64>,
+    /// The greatest buffers that its memory has room for, to send and to receive.
+    buffers_max: (usize, usize),
     /// Something was delivered while the reader slept.
     must_show: bool,
     /// `Left` or `ClientError` was reported.
@@ -186,6 +191,7 @@ impl Plane {
             let mask = epoll::READABLE | epoll::EDGE;
             state.poll_set.set.add(control.0.get(), mask, number)?;
             parts.side.set_local(Some(local));
+            let area_bytes = parts.side.area().length() / 2;
             let record = state.open_mailbox(mailbox)?;
             record.attached = Some(Box::new(Attached {
                 side: parts.side,
@@ -197,6 +203,7 @@ impl Plane {
                 asked: false,
                 waiting: Vec::new(),
                 left_until_ns: None,
+                buffers_max: (area_bytes / SEND_FACTOR, area_bytes / RECEIVE_FACTOR),
                 must_show: false,
                 is_over: false,
                 is_restricted: false,

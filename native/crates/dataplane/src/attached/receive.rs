@@ -10,6 +10,7 @@ use urds_path::{Extension, Inbox, NO_EXTENSION, SocketAddress};
 use super::steps::{self, Rule, Step};
 use super::{Attached, Delivery, name_of};
 use crate::errors::ErrorReason;
+use crate::mailbox::Mailbox;
 use crate::state::{MailboxId, State};
 
 /// Details of a message that arrives.
@@ -105,6 +106,30 @@ impl Attached {
     }
 }
 
+impl Mailbox {
+    /// Put the buffers in force that the client wants now, as far as its memory has room.
+    fn apply_words(&mut self) {
+        let Some(attached) = &self.attached else {
+            return;
+        };
+        let (send_max, receive_max) = attached.buffers_max;
+        let word = |word| attached.side.options().get(word) as usize;
+        let send = word(Word::SendBytes).min(send_max);
+        let receive = word(Word::ReceiveBytes).min(receive_max);
+        if send != self.settings.send_bytes_max {
+            self.settings.send_bytes_max = send;
+            self.accounts.resize(send, self.settings.single_account);
+        }
+        if receive != self.settings.receive_bytes_max {
+            self.settings.receive_bytes_max = receive;
+            self.inbox.buffer_bytes = receive;
+            if self.inbox.congested {
+                self.inbox.clear_below_bytes = (receive / 2).max(1);
+            }
+        }
+    }
+}
+
 /// Return the receive-path positions that the client asks for; all times are that of the arrival.
 fn trace_of(side: &NodeSide, arrived_ns: u64, now_ns: u64) -> Trace {
     let wanted = side.options().get(Word::Traces).to_le_bytes();
@@ -137,6 +162,10 @@ impl State {
             self.end_attached(id, what);
             return;
         }
+        record.apply_words();
+        let Some(attached) = record.attached.as_deref_mut() else {
+            return;
+        };
         if !record.inbox.is_empty() {
             attached.move_over(&mut record.inbox, now_ns);
         }

@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 
 use urds_channel::journal;
-use urds_channel::socket_memory::{ClientSide, Name, NodeSide, Outgoing, Rejected, Sizes, layout};
+use urds_channel::socket_memory::{
+    ClientSide, Name, NodeSide, Outgoing, Rejected, Sizes, Word, layout,
+};
 use urds_channel::sys::area::Area;
 use urds_path::{Hold, Release};
 
@@ -14,8 +16,8 @@ use crate::world::{self, PEER_PORT, PORT, World, acknowledgement, address};
 
 const SMALL: Sizes<'_> = Sizes {
     submissions: 64,
-    send_bytes: 1 << 20,
-    receive_bytes: 1 << 20,
+    send_bytes: 1 << 22,
+    receive_bytes: 1 << 22,
     send_default: 65_536,
     receive_default: 65_536,
     send_limit: 1 << 20,
@@ -244,6 +246,20 @@ fn the_port_is_congested_until_the_client_has_taken_half() {
         world.progress(world::MS);
     }
     world.progress(2 * world::MS);
+    assert!(is_marked());
+    // What is there is less than half of a buffer that is eight times as large.
+    client
+        .side
+        .options()
+        .set(Word::ReceiveBytes, 8 * 65_536);
+    client.ring();
+    world.progress(0);
+    assert!(!is_marked(), "the client chose a larger buffer");
+    client.side.options().set(Word::ReceiveBytes, 65_536);
+    client.ring();
+    for _ in 0..2 {
+        world.progress(2 * world::MS);
+    }
     assert!(is_marked());
     while client.receive().is_some() {
         world.progress(0);
