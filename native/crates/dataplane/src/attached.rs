@@ -182,6 +182,7 @@ impl Plane {
     /// `Closed` and the like; of the system, when the control socket cannot be watched.
     pub fn attach_socket(&self, mailbox: MailboxId, parts: SocketParts) -> Result<(), Rejected> {
         let control = Arc::new(ControlSocket(Descriptor::new(parts.control)));
+        self.has_attached.store(true, Ordering::Relaxed);
         {
             let mut state = self.lock();
             let state = &mut *state;
@@ -319,7 +320,12 @@ impl Plane {
     }
 
     /// Serve each attached socket that something is due for, once; return whether any was.
+    #[inline]
     pub(crate) fn serve_attached(&self) -> bool {
+        self.has_attached.load(Ordering::Relaxed) && self.serve_all_attached()
+    }
+
+    fn serve_all_attached(&self) -> bool {
         let mut due = Vec::new();
         {
             let mut state = self.lock();

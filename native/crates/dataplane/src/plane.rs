@@ -5,7 +5,7 @@
 //! released; so no call has to be followed by a "deliver".
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -41,6 +41,8 @@ pub struct Plane {
     pub(crate) progress_thread: ProgressThread,
     /// Event loops that call `progress`.
     pub(crate) loops: AtomicUsize,
+    /// A socket of another process was attached: passes look for what is due for such.
+    pub(crate) has_attached: AtomicBool,
     allocate: AllocateFn,
 }
 
@@ -77,6 +79,7 @@ impl Plane {
             kick,
             progress_thread,
             loops: AtomicUsize::new(0),
+            has_attached: AtomicBool::new(false),
             allocate: allocate.unwrap_or_else(|| Arc::new(Body::zeroed)),
         }))
     }

@@ -584,22 +584,14 @@ impl MessageSink for StateSink<'_> {
         } else {
             (0, 0)
         };
-        let is_there = match mailbox.attached.as_deref_mut() {
-            None => false,
-            Some(attached) => {
-                let details = Details {
-                    source,
-                    extension: message.extension,
-                    wall_ns: *self.wall_ns.get_or_insert_with(crate::clock::wall_ns),
-                    arrived_ns: self.now_ns,
-                };
-                let delivery = self.journal.map_or(Delivery::Unnoted, |(journal, entry)| {
-                    Delivery::OfPath(journal, entry, message.sequence)
-                });
-                let payload = message.payload.bytes();
-                attached.deliver(&mut mailbox.inbox, &details, payload, delivery)
-            }
-        };
+        let is_there = mailbox.attached.is_some()
+            && deliver_attached(
+                mailbox,
+                self.journal,
+                &mut self.wall_ns,
+                self.now_ns,
+                (source, &message),
+            );
         if !is_there {
             mailbox.inbox.push(
                 source,
@@ -615,4 +607,29 @@ impl MessageSink for StateSink<'_> {
         }
         true
     }
+}
+
+/// Put a message into the memory of an attached socket; return false if it has no room.
+#[inline(never)]
+fn deliver_attached(
+    mailbox: &mut Mailbox,
+    journal: Option<(&PathJournal, u32)>,
+    known_wall_ns: &mut Option<u64>,
+    arrived_ns: u64,
+    (source, message): (SocketAddress, &Arriving<'_>),
+) -> bool {
+    let Some(attached) = mailbox.attached.as_deref_mut() else {
+        return false;
+    };
+    let details = Details {
+        source,
+        extension: message.extension,
+        wall_ns: *known_wall_ns.get_or_insert_with(wall_ns),
+        arrived_ns,
+    };
+    let delivery = journal.map_or(Delivery::Unnoted, |(journal, entry)| {
+        Delivery::OfPath(journal, entry, message.sequence)
+    });
+    let payload = message.payload.bytes();
+    attached.deliver(&mut mailbox.inbox, &details, payload, delivery)
 }

@@ -248,10 +248,7 @@ fn the_port_is_congested_until_the_client_has_taken_half() {
     world.progress(2 * world::MS);
     assert!(is_marked());
     // What is there is less than half of a buffer that is eight times as large.
-    client
-        .side
-        .options()
-        .set(Word::ReceiveBytes, 8 * 65_536);
+    client.side.options().set(Word::ReceiveBytes, 8 * 65_536);
     client.ring();
     world.progress(0);
     assert!(!is_marked(), "the client chose a larger buffer");
