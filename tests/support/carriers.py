@@ -29,6 +29,7 @@ CARRIERS: Final[Mapping[str, Mapping[str, str]]] = {
     "tcp0": {"URDS_TRANSPORT": "ib", "URDS_RDMA_DEVICES": "tcp0"},
 }
 RDMA_DEVICES: Final = tuple(name for name in CARRIERS if name not in {TCP, SHM})
+IS_ATTACHED: Final = os.environ.get("TEST_BACKEND") == "attached"  # see `backends`
 _TAKES_ALL: Final = os.environ.get("TEST_CARRIERS") == "all"
 _VARIABLES: Final = ("URDS_TRANSPORT", "URDS_RDMA_DEVICES", "URDS_SHARED_MEMORY")
 
@@ -66,6 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
         if not places.is_loopback():  # shared memory reaches no other host
             devices = ("tcp0",)
+        if IS_ATTACHED:  # sockets of a node are over TCP
+            devices = ()
         streams = [name for name in (TCP, SHM) if name in here()]
         given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (*streams, *devices)]
         metafunc.parametrize("carrier", given, indirect=True)

@@ -6,11 +6,9 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support import carriers
+from tests.support import backends
 from urds import aio
-from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
-from urds.rds.settings import Settings
 
 _hosts = itertools.count(random.Random(os.getpid()).randrange(1 << 16) << 6)
 
@@ -26,8 +24,8 @@ def fresh_host() -> str:
 class Node:
     """A backend with addresses of its own."""
 
-    def __init__(self) -> None:
-        self.backend = InProcess(Settings.load(environ=carriers.chosen()))
+    def __init__(self, backend: backends.Backend) -> None:
+        self.backend = backend
 
     async def bind(self, host: str | None = None) -> aio.Socket:
         before = process.use(self.backend)
@@ -40,8 +38,5 @@ class Node:
 @contextmanager
 def node() -> Iterator[Node]:
     """Make a node, closed at the end."""
-    made = Node()
-    try:
-        yield made
-    finally:
-        made.backend.close()
+    with backends.made() as backend:
+        yield Node(backend)

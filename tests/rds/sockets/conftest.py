@@ -9,13 +9,12 @@ import pytest
 import urds
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.rds.sockets.hosts import host
-from tests.support import carriers
+from tests.support import backends
 from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.runtime.backend import Backend
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
-from urds.rds.settings import Settings
 
 UseSettings = Callable[..., AbstractContextManager[InProcess]]
 NewSocket = Callable[..., urds.Socket]
@@ -24,13 +23,18 @@ NewSocket = Callable[..., urds.Socket]
 @contextmanager
 def backend_with(**values: object) -> Iterator[InProcess]:
     """Give this process a fresh backend with these tunables, for a `with` block."""
-    backend = InProcess(Settings.load({"drain_s": 0, **values}, environ=carriers.chosen()))
-    before = process.use(backend)
-    try:
-        yield backend
-    finally:
-        process.use(before)
-        backend.close()
+    with backends.made(drain_s=0, **values) as backend:
+        before = process.use(backend)
+        try:
+            yield cast("InProcess", backend)
+        finally:
+            process.use(before)
+
+
+@pytest.fixture(autouse=True)
+def fresh_addresses() -> None:
+    """Give each test over nodes addresses of its own."""
+    backends.shift()
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ Two runs beside each other would else ask for the same address, which one proces
 
 import os
 
+from tests.support import backends
+
 
 def host(number: int) -> str:
     """Return the address of host 1 to 254 of this process."""
-    pid = os.getpid()
+    pid = os.getpid() + 7 * backends.shifted()
     return f"127.{64 + (pid >> 8) % 64}.{pid % 256}.{number}"

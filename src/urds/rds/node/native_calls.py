@@ -97,9 +97,9 @@ class NativeCalls:
         *,
         is_recovered: bool,
     ) -> Any:
-        """Bind a mailbox, and have it serve the memory."""
+        """Bind a mailbox, over TCP whatever the setting says, and have it serve the memory."""
         mailbox: Any = self._backend.bind(
-            address=address, port=port, settings=settings, transport=transport
+            address=address, port=port, settings=settings, transport=Transport.TCP
         )
         try:
             self._plane.attach(mailbox, *kept)

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self
 
 import urds_native
 
@@ -31,7 +31,17 @@ _NAP_FIRST_S: Final = 0.0002
 _NAP_MAX_S: Final = 0.01
 _NS: Final = 1_000_000_000
 
-Subscribe = Callable[..., Callable[[], None]]
+
+class Watch(Protocol):
+    """What an event loop is told by: the backend watches descriptors for it."""
+
+    def subscribe(
+        self, mailbox: AttachedMailbox, callback: Callable[[], None], *, room: bool
+    ) -> Callable[[], None]:
+        """See `contract.Mailbox.subscribe`."""
+
+    def forget(self, descriptor: int) -> None:
+        """Wake all that wait for a descriptor, which is about to be closed."""
 
 
 class AttachedMailbox(urds_native.AttachedMailbox):
@@ -40,13 +50,13 @@ class AttachedMailbox(urds_native.AttachedMailbox):
     local: IPAddress
     port: int
     settings: contract.MailboxSettings
-    subscribed: Subscribe  # of the backend: it watches the descriptor
+    watch: Watch
 
     @classmethod
-    def make(cls, place: str, settings: contract.MailboxSettings, subscribed: Subscribe) -> Self:
+    def make(cls, place: str, settings: contract.MailboxSettings, watch: Watch) -> Self:
         """Make a socket at a node, not bound yet. Raises OSError."""
         mailbox = cls(os.fsencode(place))
-        mailbox.subscribed = subscribed
+        mailbox.watch = watch
         mailbox.configure(settings)
         return mailbox
 
@@ -99,7 +109,7 @@ class AttachedMailbox(urds_native.AttachedMailbox):
         address: contract.SocketAddress | None = None,
     ) -> Callable[[], None]:
         """Have `callback` called once, by the event loop; return the cancel function."""
-        return self.subscribed(self, callback, room=room)
+        return self.watch.subscribe(self, callback, room=room)
 
     def configure(self, settings: contract.MailboxSettings) -> None:
         """Replace the settings."""
@@ -116,13 +126,15 @@ class AttachedMailbox(urds_native.AttachedMailbox):
 
         With `linger_ns` this waits for so long, and cancels the rest.
         """
-        if self.fileno() < 0:
+        descriptor = self.fileno()
+        if descriptor < 0:
             return
         try:
             if linger_ns is not None:
                 self._wait_until_acknowledged(time.monotonic() + linger_ns / _NS)
                 self.cancel(None, None)
         finally:
+            self.watch.forget(descriptor)
             super().close()
 
     def _wait_until_acknowledged(self, until_s: float) -> None:

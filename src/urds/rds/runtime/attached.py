@@ -73,7 +73,7 @@ class Attached:
         """
         from urds.rds.plane.attached import AttachedMailbox
 
-        mailbox = AttachedMailbox.make(self.place, settings, self._watched.subscribe)
+        mailbox = AttachedMailbox.make(self.place, settings, self._watched)
         try:
             mailbox.take_name(address, port, transport)
         except OSError as refused:
@@ -235,6 +235,20 @@ class Watched:
                     self._watch(one)
 
         return cancel
+
+    def forget(self, descriptor: int) -> None:
+        """Tell all that wait for a descriptor: it is about to be closed."""
+        with self._lock:
+            one = self._waiters.pop(descriptor, None)
+            if one is None:
+                return
+            calls = [*one.of_messages, *one.of_room]
+            one.of_messages.clear()
+            one.of_room.clear()
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
+        for call in calls:
+            call()
 
     def progress(self) -> int:
         """Tell those that wait for what is there; return how many were told."""
