@@ -124,7 +124,10 @@ class StandIn:
     def drain(self, drain_ns: int) -> int:
         return 0
 
-    def break_off(self) -> None:
+    def finish_restore(self) -> None:
+        assert self._congestion >= 0, "it has begun"
+
+    def break_off(self, *, is_last: bool) -> None:
         pass
 
     def _look(self) -> None:

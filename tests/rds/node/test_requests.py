@@ -201,3 +201,12 @@ def test_quotas_have_their_errno(start_node: StartNode) -> None:
     reasons = [one["reason"].rpartition("(")[2] for one in node.events("quota-reached")]
     assert reasons == ["quota.sockets)", "quota.peers)" if os.getuid() else "quota.routes)"]
     node.open()
+
+
+def test_a_port_is_free_at_once_after_its_last_close(node: Node) -> None:
+    """The plane may tell of the close later: the next bind sees for itself."""
+    port = node.bind(node.open(), "127.0.0.6")
+    for _ in range(20):
+        node.close_opened()
+        end = node.open()
+        assert node.bind(end, "127.0.0.6", port) == port

@@ -10,7 +10,7 @@
     supervisor to worker     kept {socket, record}     with its descriptors, one for each
                              begin {facts}             these were all
                              facts {facts}             for `urds node status`
-                             end                       in order
+                             end {is_last}             in order; another worker comes, or none
 
 The supervisor parses nothing of a record. Both sides trust each other: they are one program.
 """

@@ -54,13 +54,20 @@ class NativeCalls:
         self._attached: set[Any] = set()
 
     def begin(self, shared: Sequence[int]) -> Sequence[int]:
-        """Begin with the memory of congestion maps of the worker before, if there was one."""
-        if shared and hasattr(self._plane, "take_congestion_memory"):
-            self._plane.take_congestion_memory(shared[0])
+        """Begin, with the paths and congestion maps of the worker before if there was one."""
+        if shared:
+            paths, congestion = shared
+            # The same generation: to its peers this is a reconnect of the same node, no restart.
+            self._driver.generation = self._plane.take_path_journal(paths)
+            self._plane.take_congestion_memory(congestion)
+        else:
+            paths = self._plane.path_journal()
         self._congestion = self._plane.congestion_memory()
-        if hasattr(self._plane, "congestion_file"):
-            return [self._plane.congestion_file()]
-        return [self._congestion]
+        return shared or [paths, self._plane.congestion_file()]
+
+    def finish_restore(self) -> None:
+        """Go on with connections and sends."""
+        self._plane.finish_restore()
 
     def congestion(self) -> tuple[int, int]:
         """Return the memory of congestion maps, to read."""
@@ -102,7 +109,7 @@ class NativeCalls:
             address=address, port=port, settings=settings, transport=Transport.TCP
         )
         try:
-            self._plane.attach(mailbox, *kept)
+            self._plane.attach(mailbox, *kept, is_recovered)
         except BaseException:
             mailbox.close(0)
             self._backend.closed(mailbox)
@@ -161,9 +168,10 @@ class NativeCalls:
         """Wait for acknowledgements; return the messages left."""
         return self._driver.drain(drain_ns)
 
-    def break_off(self) -> None:
-        """End the connections in order: peers keep what was not acknowledged for the next."""
-        self._backend.close(at_exit=True)
+    def break_off(self, *, is_last: bool) -> None:
+        """End the connections in order; what is not acknowledged is in the journals."""
+        drain_ns = round(self._settings.drain_s * _S) if is_last else 0
+        self._driver.close(drain_ns, at_exit=True)
 
     def note(self, event: Left | ClientError) -> None:
         """Pass on that a socket was left, or that its program broke the protocol."""

@@ -58,6 +58,9 @@ class PlaneCalls(Protocol):
         Return them: the supervisor keeps a copy of each for the next worker.
         """
 
+    def finish_restore(self) -> None:
+        """Go on with connections and sends: every socket of an earlier worker is bound again."""
+
     def congestion(self) -> tuple[int, int]:
         """Return descriptor and size of the memory of congestion maps; the descriptor stays."""
 
@@ -106,5 +109,8 @@ class PlaneCalls(Protocol):
     def drain(self, drain_ns: int) -> int:
         """Wait for acknowledgements; return the messages left."""
 
-    def break_off(self) -> None:
-        """End the control thread and the connections in order; sockets stay as they are."""
+    def break_off(self, *, is_last: bool) -> None:
+        """End the control thread and the connections in order; sockets stay as they are.
+
+        With `is_last` no other worker comes: what is queued gets its time to be acknowledged.
+        """

@@ -30,7 +30,15 @@ from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
-from urds.rds.node.sockets import NodeSocket, Record, cookie_of, sealed, settings_of, shut
+from urds.rds.node.sockets import (
+    NodeSocket,
+    Record,
+    cookie_of,
+    has_hung_up,
+    sealed,
+    settings_of,
+    shut,
+)
 from urds.rds.node.users import Credentials, Ports, User, Users
 from urds.rds.wire import node
 from urds.rds.wire.node import NO_NAME, Answer, Name, Request, RequestOp
@@ -318,7 +326,12 @@ class Service:
         for _ in range(_PORT_TRIES):
             if port:
                 self.ports.check(sock.user.uid, (local, port), time.monotonic())
-            made = self._attach(sock, local, port, transport=transport)
+            try:
+                made = self._attach(sock, local, port, transport=transport)
+            except OSError as refused:
+                if refused.errno != errno.EADDRINUSE or not self._leave_holder(local, port):
+                    raise
+                continue
             try:
                 self.ports.check(sock.user.uid, (local, made.port), time.monotonic())
             except OSError:
@@ -326,6 +339,15 @@ class Service:
             else:
                 return made
         raise os_error(ErrorReason.PORTS_EXHAUSTED, f"on {local}")
+
+    def _leave_holder(self, local: IPAddress, port: int) -> bool:
+        """Free a port whose socket was left a moment ago, which the plane has yet to tell."""
+        holders = [one for one in self.sockets.values() if one.endpoint == (local, port)]
+        for holder in holders:
+            if has_hung_up(holder.opened.node_end):
+                self.leave(holder)
+                return True
+        return False
 
     def _attach(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -109,6 +110,13 @@ def cookie_of(descriptor: int) -> int | None:
         return None
     finally:
         probe.detach()
+
+
+def has_hung_up(node_end: int) -> bool:
+    """Tell whether no process has the program's end any more."""
+    poll = select.poll()
+    poll.register(node_end, 0)  # POLLHUP comes unasked
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 def shut(node_end: int) -> None:

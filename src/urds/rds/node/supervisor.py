@@ -206,7 +206,8 @@ class Supervisor:
     def _end_child(self) -> None:
         if self._child is not None and not self._child.is_ending:
             self._child.is_ending = True
-            self._child.channel.send_soon("end")
+            is_last = bool(self._stop_reason) and not self._notifier.is_there
+            self._child.channel.send_soon("end", is_last=is_last)
             self._kill_at_s = time.monotonic() + _END_WAIT_S
 
     def _note_end(self, child: Child) -> None:

@@ -76,7 +76,7 @@ class Worker:
         self._left: deque[tuple[object, str]] = deque()  # with an error, or ""
         self._unbound: dict[int, NodeSocket] = {}  # by the descriptor of the node's end
         self._idle_since_s: float | None = None
-        self._is_ending = self._has_told_idle = False
+        self._is_ending = self._is_last = self._has_told_idle = False
         self._alive_at_s = self._tend_at_s = 0.0
         descriptors_max = raise_descriptor_limit()
         self.service = Service(
@@ -117,7 +117,7 @@ class Worker:
                 self._pass()
         finally:
             self._connections.close()
-            self._calls.break_off()
+            self._calls.break_off(is_last=self._is_last)
         return EXIT_OK
 
     def _begin(self) -> bool:
@@ -136,6 +136,7 @@ class Worker:
                 if self._begin_plane(message, descriptors):
                     continue
             if message["what"] == "begin":
+                self._calls.finish_restore()
                 self.service.facts = message["facts"]
                 return True
             if message["what"] == "end":
@@ -199,7 +200,7 @@ class Worker:
             return
         message, _ = found
         if message["what"] == "end":
-            self._is_ending = True
+            self._is_ending, self._is_last = True, message["is_last"]
         elif message["what"] == "facts":
             self.service.facts = message["facts"]
 
