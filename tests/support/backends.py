@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,7 +97,7 @@ def _node_with(values: Mapping[str, object]) -> _Node:
     for one in idle:  # others may hold the addresses that this one is to bind
         if one.key != key or one is not idle[0] or one.process.poll() is not None:
             _nodes.remove(one)
-            _end(one.process)
+            _end(one)
     node = next((one for one in _nodes if not one.is_used), None)
     if node is None:
         node = _start(key, kept)
@@ -115,18 +116,20 @@ def _start(key: str, values: Mapping[str, Any]) -> _Node:
     with (folder / "log").open("wb") as log:
         command = [sys.executable, "-m", "urds", "node", "--socket", place, "--config", str(config)]
         process = subprocess.Popen(command, stderr=log, env=environ, stdin=subprocess.DEVNULL)
-    atexit.register(_end, process)
+    node = _Node(key, place, process)
+    atexit.register(_end, node)
     until_s = time.monotonic() + _START_S
     while not is_served(place):
         assert process.poll() is None, (folder / "log").read_text()
         assert time.monotonic() < until_s, "the node does not begin"
         time.sleep(0.01)
-    return _Node(key, place, process)
+    return node
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+def _end(node: _Node) -> None:
+    node.process.terminate()
     try:
-        process.wait(30)
+        node.process.wait(30)
     except subprocess.TimeoutExpired:
-        process.kill()
+        node.process.kill()
+    shutil.rmtree(Path(node.place).parent, ignore_errors=True)

@@ -58,7 +58,8 @@ class NativeCalls:
         if shared:
             paths, congestion = shared
             # The same generation: to its peers this is a reconnect of the same node, no restart.
-            self._driver.generation = self._plane.take_path_journal(paths)
+            generation = self._plane.take_path_journal(paths)
+            self._driver.generation = self._plane.generation = generation
             self._plane.take_congestion_memory(congestion)
         else:
             paths = self._plane.path_journal()

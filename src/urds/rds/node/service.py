@@ -299,7 +299,7 @@ class Service:
         local, port = _checked(request.name, Call.BIND)
         if sock.attached is not None:
             raise os_error(ErrorReason.ALREADY_BOUND, f"to {sock.attached.local}")
-        transport = self._transport(sock, request.transport)
+        transport = _transport(sock, request.transport)
         if not self._settings.may_bind(who.uid, local):
             raise OSError(errno.EACCES, f"user {who.uid} may not bind {local} (addresses)")
         sock.attached = self._bound(sock, local, port, transport)
@@ -311,14 +311,6 @@ class Service:
         values = f"{sock.cookie:x}", sock.user.uid, name.address, name.port
         tell(self._log, NodeEvent.SOCKET_BOUND, *values)
         return Answer(operation=RequestOp.BIND, socket=sock.cookie, name=name), ()
-
-    def _transport(self, sock: NodeSocket, asked: int | None) -> Transport | None:
-        """Return what SO_RDS_TRANSPORT chose. Raises OSError for all but TCP."""
-        chosen = sock.options.transport if asked == Transport.NONE else asked
-        if chosen not in (None, Transport.TCP):
-            text = f"transport {chosen}: sockets of a node are over TCP"
-            raise os_error(ErrorReason.TRANSPORT_MISSING, text)
-        return None if chosen is None else Transport.TCP
 
     def _bound(
         self, sock: NodeSocket, local: IPAddress, port: int, transport: Transport | None
@@ -471,6 +463,15 @@ class Service:
     def _close_made(self) -> None:
         made, self._made = self._made, []
         _close_all(made)
+
+
+def _transport(sock: NodeSocket, asked: int | None) -> Transport | None:
+    """Return what SO_RDS_TRANSPORT chose. Raises OSError for all but TCP."""
+    chosen = sock.options.transport if asked == Transport.NONE else asked
+    if chosen not in (None, Transport.TCP):
+        text = f"transport {chosen}: sockets of a node are over TCP"
+        raise os_error(ErrorReason.TRANSPORT_MISSING, text)
+    return None if chosen is None else Transport.TCP
 
 
 def _checked(name: Name, call: Call) -> tuple[IPAddress, int]:
