@@ -23,7 +23,7 @@ NewSocket = Callable[..., urds.Socket]
 @contextmanager
 def backend_with(**values: object) -> Iterator[InProcess]:
     """Give this process a fresh backend with these tunables, for a `with` block."""
-    with backends.made(drain_s=0, **values) as backend:
+    with backends.made(**{"drain_s": 0, **values}) as backend:
         before = process.use(backend)
         try:
             yield cast("InProcess", backend)
