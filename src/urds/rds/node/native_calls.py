@@ -5,11 +5,12 @@ The worker's main thread calls; the plane reports in the control thread.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from urds.common.errors import PlaneError
+from urds.common.errors import ErrorReason, PlaneError, os_error
 from urds.common.types import IPAddress
 from urds.rds.addresses import address_of, packed_of
 from urds.rds.constants import Transport
@@ -106,9 +107,12 @@ class NativeCalls:
         is_recovered: bool,
     ) -> Any:
         """Bind a mailbox, over TCP whatever the setting says, and have it serve the memory."""
-        mailbox: Any = self._backend.bind(
-            address=address, port=port, settings=settings, transport=Transport.TCP
-        )
+        try:
+            mailbox: Any = self._driver.bind(address, port, settings, Transport.TCP)
+        except OSError as refused:
+            if transport is not None and refused.errno == errno.EADDRNOTAVAIL:
+                raise os_error(ErrorReason.TRANSPORT_MISSING, f"{address}") from refused
+            raise
         try:
             self._plane.attach(mailbox, *kept, is_recovered)
         except BaseException:
