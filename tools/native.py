@@ -117,9 +117,13 @@ def build(options: argparse.Namespace) -> None:
     print(f"urds_native is in {options.at.name} ({time.monotonic() - started_s:.0f} s).")
 
 
-def libraries_command(cargo: Cargo) -> list[str]:
-    """Return the command that builds the libraries for programs in C, into target/shim."""
+def libraries_command(cargo: Cargo, target: str = "") -> list[str]:
+    """Return the command that builds the libraries for programs in C, into target/shim.
+
+    For a target of Rust's that is named: into the folder `shim` of that.
+    """
     command = [str(cargo.path), "build", "--locked", "--offline", "--profile", "shim"]
+    command += ["--target", target] if target else []
     return [*command, "-p", "urds-preload", "-p", "urds-liburds"]
 
 

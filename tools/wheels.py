@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tools import licences
+from tools import licences, native
 from tools.cargo import ROOT, WORKSPACE, Cargo, Unavailable, fetch, find
 
 DIST = ROOT / "dist"
@@ -211,17 +211,39 @@ def build_native(place: Place, cargo: Cargo, system: System) -> Path:
     command: list[str | Path] = [place.venv / "bin" / "maturin", "build", "--release", "--locked"]
     command += ["--offline", "--compatibility", system.tag, "--target", system.target]
     command += ["--interpreter", place.venv / "bin" / "python", "--out", place.dist]
-    variables = _for_cargo(place, cargo)
     machine = system.target.partition("-")[0]
+    _build_libraries(place, cargo, machine)
+    variables = _for_cargo(place, cargo)
     if system.is_glibc:
-        variables["URDS_ZIG"] = str(place.venv / "bin" / "python")
-        variables["URDS_ZIG_TARGET"] = f"{machine}-linux-gnu.{OLDEST_GLIBC}"
-        name = system.target.upper().replace("-", "_")
-        variables[f"CARGO_TARGET_{name}_LINKER"] = str(ROOT / "tools" / "zig-linker.sh")
+        variables |= _for_old_glibc(place, machine)
     else:
         command.append("--zig")
     place.run(command, at=WORKSPACE, variables=variables)
     return _only(place.dist, f"urds_native-{version()}-*{system.tag}*_{machine}*.whl")
+
+
+def _build_libraries(place: Place, cargo: Cargo, machine: str) -> None:
+    """Build the libraries for programs in C, which go into the wheel. Raises Broken.
+
+    Those of glibc serve programs of musl too: they use only names that both have.
+    """
+    target = f"{machine}-unknown-linux-gnu"
+    if why_not(cargo, System("", target)):
+        shutil.rmtree(native.DATA, ignore_errors=True)  # those of another machine
+        return
+    variables = {**_for_cargo(place, cargo), **_for_old_glibc(place, machine)}
+    place.run(native.libraries_command(cargo, target), at=WORKSPACE, variables=variables)
+    native.gather_libraries(WORKSPACE / "target" / target / "shim")
+
+
+def _for_old_glibc(place: Place, machine: str) -> dict[str, str]:
+    """Return the variables by which Zig links for the oldest glibc."""
+    name = f"{machine}-unknown-linux-gnu".upper().replace("-", "_")
+    return {
+        "URDS_ZIG": str(place.venv / "bin" / "python"),
+        "URDS_ZIG_TARGET": f"{machine}-linux-gnu.{OLDEST_GLIBC}",
+        f"CARGO_TARGET_{name}_LINKER": str(ROOT / "tools" / "zig-linker.sh"),
+    }
 
 
 def build_native_sdist(place: Place, cargo: Cargo) -> Path:
