@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.commands import RUN_S_MAX, command, environment, urds
 from urds.cli import programs
+from urds.cli.rds import run
 from urds.cli.rds.run import environment as variables_of
 
 LIBRARY = "/opt/urds/liburds_preload.so"
@@ -163,6 +164,20 @@ def test_what_is_preloaded_already_stays_first(before: str, after: str) -> None:
     given = {"HOME": "/root", "LD_PRELOAD": before, "URDS_NODE": "auto"}
     made = variables_of(given, library=Path(LIBRARY), node="/run/urds/node.sock")
     assert made == {"HOME": "/root", "LD_PRELOAD": after, "URDS_NODE": "/run/urds/node.sock"}
+
+
+def test_a_node_is_started_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it would be by `urds run` in a shell that `urds run` started."""
+    seen: list[str | None] = []
+
+    def ensure(place: str | None) -> str:
+        seen.append(os.environ["LD_PRELOAD"])
+        return place or "/run/urds/node.sock"
+
+    monkeypatch.setenv("LD_PRELOAD", f"/a/one.so:{LIBRARY}")
+    monkeypatch.setattr("urds.rds.node.start.ensure", ensure)
+    assert run._node("/nowhere/node.sock") == "/nowhere/node.sock"
+    assert seen == ["/a/one.so"]
 
 
 BECOME = """

@@ -69,18 +69,22 @@ def run(options: RunOptions) -> Exit:
 
 def environment(given: Mapping[str, str], *, library: Path, node: str) -> dict[str, str]:
     """Return the variables of the program: what is given, the library first, and the node."""
-    others = [
-        one
-        for one in given.get(_PRELOAD, "").replace(":", " ").split()
-        if Path(one).name != programs.LIBRARY
-    ]
-    return {**given, _PRELOAD: ":".join([*others, str(library)]), _NODE: node}
+    return {**given, _PRELOAD: ":".join([*_others(given), str(library)]), _NODE: node}
+
+
+def _others(given: Mapping[str, str]) -> list[str]:
+    """Return the preloaded libraries without ours."""
+    named = given.get(_PRELOAD, "").replace(":", " ").split()
+    return [one for one in named if Path(one).name != programs.LIBRARY]
 
 
 def _node(place: str | None) -> str:
     """Return where the node listens, started if it is nowhere. Raises SystemExit."""
     from urds.rds.node.start import ensure
 
+    # Within a program that is run so, a node that is started here would ask itself whose its
+    # descriptors are.
+    os.environ[_PRELOAD] = ":".join(_others(os.environ))
     named = place or os.environ.get(_NODE, "")
     try:
         return ensure(named if named.startswith("/") else None)
