@@ -186,7 +186,7 @@ def test_a_bad_setting_is_wrong_usage(extra: str) -> None:
 # An example of each command that would begin its work; the first that can say no wins.
 WORK = {
     "ping": "127.9.9.9", "send": "127.9.9.9 4000 a", "recv": "127.9.9.9 4000",
-    "rsocket rcopy": "README.md --into /tmp",
+    "rsocket rcopy": "README.md --into /tmp", "run": "true",
 }  # fmt: skip
 
 
