@@ -7,6 +7,8 @@ both.
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from tests.cli.commands import address
 from tests.shim import libraries
 from tests.shim.conftest import SOURCES, Programs
+from urds.rds.node import commands
 
 COMPILERS = ("cc", "musl-gcc")
 CASE = re.compile(r"\{\"(\w+)\", \w+\}")
@@ -82,3 +85,35 @@ def test_a_program_with_a_sanitizer(sanitizer: str, case: str, programs: Program
     variables["ASAN_OPTIONS"] = "detect_leaks=0"
     done = programs.run(program, address(9), case, variables=variables)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ENDED = """
+import errno, socket
+def said(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as failure:
+        return errno.errorcode[failure.errno]
+sock, other = socket.socket(21, 5, 0), socket.socket(21, 5, 0)
+sock.bind((%(host)r, 0))
+print("bound", flush=True)
+print(said(sock.recv, 10), said(sock.sendto, b"x", sock.getsockname()), said(sock.recv, 10))
+print(said(other.bind, (%(host)r, 0)), said(socket.socket, 21, 5, 0))
+"""
+
+
+def test_calls_on_a_socket_whose_node_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says EIO, the one that waits too; a new socket is as without the module."""
+    monkeypatch.delenv("TEST_NODE", raising=False)
+    apart = Programs(tmp_path, str(tmp_path / "node.sock"))
+    program = subprocess.Popen(
+        [sys.executable, "-c", ENDED % {"host": address(10)}], env=apart.variables(),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "bound\n"
+        commands.stop(apart.node)
+        assert program.stdout.read() == "EIO EIO EIO\nEIO EAFNOSUPPORT\n"

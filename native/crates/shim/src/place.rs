@@ -51,6 +51,14 @@ fn ask<T>(
     }
 }
 
+/// Return what a call on a socket says for a failure: EIO where its node has ended.
+pub fn after_node(errno: Errno) -> Errno {
+    match errno {
+        libc::ENOENT | libc::ECONNREFUSED => libc::EIO,
+        other => other,
+    }
+}
+
 /// Return the namespace in the name of a socket; None if it is none of ours.
 pub fn namespace_of(name: &[u8]) -> Option<u64> {
     let rest = name.strip_prefix(PREFIX)?;

@@ -266,8 +266,7 @@ fn ask(fd: i32) -> Answer<Option<u32>> {
     match place::find(namespace, fd) {
         Ok(socket) => place_socket(socket).map(Some).ok_or(libc::ENOMEM),
         Err(libc::ENOTSOCK | libc::EBADF) => Ok(None), // another program gave it such a name
-        Err(libc::ENOENT | libc::ECONNREFUSED) => Err(libc::EIO),
-        Err(errno) => Err(errno),
+        Err(errno) => Err(place::after_node(errno)),
     }
 }
 

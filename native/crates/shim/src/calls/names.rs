@@ -110,7 +110,7 @@ fn bind_ours(fd: c_int, held: &Held, given: &[u8]) -> Answer {
         Err(libc::EADDRINUSE) => options.set(Word::Transport, 0), // kernel parity: it is lost
         _ => {}
     }
-    bound.map(|_| 0)
+    bound.map(|_| 0).map_err(place::after_node)
 }
 
 /// As connect(2): it sets the default destination, sends nothing, and may be repeated.

@@ -61,7 +61,9 @@ fn put(fd: c_int, held: &Held, message: &Given<'_>) -> Answer {
     let dontwait = message.flags & libc::MSG_DONTWAIT != 0;
     // SAFETY: the parts can be read, by the promise of the call that brought them.
     let parts = unsafe { Readable::new(message.parts) };
-    socket.send(fd, place::OF_SOCKET, &outgoing, parts, dontwait)
+    socket
+        .send(fd, place::OF_SOCKET, &outgoing, parts, dontwait)
+        .map_err(place::after_node)
 }
 
 /// Send what one buffer has.

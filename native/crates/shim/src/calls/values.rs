@@ -77,7 +77,8 @@ unsafe fn info(
     let place = unsafe { arguments::bytes_mut(value, arguments::count(room)) };
     let mut node = [0; PLACE_BYTES_MAX];
     let end = socket.side().place(&mut node);
-    let list = Information::ask(&node[..end], name.cast_unsigned(), Some(fd))?;
+    let list = Information::ask(&node[..end], name.cast_unsigned(), Some(fd))
+        .map_err(place::after_node)?;
     *length = u32::try_from(list.bytes).unwrap_or(u32::MAX);
     if list.bytes > place.len() {
         return Err(libc::ENOSPC);
@@ -133,6 +134,7 @@ fn cancel(fd: c_int, socket: &Socket, given: &[u8]) -> Answer {
     socket
         .cancel(fd, place::OF_SOCKET, target.as_ref())
         .map(|_| 0)
+        .map_err(place::after_node)
 }
 
 /// A socket over TCP has no regions.
