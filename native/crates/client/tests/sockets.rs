@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -123,6 +124,39 @@ fn a_waiting_receive_ends_with_its_time() {
     let a = node.bound(4000);
     sys::set_timeout(a.descriptor, libc::SO_RCVTIMEO, 20);
     assert_eq!(a.receive(WAIT), Err(libc::ETIMEDOUT));
+}
+
+/// Interrupt a receive that waits, until it ends, or so often before a message comes.
+fn interrupted(a: &support::End, b: &support::End, count: u32) -> Result<Vec<u8>, i32> {
+    let (told, thread) = mpsc::channel();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            told.send(sys::this_thread()).expect("it is awaited");
+            b.receive(WAIT)
+        });
+        let thread = thread.recv().expect("the thread's number");
+        for _ in 0..count {
+            thread::sleep(Duration::from_millis(2));
+            if waiting.is_finished() {
+                break;
+            }
+            sys::interrupt(thread);
+        }
+        if !waiting.is_finished() {
+            a.send(4001, b"late", false).expect("room");
+        }
+        waiting.join().expect("no panic")
+    })
+}
+
+#[test]
+fn a_signal_ends_a_waiting_receive_unless_its_handler_restarts_calls() {
+    let node = start("signal", small());
+    let (a, b) = (node.bound(4000), node.bound(4001));
+    sys::handle_signal(0);
+    assert_eq!(interrupted(&a, &b, 5_000), Err(libc::EINTR));
+    sys::handle_signal(libc::SA_RESTART);
+    assert_eq!(interrupted(&a, &b, 20).as_deref(), Ok(b"late".as_slice()));
 }
 
 #[test]

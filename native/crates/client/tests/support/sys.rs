@@ -283,3 +283,29 @@ pub fn receive_bytes(descriptor: i32, room: &mut [u8]) -> usize {
     let received = unsafe { libc::recv(descriptor, room.as_mut_ptr().cast(), room.len(), 0) };
     usize::try_from(received).expect("a message")
 }
+
+extern "C" fn nothing(_: i32) {}
+
+/// Have SIGUSR1 do nothing but end calls, or begin them again with `SA_RESTART`.
+pub fn handle_signal(flags: i32) {
+    // SAFETY: the handler does nothing; zeros are an action.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        let handler: extern "C" fn(i32) = nothing;
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = flags;
+        libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut());
+    }
+}
+
+/// Return the calling thread, for `interrupt`.
+pub fn this_thread() -> usize {
+    // SAFETY: no memory is passed.
+    usize::try_from(unsafe { libc::pthread_self() }).expect("as wide")
+}
+
+/// Send SIGUSR1 to a thread that has not been joined.
+pub fn interrupt(thread: usize) {
+    // SAFETY: the thread has not been joined.
+    unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
+}
