@@ -266,3 +266,37 @@ fn killed_senders_leave_no_lock_and_no_part_of_a_message() {
         a.socket.side().queued_bytes()
     );
 }
+
+/// A node whose worker dies so often before it answers, with an error.
+fn answered_after(deaths: usize) -> i32 {
+    let path = std::env::temp_dir().join(format!("urds-dies-{}-{deaths}", std::process::id()));
+    let listener = sys::listen(&path);
+    let place = path.as_os_str().as_encoded_bytes();
+    let found = thread::scope(|scope| {
+        let asking = scope.spawn(|| Socket::find(place, 0).err());
+        let mut accepted = 0;
+        while !asking.is_finished() {
+            let Some(connection) = sys::accept(&listener) else {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            accepted += 1;
+            let mut record = [0; urds_client::request::RECORD_BYTES];
+            sys::receive(&connection, &mut record);
+            if accepted > deaths {
+                record[12..16].copy_from_slice(&libc::ENOTSOCK.to_le_bytes());
+                sys::answer(&connection, &record, &[]);
+            }
+        }
+        asking.join().expect("no panic")
+    });
+    let _ = std::fs::remove_file(path);
+    found.expect("an error")
+}
+
+#[test]
+fn a_request_is_made_again_when_its_worker_dies() {
+    assert_eq!(answered_after(0), libc::ENOTSOCK);
+    assert_eq!(answered_after(2), libc::ENOTSOCK);
+    assert_eq!(answered_after(3), libc::EIO, "not for ever");
+}
