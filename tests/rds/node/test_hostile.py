@@ -71,6 +71,7 @@ def test_what_is_no_request_of_this_version_has_its_errno(start_node: StartNode)
         record = bytearray(STATUS)
         record[at] = value
         assert wire.parse_answer(node.raw(bytes(record))).status == code
+    wait_until(lambda: len(node.events("request-rejected")) == 3)
     reasons = [one["reason"] for one in node.events("request-rejected")]
     assert any("version 2, not 1" in one for one in reasons)
 
