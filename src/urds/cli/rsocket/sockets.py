@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 AnySocket: TypeAlias = "socket.socket | rsocket.Socket"
 
+KERNEL: Final = "kernel"  # in place of a device: its TCP or UDP
 DEVICES_VARIABLE: Final = "URDS_RSOCKET_DEVICES"
 LOOPBACK: Final = "127.0.0.1"
 FORMATS: Final = ("name", "ip", "ipv6", "gid")

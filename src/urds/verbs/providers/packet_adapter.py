@@ -199,8 +199,7 @@ class PacketAdapter(Adapter):
     def call_soon(self, action: Callable[[], None]) -> None:
         """Run `action` in the next `flush`, which the current call ends with, or soon."""
         self._soon.append(action)
-        # A batch ends with it; to wake another thread costs more than most actions. A finaliser
-        # may call from outside, without the lock.
+        # Within a batch its end runs it; a finaliser may call from outside, without the lock.
         if not (self._depth and self.lock._is_owned()):  # type: ignore[attr-defined]  # as Condition asks
             self._request_batch()
 
@@ -245,10 +244,7 @@ class PacketAdapter(Adapter):
             self._deadlines.set(qp.qpn, deadline_ns)
 
     def _about_ns(self) -> int:
-        """Return the time; without loss it is read once per batch, not for each packet.
-
-        There it decides only when a pause ends. Where packets get lost ages are measured.
-        """
+        """Return the time; without loss, where it ends pauses alone, it is read once per batch."""
         if not self._is_lossless:
             return self.now_ns()
         if not self._moment_ns:

@@ -68,8 +68,8 @@ def test_messages_of_all_lengths_go_through_memory(lab: Lab, order: str) -> None
 def test_messages_that_cross_with_breaks_come_once_and_in_order(lab: Lab) -> None:
     one, other = lab.process(1), lab.process(2)
     arguments: dict[str, Any] = {"count": 1500, "break_every": 400, "wait_s": 60.0}
-    one.start("exchange", target=other.address, payload_bytes_max=300_000, **arguments)
-    other.start("exchange", target=one.address, payload_bytes_max=300_000, **arguments)
+    one.begin("exchange", target=other.address, payload_bytes_max=300_000, **arguments)
+    other.begin("exchange", target=one.address, payload_bytes_max=300_000, **arguments)
     broken = 0
     for process in (one, other):
         taken, count = process.finish()
@@ -105,7 +105,7 @@ def test_a_killed_sender_loses_nothing_that_it_handed_over(lab: Lab, seed: int) 
     numbers: list[int] = []
     for _ in range(2):
         sender = lab.process(host)
-        sender.start("send", target=node.address, count=20_000, payload_bytes=rng.choice([8, 900]))
+        sender.begin("send", target=node.address, count=20_000, payload_bytes=rng.choice([8, 900]))
         goal = rng.randrange(1, 3000)
         taken: list[bytes] = []
         wait_until(
