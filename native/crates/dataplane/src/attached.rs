@@ -303,11 +303,11 @@ impl Plane {
 
     /// The control socket of an attached socket reports something. No lock held.
     pub(crate) fn serve_control_socket(&self, id: MailboxId, events: u32) {
-        let Some((control, is_filled)) = self.lock().control_of(id) else {
+        let Some((control, was_filled)) = self.lock().control_of(id) else {
             return;
         };
         // What fills it stays until there is room, or it would show as writable.
-        let heard = if is_filled {
+        let heard = if was_filled {
             Heard::Goes
         } else {
             control.empty()
@@ -354,7 +354,7 @@ impl State {
 
     fn control_of(&mut self, id: MailboxId) -> Option<(Arc<ControlSocket>, bool)> {
         let attached = self.attached_mut(id)?;
-        Some((Arc::clone(&attached.control), attached.side.is_filled()))
+        Some((Arc::clone(&attached.control), attached.side.was_filled()))
     }
 
     #[inline]
@@ -474,7 +474,7 @@ impl State {
             if attached.control.empty() == Heard::Ended {
                 self.note_left(id);
             }
-        } else if attached.side.is_filled() {
+        } else if attached.side.was_filled() {
             self.look_later(id);
         }
     }
