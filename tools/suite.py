@@ -80,6 +80,12 @@ SEES_A_PLANE = (
     "tests/faults",
     "tests/cli",
 )
+# Tests of sockets and tasks that also run over nodes, other processes that have their addresses.
+OVER_NODES = (
+    "tests/rds/node/test_attached.py",
+    "tests/rds/sockets/test_cpython_cases.py",
+    "tests/rds/aio/test_messages.py",
+)
 HYPOTHESIS = ("tests/property", "tests/verbs", "tests/dat")
 
 
@@ -120,10 +126,12 @@ def test(plane: str) -> Iterator[Part]:
 
 
 def beyond(plane: str) -> Iterator[Part]:
-    """Yield the other plane in full, the other seeds, and more examples."""
+    """Yield the other plane in full, sockets over nodes, the other seeds, and more examples."""
     if plane == NATIVE:
         marks = f"{LEFT_OUT} and not rates and not reference"
         yield Part("beyond-python", PYTHON, SEES_A_PLANE, marks)
+        attached = {"TEST_BACKEND": "attached"}
+        yield Part("beyond-attached", NATIVE, OVER_NODES, marks, variables=attached)
     yield Part("beyond-seeds", plane, ("tests/sim",), options=("--seeds", f"{SEEDS}:"))
     thorough = {"TEST_HYPOTHESIS": "thorough"}
     yield Part("beyond-examples", plane, HYPOTHESIS, "hypothesis", variables=thorough)
