@@ -142,15 +142,14 @@ class SendAccounts:
         """Return the destination of a peer, None without one."""
         return self._by_peer.get(peer)
 
-    def forget(self, peer: IPAddress) -> bool:
-        """Remove a destination that is empty and has no waiters; return whether it was removed."""
+    def forget(self, peer: IPAddress) -> None:
+        """Remove a destination if it is empty and has no waiters."""
         known = self._by_peer.get(peer)
         if known is None or known.queued_bytes or known.refused_bytes is not None or known.waiters:
-            return False
+            return
         del self._by_peer[peer]
         if known is self._first:
             self._first = None
-        return True
 
     # -- queueing
 

@@ -133,11 +133,8 @@ class SendSide:
         """Set the path to a peer; None removes it."""
         self._forget_targets()
         if path is None:
-            before = self._routes.pop(peer, None)
-            if before is not None and self.accounts.forget(peer):
-                for one in (before.path, *self.paths()):
-                    if one.peer == peer and not isinstance(one, LoopPath):
-                        one.destinations.pop(self, None)
+            if self._routes.pop(peer, None) is not None:
+                self.accounts.forget(peer)
         elif isinstance(path, LoopPath):
             congested = self._state.host(peer).congested
             self._routes[peer] = Route(peer, path, congested, self.accounts.here, None, None)
@@ -168,11 +165,9 @@ class SendSide:
         return route is not None and isinstance(route.path, LoopPath)
 
     def destination_at(self, path: PathMember) -> Destination:
-        """Return the account of a path's peer, cached by the path from now on."""
-        destination = path.destinations.get(self)
-        if destination is None:
-            destination = self.accounts.destination(path.peer, absent=path.absent)
-            path.destinations[self] = destination
+        """Return the account of a path's peer, at the path from now on."""
+        destination = self.accounts.destination(path.peer, absent=path.absent)
+        path.destinations[self] = destination
         return destination
 
     def _has_one_way(self) -> bool:
