@@ -71,6 +71,23 @@ def test_lost_answers_of_a_read_are_asked_for_again() -> None:
     assert again.address == peer.address + 128
 
 
+def test_a_read_is_asked_again_within_its_portions() -> None:
+    """A repeat that lies in two READ_REQUESTs is dropped by rxe, each time."""
+    side, peer = make_asking(memory_bytes=64 * 200), make_asking()
+    side.remote(1, WROpcode.RDMA_READ, peer, length=64 * 128)
+    assert [(packet.psn, packet.length) for packet in sent(side)] == [(100, 4096), (164, 4096)]
+    for psn in [*range(100, 160), *range(166, 228)]:
+        answer(side, psn, now_ns=US, kind=PacketKind.READ_RESPONSE, payload=b"a" * 64)
+    side.qp.handle_timeout(2 * US)
+    again = sent(side, 2 * US)
+    assert [(packet.psn, packet.length) for packet in again] == [(160, 256), (164, 128)]
+    due_ns = side.qp.poll_timeout() or 0
+    side.qp.handle_timeout(due_ns)
+    assert [(packet.psn, packet.length) for packet in sent(side, due_ns)] == [
+        (160, 256), (164, 128)
+    ]  # fmt: skip
+
+
 def test_silence_repeats_everything_with_growing_patience() -> None:
     side = make_asking()
     side.send(1, length=100)
