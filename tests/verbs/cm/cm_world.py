@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from random import Random
 
 from urds.verbs.cm.core import CmCore
-from urds.verbs.cm.messages import CmMessage, CmMessageKind, Offer
+from urds.verbs.cm.messages import NAMES_CONTEXT, CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmSettings
 
 TCP, UDP = 0x0106, 0x0111
@@ -32,7 +33,11 @@ class Side:
 
 
 class World:
-    """A wire from `left` to `right`; the routes are the names of the two."""
+    """A wire from `left` to `right`; the routes are the names of the two.
+
+    With settings whose `names_context` is false the wire takes the device contexts away, as
+    InfiniBand's messages have none.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class World:
         self.random = Random(seed)
         self.loss, self.duplicate, self.reorder = loss, duplicate, reorder
         self.now_ns = 0
+        self.names_context = settings is None or settings.names_context
         self.left, self.right = Side("left", seed, settings), Side("right", seed, settings)
         self.sent: Counter[CmMessageKind] = Counter()
         self.drop: Callable[[str, CmMessage], bool] = lambda _source, _message: False
@@ -94,6 +100,8 @@ class World:
     def send(self, source: Side, data: bytes) -> None:
         """Put one message on the wire."""
         message = CmMessage.parse(data)
+        if not self.names_context and message.kind not in NAMES_CONTEXT:
+            data = replace(message, context_guid=bytes(8)).emit()
         self.sent[message.kind] += 1
         if self.drop(source.name, message) or self.random.random() < self.loss:
             return

@@ -1,6 +1,7 @@
 """The connection manager's core: both sides agree, whatever the wire does."""
 
 import errno
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from urds.verbs.cm.records import CmEventKind, CmSettings, CmState
 
 SECOND = 1_000_000_000
 ESTABLISHED, REQUEST = CmEventKind.ESTABLISHED, CmEventKind.REQUEST
+INFINIBAND = CmSettings(names_context=False, alive_idle_ns=None)
 
 
 def connected(**changes: object) -> World:
@@ -365,6 +367,107 @@ def test_unknown_peers_cannot_speak_of_a_connection() -> None:
     assert connection.state is CmState.OVER
 
 
+# -- as in InfiniBand: a request and its reply alone name a device context
+
+
+def test_without_a_device_context_numbers_and_route_find_the_connection() -> None:
+    world = connected(settings=INFINIBAND)
+    connection = world.left.events[0].connection
+    goodbye = CmMessage(
+        kind=CmMessageKind.DREQ,
+        context_guid=b"not said",
+        local_id=connection.remote_id,
+        remote_id=connection.local_id,
+    )
+    for foreign, route in (
+        (goodbye, "elsewhere"),
+        (replace(goodbye, local_id=goodbye.local_id ^ 1), "right"),
+        (replace(goodbye, remote_id=goodbye.remote_id ^ 1), "right"),
+    ):
+        world.left.core.receive_data(foreign.emit(), source=route, now_ns=world.now_ns)
+    assert connection.state is CmState.ESTABLISHED
+    world.left.core.receive_data(goodbye.emit(), source="right", now_ns=world.now_ns)
+    assert connection.state is CmState.OVER
+
+
+def test_a_reply_of_another_device_context_is_not_the_peers() -> None:
+    world = connected(settings=INFINIBAND)
+    connection = world.left.events[0].connection
+    reply = CmMessage(
+        kind=CmMessageKind.REP,
+        context_guid=b"somebody",
+        local_id=connection.remote_id,
+        remote_id=connection.local_id,
+        offer=Offer(qpn=5),
+    )
+    world.left.core.receive_data(reply.emit(), source="right", now_ns=world.now_ns)
+    assert world.left.core.stats.dropped_unknown == 1
+
+
+@pytest.mark.parametrize("call", ["reject", "close"])
+def test_a_requester_without_a_device_context_gives_up_before_it_knows_our_number(
+    call: str,
+) -> None:
+    """Its route tells whose number the message names; another's says nothing."""
+    world = World(settings=INFINIBAND)
+    world.listen()
+    world.right.accepts = False
+    connection = world.connect()
+    world.run(SECOND // 10)
+    (asked,) = world.right.connections
+    rejected = CmMessage(
+        kind=CmMessageKind.REJ,
+        context_guid=bytes(8),
+        local_id=connection.local_id,
+        reason=RejectReason.TIMEOUT,
+    )
+    world.right.core.receive_data(rejected.emit(), source="elsewhere", now_ns=world.now_ns)
+    assert asked.state is CmState.REQUESTED
+    if call == "close":
+        world.left.core.close()
+        world.settle(world.left)
+        world.run(SECOND // 10)
+    else:
+        world.right.core.receive_data(rejected.emit(), source="left", now_ns=world.now_ns)
+    assert asked.state is CmState.OVER
+
+
+def test_without_device_contexts_a_duplicate_makes_no_second_connection() -> None:
+    world = connected(settings=INFINIBAND)
+    request = CmMessage(
+        kind=CmMessageKind.REQ,
+        context_guid=world.left.core.context_guid,
+        local_id=world.left.events[0].connection.local_id,
+        space=TCP,
+        target=bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 2]),
+        target_port=PORT,
+    )
+    for _ in range(2):  # of a connection, and of one that is over
+        world.right.core.receive_data(request.emit(), source="left", now_ns=world.now_ns)
+        world.left.core.disconnect(world.left.events[0].connection, now_ns=world.now_ns)
+        world.settle(world.left)
+        world.run(SECOND)
+    assert world.right.core.stats.requests_duplicate == 2
+    assert world.right.kinds().count(REQUEST) == 1
+
+
+def test_two_routes_may_use_one_number_for_a_look_up() -> None:
+    """SIDR_REQ names no device context, so that its number alone says nothing."""
+    core = CmCore(random=Random(1), settings=INFINIBAND)
+    core.listen(local=("10.0.0.2", PORT), space=UDP, backlog=8)
+    look_up = CmMessage(
+        kind=CmMessageKind.SIDR_REQ,
+        context_guid=bytes(8),
+        local_id=7,
+        space=UDP,
+        target=bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 2]),
+        target_port=PORT,
+    )
+    for route in ("one", "another", "one"):
+        core.receive_data(look_up.emit(), source=route, now_ns=0)
+    assert core.stats.requests_received == 2 and core.stats.requests_duplicate == 1
+
+
 @pytest.mark.parametrize("kind", list(CmMessageKind))
 def test_messages_out_of_place_are_dropped_and_answered_by_no_more_bytes(
     kind: CmMessageKind,
@@ -395,10 +498,11 @@ def test_rejection_of_an_established_connection_breaks_it() -> None:
     assert world.left.kinds() == [ESTABLISHED, CmEventKind.BROKEN]
 
 
+@pytest.mark.parametrize("settings", [None, INFINIBAND], ids=["own", "infiniband"])
 @pytest.mark.parametrize("seed", range(50))
-def test_both_sides_agree_whatever_the_wire_does(seed: int) -> None:
+def test_both_sides_agree_whatever_the_wire_does(seed: int, settings: CmSettings | None) -> None:
     """Ten connections over a bad wire, half of them ended by each side."""
-    world = World(seed, loss=0.2, duplicate=0.2, reorder=0.3)
+    world = World(seed, loss=0.2, duplicate=0.2, reorder=0.3, settings=settings)
     world.listen(backlog=100)
     for qpn in range(10):
         world.connect(qpn=100 + qpn)

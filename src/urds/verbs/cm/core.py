@@ -22,7 +22,7 @@ Source: docs/reference/verbs-and-roce.md 14.3 for behaviour; comments name the d
 
 import errno
 from collections import Counter, OrderedDict, deque
-from collections.abc import KeysView
+from collections.abc import Hashable, KeysView
 from dataclasses import replace
 from functools import lru_cache
 from ipaddress import IPv6Address
@@ -33,6 +33,7 @@ from urds.common.timers import Deadlines
 from urds.common.types import HostPort
 from urds.verbs.cm.messages import (
     CONTEXT_GUID_BYTES,
+    NAMES_CONTEXT,
     PRIVATE_DATA_BYTES_MAX,
     CmMessage,
     CmMessageKind,
@@ -65,7 +66,8 @@ _END_OF_LOSS: Final = {
     CmState.DREQ_SENT: CmEventKind.DISCONNECTED,
 }
 _REPEATED: Final = (CmState.REQ_SENT, CmState.REP_SENT, CmState.DREQ_SENT)
-RequestKey = tuple[bytes, int]  # the requester's device context, its id or its queue pair
+RequestKey = tuple[Hashable, int]  # the requester's device context, or its route, and its id
+QueuePairKey = tuple[bytes, int]  # a device context and a queue pair of it
 
 
 def check_private_data(data: bytes) -> None:
@@ -99,7 +101,7 @@ class CmCore:
         self._connections: dict[int, CmConnection] = {}
         self._routes: Counter[Route] = Counter()  # connections per route
         self._requests: dict[RequestKey, CmConnection] = {}
-        self._queue_pairs: dict[RequestKey, CmConnection] = {}
+        self._queue_pairs: dict[QueuePairKey, CmConnection] = {}
         # Answers to requests that are over; empty: none is due. A late duplicate of a request
         # must not become a new connection, and a lost refusal has to be said again.
         self._past: OrderedDict[RequestKey, bytes] = OrderedDict()
@@ -283,6 +285,8 @@ class CmCore:
         except WireError:
             self.stats.dropped_malformed += 1
             return
+        if not self.settings.names_context and message.kind not in NAMES_CONTEXT:
+            message = replace(message, context_guid=b"")
         for connection in self._peers.handle_message(message, source, now_ns):
             self._lose(connection, "peer was started anew")
         kind = message.kind
@@ -335,7 +339,7 @@ class CmCore:
     def _receive_request(
         self, message: CmMessage, route: Route, local: HostPort, peer: HostPort, now_ns: int
     ) -> None:
-        key = (message.context_guid, message.local_id)
+        key = _request_key(message, route, self.settings)
         known = self._requests.get(key)
         if known is not None or key in self._past:
             self.stats.requests_duplicate += 1
@@ -359,6 +363,7 @@ class CmCore:
             peer_offer=message.offer,
             remote_id=message.local_id,
             context_guid=message.context_guid,
+            requester=key[0],
             listener=listener,
             owner=listener.owner,
         )
@@ -373,7 +378,7 @@ class CmCore:
 
     def _answer_again(self, message: CmMessage, route: Route, known: CmConnection | None) -> None:
         if known is None:
-            self._put(route, self._past[message.context_guid, message.local_id])
+            self._put(route, self._past[_request_key(message, route, self.settings)])
         elif known.route != route:
             self.stats.dropped_unknown += 1
         elif known.state is CmState.REQUESTED:
@@ -411,10 +416,11 @@ class CmCore:
         if message.remote_id:
             connection = self._connections.get(message.remote_id)
         else:  # the requester gives up before it heard our number
-            connection = self._requests.get((message.context_guid, message.local_id))
+            connection = self._requests.get(_request_key(message, route, self.settings))
         if connection is None or connection.route != route:
             return None
-        if connection.context_guid and connection.context_guid != message.context_guid:
+        known, said = connection.context_guid, message.context_guid
+        if known and said and known != said:
             return None
         # A REJ for an unknown connection has no id of its own.
         if connection.remote_id and message.local_id not in (0, connection.remote_id):
@@ -589,17 +595,16 @@ class CmCore:
         self._remember(connection)
         self._peers.leave(connection)
         self._deadlines.cancel(connection.local_id)
-        for table, number in (
-            (self._requests, connection.remote_id),
-            (self._queue_pairs, connection.peer_offer.qpn),
-        ):
-            key = (connection.context_guid, number)
-            if table.get(key) is connection:
-                del table[key]
+        request = (connection.requester, connection.remote_id)
+        if self._requests.get(request) is connection:
+            del self._requests[request]
+        queue_pair = (connection.context_guid, connection.peer_offer.qpn)
+        if self._queue_pairs.get(queue_pair) is connection:
+            del self._queue_pairs[queue_pair]
 
     def _remember(self, connection: CmConnection, data: bytes = b"") -> None:
         if not connection.is_requester:
-            self._past.setdefault((connection.context_guid, connection.remote_id), data)
+            self._past.setdefault((connection.requester, connection.remote_id), data)
             while len(self._past) > self.settings.past_max:
                 self._past.popitem(last=False)
 
@@ -659,6 +664,11 @@ class CmCore:
     ) -> None:
         if not connection.is_silent:
             self._events.append(CmEvent(kind, connection, message, reason))
+
+
+def _request_key(message: CmMessage, route: Route, settings: CmSettings) -> RequestKey:
+    """Return what tells the requests of all peers apart."""
+    return message.context_guid if settings.names_context else route, message.local_id
 
 
 @lru_cache(1024)

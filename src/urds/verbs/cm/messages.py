@@ -45,6 +45,13 @@ class CmMessageKind(IntEnum):
     ALIVE_ANSWER = 0x41
 
 
+# Those that name the sender's device context in InfiniBand too, and ours, which do anywhere.
+# Source: docs/reference/verbs-and-roce.md 14.2.
+NAMES_CONTEXT: Final = frozenset(
+    {CmMessageKind.REQ, CmMessageKind.REP, CmMessageKind.ALIVE, CmMessageKind.ALIVE_ANSWER}
+)
+
+
 class RejectReason(IntEnum):
     """Why a message rejects or ends a connection. Source: docs/reference/verbs-and-roce.md 14.2."""
 
@@ -76,6 +83,7 @@ class Offer:
 class CmMessage:
     """One message. Fields that its kind does not carry keep their defaults.
 
+    `context_guid` is the sender's device context, empty where the sender did not say it.
     `local_id` is the sender's number of the connection, `remote_id` the receiver's (0: not known
     yet). Addresses are 16 bytes, IPv4 mapped into IPv6; they and the ports are the requester's
     view, used only by a provider without addresses of its own.

@@ -29,6 +29,10 @@ class CmSettings:
 
     Linux retries after 6.1 s, 15 times (docs/reference/verbs-and-roce.md 14.3). Duplicates are
     harmless, so this retries sooner and gives up after 9.4 s.
+
+    names_context: every message names its sender's device context. False as in InfiniBand, where a
+    request and its reply alone do: the numbers of the two sides and the route find the connection
+    of any other, and so does the route with the requester's number for a repeated request.
     """
 
     retry_first_ns: int = 200_000_000  # doubles with each try
@@ -44,6 +48,7 @@ class CmSettings:
     alive_suspect_ns: int = 100_000_000  # after a hint that the peer is gone
     # Ten seconds in all, so that a queue pair with work under way fails first and says why.
     alive_tries_max: int = 8
+    names_context: bool = True
 
 
 @dataclass(slots=True)
@@ -133,6 +138,7 @@ class CmConnection:
     peer_offer: Offer = field(default_factory=Offer)
     remote_id: int = 0
     context_guid: bytes = b""  # the peer's; empty while unknown
+    requester: Hashable = None  # at the listener: who the request's number belongs to
     listener: CmListener | None = None
     owner: Any = None
     is_silent: bool = False  # forgotten by its owner: no events
@@ -203,7 +209,8 @@ class PeerMonitor:
     def handle_message(self, message: CmMessage, route: Route, now_ns: int) -> list[CmConnection]:
         """Record a sign of life; return connections whose peer has restarted.
 
-        Another device context that answers a probe has replaced the old one: the process restarted.
+        A message without a device context is a sign of every peer of its route. Another device
+        context that answers a probe has replaced the old one: the process restarted.
         """
         if message.kind is CmMessageKind.ALIVE:
             self.stats.alive_received += 1
@@ -216,7 +223,7 @@ class PeerMonitor:
         gone: list[CmConnection] = []
         for key in self._at.get(route, ()):
             peer = self._peers[key]
-            if peer.context_guid == message.context_guid:
+            if message.context_guid in (b"", peer.context_guid):
                 peer.heard_ns, peer.is_suspect = now_ns, False
             elif (
                 message.kind is CmMessageKind.ALIVE_ANSWER and message.remote_id == peer.nonce != 0
