@@ -22,11 +22,14 @@ lengths = st.one_of(st.integers(0, 700), st.integers(0, (1 << 32) - 1))
 numbers = st.one_of(st.integers(0, 20), st.integers(0, (1 << 32) - 1))
 
 
-def guarded(receive_order: ReceiveOrder, *, lossless: bool, shared: bool) -> tuple[Side, bytearray]:
+def guarded(
+    receive_order: ReceiveOrder, *, lossless: bool, shared: bool, names_places: bool = True
+) -> tuple[Side, bytearray]:
     """Return a side whose region is the middle of a memory, and that memory."""
     memory = bytearray(GUARD + bytes(REGION_BYTES) + GUARD)
     srq = SharedReceiveQueue(16, 2) if shared else None
-    side = Side(0xB, LinkTraits(MTU_BYTES, lossless), receive_order=receive_order, srq=srq)
+    link = LinkTraits(MTU_BYTES, lossless, names_places=names_places)
+    side = Side(0xB, link, receive_order=receive_order, srq=srq)
     side.keys.deregister(side.region)
     middle = memoryview(memory)[GUARD_BYTES : GUARD_BYTES + REGION_BYTES]
     side.region = side.keys.register(side.pd, middle, ADDRESS, ALL_ACCESS)
@@ -63,11 +66,17 @@ def packets(draw: st.DrawFn, rkey: int) -> Packet:
     )
 
 
-@given(st.data(), st.sampled_from(ReceiveOrder), st.booleans(), st.booleans())
+@given(st.data(), st.sampled_from([*ReceiveOrder, None]), st.booleans(), st.booleans())
 def test_no_packet_reaches_beyond_a_region(
-    data: st.DataObject, receive_order: ReceiveOrder, lossless: bool, shared: bool
+    data: st.DataObject, receive_order: ReceiveOrder | None, lossless: bool, shared: bool
 ) -> None:
-    side, memory = guarded(receive_order, lossless=lossless, shared=shared)
+    """Without an order packets do not name their places."""
+    side, memory = guarded(
+        receive_order or ReceiveOrder.IN_ORDER,
+        lossless=lossless,
+        shared=shared,
+        names_places=receive_order is not None,
+    )
     for wr_id in range(8):
         side.receive(wr_id, wr_id * 64, 64)
     posted = 0

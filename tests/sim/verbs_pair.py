@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.sim.plain_headers import emit_plain, parse_plain
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import KeyTable, Region
 from urds.verbs.engine.numbers import (
@@ -167,6 +168,7 @@ class Pair:
         seed: int = 0,
         mtu_bytes: int = MTU_BYTES,
         lossless: bool = False,
+        names_places: bool = True,
         loss: float = 0.0,
         duplicate: float = 0.0,
         jitter_ns: int = 0,
@@ -177,7 +179,8 @@ class Pair:
         attr: dict[str, object] | None = None,
     ) -> None:
         self.random = random.Random(seed)
-        self.link = LinkTraits(mtu_bytes, lossless)
+        self.link = LinkTraits(mtu_bytes, lossless, names_places=names_places)
+        self._parse = parse_packet if names_places else parse_plain
         self.loss, self.duplicate = loss, duplicate
         self.jitter_ns, self.delay_ns = jitter_ns, delay_ns
         self.now_ns = 0
@@ -199,14 +202,17 @@ class Pair:
         """Put what both sides have to say on the link."""
         for side in (self.a, self.b):
             while (packet := side.qp.poll_transmit(self.now_ns)) is not None:
-                data = b"".join(emit_packet(packet))
-                parsed = parse_packet(data)
+                data = self._emit(packet)
+                parsed = self._parse(data)
                 self.log.append((self.now_ns, "ab"[side is self.b], parsed))
                 delays = self.on_packet(parsed, side)
                 for delay_ns in self._rng() if delays is None else delays:
                     self._count += 1
                     entry = (self.now_ns + delay_ns, self._count, self.other(side), data)
                     heapq.heappush(self._air, entry)
+
+    def _emit(self, packet: Packet) -> bytes:
+        return b"".join(emit_packet(packet)) if self.link.names_places else emit_plain(packet)
 
     def _rng(self) -> list[int]:
         copies = 1 + (self.random.random() < self.duplicate)
@@ -228,7 +234,7 @@ class Pair:
         self.now_ns = max(self.now_ns, min(times))
         while self._air and self._air[0][0] <= self.now_ns:
             _, _, target, data = heapq.heappop(self._air)
-            target.qp.receive_packet(parse_packet(data), self.now_ns)
+            target.qp.receive_packet(self._parse(data), self.now_ns)
         for side in (self.a, self.b):
             due_ns = side.qp.poll_timeout()
             if due_ns is not None and due_ns <= self.now_ns:

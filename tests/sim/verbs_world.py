@@ -116,7 +116,13 @@ class World:
     """Two actors and the link."""
 
     def __init__(
-        self, seed: int, receive_order: ReceiveOrder, *, shared: bool, lossless: bool
+        self,
+        seed: int,
+        receive_order: ReceiveOrder,
+        *,
+        shared: bool,
+        lossless: bool,
+        names_places: bool = True,
     ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
@@ -133,6 +139,7 @@ class World:
         self.pair = Pair(
             seed=seed,
             lossless=lossless,
+            names_places=names_places,
             loss=bad * self.random.choice([0.0, 0.05, 0.2]),
             duplicate=bad * self.random.choice([0.0, 0.2]),
             jitter_ns=bad * self.random.choice([1, 20 * US, 60 * US]),

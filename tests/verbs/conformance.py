@@ -9,11 +9,13 @@ that have to be whole at the end of every test.
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.sim.plain_headers import emit_plain, parse_plain
 from urds.common.types import HostPort
 from urds.verbs import (
     CQ,
@@ -56,7 +58,8 @@ from urds.verbs.providers.base import (
 from urds.verbs.providers.shm import ShmAdapter
 from urds.verbs.providers.sim import SimNetwork
 
-# "bare" is a simulated device that states none of the capabilities one may lack.
+# "bare" is a simulated device that states none of the capabilities one may lack, and whose packets
+# say no more than InfiniBand's headers.
 PROVIDERS = ("sim", "shm", "udp", "tcp", "bare")
 LACKING = (
     "atomics", "masked_atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows",
@@ -319,7 +322,11 @@ class World:
             if self.provider == "bare":
                 lacking: dict[str, Any] = dict.fromkeys(LACKING, False)
                 lacking["receive_order"] = frozenset({ReceiveOrder.IN_ORDER})
+                lacking["link"] = replace(adapter.attributes.link, names_places=False)
                 adapter.attributes = replace(adapter.attributes, **lacking)
+                bare: Any = adapter
+                bare._emit = lambda packet: [emit_plain(packet, checksum=True)]
+                bare._parse = partial(parse_plain, checksum=True)
             opened = Context(adapter=adapter)
         elif self.provider == "shm":
             opened = Context(adapter=ShmAdapter(directory=self.directory))

@@ -28,12 +28,16 @@ class LinkTraits:
     mtu_bytes: payload of a packet at most.  lossless: packets arrive once and in order, so that
     loss is not detected, and a read takes one PSN whatever its length.  retries: a packet to a
     queue pair that does not exist is dropped, so unanswered ones are retried; false for a stream,
-    which ends with the queue pair.
+    which ends with the queue pair.  names_places: each packet names its message, its offset in it
+    and, of a write, its target. False as in InfiniBand and RoCE, where a write names target and
+    length in its first packet alone: the responder derives the rest, in order only, and packets
+    before the last of a message hold exactly the path's MTU.
     """
 
     mtu_bytes: int
     lossless: bool
     retries: bool = True
+    names_places: bool = True
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
 The layout is RoCE's transport header with the two numbers of DDP that it lacks: which receive a
 packet's message consumes (`msn`) and where in the message its bytes belong (`offset`), and each
 packet of a write names its own target address. So a packet can be placed whenever it arrives,
-and a responder that accepts selectively knows what is missing.
+and a responder that accepts selectively knows what is missing. On a link without these numbers
+(`LinkTraits.names_places`) they do not travel, and the responder sets them.
 
 `emit_packet` and `parse_packet` are for providers that carry packets; the `tcp` provider speaks
 iWARP instead. The layout is private: 12 bytes that every packet has, fields that its kind has, the
@@ -93,8 +94,8 @@ class Packet:
     request's PSN plus the index of the response packet (on a lossless link just the request's).
     msn: ordinal of the receive that this message consumes, from 1, 32 bits (SEND, and WRITE with
     IMMEDIATE); in an answer: how many messages the responder has completed.
-    offset: bytes of the message before this packet.  length: all bytes of a READ_REQUEST, or of
-    a WRITE whose bytes are PLACED.
+    offset: bytes of the message before this packet.  length: all bytes of a READ_REQUEST, and of
+    a WRITE in its first packet; in the layout below only of one whose bytes are PLACED.
     address, rkey: target of this packet's first byte (WRITE), source (READ), cell (atomics).
     compare_add, swap: operands; `compare_add` of an ATOMIC_RESPONSE is the value before.
     compare_mask, swap_mask, boundary: of masked operations, see `engine.responder`.

@@ -70,6 +70,8 @@ class QueuePair:
     outbox: Outbox = field(default_factory=Outbox)
 
     def __post_init__(self, cap: QPCap) -> None:
+        is_in_order = self.receive_order is ReceiveOrder.IN_ORDER
+        assert self.link.names_places or is_in_order, "what packets do not name follows their order"
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
         self.tracker = ReceiveTracker()
         # Shared memory: writes bytes straight to the peer's key and address; True if done.

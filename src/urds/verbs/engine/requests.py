@@ -199,6 +199,8 @@ class SendRequest:
             packet.kind = PacketKind.WRITE
             packet.address = self.remote_addr + offset & _ADDRESS_MASK
             packet.rkey = self.rkey
+            if not index:
+                packet.length = self.length
         if self.takes_receive:
             packet.msn = self.msn & _MSN_MASK
         marks = self.mark
@@ -213,7 +215,6 @@ class SendRequest:
             packet.immediate = self.immediate
         if self.is_placed:
             bits |= int(PacketFlag.PLACED)
-            packet.length = self.length
         packet.flags = PACKET_FLAGS[bits]
         return packet
 

@@ -16,6 +16,13 @@ completes. The record is kept for what must wait: the check of its place in the 
 completion of a receive, an invalidation. Reads, atomic operations and writes wait as a whole,
 since what is missing before them may be written to the same place.
 
+Where packets do not name their places (`LinkTraits.names_places`) the expected packet gets them
+from the open message: its number, its offset and, of a write, the target and length that the first
+packet named. A refusal or duplicate leaves the open message as it is, since a requester goes on
+from the packet that was refused: rxe repeats the last packet of a write alone once the packets
+before it were acknowledged. Lengths are exact then: the whole of a write lies in its region when it
+begins, packets before the last hold the MTU, and the last one what is left.
+
 Atomics: a plain compare-and-swap is a masked one with all bits in both masks, a plain fetch-and-add
 a masked one without boundaries. Source: commit 5e80ba8ff0bd of linux v2.6.35; RFC 7306 section 5.
 """
@@ -69,6 +76,7 @@ _ACCESS: Final = {
     **dict.fromkeys(ATOMICS, int(AccessFlag.REMOTE_ATOMIC)),
 }
 _MSN_MASK: Final = (1 << 32) - 1
+_ADDRESS_MASK: Final = (1 << 64) - 1
 _HALF: Final = 1 << PSN_BITS - 1
 
 
@@ -104,6 +112,7 @@ class Responder:
     # The message whose packets come next: kind and bytes so far; None between messages.
     _open: PacketKind | None = None
     _open_bytes: int = 0
+    _target: tuple[int, int, int] = (0, 0, 0)  # address, key, bytes: of a write without places
     _reported_psn: int = field(init=False)  # the expected PSN when it was last told
     _ack_due: bool = False
     _gap_due: bool = False
@@ -139,9 +148,14 @@ class Responder:
 
     def _accept_in_order(self, packet: Packet) -> None:
         """Execute the expected packet, then those that waited for it."""
+        names_places = self._qp.link.names_places
         try:
+            if not names_places:
+                self._set_place(packet)
             self._check(packet)
             self._check_place(packet)
+            if not names_places:
+                _check_length(packet, self._qp.mtu_bytes)
             self._place(packet)
             self._carry_out(packet)
         except _NoReceive:
@@ -213,6 +227,19 @@ class Responder:
             self._skip_to(end)
             self._carry_out_following()
 
+    # -- packets that do not name their place
+
+    def _set_place(self, packet: Packet) -> None:
+        """Set what the expected packet does not name, from the message that is open."""
+        if packet.kind in ANSWERED:
+            return
+        is_first = bool(int(packet.flags) & _FIRST)
+        packet.msn = self._receives_done + 1 & _MSN_MASK
+        packet.offset = 0 if is_first else self._open_bytes
+        if packet.kind is PacketKind.WRITE and not is_first:
+            address, packet.rkey, packet.length = self._target
+            packet.address = address + packet.offset & _ADDRESS_MASK
+
     # -- checks
 
     def _check(self, packet: Packet) -> None:
@@ -272,6 +299,9 @@ class Responder:
             self._place_message(packet)
         if packet.kind is PacketKind.SEND:
             return
+        bits = int(packet.flags)
+        if bits & _FIRST and not (bits & _LAST or self._qp.link.names_places):
+            self._memory(packet, 0, packet.length, AccessFlag.REMOTE_WRITE)  # the whole
         target = self._memory(packet, 0, _placed_bytes(packet), AccessFlag.REMOTE_WRITE)
         if packet.payload:
             target[:] = packet.payload
@@ -315,6 +345,8 @@ class Responder:
             self._qp.keys.invalidate(packet.immediate, pd=self._qp.pd, qpn=self._qp.qpn)
         self._expected += 1
         if not bits & _LAST:
+            if bits & _FIRST:
+                self._target = packet.address, packet.rkey, packet.length
             self._open, self._open_bytes = packet.kind, message_bytes
             return
         self._open = None
@@ -449,6 +481,27 @@ class Responder:
             psn & PSN_MASK,
             msn=self._messages_done & _MSN_MASK,
             syndrome=syndrome,
+        )
+
+
+def _check_length(packet: Packet, mtu_bytes: int) -> None:
+    """Check the bytes of a packet in its place, where lengths are exact. Raises AccessError.
+
+    Source: docs/reference/verbs-and-roce.md 6 and 7.
+    """
+    kind, bits, size = packet.kind, int(packet.flags), len(packet.payload)
+    if kind in ANSWERED:
+        return
+    is_last = bool(bits & _LAST)
+    if kind is PacketKind.SEND:
+        is_exact = bool(size or bits & _FIRST) if is_last else size == mtu_bytes
+    else:
+        rest = packet.length - packet.offset
+        is_exact = size == min(mtu_bytes, rest) and is_last is (rest <= mtu_bytes)
+    if not is_exact or packet.length > MESSAGE_BYTES_MAX:
+        raise _invalid(
+            f"{kind.name} packet of {size} bytes at {packet.offset}, flags {bits:#x}, "
+            f"length {packet.length}, MTU {mtu_bytes}"
         )
 
 

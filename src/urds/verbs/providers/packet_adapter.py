@@ -75,10 +75,22 @@ class PacketStats:
     dropped_manager: int = 0  # to queue pair 1, but no message of a manager
 
 
-class PacketAdapter(Adapter):
-    """An adapter that moves packets and makes connections; abstract in what carries them."""
+class PacketForm:
+    """Packets as bytes, in the layout of `engine.packets`; a provider may have another."""
 
     has_checksum: ClassVar[bool] = False  # whether packets carry a CRC-32 of their own
+
+    def _emit(self, packet: Packet) -> Sequence[BytesLike]:
+        """Return the bytes of a packet in parts."""
+        return emit_packet(packet, checksum=self.has_checksum)
+
+    def _parse(self, data: BytesLike) -> Packet:
+        """Read the bytes of a packet. Raises WireError."""
+        return parse_packet(data, checksum=self.has_checksum)
+
+
+class PacketAdapter(PacketForm, Adapter):
+    """An adapter that moves packets and makes connections; abstract in what carries them."""
 
     def __init__(
         self,
@@ -272,7 +284,7 @@ class PacketAdapter(Adapter):
 
     def _transmit_packet(self, packet: Packet, destination: AddressVector) -> None:
         self.packets.sent += 1
-        self._transmit(destination, emit_packet(packet, checksum=self.has_checksum))
+        self._transmit(destination, self._emit(packet))
 
     # -- packets that arrive, timers
 
@@ -290,7 +302,7 @@ class PacketAdapter(Adapter):
         they identify the listener of a connection request.
         """
         try:
-            packet = parse_packet(data, checksum=self.has_checksum)
+            packet = self._parse(data)
         except WireError:
             self.packets.dropped_malformed += 1
             return
