@@ -1,4 +1,4 @@
-//! What the node knows of a socket and no thread else may write: memory that outlives its worker.
+//! What the node knows of a socket, and no other process may write: memory that outlives its worker.
 //!
 //! One journal per socket, of the node alone: places and lengths of the messages that it took and
 //! has not freed, and of the messages that it delivered and that were not taken. A worker that is

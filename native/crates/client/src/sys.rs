@@ -56,7 +56,7 @@ fn wait_call(
     checked(result)
 }
 
-/// Wait until an byte is there, without taking it; 0 is the end of the node.
+/// Wait until a byte is there, without taking it; 0 is the end of the node.
 ///
 /// # Errors
 /// EAGAIN, EINTR; of the system.
@@ -66,7 +66,7 @@ pub fn wait_readable(descriptor: i32) -> Result<usize, i32> {
     wait_call(&WAIT_RECV, number, descriptor, &mut byte, libc::MSG_PEEK)
 }
 
-/// Wait until there is room for an byte, and send it.
+/// Wait until there is room for a byte, and send it.
 ///
 /// # Errors
 /// EAGAIN, EINTR, EPIPE; of the system.
@@ -334,6 +334,25 @@ pub fn environment(name: &CStr) -> &'static [u8] {
             CStr::from_ptr(value).to_bytes()
         }
     }
+}
+
+/// Return whether a path is a folder of the calling user that no other may enter; a link to one is
+/// none.
+pub fn is_private_folder(path: &CStr) -> bool {
+    let mut found = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: a string of C, and a place for the kernel's record, of which zeros are one too.
+    let (result, found) = unsafe {
+        let result = libc::syscall(
+            libc::SYS_newfstatat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            found.as_mut_ptr(),
+            libc::AT_SYMLINK_NOFOLLOW,
+        );
+        (result, found.assume_init())
+    };
+    let is_folder = result == 0 && found.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    is_folder && found.st_uid == user() && found.st_mode & 0o077 == 0
 }
 
 /// Return the effective user of the program.

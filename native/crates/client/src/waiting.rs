@@ -15,7 +15,7 @@ impl Socket {
     /// Have the node look.
     #[inline]
     pub(crate) fn ring(descriptor: i32) {
-        // Without room for an byte the node looks by itself.
+        // Without room for a byte the node looks by itself.
         let _ = raw::send_bytes_now(descriptor, &[1]);
     }
 

@@ -14,7 +14,6 @@
 //! or it was cancelled or given up, and once no write has it.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{ErrorKind, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use urds_channel::socket_memory::layout::ROUTES;
 use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Submission};
-use urds_channel::sys::doorbell;
+use urds_channel::sys::doorbell::{self, Heard};
 use urds_path::Address;
 
 use crate::errors::{ErrorReason, Rejected};
@@ -32,8 +31,8 @@ use crate::plane::Plane;
 use crate::poll_set;
 use crate::state::{MailboxId, PathId, State};
 use crate::sys::descriptor::Descriptor;
+use crate::sys::epoll;
 use crate::sys::sent_record::SendMemory;
-use crate::sys::{epoll, sockets};
 use crate::table::IdSet;
 
 mod congestion;
@@ -55,21 +54,10 @@ pub(crate) const LOOK_NS: u64 = 1_000_000;
 /// A memory is half for either direction, or nearly; each half holds its buffer so many times.
 const SEND_FACTOR: usize = 4;
 const RECEIVE_FACTOR: usize = 4;
-/// Bytes that a client puts into its control socket at once to be not writable.
-const PIECE_BYTES: usize = 4096;
 
 /// The node's end of the control socket of an attached socket.
 #[derive(Debug)]
 pub struct ControlSocket(Descriptor);
-
-/// What was found on a control socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heard {
-    /// Nothing, or that the client rang.
-    Goes,
-    /// The last descriptor of the client is closed.
-    Ended,
-}
 
 impl ControlSocket {
     /// Make the client's descriptor readable: its reader slept. No lock held.
@@ -77,22 +65,10 @@ impl ControlSocket {
         doorbell::ring(self.0.get());
     }
 
-    /// Read what is there.
+    /// Read what is there, a bounded number of bytes: a client that writes all the time does not hold
+    /// the plane, whose lock may be held.
     fn empty(&self) -> Heard {
-        let mut bytes = [0; PIECE_BYTES];
-        loop {
-            match sockets::receive(self.0.get(), &mut [IoSliceMut::new(&mut bytes)]) {
-                Ok(0) => return Heard::Ended,
-                Ok(count) if count == bytes.len() => {}
-                Ok(_) => return Heard::Goes,
-                Err(failure) => {
-                    return match failure.kind() {
-                        ErrorKind::WouldBlock | ErrorKind::Interrupted => Heard::Goes,
-                        _ => Heard::Ended,
-                    };
-                }
-            }
-        }
+        doorbell::empty(self.0.get())
     }
 }
 
@@ -308,12 +284,12 @@ impl Plane {
         };
         // What fills it stays until there is room, or it would show as writable.
         let heard = if was_filled {
-            Heard::Goes
+            Heard::Nothing
         } else {
             control.empty()
         };
         let mut state = self.lock();
-        if heard == Heard::Ended || events & epoll::BROKEN != 0 {
+        if heard == Heard::End || events & epoll::BROKEN != 0 {
             state.note_left(id);
         }
         state.attached.due.insert(id);
@@ -471,7 +447,7 @@ impl State {
             return;
         };
         if attached.side.must_empty() {
-            if attached.control.empty() == Heard::Ended {
+            if attached.control.empty() == Heard::End {
                 self.note_left(id);
             }
         } else if attached.side.was_filled() {

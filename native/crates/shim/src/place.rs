@@ -1,6 +1,8 @@
-//! Which node to ask: that of `URDS_NODE`, else the host's, else the user's of a network namespace.
+//! Which node to ask: that of `URDS_NODE`, else the host's, else the user's of a network namespace,
+//! if the folder of that is of this user alone.
 
-use urds_client::{Socket, places};
+use urds_client::Socket;
+use urds_client::places::{self, Path};
 
 use crate::Errno;
 use crate::sys::process;
@@ -37,7 +39,7 @@ fn ask<T>(
         Some(path) if path.starts_with(b"/") => {
             // A descriptor that another process sent may be of another namespace's node.
             return match call(path) {
-                Err(libc::ENOTSOCK) => call(places::of_user(namespace()).bytes()),
+                Err(libc::ENOTSOCK) => call(of_user(namespace())?.bytes()),
                 answer => answer,
             };
         }
@@ -45,10 +47,14 @@ fn ask<T>(
     }
     match call(places::SYSTEM) {
         Err(libc::ENOENT | libc::ECONNREFUSED | libc::EACCES | libc::ENOTSOCK) => {
-            call(places::of_user(namespace()).bytes())
+            call(of_user(namespace())?.bytes())
         }
         answer => answer,
     }
+}
+
+fn of_user(namespace: u64) -> Result<Path, Errno> {
+    places::of_user(namespace).ok_or(libc::ENOENT)
 }
 
 /// Return what a call on a socket says for a failure: EIO where its node has ended.

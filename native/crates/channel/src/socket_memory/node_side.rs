@@ -1,7 +1,7 @@
 //! The node's side: it waits for no thread and believes nothing that the client can write.
 //!
 //! One thread at a time (the plane's lock). A value that no client writes is a [`ClientError`]: the
-//! caller ends that socket, no thread else's.
+//! caller ends that socket, and no other.
 
 use core::sync::atomic::Ordering;
 

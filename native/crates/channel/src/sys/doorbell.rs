@@ -107,3 +107,44 @@ pub fn end(socket: i32) {
     // SAFETY: no memory is passed.
     unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::vec;
+
+    use super::*;
+
+    const MOST: usize = EMPTY_READS_MAX * SCRATCH_BYTES;
+
+    #[test]
+    fn a_side_that_writes_more_than_is_read_does_not_hold_the_reader() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let bytes = 8 * MOST;
+        let size = libc::c_int::try_from(bytes).unwrap();
+        for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
+            // SAFETY: an integer is readable there.
+            unsafe {
+                let value = ptr::from_ref(&size).cast();
+                libc::setsockopt(theirs.as_raw_fd(), libc::SOL_SOCKET, option, value, 4);
+            }
+        }
+        theirs.set_nonblocking(true).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let piece = vec![0; 16 << 10];
+        let mut sent = 0;
+        while let Ok(count) = theirs.write(&piece) {
+            sent += count;
+        }
+        assert!(sent > MOST, "{sent} bytes fill it");
+        assert_eq!(empty(ours.as_raw_fd()), Heard::Doorbell);
+        assert!(ours.read(&mut [0]).is_ok(), "the rest is there");
+        while empty(ours.as_raw_fd()) == Heard::Doorbell {}
+        let nothing = ours.read(&mut [0]).map_err(|failure| failure.kind());
+        assert_eq!(nothing, Err(ErrorKind::WouldBlock));
+        drop(theirs);
+        assert_eq!(empty(ours.as_raw_fd()), Heard::End);
+    }
+}

@@ -12,7 +12,7 @@ pub fn close(descriptor: i32) {
     unsafe { libc::syscall(libc::SYS_close, descriptor) };
 }
 
-/// Send one byte without waiting; never raises SIGPIPE.
+/// Send bytes without waiting; never raises SIGPIPE.
 ///
 /// # Errors
 /// EAGAIN without room, EPIPE without the other side; of the system.

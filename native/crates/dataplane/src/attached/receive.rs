@@ -9,7 +9,6 @@ use urds_path::{Extension, Inbox, NO_EXTENSION, SocketAddress};
 
 use super::steps::{self, Rule, Step};
 use super::{Attached, Delivery, name_of};
-use crate::errors::ErrorReason;
 use crate::mailbox::Mailbox;
 use crate::state::{MailboxId, State};
 
@@ -202,7 +201,6 @@ impl State {
 
     /// Messages to a peer were dropped: an attached socket's next send to it fails, once.
     pub(crate) fn fail_towards(&mut self, id: MailboxId, peer: urds_path::Address) {
-        let _ = ErrorReason::PeerUnreachable;
         if let Some(record) = self.mailboxes.get_mut(id) {
             match record.attached.as_deref_mut() {
                 Some(attached) => attached.report(&peer, libc::EHOSTUNREACH),

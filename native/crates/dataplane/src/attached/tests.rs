@@ -1,5 +1,6 @@
 //! A client in this process, over the memory that both have.
 
+use std::io::IoSliceMut;
 use std::net::Ipv4Addr;
 
 use urds_channel::journal;
@@ -11,7 +12,7 @@ use urds_path::{Hold, Release};
 
 use super::*;
 use crate::mailbox::{MailboxSettings, Route};
-use crate::sys::sockets::{poll_now, unix_pair};
+use crate::sys::sockets::{self, poll_now, unix_pair};
 use crate::world::{self, PEER_PORT, PORT, World, acknowledgement, address};
 
 const SMALL: Sizes<'_> = Sizes {

@@ -58,6 +58,7 @@ fn without_node(errno: Errno) -> Errno {
         | libc::ECONNREFUSED
         | libc::EACCES
         | libc::ENOTDIR
+        | libc::ENAMETOOLONG
         | libc::EINVAL
         | libc::EPROTO => libc::EAFNOSUPPORT,
         other => other,
