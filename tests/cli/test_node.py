@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,27 @@ def test_without_a_node_there_is_one_line(tmp_path: Path) -> None:
     for action in ("status", "upgrade", "stop"):
         done = urds("node", action, "--socket", place)
         assert (done.code, done.out) == (1, "")
-        assert done.err.startswith("urds node: ") and done.err.count("\n") == 1
+        assert done.err == f"urds node: no node at {place}: start one with `urds node`\n"
+
+
+def test_what_an_ended_node_left_is_no_node(tmp_path: Path) -> None:
+    place = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
+        ended.bind(str(place))
+    done = urds("node", "stop", "--socket", str(place))
+    assert (done.code, done.err) == (
+        1,
+        f"urds node: no node at {place}: start one with `urds node`\n",
+    )
+
+
+@pytest.mark.parametrize("word", ["--config=x.toml", "--check-config", "--idle-exit-s=5"])
+def test_an_action_refuses_what_only_a_start_obeys(word: str) -> None:
+    """A configuration is read where a node starts, so `upgrade --config` would not be obeyed."""
+    done = urds("node", "upgrade", word)
+    assert done.code == 2
+    name = word.partition("=")[0]
+    assert done.err == f"urds node: upgrade {name}: that option is for a node that starts here\n"
 
 
 def test_the_places_that_were_looked_at_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`urds run`: what it refuses, what it sets, and that it becomes the program."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,16 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import RUN_S_MAX, command, environment, urds
+from tests.support import planes
 from urds.cli import programs
 from urds.cli.rds import run
 from urds.cli.rds.run import environment as variables_of
+from urds.rds.plane.choose import PYTHON
+from urds.rds.runtime import places
 
 LIBRARY = "/opt/urds/liburds_preload.so"
+ANY_FILE = "/dev/null"  # in place of the library, where nothing is loaded
 
 
 def checked(*words: str | Path) -> tuple[int, str]:
     """Return exit code and error line of `urds run --check`."""
-    done = urds("run", "--check", "--library", LIBRARY, "--", *map(str, words))
+    done = urds("run", "--check", "--library", ANY_FILE, "--", *map(str, words))
     assert done.err.count("\n") == (done.code != 0)
     return done.code, done.err
 
@@ -144,10 +149,44 @@ def test_a_path_that_the_loader_would_split_is_wrong_usage() -> None:
     assert "takes no path with a space or a colon" in done.err
 
 
+def test_a_library_that_is_not_there_is_said_by_us_and_not_by_the_loader(tmp_path: Path) -> None:
+    done = urds("run", "--library", str(tmp_path / "absent.so"), "--", "true")
+    assert (done.code, done.err) == (126, f"urds run: no library at {tmp_path}/absent.so\n")
+
+
+@pytest.mark.parametrize("place", ["node.sock", ""])
+def test_a_node_is_named_by_an_absolute_path(place: str) -> None:
+    """Otherwise that of the host or the user would be taken in silence."""
+    done = urds("run", f"--node={place}", "--library", ANY_FILE, "--", "true")
+    assert (done.code, done.err) == (2, f"urds run: --node {place}: must be an absolute path\n")
+
+
+def test_a_node_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "absent" / "node.sock"
+    done = urds("run", "--node", str(place), "--library", ANY_FILE, "--", "true")
+    assert done.code == 126
+    if planes.in_use() != PYTHON:
+        assert done.err == f"urds run: no node: {place}.log: No such file or directory\n"
+
+
+def test_a_check_shows_the_node_that_would_be_used(tmp_path: Path) -> None:
+    def shown(*words: str, **changes: str) -> str:
+        done = urds(
+            "run", "--check", "--json", "--library", ANY_FILE, *words, "ls", changes=changes
+        )
+        node: str = json.loads(done.out)["node"]
+        return node
+
+    assert shown("--node", "/a/n.sock", URDS_NODE="/b/n.sock") == "/a/n.sock"
+    assert shown(URDS_NODE="/b/n.sock") == "/b/n.sock"
+    found = shown(URDS_NODE="inprocess", XDG_RUNTIME_DIR=str(tmp_path))
+    assert found == places.SYSTEM_PLACE or found.startswith(f"{tmp_path}/urds/node-")
+
+
 def test_options_behind_the_program_are_the_programs() -> None:
-    done = urds("run", "--check", "--json", "--library", LIBRARY, "ls", "--help", "-l", "--", "x")
+    done = urds("run", "--check", "--json", "--library", ANY_FILE, "ls", "--help", "-l", "--", "x")
     assert done.code == 0, done.err
-    assert f'"library": "{LIBRARY}"' in done.out
+    assert f'"library": "{ANY_FILE}"' in done.out
     assert f'"program": "{shutil.which("ls")}"' in done.out
 
 

@@ -38,6 +38,8 @@ def test_a_users_place_names_its_namespace(tmp_path: Path) -> None:
 def test_without_a_runtime_directory_it_is_in_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert places.user_folder() == f"/tmp/urds-{os.getuid()}"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "run")  # relative: as without
+    assert places.user_folder() == f"/tmp/urds-{os.getuid()}"
 
 
 def test_the_hosts_node_comes_first(tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ def test_a_folder_that_others_can_enter_is_none_of_ours(tmp_path: Path) -> None:
     Path(place).parent.chmod(0o755)
     with listening(place):
         assert places.find() is None
+        assert not list(places.served())  # nor does `urds info` ask there
     with pytest.raises(PermissionError, match="not a folder of this user alone"):
         places.make_folder(place)
 

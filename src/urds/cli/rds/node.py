@@ -64,6 +64,8 @@ def run(options: NodeOptions) -> Exit:
     check_ranges(options)
     if options.system and options.socket is not None:
         raise UsageError("--socket and --system: give one of them")
+    if options.action is not None:
+        _refuse_of_a_start(options)
     output = Output(json_wanted=options.json_wanted)
     if options.check_config:
         return _check(options, output)
@@ -81,6 +83,18 @@ def run(options: NodeOptions) -> Exit:
         output.document({"stopped": place})
         output.line(f"the node at {place} has stopped")
     return Exit.OK
+
+
+def _refuse_of_a_start(options: NodeOptions) -> None:
+    """Refuse with an action what only a node that starts here would obey. Raises UsageError."""
+    given = {
+        "--config": options.config is not None,
+        "--check-config": options.check_config,
+        "--idle-exit-s": options.idle_exit_s is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{options.action} {name}: that option is for a node that starts here")
 
 
 def _check(options: NodeOptions, output: Output) -> Exit:
@@ -136,6 +150,7 @@ COMMAND: Final = Command(
     examples=(
         ("urds node", "a node of this user, until Ctrl-C"),
         ("urds node --system --config /etc/urds/node.toml", "the host's, as its unit runs it"),
+        ("urds node --check-config --config node.toml", "is the configuration right?"),
         ("urds node status --json", "for a script"),
         ("urds node upgrade", "load new code or configuration"),
     ),

@@ -47,7 +47,8 @@ class RunOptions:
 def run(options: RunOptions) -> Exit:
     """Run the program in the place of this process; return only if that is impossible.
 
-    Raises SystemExit with 126 or 127; UsageError for a path that the loader cannot take.
+    Raises SystemExit with 126 or 127; UsageError for a node's path that is not absolute, and for a
+    library's that the loader cannot take.
     """
     try:
         program = programs.find(options.program)
@@ -58,9 +59,14 @@ def run(options: RunOptions) -> Exit:
     except FileNotFoundError as missing:
         complain(NAME, str(missing))
         raise SystemExit(NOT_FOUND) from None
+    if options.node is not None and not options.node.startswith("/"):
+        raise UsageError(f"--node {options.node}: must be an absolute path")
     library = library.absolute()
     if any(one in str(library) for one in ": \t\n"):
         raise UsageError(f"{library}: the loader takes no path with a space or a colon")
+    if not library.exists():
+        complain(NAME, f"no library at {library}")
+        raise SystemExit(NOT_RUN)
     if options.check_only:
         return _show(options, program, library)
     variables = environment(os.environ, library=library, node=_node(options.node))
@@ -85,22 +91,29 @@ def _node(place: str | None) -> str:
     # Within a program that is run so, a node that is started here would ask itself whose its
     # descriptors are.
     os.environ[_PRELOAD] = ":".join(_others(os.environ))
-    named = place or os.environ.get(_NODE, "")
     try:
-        return ensure(named if named.startswith("/") else None)
+        return ensure(_named(place))
     except (OSError, PlaneError) as failure:
         text = getattr(failure, "strerror", None) or str(failure)
         complain(NAME, f"no node: {text}")
         raise SystemExit(NOT_RUN) from None
 
 
+def _named(place: str | None) -> str | None:
+    """Return the place of `--node`, else that in URDS_NODE; None if neither names one."""
+    named = place or os.environ.get(_NODE, "")
+    return named if named.startswith("/") else None
+
+
 def _show(options: RunOptions, program: programs.Program, library: Path) -> Exit:
+    from urds.rds.runtime import places
+
     output = Output(json_wanted=options.json_wanted)
     rows = {
         "program": str(program.path.absolute()),
         "interpreter": str(program.interpreter),
         "library": str(library),
-        "node": options.node or os.environ.get(_NODE) or "auto",
+        "node": _named(options.node) or places.find() or places.user_place(),
     }
     output.document(rows)
     for name, value in rows.items():
@@ -134,7 +147,7 @@ COMMAND: Final = Command(
     examples=(
         ("urds run -- rds-ping -c 3 10.0.0.2", "a tool of rds-tools, on urds"),
         ("urds run -- python3 server.py", "a program in Python that uses socket.AF_RDS"),
-        ("urds run --check -- ./server", "can it be reached?"),
+        ("urds run --check -- ./server", "can it be reached, and at which node?"),
         ("urds run --node /run/urds/node.sock -- ./server", "with the sockets of that node"),
     ),
     options=RunOptions,

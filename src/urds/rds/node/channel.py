@@ -1,6 +1,7 @@
 """Messages between supervisor and worker: JSON with descriptors, over a SEQPACKET socket pair.
 
     worker to supervisor     ready                     imports are done; it waits for `begin`
+                             failed {reason}           it cannot start, and ends
                              serving {sockets}
                              keep {socket, record}     with the descriptors of a new socket
                              note {socket, record}     the record of a kept socket has changed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from urds.rds.runtime import node_requests, places
@@ -13,6 +15,24 @@ from urds.rds.wire.node import Request, RequestOp
 UPGRADE_WAIT_S: Final = 60.0
 STOP_WAIT_S: Final = 30.0
 _STEP_S: Final = 0.02
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Have an OSError say which node was asked, and what to do; its errno stays."""
+    try:
+        yield
+    except OSError as failure:
+        text = failure.strerror or str(failure)
+        if failure.errno in (errno.ENOENT, errno.ECONNREFUSED):
+            text = f"no node at {place}: start one with `urds node`"
+        elif failure.errno == errno.EPERM:
+            text = f"the node at {place} obeys its own user and root alone"
+        elif failure.errno == errno.EACCES:
+            text = f"{place}: {text} (node.socket_mode)"
+        elif failure.errno == errno.EPROTO:
+            text = f"the node at {place} is of another release: {text}"
+        raise OSError(failure.errno, text) from failure
 
 
 def find(place: str | None, *, system: bool = False) -> str:
@@ -30,7 +50,8 @@ def find(place: str | None, *, system: bool = False) -> str:
 
 def status(place: str) -> dict[str, Any]:
     """Return what a node tells of itself. Raises OSError."""
-    _, data = node_requests.fetch(place, Request(operation=RequestOp.STATUS))
+    with _naming(place):
+        _, data = node_requests.fetch(place, Request(operation=RequestOp.STATUS))
     found: dict[str, Any] = json.loads(data)
     return found
 
@@ -38,7 +59,8 @@ def status(place: str) -> dict[str, Any]:
 def upgrade(place: str) -> tuple[int, int]:
     """Have the worker replaced; return the process ids before and after. Raises OSError."""
     before: int = status(place)["worker"]
-    node_requests.ask(place, Request(operation=RequestOp.UPGRADE))
+    with _naming(place):
+        node_requests.ask(place, Request(operation=RequestOp.UPGRADE))
     until_s = time.monotonic() + UPGRADE_WAIT_S
     while time.monotonic() < until_s:
         with suppress(ConnectionError):  # a request that the old worker had not read
@@ -53,7 +75,8 @@ def upgrade(place: str) -> tuple[int, int]:
 
 def stop(place: str) -> None:
     """Have a node end in order, and wait until it has. Raises OSError."""
-    node_requests.ask(place, Request(operation=RequestOp.STOP))
+    with _naming(place):
+        node_requests.ask(place, Request(operation=RequestOp.STOP))
     until_s = time.monotonic() + STOP_WAIT_S
     while places.is_served(place):
         if time.monotonic() > until_s:

@@ -27,6 +27,7 @@ from urds.common.version import VERSION
 from urds.rds import addresses, options
 from urds.rds.addresses import Call
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
+from urds.rds.node.channel import close_all
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
@@ -140,7 +141,7 @@ class Service:
                 tell(self._log, NodeEvent.REQUEST_REJECTED, *values, about=who.uid)
             answer, passed = Answer(operation=request.operation, status=code), ()
         made, self._made = self._made, []
-        return node.emit_answer(answer), passed, lambda: _close_all(made)
+        return node.emit_answer(answer), passed, lambda: close_all(made)
 
     def close_unknown(self, descriptors: Sequence[int]) -> None:
         """Close what came with a request.
@@ -238,7 +239,7 @@ class Service:
     def _forget(self, sock: NodeSocket) -> None:
         self.sockets.pop(sock.cookie, None)
         self.users.give_back(sock.user, sock.routes)
-        _close_all(sock.opened.kept)
+        close_all(sock.opened.kept)
         self._keeper.forget(sock.cookie)
 
     # -- requests
@@ -276,7 +277,7 @@ class Service:
             )
             self._keeper.keep(cookie, sock.text(), opened.kept)
         except BaseException:
-            _close_all(opened.kept)
+            close_all(opened.kept)
             raise
         return sock
 
@@ -462,7 +463,7 @@ class Service:
 
     def _close_made(self) -> None:
         made, self._made = self._made, []
-        _close_all(made)
+        close_all(made)
 
 
 def _transport(sock: NodeSocket, asked: int | None) -> Transport | None:
@@ -477,8 +478,3 @@ def _transport(sock: NodeSocket, asked: int | None) -> Transport | None:
 def _checked(name: Name, call: Call) -> tuple[IPAddress, int]:
     """Return address and port, checked as of a program's own call. Raises OSError."""
     return addresses.parse(addresses.socket_address(name.address, name.port), call)
-
-
-def _close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -57,7 +57,9 @@ class NodeSettings:
     idle_exit_s: float = _key("node", 0.0, seconds_rule(_DAY_S))  # 0 never ends by itself
     port_grace_s: float = _key("node", 60.0, seconds_rule(_DAY_S))
     request_wait_s: float = _key("node", 2.0, seconds_rule(60))  # for a client that says nothing
-    socket_mode: int = _key("node", 0, Rule(_mode, 'octal digits such as "0660"'))  # 0: by kind
+    socket_mode: int = _key(
+        "node", 0, Rule(_mode, 'octal digits from "0600" to "0666"')
+    )  # 0: by kind
     sockets: int = _key("quota", 4096, integer_rule(1, 1 << 20))
     memory: int = _key("quota", 1 << 30, size_rule(1 << 20, 1 << 46))
     routes: int = _key("quota", 4096, integer_rule(1, 4096))  # of one socket

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from urds.common.errors import PlaneError, SettingError
 from urds.common.event_log import EventLog, Level, under_journal
@@ -128,7 +128,7 @@ def ensure(place: str | None = None) -> str:
         return place
     check_plane()
     options = replace(StartOptions(), place=place, idle_exit_s=IDLE_EXIT_S)
-    with Path(f"{place}.log").open("ab+") as output:
+    with _log_beside(place) as output:
         output.truncate(0)
         child = subprocess.Popen(
             _command(options),
@@ -150,6 +150,14 @@ def ensure(place: str | None = None) -> str:
                     raise OSError(errno.ECONNREFUSED, reason)
             time.sleep(_STEP_S)
     raise TimeoutError(errno.ETIMEDOUT, f"the node at {place} does not answer; see {place}.log")
+
+
+def _log_beside(place: str) -> BinaryIO:
+    """Open the file for the lines of a node that is started. Raises OSError with its name."""
+    try:
+        return Path(f"{place}.log").open("ab+")
+    except OSError as failure:
+        raise OSError(failure.errno, f"{place}.log: {failure.strerror}") from failure
 
 
 def _command(options: StartOptions) -> list[str]:

@@ -74,6 +74,7 @@ class Child:
     is_serving: bool = False
     is_ending: bool = False
     alive_s: float = field(default=0.0)
+    failure: str = ""  # why it cannot start, as it says
 
     @property
     def pid(self) -> int:
@@ -219,7 +220,7 @@ class Supervisor:
         now_s = time.monotonic()
         if child is self._next:
             self._next = None
-            self._fail_upgrade(f"the new worker ended with {_shown(status)}")
+            self._fail_upgrade(child.failure or f"the new worker ended with {_shown(status)}")
             return
         self._child, self._kill_at_s = None, None
         self._stopped_s = now_s
@@ -339,6 +340,8 @@ class Supervisor:
                 self._begin(child)
             else:  # of an upgrade
                 self._end_child()
+        elif what == "failed":
+            child.failure = message["reason"]
         elif what == "serving":
             self._note_serving(child, message["sockets"])
         elif what == "alive":

@@ -260,6 +260,8 @@ def main(arguments: Sequence[str], make_calls: MakeCalls | None = None) -> int:
         _tell_peers(log)
     except (SettingError, PlaneError) as wrong:
         sys.stderr.write(f"urds node: {wrong}\n")
+        with suppress(OSError):
+            Channel.of_descriptor(plan.channel).send("failed", reason=str(wrong))
         return EXIT_USAGE
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor has it too, and says `end`
     try:

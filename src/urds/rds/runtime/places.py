@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -33,9 +34,13 @@ def namespace() -> str:
 
 
 def user_folder() -> str:
-    """Return the folder of this user's node sockets; it need not exist."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return f"{runtime}/urds" if runtime else f"/tmp/urds-{os.getuid()}"
+    """Return the folder of this user's node sockets; it need not exist.
+
+    A relative XDG_RUNTIME_DIR counts as none, as its specification says; TMPDIR does not count, so
+    that programs with different ones find the same node.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return f"{runtime}/urds" if runtime.startswith("/") else f"/tmp/urds-{os.getuid()}"
 
 
 def user_place() -> str:
@@ -52,14 +57,18 @@ def make_folder(place: str) -> None:
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 
-def find() -> str | None:
-    """Return where a node listens for this thread: the host's, else this user's; None: nowhere."""
+def served() -> Iterator[str]:
+    """Yield where nodes listen for this thread: the host's, then this user's."""
     if is_served(SYSTEM_PLACE):
-        return SYSTEM_PLACE
+        yield SYSTEM_PLACE
     place = user_place()
     if is_ours(os.path.dirname(place)) and is_served(place):  # noqa: PTH120 - a text
-        return place
-    return None
+        yield place
+
+
+def find() -> str | None:
+    """Return where a node listens for this thread: the host's, else this user's; None: nowhere."""
+    return next(served(), None)
 
 
 def is_served(place: str) -> bool:

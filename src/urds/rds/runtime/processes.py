@@ -196,15 +196,14 @@ def ask_nodes(asked: Collection[int]) -> Iterator[Report | Silent]:
     """
     if named_directory() != AUTO:
         return
-    for place in (places.SYSTEM_PLACE, places.user_place()):
-        if places.is_served(place):
-            try:
-                report = report_of_node(place)
-            except OSError as failure:
-                yield Silent(0, f"the node at {place}: {failure.strerror or failure}")
-            else:
-                if report.pid not in asked:
-                    yield report
+    for place in places.served():
+        try:
+            report = report_of_node(place)
+        except OSError as failure:
+            yield Silent(0, f"the node at {place}: {failure.strerror or failure}")
+        else:
+            if report.pid not in asked:
+                yield report
 
 
 def report_of_node(place: str) -> Report:
