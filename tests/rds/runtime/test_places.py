@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from urds.rds.node import commands
 from urds.rds.plane import choose as planes
 from urds.rds.plane.choose import Choice
 from urds.rds.runtime import attached, inprocess, places
@@ -67,6 +68,8 @@ def test_a_folder_that_others_can_enter_is_none_of_ours(tmp_path: Path) -> None:
     with listening(place):
         assert places.find() is None
         assert not list(places.served())  # nor does `urds info` ask there
+        with pytest.raises(FileNotFoundError, match="is not asked: its folder is not of this user"):
+            commands.find(None)
     with pytest.raises(PermissionError, match="not a folder of this user alone"):
         places.make_folder(place)
 

@@ -352,7 +352,8 @@ pub fn is_private_folder(path: &CStr) -> bool {
         (result, found.assume_init())
     };
     let is_folder = result == 0 && found.st_mode & libc::S_IFMT == libc::S_IFDIR;
-    is_folder && found.st_uid == user() && found.st_mode & 0o077 == 0
+    let of_others = libc::S_IRWXG | libc::S_IRWXO;
+    is_folder && found.st_uid == user() && found.st_mode & of_others == 0
 }
 
 /// Return the effective user of the program.

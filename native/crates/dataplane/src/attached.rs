@@ -51,9 +51,8 @@ mod tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
-/// A memory is half for either direction, or nearly; each half holds its buffer so many times.
-const SEND_FACTOR: usize = 4;
-const RECEIVE_FACTOR: usize = 4;
+/// Each area of a memory holds its buffer so many times.
+const AREA_FACTOR: usize = 4;
 
 /// The node's end of the control socket of an attached socket.
 #[derive(Debug)]
@@ -168,7 +167,7 @@ impl Plane {
             let mask = epoll::READABLE | epoll::EDGE;
             state.poll_set.set.add(control.0.get(), mask, number)?;
             parts.side.set_local(Some(local));
-            let area_bytes = parts.side.area().length() / 2;
+            let (send_bytes, receive_bytes) = parts.side.area_bytes();
             let record = state.open_mailbox(mailbox)?;
             record.attached = Some(Box::new(Attached {
                 side: parts.side,
@@ -180,7 +179,7 @@ impl Plane {
                 asked: false,
                 waiting: Vec::new(),
                 left_until_ns: None,
-                buffers_max: (area_bytes / SEND_FACTOR, area_bytes / RECEIVE_FACTOR),
+                buffers_max: (send_bytes / AREA_FACTOR, receive_bytes / AREA_FACTOR),
                 must_show: false,
                 is_over: false,
                 is_restricted: false,

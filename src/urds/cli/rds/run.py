@@ -111,7 +111,7 @@ def _show(options: RunOptions, program: programs.Program, library: Path) -> Exit
     output = Output(json_wanted=options.json_wanted)
     rows = {
         "program": str(program.path.absolute()),
-        "interpreter": str(program.interpreter),
+        "interpreter": str(program.interpreter.absolute()),
         "library": str(library),
         "node": _named(options.node) or places.find() or places.user_place(),
     }

@@ -43,8 +43,11 @@ def find(place: str | None, *, system: bool = False) -> str:
         return places.SYSTEM_PLACE
     found = places.find()
     if found is None:
-        text = f"no node at {places.SYSTEM_PLACE} nor at {places.user_place()}"
-        raise FileNotFoundError(None, f"{text}: start one with `urds node`")
+        own = places.user_place()
+        text = f"no node at {places.SYSTEM_PLACE} nor at {own}: start one with `urds node`"
+        if places.is_served(own):
+            text = f"the node at {own} is not asked: its folder is not of this user alone (0700)"
+        raise FileNotFoundError(None, text)
     return found
 
 

@@ -54,7 +54,7 @@ def make_folder(place: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)  # noqa: PTH102 - a text
     if not is_ours(folder):
-        raise PermissionError(f"{folder} is not a folder of this user alone")
+        raise PermissionError(f"{folder} is not a folder of this user alone (mode 0700)")
 
 
 def served() -> Iterator[str]:

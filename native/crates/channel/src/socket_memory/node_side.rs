@@ -9,7 +9,7 @@ use super::account::Account;
 use super::layout::{
     AT_ABSENT_BYTES, AT_LOCAL, AT_NODE_ASLEEP, AT_NOTIFY, AT_READER_ASLEEP, AT_ROOM_EVENT,
     AT_ROUTES_GENERATION, AT_SENDER_WAITS, AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout, ROUTE_ERROR,
-    ROUTE_FLAGS, ROUTE_FREED, ROUTE_SLOT, WAIT_ANY, WAIT_ROOM, WAIT_SLEEPERS, route_at,
+    ROUTE_FLAGS, ROUTE_FREED, ROUTE_SLOT, UNIT_BYTES, WAIT_ANY, WAIT_ROOM, WAIT_SLEEPERS, route_at,
     route_sent_at,
 };
 use super::name::{self, Name};
@@ -57,6 +57,15 @@ impl NodeSide {
     /// Return the memory.
     pub fn area(&self) -> &Area {
         &self.area
+    }
+
+    /// Return the bytes of the send area and of the receive area.
+    pub fn area_bytes(&self) -> (usize, usize) {
+        let bytes = |units| units as usize * UNIT_BYTES;
+        (
+            bytes(self.layout.send_units),
+            bytes(self.layout.receive_units),
+        )
     }
 
     /// Return the journal.

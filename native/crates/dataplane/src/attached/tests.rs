@@ -62,9 +62,13 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(world: &World, last: u8, port: u16) -> Self {
+        Self::sized(world, last, port, &SMALL)
+    }
+
+    fn sized(world: &World, last: u8, port: u16, sizes: &Sizes<'_>) -> Self {
         let (user_end, node_end) = unix_pair().unwrap();
-        let (file, _) = layout::make(&SMALL).unwrap();
-        let (journal, _) = journal::make(&SMALL).unwrap();
+        let (file, _) = layout::make(sizes).unwrap();
+        let (journal, _) = journal::make(sizes).unwrap();
         let kept = Kept {
             node_end,
             memory: Descriptor::new(file),
@@ -264,6 +268,27 @@ fn the_port_is_congested_until_the_client_has_taken_half() {
     }
     world.progress(0);
     assert!(!is_marked());
+}
+
+#[test]
+fn a_buffer_is_as_large_as_its_own_area_has_room_for() {
+    let world = World::new();
+    for (send_bytes, receive_bytes) in [(1 << 22, 1 << 14), (1 << 14, 1 << 22)] {
+        let sizes = Sizes {
+            send_bytes,
+            receive_bytes,
+            ..SMALL
+        };
+        let client = Client::sized(&world, 1, 0, &sizes);
+        client.side.options().set(Word::SendBytes, u32::MAX);
+        client.side.options().set(Word::ReceiveBytes, u32::MAX);
+        client.ring();
+        world.progress(0);
+        let state = world.plane.lock();
+        let settings = &state.mailboxes.get(client.mailbox).unwrap().settings;
+        let found = (settings.send_bytes_max, settings.receive_bytes_max);
+        assert_eq!(found, (send_bytes / 4, receive_bytes / 4));
+    }
 }
 
 #[test]
