@@ -14,7 +14,7 @@ use urds_dataplane::attached::SocketParts;
 use urds_dataplane::sys::sent_record::SendMemory;
 use urds_dataplane::sys::socket_pair;
 
-use crate::sys;
+use crate::{errors, sys};
 
 /// As `Sizes` has them; see the stub.
 pub type SizesTuple = (u32, usize, usize, u32, u32, u32, u32, u32, bool);
@@ -35,7 +35,7 @@ const WORDS: [(&str, Word); 10] = [
 
 /// An error number of the system as Python's exception.
 fn raised(Errno(number): Errno) -> PyErr {
-    std::io::Error::from_raw_os_error(number).into()
+    errors::os_error(number, "")
 }
 
 /// Make a socket for a client: its descriptor, and what the node keeps. See the stub.
@@ -46,7 +46,8 @@ pub fn open_socket(
     place: &[u8],
     nonblock: bool,
 ) -> PyResult<(i32, i32, i32, i32)> {
-    let pair = socket_pair::make(nonblock)?;
+    let pair = socket_pair::make(nonblock)
+        .map_err(|failure| raised(Errno(failure.raw_os_error().unwrap_or(libc::EIO))))?;
     let mut made = Sizes {
         cookie: pair.cookie,
         place,
@@ -121,5 +122,5 @@ fn connected(side: &NodeSide) -> Option<([u8; 16], u32, u16)> {
 /// The mailbox is none of an attached socket.
 #[cold]
 pub fn not_attached() -> PyErr {
-    PyOSError::new_err((crate::errors::EBADF, "no attached socket"))
+    PyOSError::new_err((errors::EBADF, "no attached socket"))
 }

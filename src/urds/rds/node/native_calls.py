@@ -25,8 +25,32 @@ from urds.rds.settings import Settings
 _SUBMISSIONS: Final = 1 << 14  # of one socket, that wait or are not acknowledged
 _SEND_FACTOR: Final = 4  # send area to the greatest SO_SNDBUF; sparse
 _RECEIVE_FACTOR: Final = 5
+_PAGE_BYTES: Final = 4096  # of the layout of a socket memory
 _LIST_BYTES_MAX: Final = 1 << 30
 _S: Final = 1_000_000_000
+
+
+def memory_sizes(settings: Settings) -> tuple[int, int, int, int, int, int, int, int, bool]:
+    """Return the sizes of a socket memory, as `urds_native.open_socket` takes them.
+
+    Areas are whole pages, whatever the greatest buffers are.
+    """
+    return (
+        _SUBMISSIONS,
+        _pages(_SEND_FACTOR * settings.wmem_max),
+        _pages(_RECEIVE_FACTOR * settings.rmem_max),
+        settings.send_bytes_default,
+        settings.receive_bytes_default,
+        settings.wmem_max,
+        settings.rmem_max,
+        settings.max_message_bytes,
+        settings.strict_linux,
+    )
+
+
+def _pages(size_bytes: int) -> int:
+    """Round up to whole pages."""
+    return -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _ignored(*_: Any) -> None:
@@ -77,18 +101,7 @@ class NativeCalls:
 
     def open(self, place: str, *, nonblock: bool) -> Opened:
         """Make control socket and socket memory."""
-        settings = self._settings
-        sizes = (
-            _SUBMISSIONS,
-            _SEND_FACTOR * settings.wmem_max,
-            _RECEIVE_FACTOR * settings.rmem_max,
-            settings.send_bytes_default,
-            settings.receive_bytes_default,
-            settings.wmem_max,
-            settings.rmem_max,
-            settings.max_message_bytes,
-            settings.strict_linux,
-        )
+        sizes = memory_sizes(self._settings)
         user_end, *kept = self._native.open_socket(sizes, os.fsencode(place), nonblock)
         return Opened(user_end, tuple(kept))
 

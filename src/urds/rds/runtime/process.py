@@ -251,7 +251,8 @@ def drain(timeout_s: float) -> int:
 
     Those of closed sockets count as well. Waits for `timeout_s` seconds at most, `math.inf` is for
     ever; 0 checks once. Any thread may call it, a signal handler must not. What is left stays
-    queued. Raises ValueError for a negative time or one that is no number.
+    queued. At a node it is the number of open sockets that have such messages; the node goes on
+    with those of closed ones. Raises ValueError for a negative time or one that is no number.
     """
     if not timeout_s >= 0:
         raise ValueError(f"timeout_s = {timeout_s}: must be 0 or more seconds")
