@@ -376,11 +376,8 @@ class AttachedMailbox:
     def unacknowledged(self) -> int:
         """Return 0 if nothing is left to be acknowledged, else 1."""
 
-    def close(self, linger_ns: int | None = None, /) -> None:
-        """Close the descriptor; the socket lives while any other process has it.
-
-        With `linger_ns` what is not acknowledged by then is cancelled first.
-        """
+    def close(self) -> None:
+        """Close the descriptor; the socket lives while any other process has it."""
 
 class Path:
     """One ordered stream to a peer; see `contract.Path`."""

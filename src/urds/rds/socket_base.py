@@ -171,8 +171,9 @@ class SocketBase(SocketCalls):
     def unacknowledged(self) -> int:
         """How many messages of this socket peers have not acknowledged, those not sent included.
 
-        0 means that each lies in its receiver's queue (towards Linux: in its host's TCP). Raises
-        OSError (EBADF) once closed; `urds.drain` waits for the messages of closed sockets too.
+        0 means that each lies in its receiver's queue (towards Linux: in its host's TCP). A socket
+        of a node says 1 for any number of them. Raises OSError (EBADF) once closed; `urds.drain`
+        waits for the messages of closed sockets too.
         """
         mailbox = self._mailbox
         if mailbox is None:

@@ -618,24 +618,9 @@ impl AttachedMailbox {
         usize::from(self.socket.side().queued_bytes() > 0)
     }
 
-    #[pyo3(signature = (linger_ns=None, /))]
-    fn close(&self, py: Python<'_>, linger_ns: Option<u64>) -> PyResult<()> {
-        let descriptor = self.fd();
-        if descriptor >= 0 && linger_ns.is_some() && self.unacknowledged() > 0 {
-            let deadline = Deadline::new(linger_ns);
-            while let Some(left_ns) = deadline.left_ns()
-                && self.unacknowledged() > 0
-            {
-                let event = self.socket.side().room_event();
-                let look_ns = left_ns.min(MS);
-                let _ = py.detach(|| self.socket.side().sleep_for_room(event, Some(look_ns)));
-                py.check_signals()?;
-            }
-            let _ = py.detach(|| self.socket.cancel(descriptor, &self.place, None));
-        }
+    fn close(&self) {
         self.descriptor.store(-1, Relaxed);
         drop(self.owned.lock().take());
-        Ok(())
     }
 }
 

@@ -52,7 +52,7 @@ fn named(py: Python<'_>, name: &str, refused: &Rejected) -> PyResult<PyErr> {
     Ok(PyErr::from_value(error))
 }
 
-/// Return an OSError of a number, with its text and a detail.
+/// Return an `OSError` of a number, with its text and a detail.
 pub fn os_error(errno: i32, detail: &str) -> PyErr {
     let text = std::io::Error::from_raw_os_error(errno).to_string();
     let plain = text.split(" (os error").next().unwrap_or_default();

@@ -15,7 +15,7 @@ use urds_dataplane::stream::Stream;
 use urds_path::SocketAddress;
 
 use crate::addresses;
-use crate::errors::{EBADF, EINVAL};
+use crate::errors::{self, EBADF, EINVAL};
 
 const CLOSED: i32 = -1;
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -37,7 +37,7 @@ impl ShmStream {
 
     fn open(&self) -> PyResult<Arc<RingStream>> {
         let stream = self.stream();
-        stream.ok_or_else(|| io::Error::from_raw_os_error(EBADF).into())
+        stream.ok_or_else(|| errors::os_error(EBADF, ""))
     }
 }
 

@@ -18,7 +18,7 @@ use urds_dataplane::stream::{Stream, TcpStream};
 use urds_path::SocketAddress;
 
 use crate::deferred::{Deferred, defer};
-use crate::errors::EBADF;
+use crate::errors::{self, EBADF};
 use crate::ffi::{call, raise_later};
 use crate::shm_stream::ShmStream;
 use crate::sys::Unowned;
@@ -83,7 +83,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
     if let Ok(given) = object.cast::<ShmStream>() {
         return match given.get().stream() {
             Some(stream) => Ok(Arc::new(GivenShmStream { stream, owner })),
-            None => Err(io::Error::from_raw_os_error(EBADF).into()),
+            None => Err(errors::os_error(EBADF, "")),
         };
     }
     if descriptor >= 0 {
