@@ -24,7 +24,7 @@ def test_a_socket_memory_fits_whatever_buffers_are_allowed(greatest: int) -> Non
     assert memory_bytes > 8 * greatest
 
 
-def test_a_refusal_has_its_error_number() -> None:
+def test_what_is_rejected_has_its_error_number() -> None:
     """It is the answer to a program; without a number that would be EIO."""
     sizes = native_calls.memory_sizes(Settings())
     with pytest.raises(OSError, match="Invalid argument") as refused:
