@@ -37,6 +37,22 @@ static void parent_ends_first(void)
     succeeded(child);
 }
 
+/* A port is free at the last close, in whichever process. */
+static void bound_again(void)
+{
+    int ours = bound(0), port = port_of(ours);
+    for (int round = 0; round < 1000; round++) {
+        if (round % 32 == 0) {
+            pid_t child = fork();
+            if (child == 0)
+                _exit(0);
+            succeeded(child);
+        }
+        close(ours);
+        ours = bound(port);
+    }
+}
+
 static void vforked(void)
 {
     int ours = bound(0), other = bound(0);
@@ -235,8 +251,8 @@ char **arguments_of_child;
 int main(int argc, char **argv)
 {
     static const struct test tests[] = {
-        {"forked", forked}, {"parent_ends_first", parent_ends_first}, {"vforked", vforked},
-        {"spawned", spawned}, {"closed_on_exec", closed_on_exec}, {"copies", copies},
+        {"forked", forked}, {"parent_ends_first", parent_ends_first}, {"bound_again", bound_again},
+        {"vforked", vforked}, {"spawned", spawned}, {"closed_on_exec", closed_on_exec}, {"copies", copies},
         {"over_each_other", over_each_other}, {"sent_along", sent_along}, {"all_closed", all_closed},
         {"a_raw_close", a_raw_close}, {"streams", streams}, {"files", files}, {NULL, NULL},
     };

@@ -7,12 +7,10 @@ use urds_client::{Name, Word};
 
 use super::{either, narrow};
 use crate::addresses::{self, Call};
-use crate::sys::{arguments, clock, errno, originals, sockets};
+use crate::sys::{arguments, errno, originals, sockets};
 use crate::table::{self, Held};
 use crate::{Answer, Errno, place};
 
-/// How long a bind waits for a name that another socket may just have let go.
-const PATIENCE_MS: u32 = 20;
 const TRANSPORT_TCP: u32 = 2;
 
 /// The family of RDS.
@@ -97,15 +95,7 @@ fn bind_ours(fd: c_int, held: &Held, given: &[u8]) -> Answer {
     }
     let options = socket.options();
     let transport = options.get(Word::Transport).wrapping_sub(1);
-    let mut bound = socket.bind(fd, place::OF_SOCKET, &name, transport);
-    for _ in 0..PATIENCE_MS {
-        if bound != Err(libc::EADDRINUSE) {
-            break;
-        }
-        // The node hears a moment later that a name's last descriptor was closed.
-        clock::rest_ms(1);
-        bound = socket.bind(fd, place::OF_SOCKET, &name, transport);
-    }
+    let bound = socket.bind(fd, place::OF_SOCKET, &name, transport);
     match bound {
         Ok(_) if transport == u32::MAX => options.set(Word::Transport, TRANSPORT_TCP + 1),
         Err(libc::EADDRINUSE) => options.set(Word::Transport, 0), // kernel parity: it is lost

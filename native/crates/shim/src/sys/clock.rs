@@ -22,16 +22,6 @@ pub fn now_ns() -> u64 {
     span_ns(&now).unwrap_or(0)
 }
 
-/// Rest; a signal may end it.
-pub fn rest_ms(time_ms: u32) {
-    let span = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: libc::c_long::from(time_ms.min(999)) * 1_000_000,
-    };
-    // SAFETY: the span is valid, and what is left is not asked for.
-    unsafe { libc::nanosleep(&raw const span, core::ptr::null_mut()) };
-}
-
 /// Return a span in nanoseconds, 584 years at most; None if it is none.
 pub fn span_ns(span: &libc::timespec) -> Option<u64> {
     let seconds = u64::try_from(span.tv_sec).ok()?;
