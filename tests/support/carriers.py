@@ -50,9 +50,14 @@ def transport() -> Transport:
 
 
 def here() -> list[str]:
-    """Return the carriers of this run; shm needs the compiled plane and both ends on one host."""
+    """Return the carriers of this run; shm needs the compiled plane and both ends on one host.
+
+    Sockets of a node are over TCP.
+    """
     has_shm = planes.in_use() == NATIVE and places.is_loopback()
-    return [name for name in CARRIERS if name != SHM or has_shm]
+    has_rdma = not IS_ATTACHED
+    left_out = {*(() if has_shm else (SHM,)), *(() if has_rdma else RDMA_DEVICES)}
+    return [name for name in CARRIERS if name not in left_out]
 
 
 def control_counter(name: str) -> str:
@@ -67,10 +72,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         devices = mark.args if mark.args and not _TAKES_ALL else RDMA_DEVICES
         if not places.is_loopback():  # shared memory reaches no other host
             devices = ("tcp0",)
-        if IS_ATTACHED:  # sockets of a node are over TCP
-            devices = ()
-        streams = [name for name in (TCP, SHM) if name in here()]
-        given = [pytest.param(one, marks=_marks(metafunc, one)) for one in (*streams, *devices)]
+        names = [name for name in here() if name not in RDMA_DEVICES or name in devices]
+        given = [pytest.param(one, marks=_marks(metafunc, one)) for one in names]
         metafunc.parametrize("carrier", given, indirect=True)
 
 

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 import urds
+from tests.rds.sockets import hosts
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.rds.sockets.hosts import host
 from tests.support import backends
@@ -32,9 +33,12 @@ def backend_with(**values: object) -> Iterator[InProcess]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_addresses() -> None:
-    """Give each test over nodes addresses of its own."""
+def fresh_addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test over nodes addresses of its own, in the constants of its module too."""
     backends.shift()
+    for name, value in list(vars(request.module).items()) if backends.IS_ATTACHED else ():
+        if (moved := hosts.shifted(value)) != value:
+            monkeypatch.setattr(request.module, name, moved)
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Every row of the recording from Linux 6.1, compared with what our sockets do.
 
 The calls are made five times: the second host in this process, with default settings and with
-`strict_linux`; in another one, over TCP and over RDMA on two devices. A row is compared as it
-stands, differs on purpose (`DIFFERS`, a line of docs/differences.md), or does not apply
-(`NOT_APPLICABLE`, with the reason); the three together are the whole recording.
+`strict_linux`; in another one, over TCP and over RDMA on two devices. Over nodes there is no RDMA.
+A row is compared as it stands, differs on purpose (`DIFFERS`, a line of docs/differences.md), or
+does not apply (`NOT_APPLICABLE`, with the reason); the three together are the whole recording.
 """
 
 import json
@@ -121,6 +121,14 @@ OVER_RDMA: dict[Key, Any] = {
     ("send", "sendmsg cmsg RDMA_MAP(3)"): "E:EINVAL",
     _FORCED_SIZES: RECORDED[_FORCED_SIZES[0]][_FORCED_SIZES[1]],  # 1 MiB at most, by either
 }
+# Rows of sockets of a node, which is over TCP and makes no device: differences.md, rdma-of-nodes.
+OVER_NODES: dict[Key, Any] = {
+    (OPTIONS, "set TRANSPORT=0 unbound"): [None, 0, "E:ENOPROTOOPT"],
+    **{
+        (OPTIONS, row): RECORDED[OPTIONS][row]
+        for row in ("RDS_INFO 10008 with NULL/0", "RDS_INFO 10017 with NULL/0")
+    },
+}
 # With MSG_NOSIGNAL accepted its message arrives as well, behind the first one.
 _ALL_RECEIVED: Key = ("send", "all received at 4000")
 _NOSIGNAL = {
@@ -173,7 +181,11 @@ class Way:
         return self.carrier + ", strict" * self.strict + ", two processes" * self.two_processes
 
 
-ALONE = [Way("tcp"), Way("tcp", strict=True), Way("shm0")]
+ALONE = [
+    Way(carrier, strict)
+    for carrier, strict in (("tcp", False), ("tcp", True), ("shm0", False))
+    if carrier in carriers.here()
+]
 WITH_ANOTHER = [
     Way("tcp"),
     Way("tcp", strict=True),
@@ -184,6 +196,11 @@ CASES = [
     for key in COMPARED
     for way in (WITH_ANOTHER if key[0] in WITH_A_PEER else ALONE)
 ]
+
+
+@pytest.fixture(autouse=True)
+def fresh_addresses() -> None:
+    """Keep the addresses: calls are made once for many tests."""
 
 
 @cache
@@ -206,6 +223,8 @@ def expected(key: Key, way: Way) -> Any:
     """Return what our sockets shall answer."""
     if way.carrier not in {carriers.TCP, carriers.SHM} and key in OVER_RDMA:
         return OVER_RDMA[key]
+    if carriers.IS_ATTACHED and key in OVER_NODES:
+        return OVER_NODES[key]
     differs = DIFFERS.get(key)
     if differs and (differs.strict or not way.strict):
         return differs.ours
@@ -219,13 +238,18 @@ def expected(key: Key, way: Way) -> Any:
     return adapted(key, value)
 
 
+def beside_far(number: int) -> str:
+    """Return another host beside the second one."""
+    return f"{FAR.rpartition('.')[0]}.{number}"
+
+
 def adapted(key: Key, value: Any) -> Any:
     """Return a recorded row with the addresses that a bind of it uses here."""
     group, row = key
     if (group, row) == ("bind", "127.0.0.1:4000"):
         return [None, [FAR, 4000]]
     if (group, row) == ("bind", "127.0.0.5:4000"):
-        return [None, [host(5), 4000]]
+        return [None, [beside_far(5), 4000]]
     return value
 
 

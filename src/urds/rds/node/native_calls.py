@@ -25,6 +25,7 @@ from urds.rds.settings import Settings
 _SUBMISSIONS: Final = 1 << 14  # of one socket, that wait or are not acknowledged
 _SEND_FACTOR: Final = 4  # send area to the greatest SO_SNDBUF; sparse
 _RECEIVE_FACTOR: Final = 5
+_MESSAGE_FACTOR: Final = 2  # each area to the longest message
 _PAGE_BYTES: Final = 4096  # of the layout of a socket memory
 _LIST_BYTES_MAX: Final = 1 << 30
 _S: Final = 1_000_000_000
@@ -35,10 +36,11 @@ def memory_sizes(settings: Settings) -> tuple[int, int, int, int, int, int, int,
 
     Areas are whole pages, whatever the greatest buffers are.
     """
+    longest_bytes = _MESSAGE_FACTOR * settings.max_message_bytes  # SO_SNDBUFFORCE
     return (
         _SUBMISSIONS,
-        _pages(_SEND_FACTOR * settings.wmem_max),
-        _pages(_RECEIVE_FACTOR * settings.rmem_max),
+        _pages(max(_SEND_FACTOR * settings.wmem_max, longest_bytes)),
+        _pages(max(_RECEIVE_FACTOR * settings.rmem_max, longest_bytes)),
         settings.send_bytes_default,
         settings.receive_bytes_default,
         settings.wmem_max,
