@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.support import backends
 
-
 _numbers: dict[str, int] = {}
 
 

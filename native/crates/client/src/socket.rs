@@ -195,7 +195,7 @@ impl Socket {
 pub(crate) fn number_of(reason: Rejected) -> i32 {
     match reason {
         Rejected::Busy | Rejected::Full | Rejected::Empty => libc::EAGAIN,
-        Rejected::FullBesideOthers | Rejected::Congested => libc::ENOBUFS,
+        Rejected::FullBesideOthers | Rejected::Congested | Rejected::OverQuota => libc::ENOBUFS,
         Rejected::TooLong => libc::EMSGSIZE,
         Rejected::NoRoute => libc::EHOSTUNREACH,
         Rejected::Failed(number) => number,

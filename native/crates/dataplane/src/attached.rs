@@ -95,6 +95,8 @@ pub struct Attached {
     /// `Left` or `ClientError` was reported.
     is_over: bool,
     is_restricted: bool,
+    /// How many submissions are still taken while it is.
+    taken_while_restricted: u32,
 }
 
 /// Records whose last reference was dropped, with their sockets; pushed by any thread.
@@ -183,6 +185,7 @@ impl Plane {
                 must_show: false,
                 is_over: false,
                 is_restricted: false,
+                taken_while_restricted: 0,
             }));
             record.special = true;
             state.attached.count += 1;
@@ -254,7 +257,10 @@ impl Plane {
         let Some(attached) = state.attached_mut(id) else {
             return;
         };
+        attached.side.set_over_quota(is_restricted);
         if std::mem::replace(&mut attached.is_restricted, is_restricted) != is_restricted {
+            // What lies there already is sent, or its memory would never be free.
+            attached.taken_while_restricted = attached.side.submissions().unwrap_or(0);
             state.touched.insert(id);
             state.serve_soon(id);
         }
@@ -397,11 +403,7 @@ impl State {
             return;
         };
         attached.side.wake();
-        let is_held_up = attached.is_restricted && attached.left_until_ns.is_none();
         self.touched.insert(id);
-        if is_held_up {
-            return; // what it submits fills its account
-        }
         let is_empty = match self.take_submissions(id, paths) {
             Ok(is_empty) => is_empty,
             Err(Nonsense(what)) => {
@@ -424,8 +426,8 @@ impl State {
             }
             None => {}
         }
-        if !is_empty {
-            return;
+        if !is_empty || attached.is_held_up() && attached.side.submissions() != Ok(0) {
+            return; // what it submits all the same waits
         }
         match attached.side.sleep() {
             Ok(true) => {}
@@ -527,6 +529,12 @@ impl State {
 }
 
 impl Attached {
+    /// Return whether nothing of it is taken: its client submits in spite of the quota.
+    fn is_held_up(&self) -> bool {
+        let is_over = self.is_restricted && self.taken_while_restricted == 0;
+        is_over && self.left_until_ns.is_none()
+    }
+
     pub(crate) fn is_restricted(&self) -> bool {
         self.is_restricted
     }

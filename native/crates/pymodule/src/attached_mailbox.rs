@@ -209,6 +209,10 @@ impl AttachedMailbox {
                 Ok(bytes) => return Ok(bytes),
                 Err(errno) => errno,
             };
+            if errno == ENOBUFS && socket.side().is_over_quota() {
+                let detail = "its user is over quota.memory of the node";
+                return Err(errors::refuse(py, ErrorReason::System(errno), detail));
+            }
             let is_busy = errno == EAGAIN || errno == ENOBUFS;
             if !is_busy || wait_ns == Some(0) {
                 return Err(exception(py, errno, true));

@@ -72,7 +72,7 @@ impl ClientSide {
     /// `is_congested` looks at a port in the map of a slot.
     ///
     /// # Errors
-    /// `Busy`, `TooLong`, `NoRoute`, `Failed`, `Congested`, `Full`, `FullBesideOthers`, `Corrupt`;
+    /// `Busy`, `TooLong`, `NoRoute`, `Failed`, `OverQuota`, `Congested`, `Full`, `FullBesideOthers`, `Corrupt`;
     /// then nothing was sent.
     pub fn send(
         &self,
@@ -88,6 +88,9 @@ impl ClientSide {
         let failure = self.take_error(route);
         if failure != 0 {
             return Err(Rejected::Failed(failure));
+        }
+        if self.is_over_quota() {
+            return Err(Rejected::OverQuota);
         }
         let slot = self.map_slot(route);
         if slot.is_some_and(|slot| is_congested(slot, message.to.port)) {

@@ -4,11 +4,12 @@ use core::sync::atomic::Ordering;
 
 use super::account::Account;
 use super::layout::{
-    AT_COOKIE, AT_LOCAL, AT_MESSAGE_LIMIT, AT_NAMES, AT_NODE_ASLEEP, AT_NOTIFY, AT_PEER, AT_PLACE,
-    AT_PLACE_BYTES, AT_PUBLISHED, AT_READER_ASLEEP, AT_RECEIVE_LIMIT, AT_RECEIVERS, AT_ROOM_EVENT,
-    AT_ROUTES_GENERATION, AT_RULES, AT_SEND_LIMIT, AT_SENDER_WAITS, AT_SENDERS, AT_TAKEN,
-    AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout, NAME_BYTES, NAMES, PLACE_BYTES_MAX, ROUTE_ERROR,
-    ROUTE_FLAGS, ROUTE_GONE, ROUTE_SLOT, ROUTES, RULE_STRICT_LINUX, route_at,
+    AT_COOKIE, AT_LOCAL, AT_MESSAGE_LIMIT, AT_NAMES, AT_NODE_ASLEEP, AT_NOTIFY, AT_OVER_QUOTA,
+    AT_PEER, AT_PLACE, AT_PLACE_BYTES, AT_PUBLISHED, AT_READER_ASLEEP, AT_RECEIVE_LIMIT,
+    AT_RECEIVERS, AT_ROOM_EVENT, AT_ROUTES_GENERATION, AT_RULES, AT_SEND_LIMIT, AT_SENDER_WAITS,
+    AT_SENDERS, AT_TAKEN, AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout, NAME_BYTES, NAMES,
+    PLACE_BYTES_MAX, ROUTE_ERROR, ROUTE_FLAGS, ROUTE_GONE, ROUTE_SLOT, ROUTES, RULE_STRICT_LINUX,
+    route_at,
 };
 use super::name::{self, Name};
 use super::options::Options;
@@ -37,6 +38,8 @@ pub enum Rejected {
     Failed(i32),
     /// The destination's port is congested.
     Congested,
+    /// The user of the socket is over its quota at the node.
+    OverQuota,
     /// Nothing to receive.
     Empty,
     /// A process wrote nonsense into the memory.
@@ -102,6 +105,11 @@ impl ClientSide {
     /// Return whether the node's setting `strict_linux` is on.
     pub fn is_strict(&self) -> bool {
         self.word(AT_RULES) & RULE_STRICT_LINUX != 0
+    }
+
+    /// Return whether the node refuses sends: the socket's user is over its quota.
+    pub fn is_over_quota(&self) -> bool {
+        self.word(AT_OVER_QUOTA) != 0
     }
 
     /// Copy out the path of the node socket; return its length, 0 if there is none.

@@ -63,6 +63,7 @@ pub const AT_ROOM_EVENT: usize = 2560;
 pub const AT_WANTS_TAKEN: usize = 2688;
 pub const AT_ROUTES_GENERATION: usize = 2816;
 pub const AT_ABSENT_BYTES: usize = 2824;
+pub const AT_OVER_QUOTA: usize = 2832;
 pub const AT_LOCAL: usize = 2944;
 
 // Tables behind the head.

@@ -7,10 +7,10 @@ use core::sync::atomic::Ordering;
 
 use super::account::Account;
 use super::layout::{
-    AT_ABSENT_BYTES, AT_LOCAL, AT_NODE_ASLEEP, AT_NOTIFY, AT_READER_ASLEEP, AT_ROOM_EVENT,
-    AT_ROUTES_GENERATION, AT_SENDER_WAITS, AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout, ROUTE_ERROR,
-    ROUTE_FLAGS, ROUTE_FREED, ROUTE_SLOT, UNIT_BYTES, WAIT_ANY, WAIT_ROOM, WAIT_SLEEPERS, route_at,
-    route_sent_at,
+    AT_ABSENT_BYTES, AT_LOCAL, AT_NODE_ASLEEP, AT_NOTIFY, AT_OVER_QUOTA, AT_READER_ASLEEP,
+    AT_ROOM_EVENT, AT_ROUTES_GENERATION, AT_SENDER_WAITS, AT_WAIT_FLAGS, AT_WAIT_GROUPS, Layout,
+    ROUTE_ERROR, ROUTE_FLAGS, ROUTE_FREED, ROUTE_SLOT, UNIT_BYTES, WAIT_ANY, WAIT_ROOM,
+    WAIT_SLEEPERS, route_at, route_sent_at,
 };
 use super::name::{self, Name};
 use super::node_receive::Segments;
@@ -137,6 +137,13 @@ impl NodeSide {
         self.area
             .long(AT_ABSENT_BYTES)
             .store(bytes, Ordering::Release);
+    }
+
+    /// Tell whether sends are refused: the socket's user is over its quota.
+    pub fn set_over_quota(&self, is_over: bool) {
+        self.area
+            .word(AT_OVER_QUOTA)
+            .store(u32::from(is_over), Ordering::Release);
     }
 
     // -- waking the client

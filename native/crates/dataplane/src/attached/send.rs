@@ -40,7 +40,12 @@ impl State {
             };
             let next = match attached.held.pop_front() {
                 Some(held) => Some(held),
-                None => attached.side.take()?,
+                None if attached.is_held_up() => return Ok(true),
+                None => {
+                    let left = &mut attached.taken_while_restricted;
+                    *left = left.saturating_sub(1);
+                    attached.side.take()?
+                }
             };
             let Some(submission) = next else {
                 return Ok(true);

@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::net::Ipv4Addr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use urds_channel::journal;
 use urds_channel::socket_memory::{
@@ -181,6 +182,33 @@ fn a_message_goes_from_one_attached_socket_to_another() {
     assert!(other.receive().is_none());
     world.progress(0);
     assert_eq!(one.side.queued_bytes(), 0, "delivered is acknowledged");
+}
+
+#[test]
+fn over_quota_a_send_is_refused_and_what_was_sent_goes_on() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    one.send(route, PORT, b"before").unwrap();
+    world.plane.restrict(one.mailbox, true);
+    assert_eq!(one.send(route, PORT, b"x"), Err(Rejected::OverQuota));
+    world.progress(0);
+    assert_eq!(other.receive().unwrap().0, b"before");
+    assert_eq!(one.side.queued_bytes(), 0, "it holds no memory of its user");
+    // A client that does not look at the word.
+    one.side
+        .area()
+        .word(layout::AT_OVER_QUOTA)
+        .store(0, Relaxed);
+    one.send(route, PORT, b"in spite of it").unwrap();
+    world.progress(0);
+    world.progress(0);
+    assert!(other.receive().is_none());
+    world.plane.restrict(one.mailbox, false);
+    one.send(route, PORT, b"after").unwrap();
+    world.progress(0);
+    assert_eq!(other.receive().unwrap().0, b"in spite of it");
+    assert_eq!(other.receive().unwrap().0, b"after");
 }
 
 #[test]
