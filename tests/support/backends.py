@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.support import carriers, planes
 from urds.rds.plane.choose import NATIVE, attaches
@@ -85,6 +85,18 @@ def made(**values: object) -> Iterator[Backend]:
         node.is_used = False
 
 
+@contextmanager
+def at_own_node(config: str) -> Iterator[Attached]:
+    """Make a backend at a node with that configuration, which ends with the block."""
+    node = _start("", config)
+    attached = Attached(Settings.load({"drain_s": 0}, environ=carriers.chosen()), node.place)
+    try:
+        yield attached
+    finally:
+        attached.close()
+        _end(node)
+
+
 def _carrier() -> dict[str, object]:
     prefix = "URDS_"
     return {name.removeprefix(prefix).lower(): one for name, one in carriers.chosen().items()}
@@ -100,16 +112,16 @@ def _node_with(values: Mapping[str, object]) -> _Node:
             _end(one)
     node = next((one for one in _nodes if not one.is_used), None)
     if node is None:
-        node = _start(key, kept)
+        lines = [f"{name} = {json.dumps(one)}\n" for name, one in kept.items()]
+        node = _start(key, "[settings]\n" + "".join(lines))
         _nodes.append(node)
     return node
 
 
-def _start(key: str, values: Mapping[str, Any]) -> _Node:
+def _start(key: str, text: str) -> _Node:
     folder = Path(tempfile.mkdtemp(prefix="urds-nodes-"))
     config = folder / "node.toml"
-    lines = [f"{name} = {json.dumps(one)}\n" for name, one in values.items()]
-    config.write_text("[settings]\n" + "".join(lines))
+    config.write_text(text)
     place = str(folder / "node.sock")
     environ = {name: one for name, one in os.environ.items() if not name.startswith("URDS_")}
     environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])

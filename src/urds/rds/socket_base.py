@@ -29,6 +29,7 @@ from urds.rds.constants import (
     SIOCRDSSETTOS,
     SOCK_SEQPACKET,
     SOL_RDS,
+    SOL_SOCKET,
     InfoOpt,
     SockOpt,
     Transport,
@@ -124,6 +125,7 @@ class SocketBase(SocketCalls):
             self.__dict__["sendto"] = mailbox.sendto
         self.__dict__["recvfrom"] = mailbox.recvfrom
         self._note_peer()
+        self._note_beside()
         self._lock.notify_all()
 
     def _let_go(self, backend: Backend, mailbox: Mailbox) -> None:
@@ -145,6 +147,7 @@ class SocketBase(SocketCalls):
             self._check_open()
             self._peer = addresses.parse(address, Call.CONNECT)
             self._note_peer()
+            self._note_beside()
 
     def connect_ex(self, address: GivenAddress, /) -> int:  # type: ignore[override]  # as bind
         """Connect; return 0 or the errno. An unknown name still raises."""
@@ -215,6 +218,8 @@ class SocketBase(SocketCalls):
             self._bound().cancel(*options.cancel_target(data, self._settings))
         else:
             self._tell_mailbox()
+            if (level, optname) == (SOL_SOCKET, options.SO_LINGER):
+                self._note_beside()
 
     @overload
     def getsockopt(self, level: int, optname: int, /) -> int: ...
@@ -274,7 +279,7 @@ class SocketBase(SocketCalls):
             option,
             backend.snapshot(),
             counters=backend.counters(),
-            connected=process.connected,
+            connected=backend.connected_peers(),
             buffer_bytes=room,
         )
 
@@ -490,6 +495,12 @@ class SocketBase(SocketCalls):
         process.connected[mailbox.local, mailbox.port] = peer
         same = peer[0].version == mailbox.local.version
         self._reachable_peer = addresses.socket_address(*peer) if same else None
+
+    def _note_beside(self) -> None:
+        """Tell the backend what its plane does not obey."""
+        backend, mailbox = self._backend, self._mailbox
+        if backend is not None and mailbox is not None:
+            backend.note(mailbox, self._peer, self._options.linger_s)
 
 
 def _finite(wait_ns: int | None) -> int | None:

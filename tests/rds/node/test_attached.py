@@ -1,10 +1,14 @@
 """Sockets of this process at a real node: messages, its worker killed and upgraded meanwhile."""
 
+import errno
 import os
 import signal
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
+from socket import inet_aton
 
 import pytest
 
@@ -12,6 +16,8 @@ import urds
 from tests.rds.sockets.conftest import fresh_addresses  # noqa: F401 - a fixture
 from tests.rds.sockets.hosts import host
 from tests.support import backends
+from tests.support.waiting import wait_until
+from urds.rds.constants import SOL_RDS, SOL_SOCKET, InfoOpt
 from urds.rds.node import commands
 from urds.rds.runtime.attached import Attached
 from urds.rds.runtime.process import process
@@ -21,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     reason="a node with the compiled plane: TEST_BACKEND=attached URDS_IMPL=native",
 )
 MESSAGES = 20_000
+SO_RCVBUF, SO_LINGER = 8, 13
 EVENTS = 5
 
 
@@ -111,3 +118,63 @@ def test_processes_share_an_address(tmp_path: object) -> None:
         assert os.waitpid(child, 0)[1] == 0
         first.close()
         second.close()
+
+
+def test_over_its_quota_of_memory_a_send_is_refused() -> None:
+    """What lies unread counts; once it was read, a send is as before."""
+    with backends.at_own_node("[quota]\nmemory = '1MiB'\n") as backend:
+        near, far = bound(backend, 1), bound(backend, 2)
+        far.setsockopt(SOL_SOCKET, SO_RCVBUF, 32 << 20)
+        name = far.getsockname()
+        taken = 400
+        for _ in range(taken):  # 3 MB; root may have 2 MiB
+            near.sendto(bytes(8000), name)
+
+        def is_refused() -> bool:
+            nonlocal taken
+            try:
+                near.sendto(b"", name)
+            except OSError as refused:
+                return refused.errno == errno.ENOBUFS and "quota.memory" in str(refused)
+            taken += 1
+            return False
+
+        wait_until(is_refused)
+        for _ in range(taken):
+            far.recv(8000)
+        wait_until(lambda: not is_refused())
+        near.close()
+        far.close()
+
+
+def test_the_node_lists_the_connected_peer() -> None:
+    with attached() as backend:
+        sock = bound(backend, 1)
+        for peer in ((host(2), 4001), (host(2), 4002)):
+            sock.connect(peer)
+            (found,) = backend.connected_peers().items()
+            assert found == ((ip_address(host(1)), 4000), (ip_address(host(2)), peer[1]))
+            data = sock.getsockopt(SOL_RDS, InfoOpt.SOCKETS, 1 << 16)
+            assert inet_aton(host(1)) + inet_aton(host(2)) in data
+            assert peer[1].to_bytes(2, "big") in data
+        sock.close()
+
+
+@pytest.mark.parametrize(("linger", "is_left"), [(None, True), ((1, 0), False), ((1, 600), True)])
+def test_the_node_gives_what_is_left_the_time_of_so_linger(
+    linger: tuple[int, int] | None, is_left: bool
+) -> None:
+    """The socket of a process that ends without a word."""
+    with attached() as backend:
+        sock = bound(backend, 1)
+        if linger is not None:
+            sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("=ii", *linger))
+        sock.sendto(b"to nobody", (host(99), 4000))
+        os.close(sock.mailbox.detach())  # type: ignore[attr-defined]
+
+        def queued() -> bool:
+            own = ip_address(host(1))
+            return any(row.local == own for row in backend.snapshot().send_queue)
+
+        wait_until(lambda: commands.status(backend.place)["bound"] == 0)
+        assert queued() == is_left

@@ -150,6 +150,13 @@ class FakeBackend:
         self.asked_to_connect.append(peer)
         return self.is_connected
 
+    def note(self, mailbox: FakeMailbox, peer: object, linger_s: int | None) -> None:
+        """Ignore it."""
+
+    def connected_peers(self) -> Mapping[Any, Any]:
+        """Return none."""
+        return {}
+
     def closed(self, mailbox: FakeMailbox) -> None:
         """Record; free the regions."""
         self.table.free_all(mailbox)

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use urds_channel::socket_memory::layout::ROUTES;
-use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Submission};
+use urds_channel::socket_memory::{ClientError as Nonsense, Name, NodeSide, Submission, Word};
 use urds_channel::sys::doorbell::{self, Heard};
 use urds_path::Address;
 
@@ -51,6 +51,8 @@ mod tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
+/// The longest time that `SO_LINGER` has here.
+const LINGER_S_MAX: u32 = 3600;
 /// Each area of a memory holds its buffer so many times.
 const AREA_FACTOR: usize = 4;
 
@@ -474,9 +476,11 @@ impl State {
 
     /// The client's last descriptor is closed: what it has submitted is still taken.
     fn note_left(&mut self, id: MailboxId) {
-        let until_ns = self.now_ns().saturating_add(self.limits.linger_ns);
+        let (now_ns, default_ns) = (self.now_ns(), self.limits.linger_ns);
         self.unwatch_attached(id);
         if let Some(attached) = self.attached_mut(id) {
+            let linger_ns = attached.linger_ns().unwrap_or(default_ns);
+            let until_ns = now_ns.saturating_add(linger_ns);
             attached.left_until_ns.get_or_insert(until_ns);
             self.attached.due.insert(id);
         }
@@ -529,6 +533,12 @@ impl State {
 }
 
 impl Attached {
+    /// Return the time of `SO_LINGER`, as the client set it.
+    pub(crate) fn linger_ns(&self) -> Option<u64> {
+        let seconds = self.side.options().get(Word::Linger).checked_sub(1)?;
+        Some(u64::from(seconds.min(LINGER_S_MAX)) * 1_000_000_000)
+    }
+
     /// Return whether nothing of it is taken: its client submits in spite of the quota.
     fn is_held_up(&self) -> bool {
         let is_over = self.is_restricted && self.taken_while_restricted == 0;

@@ -78,9 +78,12 @@ impl State {
         };
         record.closed = true;
         let host = record.host;
+        let default_ns = self.limits.linger_ns;
+        let chosen_ns = record.attached.as_ref().and_then(|one| one.linger_ns());
+        let lingers = linger_ns.is_none() && chosen_ns != Some(0);
         self.shut_mailbox(mailbox);
-        if linger_ns.is_none() && self.has_queued(host, mailbox) {
-            let at_ns = self.now_ns() + self.limits.linger_ns;
+        if lingers && self.has_queued(host, mailbox) {
+            let at_ns = self.now_ns() + chosen_ns.unwrap_or(default_ns);
             self.lingering.push(Lingering {
                 mailbox,
                 host,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from urds.common.errors import ErrorReason, PlaneError, os_error
 from urds.common.types import IPAddress
-from urds.rds.addresses import address_of, packed_of
+from urds.rds.addresses import packed_of
 from urds.rds.constants import Transport
 from urds.rds.node.plane_calls import Opened
 from urds.rds.plane.choose import NATIVE, choose, native_module
@@ -207,9 +207,11 @@ class NativeCalls:
     def _connected(self) -> dict[Endpoint, Endpoint]:
         """Return where sockets are connected to, as their programs wrote it."""
         found: dict[Endpoint, Endpoint] = {}
+        from urds.rds.plane.attached import unmapped
+
         for mailbox in list(self._attached):
             words = mailbox.words()
             if (peer := words.get("connected")) is not None:
-                data, port, scope = peer
-                found[mailbox.local, mailbox.port] = address_of(data, scope), port
+                data, scope, port = peer
+                found[mailbox.local, mailbox.port] = unmapped(data, scope), port
         return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _NAP_FIRST_S: Final = 0.0002
 _NAP_MAX_S: Final = 0.01
 _NS: Final = 1_000_000_000
+_LINGER_S_MAX: Final = (1 << 31) - 1
 
 
 class Watch(Protocol):
@@ -116,6 +118,13 @@ class AttachedMailbox(urds_native.AttachedMailbox):
         super().configure(plain_settings(settings))
         self.settings = settings
 
+    def note(self, peer: tuple[IPAddress, int] | None, linger_s: int | None) -> None:
+        """Tell the node of the connected peer and of SO_LINGER."""
+        data, scope = (None, 0) if peer is None else packed_of(peer[0])
+        with suppress(BlockingIOError):  # a handler inside a send: at the next change
+            self.set_peer(data, scope, 0 if peer is None else peer[1])
+        self.set_word("linger", 0 if linger_s is None else 1 + min(linger_s, _LINGER_S_MAX))
+
     def cancel(self, peer: IPAddress | None, port: int | None) -> int:
         """Remove unacknowledged messages to that address and port, or all; return how many."""
         data, scope = (None, 0) if peer is None else packed_of(peer)
@@ -124,7 +133,8 @@ class AttachedMailbox(urds_native.AttachedMailbox):
     def close(self, linger_ns: int | None = None) -> None:
         """Close the descriptor; the node goes on with what is queued, for its own `linger_s`.
 
-        With `linger_ns` this waits for so long, and cancels the rest.
+        With `linger_ns` this waits for so long. What is left then is the node's as well, which knows
+        whether another process has the socket: it gives that the time of SO_LINGER once more.
         """
         descriptor = self.fileno()
         if descriptor < 0:
@@ -132,7 +142,8 @@ class AttachedMailbox(urds_native.AttachedMailbox):
         try:
             if linger_ns is not None:
                 self._wait_until_acknowledged(time.monotonic() + linger_ns / _NS)
-                self.cancel(None, None)
+                if not self.word("linger"):  # `strict_linux` of this process: none is left
+                    self.set_word("linger", 1)
         finally:
             self.watch.forget(descriptor)
             super().close()

@@ -29,7 +29,7 @@ from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
     from urds.rds.plane.attached import AttachedMailbox
-    from urds.rds.runtime.processes import Report
+    from urds.rds.runtime.processes import Endpoint, Report
     from urds.rds.transports.rdma.regions import RegionTable
 
 _NAP_FIRST_S: Final = 0.0002
@@ -103,6 +103,14 @@ class Attached:
 
     def _refuse(self) -> NoReturn:
         raise os_error(ErrorReason.NOT_SUPPORTED, "sockets of a node are over TCP")
+
+    def note(self, mailbox: Mailbox, peer: Endpoint | None, linger_s: int | None) -> None:
+        """Write them into the memory of the socket: the node lists the one and obeys the other."""
+        cast("AttachedMailbox", mailbox).note(peer, linger_s)
+
+    def connected_peers(self) -> Mapping[Endpoint, Endpoint]:
+        """Return where the sockets of the node are connected to. Raises OSError."""
+        return self._report().connected
 
     def closed(self, mailbox: Mailbox) -> None:
         """Do nothing: the node sees that its descriptor is closed."""

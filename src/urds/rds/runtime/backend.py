@@ -32,6 +32,7 @@ from urds.rds.plane.contract import (
 from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
+    from urds.rds.runtime.info import Endpoint
     from urds.rds.transports.rdma.regions import RegionTable
 
 __all__ = [
@@ -87,6 +88,12 @@ class Backend(Protocol):
 
         Raises OSError: EACCES for a peer that is not allowed, EUSERS when there are too many.
         """
+
+    def note(self, mailbox: Mailbox, peer: Endpoint | None, linger_s: int | None) -> None:
+        """Note the connected peer and SO_LINGER of a socket, which the plane does not obey."""
+
+    def connected_peers(self) -> Mapping[Endpoint, Endpoint]:
+        """Return where the sockets of `snapshot` are connected to."""
 
     def closed(self, mailbox: Mailbox) -> None:
         """Free the port of a mailbox that its socket has closed."""

@@ -24,6 +24,7 @@ from urds.rds.runtime.process import process
 from urds.rds.settings import Settings
 
 if TYPE_CHECKING:
+    from urds.rds.runtime.info import Endpoint
     from urds.rds.transports.rdma.regions import RegionTable
 
 _S = 1_000_000_000
@@ -91,6 +92,13 @@ class InProcess:
         with self._driver.lock:
             return self._driver.rdma.bound.connected(mailbox, peer)
 
+    def note(self, mailbox: Mailbox, peer: Endpoint | None, linger_s: int | None) -> None:
+        """Do nothing: `process` has the peers, and a socket knows its options when it closes."""
+
+    def connected_peers(self) -> Mapping[Endpoint, Endpoint]:
+        """Return where the sockets of this process are connected to."""
+        return dict(process.connected)
+
     def closed(self, mailbox: Mailbox) -> None:
         """Free the port of a mailbox that its socket has closed."""
         self._driver.unbind(mailbox)
@@ -120,9 +128,8 @@ class InProcess:
     def _report(self) -> bytes:
         from urds.rds.runtime.processes import report_of_this_process
 
-        connected = dict(process.connected)
         return report_of_this_process(
-            self.choice.plane, self.snapshot(), self.counters(), connected
+            self.choice.plane, self.snapshot(), self.counters(), self.connected_peers()
         )
 
     def warn_of(self, variables: Iterable[str]) -> None:

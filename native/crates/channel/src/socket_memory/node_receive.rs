@@ -318,9 +318,18 @@ impl NodeSide {
         Ok(true)
     }
 
-    /// Give back the pages behind the soft end once nothing is in them.
-    fn give_back_late(&mut self) {
-        let soft = self.soft_units();
+    /// Give back the pages behind the soft end once nothing is in them, and over quota all of them.
+    pub(super) fn give_back_late(&mut self) {
+        let soft = if self.is_over_quota {
+            let lowest = self.segments.used().first().map_or(0, |range| range.0);
+            if self.unread() == 0 {
+                let bytes = lowest as usize * UNIT_BYTES;
+                self.area.give_back(self.layout.receive_unit(0), bytes);
+            }
+            0
+        } else {
+            self.soft_units()
+        };
         let highest = self.segments.used().iter().map(|range| range.1).max();
         let highest = highest.unwrap_or(0).max(soft);
         if self.unread() == 0 && self.segments.touched > highest {

@@ -32,6 +32,7 @@ pub struct NodeSide {
     pub(super) journal: Journal,
     pub(super) segments: Segments,
     was_filled: bool,
+    pub(super) is_over_quota: bool,
 }
 
 impl NodeSide {
@@ -49,6 +50,7 @@ impl NodeSide {
             journal,
             segments,
             was_filled: false,
+            is_over_quota: false,
         };
         side.recover();
         Ok(side)
@@ -139,11 +141,16 @@ impl NodeSide {
             .store(bytes, Ordering::Release);
     }
 
-    /// Tell whether sends are refused: the socket's user is over its quota.
-    pub fn set_over_quota(&self, is_over: bool) {
+    /// Tell whether sends are refused: the socket's user is over its quota. An empty receive queue
+    /// keeps no pages then.
+    pub fn set_over_quota(&mut self, is_over: bool) {
+        self.is_over_quota = is_over;
         self.area
             .word(AT_OVER_QUOTA)
             .store(u32::from(is_over), Ordering::Release);
+        if is_over {
+            self.give_back_late();
+        }
     }
 
     // -- waking the client

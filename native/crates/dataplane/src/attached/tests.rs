@@ -320,6 +320,28 @@ fn a_buffer_is_as_large_as_its_own_area_has_room_for() {
 }
 
 #[test]
+fn what_is_left_has_the_time_of_so_linger() {
+    for (word, after_ns, is_over) in [(0, 0, false), (1, 0, true), (10, 8, false), (10, 10, true)] {
+        let world = World::new();
+        let mut client = Client::new(&world, 1, PORT);
+        let _remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+        let route = client.route(2, Route::Stream(world.path));
+        client.side.options().set(Word::Linger, word);
+        client.send(route, PEER_PORT, b"last words").unwrap();
+        client.user_end = None;
+        world.progress(0);
+        world.progress(0);
+        let mailbox = client.mailbox;
+        world
+            .plane
+            .close_mailbox(mailbox, None, &mut || false)
+            .unwrap();
+        world.progress(after_ns * 1_000_000_000);
+        assert_eq!(world.plane.is_over(mailbox), is_over, "{word} {after_ns}");
+    }
+}
+
+#[test]
 fn the_end_of_the_client_is_reported_after_what_it_submitted_was_taken() {
     let world = World::new();
     let mut client = Client::new(&world, 1, PORT);
