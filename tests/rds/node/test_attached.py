@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from socket import inet_aton
+from typing import Any
 
 import pytest
 
@@ -170,7 +171,8 @@ def test_the_node_gives_what_is_left_the_time_of_so_linger(
         if linger is not None:
             sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("=ii", *linger))
         sock.sendto(b"to nobody", (host(99), 4000))
-        os.close(sock.mailbox.detach())  # type: ignore[attr-defined]
+        mailbox: Any = sock.mailbox
+        os.close(mailbox.detach())
 
         def queued() -> bool:
             own = ip_address(host(1))

@@ -133,8 +133,8 @@ class AttachedMailbox(urds_native.AttachedMailbox):
     def close(self, linger_ns: int | None = None) -> None:
         """Close the descriptor; the node goes on with what is queued, for its own `linger_s`.
 
-        With `linger_ns` this waits for so long. What is left then is the node's as well, which knows
-        whether another process has the socket: it gives that the time of SO_LINGER once more.
+        With `linger_ns` this waits for so long. What is left then has the time of SO_LINGER at the
+        node as well, which alone knows whether another process has the socket.
         """
         descriptor = self.fileno()
         if descriptor < 0:
