@@ -84,7 +84,10 @@ SEES_A_PLANE = (
 OVER_NODES = (
     "tests/rds/node/test_attached.py",
     "tests/rds/sockets/test_cpython_cases.py",
-    "tests/rds/aio/test_messages.py",
+    "tests/rds/sockets/test_linux_table.py",
+    "tests/rds/sockets/test_rules.py",
+    "tests/rds/sockets/test_rules_rds7.py",
+    "tests/rds/aio",
 )
 HYPOTHESIS = ("tests/property", "tests/verbs", "tests/dat")
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.pages import environment
 from tests.rds.aio.nodes import Node
-from tests.support import carriers
+from tests.support import backends, carriers
 from tests.support.waiting import ENDLESS_S
 from urds import aio
 from urds.rds.aio.progress import BUDGET, COST_SHIFT
@@ -284,6 +284,9 @@ async def test_a_wake_up_that_a_cancelled_task_got_is_passed_on(own: Node) -> No
 
 
 @pytest.mark.tcp_only("a message within a node is there at once on the loop path alone")
+@pytest.mark.skipif(
+    backends.IS_ATTACHED, reason="a node is another process: its messages take time"
+)
 @pytest.mark.anyio
 async def test_calls_that_need_not_wait_let_others_run(own: Node) -> None:
     """Sends and receives 2,000 messages, none of which waits; another task counts its turns."""

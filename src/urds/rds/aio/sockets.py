@@ -206,8 +206,8 @@ class Socket:
 
     async def _wait_for_message(self, attempt: Callable[[], _T]) -> _T:
         """Attempt whenever a message may be there, until one is taken."""
-        progress = self._join()
         while True:
+            progress = self._join()  # anew: another loop may have joined while this one rested
             with progress.sleeper(self._socket.mailbox, room=False) as sleeper:
                 self._dry = not sleeper.told  # else one is there already
                 await sleeper.sleep()
@@ -219,10 +219,10 @@ class Socket:
         self, attempt: Callable[[], int], address: SocketAddress | None
     ) -> int:
         """Attempt whenever there may be room there, until the message is queued."""
-        progress = self._join()
         if address is None:
             address = self._socket.getpeername()
         while True:
+            progress = self._join()
             with progress.sleeper(self._socket.mailbox, room=True, address=address) as sleeper:
                 try:
                     return attempt()
