@@ -51,6 +51,8 @@ mod tests;
 
 /// How often a socket is looked at whose client cannot ring, as its control socket is full.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
+/// How long pages of a receive area stay that a long queue took, when it is empty.
+pub(crate) const LATE_NS: u64 = 100_000_000;
 /// The longest time that `SO_LINGER` has here.
 const LINGER_S_MAX: u32 = 3600;
 /// Each area of a memory holds its buffer so many times.
@@ -135,6 +137,9 @@ pub(crate) struct AttachedTables {
     /// Looked at from time to time: the client cannot ring.
     pub(crate) looked_at: IdSet<Mailbox>,
     look_ns: u64,
+    /// Empty, with pages to give back at `late_ns`.
+    pub(crate) late: IdSet<Mailbox>,
+    late_ns: u64,
     /// Of which records were freed in this pass.
     roomy: IdSet<Mailbox>,
     /// To be shown as readable once the lock is free.
@@ -144,6 +149,15 @@ pub(crate) struct AttachedTables {
     maps: Option<congestion::Maps>,
     /// The numbers of paths, for the next worker.
     pub(crate) numbers: Option<restore::Numbers>,
+}
+
+impl AttachedTables {
+    /// Return when sockets are looked at that nothing else tells of.
+    fn next_look_ns(&self) -> Option<u64> {
+        let look = (!self.looked_at.is_empty()).then_some(self.look_ns);
+        let late = (!self.late.is_empty()).then_some(self.late_ns);
+        [look, late].into_iter().flatten().min()
+    }
 }
 
 /// What is given to the plane for an attached socket.
@@ -316,6 +330,7 @@ impl Plane {
                 return false;
             }
             state.look_at_filled();
+            state.give_back_late();
             state.attached.due.drain_into(&mut due);
         }
         let mut paths = Vec::new();
@@ -366,7 +381,10 @@ impl State {
         self.attached.count > 0
             && (!self.attached.due.is_empty()
                 || self.attached.freed.is_any()
-                || (!self.attached.looked_at.is_empty() && self.now_ns() >= self.attached.look_ns))
+                || self
+                    .attached
+                    .next_look_ns()
+                    .is_some_and(|ns| self.now_ns() >= ns))
     }
 
     /// Return when an attached socket is to be served.
@@ -375,10 +393,30 @@ impl State {
             None
         } else if !self.attached.due.is_empty() || self.attached.freed.is_any() {
             Some(0)
-        } else if self.attached.looked_at.is_empty() {
-            None
         } else {
-            Some(self.attached.look_ns)
+            self.attached.next_look_ns()
+        }
+    }
+
+    /// Have the pages given back that a long queue took, unless it is long again by then.
+    pub(super) fn note_late(&mut self, id: MailboxId) {
+        if self.attached.late.is_empty() {
+            self.attached.late_ns = self.now_ns() + LATE_NS;
+            self.progress_thread.want();
+        }
+        self.attached.late.insert(id);
+    }
+
+    fn give_back_late(&mut self) {
+        if self.attached.late.is_empty() || self.now_ns() < self.attached.late_ns {
+            return;
+        }
+        let mut late = Vec::new();
+        self.attached.late.drain_into(&mut late);
+        for id in late {
+            if let Some(attached) = self.attached_mut(id) {
+                attached.side.give_back_late();
+            }
         }
     }
 
@@ -526,6 +564,7 @@ impl State {
         self.attached.count -= 1;
         self.attached.due.remove(id);
         self.attached.looked_at.remove(id);
+        self.attached.late.remove(id);
         for sender in attached.waiting {
             self.serve_soon(sender);
         }

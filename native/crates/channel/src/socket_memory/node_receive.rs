@@ -314,25 +314,39 @@ impl NodeSide {
             each(self.journal.word(entry + ENTRY_LENGTH) as usize);
         }
         self.journal.set_long(journal::AT_RELEASED, released + new);
-        self.give_back_late();
+        if self.is_over_quota {
+            self.give_back_late(); // else its owner does so after a while
+        }
         Ok(true)
     }
 
-    /// Give back the pages behind the soft end once nothing is in them, and over quota all of them.
-    pub(super) fn give_back_late(&mut self) {
-        let soft = if self.is_over_quota {
-            let lowest = self.segments.used().first().map_or(0, |range| range.0);
-            if self.unread() == 0 {
-                let bytes = lowest as usize * UNIT_BYTES;
-                self.area.give_back(self.layout.receive_unit(0), bytes);
-            }
+    /// Behind which unit pages are given back once the queue is empty; over quota none is kept.
+    fn late_from(&self) -> u32 {
+        let kept = if self.is_over_quota {
             0
         } else {
             self.soft_units()
         };
         let highest = self.segments.used().iter().map(|range| range.1).max();
-        let highest = highest.unwrap_or(0).max(soft);
-        if self.unread() == 0 && self.segments.touched > highest {
+        highest.unwrap_or(0).max(kept)
+    }
+
+    /// Return whether the queue is empty and there are pages to give back; `give_back_late` then,
+    /// after a while: whoever fills them again at once pays for a fault of each.
+    #[inline]
+    pub fn has_late(&self) -> bool {
+        self.unread() == 0 && self.segments.touched > self.late_from()
+    }
+
+    /// Give back the pages behind the soft end, and over quota all, if nothing is in them.
+    pub fn give_back_late(&mut self) {
+        if self.is_over_quota && self.unread() == 0 {
+            let lowest = self.segments.used().first().map_or(0, |range| range.0);
+            let bytes = lowest as usize * UNIT_BYTES;
+            self.area.give_back(self.layout.receive_unit(0), bytes);
+        }
+        if self.has_late() {
+            let highest = self.late_from();
             let bytes = (self.segments.touched - highest) as usize * UNIT_BYTES;
             self.area
                 .give_back(self.layout.receive_unit(highest), bytes);

@@ -295,6 +295,36 @@ fn the_receive_area_goes_on_behind_its_soft_end_and_comes_back() {
 }
 
 #[test]
+fn pages_behind_the_soft_end_are_given_back_when_asked_for() {
+    let mut pair = pair(&small());
+    let filled = |pair: &Pair| {
+        let mut late = vec![0; 32 << 10];
+        let at = pair.node.layout.receive_at + (96 << 10);
+        pair.node.area.copy_out(at, &mut late);
+        late.contains(&7)
+    };
+    let mut sent = 0;
+    while pair.deliver(&[7; 4000]).is_some() {
+        sent += 1;
+    }
+    assert!(!pair.node.has_late(), "they are in use");
+    for _ in 0..sent {
+        pair.receive(false).expect("a message");
+    }
+    pair.node.look_taken(|_| ()).expect("no client error");
+    assert!(pair.node.has_late());
+    assert!(filled(&pair), "not at once: they may be needed again");
+    pair.deliver(&[1; 100]).expect("room");
+    pair.node.give_back_late();
+    assert!(filled(&pair), "a message is there");
+    pair.receive(false).expect("a message");
+    pair.node.look_taken(|_| ()).expect("no client error");
+    pair.node.give_back_late();
+    assert!(!pair.node.has_late());
+    assert!(!filled(&pair));
+}
+
+#[test]
 fn congestion_is_told_to_who_waits_for_it() {
     let pair = pair(&small());
     assert!(!pair.node.congestion_changed(u64::MAX));

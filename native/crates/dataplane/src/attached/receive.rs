@@ -168,8 +168,12 @@ impl State {
         if !record.inbox.is_empty() {
             attached.move_over(&mut record.inbox, now_ns);
         }
+        let has_late = attached.side.has_late();
         if std::mem::take(&mut attached.must_show) {
             self.show(id);
+        }
+        if has_late {
+            self.note_late(id);
         }
     }
 

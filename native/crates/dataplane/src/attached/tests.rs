@@ -212,6 +212,30 @@ fn over_quota_a_send_is_refused_and_what_was_sent_goes_on() {
 }
 
 #[test]
+fn pages_of_a_long_queue_are_given_back_after_a_while() {
+    let world = World::new();
+    let (one, other) = node_pair(&world);
+    let route = one.route(3, Route::Loop);
+    let has_late = || {
+        let read = |side: &NodeSide| side.has_late();
+        world.plane.read_attached(other.mailbox, read).unwrap()
+    };
+    for _ in 0..4 {
+        one.send(route, PORT, &vec![7; 40_000]).unwrap();
+        world.progress(0);
+    }
+    while other.receive_or_sleep().is_some() {}
+    world.plane.lock().serve_soon(other.mailbox);
+    world.progress(0);
+    assert!(has_late(), "not at once: the next messages may need them");
+    world.progress(LATE_NS - 1);
+    assert!(has_late());
+    world.progress(1);
+    assert!(!has_late());
+    assert_eq!(world.plane.lock().next_attached_ns(), None);
+}
+
+#[test]
 fn a_ping_to_an_address_of_this_node_is_answered() {
     let world = World::new();
     let (one, _other) = node_pair(&world);
