@@ -29,7 +29,6 @@ _SETTLE_S = 0.2  # for acknowledgements on their way, and the buffers that hold 
 # For idle shm streams, which free their rings at the third of their checks, a second apart.
 _REST_S = 4.0
 _END_WAIT_S = 2.0
-_DESCRIPTORS = 8 * COUNT
 
 
 class LateError(Exception):
@@ -81,6 +80,7 @@ class _Holder:
     def __init__(self, ours: type[Urds]) -> None:
         self._ours = ours
         self._sockets: list[Any] = []
+        self._bound_ns: list[int] = []
         self._marked_bytes = 0
         prefix = ours(0).network().rpartition(".")[0]
         places = (divmod(index, _HOSTS_PER_BYTE) for index in range(COUNT + WARM_UP))
@@ -90,13 +90,21 @@ class _Holder:
 
     def _bind(self, local: tuple[str, int]) -> None:
         peer = self._ours(0)
+        start_ns = time.perf_counter_ns()
         bound = peer.new_socket()
         bound.bind(local)
+        self._bound_ns.append(time.perf_counter_ns() - start_ns)
         self._sockets.append(bound)
+
+    def bind_ns(self, start: int, stop: int) -> float:
+        """Return the time in which so many percent of the sockets since the mark were made."""
+        times_ns = sorted(self._bound_ns)
+        return float(times_ns[min(len(times_ns) - 1, len(times_ns) * start // 100)])
 
     def mark(self, start: int, stop: int) -> None:
         """Remember how much memory there is."""
         self._marked_bytes = _resident_bytes()
+        self._bound_ns.clear()
 
     def look(self, start: int, stop: int) -> float:
         """Return the growth since the mark, for each of them."""
@@ -146,10 +154,8 @@ class _Holder:
 def _serve(pipe: Connection, ours: type[Urds]) -> None:
     """Follow orders until the parent's end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its sides
-    current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= current < _DESCRIPTORS:
-        most = _DESCRIPTORS if allowed < 0 else min(_DESCRIPTORS, allowed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     holder = _Holder(ours)
     actions: dict[str, Callable[[int, int], float | None]] = {
         name: getattr(holder, name)
@@ -160,6 +166,7 @@ def _serve(pipe: Connection, ours: type[Urds]) -> None:
             "shm_streams",
             "host",
             "bind",
+            "bind_ns",
             "poll",
             "send",
             "answer",

@@ -156,6 +156,11 @@ def _line(work: Work, row: Row, own: float | None, goals: tuple[Goal, ...], plan
         highest=max(figures),
         p99_ns=p99_ns,
         cpu_ns=statistics.median(one.cpu_ns for one in row.samples),
+        wake_ups=(
+            statistics.median(one.wake_ups for one in row.samples)
+            if work.kind.counts_wake_ups
+            else None
+        ),
         ratio=ratio,
         verdicts=verdicts,
         rounds=tuple(asdict(one) for one in row.samples),

@@ -186,11 +186,11 @@ def _goals(reports: Sequence[Report]) -> str:
 
 
 def _goal(plane: str, table: Table, line: Line, verdict: Verdict) -> str:
-    if table.unit == BYTES:
-        beside, figure = line.label, f"{line.median or 0:,.0f}"
+    if not table.subject:
+        beside, figure = line.label, _figure(table, line)
     else:
         beside, figure = f"{table.subject} : {line.label}", f"{line.ratio or 0:,.2f}"
-    bound = f"{verdict.bound:,g} or {'less' if verdict.at_most else 'more'}"
+    bound = f"{verdict.bound:,.10g} or {'less' if verdict.at_most else 'more'}"
     said = {None: "no figure", True: "reached", False: "**missed**"}[verdict.reached]
     return f"| {plane} | {table.title} | {beside} | {bound} | {figure} | {said} |"
 

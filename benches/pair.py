@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Self
 
+import usage
 from peers import BY_NAME
 from peers.base import RUN_MESSAGES, Address, Kind, Peer, Window
 from works import Work
@@ -34,6 +35,7 @@ class Sample:
     cpu_ns: int  # of all processes, per message
     p50_ns: int = 0
     p99_ns: int = 0
+    wake_ups: float = 0.0  # of all processes, per message
 
     @property
     def rate(self) -> float:
@@ -62,6 +64,7 @@ class Answer:
     elapsed_ns: int
     cpu_ns: int
     round_trips_ns: tuple[int, ...] = ()
+    wake_ups: int = 0
 
 
 class Pair:
@@ -175,15 +178,16 @@ def sample_of(kind: Kind, order: Order, answers: list[Answer]) -> Sample:
     that wait for it, and is done with them before the sender could have sent them.
     """
     cpu_ns = sum(one.cpu_ns for one in answers) // order.count
+    wake_ups = sum(one.wake_ups for one in answers) / order.count
     if kind.asks:
         times_ns = sorted(answers[1].round_trips_ns)
         p50_ns, p99_ns = times_ns[order.count // 2], times_ns[order.count * 99 // 100]
-        return Sample(order.count, answers[1].elapsed_ns, cpu_ns, p50_ns, p99_ns)
+        return Sample(order.count, answers[1].elapsed_ns, cpu_ns, p50_ns, p99_ns, wake_ups)
     counted = order.window.stop - order.window.start
     elapsed_ns = answers[0].elapsed_ns
     if len(answers) == 2:
         elapsed_ns = max(elapsed_ns, answers[1].elapsed_ns)
-    return Sample(counted, elapsed_ns, cpu_ns)
+    return Sample(counted, elapsed_ns, cpu_ns, wake_ups=wake_ups)
 
 
 def window_for(kind: Kind, count: int) -> Window:
@@ -224,11 +228,15 @@ def _serve(
         return
     except OSError as error:
         connection.send(OSError(f"{'receiver' if receives else 'sender'}: {error}"))
+    finally:
+        peer.close()
 
 
 def obey(peer: Peer, kind: Kind, receives: bool, order: Order) -> Answer:
     """Do one side's part of an order."""
-    start_ns, cpu_start_ns = time.perf_counter_ns(), time.process_time_ns()
+    pids = [os.getpid(), *peer.helpers()]
+    before = usage.of(pids)
+    start_ns = time.perf_counter_ns()
     round_trips_ns: tuple[int, ...] = ()
     elapsed_ns = 0
     if kind.asks and receives:
@@ -239,5 +247,7 @@ def obey(peer: Peer, kind: Kind, receives: bool, order: Order) -> Answer:
         elapsed_ns = peer.receive(order.count, order.window)
     else:
         peer.put(order.count)
-    cpu_ns = time.process_time_ns() - cpu_start_ns
-    return Answer(elapsed_ns or time.perf_counter_ns() - start_ns, cpu_ns, round_trips_ns)
+    elapsed_ns = elapsed_ns or time.perf_counter_ns() - start_ns
+    used = usage.of(pids)
+    wake_ups = used.wake_ups - before.wake_ups
+    return Answer(elapsed_ns, used.cpu_ns - before.cpu_ns, round_trips_ns, wake_ups)

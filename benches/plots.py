@@ -17,8 +17,19 @@ _OURS, _THEIRS = "#1b6ca8", "#b8bfc6"
 _WIDTH_INCH, _BAR_INCH, _HEAD_INCH = 7.0, 0.2, 0.75
 _COLUMNS = 2
 _FILES = {
-    "rates": (Kind.ONE_WAY, Kind.MEMORY_ONE_WAY, Kind.MANY_SENDERS, Kind.LOOP_ONE_WAY),
-    "round_trips": (Kind.ROUND_TRIP, Kind.MEMORY_ROUND_TRIP, Kind.LOOP_ROUND_TRIP),
+    "rates": (
+        Kind.ONE_WAY,
+        Kind.MEMORY_ONE_WAY,
+        Kind.NODE_ONE_WAY,
+        Kind.MANY_SENDERS,
+        Kind.LOOP_ONE_WAY,
+    ),
+    "round_trips": (
+        Kind.ROUND_TRIP,
+        Kind.MEMORY_ROUND_TRIP,
+        Kind.NODE_ROUND_TRIP,
+        Kind.LOOP_ROUND_TRIP,
+    ),
     "peers": (Kind.PEERS_RUNS, Kind.PEERS_ASKED),
 }
 _UNITS = {MESSAGES_PER_S: ("messages/s", 1.0), NS: ("us", 1000.0), BYTES: ("bytes", 1.0)}

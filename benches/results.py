@@ -22,13 +22,13 @@ class Verdict:
     """A bound, and whether this run kept to it."""
 
     plane: str | None  # which data plane it is for; None: both
-    bound: float
+    bound: float  # of a ratio; without a subject of the figure: in bytes, or microseconds
     at_most: bool
     reached: bool | None  # None: another plane ran, or there is no figure
 
     def __str__(self) -> str:
         """Return it as tables show it."""
-        bound = f"{'<=' if self.at_most else '>='} {self.bound:,g}"
+        bound = f"{'<=' if self.at_most else '>='} {self.bound:,.10g}"
         if self.reached is not None:
             return f"{bound}: {'reached' if self.reached else 'missed'}"
         return f"{self.plane}: {bound}" if self.plane else bound
@@ -47,9 +47,10 @@ class Line:
     highest: float | None = None
     p99_ns: float | None = None
     cpu_ns: float | None = None  # of all processes, per message
+    wake_ups: float | None = None  # the same, where the table counts them
     ratio: float | None = None  # the subject's figure divided by this one
     verdicts: tuple[Verdict, ...] = ()
-    rounds: tuple[dict[str, int], ...] = ()
+    rounds: tuple[dict[str, float], ...] = ()
 
     @property
     def goal(self) -> str:

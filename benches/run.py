@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import fairness
 import memory
+import node_costs
 from machine import machine
 from measuring import Pace, Row, measure, tabulate
 from pair import Pair
@@ -61,6 +62,10 @@ def main() -> int:
         table, broken = memory.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
         failed |= broken
         tables.append(_show(table))
+    if node_costs.KIND in kinds:
+        of_nodes, broken = node_costs.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
+        failed |= broken
+        tables += map(_show, of_nodes)
     if fairness.KIND in kinds:
         of_fairness, broken = fairness.measure(pace.rounds, limit_s=pace.limit_s)
         failed |= broken
@@ -98,7 +103,7 @@ def _options() -> argparse.Namespace:
 
 
 def _kind_names() -> list[str]:
-    return [*(kind.value for kind in Kind), memory.KIND, fairness.KIND]
+    return [*(kind.value for kind in Kind), memory.KIND, node_costs.KIND, fairness.KIND]
 
 
 def _rounds(text: str) -> int:

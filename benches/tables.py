@@ -38,7 +38,9 @@ def _columns(table: Table) -> list[tuple[str, int, _Cell]]:
     """Return the name, the width and the cells of each column of figures."""
     if table.unit == BYTES:
         return [(name, 12, _cell(name, 1, 0)) for name in ("median", "lowest", "highest")]
-    processor = ("CPU us", 11, _cell("cpu_ns", 1000, 2))
+    processor = [("CPU us", 11, _cell("cpu_ns", 1000, 2))]
+    if any(line.wake_ups is not None for line in table.lines):
+        processor.append(("wake-ups", 10, _cell("wake_ups", 1, 3)))
     if table.unit == MESSAGES_PER_S:
         scale, digits, unit = 1, 0, "messages/s"
         last = ("MB/s", 10, lambda line: f"{(line.median or 0) * table.payload_bytes / 1e6:,.1f}")
@@ -50,7 +52,7 @@ def _columns(table: Table) -> list[tuple[str, int, _Cell]]:
         ("lowest", 12, _cell("lowest", scale, digits)),
         ("highest", 12, _cell("highest", scale, digits)),
         last,
-        processor,
+        *processor,
     ]
 
 

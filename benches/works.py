@@ -16,6 +16,7 @@ PYTHON, NATIVE = "python", "native"
 _SMALL_BYTES = 64
 ONE_WAY_BYTES = (64, 1 << 10, 64 << 10, 1 << 20)
 _MEMORY_BYTES = (64, 64 << 10, 1 << 20)
+_NODE_BYTES = (64, 8 << 10, 64 << 10)
 _REUSED_BYTES = (64 << 10, 1 << 20)
 _SUBJECTS = {
     Kind.REUSED_ONE_WAY: "urds_reused",
@@ -23,6 +24,8 @@ _SUBJECTS = {
     Kind.LOOP_ROUND_TRIP: "urds_asyncio",
     Kind.MEMORY_ONE_WAY: "urds_memory",
     Kind.MEMORY_ROUND_TRIP: "urds_memory_spins",
+    Kind.NODE_ONE_WAY: "urds_node",
+    Kind.NODE_ROUND_TRIP: "urds_node",
 }
 
 
@@ -66,6 +69,10 @@ class Work:
                 return f"within a host, one way, {size}"
             case Kind.MEMORY_ROUND_TRIP:
                 return f"within a host, round trip, {size}"
+            case Kind.NODE_ONE_WAY:
+                return f"attached to a node, one way, {size}"
+            case Kind.NODE_ROUND_TRIP:
+                return f"attached to a node, round trip, {size}"
             case Kind.PEERS_RUNS:
                 return f"1 to {PEER_COUNTS[-1]:,} peers, runs of {RUN_MESSAGES} to each, {size}"
             case Kind.PEERS_ASKED:
@@ -112,6 +119,8 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
         Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS),
         *(Work(Kind.MEMORY_ONE_WAY, size) for size in sizes or _MEMORY_BYTES),
         Work(Kind.MEMORY_ROUND_TRIP, _SMALL_BYTES, Placement.TWO),
+        *(Work(Kind.NODE_ONE_WAY, size) for size in sizes or _NODE_BYTES),
+        *(Work(Kind.NODE_ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.LOOP_ONE_WAY, _SMALL_BYTES),
         *(Work(Kind.LOOP_ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.PEERS_RUNS, _SMALL_BYTES),
@@ -154,6 +163,13 @@ _MEMORY_ONE_WAY = {
 }
 
 
+_NODE_ONE_WAY = {
+    64: (Goal("urds_alone_shm", 0.7, NATIVE),),
+    8 << 10: (Goal("seqpacket", 1, NATIVE),),
+    64 << 10: (Goal("seqpacket", 1, NATIVE),),
+}
+
+
 def goals_for(work: Work) -> tuple[Goal, ...]:
     """Return the goals of this work for both planes; none for a size that has no goal."""
     match work.kind:
@@ -165,6 +181,10 @@ def goals_for(work: Work) -> tuple[Goal, ...]:
             return _ROUND_TRIP[work.placement]
         case Kind.MEMORY_ONE_WAY:
             return _MEMORY_ONE_WAY.get(work.payload_bytes, ())
+        case Kind.NODE_ONE_WAY:
+            return _NODE_ONE_WAY.get(work.payload_bytes, ())
+        case Kind.NODE_ROUND_TRIP:
+            return ()  # its goal is a count of wake-ups
         case _:
             return _OTHERS[work.kind]
 

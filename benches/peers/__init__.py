@@ -11,6 +11,7 @@ from .memory import (
     UrdsOverMemory,
     UrdsOverMemorySpinning,
 )
+from .nodes import NODES
 from .ours import Urds, UrdsFromOneBuffer, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
 from .turns import PEER_COUNTS, TURNS
@@ -34,6 +35,7 @@ ALL: tuple[type[Peer], ...] = (
     PushPullIpc,
     PushPullIpcNoCopy,
     SeqPacketSpinning,
+    *NODES,
     UrdsOnAsyncio,
     UrdsOnTrio,
     DealerRouterOnAsyncio,

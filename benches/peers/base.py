@@ -27,6 +27,8 @@ class Kind(Enum):
     LOOP_ROUND_TRIP = "loop_round_trip"
     MEMORY_ONE_WAY = "memory_one_way"  # between processes of one host
     MEMORY_ROUND_TRIP = "memory_round_trip"
+    NODE_ONE_WAY = "node_one_way"  # between programs that are attached to a node
+    NODE_ROUND_TRIP = "node_round_trip"
     PEERS_RUNS = "peers_runs"  # RUN_MESSAGES to each of many peers, one after the other
     PEERS_ASKED = "peers_asked"  # a round trip with each of many peers, one after the other
 
@@ -37,8 +39,14 @@ class Kind(Enum):
             Kind.ROUND_TRIP,
             Kind.LOOP_ROUND_TRIP,
             Kind.MEMORY_ROUND_TRIP,
+            Kind.NODE_ROUND_TRIP,
             Kind.PEERS_ASKED,
         )
+
+    @property
+    def counts_wake_ups(self) -> bool:
+        """Tell whether the table shows how often a process slept for each message."""
+        return self in (Kind.NODE_ONE_WAY, Kind.NODE_ROUND_TRIP)
 
     @property
     def one_takes_turns(self) -> bool:
@@ -118,6 +126,14 @@ class Peer(ABC):
     @abstractmethod
     def echo_one(self) -> None:
         """Receive one message and send it back, as the receiver."""
+
+    def helpers(self) -> list[int]:
+        """Return the processes that this side keeps at work besides its own."""
+        return []
+
+    def close(self) -> None:
+        """End what outlives this process."""
+        return
 
     def note(self) -> str:
         """Return the note for readers of the table about this side, or an empty text."""

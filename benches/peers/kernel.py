@@ -18,7 +18,16 @@ class SeqPacket(Peer):
 
     name = "seqpacket"
     label = "AF_UNIX SEQPACKET"
-    kinds = frozenset({Kind.ONE_WAY, Kind.ROUND_TRIP, Kind.MEMORY_ONE_WAY, Kind.MEMORY_ROUND_TRIP})
+    kinds = frozenset(
+        {
+            Kind.ONE_WAY,
+            Kind.ROUND_TRIP,
+            Kind.MEMORY_ONE_WAY,
+            Kind.MEMORY_ROUND_TRIP,
+            Kind.NODE_ONE_WAY,
+            Kind.NODE_ROUND_TRIP,
+        }
+    )
     payload_bytes_max = 64 << 10  # the send buffer of the kernel holds no message of 1 MiB
 
     _socket: socket.socket | None = None

@@ -35,6 +35,7 @@ class Urds(RdsPeer):
     settings: ClassVar[Mapping[str, str]] = {
         "URDS_SHARED_MEMORY": "0"
     }  # tunables, as environment variables
+    node: ClassVar[str] = "inprocess"  # a node of this machine has no part in a figure
 
     @classmethod
     def missing(cls) -> str | None:
@@ -48,7 +49,7 @@ class Urds(RdsPeer):
 
     def new_socket(self) -> Any:
         """Return a socket of urds, with the tunables of this row."""
-        for variable, value in self.settings.items():
+        for variable, value in {"URDS_NODE": self.node, **self.settings}.items():
             os.environ.setdefault(variable, value)
         urds: Any = import_module("urds")
         return urds.socket(urds.AF_RDS, urds.SOCK_SEQPACKET)

@@ -20,8 +20,11 @@ class RdsPeer(Peer):
     """A bound, blocking RDS socket.
 
     Messages from 64 KiB up get send and receive buffers of 4 MiB: the receive buffer of 104 KiB
-    by default holds one such message and no second. Smaller ones run with the defaults.
+    by default holds one such message and no second. Smaller ones run with the defaults, and all of
+    them where the class says so.
     """
+
+    default_buffers: ClassVar[bool] = False
 
     # Any: the benchmarks must also run, and be checked, where urds cannot be imported.
     socket: Any
@@ -34,10 +37,13 @@ class RdsPeer(Peer):
     def bind(self, local: tuple[str, int]) -> None:
         """Make the socket that this side uses."""
         self.socket = self.new_socket()
-        if self.payload_bytes >= LARGE_BYTES:
+        if self._wants_buffers():
             for option in _BUFFERS:
                 self.socket.setsockopt(system_socket.SOL_SOCKET, option, LARGE_BUFFER_BYTES)
         self.socket.bind(local)
+
+    def _wants_buffers(self) -> bool:
+        return self.payload_bytes >= LARGE_BYTES and not self.default_buffers
 
     def aim(self, target: tuple[str, int]) -> None:
         """Set where messages go."""
@@ -45,7 +51,7 @@ class RdsPeer(Peer):
 
     def note(self) -> str:
         """Report the granted buffers, where they are not the defaults."""
-        if self.payload_bytes < LARGE_BYTES:
+        if not self._wants_buffers():
             return ""
         granted = [self.socket.getsockopt(system_socket.SOL_SOCKET, one) for one in _BUFFERS]
         return f"SO_SNDBUF {granted[0]:,}, SO_RCVBUF {granted[1]:,} as granted, asked: 4 MiB"

@@ -82,7 +82,7 @@ def test_the_page_shows_the_newest_reports(bench: Any) -> None:
     images = [Path(f"plots/{name}.svg") for name in ("rates", "round_trips", "peers")]
     page = (docs / "benchmarks.md").read_text("utf-8")
     assert bench.page.render(bench.page.newest(docs / "data" / "benchmarks"), images) in page
-    assert len(page.splitlines()) <= 200
+    assert len(page.splitlines()) <= 230
 
 
 @pytest.mark.slow
@@ -111,6 +111,9 @@ def test_tasks_of_asyncio_are_measured() -> None:
 def test_without_shm_streams_their_rows_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the line above the table does not say that no side spins."""
     monkeypatch.setenv("URDS_IMPL", "python")
+    code, out, err = run("run.py", "--quick", "--rounds", "1", "--only", "urds_node,node_one_way")
+    assert code == 0, out + err
+    assert out.count("a node needs the compiled plane") == 3
     chosen = "urds_memory,urds_memory_spins,seqpacket_spins,memory_round_trip"
     code, out, err = run("run.py", "--quick", "--rounds", "1", "--only", chosen)
     assert code == 0, out + err
@@ -131,6 +134,54 @@ def test_shm_streams_are_measured_beside_the_ways_of_others(bench: Any, tmp_path
     names = [line.name for table in tables for line in table.lines if line.median]
     assert names.count("urds_memory") == names.count("seqpacket") == 2
     assert "urds_memory_spins" in names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(planes.in_use() != NATIVE, reason="nodes are of the compiled plane")
+def test_programs_at_nodes_are_measured_and_their_wake_ups_counted(
+    bench: Any, tmp_path: Path
+) -> None:
+    """The nodes are gone at the end of the run; their work is in the figures."""
+    code, out, err = run(
+        "run.py", "--quick", "--rounds", "1", "--sizes", "64", "--json", str(tmp_path / "out.json"),
+        "--only", "urds_node,urds_two_nodes,seqpacket,node_one_way,node_round_trip",
+    )  # fmt: skip
+    assert code == 0, out + err
+    tables = bench.results.Report.read(tmp_path / "out.json").tables
+    asked = {line.name: line for line in tables[-1].lines}
+    assert len(tables) == 3 and all(line.median for table in tables for line in table.lines)
+    # Through a node a message has twice as many hops as without, through two nodes three times.
+    wake_ups = [asked[name].wake_ups for name in ("seqpacket", "urds_node", "urds_two_nodes")]
+    assert 0 < wake_ups[0] < wake_ups[1] < wake_ups[2]
+    assert asked["urds_node"].cpu_ns > asked["seqpacket"].cpu_ns
+    assert " wake-ups " in out
+
+
+def test_what_other_processes_used_is_counted(bench: Any) -> None:
+    """Sleeps and processor time of a process that does a known number of things."""
+    usage = importlib.import_module("usage")
+    work = "time.sleep(0.001); sum(range(100000)); print(flush=True)"
+    code = f"import sys, time\nfor _ in sys.stdin: {work}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        orders, answers = process.stdin, process.stdout
+        assert orders is not None and answers is not None
+
+        def do_one() -> None:
+            orders.write(b"\n")
+            orders.flush()
+            answers.readline()
+
+        do_one()
+        before = usage.of([process.pid])
+        for _ in range(20):
+            do_one()
+        after = usage.of([process.pid])
+        orders.close()
+    assert after.wake_ups - before.wake_ups >= 20
+    assert after.cpu_ns > before.cpu_ns
+    assert usage.of([process.pid]) == usage.Usage(0, 0), "it has ended"
 
 
 def test_help_has_examples_and_exit_codes() -> None:
