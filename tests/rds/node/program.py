@@ -5,6 +5,7 @@ import sys
 
 from urds.cli.output import Exit, guarded
 from urds.rds.node.start import StartOptions, serve
+from urds.rds.node.supervisor import DEATHS_MAX
 
 WORKER = ("-m", "tests.rds.node.stand_in")
 
@@ -13,7 +14,12 @@ def main() -> int:
     """Run it as the command does."""
     values = json.loads(sys.argv[1])
     worker = tuple(values.pop("worker", WORKER))
-    return guarded("urds node", lambda: Exit(serve(StartOptions(**values), worker=worker)))
+    deaths_max = values.pop("deaths_max", DEATHS_MAX)
+
+    def run() -> Exit:
+        return Exit(serve(StartOptions(**values), worker=worker, deaths_max=deaths_max))
+
+    return guarded("urds node", run)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from urds.rds.node import commands
 from urds.rds.node.notify import Notifier, listen_descriptors
 from urds.rds.node.plan import Plan, child_environment
 from urds.rds.node.settings import NodeSettings
-from urds.rds.node.supervisor import TAKEN, WORKER, Supervisor, inherited, listen, lock
+from urds.rds.node.supervisor import DEATHS_MAX, TAKEN, WORKER, Supervisor, inherited, listen, lock
 from urds.rds.plane.choose import PYTHON, VARIABLE
 from urds.rds.runtime import places
 
@@ -56,7 +56,9 @@ def check_plane() -> None:
         )
 
 
-def serve(options: StartOptions, *, worker: Sequence[str] = WORKER) -> int:
+def serve(
+    options: StartOptions, *, worker: Sequence[str] = WORKER, deaths_max: int = DEATHS_MAX
+) -> int:
     """Run a node until it is stopped; return its exit code.
 
     Raises SettingError, PlaneError, OSError: a node is there already, or the place cannot be had.
@@ -88,7 +90,7 @@ def serve(options: StartOptions, *, worker: Sequence[str] = WORKER) -> int:
         journal=is_journal,
     )
     log = EventLog(options.log, level=Level[plan.log_level], deferred=False, journal=is_journal)
-    supervisor = Supervisor(plan, listener, log, notifier, worker=worker)
+    supervisor = Supervisor(plan, listener, log, notifier, worker=worker, deaths_max=deaths_max)
     supervisor.take_stored([one for one in passed if one not in listeners])
     return supervisor.run()
 

@@ -43,7 +43,7 @@ from urds.rds.node.plan import (
 TAKEN: Final = "already"  # the end of what a second start says
 WORKER: Final = ("-m", "urds.rds.node.worker")
 _BACKLOG: Final = 1024
-_DEATHS_MAX: Final = 3
+DEATHS_MAX: Final = 3
 _DEATHS_S: Final = 10.0
 _PAUSE_FIRST_S: Final = 0.1
 _PAUSE_MAX_S: Final = 10.0
@@ -93,8 +93,13 @@ class Supervisor:
         notifier: Notifier,
         *,
         worker: Sequence[str] = WORKER,
+        deaths_max: int = DEATHS_MAX,
     ) -> None:
-        """Begin; `plan` has everything but the descriptors, `worker` is Python's arguments."""
+        """Begin; `plan` has everything but the descriptors, `worker` is Python's arguments.
+
+        From the death number `deaths_max` within ten seconds on there are pauses.
+        """
+        self._deaths_max = deaths_max
         self._plan, self._listener = plan, listener
         self._log, self._notifier = log, notifier
         self._command = (sys.executable, "-P", *worker)
@@ -237,7 +242,7 @@ class Supervisor:
         self._deaths.append(now_s)
         while self._deaths and self._deaths[0] < now_s - _DEATHS_S:
             self._deaths.popleft()
-        many = len(self._deaths) >= _DEATHS_MAX
+        many = len(self._deaths) >= self._deaths_max
         if many and not self._has_served:
             self._stop("no worker could start", EXIT_FAILED)
             return

@@ -332,7 +332,7 @@ impl NodeSide {
     }
 
     /// Return whether the queue is empty and there are pages to give back; `give_back_late` then,
-    /// after a while: whoever fills them again at once pays for a fault of each.
+    /// after a while: who fills them again at once pays for a fault of each.
     #[inline]
     pub fn has_late(&self) -> bool {
         self.unread() == 0 && self.segments.touched > self.late_from()
