@@ -42,6 +42,7 @@ _BYTES_MAX: Final = 2000  # of most messages
 _LONG_BYTES: Final = 60_000  # of one in 256
 _PORT: Final = 4000
 _GOAL_MS: Final = 500
+_LEFT: Final = "urds.delivery"  # who says that messages are left; they never are
 _NETWORK: Final = "127.62.0"
 _DELAY_S: Final = (0.002, 0.030)  # from serving to the end
 _START_S: Final = 30.0
@@ -398,6 +399,7 @@ def run(terms: Terms) -> Found:
             counts = [Count(failure=f"a process: {error!r}")]
         seconds = time.monotonic() - began_s
         failures = [one.failure for one in nodes if one.failure]
+        failures += [line for one in nodes for line in one.log().splitlines() if _LEFT in line]
         failures += [problem for _, problem in sent if problem]
         ends = sorted(end for one in victims for end in one.ends)
         return Found(

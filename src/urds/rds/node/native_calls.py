@@ -191,7 +191,7 @@ class NativeCalls:
     def break_off(self, *, is_last: bool) -> None:
         """End the connections in order; what is not acknowledged is in the journals."""
         drain_ns = round(self._settings.drain_s * _S) if is_last else 0
-        self._driver.close(drain_ns, at_exit=True)
+        self._driver.close(drain_ns, at_exit=True, goes_on=not is_last)
 
     def note(self, event: Left | ClientError) -> None:
         """Pass on that a socket was left, or that its program broke the protocol."""

@@ -290,4 +290,6 @@ def _tell_peers(log: EventLog) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # the next worker waits for it: what the interpreter still had is of no use

@@ -327,18 +327,18 @@ class Driver:
         """Send what is queued and wait for its acknowledgement; return the messages left."""
         return self.plane.drain(drain_ns)
 
-    def close(self, drain_ns: int, *, at_exit: bool = False) -> int:
+    def close(self, drain_ns: int, *, at_exit: bool = False, goes_on: bool = False) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
 
         `at_exit` ends the connections and nothing else: waiting calls go on waiting, as in system
         calls, and no call is refused for it. The thread ends before the streams do: else a peer
         that comes back at once would be accepted, and send its messages to a node that is about to
-        end.
+        end. `goes_on` says that another process sends what is left, so that nothing is told of it.
         """
         if self.stopping:
             return 0
         left = self.drain(drain_ns)
-        if left:
+        if left and not goes_on:
             from urds.rds.runtime.undelivered import tell_left
 
             tell_left(self, left, drain_ns / _S)
