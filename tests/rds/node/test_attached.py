@@ -16,6 +16,7 @@ import pytest
 import urds
 from tests.rds.sockets.conftest import fresh_addresses  # noqa: F401 - a fixture
 from tests.rds.sockets.hosts import host
+from tests.rds.sockets.remote import RemotePeer
 from tests.support import backends
 from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_RDS, SOL_SOCKET, InfoOpt
@@ -180,3 +181,37 @@ def test_the_node_gives_what_is_left_the_time_of_so_linger(
 
         wait_until(lambda: commands.status(backend.place)["bound"] == 0)
         assert queued() == is_left
+
+
+def test_an_address_without_a_socket_is_released() -> None:
+    """A process without the node takes it, and gives it back; a peer of both goes on."""
+    with backends.made(drain_s=0, idle_s=0.2) as backend:
+        assert isinstance(backend, Attached)
+        peer, sock = bound(backend, 1), bound(backend, 2)
+        for number in range(3):
+            sock.sendto(b"by the node %d" % number, peer.getsockname())
+            assert peer.recv(100) == b"by the node %d" % number
+            sock.close()
+            with RemotePeer() as process_of_its_own:
+                own = process_of_its_own.socket()
+
+                def takes_it() -> bool:
+                    try:
+                        own.bind((host(2), 4000))  # noqa: B023 - called in this round
+                    except OSError as refused:
+                        if refused.errno != errno.EADDRINUSE:
+                            raise
+                        return False
+                    return True
+
+                wait_until(takes_it)
+                own.sendto(b"by a process %d" % number, peer.getsockname())
+                assert peer.recv(100) == b"by a process %d" % number
+                peer.sendto(b"question", (host(2), 4000))
+                own.settimeout(20)
+                assert own.recv(100) == b"question"
+            sock = bound(backend, 2)
+            peer.sendto(b"back", sock.getsockname())
+            assert sock.recv(100) == b"back"
+        peer.close()
+        sock.close()

@@ -181,6 +181,11 @@ class LocalAddress:
         self._forget(connection)
         return True
 
+    def forget_peers(self) -> None:
+        """Evict all peers: the address is released."""
+        for connection in self.connections:
+            self._forget(connection)
+
     def _forget(self, connection: TcpPeer) -> None:
         connection.close()
         del self._connections[connection.peer]

@@ -162,6 +162,10 @@ class NativeCalls:
         attached.close(None)
         self._backend.closed(attached)
 
+    def release_unused(self, now_s: float) -> None:
+        """Let go of addresses without a socket."""
+        self._driver.releases.release_unused(now_s)
+
     def is_over(self, attached: Any) -> bool:
         """Tell whether a closed socket has nothing left to send."""
         return bool(attached.is_over)

@@ -97,6 +97,9 @@ class PlaneCalls(Protocol):
     def close(self, attached: Any) -> None:
         """Free the port of a socket that was left; its messages have `linger_s`."""
 
+    def release_unused(self, now_s: float) -> None:
+        """Let go of each address that had no socket for `idle_s`; call it now and then."""
+
     def is_over(self, attached: Any) -> bool:
         """Tell whether nothing of a closed socket is left to send."""
 

@@ -226,6 +226,7 @@ class Service:
             if self.users.note_memory(user, held[user.uid]):
                 self._restrict(user)
         now_s = time.monotonic()
+        self._calls.release_unused(now_s)
         self._lists = {key: one for key, one in self._lists.items() if one[0] > now_s}
 
     def _restrict(self, user: User) -> None:

@@ -73,6 +73,13 @@ class Acceptor:
         due_ns = [one for one in (host.listen_at_ns, silent_at_ns) if one is not None]
         return min(due_ns, default=None)
 
+    def forget(self, host: LocalAddressState) -> None:
+        """Drop the pending connections at an address."""
+        queue = self._queues.get(host.address)
+        if queue is not None:
+            for descriptor in list(queue.streams):
+                self._drop(queue, descriptor)
+
     def close(self) -> None:
         """Close every pending connection."""
         for queue in self._queues.values():

@@ -43,6 +43,7 @@ from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
 from urds.rds.runtime.looks import Looks
 from urds.rds.runtime.peer_events import events
 from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
+from urds.rds.runtime.releases import Releases
 from urds.rds.runtime.shm_connect import ShmStreams
 from urds.rds.settings import Settings
 from urds.rds.transports import subnets, tcp
@@ -106,6 +107,7 @@ class Driver:
         self.guard = Guard(self)
         self.streams = Streams(self)
         self.acceptor = Acceptor(self)
+        self.releases = Releases(self)
         self.actions = Actions(self)
         self.rdma = Rdma(self)
         self._paths: dict[Path, tuple[LocalAddressState, IPAddress]] = {}
@@ -124,7 +126,7 @@ class Driver:
             self.shm_streams = ShmStreams(self, shm_stream_class(self.plane))
             self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             undo.callback(os.close, self._doorbell)
-            self._serve_now(self._doorbell, self._answer_doorbell, Interest.READ)
+            self.serve_now(self._doorbell, self._answer_doorbell, Interest.READ)
             self._thread = threading.Thread(
                 target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
             )
@@ -170,6 +172,8 @@ class Driver:
         if self._ended_unused:  # just now: the caller uses the next one
             raise os_error(ErrorReason.CLOSED, f"no socket for {self.settings.idle_s} s (idle_s)")
         host = self.hosts.get(address) or self._open(address)
+        if host.is_released:
+            self.releases.listen_anew(host)
         over_rdma = wants_rdma(transport, self.settings)
         if over_rdma:
             self.rdma.open(address, local_address_settings_of(self.settings, address))
@@ -270,7 +274,7 @@ class Driver:
         if mailbox in self.rdma:
             self.rdma.bound.resolve(mailbox, peer)
             return
-        if peer in self.hosts:
+        if peer in self.hosts and not self.hosts[peer].is_released:
             mailbox.route(peer, self.plane.loop(local=mailbox.local, peer=peer))
             return
         if not self.stopping:  # else no thread would serve the connection
@@ -459,13 +463,13 @@ class Driver:
         Where the system has no watch left (ENOSPC, ENOMEM), it is tried again after a pause.
         """
         try:
-            self._serve_now(descriptor, handler, interest)
+            self.serve_now(descriptor, handler, interest)
         except OSError:
             self._handlers[descriptor] = handler
             self._unwatched[descriptor] = interest
             self._watch_at_ns = now_ns() + _REST_NS
 
-    def _serve_now(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
+    def serve_now(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
         """Serve as `serve` does, or leave nothing behind. Raises OSError."""
         self._handlers[descriptor] = handler
         try:
@@ -656,7 +660,7 @@ class Driver:
             listener=listener,
         )
         try:
-            self._serve_now(listener.fileno(), self.acceptor.handler(host), Interest.READ)
+            self.serve_now(listener.fileno(), self.acceptor.handler(host), Interest.READ)
         except BaseException:
             listener.close()
             raise

@@ -40,6 +40,7 @@ class LocalAddressState:
     endpoint: LocalAddress
     listener: socket.socket
     listen_at_ns: int | None = None  # when to accept again, after a pause
+    is_released: bool = False  # another process may be its host; the next bind listens anew
     peers: dict[IPAddress, PeerPaths] = field(default_factory=dict)
     mailboxes: set[Mailbox] = field(default_factory=set)
     remembered: dict[tuple[IPAddress, int], Received] = field(default_factory=dict)

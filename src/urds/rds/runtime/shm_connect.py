@@ -80,6 +80,14 @@ class ShmStreams:
             self._listeners[host.address] = listener
             self._watch(host, listener)
 
+    def stop_listening(self, host: LocalAddressState) -> None:
+        """Accept no more to an address."""
+        self._paused.pop(host.address, None)
+        listener = self._listeners.pop(host.address, None)
+        if listener is not None:
+            self._driver.stop_serving(listener.fileno())
+            listener.close()
+
     def _watch(self, host: LocalAddressState, listener: socket) -> None:
         self._driver.serve(listener.fileno(), lambda: self._accept(host, listener), Interest.READ)
 
