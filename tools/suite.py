@@ -83,6 +83,7 @@ SEES_A_PLANE = (
 # Tests of sockets and tasks that also run over nodes, other processes that have their addresses.
 OVER_NODES = (
     "tests/rds/node/test_attached.py",
+    "tests/rds/node/test_node_differences.py",
     "tests/rds/sockets/test_cpython_cases.py",
     "tests/rds/sockets/test_linux_table.py",
     "tests/rds/sockets/test_rules.py",
