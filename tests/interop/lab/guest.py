@@ -160,7 +160,9 @@ class Lab:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = ["ip", "netns", "exec", self._namespace, sys.executable]
         command += [wire.__file__, "tap0", *self._wire_paths(), str(far.fileno())]
-        with near, _child(command, keep=far):
+        paths = filter(None, [str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}  # for tests.support
+        with near, _child(command, keep=far, environment=environment):
             far.close()
             near.settimeout(10)
             near.send(b"{}")
