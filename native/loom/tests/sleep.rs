@@ -1,4 +1,4 @@
-//! The words of a socket's memory that tell who sleeps: one thread is the client, one the node.
+//! The words of a socket memory that tell which side sleeps: one thread is the client, one the node.
 //!
 //! The control socket is a model: bytes that show POLLIN to the client, and bytes of the client, of
 //! which a full one blocks. Messages are counts.

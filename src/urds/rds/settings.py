@@ -336,7 +336,7 @@ def _layers(
     """Yield each source, the lowest first, and the values that it has. Raises SettingError."""
     if place := environ.get(CONFIG_VARIABLE):
         source = f"file {place}"
-        yield source, _checked(_read_file(place), source)
+        yield source, _checked(read_toml(place, f"file {place} ({CONFIG_VARIABLE})"), source)
     for name in (*names(), *ALIASES):
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environ:
@@ -373,11 +373,12 @@ def _read(name: str, value: object, source: str) -> object:
     try:
         return rule.read(value)
     except (ValueError, TypeError, OverflowError):
-        text = f"{name} = {_shown(value)}, in {source}: must be {rule.allowed}"
+        text = f"{name} = {shown(value)}, in {source}: must be {rule.allowed}"
         raise SettingError(text) from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a rejected value for the text of an error, whatever it is."""
     try:
         return repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
@@ -391,21 +392,21 @@ def _nearest(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _read_file(place: str) -> dict[str, object]:
+def read_toml(place: str, named: str) -> dict[str, object]:
+    """Read a file of `CONFIG_BYTES_MAX` at most. Raises SettingError, whose text begins `named`."""
     import tomllib
 
-    named = f"file {place} ({CONFIG_VARIABLE})"
     try:
         with open(place, "rb") as file:  # noqa: PTH123 - pathlib costs milliseconds at import
             data = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
-        raise SettingError(f"{named}: {error}") from error
+        raise SettingError(f"{named}: {error.strerror}") from error
     if len(data) > CONFIG_BYTES_MAX:
         raise SettingError(f"{named} is over {CONFIG_BYTES_MAX} bytes")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested too deep
-        raise SettingError(f"{named}: {error}") from error
+        raise SettingError(f"{named}: {' '.join(str(error).split())}") from error
 
 
 _RULES: Final[Mapping[str, Rule]] = {one.name: one.metadata["rule"] for one in fields(Settings)}

@@ -78,6 +78,7 @@ def test_every_key_is_read(file: Path) -> None:
         ("[node]\nport_grace_s = -1", "node.port_grace_s = -1: must be seconds from 0 to 86400"),
         ("[node]\nport_grace_s = nan", "node.port_grace_s = nan: must be seconds from 0"),
         ("[node]\nrequest_wait_s = [2]", "node.request_wait_s = [2]: must be seconds from 0 to 60"),
+        (f"[quota]\nsockets = 0x{'f' * 4000}", "quota.sockets = a number of thousands of digits: "),
         ("[node]\nsocket_mode = 438", "node.socket_mode = 438: must be octal digits"),
         ("[node]\nsocket_mode = '0755'", "node.socket_mode = '0755': must be octal digits"),
         ("[node]\nsocket_mode = '0066'", "node.socket_mode = '0066': must be octal digits"),

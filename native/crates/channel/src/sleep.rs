@@ -1,4 +1,4 @@
-//! The order of a sleeper and of who wakes it, over one word in shared memory.
+//! The order of a sleeper and of its waker, over one word in shared memory.
 //!
 //! | sleeper | waker |
 //! |---|---|

@@ -4,7 +4,7 @@
 //! Three processes: a sender, the node of the tests, a receiver. Printed are rates and, where
 //! messages go there and back, times.
 
-#![allow(clippy::cast_precision_loss)]
+#![allow(clippy::cast_precision_loss)] // of figures that are printed with few digits
 
 #[path = "../tests/support/mod.rs"]
 mod support;

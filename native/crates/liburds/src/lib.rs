@@ -20,7 +20,7 @@ macro_rules! exports {
         /// As that function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> $back {
-            #[allow(unused_unsafe)]
+            #[allow(unused_unsafe)] // some of these calls are safe
             // SAFETY: the caller's promise.
             unsafe { exported::$call($($argument),*) }
         }

@@ -16,10 +16,10 @@ use crate::sys::{BytesBytes, Export, NewBytes};
 /// From this length on, a payload is kept by reference until it is acknowledged.
 pub const REFERENCE_BYTES: usize = 8192;
 
-/// A `bytes` object that is sent.
-struct Sent(Option<BytesBytes>);
+/// A `bytes` object that is sent, or that a transport of messages delivered.
+struct PythonBytes(Option<BytesBytes>);
 
-impl Memory for Sent {
+impl Memory for PythonBytes {
     fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], BytesBytes::bytes)
     }
@@ -33,7 +33,7 @@ impl Memory for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for PythonBytes {
     fn drop(&mut self) {
         if let Some(bytes) = self.0.take() {
             let length = bytes.bytes().len();
@@ -45,7 +45,7 @@ impl Drop for Sent {
 /// A buffer that is sent, exported until it is released.
 struct SentExport(Option<Export>);
 
-impl Memory for SentExport {
+impl Memory for PythonBytesExport {
     fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], Export::bytes)
     }
@@ -83,7 +83,7 @@ pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
         return Ok(Payload::copy_of(bytes));
     }
     if let Ok(bytes) = object.cast_exact::<PyBytes>() {
-        let sent = Sent(Some(BytesBytes::of(bytes)));
+        let sent = PythonBytes(Some(BytesBytes::of(bytes)));
         return Ok(Payload::Foreign(Arc::new(sent)));
     }
     if shows_bytes(object)? {
@@ -154,38 +154,12 @@ impl Drop for Received {
     }
 }
 
-/// A `bytes` object that a transport of messages delivered.
-struct Delivered(Option<BytesBytes>);
-
-impl Memory for Delivered {
-    fn bytes(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], BytesBytes::bytes)
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
-    }
-}
-
-impl Drop for Delivered {
-    fn drop(&mut self) {
-        if let Some(bytes) = self.0.take() {
-            let length = bytes.bytes().len();
-            defer(Deferred::Object(bytes.into_object().into_any()), length);
-        }
-    }
-}
-
 /// Return a payload that a transport delivers; a long one is the very object that is taken later.
 pub fn arriving<'a>(bytes: &'a Bound<'_, PyBytes>) -> ArrivingPayload<'a> {
     if bytes.as_bytes().len() < LONG_BYTES {
         return ArrivingPayload::Borrowed(bytes.as_bytes());
     }
-    let delivered = Delivered(Some(BytesBytes::of(bytes)));
+    let delivered = PythonBytes(Some(BytesBytes::of(bytes)));
     ArrivingPayload::Whole(Body::Foreign(Box::new(delivered)))
 }
 
@@ -229,7 +203,7 @@ pub fn bytes_of(py: Python<'_>, body: Body) -> Bound<'_, PyBytes> {
                 Some(bytes) => bytes.into_object().into_bound(py),
                 None => PyBytes::new(py, &[]),
             },
-            Err(memory) => match memory.downcast::<Delivered>() {
+            Err(memory) => match memory.downcast::<PythonBytes>() {
                 Ok(mut delivered) => match delivered.0.take() {
                     Some(bytes) => bytes.into_object().into_bound(py),
                     None => PyBytes::new(py, &[]),

@@ -19,12 +19,13 @@ from urds.common.records import field, fields, record
 from urds.common.types import IPAddress
 from urds.rds.settings import (
     ANY,
-    CONFIG_BYTES_MAX,
     Rule,
     Settings,
     integer_rule,
     networks_rule,
+    read_toml,
     seconds_rule,
+    shown,
     size_rule,
 )
 
@@ -72,7 +73,7 @@ class NodeSettings:
     @classmethod
     def load(cls, place: str | None) -> NodeSettings:
         """Read a file, or take the defaults. Raises SettingError."""
-        return cls() if place is None else _checked(place, _read_file(place))
+        return cls() if place is None else _checked(place, read_toml(place, place))
 
     def settings(self) -> Settings:
         """Return the tunables of the control plane. Raises SettingError.
@@ -107,29 +108,15 @@ def _network(text: str) -> IPv4Network | IPv6Network:
     return ip_network(text)
 
 
-def _read_file(place: str) -> dict[str, object]:
-    import tomllib
-
-    try:
-        with open(place, "rb") as file:  # noqa: PTH123 - no other path is made here
-            data = file.read(CONFIG_BYTES_MAX + 1)
-    except OSError as failure:
-        raise SettingError(f"{place}: {failure.strerror}") from failure
-    if len(data) > CONFIG_BYTES_MAX:
-        raise SettingError(f"{place}: over {CONFIG_BYTES_MAX} bytes")
-    try:
-        return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as wrong:  # no UTF-8, no TOML, or nested too deep
-        raise SettingError(f"{place}: {' '.join(str(wrong).split())}") from None
-
-
 def _checked(place: str, document: Mapping[str, object]) -> NodeSettings:
     values: dict[str, Any] = {}
     for section, table in document.items():
         if section not in _SECTIONS:
             raise SettingError(f"{place}: {section}: no such section{_near(section, _SECTIONS)}")
         if not isinstance(table, dict):
-            raise SettingError(f"{place}: {section} = {table!r}: must be a section, [{section}]")
+            raise SettingError(
+                f"{place}: {section} = {shown(table)}: must be a section, [{section}]"
+            )
         if section == "addresses":
             values["addresses"] = _addresses(place, table)
         elif section == "settings":
@@ -185,9 +172,9 @@ def _value(name: str, value: object, read: Callable[[object], Any], allowed: str
     try:
         return read(value)
     except (ValueError, TypeError, OverflowError):
-        shown = f"{value!r}"
-        shown = shown if len(shown) < 80 else f"{shown[:77]}..."
-        raise SettingError(f"{name} = {shown}: must be {allowed}") from None
+        text = shown(value)
+        text = text if len(text) < 80 else f"{text[:77]}..."
+        raise SettingError(f"{name} = {text}: must be {allowed}") from None
 
 
 def _near(word: str, words: tuple[str, ...]) -> str:

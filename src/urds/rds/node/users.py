@@ -1,4 +1,4 @@
-"""Users of a node: who asks, what each has, and what is refused.
+"""Users of a node: whose request it is, what each user has, and what is refused.
 
 A user is the uid that SO_PEERCRED tells of a connection. Time comes in as `now_s`.
 """

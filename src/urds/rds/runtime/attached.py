@@ -284,7 +284,7 @@ class Watched:
         return calls
 
     def _looked(self) -> list[Callable[[], None]]:
-        """Take off who waits for room at a peer, so that it looks. Lock held."""
+        """Take off the waiters for room at a peer whose time to look has come. Lock held."""
         now_s = time.monotonic()
         calls: list[Callable[[], None]] = []
         for one in list(self._waiters.values()):

@@ -31,7 +31,7 @@ RING_BYTES: Final = 1 << 16
 CONTROL_BYTES: Final = 4096
 MEMORY_BYTES: Final = CONTROL_BYTES + 2 * RING_BYTES
 CUT_S: Final = 3.0  # sooner than a node gives up who does not say hello, `hello_wait_ns`
-# Of a direction: who dials writes the first. Source: native/crates/channel/src/ring.rs.
+# Of a direction: the dialling side writes the first. Source: native/crates/channel/src/ring.rs.
 DIRECTION, HEAD, TAIL = CONTROL_BYTES // 2, 0, 128
 
 

@@ -82,7 +82,7 @@ impl ClientSide {
         self.area.word(at).load(Ordering::Relaxed)
     }
 
-    /// Return `SO_COOKIE` of the socket's user end, which is who the socket is.
+    /// Return `SO_COOKIE` of the socket's user end, which identifies the socket.
     pub fn cookie(&self) -> u64 {
         self.area.long(AT_COOKIE).load(Ordering::Relaxed)
     }

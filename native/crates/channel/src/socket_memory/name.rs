@@ -58,8 +58,8 @@ const AT_BYTES: usize = 8;
 
 /// Read a name that is kept at a place of the memory; None if there is none.
 ///
-/// A name that changes meanwhile is read in parts: who changes it holds the lock of senders, as
-/// does who reads it and must not see that.
+/// A name that changes meanwhile is read in parts: a writer holds the lock of senders, and so does
+/// a reader that must not see that.
 pub fn load(area: &Area, at: usize) -> Option<Name> {
     if area.word(at).load(Ordering::Acquire) == 0 {
         return None;

@@ -1,6 +1,6 @@
 //! A node that does nothing but carry messages between the sockets of one host, for tests.
 
-#![allow(dead_code, clippy::missing_panics_doc)]
+#![allow(dead_code, clippy::missing_panics_doc)] // each test uses its part, and panics to fail
 
 pub mod node;
 pub mod sys;

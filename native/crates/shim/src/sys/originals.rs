@@ -101,7 +101,7 @@ macro_rules! originals {
                     }
                 }
                 // SAFETY: the system call of that name, with the same promises.
-                #[allow(unused_unsafe)]
+                #[allow(unused_unsafe)] // some of these calls are safe
                 None => Lower::lower(unsafe { $fallback }),
             }
         }
