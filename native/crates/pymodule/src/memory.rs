@@ -45,7 +45,7 @@ impl Drop for PythonBytes {
 /// A buffer that is sent, exported until it is released.
 struct SentExport(Option<Export>);
 
-impl Memory for PythonBytesExport {
+impl Memory for SentExport {
     fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], Export::bytes)
     }
