@@ -100,8 +100,8 @@ macro_rules! originals {
                         call($($argument),*)
                     }
                 }
-                // SAFETY: the system call of that name, with the same promises.
                 #[allow(unused_unsafe)] // some of these calls are safe
+                // SAFETY: the system call of that name, with the same promises.
                 None => Lower::lower(unsafe { $fallback }),
             }
         }
