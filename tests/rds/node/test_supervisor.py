@@ -1,6 +1,7 @@
 """The supervisor: workers that die, upgrades, the end, a second start, what systemd wants."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -261,10 +262,9 @@ class Manager:
         self.hear()
         descriptors = [listener.fileno(), *self.store.values()]
         names = ":".join(["urds-node.socket", *self.store])
-        moves = "".join(f"os.dup2({50 + at}, {3 + at}); " for at in range(len(descriptors)))
-        for at, descriptor in enumerate(descriptors):  # out of the way of 3, 4, ...
-            os.dup2(descriptor, 50 + at)
-        passed = list(range(50, 50 + len(descriptors)))
+        # Out of the way of 3, 4, ..., and of every descriptor of this process.
+        passed = [fcntl.fcntl(one, fcntl.F_DUPFD, 3 + len(descriptors)) for one in descriptors]
+        moves = "".join(f"os.dup2({one}, {3 + at}); " for at, one in enumerate(passed))
         prefix = [sys.executable, "-c", f"import os; {moves}\n{LISTEN}", names]
         try:
             return start_node(
