@@ -50,7 +50,7 @@ _PORT_TRIES: Final = 8  # a random port may be within another user's grace
 _CLOSES_MAX: Final = 64
 
 
-class Keeper(Protocol):
+class SupervisorCalls(Protocol):
     """The supervisor, as the worker sees it."""
 
     def keep(self, cookie: int, text: str, descriptors: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class Service:
         place: str,
         settings: NodeSettings,
         calls: PlaneCalls,
-        keeper: Keeper,
+        supervisor: SupervisorCalls,
         log: EventLog,
         watch: Callable[[NodeSocket], None],
         unwatch: Callable[[NodeSocket], None],
@@ -90,7 +90,7 @@ class Service:
         self.ports = Ports(settings.port_grace_s)
         self.sockets: dict[int, NodeSocket] = {}
         self._place, self._settings, self._calls = place, settings, calls
-        self._keeper, self._log = keeper, log
+        self._supervisor, self._log = supervisor, log
         self._watch, self._unwatch = watch, unwatch
         self._descriptors_max = descriptors_max
         self._tunables = settings.settings()
@@ -198,7 +198,7 @@ class Service:
             self._unwatch(sock)
             self._forget(sock)
             return
-        self._keeper.note(sock.cookie, sock.text())
+        self._supervisor.note(sock.cookie, sock.text())
         self._calls.close(sock.attached)
         endpoint = sock.endpoint
         assert endpoint is not None, "it is bound"
@@ -241,7 +241,7 @@ class Service:
         self.sockets.pop(sock.cookie, None)
         self.users.give_back(sock.user, sock.routes)
         close_all(sock.opened.kept)
-        self._keeper.forget(sock.cookie)
+        self._supervisor.forget(sock.cookie)
 
     # -- requests
 
@@ -276,7 +276,7 @@ class Service:
                 opened=opened,
                 options=options.defaults(self._tunables),
             )
-            self._keeper.keep(cookie, sock.text(), opened.kept)
+            self._supervisor.keep(cookie, sock.text(), opened.kept)
         except BaseException:
             close_all(opened.kept)
             raise
@@ -309,7 +309,7 @@ class Service:
         self._unwatch(sock)
         name = Name(sock.attached.local, sock.attached.port)
         self.ports.take(sock.user.uid, (name.address, name.port))
-        self._keeper.note(sock.cookie, sock.text())
+        self._supervisor.note(sock.cookie, sock.text())
         values = f"{sock.cookie:x}", sock.user.uid, name.address, name.port
         tell(self._log, NodeEvent.SOCKET_BOUND, *values)
         return Answer(operation=RequestOp.BIND, socket=sock.cookie, name=name), ()
@@ -382,7 +382,7 @@ class Service:
         if sock.attached is not None:
             settings = settings_of(sock.options, is_strict=self._tunables.strict_linux)
             self._calls.configure(sock.attached, settings)
-        self._keeper.note(sock.cookie, sock.text())
+        self._supervisor.note(sock.cookie, sock.text())
         return Answer(operation=RequestOp.SET_OPTION, socket=sock.cookie), ()
 
     def _cancel(self, request: Request, _: Credentials, descriptors: Sequence[int]) -> Reply:
@@ -413,12 +413,12 @@ class Service:
 
     def _upgrade(self, _: Request, who: Credentials, __: Sequence[int]) -> Reply:
         self._check_owner(who)
-        self._keeper.ask("upgrade")
+        self._supervisor.ask("upgrade")
         return Answer(operation=RequestOp.UPGRADE), ()
 
     def _stop(self, _: Request, who: Credentials, __: Sequence[int]) -> Reply:
         self._check_owner(who)
-        self._keeper.ask("stop")
+        self._supervisor.ask("stop")
         return Answer(operation=RequestOp.STOP), ()
 
     def status(self) -> dict[str, Any]:

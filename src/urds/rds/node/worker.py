@@ -40,8 +40,8 @@ _EVENTS_PER_PASS: Final = 256
 MakeCalls = Callable[[NodeSettings], "PlaneCalls"]
 
 
-class SupervisorKeeper:
-    """See `service.Keeper`."""
+class SupervisorChannel:
+    """See `service.SupervisorCalls`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -83,7 +83,7 @@ class Worker:
             place=plan.place,
             settings=settings,
             calls=calls,
-            keeper=SupervisorKeeper(self._channel),
+            supervisor=SupervisorChannel(self._channel),
             log=log,
             watch=self._watch,
             unwatch=self._unwatch,

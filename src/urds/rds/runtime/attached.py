@@ -273,7 +273,7 @@ class Watched:
         return len(calls)
 
     def _told(self, one: _Waiters, events: int) -> list[Callable[[], None]]:
-        """Take off who is told. Lock held."""
+        """Take off the waiters that are told. Lock held."""
         is_over = events & (select.EPOLLHUP | select.EPOLLERR)
         calls = []
         if one.of_messages and (events & select.EPOLLIN or is_over):
