@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from peers import PEER_COUNTS
-from peers.base import RUN_MESSAGES, Kind
+from peers.base import BURST_MESSAGES, RUN_MESSAGES, Kind
 
 SENDERS = 8
 PYTHON, NATIVE = "python", "native"
@@ -22,7 +22,9 @@ _SUBJECTS = {
     Kind.REUSED_ONE_WAY: "urds_reused",
     Kind.LOOP_ONE_WAY: "urds_asyncio",
     Kind.LOOP_ROUND_TRIP: "urds_asyncio",
+    Kind.BURSTS_ONE_WAY: "urds_bursts",
     Kind.MEMORY_ONE_WAY: "urds_memory",
+    Kind.MEMORY_BURSTS: "urds_memory_bursts",
     Kind.MEMORY_ROUND_TRIP: "urds_memory_spins",
     Kind.NODE_ONE_WAY: "urds_node",
     Kind.NODE_ROUND_TRIP: "urds_node",
@@ -65,8 +67,12 @@ class Work:
                 return f"asyncio and trio, one way, {size}"
             case Kind.LOOP_ROUND_TRIP:
                 return f"asyncio and trio, round trip, {size}"
+            case Kind.BURSTS_ONE_WAY:
+                return f"one way, {size}, {BURST_MESSAGES} per call"
             case Kind.MEMORY_ONE_WAY:
                 return f"within a host, one way, {size}"
+            case Kind.MEMORY_BURSTS:
+                return f"within a host, one way, {size}, {BURST_MESSAGES} per call"
             case Kind.MEMORY_ROUND_TRIP:
                 return f"within a host, round trip, {size}"
             case Kind.NODE_ONE_WAY:
@@ -114,10 +120,12 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
     placements = (Placement.SAME, Placement.TWO)
     return [
         *one_way,
+        Work(Kind.BURSTS_ONE_WAY, _SMALL_BYTES),
         *(Work(Kind.REUSED_ONE_WAY, size) for size in sizes or _REUSED_BYTES),
         *(Work(Kind.ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
         Work(Kind.MANY_SENDERS, _SMALL_BYTES, senders=SENDERS),
         *(Work(Kind.MEMORY_ONE_WAY, size) for size in sizes or _MEMORY_BYTES),
+        Work(Kind.MEMORY_BURSTS, _SMALL_BYTES),
         Work(Kind.MEMORY_ROUND_TRIP, _SMALL_BYTES, Placement.TWO),
         *(Work(Kind.NODE_ONE_WAY, size) for size in sizes or _NODE_BYTES),
         *(Work(Kind.NODE_ROUND_TRIP, _SMALL_BYTES, placement) for placement in placements),
@@ -130,8 +138,8 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
 
 _ONE_WAY_SMALL = (
     Goal("dealer_router", 1.5, PYTHON),
-    Goal("dealer_router", 10, NATIVE),
-    Goal("push_pull", 3, NATIVE),
+    Goal("dealer_router", 14, NATIVE),
+    Goal("push_pull", 4, NATIVE),
 )
 _ONE_WAY_LARGE = (
     Goal("tcp", 0.95),
@@ -148,6 +156,8 @@ _ROUND_TRIP = {
 }
 _OTHERS = {
     Kind.REUSED_ONE_WAY: (Goal("tcp", 0.9),),
+    Kind.BURSTS_ONE_WAY: (Goal("push_pull", 8, NATIVE),),
+    Kind.MEMORY_BURSTS: (Goal("push_pull_ipc", 8, NATIVE),),
     Kind.MANY_SENDERS: (Goal("dealer_router", 1.5, PYTHON), Goal("dealer_router", 7, NATIVE)),
     Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 2),),
     Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.3),),
@@ -158,7 +168,7 @@ _OTHERS = {
 
 
 _MEMORY_ONE_WAY = {
-    64: (Goal("push_pull_ipc", 8, NATIVE),),
+    64: (Goal("push_pull_ipc", 5, NATIVE),),
     1 << 20: (Goal("push_pull_ipc", 4, NATIVE),),
 }
 

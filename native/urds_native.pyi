@@ -212,6 +212,13 @@ class Mailbox:
         /,
     ) -> int: ...
     def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, _SocketAddress]: ...
+    def send_many(
+        self,
+        messages: Sequence[tuple[_Buffer, _SocketAddress | None]],
+        peer: _SocketAddress | None,
+        /,
+    ) -> int: ...
+    def recv_many(self, count_max: int, bufsize: int, /) -> list[tuple[bytes, _SocketAddress]]: ...
     def send(
         self,
         buffers: Sequence[_Buffer],
@@ -347,6 +354,13 @@ class AttachedMailbox:
         /,
     ) -> int: ...
     def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, _SocketAddress]: ...
+    def send_many(
+        self,
+        messages: Sequence[tuple[_Buffer, _SocketAddress | None]],
+        peer: _SocketAddress | None,
+        /,
+    ) -> int: ...
+    def recv_many(self, count_max: int, bufsize: int, /) -> list[tuple[bytes, _SocketAddress]]: ...
     def send(
         self,
         buffers: Sequence[_Buffer],

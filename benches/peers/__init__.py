@@ -8,17 +8,19 @@ from .memory import (
     PushPullIpc,
     PushPullIpcNoCopy,
     SeqPacketSpinning,
+    UrdsBurstsOverMemory,
     UrdsOverMemory,
     UrdsOverMemorySpinning,
 )
 from .nodes import NODES
-from .ours import Urds, UrdsFromOneBuffer, UrdsOverShm
+from .ours import Urds, UrdsBursts, UrdsFromOneBuffer, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
 from .turns import PEER_COUNTS, TURNS
 from .zmq import DealerRouter, DealerRouterNoCopy, PushPull, PushPullNoCopy
 
 ALL: tuple[type[Peer], ...] = (
     Urds,
+    UrdsBursts,
     UrdsOverShm,
     UrdsFromOneBuffer,
     DealerRouter,
@@ -31,6 +33,7 @@ ALL: tuple[type[Peer], ...] = (
     SeqPacket,
     Udp,
     UrdsOverMemory,
+    UrdsBurstsOverMemory,
     UrdsOverMemorySpinning,
     PushPullIpc,
     PushPullIpcNoCopy,

@@ -14,6 +14,7 @@ Address = str | int | tuple[str, int]
 
 
 RUN_MESSAGES = 64  # to one peer, before the next one
+BURST_MESSAGES = 64  # in one call
 
 
 class Kind(Enum):
@@ -25,7 +26,9 @@ class Kind(Enum):
     MANY_SENDERS = "many_senders"
     LOOP_ONE_WAY = "loop_one_way"  # in tasks of asyncio or trio
     LOOP_ROUND_TRIP = "loop_round_trip"
+    BURSTS_ONE_WAY = "bursts_one_way"  # BURST_MESSAGES in one call where there is such a call
     MEMORY_ONE_WAY = "memory_one_way"  # between processes of one host
+    MEMORY_BURSTS = "memory_bursts"
     MEMORY_ROUND_TRIP = "memory_round_trip"
     NODE_ONE_WAY = "node_one_way"  # between programs that are attached to a node
     NODE_ROUND_TRIP = "node_round_trip"

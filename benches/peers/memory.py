@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from .base import Address, Kind
 from .kernel import SeqPacket
 from .ours import Urds, plane
+from .rds import Bursts
 from .zmq import PushPull
 
 FOLDER_VARIABLE = "BENCH_FOLDER"  # of the run, for what needs a file
@@ -22,7 +23,7 @@ class UrdsOverMemory(Urds):
 
     name = "urds_memory"
     label = "urds, shared memory"
-    kinds = frozenset({Kind.MEMORY_ONE_WAY, Kind.MEMORY_ROUND_TRIP})
+    kinds = frozenset({Kind.MEMORY_ONE_WAY, Kind.MEMORY_BURSTS, Kind.MEMORY_ROUND_TRIP})
     row = 4
     settings: ClassVar[Mapping[str, str]] = {"URDS_SHARED_MEMORY": "1"}
 
@@ -48,12 +49,21 @@ class UrdsOverMemorySpinning(UrdsOverMemory):
     }
 
 
+class UrdsBurstsOverMemory(Bursts, UrdsOverMemory):
+    """urds over a shm stream, by `send_many` and `recv_many`."""
+
+    name = "urds_memory_bursts"
+    label = "urds, shared memory, 64 per call"
+    kinds = frozenset({Kind.MEMORY_BURSTS})
+    row = 8
+
+
 class PushPullIpc(PushPull):
     """pyzmq's fastest pattern over its transport within a host."""
 
     name = "push_pull_ipc"
     label = "pyzmq PUSH/PULL ipc"
-    kinds = frozenset({Kind.MEMORY_ONE_WAY})
+    kinds = frozenset({Kind.MEMORY_ONE_WAY, Kind.MEMORY_BURSTS})
 
     def open_receiver(self, senders: int) -> Address:
         """Bind to a file of the run's folder."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
-from .base import Address, Kind
-from .rds import PORT, RdsPeer
+from .base import BLOCKING, Address, Kind
+from .rds import PORT, Bursts, RdsPeer
 
 _RECEIVER_HOST = 2
 _SENDER_HOST = 10
@@ -29,6 +29,7 @@ class Urds(RdsPeer):
 
     name = "urds"
     label = "urds"
+    kinds = BLOCKING | {Kind.BURSTS_ONE_WAY}
 
     row: ClassVar[int] = 0  # third byte of the addresses
     # Not over shared memory, which both sides would else take; what was set before the run stays.
@@ -85,6 +86,15 @@ class UrdsFromOneBuffer(Urds):
         for number in range(count):
             buffer[0] = number & 255
             sendto(buffer, target)
+
+
+class UrdsBursts(Bursts, Urds):
+    """urds over TCP, by `send_many` and `recv_many`."""
+
+    name = "urds_bursts"
+    label = "urds, 64 per call"
+    kinds = frozenset({Kind.BURSTS_ONE_WAY})
+    row = 7
 
 
 class UrdsOverShm(Urds):

@@ -8,7 +8,7 @@ import socket as system_socket
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from .base import Address, Peer
+from .base import BURST_MESSAGES, Address, Peer
 
 PORT = 4000
 LARGE_BYTES = 64 << 10
@@ -79,6 +79,27 @@ class RdsPeer(Peer):
         """Receive one message and send it back."""
         body, source = self.socket.recvfrom(self.payload_bytes)
         self.socket.sendto(body, source)
+
+
+class Bursts(RdsPeer):
+    """The same with lists of messages, by the calls that `urds` has for them."""
+
+    def put(self, count: int) -> None:
+        """Send `count` messages, BURST_MESSAGES in one call."""
+        send_many, burst = self.socket.send_many, [(self.payload, self._target)] * BURST_MESSAGES
+        for _ in range(count // BURST_MESSAGES):
+            send_many(burst)
+        send_many(burst[: count % BURST_MESSAGES])
+
+    def take(self, count: int) -> int:
+        """Receive `count` messages with their source, at most BURST_MESSAGES in one call."""
+        recv_many, payload_bytes, taken_bytes = self.socket.recv_many, self.payload_bytes, 0
+        while count:
+            taken = recv_many(min(count, BURST_MESSAGES), payload_bytes)
+            count -= len(taken)
+            for body, _ in taken:
+                taken_bytes += len(body)
+        return taken_bytes
 
 
 class KernelRds(RdsPeer):

@@ -136,7 +136,7 @@ class TcpBatch(Tcp):
 
     name = "tcp_batch"
     label = "raw TCP, 64 per call"
-    kinds = frozenset({Kind.ONE_WAY})
+    kinds = frozenset({Kind.ONE_WAY, Kind.BURSTS_ONE_WAY})
     payload_bytes_max = 64 << 10  # 64 messages of 1 MiB in one call are no batch
     messages_per_call = 64
 

@@ -92,7 +92,7 @@ class PushPull(_Zmq):
 
     name = "push_pull"
     label = "pyzmq PUSH/PULL"
-    kinds = frozenset({Kind.ONE_WAY, Kind.MANY_SENDERS})
+    kinds = frozenset({Kind.ONE_WAY, Kind.BURSTS_ONE_WAY, Kind.MANY_SENDERS})
     sender_type, receiver_type = "PUSH", "PULL"
 
     def take(self, count: int) -> int:

@@ -10,7 +10,6 @@ Source: linux v6.12 net/rds/send.c, net/rds/recv.c; docs/reference/rds.md 3.4, 3
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, overload
 
@@ -110,15 +109,19 @@ class Socket(RdmaSocket):
     def send_many(self, messages: Iterable[tuple[ReadableBuffer, GivenAddress | None]]) -> int:
         """Queue messages, address None meaning the default destination; return how many.
 
-        Stops at the first refused one; raises its OSError if no message was queued before it, so
-        that going on with the rest never hides an error.
+        A list or tuple goes in one call, anything else message by message. Stops at the first
+        refused one; raises its OSError if no message was queued before it, so that going on with
+        the rest never hides an error.
         """
+        mailbox, peer = self._bound(), self._reachable_peer
+        if peer is None and self._peer is not None:
+            peer = addresses.socket_address(*self._peer)  # refused with its reason
+        if isinstance(messages, list | tuple):
+            return mailbox.send_many(messages, peer) if messages else 0
         count = 0
-        sendto, send = self.sendto, self.send
         try:
-            for payload, address in messages:
-                send(payload) if address is None else sendto(payload, address)
-                count += 1
+            for message in messages:
+                count += mailbox.send_many((message,), peer)  # type: ignore[arg-type]  # as in sendto
         except OSError:
             if not count:
                 raise
@@ -224,12 +227,12 @@ class Socket(RdmaSocket):
         """Wait for a message as `recvfrom` does, then take what is there, up to `count_max`."""
         if count_max < 1:
             raise ValueError(f"count_max {count_max} is below 1")
-        recvfrom = self.recvfrom
-        taken = [recvfrom(bufsize)]
-        with suppress(BlockingIOError):
-            while len(taken) < count_max:
-                taken.append(recvfrom(bufsize, _DONTWAIT))
-        return taken
+        bufsize = checked_size(bufsize, "recv_many")
+        wait_ns = self._wait_ns(self._options.receive_wait_ns)
+        mailbox = self._mailbox or self._wait_for_mailbox(wait_ns)
+        if mailbox is None:
+            raise _nothing_came(wait_ns)
+        return mailbox.recv_many(count_max, bufsize)
 
     def _receive(
         self, ancillary_bytes_max: int, flags: int
@@ -264,8 +267,7 @@ class Socket(RdmaSocket):
                 peek = bool(flags & MSG_PEEK)
                 taken = mailbox.receive(wait_ns=wait_ns, peek=peek, notices_max=notices_max)
         if taken is None:
-            never = wait_ns == 0 or flags & MSG_ERRQUEUE
-            raise os_error(ErrorReason.NOTHING_TO_RECEIVE if never else ErrorReason.TIMED_OUT)
+            raise _nothing_came(0 if flags & MSG_ERRQUEUE else wait_ns)
         return taken
 
     def _control_of(self, message: Message) -> list[Ancillary]:
@@ -291,6 +293,11 @@ class Socket(RdmaSocket):
             )
             self._check_open()
             return self._mailbox
+
+
+def _nothing_came(wait_ns: int | None) -> OSError:
+    """Return the error of a receive that waited for so long."""
+    return os_error(ErrorReason.TIMED_OUT if wait_ns else ErrorReason.NOTHING_TO_RECEIVE)
 
 
 # A program knows no other class: a TypeError about arguments shall not name a base.

@@ -8,6 +8,7 @@ from typing import Any
 
 from urds.common.types import IPAddress
 from urds.rds.constants import Transport
+from urds.rds.plane.bursts import receive_each, send_each
 from urds.rds.runtime.backend import (
     MailboxSettings,
     Message,
@@ -74,6 +75,16 @@ class FakeMailbox:
         message = self.receive(wait_ns=0, peek=False)
         assert isinstance(message, Message)
         return message.payload[:payload_bytes_max], message.source
+
+    def send_many(
+        self, messages: Sequence[tuple[Buffer, Any]], peer: SocketAddress | None, /
+    ) -> int:
+        """Record messages."""
+        return send_each(self.sendto, messages, peer)
+
+    def recv_many(self, count_max: int, payload_bytes_max: int, /) -> list[tuple[bytes, Any]]:
+        """Give the next messages."""
+        return receive_each(self.recvfrom, lambda: bool(self.queue), count_max, payload_bytes_max)
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1

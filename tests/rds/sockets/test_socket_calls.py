@@ -166,9 +166,14 @@ def test_send_many_counts_what_went_and_keeps_no_error(
             raise os_error(ErrorReason.QUEUE_FULL)
         return len(payload)
 
-    monkeypatch.setitem(sock.__dict__, "sendto", sendto)
-    assert sock.send_many([(b"a", PEER), (b"full", PEER), (b"b", PEER)]) == 1
-    assert refused(sock.send_many, [(b"full", PEER), (b"b", PEER)]) == errno.EAGAIN
+    monkeypatch.setattr(box, "sendto", sendto)
+    given = [(b"a", PEER), (b"full", PEER), (b"b", PEER)]
+    assert sock.send_many(given) == 1
+    rest = iter(given)
+    assert sock.send_many(rest) == 1
+    assert next(rest) == given[2]  # nothing is read ahead
+    assert refused(sock.send_many, given[1:]) == errno.EAGAIN
+    assert refused(sock.send_many, iter(given[1:])) == errno.EAGAIN
 
 
 # -- receiving

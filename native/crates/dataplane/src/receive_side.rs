@@ -56,10 +56,44 @@ impl Plane {
         peek: bool,
         make: impl FnOnce(Received<'_>) -> T,
     ) -> Result<Taken<T>, Rejected> {
+        self.taking(mailbox, |state| state.take_next(mailbox, peek, make))
+    }
+
+    /// Take messages that are queued, at most `count_max`, up to the first notice; never waits.
+    ///
+    /// `make` as in `take`.
+    ///
+    /// # Errors
+    /// `Closed` and the like.
+    pub fn take_burst(
+        &self,
+        mailbox: MailboxId,
+        count_max: usize,
+        mut make: impl FnMut(Received<'_>),
+    ) -> Result<(), Rejected> {
+        self.taking(mailbox, |state| {
+            for _ in 0..count_max {
+                let is_first_a_notice = state.open_mailbox(mailbox)?.has_notice();
+                if is_first_a_notice
+                    || matches!(state.take_next(mailbox, false, &mut make)?, Taken::Nothing)
+                {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Do what takes messages in one critical section, and what that leaves to do after it.
+    fn taking<T>(
+        &self,
+        mailbox: MailboxId,
+        work: impl FnOnce(&mut State) -> Result<T, Rejected>,
+    ) -> Result<T, Rejected> {
         let (taken, finish_pass, sync) = {
             let mut state = self.lock();
             state.driven = true;
-            let taken = state.take_next(mailbox, peek, make)?;
+            let taken = work(&mut state)?;
             let record = state.mailboxes.get(mailbox);
             let sync = record.is_some_and(|record| record.descriptor.is_some());
             (taken, !state.touched.is_empty(), sync)

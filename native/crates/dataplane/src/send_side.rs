@@ -119,23 +119,32 @@ impl Plane {
     /// What no waiting changes: `Closed` and the like, `TooLong`, `PeerUnreachable` once after the
     /// peer's messages were dropped; for a call that does not wait `QueueFull`, `PathFull`,
     /// `PeerCongested`.
-    pub fn send_now(&self, mut message: Message, wait_ns: Option<u64>) -> Result<Sent, Rejected> {
+    pub fn send_now(&self, message: Message, wait_ns: Option<u64>) -> Result<Sent, Rejected> {
+        let waits = wait_ns != Some(0) && !self.is_virtual();
+        self.lock().send_now(message, waits)
+    }
+
+    /// Queue messages as `send_now` does, one after the other, in one critical section.
+    ///
+    /// Ends with the first that leaves something to do or is not queued, or after the last. Returns
+    /// how many are queued, that one among them if it is, and what came of it. `messages` runs with
+    /// the lock held.
+    pub fn send_burst(
+        &self,
+        messages: impl Iterator<Item = Message>,
+        wait_ns: Option<u64>,
+    ) -> (usize, Result<Sent, Rejected>) {
+        let waits = wait_ns != Some(0) && !self.is_virtual();
         let mut state = self.lock();
-        let reason = match state.attempt_send(&message)? {
-            Attempt::Queued(way) => return Ok(state.queued(message.mailbox, way)),
-            Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
-            Attempt::External => return Ok(Sent::External),
-            Attempt::Busy(reason) => reason,
-        };
-        if wait_ns == Some(0) || self.is_virtual() {
-            if is_as_congested(reason) {
-                state.counters.cong_send_error += 1;
+        let mut count = 0;
+        for message in messages {
+            match state.send_now(message, waits) {
+                Ok(Sent::Done) => count += 1,
+                Ok(Sent::Leaves(leaving)) => return (count + 1, Ok(Sent::Leaves(leaving))),
+                unfinished => return (count, unfinished),
             }
-            return Err(state.no_room(&message, reason));
         }
-        state.note_blocked(&mut message, reason);
-        message.asks_all = true;
-        Ok(Sent::Waits(message))
+        (count, Ok(Sent::Done))
     }
 
     /// Queue a message as soon as there is room; `wait_ns` `None` waits for ever.
@@ -251,6 +260,25 @@ impl Plane {
 }
 
 impl State {
+    /// See `Plane::send_now`; `waits` says whether it may be told to wait.
+    fn send_now(&mut self, mut message: Message, waits: bool) -> Result<Sent, Rejected> {
+        let reason = match self.attempt_send(&message)? {
+            Attempt::Queued(way) => return Ok(self.queued(message.mailbox, way)),
+            Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
+            Attempt::External => return Ok(Sent::External),
+            Attempt::Busy(reason) => reason,
+        };
+        if !waits {
+            if is_as_congested(reason) {
+                self.counters.cong_send_error += 1;
+            }
+            return Err(self.no_room(&message, reason));
+        }
+        self.note_blocked(&mut message, reason);
+        message.asks_all = true;
+        Ok(Sent::Waits(message))
+    }
+
     /// Queue a message, or return why not.
     fn attempt_send(&mut self, message: &Message) -> Result<Attempt, Rejected> {
         let Message {

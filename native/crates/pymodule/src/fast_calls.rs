@@ -1,5 +1,7 @@
 //! The calls of each message: `sendto` and `recvfrom`, with the signature of `socket.socket`.
 //!
+//! Those of many messages are in `burst_calls`, on the same parts.
+//!
 //! They are called without a tuple of arguments and allocate nothing but the result. The
 //! interpreter is held throughout, except for writes of more than 128 KiB and for waits, unless
 //! `gil` says otherwise: releasing it for a write of 4 us gives it to a computing thread for 5 ms.
@@ -45,7 +47,7 @@ pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
 
 /// After a panic: every call on the plane fails, and so does this one.
 #[cold]
-fn rescue(mailbox: &Bound<'_, Mailbox>) -> PyErr {
+pub fn rescue(mailbox: &Bound<'_, Mailbox>) -> PyErr {
     mailbox.get().plane.get().break_off(mailbox.py())
 }
 
@@ -75,6 +77,18 @@ fn sendto<'py>(
         }
         _ => return Err(wrong_count("sendto", "two or three", arguments.len())),
     };
+    let bytes = send_one(mailbox, payload, address, wait_ns)?;
+    Ok(bytes.into_pyobject(py)?.into_any())
+}
+
+/// Queue one message; return its length.
+pub fn send_one(
+    mailbox: &Bound<'_, Mailbox>,
+    payload: Borrowed<'_, '_, PyAny>,
+    address: Borrowed<'_, '_, PyAny>,
+    wait_ns: Option<u64>,
+) -> PyResult<usize> {
+    let own = mailbox.get();
     let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(&payload) {
         // The payload is made where it stays: each move of it costs as much as its copy.
         let target = own.target(address)?;
@@ -87,28 +101,43 @@ fn sendto<'py>(
         let message = Message::new(own.id, target, kept, NO_EXTENSION);
         (bytes, target, message)
     };
-    match own.shell.send_now(message, wait_ns) {
+    let sent = own.shell.send_now(message, wait_ns);
+    finish_one(mailbox, payload, address, target, sent, wait_ns)?;
+    Ok(bytes)
+}
+
+/// Finish the send of one message, by the binding in Python if another transport has its route.
+pub fn finish_one(
+    mailbox: &Bound<'_, Mailbox>,
+    payload: Borrowed<'_, '_, PyAny>,
+    address: Borrowed<'_, '_, PyAny>,
+    target: SocketAddress,
+    sent: Result<Sent, Rejected>,
+    wait_ns: Option<u64>,
+) -> PyResult<()> {
+    match sent {
         Ok(Sent::Done) => {}
         Ok(Sent::Leaves(leaving)) => finish(mailbox, leaving)?,
         unfinished => {
             if !send_on(mailbox, target, unfinished, wait_ns)? {
-                return send_outside(mailbox, payload, address, wait_ns);
+                send_outside(mailbox, payload, address, wait_ns)?;
             }
         }
     }
-    Ok(bytes.into_pyobject(py)?.into_any())
+    Ok(())
 }
 
 /// Have the binding in Python hand a message to the transport that has its route.
 #[cold]
-fn send_outside<'py>(
-    mailbox: &Bound<'py, Mailbox>,
-    payload: Borrowed<'_, 'py, PyAny>,
-    address: Borrowed<'_, 'py, PyAny>,
+fn send_outside(
+    mailbox: &Bound<'_, Mailbox>,
+    payload: Borrowed<'_, '_, PyAny>,
+    address: Borrowed<'_, '_, PyAny>,
     wait_ns: Option<u64>,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> PyResult<()> {
     let arguments = ((payload.to_owned(),), address.to_owned(), wait_ns);
-    mailbox.as_any().call_method1("send_outside", arguments)
+    mailbox.as_any().call_method1("send_outside", arguments)?;
+    Ok(())
 }
 
 /// Queue a message gathered by `Mailbox.send`; return its length.
@@ -186,7 +215,7 @@ fn send_on(
     }
 }
 
-fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
+pub fn finish(mailbox: &Bound<'_, Mailbox>, leaving: Leaving) -> PyResult<()> {
     let shell = &mailbox.get().shell;
     if leaving.bytes() > LONG_WRITE_BYTES {
         mailbox.py().detach(|| shell.finish_send(leaving));
@@ -227,7 +256,7 @@ pub fn wait_of_flags(
 }
 
 #[cold]
-fn wrong_count(name: &str, wanted: &str, given: usize) -> PyErr {
+pub fn wrong_count(name: &str, wanted: &str, given: usize) -> PyErr {
     PyTypeError::new_err(format!("{name}() takes {wanted} arguments ({given} given)"))
 }
 
@@ -265,10 +294,25 @@ fn recvfrom<'py>(
         }
     }
     let peek = flags & MSG_PEEK != 0;
-    let make =
-        |received: Received<'_>| (payload_of(py, received.payload, bytes_max), received.source);
-    match take(mailbox, wait_ns, peek, make)? {
-        Taken::Message((payload, source)) => {
+    let make = |received: Received<'_>| Came::of(py, received, bytes_max);
+    named(
+        mailbox,
+        take(mailbox, wait_ns, peek, make)?,
+        bytes_max,
+        wait_ns,
+    )
+}
+
+/// Return what was taken as `recvfrom` does; nothing is an error.
+pub fn named<'py>(
+    mailbox: &Bound<'py, Mailbox>,
+    taken: Taken<Came<'py>>,
+    bytes_max: usize,
+    wait_ns: Option<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (py, own) = (mailbox.py(), mailbox.get());
+    match taken {
+        Taken::Message(Came { payload, source }) => {
             let payload = payload.into_bytes(py, bytes_max)?;
             Ok((payload, own.source(py, &source)?)
                 .into_pyobject(py)?
@@ -296,6 +340,22 @@ fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok((PyBytes::new(py, b""), py.None())
         .into_pyobject(py)?
         .into_any())
+}
+
+/// What `recvfrom` returns of a message, before it is Python's.
+pub struct Came<'py> {
+    payload: Payloads<'py>,
+    source: SocketAddress,
+}
+
+impl<'py> Came<'py> {
+    /// Copy it out of the queue: allowed under the plane's lock.
+    pub fn of(py: Python<'py>, received: Received<'_>, bytes_max: usize) -> Self {
+        Self {
+            payload: payload_of(py, received.payload, bytes_max),
+            source: received.source,
+        }
+    }
 }
 
 /// A payload between the queue and Python.
@@ -333,7 +393,7 @@ impl<'py> Payloads<'py> {
 }
 
 /// Take what is next, with the interpreter; wait for it without.
-fn take<T>(
+pub fn take<T>(
     mailbox: &Bound<'_, Mailbox>,
     wait_ns: Option<u64>,
     peek: bool,

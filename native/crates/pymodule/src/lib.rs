@@ -10,6 +10,7 @@
 mod addresses;
 mod attached;
 mod attached_mailbox;
+mod burst_calls;
 mod deferred;
 mod errors;
 mod events;
@@ -49,7 +50,9 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
-    fast_calls::add_methods(&module.py().get_type::<mailbox::Mailbox>())
+    let mailbox = module.py().get_type::<mailbox::Mailbox>();
+    fast_calls::add_methods(&mailbox)?;
+    burst_calls::add_methods(&mailbox)
 }
 
 /// A free-threaded interpreter enables its lock for us, unless it was configured not to.

@@ -11,10 +11,10 @@ connection comes and goes, its numbers and its queue stay. An `ExternalPath` is 
 a path that a message transport has (`message_transport`). Objects are handles: the plane owns all
 state, `close` is explicit and idempotent.
 
-Rules. Any thread may make any call at any time; `help` belongs to one thread. Only `sendto`,
-`send`, `recvfrom`, `receive`, `help` and `close` may wait, and `close` wakes them all. Rare events
-leave the plane as event records returned by `help`; the plane calls up once only, `resolve`, in the
-sender's thread. Errors are `errors.os_error(ErrorReason.X)`.
+Rules. Any thread may make any call at any time; `help` belongs to one thread. Only calls that send
+or receive, `help` and `close` may wait, and `close` wakes them all. Rare events leave the plane as
+event records returned by `help`; the plane calls up once only, `resolve`, in the sender's thread.
+Errors are `errors.os_error(ErrorReason.X)`.
 """
 
 from __future__ import annotations
@@ -579,6 +579,24 @@ class Mailbox(Protocol):
 
     def recvfrom(self, bufsize: int, flags: int = 0, /) -> tuple[bytes, SocketAddress]:
         """Take one message, as `socket.socket.recvfrom`; excess bytes are discarded."""
+
+    def send_many(
+        self,
+        messages: Sequence[tuple[Buffer, SocketAddress | None]],
+        peer: SocketAddress | None,
+        /,
+    ) -> int:
+        """Queue messages of a list or tuple as `sendto` does one after the other; return how many.
+
+        An address None means `peer`. The first that raises OSError ends it, and raises if none was
+        queued before. Other errors are raised always; what came before is queued.
+        """
+
+    def recv_many(self, count_max: int, bufsize: int, /) -> list[tuple[bytes, SocketAddress]]:
+        """Wait for a message as `recvfrom` does, and take what is queued then, `count_max` at most.
+
+        What the peers have sent and no thread has read yet is for the next call.
+        """
 
     def send(
         self,

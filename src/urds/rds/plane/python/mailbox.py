@@ -25,6 +25,7 @@ from urds.rds.constants import (
     MSG_ZEROCOPY,
 )
 from urds.rds.plane import message_transport
+from urds.rds.plane.bursts import receive_each, send_each
 from urds.rds.plane.contract import (
     Buffer,
     CongestionNotice,
@@ -121,6 +122,15 @@ class Mailbox:
             wait_ns = _wait_of_flags(flags_or_address, wait_ns)
         payload = data if type(data) is bytes else frozen(data)
         return self._send(payload, address, b"", wait_ns, ())
+
+    def send_many(
+        self,
+        messages: Sequence[tuple[Buffer, SocketAddress | None]],
+        peer: SocketAddress | None,
+        /,
+    ) -> int:
+        """Queue messages; return how many."""
+        return send_each(self.sendto, messages, peer)
 
     def send(
         self,
@@ -288,6 +298,16 @@ class Mailbox:
         if isinstance(item, _NOTICES):
             return b"", None  # type: ignore[return-value]  # as socket.recvfrom without a name
         return item[0][:bufsize], item[1]
+
+    def recv_many(self, count_max: int, bufsize: int, /) -> list[tuple[bytes, SocketAddress]]:
+        """Wait for a message, and take what is queued then."""
+        receives = self.receives
+        return receive_each(
+            self.recvfrom,
+            lambda: bool(receives.queue) and not receives.has_notice(),
+            count_max,
+            bufsize,
+        )
 
     def receive(
         self, *, wait_ns: int | None, peek: bool = False, notices_max: int = 1
