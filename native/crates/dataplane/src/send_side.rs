@@ -70,6 +70,27 @@ pub enum Sent {
     Waits(Message),
 }
 
+/// The same, while the message stays where it is: to move it costs as much as to copy it.
+enum Tried {
+    Done,
+    Leaves(Leaving),
+    External,
+    NoRoute,
+    Waits,
+}
+
+impl Tried {
+    fn with(self, message: Message) -> Sent {
+        match self {
+            Self::Done => Sent::Done,
+            Self::Leaves(leaving) => Sent::Leaves(leaving),
+            Self::External => Sent::External,
+            Self::NoRoute => Sent::NoRoute(message),
+            Self::Waits => Sent::Waits(message),
+        }
+    }
+}
+
 /// What a send left to do without the lock: a write, and a look for acknowledgements.
 #[must_use]
 pub struct Leaving {
@@ -119,9 +140,10 @@ impl Plane {
     /// What no waiting changes: `Closed` and the like, `TooLong`, `PeerUnreachable` once after the
     /// peer's messages were dropped; for a call that does not wait `QueueFull`, `PathFull`,
     /// `PeerCongested`.
-    pub fn send_now(&self, message: Message, wait_ns: Option<u64>) -> Result<Sent, Rejected> {
+    pub fn send_now(&self, mut message: Message, wait_ns: Option<u64>) -> Result<Sent, Rejected> {
         let waits = wait_ns != Some(0) && !self.is_virtual();
-        self.lock().send_now(message, waits)
+        let tried = self.lock().try_send(&mut message, waits)?;
+        Ok(tried.with(message))
     }
 
     /// Queue messages as `send_now` does, one after the other, in one critical section.
@@ -137,11 +159,12 @@ impl Plane {
         let waits = wait_ns != Some(0) && !self.is_virtual();
         let mut state = self.lock();
         let mut count = 0;
-        for message in messages {
-            match state.send_now(message, waits) {
-                Ok(Sent::Done) => count += 1,
-                Ok(Sent::Leaves(leaving)) => return (count + 1, Ok(Sent::Leaves(leaving))),
-                unfinished => return (count, unfinished),
+        for mut message in messages {
+            match state.try_send(&mut message, waits) {
+                Ok(Tried::Done) => count += 1,
+                Ok(Tried::Leaves(leaving)) => return (count + 1, Ok(Sent::Leaves(leaving))),
+                Ok(unfinished) => return (count, Ok(unfinished.with(message))),
+                Err(refused) => return (count, Err(refused)),
             }
         }
         (count, Ok(Sent::Done))
@@ -182,16 +205,11 @@ impl Plane {
             let Some(waiting) = message else {
                 return Ok(None);
             };
-            match state.attempt_send(waiting)? {
-                Attempt::Queued(way) => return Ok(Some(state.queued(mailbox, way))),
-                Attempt::NoRoute => {}
-                Attempt::External => return Ok(Some(Sent::External)),
-                Attempt::Busy(reason) => {
-                    state.note_blocked(waiting, reason);
-                    return Ok(None);
-                }
+            let tried = state.try_send(waiting, true)?;
+            if matches!(tried, Tried::Waits) {
+                return Ok(None);
             }
-            Ok(message.take().map(Sent::NoRoute))
+            Ok(message.take().map(|message| tried.with(message)))
         })
     }
 
@@ -261,22 +279,22 @@ impl Plane {
 
 impl State {
     /// See `Plane::send_now`; `waits` says whether it may be told to wait.
-    fn send_now(&mut self, mut message: Message, waits: bool) -> Result<Sent, Rejected> {
-        let reason = match self.attempt_send(&message)? {
+    fn try_send(&mut self, message: &mut Message, waits: bool) -> Result<Tried, Rejected> {
+        let reason = match self.attempt_send(message)? {
             Attempt::Queued(way) => return Ok(self.queued(message.mailbox, way)),
-            Attempt::NoRoute => return Ok(Sent::NoRoute(message)),
-            Attempt::External => return Ok(Sent::External),
+            Attempt::NoRoute => return Ok(Tried::NoRoute),
+            Attempt::External => return Ok(Tried::External),
             Attempt::Busy(reason) => reason,
         };
         if !waits {
             if is_as_congested(reason) {
                 self.counters.cong_send_error += 1;
             }
-            return Err(self.no_room(&message, reason));
+            return Err(self.no_room(message, reason));
         }
-        self.note_blocked(&mut message, reason);
+        self.note_blocked(message, reason);
         message.asks_all = true;
-        Ok(Sent::Waits(message))
+        Ok(Tried::Waits)
     }
 
     /// Queue a message, or return why not.
@@ -448,9 +466,9 @@ impl State {
     }
 
     /// Decide, after a message was queued, what is left to do without the lock.
-    fn queued(&mut self, id: MailboxId, way: Way) -> Sent {
+    fn queued(&mut self, id: MailboxId, way: Way) -> Tried {
         let Some(mailbox) = self.mailboxes.get(id) else {
-            return Sent::Done;
+            return Tried::Done;
         };
         let has_descriptor = mailbox.descriptor.is_some();
         let mut leaving = Leaving {
@@ -482,9 +500,9 @@ impl State {
             }
         }
         if leaving.writing.is_none() && !leaving.look && !leaving.finish_pass && !leaving.sync {
-            return Sent::Done;
+            return Tried::Done;
         }
-        Sent::Leaves(leaving)
+        Tried::Leaves(leaving)
     }
 
     /// Decide whether what is queued leaves now, and whether to look for room after it.
