@@ -62,6 +62,9 @@ def open_socket(
     whether `strict_linux` is set. `place` is the path of the node's socket. Raises OSError.
     """
 
+def memory_formats() -> list[str]:
+    """Name the formats of the memories that a worker of a node can take over from another one."""
+
 class Plane:
     """The plane of a process; see `contract.Plane`."""
 

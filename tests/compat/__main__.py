@@ -9,7 +9,7 @@ environment and its own tools; nothing of the checkout is in it. Its compiled pl
 checkout take part where they are built. Each row exchanges messages over one carrier, with either
 side connecting, and kills and restarts each side in turn. It has to work, to fall back to TCP where
 shared memory is asked for, or to end with one clear error; silence, loss, a traceback and a row
-that passes its limit are failures.
+that passes its limit are failures. Rows about nodes are told of in `nodes`.
 
 Exit codes: 0 every row is well; 1 a row failed; 2 a wrong option, or the release does not build;
 3 the commit is not in this clone; 130 after Ctrl-C.
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.compat.nodes import NodeRow, node_rows
 from tests.compat.rows import NATIVE, PYTHON, Build, Result, Row, Verdict, rows, run, tree_of
 from tools.release import Refused, Release, recorded
 
@@ -113,7 +114,7 @@ def with_planes(one: Build) -> Build:
     return replace(one, planes=planes)
 
 
-def chosen(wanted: Sequence[Row], only: str | None) -> list[Row]:
+def chosen(wanted: Sequence[Row | NodeRow], only: str | None) -> list[Row | NodeRow]:
     """Return the rows whose carrier's name holds a text."""
     return [row for row in wanted if only is None or only in row.carrier.name]
 
@@ -160,12 +161,15 @@ def compare(release: Release, options: argparse.Namespace) -> int:
     new = with_planes(tree_of(ROOT))
     for one in (old, new):
         say(f"{one.label}: {' and '.join(one.planes)} plane", flush=True)
-    wanted = chosen(rows(old, new), options.only)
+    wanted = chosen([*rows(old, new), *node_rows(old, new)], options.only)
     if not wanted:
         raise NotBuilt(f"no row has {options.only!r} in the name of its carrier")
     verdicts = []
     for number, row in enumerate(wanted):
-        verdict = run(row, old, new, number=number, limit_s=options.limit_s)
+        if isinstance(row, NodeRow):
+            verdict = row.run(number=number, limit_s=options.limit_s)
+        else:
+            verdict = run(row, old, new, number=number, limit_s=options.limit_s)
         verdicts.append(verdict)
         name = f"{row.carrier.name}, {row.release_plane} and {row.tree_plane}"
         say(f"{name}, {row.connects} connects: {verdict.result} {verdict.seconds} s", flush=True)

@@ -118,7 +118,7 @@ class Verdict:
         return asdict(self)
 
 
-class _Stop(Exception):
+class Stopped(Exception):
     """The row is over; the result and its reason are the arguments."""
 
 
@@ -147,7 +147,7 @@ class Host:
         threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
         file = self.expect("ready")["file"]
         if not Path(file).resolve().is_relative_to(self.build.sources.resolve()):
-            raise _Stop(Result.FAILED, f"{self.name} runs the urds of another place, {file}")
+            raise Stopped(Result.FAILED, f"{self.name} runs the urds of another place, {file}")
 
     @staticmethod
     def _read(process: "subprocess.Popen[bytes]", lines: "queue.SimpleQueue[bytes]") -> None:
@@ -172,26 +172,26 @@ class Host:
             pass
 
     def expect(self, said: str) -> dict[str, Any]:
-        """Return the next answer. Raises _Stop if it is not the expected one in time."""
+        """Return the next answer. Raises Stopped if it is not the expected one in time."""
         try:
             line = self._lines.get(timeout=max(0.0, self.deadline_s - time.monotonic()))
         except queue.Empty:
-            raise _Stop(Result.FAILED, f"{self.name} hangs: no answer {said!r} in time") from None
+            raise Stopped(Result.FAILED, f"{self.name} hangs: no answer {said!r} in time") from None
         if not line:
-            raise _Stop(Result.FAILED, f"{self.name} ended before {said!r}{self._last_words()}")
+            raise Stopped(Result.FAILED, f"{self.name} ended before {said!r}{self._last_words()}")
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise _Stop(Result.FAILED, f"{self.name} said {line[:200]!r}") from None
+            raise Stopped(Result.FAILED, f"{self.name} said {line[:200]!r}") from None
         if answer["said"] == said:
             return answer
         if answer["said"] == "error" and len(answer["text"].splitlines()) == 1:
-            raise _Stop(Result.ERROR, f"{self.name}: {answer['text']}")
+            raise Stopped(Result.ERROR, f"{self.name}: {answer['text']}")
         text = answer.get("text", "")
-        raise _Stop(Result.FAILED, f"{self.name}: {answer['said']} instead of {said}: {text}")
+        raise Stopped(Result.FAILED, f"{self.name}: {answer['said']} instead of {said}: {text}")
 
     def transport(self) -> str:
-        """Return what carries the messages, as the command of the build tells. Raises _Stop."""
+        """Return what carries the messages, as the command of the build tells. Raises Stopped."""
         command = [self.build.python, "-P", "-m", "urds", "info", "-n", "-v", "--json"]
         command += ["--pid", str(self._process.pid)]
         try:
@@ -201,22 +201,22 @@ class Host:
             )  # fmt: skip
             rows = json.loads(done.stdout)["connections"]
         except (subprocess.SubprocessError, ValueError, KeyError) as error:
-            raise _Stop(Result.FAILED, f"{self.name}: urds info failed: {error}") from None
+            raise Stopped(Result.FAILED, f"{self.name}: urds info failed: {error}") from None
         found = {row["transport"] for row in rows if row["peer"] == self.plan["peer"]}
         return str(found.pop()) if len(found) == 1 else f"{sorted(found)}"
 
     def end(self) -> None:
-        """End it in order. Raises _Stop if it does not end, or not well."""
+        """End it in order. Raises Stopped if it does not end, or not well."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
             code = self._process.wait(max(0.1, self.deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise _Stop(Result.FAILED, f"{self.name} does not end") from None
+            raise Stopped(Result.FAILED, f"{self.name} does not end") from None
         if code != 0:
-            raise _Stop(Result.FAILED, f"{self.name} ended with {code}{self._last_words()}")
+            raise Stopped(Result.FAILED, f"{self.name} ended with {code}{self._last_words()}")
         if self._log_text().count("Traceback"):
-            raise _Stop(Result.FAILED, f"{self.name}: a traceback{self._last_words()}")
+            raise Stopped(Result.FAILED, f"{self.name}: a traceback{self._last_words()}")
 
     def _log_text(self) -> str:
         self._log.seek(0)
@@ -273,7 +273,7 @@ def run(row: Row, release: Build, tree: Build, *, number: int, limit_s: float) -
         asked = {row.carrier.transport}
         verdict.result = Result.WORKS if set(verdict.transports) == asked else Result.FALLS_BACK
         verdict.detail = detail
-    except _Stop as stop:
+    except Stopped as stop:
         verdict.result, verdict.detail = stop.args
     verdict.seconds = round(time.monotonic() - started_s, 1)
     return verdict
@@ -315,7 +315,7 @@ def _exchange(hosts: list[Host], exchange: int) -> None:
         host.tell(f"{exchange} {MESSAGES}")
     for host in hosts:
         if wrong := host.expect("exchanged")["wrong"]:
-            raise _Stop(Result.FAILED, f"{host.name}: {wrong}")
+            raise Stopped(Result.FAILED, f"{host.name}: {wrong}")
 
 
 def tree_of(root: Path) -> Build:

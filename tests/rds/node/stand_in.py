@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any
 
 from urds.common.types import IPAddress
@@ -26,6 +27,7 @@ MEMORY_BYTES = 1 << 20
 CONGESTION_BYTES = 8192
 NOT_LOCAL = IPv4Address("192.0.2.1")
 FAULT = IPv4Address("192.0.2.2")  # of the node itself: its route is a fault of the program
+FORMAT_FILE = "TEST_FORMAT_FILE"  # names a file with the format of memory that a worker has
 _LOOK_S = 0.02
 
 
@@ -48,6 +50,10 @@ class StandIn:
         self._congestion = -1
         self._lock = threading.Lock()
         threading.Thread(target=self._look, daemon=True).start()
+
+    def formats(self) -> Sequence[str]:
+        file = os.environ.get(FORMAT_FILE)
+        return [Path(file).read_text()] if file else []
 
     def begin(self, shared: Sequence[int]) -> Sequence[int]:
         assert self._congestion < 0, "once"

@@ -215,3 +215,20 @@ def test_an_address_without_a_socket_is_released() -> None:
             assert sock.recv(100) == b"back"
         peer.close()
         sock.close()
+
+
+def test_after_the_end_of_its_node_a_socket_says_which_one_and_what_to_do() -> None:
+    with backends.at_own_node("") as backend:
+        sock = bound(backend, 1)
+        name = sock.getsockname()
+        commands.stop(backend.place)
+        advice = f"the node at {backend.place} has ended; once one runs there, make the socket anew"
+        for call in (lambda: sock.recv(1), lambda: sock.sendto(b"", ("127.0.0.9", 1))):
+            with pytest.raises(OSError, match=advice) as ended:
+                wait_until(call)
+            assert ended.value.errno == errno.EIO, ended.value
+        missing = f"no node at {backend.place}: start one with `urds node`"
+        with pytest.raises(OSError, match=missing):
+            bound(backend, 2)
+        assert name == sock.getsockname()
+        sock.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.rds.node.conftest import WAIT_S, Node, StartNode, wait_until
+from tests.rds.node.stand_in import FORMAT_FILE
 from urds.rds.node import commands
 from urds.rds.node.channel import Channel
 from urds.rds.wire.node import RequestOp
@@ -119,6 +120,47 @@ def test_an_upgrade_that_fails_leaves_the_worker(start_node: StartNode) -> None:
     told = node.has_told("upgrade-failed")
     assert told is not None
     assert "quota.sockets = 0" in told["reason"]
+
+
+def node_with_format(start_node: StartNode, tmp_path: Path) -> tuple[Node, Path]:
+    """Return a node and the file that names the format of memory of its next worker."""
+    file = tmp_path / "format"
+    file.write_text("first")
+    return start_node(variables={FORMAT_FILE: str(file)}), file
+
+
+def test_a_worker_with_another_memory_waits_for_the_last_socket(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node, file = node_with_format(start_node, tmp_path)
+    end = node.open()
+    node.bind(end)
+    before = node.status()["worker"]
+    file.write_text("second")
+    reason = "memory of format first, the new worker has memory of format second: upgrade once"
+    with pytest.raises(OSError, match=reason):
+        commands.upgrade(node.place)
+    assert node.status()["worker"] == before
+    assert node.ask(RequestOp.FIND, end)
+    node.close(end)
+    wait_until(lambda: not node.status()["sockets"])
+    assert commands.upgrade(node.place)[0] == before
+    node.open()
+
+
+def test_after_a_death_a_worker_with_another_memory_begins_anew(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node, file = node_with_format(start_node, tmp_path)
+    end = node.open()
+    node.bind(end)
+    file.write_text("second")
+    kill_worker(node)
+    told = node.has_told("socket-lost")
+    assert told is not None
+    assert "format second" in told["reason"]
+    assert os.read(end, 1) == b""  # its end
+    node.open()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

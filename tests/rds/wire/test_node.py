@@ -192,3 +192,14 @@ def test_what_fits_no_record_is_refused(request_: Request, text: str) -> None:
 def test_a_status_is_an_errno(status: int) -> None:
     with pytest.raises(WireError, match="is not in 0 to 4095"):
         node.emit_answer(Answer(operation=RequestOp.STOP, status=status))
+
+
+@pytest.mark.parametrize("status", [0, errno.EMFILE])
+def test_a_field_that_a_later_release_appends_to_an_answer_is_not_read(status: int) -> None:
+    values: dict[str, Any] = {} if status else {"name": Name(ip_address("10.0.0.1"), 4000)}
+    answer = Answer(operation=RequestOp.BIND, status=status, socket=7, **values)
+    data = bytearray(node.emit_answer(answer))
+    length = int.from_bytes(data[8:12], "little")
+    data[8:12] = (length + 8).to_bytes(4, "little")
+    data[length : length + 8] = b"appended"
+    assert node.parse_answer(bytes(data)) == answer

@@ -25,7 +25,8 @@ impl Socket {
     /// unless the caller changes that. `flags` is 0 or `SOCK_NONBLOCK`.
     ///
     /// # Errors
-    /// As the node answers; ENOENT or ECONNREFUSED without a node; of the system.
+    /// As the node answers; ENOENT or ECONNREFUSED without a node; EPROTO if it gives memory of
+    /// another version; of the system.
     pub fn open(place: &[u8], flags: u32) -> Result<(i32, Self), i32> {
         let asked = Record::new(Operation::Open).with(&flags.to_le_bytes());
         let (_, descriptors) = request::call(place, &asked, Operation::Open, None)?;
@@ -49,7 +50,11 @@ impl Socket {
     fn map(memory: Option<Owned>, congestion: Option<Owned>) -> Result<Self, i32> {
         let memory = memory.ok_or(libc::EPROTO)?;
         let congestion = congestion.ok_or(libc::EPROTO)?;
-        Self::attach(memory.0, congestion.0)
+        Self::attach(memory.0, congestion.0).map_err(|number| match number {
+            // What a node gives is of another format then: the call's own EINVAL means others.
+            libc::EINVAL => libc::EPROTO,
+            number => number,
+        })
     }
 
     /// Map a socket's memory and the congestion memory of its node, whose descriptors may be closed
@@ -100,7 +105,7 @@ impl Socket {
     /// Bind it to a name, whose port may be 0; return the name with its port.
     ///
     /// # Errors
-    /// As the node answers: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL; as `open`.
+    /// As the node answers: EADDRINUSE, EADDRNOTAVAIL, EACCES, EINVAL; EIO after its end; as `open`.
     pub fn bind(
         &self,
         descriptor: i32,
@@ -182,7 +187,12 @@ impl Socket {
         let mut path = [0; PLACE_BYTES_MAX];
         let own = self.side.place(&mut path);
         let path = if own > 0 { &path[..own] } else { place };
-        request::call(path, asked, operation, Some(descriptor))
+        let called = request::call(path, asked, operation, Some(descriptor));
+        called.map_err(|number| match number {
+            // The node of this socket has ended; another one at its place knows no such socket.
+            libc::ENOENT | libc::ECONNREFUSED | libc::ENOTSOCK => libc::EIO,
+            number => number,
+        })
     }
 
     /// Return whether a descriptor is one of this socket, as the kernel says.

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use urds_channel::journal;
 use urds_channel::socket_memory::{Name, NodeSide, Sizes, Word, layout};
 use urds_channel::sys::area::Area;
 use urds_channel::sys::{Errno, doorbell};
+use urds_channel::{congestion, journal, path_journal};
 use urds_dataplane::attached::SocketParts;
 use urds_dataplane::sys::sent_record::SendMemory;
 use urds_dataplane::sys::socket_pair;
@@ -75,6 +75,18 @@ pub fn open_socket(
         memory.into_raw_fd(),
         journal,
     ))
+}
+
+/// Name the formats of all memory that one worker of a node hands to the next. See the stub.
+#[pyfunction]
+pub fn memory_formats() -> Vec<String> {
+    let name = |magic: u64| String::from_utf8_lossy(&magic.to_le_bytes()).into_owned();
+    vec![
+        format!("{} {}", name(layout::MAGIC), layout::VERSION),
+        format!("{} {}", name(congestion::MAGIC), congestion::VERSION),
+        name(journal::MAGIC),
+        name(path_journal::MAGIC),
+    ]
 }
 
 /// Duplicate a descriptor of the caller's.

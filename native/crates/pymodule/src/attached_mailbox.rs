@@ -96,8 +96,35 @@ fn exception(py: Python<'_>, errno: i32, sends: bool) -> PyErr {
     errors::refuse(py, reason, "")
 }
 
+/// Return the exception for what the node at a place answered, or did not answer.
+#[cold]
+fn of_node(py: Python<'_>, errno: i32, place: &[u8]) -> PyErr {
+    let place = String::from_utf8_lossy(place);
+    let (reason, detail) = match errno {
+        errors::EIO => (
+            ErrorReason::NodeFailed,
+            format!("the node at {place} has ended; once one runs there, make the socket anew"),
+        ),
+        ENOENT | ECONNREFUSED => (
+            ErrorReason::System(errno),
+            format!("no node at {place}: start one with `urds node`"),
+        ),
+        EPROTO => (
+            ErrorReason::System(errno),
+            format!(
+                "the node at {place} is of another release: restart it, or this program, with the release of the other"
+            ),
+        ),
+        other => (ErrorReason::System(other), String::new()),
+    };
+    errors::refuse(py, reason, &detail)
+}
+
 // The same on every Linux.
+const ENOENT: i32 = 2;
 const EAGAIN: i32 = 11;
+const EPROTO: i32 = 71;
+const ECONNREFUSED: i32 = 111;
 const EMSGSIZE: i32 = 90;
 const ENOBUFS: i32 = 105;
 const ETIMEDOUT: i32 = 110;
@@ -149,6 +176,15 @@ impl Deadline {
 }
 
 impl AttachedMailbox {
+    /// Return an error number of a call as the exception that a mailbox raises.
+    #[cold]
+    fn failed(&self, py: Python<'_>, errno: i32, sends: bool) -> PyErr {
+        match errno {
+            errors::EIO | ENOENT | ECONNREFUSED | EPROTO => of_node(py, errno, &self.place),
+            other => exception(py, other, sends),
+        }
+    }
+
     fn fd(&self) -> i32 {
         self.descriptor.load(Relaxed)
     }
@@ -215,7 +251,7 @@ impl AttachedMailbox {
             }
             let is_busy = errno == EAGAIN || errno == ENOBUFS;
             if !is_busy || wait_ns == Some(0) {
-                return Err(exception(py, errno, true));
+                return Err(self.failed(py, errno, true));
             }
             let Some(left_ns) = deadline.left_ns() else {
                 return Err(exception(py, ETIMEDOUT, true));
@@ -270,14 +306,14 @@ impl AttachedMailbox {
                 Ok(message) => return Ok(Some(Taken { payload, message })),
                 Err(EAGAIN) if wait_ns == Some(0) => return Ok(None),
                 Err(EAGAIN) => {}
-                Err(errno) => return Err(exception(py, errno, false)),
+                Err(errno) => return Err(self.failed(py, errno, false)),
             }
             let Some(left_ns) = deadline.left_ns() else {
                 return Ok(None);
             };
             let shown = py.detach(|| self.poll(descriptor, POLLIN, left_ns));
             if shown & (POLLHUP | POLLERR) != 0 && !self.socket.side().has_something() {
-                return Err(exception(py, errors::EIO, false));
+                return Err(self.failed(py, errors::EIO, false));
             }
             py.check_signals()?;
         }
@@ -323,8 +359,7 @@ impl AttachedMailbox {
             None => Socket::open(place, if nonblock { SOCK_NONBLOCK } else { 0 }),
             Some(descriptor) => Ok((descriptor, Socket::find(place, descriptor)?)),
         });
-        let (descriptor, socket) =
-            made.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))?;
+        let (descriptor, socket) = made.map_err(|errno| of_node(py, errno, place))?;
         Ok(Self {
             socket,
             descriptor: descriptor.into(),
@@ -383,7 +418,7 @@ impl AttachedMailbox {
         let name = name_of(&addresses::unpack(address, scope)?, port);
         let descriptor = self.open_fd(py)?;
         let bound = py.detach(|| self.socket.bind(descriptor, &self.place, &name, transport));
-        let bound = bound.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))?;
+        let bound = bound.map_err(|errno| of_node(py, errno, &self.place))?;
         Ok(tuple_of(&bound))
     }
 
@@ -398,7 +433,7 @@ impl AttachedMailbox {
         let name = unpacked(peer, scope, port.unwrap_or(0))?;
         let descriptor = self.open_fd(py)?;
         let taken_back = py.detach(|| self.socket.cancel(descriptor, &self.place, name.as_ref()));
-        taken_back.map_err(|errno| exception(py, errno, true))
+        taken_back.map_err(|errno| self.failed(py, errno, true))
     }
 
     #[pyo3(signature = (level, name, value, /))]
@@ -406,7 +441,7 @@ impl AttachedMailbox {
         let descriptor = self.open_fd(py)?;
         let (socket, place) = (&self.socket, &self.place);
         let set = py.detach(|| socket.set_option(descriptor, place, level, name, value));
-        set.map_err(|errno| errors::refuse(py, ErrorReason::System(errno), ""))
+        set.map_err(|errno| of_node(py, errno, &self.place))
     }
 
     #[pyo3(signature = (name, /))]

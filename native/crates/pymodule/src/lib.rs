@@ -48,6 +48,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;
     module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
+    module.add_function(wrap_pyfunction!(attached::memory_formats, module)?)?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     let mailbox = module.py().get_type::<mailbox::Mailbox>();

@@ -1,6 +1,6 @@
 """Messages between supervisor and worker: JSON with descriptors, over a SEQPACKET socket pair.
 
-    worker to supervisor     ready                     imports are done; it waits for `begin`
+    worker to supervisor     ready {formats}           imports are done; it waits for `begin`
                              failed {reason}           it cannot start, and ends
                              serving {sockets}
                              keep {socket, record}     with the descriptors of a new socket
@@ -13,7 +13,9 @@
                              facts {facts}             for `urds node status`
                              end {is_last}             in order; another worker comes, or none
 
-The supervisor parses nothing of a record. Both sides trust each other: they are one program.
+The supervisor parses nothing of a record. Both sides trust each other: they are one program, but
+after an upgrade the worker may be of a later release, or an earlier one. So a message or a field
+may be added, which the other side does not read, and none may change its meaning.
 """
 
 from __future__ import annotations

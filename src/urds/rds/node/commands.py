@@ -61,7 +61,8 @@ def status(place: str) -> dict[str, Any]:
 
 def upgrade(place: str) -> tuple[int, int]:
     """Have the worker replaced; return the process ids before and after. Raises OSError."""
-    before: int = status(place)["worker"]
+    first = status(place)
+    before: int = first["worker"]
     with _naming(place):
         node_requests.ask(place, Request(operation=RequestOp.UPGRADE))
     until_s = time.monotonic() + UPGRADE_WAIT_S
@@ -70,7 +71,7 @@ def upgrade(place: str) -> tuple[int, int]:
             now = status(place)
             if now["worker"] != before:
                 return before, now["worker"]
-            if now.get("upgrade_error"):
+            if now.get("upgrades_failed") != first.get("upgrades_failed"):
                 raise OSError(None, f"no upgrade, the old worker serves: {now['upgrade_error']}")
         time.sleep(_STEP_S)
     raise TimeoutError(None, f"no new worker within {UPGRADE_WAIT_S:g} s")

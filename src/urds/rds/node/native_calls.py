@@ -68,7 +68,7 @@ class NativeCalls:
         if choice.plane != NATIVE:
             raise PlaneError(f"a node needs the compiled data plane: {choice.reason}")
         self._native: Any = native_module()
-        if not hasattr(self._native, "open_socket"):
+        if not hasattr(self._native, "memory_formats"):
             raise PlaneError("this compiled data plane serves no sockets of other processes")
         self.on_left: Callable[[Any], None] = _ignored
         self.on_client_error: Callable[[Any, str], None] = _ignored
@@ -79,6 +79,11 @@ class NativeCalls:
         self._driver.clients = self
         self._congestion = -1
         self._attached: set[Any] = set()
+
+    def formats(self) -> Sequence[str]:
+        """Name those of the compiled plane."""
+        found: Sequence[str] = self._native.memory_formats()
+        return found
 
     def begin(self, shared: Sequence[int]) -> Sequence[int]:
         """Begin, with the paths and congestion maps of the worker before if there was one."""

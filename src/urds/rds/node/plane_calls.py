@@ -52,6 +52,9 @@ class PlaneCalls(Protocol):
     on_left: Callable[[Any], None]  # of an `Attached`: its last descriptor was closed; any thread
     on_client_error: Callable[[Any, str], None]  # its program broke the protocol; any thread
 
+    def formats(self) -> Sequence[str]:
+        """Name the formats of memory: a worker takes over none that has another one."""
+
     def begin(self, shared: Sequence[int]) -> Sequence[int]:
         """Begin, with the memories that all sockets share, or without any at the first start.
 

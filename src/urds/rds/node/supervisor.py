@@ -27,7 +27,7 @@ from urds.common.event_log import EventLog
 from urds.common.records import field, record, replace
 from urds.common.socket_class import KernelSocket
 from urds.common.version import VERSION
-from urds.rds.node.channel import Channel, Message, close_all
+from urds.rds.node.channel import SHARED, Channel, Message, close_all
 from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.notify import Notifier
 from urds.rds.node.plan import (
@@ -75,6 +75,7 @@ class Child:
     is_ending: bool = False
     alive_s: float = field(default=0.0)
     failure: str = ""  # why it cannot start, as it says
+    formats: tuple[str, ...] = ()  # of memory that it can take over; none: it did not say
 
     @property
     def pid(self) -> int:
@@ -104,6 +105,7 @@ class Supervisor:
         self._log, self._notifier = log, notifier
         self._command = (sys.executable, "-P", *worker)
         self._kept: dict[int, Kept] = {}
+        self._formats: tuple[str, ...] = ()  # of the memory of what is kept
         self._child: Child | None = None
         self._next: Child | None = None  # of an upgrade
         self._started_s = time.time()
@@ -115,7 +117,7 @@ class Supervisor:
         self._stop_reason = ""
         self._code = EXIT_OK
         self._has_served = False
-        self._upgrade_error = ""
+        self._upgrade_error, self._upgrades_failed = "", 0
         self._kill_at_s: float | None = None
         self._fed_s = 0.0
         self._signals, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -174,9 +176,24 @@ class Supervisor:
     def _begin(self, child: Child) -> None:
         """Have a worker that is ready serve: it gets all sockets, then starts."""
         child.has_begun = True
+        if not _are_equal(self._formats, child.formats):
+            self._let_go(child.formats)
+        self._formats = child.formats
         for cookie, kept in sorted(self._kept.items(), key=lambda one: one[0]):  # SHARED first
             child.channel.send_soon("kept", kept.descriptors, socket=cookie, record=kept.record)
         child.channel.send_soon("begin", facts=self._facts())
+
+    def _let_go(self, formats: Sequence[str]) -> None:
+        """Close what is kept: the next worker is of another release, and cannot take it over."""
+        reason = f"the next worker has {_listed(formats)}, it is {_listed(self._formats)}"
+        for cookie in list(self._kept):
+            if cookie != SHARED:
+                tell(self._log, NodeEvent.SOCKET_LOST, f"{cookie:x}", reason)
+            self._forget(cookie)
+
+    def _is_in_the_way(self, child: Child) -> bool:
+        """Tell whether sockets are kept that the worker of an upgrade could not take over."""
+        return bool(self._kept.keys() - {SHARED}) and not _are_equal(self._formats, child.formats)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -185,6 +202,7 @@ class Supervisor:
             "starts": self._starts,
             "deaths": self._deaths_total,
             "upgrade_error": self._upgrade_error,
+            "upgrades_failed": self._upgrades_failed,
         }
 
     def _upgrade(self) -> None:
@@ -194,6 +212,7 @@ class Supervisor:
 
     def _fail_upgrade(self, reason: str) -> None:
         self._upgrade_error = reason
+        self._upgrades_failed += 1
         tell(self._log, NodeEvent.UPGRADE_FAILED, reason)
         self._discard(self._next)
         self._next = None
@@ -341,8 +360,14 @@ class Supervisor:
             self._forget(cookie)
         elif what == "ready":
             child.is_ready = True
+            child.formats = tuple(message.get("formats", ()))
             if child is self._child:
                 self._begin(child)
+            elif self._is_in_the_way(child):
+                self._fail_upgrade(
+                    f"sockets have {_listed(self._formats)}, the new worker has "
+                    f"{_listed(child.formats)}: upgrade once they are closed"
+                )
             else:  # of an upgrade
                 self._end_child()
         elif what == "failed":
@@ -477,6 +502,15 @@ def inherited(descriptor: int) -> socket.socket:
     ) or not is_listening:
         raise OSError("the socket of the unit is not ListenSequentialPacket= of a path")
     return listener
+
+
+def _are_equal(formats: Sequence[str], others: Sequence[str]) -> bool:
+    """Tell whether formats of memory are the same, as far as both are told."""
+    return not formats or not others or formats == others
+
+
+def _listed(formats: Sequence[str]) -> str:
+    return f"memory of format {', '.join(formats)}"
 
 
 def _shown(status: int) -> str:

@@ -97,7 +97,7 @@ class Worker:
 
     def run(self) -> int:
         """Wait for `begin`, then serve; return the exit code."""
-        self._channel.send("ready")
+        self._channel.send("ready", formats=self._calls.formats())
         if not self._begin():
             return EXIT_OK
         listener = KernelSocket(fileno=self._plan.listener)

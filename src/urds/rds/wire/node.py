@@ -5,8 +5,9 @@
 
 `length` counts the bytes that mean something, the head among them; what lies behind is sent as
 zeros and not read. `status` is 0 in a request; in an answer it is 0 or an errno, and an answer with
-an errno has no fields. `socket` is the SO_COOKIE of the socket's descriptor, 0 where there is none.
-An address takes 24 bytes: 16 of IPv6 (IPv4 is v4-mapped), port u16, zero u16, scope u32.
+an errno has no fields. Fields that a later release appends to an answer are not read. `socket` is
+the SO_COOKIE of the socket's descriptor, 0 where there is none. An address takes 24 bytes: 16 of
+IPv6 (IPv4 is v4-mapped), port u16, zero u16, scope u32.
 Descriptors travel beside a record, by SCM_RIGHTS. docs/protocol/node.md tells what each operation
 does; tests/vectors/node_requests.json has one record of each.
 
@@ -174,7 +175,9 @@ def parse_request(data: bytes) -> Request:
     try:
         if status:
             raise WireError(f"a request with status {status}")
-        values = _parse_fields(rest, REQUEST_FIELDS[operation])
+        values, more_bytes = _parse_fields(rest, REQUEST_FIELDS[operation])
+        if more_bytes:
+            raise WireError(f"{more_bytes} bytes too many")
     except WireError as wrong:
         text = f"{chosen.name}: {wrong}"
         raise RequestError(text, errno.EINVAL, operation, socket) from None
@@ -188,7 +191,7 @@ def parse_answer(data: bytes) -> Answer:
     if fields is None or not 0 <= status <= _STATUS_MAX:
         raise RequestError(f"answer to operation {operation} with status {status}")
     try:
-        values = _parse_fields(rest, fields)
+        values, _ = _parse_fields(rest, fields)
     except WireError as wrong:
         raise RequestError(f"answer to operation {operation}: {wrong}") from None
     return Answer(operation=operation, status=status, socket=socket, **values)
@@ -239,8 +242,8 @@ def _emit_field(kind: str, value: Any) -> bytes:
     return _FIELDS[kind].pack(value)
 
 
-def _parse_fields(data: bytes, chosen: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields; they fill the bytes. Raises WireError."""
+def _parse_fields(data: bytes, chosen: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+    """Return the fields, and how many bytes are behind them. Raises WireError."""
     values: dict[str, Any] = {}
     offset = 0
     for kind in chosen:
@@ -259,9 +262,7 @@ def _parse_fields(data: bytes, chosen: tuple[str, ...]) -> dict[str, Any]:
             offset += value_bytes
         else:
             values[kind] = _FIELDS[kind].unpack(part)[0]
-    if offset != len(data):
-        raise WireError(f"{len(data) - offset} bytes too many")
-    return values
+    return values, len(data) - offset
 
 
 def _emit_name(name: Name) -> bytes:

@@ -49,7 +49,8 @@ fn new_socket(kind: c_int, protocol: c_int) -> Answer {
     usize::try_from(fd).map_err(|_| libc::EMFILE)
 }
 
-/// Return what socket(2) says for a failure: without a node as without the module.
+/// Return what socket(2) says for a failure: without a node as without the module. A node of
+/// another version is EPROTO: there is one, so its absence is not what to look for.
 fn without_node(errno: Errno) -> Errno {
     match errno {
         libc::ENOENT
@@ -57,8 +58,7 @@ fn without_node(errno: Errno) -> Errno {
         | libc::EACCES
         | libc::ENOTDIR
         | libc::ENAMETOOLONG
-        | libc::EINVAL
-        | libc::EPROTO => libc::EAFNOSUPPORT,
+        | libc::EINVAL => libc::EAFNOSUPPORT,
         other => other,
     }
 }
