@@ -9,6 +9,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+# Numbers: a flag of Python's own kind takes a microsecond or more to add to others.
+_RIGHTS: Final = (int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS))
+_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_INT_BYTES: Final = array("i").itemsize
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -31,9 +36,8 @@ def send_with_files(
 
     `socket.send_fds` of CPython 3.11 to 3.13 drops the flags, as `socket.recv_fds` does.
     """
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    flags |= socket.MSG_NOSIGNAL
-    return connection.sendmsg([data], [rights] if descriptors else [], flags)
+    rights = [(*_RIGHTS, array("i", descriptors))] if descriptors else []
+    return connection.sendmsg([data], rights, int(flags) | _NOSIGNAL)
 
 
 def receive_with_files(
@@ -44,11 +48,11 @@ def receive_with_files(
     MSG_CTRUNC among the flags: descriptors are missing, those beyond `files_max` or those for
     which the process has no room.
     """
-    room = socket.CMSG_LEN(files_max * array("i").itemsize)
-    flags |= socket.MSG_CMSG_CLOEXEC
+    room = socket.CMSG_LEN(files_max * _INT_BYTES)
+    flags = int(flags) | _CLOSE_ON_EXEC
     data, messages, told, _ = connection.recvmsg(byte_count_max, room, flags)
     descriptors = array("i")
     for level, kind, raw in messages:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(raw[: len(raw) - len(raw) % descriptors.itemsize])
+        if (level, kind) == _RIGHTS:
+            descriptors.frombytes(raw[: len(raw) - len(raw) % _INT_BYTES])
     return data, list(descriptors), told

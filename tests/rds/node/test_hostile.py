@@ -151,9 +151,12 @@ def test_a_tcp_socket_that_lingers_holds_up_no_request(node: Node) -> None:
                 pass
         find = wire.emit_request(Request(operation=RequestOp.FIND))
         # The last copy is the one under way, so the node closes it.
+        worker = node.status()["worker"]
+        os.kill(worker, signal.SIGSTOP)
         with connect(node) as end:
             socket.send_fds(end, [find], [sender.fileno()])
             os.close(sender.detach())
+            os.kill(worker, signal.SIGCONT)
             assert wire.parse_answer(end.recv(1000)).status == errno.ENOTSOCK
         assert node.status()["deaths"] == 0
         receiver.close()

@@ -67,8 +67,12 @@ class Channel:
 
     def send(self, what: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
         """Send a message, or wait up to ten seconds. Raises OSError."""
-        self._end.settimeout(_SEND_WAIT_S)
-        self._put(json.dumps({"what": what, **fields}).encode(), descriptors)
+        data = json.dumps({"what": what, **fields}).encode()
+        try:
+            send_with_files(self._end, data, descriptors, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._end.settimeout(_SEND_WAIT_S)
+            self._put(data, descriptors)
 
     def send_soon(self, what: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
         """Send a message now, or with `flush`; its descriptors stay open until then."""

@@ -27,7 +27,6 @@ from urds.rds.node.users import Credentials, User
 from urds.rds.wire import node
 from urds.rds.wire.node import Answer, RequestError
 
-_ACCEPTS_PER_PASS: Final = 64
 _WAITING_MAX: Final = 1024  # connections of one user beyond its requests under way
 
 
@@ -39,6 +38,7 @@ class Connection:
     who: Credentials
     user: User
     until_s: float = 0.0  # when it is closed if it says nothing
+    is_watched: bool = False  # by epoll
 
 
 class Connections:
@@ -116,14 +116,12 @@ class Connections:
         self._is_accepting = has_room
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_PASS):
-            if self._count() >= self._connections_max:
-                break
-            try:
-                end, _ = self._listener.accept()
-            except OSError:  # none left, or no descriptor: later
-                break
-            self._admit(end)
+        """Accept one; the listener tells of the next, and others are served in between."""
+        try:
+            end, _ = self._listener.accept()
+        except OSError:  # it has gone again, or there is no descriptor: later
+            return
+        self._admit(end)
         self._accept_if_room()
 
     def _admit(self, end: socket.socket) -> None:
@@ -138,23 +136,39 @@ class Connections:
         if len(waiting) >= _WAITING_MAX:
             end.close()
             return
-        waiting.append(Connection(end, who, user))
-        self._read_next(who.uid, time.monotonic())
+        fresh = Connection(end, who, user)
+        waiting.append(fresh)
+        if self._read_next(who.uid, time.monotonic(), fresh):
+            self._serve(fresh)  # most have sent their request by now
 
-    def _read_next(self, uid: int, now_s: float) -> None:
-        """Read connections of a user, as far as its share and rate allow."""
+
+    def _read_next(self, uid: int, now_s: float, fresh: Connection | None = None) -> bool:
+        """Watch connections of a user, as far as its share and rate allow.
+
+        `fresh` is not watched but left to the caller; tell whether it is its turn.
+        """
+        is_turn = False
         waiting = self._waiting[uid]
         limit = self._service.users.limit(uid, "requests")
         while waiting and self._under_way[uid] < limit:
             if not self._service.users.may_ask(waiting[0].user, now_s):
-                return
+                return is_turn
             connection = waiting.popleft()
             connection.until_s = now_s + self._settings.request_wait_s
             self._active[connection.end.fileno()] = connection
             self._under_way[uid] += 1
-            self._epoll.register(connection.end.fileno(), select.EPOLLIN)
+            if connection is fresh:
+                is_turn = True
+            else:
+                self._watch(connection)
         if not waiting:
             del self._waiting[uid]
+        return is_turn
+
+    def _watch(self, connection: Connection) -> None:
+        if not connection.is_watched:
+            connection.is_watched = True
+            self._epoll.register(connection.end.fileno(), select.EPOLLIN)
 
     # -- serving
 
@@ -164,6 +178,7 @@ class Connections:
                 connection.end, node.RECORD_BYTES + 1, node.DESCRIPTORS_MAX, socket.MSG_DONTWAIT
             )
         except BlockingIOError:
+            self._watch(connection)
             return
         except OSError:  # it is gone
             self._end(connection)
@@ -223,7 +238,8 @@ class Connections:
     def _end(self, connection: Connection) -> None:
         descriptor = connection.end.fileno()
         if self._active.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
+            if connection.is_watched:
+                self._epoll.unregister(descriptor)
             self._under_way[connection.who.uid] -= 1
             if not self._under_way[connection.who.uid]:
                 del self._under_way[connection.who.uid]

@@ -47,7 +47,7 @@ from urds.rds.wire.node import NO_NAME, Answer, Name, Request, RequestOp
 _DESCRIPTORS_SPARE: Final = 64  # below the limit: for connections and for what is passed
 _LIST_KEPT_S: Final = 0.1  # RDS_INFO_* is asked twice: for its length, then for the list
 _PORT_TRIES: Final = 8  # a random port may be within another user's grace
-_CLOSES_MAX: Final = 64
+_CLOSES_MAX: Final = 1024  # a burst of requests is served faster than another thread closes
 
 
 class SupervisorCalls(Protocol):
@@ -100,6 +100,8 @@ class Service:
         self._lists: dict[tuple[int, int], tuple[float, int, bytes]] = {}
         self._closes = DeferredCalls("urds-node-close", calls_max=_CLOSES_MAX)
         self._made: list[int] = []  # descriptors of the present answer alone
+        self._known: tuple[int, int | None] = (-1, None)  # of the present request, and its cookie
+        self._defaults = options.defaults(self._tunables)
         self._methods: Mapping[RequestOp, Callable[..., Reply]] = {
             RequestOp.OPEN: self._open,
             RequestOp.FIND: self._find,
@@ -151,10 +153,11 @@ class Service:
         wait, it stays open until the process ends, which the limit of descriptors bounds.
         """
         for descriptor in descriptors:
-            if cookie_of(descriptor) in self.sockets:
+            if self._cookie_of(descriptor) in self.sockets:
                 os.close(descriptor)
             else:
                 self._closes.put(partial(os.close, descriptor))
+        self._known = -1, None
 
     # -- sockets that were there before this worker
 
@@ -274,7 +277,7 @@ class Service:
                 user=user,
                 pid=who.pid,
                 opened=opened,
-                options=options.defaults(self._tunables),
+                options=self._defaults,
             )
             self._supervisor.keep(cookie, sock.text(), opened.kept)
         except BaseException:
@@ -445,11 +448,17 @@ class Service:
 
     def _socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
         """Return the socket whose descriptor came. Raises OSError (ENOTSOCK) for anything else."""
-        cookie = cookie_of(descriptors[0]) if len(descriptors) == 1 else None
+        cookie = self._cookie_of(descriptors[0]) if len(descriptors) == 1 else None
         sock = None if cookie is None else self.sockets.get(cookie)
         if sock is None:
             raise OSError(errno.ENOTSOCK, "no socket of this node")
         return sock
+
+    def _cookie_of(self, descriptor: int) -> int | None:
+        """Return the cookie of a descriptor that came with the present request."""
+        if self._known[0] != descriptor:
+            self._known = descriptor, cookie_of(descriptor)
+        return self._known[1]
 
     def _bound_socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
         sock = self._socket_of(descriptors)

@@ -9,10 +9,12 @@ import select
 import socket
 from collections import Counter
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
 
 from urds.common.records import field, names, record
+from urds.common.socket_class import KernelSocket
 from urds.common.types import IPAddress
 from urds.rds.constants import Transport
 from urds.rds.node.plane_calls import Opened
@@ -22,6 +24,7 @@ from urds.rds.plane.contract import ALL_GROUPS, MailboxSettings
 
 _SO_COOKIE: Final = 57  # Source: linux v4.12 include/uapi/asm-generic/socket.h
 _COOKIE_BYTES: Final = 8
+_TEXTS_MAX: Final = 64  # of different options
 _US: Final = 1_000
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -50,10 +53,10 @@ class Record:
 
     def text(self) -> str:
         """Write it."""
-        chosen = {name: getattr(self.options, name) for name in names(Options)}
         name = self.name and [str(self.name[0]), self.name[1]]
         who = {"uid": self.uid, "pid": self.pid}
-        return json.dumps({**who, "name": name, "is_left": self.is_left, "options": chosen})
+        text = json.dumps({**who, "name": name, "is_left": self.is_left})
+        return f'{text[:-1]}, "options": {_text_of(self.options)}}}'
 
 
 @record(frozen=False, eq=False, kw_only=True)
@@ -80,6 +83,11 @@ class NodeSocket:
         return Record(self.user.uid, self.pid, self.endpoint, self.is_left, self.options).text()
 
 
+@lru_cache(maxsize=_TEXTS_MAX)
+def _text_of(chosen: Options) -> str:
+    return json.dumps({name: getattr(chosen, name) for name in names(Options)})
+
+
 def settings_of(chosen: Options, *, is_strict: bool) -> MailboxSettings:
     """Return what the plane obeys; no call of a program waits here."""
     return MailboxSettings(
@@ -100,7 +108,8 @@ def settings_of(chosen: Options, *, is_strict: bool) -> MailboxSettings:
 def cookie_of(descriptor: int) -> int | None:
     """Return what names a socket for as long as the host is up; None for other files."""
     try:
-        probe = socket.socket(fileno=descriptor)
+        # Of which kind it is does not matter, and is not asked for.
+        probe = KernelSocket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:
         return None
     try:

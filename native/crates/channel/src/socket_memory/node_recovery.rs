@@ -16,6 +16,9 @@ use crate::journal::{
 impl NodeSide {
     /// Finish what was begun, count what is derived, tell the client what is published.
     pub(super) fn recover(&self) {
+        if self.is_fresh() {
+            return; // all is zero, and to read it would take memory
+        }
         self.finish_slots();
         self.link_free_slots();
         self.count_freed_anew();
@@ -25,6 +28,13 @@ impl NodeSide {
         let published = self.journal.long(journal::AT_PUBLISHED);
         let there = self.area.long(AT_PUBLISHED);
         there.store(published & 0xffff_ffff, Ordering::Release);
+    }
+
+    /// Tell whether nothing was submitted yet, nor delivered.
+    fn is_fresh(&self) -> bool {
+        self.journal.long(journal::AT_TAKEN) == 0
+            && self.journal.long(journal::AT_PUBLISHED) == 0
+            && self.area.long(AT_SUBMITTED).load(Ordering::Acquire) == 0
     }
 
     fn finish_slots(&self) {

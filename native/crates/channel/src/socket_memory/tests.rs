@@ -1,6 +1,7 @@
 //! Both sides against each other, in one process.
 
 use std::cell::RefCell;
+use std::os::unix::fs::MetadataExt;
 
 use super::layout::{self, RECORD_BYTES, ROUTE_GONE, WAIT_SLEEPERS};
 use super::*;
@@ -384,4 +385,17 @@ fn what_is_no_memory_of_a_socket_is_refused() {
     assert_eq!(failure.map(|failure| failure.0), Some(libc::EINVAL));
     raw::close(file);
     assert_eq!(RECORD_BYTES, layout::UNIT_BYTES);
+}
+
+#[test]
+fn a_socket_that_sends_nothing_takes_few_pages() {
+    let pair = pair(&small());
+    let again = NodeSide::new(
+        Area::map(pair.memory).expect("a mapping"),
+        Area::map(pair.journal).expect("a mapping"),
+    );
+    drop(again.expect("a node's side"));
+    let link = format!("/proc/self/fd/{}", pair.memory);
+    let blocks = std::fs::metadata(link).expect("a file").blocks();
+    assert!(blocks * 512 <= 24 << 10, "{} KiB", blocks / 2);
 }
