@@ -7,13 +7,14 @@ An endpoint lives in one event loop and ends with its last session and listener.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import random
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import ClassVar, Final
 
 from urds import aio
 from urds.dask import local
@@ -26,6 +27,8 @@ from urds.rds.socket import Socket
 
 _NS: Final = 1_000_000_000
 _SESSION_BITS: Final = 64
+_FAREWELL_S: Final = 0.5
+_FAREWELL_LOOK_S: Final = 0.01
 OnAccept = Callable[["Link"], None]
 
 
@@ -88,7 +91,8 @@ class Endpoint:
         self._group.drop(self)
         if self._timer is not None:
             self._timer.cancel()
-        self.socket.close()  # the receiver ends with EBADF
+        self._receiver.cancel()
+        Farewell(self.socket, self.raw, self.loop)
         for link in tuple(self._links.values()):
             link.session.handle_peer_gone("the socket was closed")
             link.wake()
@@ -130,7 +134,7 @@ class Endpoint:
         except OSError as ended:
             if not self.is_closed:
                 self._fail(str(ended))
-        except asyncio.CancelledError:  # the loop ends
+        except asyncio.CancelledError:  # closed, or the loop ends
             if not self.is_closed:
                 self.close()
             raise
@@ -326,6 +330,58 @@ class Link:
             self._waiting.discard(future)
 
 
+class Farewell:
+    """A socket that closes once its last words are acknowledged, or after a moment.
+
+    What it still has then is for a peer that is gone: to wait for that would hold up the end of
+    the process. A loop that ends before leaves it to `close_all`.
+    """
+
+    waiting: ClassVar[set[Farewell]] = set()
+
+    def __init__(self, sock: aio.Socket, raw: Socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.address: Address = raw.getsockname()[:2]
+        self._socket, self._raw, self._loop = sock, raw, loop
+        self._until_s = time.monotonic() + _FAREWELL_S
+        Farewell.waiting.add(self)
+        self._look()
+
+    def _look(self) -> None:
+        if self.is_heard or time.monotonic() >= self._until_s or self._loop.is_closed():
+            self.close()
+        else:
+            self._loop.call_later(_FAREWELL_LOOK_S, self._look)
+
+    @property
+    def is_heard(self) -> bool:
+        """Tell whether all is acknowledged."""
+        try:
+            return not self._raw.unacknowledged
+        except OSError:  # closed
+            return True
+
+    def close(self) -> None:
+        """Close now. Idempotent; any thread."""
+        Farewell.waiting.discard(self)
+        with suppress(OSError):
+            if not self.is_heard:
+                self._raw.cancel()
+            self._socket.close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close what the loops of this process left open; at its end."""
+        left = tuple(cls.waiting)
+        until_s = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < until_s and not all(one.is_heard for one in left):
+            time.sleep(_FAREWELL_LOOK_S)
+        for one in left:
+            one.close()
+
+
+atexit.register(Farewell.close_all)
+
+
 class Endpoints:
     """The endpoints of one event loop."""
 
@@ -339,6 +395,9 @@ class Endpoints:
         known = self._endpoints.get((host, port))
         if known is not None and not known.is_listening:  # its listener stopped, sessions live
             return known
+        for farewell in tuple(Farewell.waiting):
+            if farewell.address == (host, port):
+                farewell.close()
         return self._add(local.open_listening(host, port), limits, allocate)
 
     def towards(self, host: str, limits: Limits, allocate: Allocate) -> Endpoint:
