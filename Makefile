@@ -20,7 +20,7 @@ KERNEL ?= 6.1
 INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick check test test-beyond test-all sim interop programs namespaces bench bench-compare attacks \
+.PHONY: help demo quick check test test-beyond test-all sim interop programs namespaces dask bench bench-compare attacks \
         interop-bench bench-page faults fuzz soak lint types docs compat native wheels news lock clean python \
         environment lint-environment
 
@@ -104,6 +104,13 @@ faults: environment  ## Break connections between processes in every way; ARGS="
 
 soak: environment  ## Run a mix of processes; watch messages, memory, descriptors (1 h)
 	@URDS_IMPL=$(PLANE) $(BIN)/python -m tests.soak $(ARGS)
+
+dask: python  ## Run Dask over rds://, with upstream's checks from DASK_SOURCES=folder, and a job under resets (4 min)
+	@$(PYTHON) tools/environment.py --at $(VENV)-dask build dask
+	@$(PYTHON) -m tools.native build --optional --at $(VENV)-dask
+	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(TIMED) --name dask --budget-s 300 -- \
+	    $(VENV)-dask/bin/python -m pytest -c tests/dask/pytest.ini --rootdir . --noconftest -q tests/dask
+	@$(VENV)-dask/bin/python examples/dask_survives.py
 
 lint: lint-environment  ## Check style, format and imports, of Rust too where cargo is
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Sessions in virtual time: hubs, and what carries their packets as RDS does.
 
 Packets of one pair of sockets arrive once and in order, after a time drawn for each; those to a
-host that is gone arrive nowhere, and nobody is told. A host may die, with or without notice.
+host that is gone arrive nowhere, and no host is told. A host may die, with or without notice.
 """
 
 from collections.abc import Iterator

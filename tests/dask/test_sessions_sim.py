@@ -12,7 +12,8 @@ SEEDS = range(12)
 
 def _message(random, count_max=6, frame_bytes_max=3000):
     return tuple(
-        random.randbytes(random.randrange(frame_bytes_max)) for _ in range(random.randrange(count_max))
+        random.randbytes(random.randrange(frame_bytes_max))
+        for _ in range(random.randrange(count_max))
     )
 
 
@@ -82,7 +83,7 @@ def test_a_peer_that_begins_anew_resets_the_session(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_end_that_was_stopped_gives_nobody_up(seed):
+def test_an_end_that_was_stopped_gives_no_peer_up(seed):
     """Its clock has moved on by an hour; its peer is there."""
     world = World(seed)
     here, there = world.connected()
@@ -167,7 +168,7 @@ def test_connecting_waits_for_a_host_that_comes_late(seed):
     world.hosts[1].is_alive = False
     here = world.connect(0, 1)
     world.run(2000 * MS)
-    assert here.state is State.OPENING
+    assert here.state is State.ASKING
     assert 8 <= world.packets_lost <= 20  # it asks again, with pauses
     world.hosts[1].start()
     world.run(500 * MS)

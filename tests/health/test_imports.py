@@ -19,6 +19,7 @@ from tools.structure import cycles
 CORES = (
     *("rds.wire", "rds.control", "verbs.engine", "verbs.cm"),
     *("rsocket.wire", "rsocket.core"),
+    *(f"dask.{part}" for part in ("wire", "stream", "session", "hub")),
     *(f"rds.plane.python.{part}" for part in ("path", "receiver", "sender", "inbox")),
     *(f"rds.transports.rdma.{part}" for part in ("core", "sending", "receiving", "credits")),
     *(f"rds.transports.rdma.{part}" for part in ("frames", "counters")),
@@ -36,10 +37,13 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "rich_argparse": ("cli",),
     "argcomplete": ("cli",),
     "trio": ("rds.aio",),
+    "dask": ("dask.comm",),
+    "distributed": ("dask.comm", "dask.backend", "dask.local"),
     "urds_native": ("rds.plane.choose", "rds.plane.native", "rds.plane.attached"),
 }
-# The queue of log lines, the log of a process of our own, and the command line.
-MAY_LOG = ("common.logs", "common.event_log", "cli")
+# The queue of log lines, the log of a process of our own, the command line, and what runs in the
+# loop of Dask, as its own comms do.
+MAY_LOG = ("common.logs", "common.event_log", "cli", "dask.comm")
 
 
 def lint_imports(path: Path) -> "subprocess.CompletedProcess[str]":

@@ -14,7 +14,7 @@ from urds.dask.comm import RDSComm, RDSConnector, RDSListener
 __all__ = ["RDSBackend", "RDSComm", "RDSConnector", "RDSListener"]
 
 
-class RDSBackend(BaseTCPBackend):  # type: ignore[misc]  # Dask's classes carry no types
+class RDSBackend(BaseTCPBackend):
     """Addresses are `host:port`, as those of TCP; so are the answers about them."""
 
     _connector_class = RDSConnector

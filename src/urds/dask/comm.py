@@ -24,6 +24,7 @@ from distributed.comm.utils import ensure_concrete_host, from_frames, to_frames
 from distributed.protocol.utils import host_array
 from distributed.utils import ensure_memoryview
 
+from urds.dask import local
 from urds.dask.alive import can_watch
 from urds.dask.endpoint import Endpoint, Link, endpoints
 from urds.dask.session import Limits
@@ -45,16 +46,18 @@ def limits() -> Limits:
     )
 
 
-class RDSComm(Comm):  # type: ignore[misc]  # Dask's classes carry no types
+class RDSComm(Comm):
     """A session as Dask's comm. Used in the thread of its loop."""
 
-    def __init__(self, link: Link, local_addr: str, peer_addr: str, deserialize: bool = True):
+    def __init__(
+        self, link: Link, local_addr: str, peer_addr: str, deserialize: bool = True
+    ) -> None:
         super().__init__(deserialize=deserialize)
         self._link = link
         self._local_addr, self._peer_addr = local_addr, peer_addr
         self._closed = False
         self._finalizer = weakref.finalize(self, _abandon, link, repr(self))
-        self._finalizer.atexit = False  # type: ignore[misc]  # as its documentation has it
+        self._finalizer.atexit = False
 
     @property
     def local_address(self) -> str:
@@ -84,7 +87,7 @@ class RDSComm(Comm):  # type: ignore[misc]  # Dask's classes carry no types
             self._end()
             raise CommClosedError(f"in {self!r}: {ended}") from ended
         except BaseException:
-            self.abort()  # as comms of TCP: whoever cancelled a read gives the comm up
+            self.abort()  # as comms of TCP: a cancelled read gives the comm up
             raise
         try:
             return await from_frames(
@@ -146,7 +149,7 @@ class RDSComm(Comm):  # type: ignore[misc]  # Dask's classes carry no types
 
 
 def _abandon(link: Link, text: str) -> None:
-    """End the session of a comm that nobody closed; any thread."""
+    """End the session of a comm that was not closed; any thread."""
     if link.session.is_over or link.endpoint.loop.is_closed():
         return
     logger.warning("Closing dangling session in %s", text)
@@ -154,7 +157,7 @@ def _abandon(link: Link, text: str) -> None:
         link.endpoint.loop.call_soon_threadsafe(link.abort)
 
 
-class RDSConnector(Connector, RequireEncryptionMixin):  # type: ignore[misc]  # as RDSComm
+class RDSConnector(Connector, RequireEncryptionMixin):
     """Makes comms to listeners."""
 
     prefix = PREFIX
@@ -180,11 +183,11 @@ class RDSConnector(Connector, RequireEncryptionMixin):  # type: ignore[misc]  # 
         except BaseException:
             link.abort()
             raise
-        local = self.prefix + unparse_host_port(*endpoint.address)
-        return self.comm_class(link, local, self.prefix + address, deserialize)
+        own = self.prefix + unparse_host_port(*endpoint.address)
+        return self.comm_class(link, own, self.prefix + address, deserialize)
 
 
-class RDSListener(BaseListener, RequireEncryptionMixin):  # type: ignore[misc]  # as RDSComm
+class RDSListener(BaseListener, RequireEncryptionMixin):
     """Accepts comms at one port."""
 
     prefix = PREFIX
@@ -207,39 +210,47 @@ class RDSListener(BaseListener, RequireEncryptionMixin):  # type: ignore[misc]  
         self.default_host = default_host
         self.comm_handler = comm_handler
         self.deserialize, self.allow_offload = deserialize, allow_offload
-        self._endpoint: Endpoint | None = None
+        self._endpoints: list[Endpoint] = []
         self._address: tuple[str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Bind, and accept from now on. Raises OSError.
 
-        RDS has no wildcard address: one of this host is taken in its place.
+        RDS has no wildcard address: one of this host is taken in its place, and 127.0.0.1 with it
+        where no other process has that.
         """
         host = self.host
         if host in _WILDCARDS:
             host = ensure_concrete_host(host, default_host=self.default_host)
         host = await _literal(host)
-        self._endpoint = endpoints().listening(host, self.port, limits(), host_array)
-        self._address = self._endpoint.address
-        self._endpoint.listen(self._accepted)
+        first = endpoints().listening(host, self.port, limits(), host_array)
+        self._address = first.address
+        self._endpoints.append(first)
+        if self.host in _WILDCARDS and not local.are_loopback(host, host):
+            port = first.address[1]
+            with suppress(OSError):
+                second = endpoints().listening("127.0.0.1", port, limits(), host_array)
+                self._endpoints.append(second)
+        for endpoint in self._endpoints:
+            endpoint.listen(self._accepted)
 
     def stop(self) -> None:
         """Accept no more. Idempotent."""
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
+        stopped, self._endpoints = self._endpoints, []
+        for endpoint in stopped:
             endpoint.stop_listening()
 
     @property
     def listen_address(self) -> str:
         """The address as it was asked for, with its port."""
         host, port = self._bound()
-        return self.prefix + unparse_host_port(_WILDCARDS.get(self.host, host), port)
+        return f"{self.prefix}{unparse_host_port(_WILDCARDS.get(self.host, host), port)}"
 
     @property
     def contact_address(self) -> str:
         """The address that others connect to."""
-        return self.prefix + unparse_host_port(*self._bound())
+        return f"{self.prefix}{unparse_host_port(*self._bound())}"
 
     def _bound(self) -> tuple[str, int]:
         if self._address is None:
@@ -253,9 +264,10 @@ class RDSListener(BaseListener, RequireEncryptionMixin):  # type: ignore[misc]  
 
     async def _handle(self, link: Link) -> None:
         peer = self.prefix + unparse_host_port(*link.peer)
-        comm = self.comm_class(link, self.contact_address, peer, self.deserialize)
+        own = self.prefix + unparse_host_port(*link.endpoint.address)
+        comm = self.comm_class(link, own, peer, self.deserialize)
         comm.allow_offload = self.allow_offload
-        if self._endpoint is None:  # stopped meanwhile; the peer waits for a handshake
+        if not self._endpoints:  # stopped meanwhile; the peer waits for a handshake
             comm.abort()
             return
         try:

@@ -7,18 +7,18 @@ An endpoint lives in one event loop and ends with its last session and listener.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import errno
 import random
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import Final
 
 from urds import aio
 from urds.dask import local
 from urds.dask.alive import Watches, can_watch, own_hello
+from urds.dask.farewell import farewells
 from urds.dask.hub import Address, Hub
 from urds.dask.session import Limits, Packet, Session
 from urds.dask.stream import Allocate
@@ -27,8 +27,6 @@ from urds.rds.socket import Socket
 
 _NS: Final = 1_000_000_000
 _SESSION_BITS: Final = 64
-_FAREWELL_S: Final = 0.5
-_FAREWELL_LOOK_S: Final = 0.01
 OnAccept = Callable[["Link"], None]
 
 
@@ -92,7 +90,7 @@ class Endpoint:
         if self._timer is not None:
             self._timer.cancel()
         self._receiver.cancel()
-        Farewell(self.socket, self.raw, self.loop)
+        farewells.add(self.socket, self.raw)
         for link in tuple(self._links.values()):
             link.session.handle_peer_gone("the socket was closed")
             link.wake()
@@ -200,7 +198,7 @@ class Link:
 
     async def opened(self) -> None:
         """Wait for the peer's answer. Raises ConnectionRefusedError."""
-        while self.session.state.value == "opening":
+        while self.session.state.value == "asking":
             await self._wait()
         if self.session.is_over:
             raise ConnectionRefusedError(errno.ECONNREFUSED, self.session.reason)
@@ -239,7 +237,7 @@ class Link:
 
     def abort(self) -> None:
         """End the session at once. Never waits; in the loop's thread."""
-        if self.session.state.value == "opening" and not self.endpoint.is_closed:
+        if self.session.state.value == "asking" and not self.endpoint.is_closed:
             self.session.abort()
             self._take_back()
         self.session.abort()
@@ -330,58 +328,6 @@ class Link:
             self._waiting.discard(future)
 
 
-class Farewell:
-    """A socket that closes once its last words are acknowledged, or after a moment.
-
-    What it still has then is for a peer that is gone: to wait for that would hold up the end of
-    the process. A loop that ends before leaves it to `close_all`.
-    """
-
-    waiting: ClassVar[set[Farewell]] = set()
-
-    def __init__(self, sock: aio.Socket, raw: Socket, loop: asyncio.AbstractEventLoop) -> None:
-        self.address: Address = raw.getsockname()[:2]
-        self._socket, self._raw, self._loop = sock, raw, loop
-        self._until_s = time.monotonic() + _FAREWELL_S
-        Farewell.waiting.add(self)
-        self._look()
-
-    def _look(self) -> None:
-        if self.is_heard or time.monotonic() >= self._until_s or self._loop.is_closed():
-            self.close()
-        else:
-            self._loop.call_later(_FAREWELL_LOOK_S, self._look)
-
-    @property
-    def is_heard(self) -> bool:
-        """Tell whether all is acknowledged."""
-        try:
-            return not self._raw.unacknowledged
-        except OSError:  # closed
-            return True
-
-    def close(self) -> None:
-        """Close now. Idempotent; any thread."""
-        Farewell.waiting.discard(self)
-        with suppress(OSError):
-            if not self.is_heard:
-                self._raw.cancel()
-            self._socket.close()
-
-    @classmethod
-    def close_all(cls) -> None:
-        """Close what the loops of this process left open; at its end."""
-        left = tuple(cls.waiting)
-        until_s = time.monotonic() + _FAREWELL_S
-        while time.monotonic() < until_s and not all(one.is_heard for one in left):
-            time.sleep(_FAREWELL_LOOK_S)
-        for one in left:
-            one.close()
-
-
-atexit.register(Farewell.close_all)
-
-
 class Endpoints:
     """The endpoints of one event loop."""
 
@@ -395,9 +341,7 @@ class Endpoints:
         known = self._endpoints.get((host, port))
         if known is not None and not known.is_listening:  # its listener stopped, sessions live
             return known
-        for farewell in tuple(Farewell.waiting):
-            if farewell.address == (host, port):
-                farewell.close()
+        farewells.close_at((host, port))
         return self._add(local.open_listening(host, port), limits, allocate)
 
     def towards(self, host: str, limits: Limits, allocate: Allocate) -> Endpoint:
@@ -426,8 +370,9 @@ def endpoints() -> Endpoints:
     """Return the endpoints of the running loop; those of loops that are closed go."""
     loop = asyncio.get_running_loop()
     with _lock:
-        for other in [one for one in _by_loop if one.is_closed()]:
-            del _by_loop[other]
+        for other in tuple(_by_loop):
+            if other.is_closed():
+                del _by_loop[other]
         found = _by_loop.get(loop)
         if found is None:
             found = _by_loop[loop] = Endpoints(loop)

@@ -69,9 +69,7 @@ class Hub:
 
     def has_others(self, peer: Address, session: Session) -> bool:
         """Tell whether another session with a peer is here."""
-        return any(
-            key[0] == peer and other is not session for key, other in self._sessions.items()
-        )
+        return any(key[0] == peer and other is not session for key, other in self._sessions.items())
 
     def handle(self, payload: bytes, peer: Address, now_ns: int) -> Session | None:
         """Take a packet; return the session that it concerned, a new one too.

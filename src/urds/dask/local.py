@@ -40,7 +40,7 @@ def open_listening(host: str, port: int) -> Socket:
     try:
         return _bind(host, port)
     except OSError as refused:
-        if not _is_held(refused):
+        if not _is_held(refused, port):
             raise
         if port or not _is_loopback4(host):
             raise _explained(refused, host) from refused
@@ -58,7 +58,7 @@ def open_towards(peer: str) -> Socket:
     try:
         return _bind(host, 0)
     except OSError as refused:
-        if not _is_held(refused):
+        if not _is_held(refused, 0):
             raise
         if host == peer and ip_address(host).version == 4:  # another process of this host
             return _bind_loopback(peer)
@@ -91,7 +91,7 @@ def _bind_loopback(peer: str) -> Socket:
         try:
             return _bind(host, 0)
         except OSError as problem:
-            if not _is_held(problem):
+            if not _is_held(problem, 0):
                 raise
             refused = problem
     assert refused is not None
@@ -125,10 +125,15 @@ def _bind(host: str, port: int) -> Socket:
     return sock
 
 
-def _is_held(refused: OSError) -> bool:
-    """Tell whether another process has the address; a port in use is another matter."""
+def _is_held(refused: OSError, port: int) -> bool:
+    """Tell whether another process has the address; a port in use is another matter.
+
+    A node says of both that the address is in use: with port 0 it is the former.
+    """
     reason = getattr(refused, "reason", None)
-    return refused.errno == errno.EADDRINUSE and reason is ErrorReason.ADDRESS_HELD_BY_PROCESS
+    if refused.errno != errno.EADDRINUSE or reason is ErrorReason.PORTS_EXHAUSTED:
+        return False
+    return reason is ErrorReason.ADDRESS_HELD_BY_PROCESS or not port
 
 
 def _is_loopback4(host: str) -> bool:

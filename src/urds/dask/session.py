@@ -52,7 +52,7 @@ class Limits:
 class State(Enum):
     """How far a session is."""
 
-    OPENING = "opening"  # asked for, not answered
+    ASKING = "asking"  # asked for, not answered
     OPEN = "open"
     FINISHING = "finishing"  # what is queued still goes, then FINISH
     OVER = "over"  # here; `reason` tells why
@@ -78,7 +78,7 @@ class Session:
         self.session_id, self.limits, self.hello = session_id, limits, hello
         self.is_acceptor = peer_hello is not None
         self.peer_hello = peer_hello
-        self.state = State.OPENING
+        self.state = State.ASKING
         self.reason = ""
         self.peer_is_watched = False  # its death will be told: pings end nothing
         self._control: deque[tuple[Kind, bytes]] = deque()
@@ -92,7 +92,7 @@ class Session:
         self._inbox: deque[tuple[list[memoryview], int]] = deque()
         self._inbox_bytes = 0
         self._receivable_bytes = limits.window_bytes  # what the peer may still send
-        self._owed_bytes = self._withheld_bytes = 0
+        self._returnable_bytes = self._withheld_bytes = 0
         # Time
         self._heard_ns = now_ns
         self._pings = 0
@@ -132,7 +132,7 @@ class Session:
 
     def finish(self) -> None:
         """Let what is queued leave, then end the session. Idempotent."""
-        if self.state is State.OPENING:
+        if self.state is State.ASKING:
             self.abort("closed before it was open")
         elif self.state is State.OPEN:
             self.state, self.reason = State.FINISHING, "closed here"
@@ -159,7 +159,7 @@ class Session:
         """Do what is due: ask again, ping, give up."""
         if self.deadline_ns is None or now_ns < self.deadline_ns:
             return
-        if self.state is State.OPENING:
+        if self.state is State.ASKING:
             self._ask(now_ns)
         elif now_ns < self._heard_ns + self.limits.ping_ns and not self._pings:
             self.deadline_ns = self._heard_ns + self.limits.ping_ns
@@ -184,12 +184,12 @@ class Session:
         if self._control:
             kind, body = self._control.popleft()
             return [self._header(kind), body]
-        if self.state is State.OVER or self.state is State.OPENING:
+        if self.state is State.OVER or self.state is State.ASKING:
             return None
-        if self._owed_bytes >= self.limits.window_bytes // 4:
-            owed, self._owed_bytes = self._owed_bytes, 0
-            self._receivable_bytes += owed
-            return [self._header(Kind.CREDIT), wire.emit_credit(owed)]
+        if self._returnable_bytes >= self.limits.window_bytes // 4:
+            returned, self._returnable_bytes = self._returnable_bytes, 0
+            self._receivable_bytes += returned
+            return [self._header(Kind.CREDIT), wire.emit_credit(returned)]
         if self._messages:
             return self._poll_data()
         if self.state is State.FINISHING:
@@ -261,14 +261,14 @@ class Session:
         if kind is Kind.OPEN:
             return  # asked again before the answer came; that is on its way
         if kind is Kind.ACCEPT:
-            if self.state is State.OPENING:
+            if self.state is State.ASKING:
                 self._begin(wire.parse_hello(body), now_ns)
             return
         if kind is Kind.RESET:
-            refused = self.state is State.OPENING
+            refused = self.state is State.ASKING
             self._end("refused by the peer" if refused else "reset by the peer", tell=False)
             return
-        if self.state is State.OPENING:
+        if self.state is State.ASKING:
             raise RemoteProtocolError(f"{kind.name} before ACCEPT")
         self._peer_sequence += 1
         if header.sequence != self._peer_sequence & 0xFFFF_FFFF:
@@ -299,7 +299,7 @@ class Session:
     def _give_back(self, payload_bytes: int) -> None:
         self._withheld_bytes += payload_bytes
         if self._inbox_bytes <= self.limits.window_bytes:
-            self._owed_bytes += self._withheld_bytes
+            self._returnable_bytes += self._withheld_bytes
             self._withheld_bytes = 0
 
     def _end(self, reason: str, *, tell: bool) -> None:

@@ -122,7 +122,7 @@ class Filler:
             for size in group:
                 frames.append(buffer[at : at + size])
                 at += size
-            if len(buffer):
+            if buffer.nbytes:
                 self._buffers.append(buffer)
         self._frames = frames
 

@@ -1,0 +1,164 @@
+"""Dask's own processes over `rds://`: kills, stops, addresses, resets. In `make dask`."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed.comm import CommClosedError, connect, get_address_host, listen
+from distributed.utils_test import gen_test
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTENER = """
+import asyncio, sys
+from distributed.comm import listen
+
+async def main():
+    async def echo(comm):
+        while True:
+            await comm.write(await comm.read())
+
+    async with listen(sys.argv[1], echo) as listener:
+        print(listener.contact_address, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+class Process:
+    """Another process that listens and answers with what it got."""
+
+    def __init__(self, address="rds://127.0.0.1:0", **environ):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LISTENER, address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environ},
+        )
+        self.address = self.process.stdout.readline().strip()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_a_process_that_is_killed_is_noticed_without_a_word():
+    """Its heartbeats are 7 s apart: what tells is the kernel."""
+
+    @gen_test(timeout=30)
+    async def check():
+        with Process() as other:
+            comm = await connect(other.address)
+            await comm.write("x")
+            assert await comm.read() == "x"
+            assert comm.same_host
+            reading = asyncio.ensure_future(comm.read())
+            await asyncio.sleep(0)
+            other.process.kill()
+            with pytest.raises(CommClosedError, match="process of the peer has ended"):
+                await reading
+            assert comm.closed()
+
+    check()
+
+
+def test_a_process_that_is_stopped_is_waited_for():
+    @gen_test(timeout=30)
+    async def check():
+        with Process() as stopped, Process() as other:
+            comm, beside = await connect(stopped.address), await connect(other.address)
+            os.kill(stopped.process.pid, signal.SIGSTOP)
+            await comm.write("late")
+            for number in range(100):
+                await beside.write(number)
+                assert await beside.read() == number
+            assert not comm.closed()
+            os.kill(stopped.process.pid, signal.SIGCONT)
+            assert await comm.read() == "late"
+            await comm.close()
+            await beside.close()
+
+    check()
+
+
+def test_each_process_has_an_address_of_its_own():
+    with Process() as first, Process() as second, Process() as third:
+        hosts = {get_address_host(one.address) for one in (first, second, third)}
+    assert len(hosts) == 3
+    assert all(host.startswith("127.") for host in hosts)
+
+
+def test_an_address_that_another_process_has_is_refused_with_advice():
+    with Process("rds://127.9.8.7:4711", URDS_NODE="inprocess") as first:
+        assert first.address == "rds://127.9.8.7:4711"
+        with Process("rds://127.9.8.7:4712", URDS_NODE="inprocess") as second:
+            assert second.address == ""
+            assert "urds node" in second.process.stderr.read()
+
+
+@gen_test(timeout=60)
+async def test_a_worker_without_a_host_listens_towards_its_scheduler():
+    async with (
+        Scheduler(protocol="rds://", host="127.0.0.1", dashboard_address=":0") as scheduler,
+        Worker(scheduler.address) as worker,
+    ):
+        assert get_address_host(worker.address) == get_address_host(scheduler.address)
+        assert get_address_host(worker.address).startswith("127.")
+
+
+@gen_test(timeout=30)
+async def test_unencrypted_comms_are_refused_where_encryption_is_required():
+    with pytest.raises(RuntimeError, match="encryption required"):
+        await connect("rds://127.0.0.1:1234", require_encryption=True)
+    with pytest.raises(RuntimeError, match="encryption required"):
+        listen("rds://127.0.0.1", print, require_encryption=True)
+
+
+@gen_test(timeout=30)
+@pytest.mark.parametrize("address", ["rds://127.0.0.1", "rds://:80"])
+async def test_no_address_to_connect_to(address):
+    with pytest.raises(ValueError, match=r"no address|missing port"):
+        await connect(address)
+
+
+def test_a_cluster_of_processes_works_and_closes():
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            protocol="rds",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        addresses = list(client.scheduler_info()["workers"])
+        assert len({get_address_host(one) for one in addresses}) == 2
+        parts = client.map(bytes, [1 << 20] * 8)
+        assert client.submit(lambda *a: sum(map(len, a)), *parts).result() == 8 << 20
+
+
+def test_a_job_outlives_resets():
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "examples" / "dask_survives.py")),
+            *("--only", "rds", "--workers", "2", "--turns", "4"),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 resets" not in done.stdout
