@@ -74,6 +74,22 @@ def test_a_process_that_is_killed_is_noticed_without_a_word():
     check()
 
 
+def test_a_process_of_another_host_is_given_up_when_it_is_silent(monkeypatch):
+    monkeypatch.setattr("urds.dask.endpoint.can_watch", lambda *_: False)
+
+    @gen_test(timeout=30, config={"distributed.comm.timeouts.tcp": "1s"})
+    async def check():
+        with Process() as other:
+            comm = await connect(other.address)
+            await comm.write("x")
+            assert await comm.read() == "x"
+            other.process.kill()
+            with pytest.raises(CommClosedError, match="silent"):
+                await comm.read()
+
+    check()
+
+
 def test_a_process_that_is_stopped_is_waited_for():
     @gen_test(timeout=30)
     async def check():
