@@ -124,6 +124,22 @@ def test_an_address_that_another_process_has_is_refused_with_advice():
             assert "urds node" in second.process.stderr.read()
 
 
+def test_a_loop_that_ended_with_comms_open_leaves_its_port():
+    """Its comm and listener were never closed; the next loop has the port and the descriptors."""
+
+    async def begin():
+        listener = await listen("rds://127.9.8.6:7391", print)
+        return listener, await connect(listener.contact_address)
+
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        kept = loop.run_until_complete(begin())
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False
+        loop.close()
+    assert kept
+
+
 @gen_test(timeout=60)
 async def test_a_worker_without_a_host_listens_towards_its_scheduler():
     async with (

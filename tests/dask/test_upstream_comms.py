@@ -20,7 +20,7 @@ from distributed.comm import CommClosedError, connect, listen, parse_host_port  
 from distributed.utils import get_ip, wait_for  # noqa: E402 - behind the skip
 from distributed.utils_test import gen_test  # noqa: E402 - behind the skip
 
-ADDRESS = "rds://127.0.0.1"
+ADDRESS = "rds://127.9.1.1"  # no other process takes it by chance
 
 
 def _load():
@@ -39,12 +39,12 @@ upstream = _load()
 
 @gen_test()
 async def test_client_and_server():
-    await upstream.check_client_server(ADDRESS, upstream.tcp_eq("127.0.0.1"))
+    await upstream.check_client_server(ADDRESS, upstream.tcp_eq("127.9.1.1"))
 
 
 @gen_test()
 async def test_client_and_server_at_a_port():
-    await upstream.check_client_server(f"{ADDRESS}:3221", upstream.tcp_eq("127.0.0.1", 3221))
+    await upstream.check_client_server(f"{ADDRESS}:3221", upstream.tcp_eq("127.9.1.1", 3221))
 
 
 @pytest.mark.parametrize("address", ["rds://0.0.0.0", "rds://"])

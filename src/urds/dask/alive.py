@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -83,6 +82,12 @@ class Watches:
         self._callbacks.get(peer.pid, set()).discard(callback)
         self._close_unused(peer.pid)
 
+    def close(self) -> None:
+        """Watch no process any more."""
+        self._callbacks.clear()
+        for pid in tuple(self._descriptors):
+            self._close_unused(pid)
+
     def _ended(self, pid: int) -> None:
         callbacks = self._callbacks.pop(pid, set())
         self._close_unused(pid)
@@ -95,6 +100,6 @@ class Watches:
         self._callbacks.pop(pid, None)
         descriptor = self._descriptors.pop(pid, None)
         if descriptor is not None:
-            with suppress(RuntimeError):  # the loop is closed
+            if not self._loop.is_closed():
                 self._loop.remove_reader(descriptor)
             os.close(descriptor)

@@ -356,6 +356,14 @@ class Endpoints:
         """Take note that an endpoint was closed."""
         self._endpoints.pop(endpoint.address, None)
 
+    def abandon(self) -> None:
+        """Close what a loop left open that is closed itself."""
+        self.watches.close()
+        for endpoint in tuple(self._endpoints.values()):
+            endpoint.is_closed = True
+            farewells.add(endpoint.socket, endpoint.raw)
+        self._endpoints.clear()
+
     def _add(self, sock: Socket, limits: Limits, allocate: Allocate) -> Endpoint:
         endpoint = Endpoint(sock, self, limits, allocate)
         self._endpoints[endpoint.address] = endpoint
@@ -372,7 +380,7 @@ def endpoints() -> Endpoints:
     with _lock:
         for other in tuple(_by_loop):
             if other.is_closed():
-                del _by_loop[other]
+                _by_loop.pop(other).abandon()
         found = _by_loop.get(loop)
         if found is None:
             found = _by_loop[loop] = Endpoints(loop)
