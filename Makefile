@@ -108,7 +108,7 @@ soak: environment  ## Run a mix of processes; watch messages, memory, descriptor
 dask: python  ## Run Dask over rds://, with upstream's checks from DASK_SOURCES=folder, and a job under resets (4 min)
 	@$(PYTHON) tools/environment.py --at $(VENV)-dask build dask
 	@$(PYTHON) -m tools.native build --optional --at $(VENV)-dask
-	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(TIMED) --name dask --budget-s 300 -- \
+	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(VENV)-dask/bin/python tools/timed.py --name dask --budget-s 300 -- \
 	    $(VENV)-dask/bin/python -m pytest -c tests/dask/pytest.ini --rootdir . --noconftest -q tests/dask
 	@$(VENV)-dask/bin/python examples/dask_survives.py
 

@@ -55,7 +55,7 @@ class Process:
 
 
 def test_a_process_that_is_killed_is_noticed_without_a_word():
-    """Its heartbeats are 7 s apart: what tells is the kernel."""
+    """Its pings are 6 s apart: what tells is the kernel."""
 
     @gen_test(timeout=30)
     async def check():

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import dask
 from dask.utils import parse_bytes, parse_timedelta
@@ -41,13 +41,15 @@ def limits() -> Limits:
     return Limits(
         window_bytes=parse_bytes(dask.config.get("distributed.comm.rds.window", "8 MiB")),
         fragment_bytes=parse_bytes(dask.config.get("distributed.comm.rds.fragment", "256 KiB")),
-        ping_ns=max(1, int(silent_s * 1e9 / _PINGS)),
+        ping_ns=max(1, int(silent_s * 1e9 / (_PINGS + 1))),  # one before the first ping
         pings_max=_PINGS,
     )
 
 
 class RDSComm(Comm):
     """A session as Dask's comm. Used in the thread of its loop."""
+
+    shard_bytes: ClassVar[int] = parse_bytes(dask.config.get("distributed.comm.shard"))
 
     def __init__(
         self, link: Link, local_addr: str, peer_addr: str, deserialize: bool = True
@@ -114,7 +116,7 @@ class RDSComm(Comm):
                 "recipient": self.remote_info,
                 **self.handshake_options,
             },
-            frame_split_size=parse_bytes(dask.config.get("distributed.comm.shard")),
+            frame_split_size=self.shard_bytes,
         )
         try:
             views = [ensure_memoryview(frame) for frame in frames]

@@ -37,7 +37,7 @@ class Limits:
     message_bytes_max: int = 1 << 40  # a claim beyond it ends the session
     open_again_ns: int = 50 * _MS  # first wait for an answer; it doubles
     open_again_ns_max: int = 200 * _MS
-    ping_ns: int = 7_500 * _MS  # of silence before a ping, and between two
+    ping_ns: int = 6_000 * _MS  # of silence before a ping, and between two
     pings_max: int = 4  # unanswered ones end the session
 
     def __post_init__(self) -> None:
