@@ -106,10 +106,10 @@ soak: environment  ## Run a mix of processes; watch messages, memory, descriptor
 	@URDS_IMPL=$(PLANE) $(BIN)/python -m tests.soak $(ARGS)
 
 dask: python  ## Run Dask over rds://, with upstream's checks from DASK_SOURCES=folder, and a job under resets (4 min)
-	@$(PYTHON) tools/environment.py --at $(VENV)-dask build dask
+	@$(PYTHON) tools/environment.py --at $(VENV)-dask build demo test dask
 	@$(PYTHON) -m tools.native build --optional --at $(VENV)-dask
 	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(VENV)-dask/bin/python tools/timed.py --name dask --budget-s 300 -- \
-	    $(VENV)-dask/bin/python -m pytest -c tests/dask/pytest.ini --rootdir . --noconftest -q tests/dask
+	    $(VENV)-dask/bin/python -m pytest $(RERUN) -q --junitxml=$(REPORT)/dask.xml tests/dask
 	@$(VENV)-dask/bin/python examples/dask_survives.py
 
 lint: lint-environment  ## Check style, format and imports, of Rust too where cargo is
@@ -145,7 +145,7 @@ lock: python  ## Renew requirements/*.txt, with hashes, from pyproject.toml
 	@$(PYTHON) tools/lock.py
 
 clean:  ## Remove environments, reports and caches
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(VENV)-wheels dist $(REPORT) .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-dask $(VENV)-fuzz $(VENV)-lock $(VENV)-news $(VENV)-wheels dist $(REPORT) .mypy_cache .ruff_cache \
 	    .bench-compare .compat \
 	    .pytest_cache .hypothesis native/target
 

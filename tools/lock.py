@@ -31,7 +31,7 @@ SETS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("news", "dependency-groups", "news", ()),
     ("bench", "optional-dependencies", "bench", ("build",)),
     ("fuzz", "optional-dependencies", "fuzz", ("build",)),
-    ("dask", "dependency-groups", "dask", ("build",)),
+    ("dask", "dependency-groups", "dask", ("build", "demo", "test")),
 )
 
 
