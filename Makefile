@@ -110,7 +110,7 @@ dask: python  ## Run Dask over rds://, with upstream's checks from DASK_SOURCES=
 	@$(PYTHON) -m tools.native build --optional --at $(VENV)-dask
 	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(VENV)-dask/bin/python tools/timed.py --name dask --budget-s 300 -- \
 	    $(VENV)-dask/bin/python -m pytest $(RERUN) -q --junitxml=$(REPORT)/dask.xml tests/dask
-	@$(VENV)-dask/bin/python examples/dask_survives.py
+	@$(VENV)-dask/bin/python -m urds dask demo
 
 lint: lint-environment  ## Check style, format and imports, of Rust too where cargo is
 	@$(BIN)/ruff check .

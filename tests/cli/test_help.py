@@ -93,7 +93,7 @@ def test_every_line_of_help_fits_80_columns() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("place", ["", "dat", "rsocket", "verbs"])
+@pytest.mark.parametrize("place", ["", "dask", "dat", "rsocket", "verbs"])
 def test_without_a_command_the_help_is_printed(extra: str, place: str) -> None:
     """With exit code 0, as cargo does."""
     done = urds(*place.split(), extra=extra)

@@ -37,8 +37,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "rich_argparse": ("cli",),
     "argcomplete": ("cli",),
     "trio": ("rds.aio",),
-    "dask": ("dask.comm",),
-    "distributed": ("dask.comm", "dask.backend", "dask.local"),
+    "dask": ("dask.comm", "cli.dask"),
+    "distributed": ("dask.comm", "dask.backend", "dask.local", "dask.faults", "cli.dask"),
     "urds_native": ("rds.plane.choose", "rds.plane.native", "rds.plane.attached"),
 }
 # The queue of log lines, the log of a process of our own, the command line, and what runs in the

@@ -12,6 +12,7 @@ from tests.health.sources import PACKAGE, ROOT, definitions, is_public, modules
 # ending everything.
 # Each calls code of others in a thread that many need.
 MAY_CATCH_EXCEPTION = {
+    "urds.cli.dask.demo_job",  # of any job that Dask lost
     "urds.common.progress",
     "urds.rds.node.connections",
     "urds.rds.runtime.guard",

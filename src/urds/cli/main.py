@@ -45,6 +45,12 @@ GROUPS: Final = (
         package="urds.cli.dat",
     ),
     Group(
+        "dask",
+        "Dask over RDS: what a job survives.",
+        {"demo": "Run a Dask job over tcp:// and rds:// while connections are reset."},
+        package="urds.cli.dask",
+    ),
+    Group(
         "rsocket",
         "Sockets over RDMA: rstream, riostream, udpong and rcopy.",
         {

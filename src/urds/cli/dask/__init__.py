@@ -1,0 +1,1 @@
+"""Commands about Dask over RDS."""
