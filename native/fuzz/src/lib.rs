@@ -16,6 +16,7 @@ pub mod header;
 pub mod incoming;
 pub mod mailboxes;
 pub mod ring;
+pub mod slots;
 pub mod socket_memory;
 
 /// The data plane's own source, with its words open to us; linted where it lives.

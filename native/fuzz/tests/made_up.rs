@@ -74,3 +74,8 @@ fn socket_memory() {
         include_str!("../seeds/socket_memory.hex"),
     );
 }
+
+#[test]
+fn slots() {
+    try_all(urds_fuzz::slots::run, include_str!("../seeds/slots.hex"));
+}
