@@ -25,8 +25,8 @@ PART_BYTES = 500_000
 RESET_EVERY_S = 0.2
 
 
-def part(number: int, turn: int) -> bytes:
-    return bytes([(number + turn) % 251]) * PART_BYTES
+def part(number: int, round_number: int) -> bytes:
+    return bytes([(number + round_number) % 251]) * PART_BYTES
 
 
 def mix(number: int, parts: list[bytes]) -> int:
@@ -35,24 +35,24 @@ def mix(number: int, parts: list[bytes]) -> int:
 
 def main() -> int:
     scheme = sys.argv[1] if len(sys.argv) > 1 else "rds"
-    turns = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     losses = Losses()
     with (
-        tempfile.NamedTemporaryFile() as tally,
+        tempfile.NamedTemporaryFile() as count_file,
         LocalCluster(
             protocol=scheme, n_workers=3, threads_per_worker=1, dashboard_address=None
         ) as cluster,
         Client(cluster) as client,
     ):
         cluster.scheduler.add_plugin(losses)
-        client.register_plugin(Resets(RESET_EVERY_S, Path(tally.name)))
+        client.register_plugin(Resets(RESET_EVERY_S, Path(count_file.name)))
         is_right = True
-        for turn in range(turns):
-            parts = client.map(part, range(PARTS), turn=turn)
+        for round_number in range(rounds):
+            parts = client.map(part, range(PARTS), round_number=round_number)
             mixed = client.map(mix, range(PARTS), parts=parts)  # each task needs every part
-            local = [part(number, turn) for number in range(PARTS)]
+            local = [part(number, round_number) for number in range(PARTS)]
             is_right &= client.gather(mixed) == [mix(number, local) for number in range(PARTS)]
-        resets, lost = Path(tally.name).stat().st_size, losses.count
+        resets, lost = Path(count_file.name).stat().st_size, losses.count
     verdict = "right" if is_right else "WRONG"
     print(f"{scheme}://  result {verdict}, workers lost {lost}, resets {resets}")
     return 0 if is_right and not lost else 1

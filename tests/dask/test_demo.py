@@ -28,7 +28,7 @@ def _children_of_demos() -> set[str]:
 
 def test_a_job_over_rds_is_right_and_loses_no_worker() -> None:
     done = urds(
-        *("dask", "demo", "--only-rds", "--workers", "2", "--turns", "5", "--json"), extra="with"
+        *("dask", "demo", "--only-rds", "--workers", "2", "--rounds", "5", "--json"), extra="with"
     )
     assert done.code == 0, done.out + done.err
     (outcome,) = json.loads(done.out)
@@ -39,7 +39,7 @@ def test_a_job_over_rds_is_right_and_loses_no_worker() -> None:
 
 def test_without_resets_both_are_right() -> None:
     done = urds(
-        *("dask", "demo", "--workers", "2", "--turns", "1", "--reset-every", "0"), extra="with"
+        *("dask", "demo", "--workers", "2", "--rounds", "1", "--reset-every", "0"), extra="with"
     )
     assert done.code == 0, done.out + done.err
     assert "Both results are right; workers lost: 0 and 0." in done.out
@@ -48,7 +48,7 @@ def test_without_resets_both_are_right() -> None:
 
 def test_over_tcp_a_job_loses_workers() -> None:
     """That the faults are faults: with RDS they change nothing."""
-    plan = {"scheme": "tcp", "workers": 2, "turns": 20, "reset_every_s": 0.2, "patience_s": 5}
+    plan = {"scheme": "tcp", "workers": 2, "rounds": 20, "reset_every_s": 0.2, "patience_s": 5}
     with subprocess.Popen(
         [sys.executable, "-m", "urds.cli.dask.demo_job", json.dumps(plan)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(),
@@ -61,7 +61,7 @@ def test_over_tcp_a_job_loses_workers() -> None:
 
 def test_ctrl_c_ends_all_processes() -> None:
     before = _children_of_demos()
-    done = interrupt("dask", "demo", "--turns", "10000", after="tasks", extra="with")
+    done = interrupt("dask", "demo", "--rounds", "10000", after="tasks", extra="with")
     assert done.code == 130, done.err
     assert "Traceback" not in done.err
     assert _children_of_demos() <= before, os.listdir("/proc")

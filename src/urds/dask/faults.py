@@ -31,12 +31,12 @@ class Resets(WorkerPlugin):
 
     name = "urds-resets"
 
-    def __init__(self, every_s: float, tally: Path) -> None:
+    def __init__(self, every_s: float, count_file: Path) -> None:
         """Take the time between two resets of a worker, and a file of one byte for each.
 
         The file outlives the workers; it counts those of this host.
         """
-        self.every_s, self.tally = every_s, str(tally)
+        self.every_s, self.count_file = every_s, str(count_file)
 
     def setup(self, worker: object) -> None:
         """Begin, in a thread of the worker's process."""
@@ -50,7 +50,7 @@ class Resets(WorkerPlugin):
     def _run(self) -> None:
         while not self._ended.wait(self.every_s):
             if reset_one():
-                with Path(self.tally).open("ab") as file:
+                with Path(self.count_file).open("ab") as file:
                     file.write(b".")
 
 

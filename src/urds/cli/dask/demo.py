@@ -26,7 +26,7 @@ from urds.cli.processes import environment
 SCHEMES: Final = ("tcp", "rds")
 _START_S: Final = 60.0  # for the workers to come, beside the patience
 _CLOSE_S: Final = 10.0
-_TURN_TASKS_OF_WORKER: Final = 3
+_ROUND_TASKS_OF_WORKER: Final = 3
 # Processes of one host would talk through shared memory, where there is no connection to reset.
 _SETTINGS: Final = {"URDS_SHARED_MEMORY": "0", "URDS_NODE": "inprocess"}
 
@@ -36,7 +36,7 @@ class DaskDemoOptions:
     """Options of `urds dask demo`."""
 
     workers: int = option("--workers", default=3, low=2, high=16, help="How many workers.")
-    turns: int = option("--turns", default=8, low=1, high=10_000, help="Rounds of all to all.")
+    rounds: int = option("--rounds", default=8, low=1, high=10_000, help="Rounds of all to all.")
     reset_every_s: float = option(
         "--reset-every", metavar="S", default=0.2, low=0, high=3600,
         help="Seconds between the resets of one worker; 0 for none.",
@@ -78,7 +78,7 @@ def run(options: DaskDemoOptions) -> Exit:
         raise OSError("Dask is not installed: pip install 'urds[dask]'")
     output = Output(json_wanted=options.json_wanted)
     output.line(
-        f"One Dask job of {options.workers} workers, each a process, {options.turns} rounds of all"
+        f"One Dask job of {options.workers} workers, each a process, {options.rounds} rounds of all"
         " to all."
     )
     if options.reset_every_s:
@@ -119,10 +119,10 @@ def comparison(tcp: Outcome, rds: Outcome) -> str:
 def _outcome(scheme: str, options: DaskDemoOptions, progress: Progress) -> Outcome:
     """Run the job over one protocol to its end. Raises OSError if it does not start."""
     plan = {
-        "scheme": scheme, "workers": options.workers, "turns": options.turns,
+        "scheme": scheme, "workers": options.workers, "rounds": options.rounds,
         "reset_every_s": options.reset_every_s, "patience_s": options.patience_s,
     }  # fmt: skip
-    total = options.turns * options.workers * _TURN_TASKS_OF_WORKER
+    total = options.rounds * options.workers * _ROUND_TASKS_OF_WORKER
     said: dict[str, Any] = {"tasks": 0, "workers_lost": 0, "resets": 0, "seconds": 0.0}
     wait_s = _START_S + options.patience_s
     event, reason = "lost", f"no end after {wait_s:g} s"
@@ -193,7 +193,7 @@ COMMAND: Final = Command(
     examples=(
         ("urds dask demo", "three workers, about half a minute"),
         ("urds dask demo --workers 8 --reset-every 0.05", "more of everything"),
-        ("urds dask demo --only-rds --turns 100 --json", "for a script"),
+        ("urds dask demo --only-rds --rounds 100 --json", "for a script"),
     ),
     options=DaskDemoOptions,
     run=run,

@@ -36,19 +36,19 @@ class Plan:
 
     scheme: str
     workers: int
-    turns: int
+    rounds: int
     reset_every_s: float  # 0 for none
     patience_s: float  # for the whole job
 
     @property
     def numbers(self) -> range:
-        """Number the parts of a turn; each is mixed with all others."""
+        """Number the parts of a round; each is mixed with all others."""
         return range(PARTS_OF_WORKER * self.workers)
 
 
-def part(number: int, turn: int) -> bytes:
+def part(number: int, round_number: int) -> bytes:
     """Return a part: its content follows from its numbers."""
-    return random.Random(number * 1000 + turn).randbytes(PART_BYTES)
+    return random.Random(number * 1000 + round_number).randbytes(PART_BYTES)
 
 
 def mixed(number: int, parts: Sequence[bytes]) -> int:
@@ -65,8 +65,8 @@ def mix(number: int, *parts: bytes) -> int:
 def expected(plan: Plan) -> int:
     """Return the result of the job, worked out in this process."""
     total = 0
-    for turn in range(plan.turns):
-        parts = [part(number, turn) for number in plan.numbers]
+    for round_number in range(plan.rounds):
+        parts = [part(number, round_number) for number in plan.numbers]
         total += sum(mixed(number, parts) for number in plan.numbers)
     return total
 
@@ -74,8 +74,8 @@ def expected(plan: Plan) -> int:
 class Job:
     """The job, and a thread that tells how far it is."""
 
-    def __init__(self, plan: Plan, tally: Path) -> None:
-        self.plan, self._tally = plan, tally
+    def __init__(self, plan: Plan, count_file: Path) -> None:
+        self.plan, self._count_file = plan, count_file
         self.losses = Losses()
         self.began_s = time.monotonic()
         self._done = 0
@@ -87,12 +87,12 @@ class Job:
         plan = self.plan
         cluster.scheduler.add_plugin(self.losses)
         if plan.reset_every_s:
-            client.register_plugin(Resets(plan.reset_every_s, self._tally))
+            client.register_plugin(Resets(plan.reset_every_s, self._count_file))
         self.began_s = time.monotonic()
         threading.Thread(target=self._tell, daemon=True).start()
         total = 0
-        for turn in range(plan.turns):
-            parts = client.map(part, plan.numbers, turn=turn, pure=False)
+        for round_number in range(plan.rounds):
+            parts = client.map(part, plan.numbers, round_number=round_number, pure=False)
             self._futures = [
                 client.submit(mix, number, *parts, pure=False) for number in plan.numbers
             ]
@@ -113,7 +113,7 @@ class Job:
         return {
             "tasks": done,
             "workers_lost": self.losses.count,
-            "resets": self._tally.stat().st_size,
+            "resets": self._count_file.stat().st_size,
             "seconds": round(time.monotonic() - self.began_s, 3),
         }
 
@@ -132,9 +132,9 @@ def tell(event: str, **details: object) -> None:
     sys.stdout.flush()
 
 
-def run(plan: Plan, tally: Path) -> None:
+def run(plan: Plan, count_file: Path) -> None:
     """Run the job and report."""
-    job = Job(plan, tally)
+    job = Job(plan, count_file)
     with (
         LocalCluster(
             protocol=plan.scheme, n_workers=plan.workers, threads_per_worker=1,
@@ -155,9 +155,9 @@ def main() -> int:
     plan = Plan(**json.loads(sys.argv[1]))
     dask.config.set({"distributed.comm.timeouts.connect": f"{plan.patience_s}s"})
     logging.disable(logging.CRITICAL)  # a lost worker leaves many lines
-    with tempfile.NamedTemporaryFile(prefix="urds-dask-demo-") as tally:
+    with tempfile.NamedTemporaryFile(prefix="urds-dask-demo-") as count_file:
         try:
-            run(plan, Path(tally.name))
+            run(plan, Path(count_file.name))
         except Exception as failure:  # noqa: BLE001 - told, with its text, to the command
             tell("failed", reason=f"{type(failure).__name__}: {failure}")
             return 1

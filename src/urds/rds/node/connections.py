@@ -141,29 +141,28 @@ class Connections:
         if self._read_next(who.uid, time.monotonic(), fresh):
             self._serve(fresh)  # most have sent their request by now
 
-
     def _read_next(self, uid: int, now_s: float, fresh: Connection | None = None) -> bool:
         """Watch connections of a user, as far as its share and rate allow.
 
-        `fresh` is not watched but left to the caller; tell whether it is its turn.
+        `fresh` is not watched but left to the caller; tell whether it is next.
         """
-        is_turn = False
+        is_next = False
         waiting = self._waiting[uid]
         limit = self._service.users.limit(uid, "requests")
         while waiting and self._under_way[uid] < limit:
             if not self._service.users.may_ask(waiting[0].user, now_s):
-                return is_turn
+                return is_next
             connection = waiting.popleft()
             connection.until_s = now_s + self._settings.request_wait_s
             self._active[connection.end.fileno()] = connection
             self._under_way[uid] += 1
             if connection is fresh:
-                is_turn = True
+                is_next = True
             else:
                 self._watch(connection)
         if not waiting:
             del self._waiting[uid]
-        return is_turn
+        return is_next
 
     def _watch(self, connection: Connection) -> None:
         if not connection.is_watched:
