@@ -117,8 +117,12 @@ class Plane:
         what is none.
         """
 
-    def finish_restore(self) -> None:
-        """Send and read: every socket of the earlier worker is attached."""
+    def finish_restore(self) -> list[tuple[tuple[bytes, int], tuple[bytes, int]]]:
+        """Send and read: every socket of the earlier worker is attached.
+
+        Return between which addresses it had connections, each as its bytes and scope: the local
+        one and the peer's.
+        """
 
     def attach(
         self,

@@ -76,6 +76,17 @@ def test_call_back_requests_make_one_attempt_at_once_in_10_ms() -> None:
     assert tried <= 25, "one per 10 ms, and the back-off's own"
 
 
+@pytest.mark.parametrize(("lower", "kind"), [(True, Connect), (False, RequestCallBack)])
+def test_a_peer_of_an_earlier_process_is_connected_to_at_once(lower: bool, kind: type) -> None:
+    core = connection(lower=lower)
+    core.handle_was_connected(0)
+    assert [type(one) for one in actions(core)] == [kind]
+    core.handle_was_connected(0)
+    assert actions(core) == [], "an attempt is under way"
+    core.handle_connect_failed(0, 111, MS)
+    assert actions(core) or core.poll_timeout(), "it goes on with the back-off"
+
+
 def test_a_call_back_request_resets_the_wait() -> None:
     core = connection(lower=True)
     core.handle_wanted(0, 0)

@@ -2,12 +2,18 @@
 
 import errno
 import os
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address
 
 import pytest
 
 from tests.support import planes
+from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.node import native_calls
+from urds.rds.node.native_calls import NativeCalls
 from urds.rds.plane.choose import NATIVE, native_module
+from urds.rds.plane.contract import MailboxSettings
 from urds.rds.settings import Settings
 
 pytestmark = pytest.mark.skipif(planes.in_use() != NATIVE, reason="of the compiled plane")
@@ -30,3 +36,50 @@ def test_what_is_rejected_has_its_error_number() -> None:
     with pytest.raises(OSError, match="Invalid argument") as refused:
         native_module().open_socket((3, *sizes[1:]), b"", False)
     assert refused.value.errno == errno.EINVAL
+
+
+NODE, PEER = "127.61.7.1", "127.61.7.2"
+WAIT_S = 30.0
+
+
+def worker(shared: Sequence[int], kept: Sequence[int]) -> tuple[NativeCalls, Sequence[int]]:
+    """Begin with one bound socket, of an earlier worker if there was one."""
+    calls = NativeCalls(Settings())
+    shared = calls.begin(shared)
+    settings, is_recovered = MailboxSettings(), len(shared) > 0
+    calls.bind(kept, IPv4Address(NODE), 4000, settings, None, is_recovered=is_recovered)
+    calls.finish_restore()
+    return calls, [os.dup(one) for one in shared]
+
+
+def test_the_next_worker_connects_to_the_peers_of_the_one_before() -> None:
+    """No message waits, and the peer does not try: a bare listener is there, and never speaks."""
+    opened = NativeCalls(Settings()).open("/nowhere/node.sock", nonblock=False)
+    with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
+        listener.settimeout(WAIT_S)
+        first, shared = worker((), opened.kept)
+        with socket.create_connection((NODE, RDS_TCP_PORT), WAIT_S, (PEER, 0)):
+            pass  # asks the node to connect, being the higher address
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1), "the node greets on it"
+            first.break_off(is_last=False)
+        second, _ = worker(shared, opened.kept)
+        again, (address, _) = listener.accept()
+        with again:
+            assert address == NODE
+            assert again.recv(1), "the next worker greets on it"
+        second.break_off(is_last=True)
+
+
+def test_a_peer_that_was_not_connected_is_left_alone() -> None:
+    opened = NativeCalls(Settings()).open("/nowhere/node.sock", nonblock=False)
+    with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
+        first, shared = worker((), opened.kept)
+        first.break_off(is_last=False)
+        second, _ = worker(shared, opened.kept)
+        assert second.drain(0) == 0
+        second.break_off(is_last=True)
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()

@@ -1,7 +1,7 @@
 //! The numbers of a node's paths, in memory of the node alone that outlives its worker.
 //!
-//! An entry is a path: two addresses, an index, the number of its next message, and the peer's
-//! numbers. `next` is stored after the numbers of the messages before it and before their first byte
+//! An entry is a path: two addresses, an index, the number of its next message, the peer's numbers,
+//! and whether it has a connection, for the next worker to make it again. `next` is stored after the numbers of the messages before it and before their first byte
 //! leaves; `expected` after a message is delivered and before it is acknowledged. The generation is
 //! the node's own: to its peers a new worker is a connection that broke.
 
@@ -31,6 +31,8 @@ const FLOOR: usize = 72;
 const PROBE: usize = 80;
 const PEER_GENERATION: usize = 88;
 const MAP_GENERATION: usize = 96;
+/// Another release left it 0.
+const CONNECTED: usize = 104;
 
 const HAS_FLOOR: u32 = 1;
 const HAS_PROBE: u32 = 2;
@@ -116,6 +118,7 @@ impl PathJournal {
             .store(name.index, Ordering::Relaxed);
         self.set_numbers(entry, &PeerNumbers::default());
         self.set_next(entry, next);
+        self.set_connected(entry, false);
         self.area.word(AT_USED).store(entry + 1, Ordering::Release);
         Some(entry)
     }
@@ -153,6 +156,18 @@ impl PathJournal {
     pub fn set_expected(&self, entry: u32, expected: u64) {
         let word = self.area.long(entry_at(entry) + EXPECTED);
         word.store(expected, Ordering::Release);
+    }
+
+    /// Note whether a path has a connection.
+    pub fn set_connected(&self, entry: u32, is_connected: bool) {
+        let word = self.area.word(entry_at(entry) + CONNECTED);
+        word.store(u32::from(is_connected), Ordering::Relaxed);
+    }
+
+    /// Return whether a path had a connection when that was last noted.
+    pub fn is_connected(&self, entry: u32) -> bool {
+        let word = self.area.word(entry_at(entry) + CONNECTED);
+        word.load(Ordering::Relaxed) != 0
     }
 
     /// Return the peer's numbers.
@@ -214,6 +229,7 @@ mod tests {
         assert_eq!(journal.add(&name, 10), Some(0));
         assert_eq!(journal.add(&PathName { index: 4, ..name }, 20), Some(1));
         journal.set_next(1, 25);
+        journal.set_connected(1, true);
         let numbers = PeerNumbers {
             expected: 100,
             floor: Some(90),
@@ -229,6 +245,10 @@ mod tests {
         assert_eq!((journal.generation(), journal.used()), (7, 2));
         assert_eq!((journal.name(0), journal.next(0)), (name, 10));
         assert_eq!(journal.next(1), 25);
+        assert_eq!(
+            [0, 1].map(|entry| journal.is_connected(entry)),
+            [false, true]
+        );
         let read = journal.numbers(1);
         assert_eq!(
             read,

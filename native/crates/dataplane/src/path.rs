@@ -442,6 +442,7 @@ impl State {
         path.is_batching = false;
         path.core.attach(hold);
         self.note_attached(id);
+        self.note_connected(id, true);
         self.watch_stream(id)?;
         if is_restoring {
             self.update_watch(id);
@@ -463,6 +464,8 @@ impl State {
         let path = self.paths.get(id)?;
         let (frames, attachment) = (path.core.receiver.frames, path.attachment);
         let stream = self.release_stream(id, unacknowledged)?;
+        // A stream that this side ends stays noted: it is made again, by the next worker if need be.
+        self.note_connected(id, false);
         self.emit(Event::Down {
             path: id,
             reason,

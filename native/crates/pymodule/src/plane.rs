@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use urds_dataplane::clock::ClockFn;
 use urds_dataplane::events::Interest;
 use urds_dataplane::plane::Plane as Shell;
@@ -28,6 +28,9 @@ struct Clock {
     ask: Py<PyAny>,
     now_ns: Arc<AtomicU64>,
 }
+
+/// An address as Python takes it: its bytes and its scope.
+type PackedAddress<'py> = (Bound<'py, PyBytes>, u32);
 
 /// The objects of paths, for events, which refer to the very object that was made.
 #[derive(Default)]
@@ -331,8 +334,16 @@ impl Plane {
         taken.map_err(|refused| errors::exception(py, &refused))
     }
 
-    fn finish_restore(&self, py: Python<'_>) -> PyResult<()> {
-        self.call_detached(py, |shell| shell.finish_restore())
+    fn finish_restore<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(PackedAddress<'py>, PackedAddress<'py>)>> {
+        let connected = self.call_detached(py, |shell| shell.finish_restore())?;
+        let packed = |address: urds_path::Address| (addresses::pack(py, &address), address.scope);
+        let pairs = connected.into_iter();
+        Ok(pairs
+            .map(|(local, peer)| (packed(local), packed(peer)))
+            .collect())
     }
 
     #[pyo3(signature = (mailbox, node_end, memory, journal, is_recovered=false, /))]

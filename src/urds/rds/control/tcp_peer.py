@@ -167,6 +167,11 @@ class TcpPeer:
             self.used_ns = now_ns
             self._connector.want(path, now_ns)
 
+    def handle_was_connected(self, now_ns: int) -> None:
+        """Connect: an earlier process with this one's generation was connected to the peer."""
+        self.used_ns = now_ns
+        self._connector.retry_now(self._paths[0], now_ns)
+
     def handle_connected(self, index: int, stream: int, now_ns: int, *, own: bool = False) -> None:
         """Take the stream that a `Connect` brought; `own` if only an own node has such."""
         path = self._path(index)

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from urds.common.errors import ErrorReason, PlaneError, os_error
 from urds.common.types import IPAddress
-from urds.rds.addresses import packed_of
+from urds.rds.addresses import address_of, packed_of
 from urds.rds.constants import Transport
 from urds.rds.node.plane_calls import Opened
-from urds.rds.plane.choose import NATIVE, choose, native_module
+from urds.rds.plane.choose import NATIVE, choose, native_module, plane_class
 from urds.rds.plane.contract import ClientError, Left, MailboxSettings
 from urds.rds.runtime import info, processes
 from urds.rds.runtime.inprocess import InProcess
@@ -55,6 +55,21 @@ def _pages(size_bytes: int) -> int:
     return -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
+def load() -> Any:
+    """Load the compiled plane, without a thread or a descriptor; return its module.
+
+    Raises PlaneError without one.
+    """
+    choice = choose()
+    if choice.plane != NATIVE:
+        raise PlaneError(f"a node needs the compiled data plane: {choice.reason}")
+    plane_class(choice)  # its Python part
+    module: Any = native_module()
+    if not hasattr(module, "memory_formats"):
+        raise PlaneError("this compiled data plane serves no sockets of other processes")
+    return module
+
+
 def _ignored(*_: Any) -> None:
     """Stand where the worker has not begun."""
 
@@ -64,12 +79,7 @@ class NativeCalls:
 
     def __init__(self, settings: Settings) -> None:
         """Make the plane. Raises PlaneError without a compiled one."""
-        choice = choose()
-        if choice.plane != NATIVE:
-            raise PlaneError(f"a node needs the compiled data plane: {choice.reason}")
-        self._native: Any = native_module()
-        if not hasattr(self._native, "memory_formats"):
-            raise PlaneError("this compiled data plane serves no sockets of other processes")
+        self._native: Any = load()
         self.on_left: Callable[[Any], None] = _ignored
         self.on_client_error: Callable[[Any, str], None] = _ignored
         self._settings = settings
@@ -99,8 +109,14 @@ class NativeCalls:
         return shared or [paths, self._plane.congestion_file()]
 
     def finish_restore(self) -> None:
-        """Go on with connections and sends."""
-        self._plane.finish_restore()
+        """Go on with sends, and connect to each peer that the worker before was connected to.
+
+        The peer is trying as well, but its back-off may have grown meanwhile.
+        """
+        connected = self._plane.finish_restore()
+        self._driver.connect_again(
+            (address_of(*local), address_of(*peer)) for local, peer in connected
+        )
 
     def congestion(self) -> tuple[int, int]:
         """Return the memory of congestion maps, to read."""

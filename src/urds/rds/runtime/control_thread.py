@@ -14,7 +14,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from random import Random
 from time import monotonic_ns as now_ns
@@ -285,6 +285,21 @@ class Driver:
         paths = self.paths_to(host, peer)
         paths.mailboxes.add(mailbox)
         mailbox.route(peer, paths.path_for(mailbox.port))
+
+    def connect_again(self, pairs: Iterable[tuple[IPAddress, IPAddress]]) -> None:
+        """Connect at once between these local addresses and peers: an earlier process did.
+
+        Of a local address without a socket, and of a peer that is none any more, nothing is done.
+        """
+        with self.lock:
+            for local, peer in pairs:
+                host = self.hosts.get(local)
+                if host is None or host.is_released or peer in self.hosts:
+                    continue
+                with suppress(OSError):  # not allowed, or one too many
+                    host.endpoint.connection(peer, now_ns()).handle_was_connected(now_ns())
+                self.carry_out(host)
+        self.plane.wake()
 
     def snapshot(self) -> base.Snapshot:
         """Return counters and tables of the process. Raises OSError as `Plane.snapshot`."""

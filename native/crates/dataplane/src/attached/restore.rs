@@ -128,8 +128,10 @@ impl Plane {
     }
 
     /// Every socket is attached again: send and read.
-    pub fn finish_restore(&self) {
-        let paths = {
+    ///
+    /// Return the local and peer addresses between which the earlier worker had connections.
+    pub fn finish_restore(&self) -> Vec<(Address, Address)> {
+        let (paths, connected) = {
             let mut state = self.lock();
             if let Some(numbers) = &mut state.attached.numbers {
                 numbers.is_restoring = false;
@@ -140,13 +142,13 @@ impl Plane {
                     state.serve_soon(mailbox);
                 }
             }
-            let paths: Vec<PathId> = state.paths.ids();
-            paths
+            (state.paths.ids(), state.connected_before())
         };
         for path in paths {
             self.resume(path);
             self.flush(path);
         }
+        connected
     }
 }
 
@@ -211,6 +213,29 @@ impl State {
             numbers.journal.set_next(entry, next);
             numbers.journal.set_numbers(entry, &PeerNumbers::default());
         }
+    }
+
+    /// Note whether a path has a connection, which the next worker makes again.
+    pub(crate) fn note_connected(&mut self, id: PathId, is_connected: bool) {
+        if let Some(numbers) = &self.attached.numbers
+            && let Some(entry) = self.paths.get(id).and_then(|path| path.entry)
+        {
+            numbers.journal.set_connected(entry, is_connected);
+        }
+    }
+
+    /// Return the addresses of the paths that the journal has as connected, each pair once.
+    fn connected_before(&self) -> Vec<(Address, Address)> {
+        let Some(Numbers { journal, .. }) = &self.attached.numbers else {
+            return Vec::new();
+        };
+        let connected = (0..journal.used()).filter(|&entry| journal.is_connected(entry));
+        let names = connected.map(|entry| journal.name(entry));
+        let mut seen = HashSet::new();
+        names
+            .filter(|name| seen.insert((name.local, name.peer)))
+            .map(|name| (address_of(&name.local), address_of(&name.peer)))
+            .collect()
     }
 
     /// Note the peer's numbers after a read.

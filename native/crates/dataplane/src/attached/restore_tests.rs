@@ -120,6 +120,29 @@ fn a_message_that_was_delivered_is_dropped_when_the_peer_sends_it_again() {
 }
 
 #[test]
+fn the_next_worker_is_told_which_connections_there_were() {
+    let pair = (address(1), address(2));
+    let world = first_world();
+    connect(&world);
+    let world = next_world(kill(world));
+    assert_eq!(world.plane.finish_restore(), [pair]);
+    // Not made again before this one ended as well.
+    let world = next_world(kill(world)).with_own_path();
+    assert_eq!(world.plane.finish_restore(), [pair]);
+    drop(connect(&world)); // by the peer
+    world.progress(0);
+    let world = next_world(kill(world)).with_own_path();
+    assert!(world.plane.finish_restore().is_empty());
+    connect(&world);
+    world.plane.end_streams();
+    let world = next_world(kill(world)).with_own_path();
+    assert_eq!(world.plane.finish_restore(), [pair], "this side ended it");
+    connect(&world);
+    world.plane.close_path(world.path);
+    assert!(next_world(kill(world)).plane.finish_restore().is_empty());
+}
+
+#[test]
 fn messages_between_sockets_of_a_node_arrive_once() {
     let world = first_world();
     let mut one = Client::new(&world, 1, PORT);
