@@ -1,7 +1,8 @@
 """What a node costs that is idle: its memory, that of many sockets, and the time of a bind.
 
-Memory is the resident set of supervisor and worker as /proc has it, libraries included, and its
-growth for each of the sockets that one program binds. Each round has a fresh node and program.
+Memory is what /proc says of supervisor, fork server and worker, libraries included: of an idle node
+the proportional set, for they share pages, and the growth of the resident set for each of the
+sockets that one program binds. Each round has a fresh node and program.
 """
 
 import os
@@ -25,7 +26,7 @@ _NODE_BYTES_MAX = 60 << 20
 _BIND_US_MAX = 1000
 _CONFIG = f"[quota]\nsockets = {2 * SOCKETS}\n"
 _ITEMS = {
-    "idle": "idle node, supervisor and worker",
+    "idle": "idle node, all three processes",
     "of_supervisor": "each socket, supervisor",
     "of_worker": "each socket, worker",
     "of_program": "each socket, program",
@@ -92,7 +93,7 @@ def _measure(count: int, number: int, limit_s: float) -> dict[str, float]:
     os.environ["URDS_NODE"] = node.place
     try:
         time.sleep(_SETTLE_S)
-        idle = sum(map(_resident_bytes, node.pids))
+        idle = sum(map(_proportional_bytes, node.pids))
         with Side(limit_s=limit_s, ours=UrdsAtNode) as program:
             program.ask("bind", 0, _WARM_UP)
             program.ask("mark")
@@ -110,7 +111,7 @@ def _measure(count: int, number: int, limit_s: float) -> dict[str, float]:
         if before is not None:
             os.environ["URDS_NODE"] = before
         node.end()
-    supervisor, worker = grown
+    supervisor, worker, _ = grown
     memory = {"of_supervisor": supervisor, "of_worker": worker, "of_program": of_program}
     return {"idle": idle, **memory, **times}
 
@@ -118,6 +119,11 @@ def _measure(count: int, number: int, limit_s: float) -> dict[str, float]:
 def _resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
+
+
+def _proportional_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def _memory_line(name: str, data: list[float], problem: str) -> Line:

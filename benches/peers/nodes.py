@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .base import Address, Kind
 from .memory import FOLDER_VARIABLE, UrdsOverMemory
@@ -45,16 +45,16 @@ class Node:
                 stdin=subprocess.DEVNULL,
             )
         until_s = time.monotonic() + _START_S
-        while (worker := self._worker()) is None:
+        while (status := self._status()) is None:
             if self._process.poll() is not None or time.monotonic() > until_s:
                 said = Path(f"{self.place}.log").read_text(encoding="utf-8", errors="replace")
                 raise OSError(f"the node does not begin: {said.strip()[-200:]}")
             time.sleep(_STEP_S)
-        self.pids = [self._process.pid, worker]
+        self.pids = [self._process.pid, status["worker"], status["fork_server"]]
 
-    def _worker(self) -> int | None:
+    def _status(self) -> dict[str, Any] | None:
         try:
-            return int(self._commands.status(self.place)["worker"])
+            return self._commands.status(self.place)
         except OSError:
             return None
 
@@ -108,7 +108,7 @@ class UrdsAtNode(UrdsAlone):
         return problem
 
     def helpers(self) -> list[int]:
-        """Return supervisor and worker."""
+        """Return supervisor, worker and fork server."""
         return [] if self._node is None else self._node.pids
 
     def close(self) -> None:

@@ -157,4 +157,4 @@ class StandIn:
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main(sys.argv[1:], StandIn))
+    sys.exit(worker.main(sys.argv[1:], lambda settings: lambda: StandIn(settings)))

@@ -77,6 +77,79 @@ def test_after_the_third_death_there_is_a_pause(start_node: StartNode) -> None:
     assert pauses == [0.0, 0.0, 0.1, 0.2]
 
 
+def test_workers_are_forked_from_one_process(start_node: StartNode) -> None:
+    node = start_node()
+    server = node.status()["fork_server"]
+    for number in range(2, 5):
+        kill_worker(node)
+        status = node.status()
+        assert (status["fork_server"], status["starts"]) == (server, number)
+    assert len(node.events("fork-server-started")) == 1
+    commands.upgrade(node.place)
+    assert node.status()["fork_server"] != server
+    wait_until(lambda: not Path(f"/proc/{server}").exists())
+
+
+def test_a_fork_server_that_ends_is_replaced_and_the_worker_goes_on(start_node: StartNode) -> None:
+    node = start_node()
+    end = node.open()
+    before = node.status()
+    os.kill(before["fork_server"], signal.SIGKILL)
+    wait_until(lambda: len(node.events("fork-server-started")) == 2)
+    told = node.has_told("fork-server-ended")
+    assert (told["fork_server"], told["reason"]) == (before["fork_server"], "SIGKILL")
+    assert node.ask(RequestOp.FIND, end)
+    assert node.status()["worker"] == before["worker"]
+    kill_worker(node)  # whose parent is gone
+    assert node.status()["sockets"] == 1
+    assert node.has_told("worker-died")["status"] == "a status that nobody knows"
+    kill_worker(node)
+    assert node.has_told("worker-died")["status"] == "SIGKILL"
+
+
+def test_fork_server_and_worker_that_end_together_are_replaced(start_node: StartNode) -> None:
+    node = start_node()
+    end = node.open()
+    before = node.status()
+    for one in ("fork_server", "worker"):
+        os.kill(before[one], signal.SIGKILL)
+    wait_until(lambda: (node.has_told("worker-serving") or {}).get("sockets") == 1)
+    assert node.ask(RequestOp.FIND, end)
+    assert node.status()["fork_server"] != before["fork_server"]
+
+
+def test_a_fork_server_that_hangs_is_replaced(start_node: StartNode) -> None:
+    node = start_node()
+    before = node.status()
+    os.kill(before["fork_server"], signal.SIGSTOP)
+    after = kill_worker(node)
+    assert after != before["worker"]
+    assert node.has_told("fork-server-started")["fork_server"] == node.status()["fork_server"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(before["fork_server"], 0)
+
+
+def test_a_configuration_counts_from_the_upgrade_on(start_node: StartNode) -> None:
+    """What a worker is forked with was read by the fork server, whatever the file says now."""
+    node = start_node("[quota]\nsockets = 1\n")
+    node.open()
+    config = Path(node.place).parent / "node.toml"
+    for text in ("[quota]\nsockets = 9\n", "[quota]\nsockets = 0\n"):
+        config.write_text(text)
+        kill_worker(node)
+        with pytest.raises(OSError) as error:
+            [node.open() for _ in range(4)]  # root has twice as much
+        assert error.value.errno == errno.EMFILE
+    os.kill(node.status()["fork_server"], signal.SIGKILL)  # the file is wrong now
+    wait_until(lambda: len(node.events("fork-server-ended")) >= 2)
+    assert "quota.sockets = 0" in node.has_told("fork-server-ended")["reason"]
+    assert node.status()["sockets"]
+    config.write_text("[quota]\nsockets = 9\n")
+    commands.upgrade(node.place)
+    for _ in range(7):
+        node.open()
+
+
 def test_a_worker_that_cannot_start_ends_the_node(start_node: StartNode) -> None:
     node = start_node(waits=False, worker=["-c", "import sys; sys.exit('no such thing')"])
     assert node.process.wait(WAIT_S) == 1
@@ -143,7 +216,7 @@ def test_a_worker_with_another_memory_waits_for_the_last_socket(
     assert node.status()["worker"] == before
     assert node.ask(RequestOp.FIND, end)
     node.close(end)
-    wait_until(lambda: not node.status()["sockets"])
+    wait_until(lambda: not any(node.status()[one] for one in ("sockets", "closing")))
     assert commands.upgrade(node.place)[0] == before
     node.open()
 

@@ -123,7 +123,7 @@ def _show(found: dict[str, Any], output: Output) -> None:
     output.document({**found, "counters": report["counters"]})
     output.line(f"node at {found['place']}, urds {found['version']}, user {found['uid']}")
     output.line(
-        f"supervisor {found['pid']}, worker {found['worker']}:"
+        f"supervisor {found['pid']}, fork server {found['fork_server']}, worker {found['worker']}:"
         f" {found['starts']} started, {found['deaths']} died"
     )
     if found["upgrade_error"]:

@@ -1,7 +1,13 @@
-"""Messages between supervisor and worker: JSON with descriptors, over a SEQPACKET socket pair.
+"""Messages between processes of a node: JSON with descriptors, over a SEQPACKET socket pair.
 
-    worker to supervisor     ready {formats}           imports are done; it waits for `begin`
-                             failed {reason}           it cannot start, and ends
+    fork server to           ready                     it waits for `fork`
+    supervisor               failed {reason}           it cannot start, and ends
+                             forked {worker}           with the worker's pidfd
+                             unforked {reason}         it could not
+                             ended {worker, status}    its exit code, or the negative signal
+    supervisor to            fork                      with the other end of the worker's channel
+    fork server
+    worker to supervisor     ready {formats}           it waits for `begin`
                              serving {sockets}
                              keep {socket, record}     with the descriptors of a new socket
                              note {socket, record}     the record of a kept socket has changed
@@ -13,8 +19,8 @@
                              facts {facts}             for `urds node status`
                              end {is_last}             in order; another worker comes, or none
 
-The supervisor parses nothing of a record. Both sides trust each other: they are one program, but
-after an upgrade the worker may be of a later release, or an earlier one. So a message or a field
+The supervisor parses nothing of a record. All sides trust each other: they are one program, but
+after an upgrade the others may be of a later release, or an earlier one. So a message or a field
 may be added, which the other side does not read, and none may change its meaning.
 """
 

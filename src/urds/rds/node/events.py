@@ -16,6 +16,8 @@ class NodeEvent(Enum):
 
     NODE_STARTED = "node-started", Level.INFO, ("place", "pid", "version")
     NODE_STOPPED = "node-stopped", Level.INFO, ("reason",)
+    FORK_SERVER_STARTED = "fork-server-started", Level.INFO, ("fork_server",)
+    FORK_SERVER_ENDED = "fork-server-ended", Level.WARNING, ("fork_server", "reason", "pause_s")
     WORKER_STARTED = "worker-started", Level.INFO, ("worker",)
     WORKER_SERVING = "worker-serving", Level.INFO, ("worker", "sockets", "pause_ms")
     WORKER_DIED = "worker-died", Level.ERROR, ("worker", "status", "pause_s")

@@ -18,6 +18,7 @@ from urds.common.errors import PlaneError, SettingError
 from urds.common.event_log import EventLog, Level, under_journal
 from urds.common.records import record, replace
 from urds.rds.node import commands
+from urds.rds.node.kept import STORE_PREFIX
 from urds.rds.node.notify import Notifier, listen_descriptors
 from urds.rds.node.plan import Plan, child_environment
 from urds.rds.node.settings import NodeSettings
@@ -69,7 +70,7 @@ def serve(
         check_plane()
     notifier = Notifier()
     passed = listen_descriptors()
-    listeners = [one for one in passed if not one[0].startswith("urds-socket-")]
+    listeners = [one for one in passed if not one[0].startswith(STORE_PREFIX)]
     mode = settings.socket_mode or (_SYSTEM_MODE if options.system else _USER_MODE)
     if listeners:
         listener = inherited(listeners[0][1])

@@ -1,8 +1,9 @@
 """The worker: the control plane, the plane, and the requests of clients. It may die at any time.
 
 The main thread serves requests, and the control thread drives the plane; there is no other but for
-lines of the log. The supervisor started it, by exec, with node socket and channel open. What must
-outlive it lies in the supervisor's descriptors: it hands them over before a client learns of them.
+lines of the log. It is forked from the fork server, which `main` runs, with node socket and channel
+open. What must outlive it lies in the supervisor's descriptors: it hands them over before a client
+learns of them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.errors import PlaneError, SettingError
 from urds.common.event_log import EventLog, Level
+from urds.common.records import replace
 from urds.common.socket_class import KernelSocket
 from urds.rds.node.channel import SHARED, Channel, Message, close_all
 from urds.rds.node.connections import Connections
 from urds.rds.node.events import NodeEvent, tell
+from urds.rds.node.fork_server import ForkServer
 from urds.rds.node.plan import EXIT_OK, EXIT_USAGE, Plan, raise_descriptor_limit
 from urds.rds.node.service import Service
 from urds.rds.node.settings import NodeSettings
@@ -37,7 +40,9 @@ _TEND_S: Final = 0.5
 _CONNECTIONS_MAX: Final = 4096
 _EVENTS_PER_PASS: Final = 256
 
-MakeCalls = Callable[[NodeSettings], "PlaneCalls"]
+MakeCalls = Callable[[], "PlaneCalls"]
+# Load what these calls need, which is done once for all workers. Raises SettingError, PlaneError.
+Prepare = Callable[[NodeSettings], MakeCalls]
 
 
 class SupervisorChannel:
@@ -246,8 +251,8 @@ class Worker:
             self._channel.send("idle")
 
 
-def main(arguments: Sequence[str], make_calls: MakeCalls | None = None) -> int:
-    """Run the worker of a supervisor; return its exit code."""
+def main(arguments: Sequence[str], prepare: Prepare | None = None) -> int:
+    """Run the fork server of a supervisor, or a worker that it forked; return the exit code."""
     for one in (signal.SIGINT, signal.SIGHUP):  # of a terminal: the supervisor decides
         signal.signal(one, signal.SIG_IGN)
     plan = Plan.of(arguments[0])
@@ -256,24 +261,30 @@ def main(arguments: Sequence[str], make_calls: MakeCalls | None = None) -> int:
     log.take_logging(quiet="urds.control")  # whose lines come as events
     try:
         settings = NodeSettings.load(plan.config)
-        calls = (make_calls or _native)(settings)
-        _tell_peers(log)
+        make_calls = (prepare or _prepare)(settings)
     except (SettingError, PlaneError) as wrong:
         sys.stderr.write(f"urds node: {wrong}\n")
         with suppress(OSError):
             Channel.of_descriptor(plan.channel).send("failed", reason=str(wrong))
         return EXIT_USAGE
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor has it too, and says `end`
-    try:
-        return Worker(plan, settings, calls, log).run()
-    finally:
-        log.flush()
+
+    def serve(channel: int) -> int:
+        _tell_peers(log)
+        try:
+            return Worker(replace(plan, channel=channel), settings, make_calls(), log).run()
+        finally:
+            log.flush()
+
+    return ForkServer(Channel.of_descriptor(plan.channel), serve).run()
 
 
-def _native(settings: NodeSettings) -> PlaneCalls:
-    from urds.rds.node.native_calls import NativeCalls
+def _prepare(settings: NodeSettings) -> MakeCalls:
+    from urds.rds.node import native_calls
 
-    return NativeCalls(settings.settings())
+    tunables = settings.settings()
+    native_calls.load()
+    return lambda: native_calls.NativeCalls(tunables)
 
 
 def _tell_peers(log: EventLog) -> None:
@@ -292,4 +303,4 @@ def _tell_peers(log: EventLog) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # the next worker waits for it: what the interpreter still had is of no use
+    os._exit(code)
