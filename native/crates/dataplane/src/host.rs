@@ -6,12 +6,13 @@ pub use urds_path::congestion_map::MapBytes;
 use urds_path::{Address, CongestionMap};
 
 use crate::external::ExternalId;
+use crate::quick_hash::QuickHash;
 use crate::state::{MailboxId, PathId};
 
 /// The mailboxes of bound ports, listed in the order in which they were bound.
 #[derive(Default)]
 pub struct Inboxes {
-    by_port: HashMap<u16, (MailboxId, u64)>,
+    by_port: HashMap<u16, (MailboxId, u64), QuickHash>,
     bound: u64,
 }
 

@@ -26,6 +26,7 @@ pub mod operations;
 pub mod path;
 pub mod plane;
 pub mod poll_set;
+mod quick_hash;
 pub mod readiness;
 pub mod receive_side;
 #[cfg_attr(not(feature = "broken-rules"), allow(dead_code))]

@@ -7,7 +7,7 @@
 
 use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
-use crate::attached::{Delivery, Details};
+use crate::attached::{Attached, Delivery, Details};
 use crate::clock::wall_ns;
 use crate::state::{MailboxId, State};
 
@@ -26,16 +26,20 @@ impl State {
         host.is_some_and(|host| host.congested.test(target.port))
     }
 
-    /// Queue a message in its target, which is in this process; return that. Copies the payload.
+    /// Queue a message in its target, which is in this process. Copies the payload. `receiver` is
+    /// the mailbox at the target, if there is one.
     pub(crate) fn deliver_here(
         &mut self,
         sender: MailboxId,
         target: &SocketAddress,
+        receiver: Option<MailboxId>,
         payload: &[u8],
         extension: Extension,
         delivery: Delivery<'_>,
-    ) -> Option<MailboxId> {
-        let mailbox = self.mailboxes.get(sender)?;
+    ) {
+        let Some(mailbox) = self.mailboxes.get(sender) else {
+            return;
+        };
         let source = SocketAddress::new(mailbox.local, mailbox.port);
         self.counters.send_queued += 1;
         if target.port == 0 {
@@ -43,13 +47,11 @@ impl State {
             self.counters.send_pong += 1;
             let pong = SocketAddress::new(target.address, 0);
             self.put(sender, &[], pong, NO_EXTENSION, Delivery::Unnoted);
-        } else if let Some(mailbox) = self.mailbox_at(&target.address, target.port) {
+        } else if let Some(mailbox) = receiver {
             self.put(mailbox, payload, source, extension, delivery);
-            return Some(mailbox);
         } else {
             self.counters.recv_drop_no_sock += 1;
         }
-        None
     }
 
     fn put(
@@ -63,7 +65,11 @@ impl State {
         let Some(mailbox) = self.mailboxes.get_mut(target) else {
             return;
         };
-        let (wall_ns, now_ns) = if mailbox.detailed || extension != NO_EXTENSION {
+        let attached = mailbox.attached.as_deref();
+        let wants_times = mailbox.detailed
+            || extension != NO_EXTENSION
+            || attached.is_some_and(Attached::wants_times);
+        let (wall_ns, now_ns) = if wants_times {
             (wall_ns(), self.clock.now_ns())
         } else {
             (0, 0)
@@ -74,8 +80,8 @@ impl State {
                 let details = Details {
                     source,
                     extension,
-                    wall_ns: crate::clock::wall_ns(),
-                    arrived_ns: self.clock.now_ns(),
+                    wall_ns,
+                    arrived_ns: now_ns,
                 };
                 attached.deliver(&mut mailbox.inbox, &details, bytes, delivery)
             }

@@ -655,10 +655,15 @@ fn deliver_attached(
     let Some(attached) = mailbox.attached.as_deref_mut() else {
         return false;
     };
+    let wants_times = attached.wants_times();
     let details = Details {
         source,
         extension: message.extension,
-        wall_ns: *known_wall_ns.get_or_insert_with(wall_ns),
+        wall_ns: if wants_times {
+            *known_wall_ns.get_or_insert_with(wall_ns)
+        } else {
+            0
+        },
         arrived_ns,
     };
     let delivery = journal.map_or(Delivery::Unnoted, |(journal, entry)| {

@@ -461,7 +461,9 @@ impl State {
             self.counters.send_queue_full += 1;
             return Attempt::Busy(reason);
         }
-        self.deliver_here(*id, target, payload.bytes(), *extension, Delivery::Unnoted);
+        let receiver = self.mailbox_at(&target.address, target.port);
+        let delivery = Delivery::Unnoted;
+        self.deliver_here(*id, target, receiver, payload.bytes(), *extension, delivery);
         Attempt::Queued(Way::Loop)
     }
 

@@ -20,6 +20,7 @@ use crate::mailbox::Mailbox;
 use crate::path::StreamPath;
 use crate::plane::Plane;
 use crate::poll_set::PollTables;
+use crate::quick_hash::QuickHash;
 use crate::rules::{self, Rule};
 use crate::spinning::RecentStreams;
 use crate::stream::Stream;
@@ -46,7 +47,7 @@ pub struct State {
     pub clock: Clock,
     pub counters: Counters,
     pub hosts: Table<Host>,
-    pub hosts_by_address: HashMap<Address, HostId>,
+    pub hosts_by_address: HashMap<Address, HostId, QuickHash>,
     pub mailboxes: Table<Mailbox>,
     pub paths: Table<StreamPath>,
     pub externals: Table<ExternalPath>,
@@ -96,7 +97,7 @@ impl State {
             clock,
             counters: Counters::default(),
             hosts: Table::default(),
-            hosts_by_address: HashMap::new(),
+            hosts_by_address: HashMap::default(),
             mailboxes: Table::default(),
             paths: Table::default(),
             externals: Table::default(),

@@ -39,6 +39,13 @@ impl Attached {
         true
     }
 
+    /// Tell whether the client asks for the times of what arrives.
+    #[inline]
+    pub(crate) fn wants_times(&self) -> bool {
+        let options = self.side.options();
+        options.get(Word::Timestamp) != 0 || options.get(Word::Traces) != 0
+    }
+
     fn write(
         &mut self,
         details: &Details,

@@ -211,7 +211,8 @@ impl State {
     /// Deliver a message to an address of this node; it waits while its target is too full.
     fn hand_over_here(&mut self, id: MailboxId, submission: Submission, peer: Address) -> Taken {
         let target = SocketAddress::new(peer, submission.port);
-        if let Some(receiver) = self.mailbox_at(&peer, submission.port)
+        let found = self.mailbox_at(&peer, submission.port);
+        if let Some(receiver) = found
             && self.is_over_hard_bound(receiver)
             && let Some(attached) = self.attached_mut(receiver)
         {
@@ -230,7 +231,7 @@ impl State {
             .map_or(0, |record| socket_number(&record.local, record.port));
         let delivery = Delivery::OfSocket(submission.slot, number);
         let extension = extension_of(&submission);
-        let receiver = self.deliver_here(id, &target, sent.bytes(), extension, delivery);
+        self.deliver_here(id, &target, found, sent.bytes(), extension, delivery);
         sent.freed = None;
         steps::pass(Step::DeliveredHere);
         if let Some(attached) = self.attached_mut(id) {
@@ -238,6 +239,7 @@ impl State {
             self.attached.roomy.insert(id);
         }
         steps::pass(Step::FreedHere);
+        let receiver = found.filter(|_| submission.port != 0); // a ping has none
         if let Some(attached) = receiver.and_then(|receiver| self.attached_mut(receiver)) {
             attached.side.journal().finish_intent();
         }
