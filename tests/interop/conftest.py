@@ -9,8 +9,11 @@ from subprocess import CalledProcessError
 
 import pytest
 
+from urds.rds.plane.choose import missing
+
 from .lab.guest import GUEST, HIGHER, LOWER, Lab, missing_requirement
 from .lab.image import SERIES, Image, chosen_series, ensure_image
+from .lab.node import Node, open_node
 from .lab.remote import Remote, RemoteFailure, RemoteHang
 from .lab.wire import Orders
 from .report import COUNTS, Report
@@ -153,15 +156,32 @@ def note(request: pytest.FixtureRequest) -> Note:
 
 
 @pytest.fixture
-def open_ours(lab: Lab, guest: Remote) -> OpenOurs:
+def node(lab: Lab, guest: Remote) -> Iterator[Node]:
+    """Run a node on our side.
+
+    The guest is asked for so that the node ends before the kernel's log is judged.
+    """
+    if reason := missing():
+        pytest.skip(f"a node needs the compiled plane: {reason}")
+    with open_node(lab, **OUR_SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def open_ours(lab: Lab, guest: Remote, request: pytest.FixtureRequest) -> OpenOurs:
     """Give the maker of processes that use `urds`; keywords are environment variables of one.
 
-    The guest is asked for so that our processes end before the kernel's log is judged.
+    In a module that asks for a node their sockets are those of the node, and with TEST_OURS=node
+    they are in every one. The guest is asked for so that our processes end before the kernel's log
+    is judged.
     """
+    settings = dict(OUR_SETTINGS)
+    if "node" in request.fixturenames or os.environ.get("TEST_OURS") == "node":
+        settings["URDS_NODE"] = request.getfixturevalue("node").place
 
     @contextmanager
     def opened(**environment: str) -> Iterator[Remote]:
-        with lab.open_ours(**{**OUR_SETTINGS, **environment}) as remote:
+        with lab.open_ours(**{**settings, **environment}) as remote:
             remote(OUR_SOCKETS)
             yield remote
 

@@ -43,7 +43,7 @@ def judged_exchange(
     sockets `s` of both ends. Nothing may be lost, doubled or reordered but by the kernel, and only
     where the wire shows that.
     """
-    with _judged(ends, lab, note, count=count) as received:
+    with judged(ends, lab, note, count=count) as received:
         names = {"count": count, "seed": seed, "idle_s": IDLE_S}
         ends.guest.start(EXCHANGE, target=ends.us, size=kernel_size, **names)
         ends.ours.start(EXCHANGE, target=ends.kernel, size=our_size or kernel_size, **names)
@@ -58,7 +58,7 @@ def received_in_rounds(
 ) -> Iterator[Iterator[range]]:
     """Give the body the numbers to send each way in each of `rounds`; then judge what came."""
     whole = rounds * count
-    with _judged(ends, lab, note, count=whole) as received:
+    with judged(ends, lab, note, count=whole) as received:
         yield (range(first, first + count) for first in range(0, whole, count))
         receive = "receive_numbers(s, count)"
         received[Direction.TO_GUEST] = ends.guest(receive, count=whole)
@@ -66,10 +66,11 @@ def received_in_rounds(
 
 
 @contextmanager
-def _judged(
-    ends: Ends, lab: Lab, note: Note, *, count: int
-) -> Iterator[dict[Direction, list[int]]]:
-    """Record the wire while the body notes what was received; then judge it."""
+def judged(ends: Ends, lab: Lab, note: Note, *, count: int) -> Iterator[dict[Direction, list[int]]]:
+    """Record the wire while the body notes what each side received; then judge it.
+
+    Needs the sockets `s` of both ends. See `judged_exchange`.
+    """
     received: dict[Direction, list[int]] = {}
     cuts_before = lab.counts()["cuts"]
     with lab.recorded() as recording:

@@ -14,11 +14,34 @@ from tests.shim import libraries
 from tests.shim.conftest import node, programs
 from urds.rds.node import commands
 
-__all__ = ["apart", "node", "programs"]
+__all__ = ["apart", "node", "programs", "tools"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S_MAX = 110
+BUILD_S_MAX = 120
 Apart = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of rds-tools: taken from PATH, or built from what TEST_RDS_TOOLS names.
+
+    That is a checkout or a bare repository.
+    """
+    if sources := os.environ.get("TEST_RDS_TOOLS"):
+        folder = tmp_path_factory.mktemp("rds-tools")
+        archive = ["git", "-C", sources, "archive", "HEAD"]
+        packed = subprocess.run(archive, capture_output=True, timeout=BUILD_S_MAX, check=True)
+        subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
+        for command in (["sh", "./configure"], ["make", "-s"]):
+            subprocess.run(
+                command, cwd=folder, capture_output=True, timeout=BUILD_S_MAX, check=True
+            )
+        return folder
+    found = shutil.which("rds-stress")
+    if found is None:
+        pytest.skip("no rds-tools in PATH, and TEST_RDS_TOOLS names no sources")
+    return Path(found).parent
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ a checkout or a bare repository. Nothing of them is kept.
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -15,27 +14,7 @@ import pytest
 from tests.cli.commands import address
 from tests.shim.conftest import Programs
 
-BUILD_S_MAX = 120
 SECONDS = os.environ.get("TEST_STRESS_SECONDS", "3")
-
-
-@pytest.fixture(scope="session")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the tools."""
-    if sources := os.environ.get("TEST_RDS_TOOLS"):
-        folder = tmp_path_factory.mktemp("rds-tools")
-        archive = ["git", "-C", sources, "archive", "HEAD"]
-        packed = subprocess.run(archive, capture_output=True, timeout=BUILD_S_MAX, check=True)
-        subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
-        for command in (["sh", "./configure"], ["make", "-s"]):
-            subprocess.run(
-                command, cwd=folder, capture_output=True, timeout=BUILD_S_MAX, check=True
-            )
-        return folder
-    found = shutil.which("rds-stress")
-    if found is None:
-        pytest.skip("no rds-tools in PATH, and TEST_RDS_TOOLS names no sources")
-    return Path(found).parent
 
 
 def stress(programs: Programs, tools: Path, *options: str) -> str:

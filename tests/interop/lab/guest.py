@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from . import agent, wire
 from .image import Image
@@ -33,6 +33,7 @@ from .wire import Orders
 GUEST = agent.GUEST_ADDRESS
 LOWER, HIGHER = "10.78.0.1", "10.78.0.100"  # ours, on either side of the guest's in order
 BOOT_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 100.0
 PREFIX = "urds-lab-"  # of namespaces and work directories, before our process number
 NAMESPACES, WORK_DIRECTORIES = Path("/run/netns"), Path(tempfile.gettempdir())
 CLONE_NEWNET = 0x40000000
@@ -44,22 +45,23 @@ class Lab:
     """A booted guest. Enter it to boot (seconds), leave it to take everything down."""
 
     def __init__(self, image: Image) -> None:
+        """Begin; `work` is a folder for files that go when the lab does."""
         self._image = image
         self._namespace = f"{PREFIX}{os.getpid()}"
-        self._work = WORK_DIRECTORIES / self._namespace
+        self.work = WORK_DIRECTORIES / self._namespace
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             remove_leftovers()
-            self._work.mkdir()
-            stack.callback(shutil.rmtree, self._work)
+            self.work.mkdir()
+            stack.callback(shutil.rmtree, self.work)
             stack.enter_context(network_namespace(self._namespace))
             self._wire = stack.enter_context(self._start_wire())
             self._configure_tap()
             if capture := os.environ.get("TEST_LAB_PCAP"):
                 dump = ["tcpdump", "-i", "tap0", "-U", "-w", capture, "tcp port 16385"]
-                stack.enter_context(_child(["ip", "netns", "exec", self._namespace, *dump]))
+                stack.enter_context(child(self.inside(*dump)))
             self._machine = stack.enter_context(ExitStack())
             self.reboot()
             self._stack = stack.pop_all()
@@ -76,8 +78,8 @@ class Lab:
     def reboot(self) -> None:
         """Stop the guest, if it runs, and boot it. Raises RuntimeError with the console."""
         self._machine.close()
-        (self._work / "console").unlink(missing_ok=True)
-        machine = self._machine.enter_context(_child(self._machine_command()))
+        (self.work / "console").unlink(missing_ok=True)
+        machine = self._machine.enter_context(child(self._machine_command()))
         self._wait_until_ready(machine)
 
     @contextmanager
@@ -101,19 +103,28 @@ class Lab:
     def open_ours(self, **environment: str) -> Iterator[Remote]:
         """Open a process on our side, with the workload in its names; kill it at the end."""
         near, far = socket.socketpair()
-        paths = [str(HERE.parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, reversed(paths))),
-            **environment,
-        }
-        command = ["ip", "netns", "exec", self._namespace, sys.executable]
-        command += [str(HERE / "agent.py"), str(far.fileno())]
-        with near, _child(command, keep=far, environment=environment):
+        command = self.inside(sys.executable, str(HERE / "agent.py"), str(far.fileno()))
+        with near, child(command, keep=far, environment=with_source(environment)):
             far.close()
             with closing(Remote(near, side="ours")) as remote:
                 remote(WORKLOAD)
                 yield remote
+
+    def inside(self, *command: str) -> list[str]:
+        """Return the command that runs `command` on our side, in the network namespace."""
+        return ["ip", "netns", "exec", self._namespace, *command]
+
+    def run(self, module: str, *arguments: str, **environment: str) -> str:
+        """Run a module of Python on our side; return what it printed. Raises AssertionError."""
+        command = self.inside(sys.executable, "-m", module, *arguments)
+        variables = with_source(environment)
+        variables.pop("URDS_IMPL", None)  # of the tests
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+            check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def order(self, orders: Orders) -> dict[str, int]:
         """Tell the wire what to do from now on; return its counts up to here."""
@@ -126,7 +137,7 @@ class Lab:
     @contextmanager
     def recorded(self) -> Iterator[Path]:
         """Record what the wire lets through, into a file that is whole when this is left."""
-        path = self._work / "recording.pcap"
+        path = self.work / "recording.pcap"
         self._ask_wire({"record": str(path)})
         try:
             yield path
@@ -152,17 +163,17 @@ class Lab:
 
     def _console(self) -> str:
         """Return the end of what the guest printed."""
-        console = self._work / "console"
+        console = self.work / "console"
         return console.read_text(errors="replace")[-4000:] if console.exists() else "nothing"
 
     @contextmanager
     def _start_wire(self) -> Iterator[socket.socket]:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = ["ip", "netns", "exec", self._namespace, sys.executable]
-        command += [wire.__file__, "tap0", *self._wire_paths(), str(far.fileno())]
+        command = self.inside(sys.executable, wire.__file__, "tap0", *self._wire_paths())
+        command.append(str(far.fileno()))
         paths = filter(None, [str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}  # for tests.support
-        with near, _child(command, keep=far, environment=environment):
+        with near, child(command, keep=far, environment=environment):
             far.close()
             near.settimeout(10)
             near.send(b"{}")
@@ -170,7 +181,7 @@ class Lab:
             yield near
 
     def _wire_paths(self) -> tuple[str, str]:
-        return f"{self._work}/guest", f"{self._work}/wire"
+        return f"{self.work}/guest", f"{self.work}/wire"
 
     def _configure_tap(self) -> None:
         for address in (LOWER, HIGHER):
@@ -187,7 +198,7 @@ class Lab:
         return [
             *("qemu-system-x86_64", "-accel", accelerator, "-cpu", "max", "-machine", "q35"),
             *("-smp", "2", "-m", "1G", "-display", "none", "-monitor", "none", "-no-reboot"),
-            *("-serial", f"file:{self._work}/console"),
+            *("-serial", f"file:{self.work}/console"),
             *("-kernel", str(self._image.kernel), "-initrd", str(self._image.initrd)),
             *("-append", kernel_line),
             *("-drive", f"file={self._image.root},format=raw,if=virtio,snapshot=on"),
@@ -198,7 +209,7 @@ class Lab:
 
     def _wait_until_ready(self, machine: "subprocess.Popen[bytes]") -> None:
         """Wait for the agent's word on the console. Raises RuntimeError with the console."""
-        console = self._work / "console"
+        console = self.work / "console"
         deadline_s = time.monotonic() + BOOT_TIMEOUT_S
         while machine.poll() is None and time.monotonic() < deadline_s:
             if console.exists() and agent.READY in console.read_text(errors="replace"):
@@ -261,20 +272,31 @@ def _enter_namespace(name: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
 
 
+def with_source(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process on our side that uses this checkout."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(HERE.parents[2] / "src")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+
+
 @contextmanager
-def _child(
+def child(
     command: list[str],
     *,
     keep: socket.socket | None = None,
     environment: dict[str, str] | None = None,
+    log: BinaryIO | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `command` with the descriptor `keep` open in it; end it at the end, or with us."""
+    """Run `command` with the descriptor `keep` open in it; end it at the end, or with us.
+
+    Standard error goes to `log`, if there is one.
+    """
     descriptors = () if keep is None else (keep.fileno(),)
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *command],
         stdin=subprocess.DEVNULL,
         pass_fds=descriptors,
         env=environment,
+        stderr=log,
     )
     try:
         yield process

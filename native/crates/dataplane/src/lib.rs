@@ -38,6 +38,9 @@ pub mod snapshots;
 mod spinning;
 pub mod state;
 pub mod stream;
+mod stream_ends;
+#[cfg(test)]
+mod stream_ends_tests;
 pub mod stream_reader;
 pub mod stream_writer;
 pub mod sys;

@@ -1,9 +1,8 @@
 //! How mailboxes and planes end: linger, drain, orderly ends of streams, no thread left inside.
 //!
-//! A close waits, for a bounded time, for messages that a peer may not have; streams end with our
-//! FIN and are read to the peer's, so that no reset discards messages that were acknowledged.
+//! A close waits, for a bounded time, for messages that a peer may not have; then the streams end
+//! (`stream_ends`).
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,17 +13,14 @@ use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
 use crate::plane::Plane;
 use crate::state::{HostId, Lingering, MailboxId, PathId, State};
-use crate::stream::Stream;
 use crate::sys::epoll::Epoll;
-use crate::sys::{self, descriptor, sockets};
+use crate::sys::{self, descriptor};
 use crate::waiting::WaitFor;
 
-const DRAIN_POLL_NS: u64 = 10_000_000;
+pub(crate) const DRAIN_POLL_NS: u64 = 10_000_000;
 /// How long a close waits for threads to leave their calls.
 const LEAVING: Duration = Duration::from_millis(200);
 const LEAVING_POLL: Duration = Duration::from_millis(1);
-/// How long an orderly close waits for the peer's end.
-const END_OF_STREAM: Duration = Duration::from_millis(100);
 
 impl State {
     /// Return whether a message, even an empty one, may not be with its peer yet.
@@ -96,7 +92,7 @@ impl State {
         self.touched.insert(mailbox);
     }
 
-    fn all_paths(&self) -> Vec<PathId> {
+    pub(crate) fn all_paths(&self) -> Vec<PathId> {
         self.hosts
             .iter()
             .flat_map(|(_, host)| host.paths.iter().copied())
@@ -254,7 +250,7 @@ impl Plane {
             return 0;
         }
         let left = self.drain(drain_ns);
-        self.end_streams();
+        self.end_streams(0);
         self.shut_all();
         self.wait_until_empty();
         left
@@ -264,7 +260,7 @@ impl Plane {
     pub fn fail(&self) {
         self.lock().closed_reason = ErrorReason::NodeFailed;
         self.shut_all();
-        self.end_streams();
+        self.end_streams(0);
     }
 
     /// Close the plane's own descriptors; after `close`, with no thread in `help`. They are not
@@ -300,49 +296,6 @@ impl Plane {
         let deadline = Instant::now() + LEAVING;
         while Instant::now() < deadline && !self.lock().wait_queue.is_empty() {
             sys::pause(LEAVING_POLL);
-        }
-    }
-
-    /// Close our direction, read the peer's to its end, close: nothing acknowledged is lost.
-    ///
-    /// What came in so far is acknowledged first, or its senders would get an error for it; later
-    /// bytes are not, for no socket will read them. No thread is woken.
-    pub fn end_streams(&self) {
-        let paths = self.lock().all_paths();
-        let mut streams: Vec<Arc<dyn Stream>> = Vec::new();
-        for path in paths {
-            if let Some(record) = self.lock().paths.get_mut(path) {
-                record.core.acknowledge();
-            }
-            self.flush(path);
-            if let Some(stream) = self.detach(path) {
-                let _ = stream.shutdown(); // it may have ended by itself
-                streams.push(stream);
-            }
-        }
-        let deadline = Instant::now() + END_OF_STREAM;
-        let mut bytes = vec![0; 65536];
-        for stream in streams {
-            read_to_end(&*stream, deadline, &mut bytes);
-        }
-    }
-}
-
-fn read_to_end(stream: &dyn Stream, deadline: Instant, bytes: &mut [u8]) {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
-        if left_ms == 0 {
-            return;
-        }
-        if stream.rest() && sockets::poll_for(stream.descriptor(), libc::POLLIN, left_ms) == 0 {
-            return;
-        }
-        stream.hear();
-        match stream.read(bytes, &mut []) {
-            Ok(1..) => {}
-            Err(failure) if stream.rings() && failure.kind() == ErrorKind::WouldBlock => {}
-            _ => return,
         }
     }
 }

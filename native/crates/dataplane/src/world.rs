@@ -136,6 +136,14 @@ impl World {
         Self { plane, path, clock }
     }
 
+    /// Make a plane with the clock of the system, which `pass` does not move.
+    pub(crate) fn of_real_time() -> Self {
+        let clock = Arc::new(AtomicU64::new(0));
+        let plane = Plane::new(Limits::default(), None, None, None).unwrap();
+        let path = plane.path(address(1), address(2), 0, 1);
+        Self { plane, path, clock }
+    }
+
     /// Make a plane without a path; `path` names none.
     pub(crate) fn bare() -> Self {
         let world = Self::new();

@@ -82,6 +82,24 @@ impl PathCore {
 
     // -- the stream comes and goes
 
+    /// Send nothing new any more but, behind the retransmissions, a ping from `port`; return whether
+    /// an answer can come. From now on only that answer frees what was sent.
+    ///
+    /// For a kernel, whose answer tells that it has handled all before it.
+    pub fn ask(&mut self, port: u16) -> bool {
+        if !self.attached || self.hold != Hold::Nothing || self.receiver.frames == 0 {
+            return false; // it has nothing of this stream
+        }
+        self.sender.last = Some((port, None));
+        self.receiver.answer_port = Some(port);
+        true
+    }
+
+    /// Whether the last ping is answered.
+    pub fn is_answered(&self) -> bool {
+        self.receiver.is_answered
+    }
+
     /// Begin a stream with the local congestion map; nothing else leaves while held.
     pub fn attach(&mut self, hold: Hold) {
         debug_assert!(!self.attached, "the shell detaches first");
@@ -208,6 +226,9 @@ impl PathCore {
             return false;
         }
         let sender = &self.sender;
+        if sender.last.is_some() {
+            return !sender.retransmits.is_empty() || sender.is_last_due();
+        }
         !sender.retransmits.is_empty() || (!sender.unsent.is_empty() && !sender.is_gated())
     }
 
@@ -264,7 +285,8 @@ impl PathCore {
             self.frame_hellos();
         }
         let sender = &self.sender;
-        let waits = !(sender.unsent.is_empty() && sender.retransmits.is_empty());
+        let waits =
+            !(sender.unsent.is_empty() && sender.retransmits.is_empty()) || sender.last.is_some();
         if waits && self.hold == Hold::Nothing {
             self.frame_messages(counters);
         }
@@ -404,6 +426,9 @@ impl PathCore {
         result: Result<(), DownReason>,
     ) -> Result<(), DownReason> {
         let receiver = &self.receiver;
+        if receiver.is_answered {
+            self.sender.handle_last_answered();
+        }
         if receiver.frames > 0 && self.hold == Hold::FirstFrame {
             self.hold = Hold::Nothing;
         }
@@ -424,7 +449,9 @@ impl PathCore {
     /// Nothing is freed before the peer's first frame: TCP also acknowledges bytes that a peer
     /// which then rejects the connection never reads.
     pub fn handle_stream_acknowledged(&mut self, bytes: u64) {
-        if self.receiver.frames > 0 && self.sender.release == Release::StreamAcknowledged {
+        let is_asked = self.sender.last.is_some();
+        let counts = self.sender.release == Release::StreamAcknowledged && !is_asked;
+        if self.receiver.frames > 0 && counts {
             self.sender.handle_stream_acknowledged(bytes);
         }
     }

@@ -12,7 +12,7 @@ use std::fmt;
 
 use crate::constants::{
     CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, FLAG_RETRANSMITTED, HEADER_BYTES,
-    LONG_BYTES, PORT_FIRST, PROBE_PORT,
+    LONG_BYTES, PING_PORT, PORT_FIRST, PROBE_PORT,
 };
 use crate::control_budget::ControlBudget;
 use crate::counters::Counters;
@@ -99,6 +99,10 @@ pub struct Receiver {
     pub restarted: bool,
     /// A message of the peer reached a socket, on any stream.
     pub has_delivered: bool,
+    /// The port of a ping whose answer is waited for; no socket has it.
+    pub(crate) answer_port: Option<u16>,
+    /// It came.
+    pub(crate) is_answered: bool,
 }
 
 impl Receiver {
@@ -127,6 +131,8 @@ impl Receiver {
             peer_map: None,
             restarted: false,
             has_delivered: false,
+            answer_port: None,
+            is_answered: false,
         }
     }
 
@@ -545,11 +551,14 @@ impl Receiver {
             return Ok(false);
         }
         self.accepted = true;
-        if !is_control {
+        let is_answer =
+            header.source_port == PING_PORT && self.answer_port == Some(header.target_port);
+        self.is_answered |= is_answer;
+        if !is_control && !is_answer {
             return Ok(true);
         }
         self.sequence_expected = sequence.saturating_add(1);
-        if from_or_to_socket {
+        if from_or_to_socket && !is_answer {
             self.keep_control(header, payload);
         }
         Ok(false)

@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::constants::{
-    FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PROBE_PORT,
+    FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PING_PORT, PROBE_PORT,
 };
 use crate::counters::Counters;
 use crate::header::Header;
-use crate::kinds::{Extension, Owner, Release};
+use crate::kinds::{Extension, NO_EXTENSION, Owner, Release};
 use crate::limits::Limits;
 use crate::payload::Payload;
 use crate::write_buffer::WriteBuffer;
@@ -90,6 +90,8 @@ pub struct Sender {
     pub acknowledgement_wanted: bool,
     /// A thread waits until every message here is acknowledged: the last one requests it.
     pub ack_request_due: bool,
+    /// Nothing new is sent any more but a ping from this port; its number, once it is framed.
+    pub(crate) last: Option<(u16, Option<u64>)>,
     /// The next framed message is the only one: its reply acknowledges it, so it counts, but
     /// requests nothing.
     pub lone: bool,
@@ -115,6 +117,7 @@ impl Sender {
             checksum: false,
             acknowledgement_wanted: false,
             ack_request_due: false,
+            last: None,
             lone: false,
             unacked_packets_left: limits.unacked_packets_max,
             unacked_bytes_left: limits.unacked_bytes_max,
@@ -206,7 +209,9 @@ impl Sender {
         let start = self.position;
         let end = start + bytes_max as u64;
         self.frame_retransmits(out, end, acknowledgement, counters);
-        if !self.unsent.is_empty() && self.position < end {
+        if self.last.is_some() {
+            self.frame_last(out, acknowledgement);
+        } else if !self.unsent.is_empty() && self.position < end {
             if self.is_gated() {
                 counters.mprds_catchup_tx0_retries += 1;
             } else {
@@ -215,6 +220,41 @@ impl Sender {
             }
         }
         usize::try_from(self.position - start).expect("a write fits into memory")
+    }
+
+    /// Frame the last ping, behind the retransmissions: ahead of them its number would have the
+    /// peer take each for an old one.
+    fn frame_last(&mut self, out: &mut WriteBuffer, acknowledgement: u64) {
+        if let Some((port, None)) = self.last
+            && self.retransmits.is_empty()
+        {
+            let sequence = self.sequence_next;
+            self.last = Some((port, Some(sequence)));
+            self.sequence_next += 1;
+            let ping = Message {
+                sequence,
+                end: 0,
+                owner: None,
+                source_port: port,
+                target_port: PING_PORT,
+                payload: Payload::empty(),
+                extension: NO_EXTENSION,
+            };
+            self.frame_one(out, ping, sequence, 0, acknowledgement);
+        }
+    }
+
+    /// Whether there is a last ping that is not framed yet.
+    pub(crate) fn is_last_due(&self) -> bool {
+        matches!(self.last, Some((_, None)))
+    }
+
+    /// Free everything up to the last ping: the peer has answered it.
+    pub(crate) fn handle_last_answered(&mut self) {
+        if let Some((_, Some(sequence))) = self.last {
+            self.free_unacked_while(|message| message.sequence <= sequence);
+            self.open_fences();
+        }
     }
 
     fn frame_unsent(

@@ -381,9 +381,10 @@ impl Plane {
         self.call_detached(py, |shell| shell.drain(drain_ns))
     }
 
-    fn end_streams(&self, py: Python<'_>) -> PyResult<()> {
+    #[pyo3(signature = (flush_ns=0, /))]
+    fn end_streams(&self, py: Python<'_>, flush_ns: u64) -> PyResult<()> {
         self.gil.control_enters(); // for good
-        self.call_detached(py, |shell| shell.end_streams())
+        self.call_detached(py, |shell| shell.end_streams(flush_ns))
     }
 
     #[pyo3(signature = (drain_ns, /))]

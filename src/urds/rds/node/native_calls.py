@@ -29,6 +29,7 @@ _MESSAGE_FACTOR: Final = 2  # each area to the longest message
 _PAGE_BYTES: Final = 4096  # of the layout of a socket memory
 _LIST_BYTES_MAX: Final = 1 << 30
 _S: Final = 1_000_000_000
+_FLUSH_NS: Final = _S  # for a kernel to answer the last ping, and again to end its direction
 
 
 def memory_sizes(settings: Settings) -> tuple[int, int, int, int, int, int, int, int, bool]:
@@ -216,7 +217,7 @@ class NativeCalls:
     def break_off(self, *, is_last: bool) -> None:
         """End the connections in order; what is not acknowledged is in the journals."""
         drain_ns = round(self._settings.drain_s * _S) if is_last else 0
-        self._driver.close(drain_ns, at_exit=True, goes_on=not is_last)
+        self._driver.close(drain_ns, at_exit=True, goes_on=not is_last, flush_ns=_FLUSH_NS)
 
     def note(self, event: Left | ClientError) -> None:
         """Pass on that a socket was left, or that its program broke the protocol."""

@@ -757,8 +757,13 @@ class Plane(Protocol):
     def drain(self, drain_ns: int) -> int:
         """Send queued messages while the control plane runs; return the messages left."""
 
-    def end_streams(self) -> None:
-        """End the streams in order and wake no call: the process ends. Sockets stay unchanged."""
+    def end_streams(self, flush_ns: int = 0) -> None:
+        """End the streams in order and wake no call: the process ends. Sockets stay unchanged.
+
+        With `flush_ns`, of a node's worker that another one follows, kernels get nothing new but a
+        ping; its answer, and then the kernel's end, are waited for while something comes, and so
+        long after it.
+        """
 
     def close(self, drain_ns: int) -> int:
         """Drain for at most `drain_ns`, end the streams, wake all calls; return messages left."""

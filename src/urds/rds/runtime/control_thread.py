@@ -346,13 +346,16 @@ class Driver:
         """Send what is queued and wait for its acknowledgement; return the messages left."""
         return self.plane.drain(drain_ns)
 
-    def close(self, drain_ns: int, *, at_exit: bool = False, goes_on: bool = False) -> int:
+    def close(
+        self, drain_ns: int, *, at_exit: bool = False, goes_on: bool = False, flush_ns: int = 0
+    ) -> int:
         """Drain, end the thread, close the plane; return the messages that were left.
 
         `at_exit` ends the connections and nothing else: waiting calls go on waiting, as in system
         calls, and no call is refused for it. The thread ends before the streams do: else a peer
         that comes back at once would be accepted, and send its messages to a node that is about to
-        end. `goes_on` says that another process sends what is left, so that nothing is told of it.
+        end. `goes_on` says that another process sends what is left, so that nothing is told of it;
+        `flush_ns` is then how long kernels have to answer for what they were sent.
         """
         if self.stopping:
             return 0
@@ -363,7 +366,7 @@ class Driver:
             tell_left(self, left, drain_ns / _S)
         self._wait_for_handshakes()
         self.stopping = True
-        self.end(at_exit=at_exit)
+        self.end(at_exit=at_exit, flush_ns=flush_ns)
         return left
 
     def _wait_for_handshakes(self) -> None:
@@ -416,7 +419,7 @@ class Driver:
             return True
         return False
 
-    def end(self, *, at_exit: bool = False) -> None:
+    def end(self, *, at_exit: bool = False, flush_ns: int = 0) -> None:
         """End the thread, if it is not the caller, the connections and the plane."""
         self.plane.wake()
         if threading.current_thread() is not self._thread:
@@ -428,7 +431,7 @@ class Driver:
                 self._information.close()
         self.rdma.end_connections()
         if at_exit:
-            self.plane.end_streams()
+            self.plane.end_streams(flush_ns)
         else:
             self.plane.close(0)
         self.rdma.close()

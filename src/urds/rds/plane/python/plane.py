@@ -218,9 +218,9 @@ class Plane:
         """Send queued messages and wait for their acknowledgement; return the messages left."""
         return self._shutdown.drain(drain_ns)
 
-    def end_streams(self) -> None:
+    def end_streams(self, flush_ns: int = 0) -> None:
         """End the streams in order; wake no thread."""
-        self._shutdown.end_streams()
+        self._shutdown.end_streams(flush_ns)
 
     def close(self, drain_ns: int) -> int:
         """Drain, end the streams in order, wake all threads."""

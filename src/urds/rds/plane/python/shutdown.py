@@ -180,7 +180,7 @@ class Shutdown:
                     return
             time.sleep(_LEAVING_POLL_S)
 
-    def end_streams(self) -> None:
+    def end_streams(self, flush_ns: int = 0) -> None:
         """End every stream in order; wake no thread.
 
         The local direction ends, the peer's is read to its end: acknowledged data is kept. Messages
