@@ -26,7 +26,12 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return rendered(call(*arguments))
     except OSError as failure:
-        return "E:" + errno.errorcode.get(failure.errno or 0, str(failure.errno))
+        return "E:" + name_of(failure)
+
+
+def name_of(failure: OSError) -> str:
+    """Return the name of an errno."""
+    return errno.errorcode.get(failure.errno or 0, str(failure.errno))
 
 
 def rendered(value: Any) -> Any:
@@ -55,8 +60,18 @@ def poll_bits(sock: Any, wait_ms: int = 0) -> str:
     """Return the names of what poll tells of a descriptor."""
     poll = select.poll()
     poll.register(sock.fileno(), 0x3FF)
-    mask = dict(poll.poll(wait_ms)).get(sock.fileno(), 0)
+    return bit_names(dict(poll.poll(wait_ms)).get(sock.fileno(), 0))
+
+
+def bit_names(mask: int) -> str:
+    """Return the names of bits of poll."""
     return "|".join(name for name, bit in POLL_BITS.items() if mask & bit) or "0"
+
+
+def in_place(sock: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with a socket, in the process that has it."""
+    run = getattr(sock, "run", None)
+    return run(function, *arguments) if run else function(sock, *arguments)
 
 
 def readable(sock: Any) -> bool:

@@ -17,13 +17,13 @@ from typing import Any
 import urds
 from tests.rds.sockets.recording import (
     DONTWAIT,
+    in_place,
     outcome,
     poll_bits,
     readable,
     sockaddr4,
     sockaddr6,
 )
-from tests.rds.sockets.remote import RemoteSocket
 from tests.support import carriers
 from urds.rds.constants import SOL_RDS
 from urds.rds.runtime import info
@@ -44,35 +44,37 @@ BLOCKED_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Two hosts; `new_far` makes a socket for the second one, here or in another process."""
+    """Two hosts, and what makes a socket for each, here or in another process."""
 
     near: str
     far: str
     new_far: Callable[[], Any]
+    new_near: Callable[..., Any] = urds.Socket
 
     def poll(self, sock: Any) -> str:
         """Return the poll bits of a socket, wherever it is."""
-        return str(sock.run(poll_bits) if isinstance(sock, RemoteSocket) else poll_bits(sock))
+        return str(in_place(sock, poll_bits))
 
     def wait_readable(self, sock: Any) -> None:
         """Wait until a message is there."""
-        there = isinstance(sock, RemoteSocket)
-        assert sock.run(readable) if there else readable(sock), "nothing came"
+        assert in_place(sock, readable), "nothing came"
 
 
-def replay_socket(_world: World) -> Rows:
+def replay_socket(world: World) -> Rows:
     """Make the calls of the group `socket`."""
     rows: Rows = {}
     kinds = (("STREAM", 1), ("DGRAM", 2), ("RAW", 3), ("RDM", 4), ("SEQPACKET", 5))
     for name, kind in kinds:
-        rows[f"SOCK_{name}"] = _made(kind, 0)
-    rows["SEQPACKET proto=1"], rows["SEQPACKET proto=17"] = _made(5, 1), _made(5, 17)
-    with urds.Socket() as sock:
+        rows[f"SOCK_{name}"] = _made(world, kind, 0)
+    for protocol in (1, 17):
+        rows[f"SEQPACKET proto={protocol}"] = _made(world, 5, protocol)
+    with world.new_near() as sock:
         rows["getsockname unbound raw"] = outcome(sock.getsockname)
         rows["getpeername unbound"] = outcome(sock.getpeername)
-        rows["poll unbound"] = poll_bits(sock)
+        rows["poll unbound"] = world.poll(sock)
         rows["recv nonblock unbound"] = outcome(sock.recv, 10, DONTWAIT)
-        rows["recv block unbound"] = _blocked()
+        with world.new_near() as other:
+            rows["recv block unbound"] = in_place(other, blocked)
         rows["send() unbound unconnected"] = outcome(sock.send, b"x")
         rows["sendto unbound"] = outcome(sock.sendto, b"x", ("127.0.0.1", 4000))
         rows["listen"], rows["accept"] = outcome(sock.listen, 5), outcome(sock.accept)
@@ -100,22 +102,22 @@ def replay_socket(_world: World) -> Rows:
     return rows
 
 
-def _made(kind: int, protocol: int) -> Any:
+def _made(world: World, kind: int, protocol: int) -> Any:
     def make() -> str:
-        urds.Socket(21, kind, protocol).close()
+        world.new_near(21, kind, protocol).close()
         return "ok"
 
     return outcome(make)
 
 
-def _blocked() -> str:
+def blocked(sock: Any) -> str:
     """Tell whether a receive of an unbound socket waits; a close lets it go."""
     got: list[Any] = []
-    with urds.Socket() as sock:
-        thread = threading.Thread(target=lambda: got.append(outcome(sock.recv, 10)), daemon=True)
-        thread.start()
-        thread.join(BLOCKED_S)
-        waits = thread.is_alive()
+    thread = threading.Thread(target=lambda: got.append(outcome(sock.recv, 10)), daemon=True)
+    thread.start()
+    thread.join(BLOCKED_S)
+    waits = thread.is_alive()
+    sock.close()
     thread.join()
     return "BLOCKS(>1s)" if waits and got == ["E:EBADF"] else str(got)
 
@@ -123,7 +125,7 @@ def _blocked() -> str:
 def replay_options(world: World) -> Rows:
     """Make the calls of the group `sockopt SOL_RDS`."""
     rows: Rows = {}
-    with urds.Socket() as sock:
+    with world.new_near() as sock:
         for name, number in OPTION_NUMBERS.items():
             rows[f"get {name} unbound"] = outcome(sock.getsockopt, SOL_RDS, number)
         for name in ("RECVERR", "CONG_MONITOR"):
@@ -142,12 +144,12 @@ def replay_options(world: World) -> Rows:
         far = sockaddr4(world.far, 4000)
         rows["CANCEL_SENT_TO unbound"] = outcome(sock.setsockopt, SOL_RDS, 1, far)
         for value in (0, 1, 2, 3, 77):
-            with urds.Socket() as other:
+            with world.new_near() as other:
                 rows[f"set TRANSPORT={value} unbound"] = [
                     *_set_and_get(other, 8, value),
                     outcome(other.bind, (world.near, 0)),
                 ]
-        with urds.Socket() as other:
+        with world.new_near() as other:
             twice = [outcome(other.setsockopt, SOL_RDS, 8, 2) for _ in range(2)]
             rows["TRANSPORT=TCP then TCP again"] = twice
         sock.bind((world.near, 4100))
@@ -161,7 +163,7 @@ def replay_options(world: World) -> Rows:
             outcome(sock.getsockopt, SOL_SOCKET, 29),
         ]
         for number in range(10000, 10018):
-            rows[f"RDS_INFO {number} with NULL/0"] = _info_without_buffer(sock, number)
+            rows[f"RDS_INFO {number} with NULL/0"] = in_place(sock, list_without_room, number)
     return rows
 
 
@@ -192,7 +194,7 @@ def _cancels(sock: Any, world: World) -> Rows:
     }
 
 
-def _info_without_buffer(sock: Any, number: int) -> Rows:
+def list_without_room(sock: Any, number: int) -> Rows:
     """Return what getsockopt(…, NULL, &zero) says in C: return value, errno, length needed."""
     try:
         data = sock.getsockopt(SOL_RDS, number, 1 << 20)
@@ -224,11 +226,11 @@ def replay_bind(world: World) -> Rows:
         ("port 16385", (world.near, 16385)),
         ("port 65535", (world.near, 65535)),
     ):
-        with urds.Socket() as sock:
+        with world.new_near() as sock:
             rows[name] = [outcome(sock.bind, address), outcome(sock.getsockname)]
     rows |= _rebinds(world)
     rows |= _raw_binds(world)
-    kept = [urds.Socket() for _ in range(8)]
+    kept = [world.new_near() for _ in range(8)]
     for sock in kept:
         sock.bind((world.near, 0))
     rows["8 ephemeral ports (kept open)"] = [sock.getsockname()[1] for sock in kept]
@@ -236,7 +238,7 @@ def replay_bind(world: World) -> Rows:
         sock.close()
     ports = []
     for _ in range(5):
-        with urds.Socket() as sock:
+        with world.new_near() as sock:
             sock.bind((world.near, 0))
             ports.append(sock.getsockname()[1])
     rows["5 ephemeral ports (closed between)"] = ports
@@ -244,7 +246,7 @@ def replay_bind(world: World) -> Rows:
 
 
 def _rebinds(world: World) -> Rows:
-    first, second, third, fourth = (urds.Socket() for _ in range(4))
+    first, second, third, fourth = (world.new_near() for _ in range(4))
     rows = {
         "first 4001": outcome(first.bind, (world.near, 4001)),
         "second same addr:port": outcome(second.bind, (world.near, 4001)),
@@ -256,7 +258,7 @@ def _rebinds(world: World) -> Rows:
     fourth.setsockopt(SOL_SOCKET, 2, 1)
     rows["same addr:port with SO_REUSEADDR"] = outcome(fourth.bind, (world.near, 4001))
     first.close()
-    with urds.Socket() as again:
+    with world.new_near() as again:
         rows["4001 again right after close"] = outcome(again.bind, (world.near, 4001))
     for sock in (second, third, fourth):
         sock.close()
@@ -283,7 +285,7 @@ def _raw_binds(world: World) -> Rows:
     }
     rows = {}
     for name, value in values.items():
-        with urds.Socket() as sock:
+        with world.new_near() as sock:
             rows[name] = outcome(raw, sock.bind, value)
     return rows
 
@@ -299,7 +301,7 @@ def replay_connect(world: World) -> Rows:
     rows: Rows = {}
     anchor = world.new_far()
     anchor.bind((world.far, 9))  # the second host is there, with port 4000 unbound
-    sock = urds.Socket()
+    sock = world.new_near()
     rows["connect unbound"] = [
         outcome(sock.connect, (world.far, 4000)),
         outcome(sock.getpeername),

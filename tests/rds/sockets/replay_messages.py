@@ -6,15 +6,14 @@ import select
 import time
 from typing import Any
 
-import urds
 from tests.rds.sockets.recording import (
     DONTWAIT,
+    in_place,
     message,
     outcome,
     sockaddr4,
     sockaddr6,
 )
-from tests.rds.sockets.remote import RemoteSocket
 from tests.rds.sockets.replay import SOL_SOCKET, Rows, World, pause, set_receive_wait
 from urds.rds.constants import SOL_RDS
 
@@ -39,9 +38,7 @@ RECEIVE_BYTES = 1 << 22
 
 def taken(sock: Any, byte_count: int = 100, flags: int = DONTWAIT) -> Any:
     """Take one message, wherever the socket is."""
-    if isinstance(sock, RemoteSocket):
-        return outcome(sock.run, message, byte_count, flags)
-    return outcome(message, sock, byte_count, flags)
+    return outcome(in_place, sock, message, byte_count, flags)
 
 
 def drained(sock: Any) -> list[int]:
@@ -59,7 +56,7 @@ def drained(sock: Any) -> list[int]:
 
 def replay_send(world: World) -> Rows:
     """Make the calls of the group `send`."""
-    near, far = urds.Socket(), world.new_far()
+    near, far = world.new_near(), world.new_far()
     near.bind((world.near, 4010))
     far.bind((world.far, 4000))
     target = (world.far, 4000)
@@ -95,7 +92,7 @@ def replay_send(world: World) -> Rows:
     rows["received sizes"] = drained(far)
     near.setsockopt(SOL_SOCKET, 7, 8 << 20)
     rows["SO_SNDBUF=8M: get"] = near.getsockopt(SOL_SOCKET, 7)
-    forced = urds.Socket()
+    forced = world.new_near()
     forced.setsockopt(SOL_SOCKET, 32, 8 << 20)
     far.setsockopt(SOL_SOCKET, 33, 8 << 20)
     forced.bind((world.near, 4011))
@@ -155,7 +152,7 @@ def _received_until_end(sock: Any) -> list[Any]:
 
 def replay_recv(world: World) -> Rows:
     """Make the calls of the group `recv`."""
-    near, far = urds.Socket(), world.new_far()
+    near, far = world.new_near(), world.new_far()
     near.bind((world.near, 4020))
     far.bind((world.far, 4020))
 
@@ -195,7 +192,7 @@ def replay_recv(world: World) -> Rows:
     put(b"a", b"b", b"c")
     rows["order"] = [outcome(far.recv, 10, DONTWAIT) for _ in range(4)]
     put(b"q")
-    rows["select readable"] = _in_place(far, select_lengths)
+    rows["select readable"] = in_place(far, select_lengths)
     far.recv(10)
     rows |= _edges(far, put)
     rows["recvmmsg-like fill: default SO_RCVBUF"] = outcome(far.getsockopt, SOL_SOCKET, 8)
@@ -205,7 +202,7 @@ def replay_recv(world: World) -> Rows:
 
 
 def _length_of_next(sock: Any) -> int:
-    return int(_in_place(sock, receive_into_four))
+    return int(in_place(sock, receive_into_four))
 
 
 def receive_into_four(sock: Any) -> int:
@@ -217,11 +214,6 @@ def receive_into_four(sock: Any) -> int:
 def select_lengths(sock: Any) -> list[int]:
     """Return how many descriptors select finds for reading, writing, exceptions."""
     return [len(ready) for ready in select.select([sock], [sock], [sock], 0)]
-
-
-def _in_place(sock: Any, function: Any, *arguments: Any) -> Any:
-    there = isinstance(sock, RemoteSocket)
-    return sock.run(function, *arguments) if there else function(sock, *arguments)
 
 
 def _timestamps(far: Any, put: Any) -> Rows:
@@ -258,10 +250,10 @@ def edges(_sock: Any) -> list[int]:
 
 
 def _edges(far: Any, put: Any) -> Rows:
-    _in_place(far, watch_edges)
-    rows = {"epoll ET": _in_place(far, edges)}
+    in_place(far, watch_edges)
+    rows = {"epoll ET": in_place(far, edges)}
     put(b"q")
-    rows["epoll ET after data"] = _in_place(far, edges)
-    rows["epoll ET again"] = _in_place(far, edges)
+    rows["epoll ET after data"] = in_place(far, edges)
+    rows["epoll ET again"] = in_place(far, edges)
     far.recv(10)
     return rows

@@ -176,6 +176,7 @@ class Way:
     carrier: str
     strict: bool = False
     two_processes: bool = False
+    over_nodes: bool = carriers.IS_ATTACHED
 
     def __str__(self) -> str:
         return self.carrier + ", strict" * self.strict + ", two processes" * self.two_processes
@@ -223,7 +224,7 @@ def expected(key: Key, way: Way) -> Any:
     """Return what our sockets shall answer."""
     if way.carrier not in {carriers.TCP, carriers.SHM} and key in OVER_RDMA:
         return OVER_RDMA[key]
-    if carriers.IS_ATTACHED and key in OVER_NODES:
+    if way.over_nodes and key in OVER_NODES:
         return OVER_NODES[key]
     differs = DIFFERS.get(key)
     if differs and (differs.strict or not way.strict):
