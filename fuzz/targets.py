@@ -13,6 +13,7 @@ leads to them in `verbs_links`; streams of rsockets in `rsocket_machines`, datag
 """
 
 from collections.abc import Callable
+from ipaddress import IPv6Address
 
 from fuzz import (
     endpoint_machines,
@@ -30,8 +31,10 @@ from fuzz import (
     verbs_parsers,
 )
 from urds.rds.wire import extensions as exthdr
+from urds.rds.wire import node
 from urds.rds.wire.congestion_map import CongestionMap
 from urds.rds.wire.header import Header
+from urds.rds.wire.node import Answer, Name, Request, RequestOp
 from urds.rds.wire.private_data import ConnectData, accepted_version
 
 
@@ -62,15 +65,36 @@ def connect_data(data: bytes) -> None:
     accepted_version(ConnectData.parse(data[1:], ipv6=bool(data[:1] > b"\x7f")))
 
 
+def node_requests(data: bytes) -> None:
+    """Read a request to a node; what was read must come out as the same record again."""
+    request = node.parse_request(_record(data))
+    assert node.parse_request(node.emit_request(request)) == request
+
+
+def node_answers(data: bytes) -> None:
+    """Read an answer of a node, as `node_requests`."""
+    answer = node.parse_answer(_record(data))
+    assert node.parse_answer(node.emit_answer(answer)) == answer
+
+
+def _record(data: bytes) -> bytes:
+    """Return a record of the one length there is, without which nothing is read."""
+    return data[: node.RECORD_BYTES].ljust(node.RECORD_BYTES, b"\0")
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (header, header_checked, extensions, congestion_map, connect_data)
-}
+    for target in (
+        header, header_checked, extensions, congestion_map, connect_data, node_requests,
+        node_answers,
+    )
+}  # fmt: skip
 TARGETS |= verbs_parsers.TARGETS | verbs_machines.TARGETS | verbs_links.TARGETS
 TARGETS |= rsocket_parsers.TARGETS | rsocket_machines.TARGETS | rsocket_datagrams.TARGETS
 TARGETS |= rdma_machines.TARGETS | rdma_connects.TARGETS
 TARGETS |= path_machines.TARGETS | path_pair.TARGETS | endpoint_machines.TARGETS
 TARGETS |= program_parsers.TARGETS | tool_parsers.TARGETS
+_NAME = Name(IPv6Address("fe80::1%3"), 4000)
 # Where the search starts: bytes of the right length are a long way from none at all.
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "header": (Header(sequence=1, payload_bytes=5, source_port=4001, target_port=4002).emit(),),
@@ -78,6 +102,19 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "extensions": (bytes.fromhex("050008 0611223344 0800 00 5552 01 0000"),),
     "congestion_map": (CongestionMap([4000]).emit(),),
     "connect_data": (bytes(33),),
+    "node_requests": tuple(
+        node.emit_request(one)
+        for one in (
+            Request(operation=RequestOp.BIND, name=_NAME, transport=2),
+            Request(operation=RequestOp.ROUTE, name=_NAME, tos=7),
+            Request(operation=RequestOp.SET_OPTION, level=1, option=7, data=bytes(4)),
+            Request(operation=RequestOp.INFO, info=10_000),
+        )
+    ),
+    "node_answers": (
+        node.emit_answer(Answer(operation=RequestOp.BIND, name=_NAME)),
+        node.emit_answer(Answer(operation=RequestOp.ROUTE, status=13)),
+    ),
 }
 SEEDS |= verbs_parsers.SEEDS | verbs_machines.SEEDS | verbs_links.SEEDS
 SEEDS |= rsocket_parsers.SEEDS | rsocket_machines.SEEDS | rsocket_datagrams.SEEDS

@@ -10,6 +10,7 @@ import urds
 from tests.rds.sockets import hosts
 from tests.rds.sockets.fake_backend import FakeBackend, FakeMailbox
 from tests.rds.sockets.hosts import host
+from tests.rds.sockets.over_nodes import reason_not_over_nodes
 from tests.support import backends
 from tests.support.carriers import carrier, pytest_generate_tests  # noqa: F401 - pytest's
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
@@ -30,6 +31,15 @@ def backend_with(**values: object) -> Iterator[InProcess]:
             yield cast("InProcess", backend)
         finally:
             process.use(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what cannot apply to sockets of a node."""
+    for item in items if backends.IS_ATTACHED else ():
+        if isinstance(item, pytest.Function) and ".sockets." in item.module.__name__:
+            reason = reason_not_over_nodes(item.module.__name__, item.originalname)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=f"over a node: {reason}"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ pub enum ErrorReason {
     AfterFork,
     NodeFailed,
     PeerUnreachable,
+    PeerNotAllowed,
+    TooManyPeers,
     /// No route: the caller resolves and sends again, at most three times; then `PeerUnreachable`.
     NoRoute,
     /// `interrupted` returned true: the caller raises its exception.
@@ -49,6 +51,8 @@ impl ErrorReason {
             Self::AfterFork => "AFTER_FORK",
             Self::NodeFailed => "NODE_FAILED",
             Self::PeerUnreachable => "PEER_UNREACHABLE",
+            Self::PeerNotAllowed => "PEER_NOT_ALLOWED",
+            Self::TooManyPeers => "TOO_MANY_PEERS",
             Self::NoRoute | Self::Interrupted | Self::System(_) => return None,
         })
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyTuple, PyType};
 use urds_channel::socket_memory::layout::{WAIT_ROOM, WAIT_SLEEPERS};
 use urds_channel::sys::area::Area;
 use urds_client::information::Information;
@@ -21,9 +21,9 @@ use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
 
 use crate::addresses::{self, Sources, Targets};
 use crate::mailbox::gathered;
-use crate::sys::Held;
+use crate::sys::{Arguments, Held, fast_function};
 use crate::values::{self, SettingsTuple};
-use crate::{errors, fast_calls, memory, sys};
+use crate::{deferred, errors, fast_calls, memory, sys};
 
 const FOREVER: u64 = u64::MAX;
 /// How often a wait looks for signals, and whether the descriptor was closed.
@@ -86,9 +86,7 @@ fn exception(py: Python<'_>, errno: i32, sends: bool) -> PyErr {
         EAGAIN if sends => ErrorReason::QueueFull,
         EAGAIN => ErrorReason::NothingToReceive,
         ENOBUFS => ErrorReason::PeerCongested,
-        EMSGSIZE => ErrorReason::TooLong,
         ETIMEDOUT => ErrorReason::TimedOut,
-        EHOSTUNREACH => ErrorReason::PeerUnreachable,
         errors::EIO => ErrorReason::NodeFailed,
         errors::EBADF => ErrorReason::Closed,
         other => ErrorReason::System(other),
@@ -123,11 +121,13 @@ fn of_node(py: Python<'_>, errno: i32, place: &[u8]) -> PyErr {
 // The same on every Linux.
 const ENOENT: i32 = 2;
 const EAGAIN: i32 = 11;
+const EACCES: i32 = 13;
 const EPROTO: i32 = 71;
-const ECONNREFUSED: i32 = 111;
+const EUSERS: i32 = 87;
 const EMSGSIZE: i32 = 90;
 const ENOBUFS: i32 = 105;
 const ETIMEDOUT: i32 = 110;
+const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
 fn name_of(address: &Address, port: u16) -> Name {
@@ -227,11 +227,25 @@ impl AttachedMailbox {
         Ok(tuple)
     }
 
-    /// Send one message; wait for room without the interpreter.
+    /// Send one message and let its payload go.
     fn send_payload(
         &self,
         py: Python<'_>,
-        payload: &Payload,
+        payload: Payload,
+        outgoing: &Outgoing,
+        wait_ns: Option<u64>,
+    ) -> PyResult<usize> {
+        let sent = self.send_bytes(py, payload.bytes(), outgoing, wait_ns);
+        drop(payload);
+        deferred::drain(py); // no plane does it
+        sent
+    }
+
+    /// Send one message; wait for room without the interpreter.
+    fn send_bytes(
+        &self,
+        py: Python<'_>,
+        payload: &[u8],
         outgoing: &Outgoing,
         wait_ns: Option<u64>,
     ) -> PyResult<usize> {
@@ -240,7 +254,7 @@ impl AttachedMailbox {
         loop {
             let descriptor = self.open_fd(py)?;
             let (socket, place) = (&self.socket, &self.place);
-            let sent = sys::send_attached(socket, descriptor, place, outgoing, payload.bytes());
+            let sent = sys::send_attached(socket, descriptor, place, outgoing, payload);
             let errno = match sent {
                 Ok(bytes) => return Ok(bytes),
                 Err(errno) => errno,
@@ -251,7 +265,7 @@ impl AttachedMailbox {
             }
             let is_busy = errno == EAGAIN || errno == ENOBUFS;
             if !is_busy || wait_ns == Some(0) {
-                return Err(self.failed(py, errno, true));
+                return Err(self.send_error(py, errno, payload.len(), outgoing));
             }
             let Some(left_ns) = deadline.left_ns() else {
                 return Err(exception(py, ETIMEDOUT, true));
@@ -269,6 +283,36 @@ impl AttachedMailbox {
             }
             py.check_signals()?;
         }
+    }
+
+    /// Return the exception for a send that failed, with the limit or the peer that it is about.
+    #[cold]
+    fn send_error(&self, py: Python<'_>, errno: i32, bytes: usize, outgoing: &Outgoing) -> PyErr {
+        let peer = address_of(&outgoing.to).address;
+        let refused = match errno {
+            EMSGSIZE => {
+                let (of_socket, of_node) = self.socket.side().lengths_max();
+                let (limit, remedy) = if bytes > of_node {
+                    (of_node, "raise the setting max_message_bytes at both ends")
+                } else {
+                    let remedy = "raise it with setsockopt(SO_SNDBUF), which wmem_max bounds";
+                    (of_socket, remedy)
+                };
+                let detail = format!("payload of {bytes} bytes, limit {limit}: {remedy}");
+                ErrorReason::TooLong.because(detail).above(limit)
+            }
+            EACCES => ErrorReason::PeerNotAllowed
+                .because(format!("{peer}: see the node's setting allow"))
+                .towards(peer),
+            EUSERS => ErrorReason::TooManyPeers
+                .because(format!(
+                    "{peer}: see the node's setting peers_max and quota.peers"
+                ))
+                .towards(peer),
+            EHOSTUNREACH => ErrorReason::PeerUnreachable.because("").towards(peer),
+            other => return self.failed(py, other, true),
+        };
+        errors::exception(py, &refused)
     }
 
     #[allow(clippy::unused_self)] // keeps the descriptor open
@@ -501,32 +545,6 @@ impl AttachedMailbox {
         options.set(Word::Tos, u32::from(settings.tos));
     }
 
-    #[pyo3(signature = (payload, flags_or_address, address=None, /))]
-    fn sendto(
-        &self,
-        py: Python<'_>,
-        payload: &Bound<'_, PyAny>,
-        flags_or_address: &Bound<'_, PyAny>,
-        address: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<usize> {
-        let own_ns = Some(self.send_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
-        let (address, wait_ns) = match address {
-            None => (flags_or_address, own_ns),
-            Some(address) if !flags_or_address.is_truthy()? => (address, own_ns),
-            Some(address) => {
-                let flags = flags_or_address.as_borrowed();
-                (address, fast_calls::wait_of_flags(flags, own_ns)?)
-            }
-        };
-        let target = self.target(address.as_borrowed())?;
-        let payload = memory::payload_of(payload)?;
-        let outgoing = Outgoing {
-            to: name_of(&target.address, target.port),
-            ..Outgoing::default()
-        };
-        self.send_payload(py, &payload, &outgoing, wait_ns)
-    }
-
     #[pyo3(signature = (buffers, address, wait_ns, extension=b"".as_slice(), operations=false, copy=true, /))]
     #[allow(clippy::too_many_arguments)] // as Python passes them
     fn send(
@@ -553,51 +571,7 @@ impl AttachedMailbox {
             extension_bytes: if extension == NO_EXTENSION { 0 } else { 16 },
             ..Outgoing::default()
         };
-        self.send_payload(py, &payload, &outgoing, wait_ns)
-    }
-
-    #[pyo3(signature = (bufsize, flags=0, /))]
-    fn recvfrom<'py>(
-        &self,
-        py: Python<'py>,
-        bufsize: i64,
-        flags: i64,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let Ok(bytes_max) = usize::try_from(bufsize) else {
-            return Err(PyValueError::new_err("negative buffersize in recvfrom"));
-        };
-        let own_ns = Some(self.receive_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
-        let wait_ns = if flags & MSG_DONTWAIT == 0 {
-            own_ns
-        } else {
-            Some(0)
-        };
-        let nothing = || (PyBytes::new(py, b""), py.None()).into_pyobject(py);
-        if flags & MSG_OOB != 0 {
-            return nothing(); // kernel parity: as for an empty message
-        }
-        if flags & MSG_ERRQUEUE != 0 {
-            return Err(errors::refuse(
-                py,
-                ErrorReason::NothingToReceive,
-                "MSG_ERRQUEUE",
-            ));
-        }
-        let taken = self.take(py, bytes_max, wait_ns, flags & MSG_PEEK != 0)?;
-        let Some(taken) = taken else {
-            let errno = if wait_ns == Some(0) {
-                EAGAIN
-            } else {
-                ETIMEDOUT
-            };
-            return Err(exception(py, errno, false));
-        };
-        match (taken.message.kind, taken.payload) {
-            (ReceivedKind::Message, Some(payload)) => {
-                (payload?, self.source(py, &taken.message.source)?).into_pyobject(py)
-            }
-            _ => nothing(),
-        }
+        self.send_payload(py, payload, &outgoing, wait_ns)
     }
 
     #[pyo3(signature = (wait_ns, peek=false, notices_max=1, /))]
@@ -678,4 +652,98 @@ fn listed(py: Python<'_>, asked: Result<Information, i32>) -> PyResult<(i32, Bou
         list.copy(bytes, 0).map(drop).map_err(failed)
     })?;
     Ok((list.element_bytes, bytes))
+}
+
+// -- the calls of each message, see `fast_calls`
+
+/// Add the methods to the class.
+pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
+    let function = fast_function!(AttachedMailbox, sendto, rescue);
+    let doc = c"Queue one message, as `socket.socket.sendto`; return its length.";
+    sys::add_fast_method(class, c"sendto", doc, function)?;
+    let function = fast_function!(AttachedMailbox, recvfrom, rescue);
+    let doc = c"Take one message, as `socket.socket.recvfrom`; an excess is discarded.";
+    sys::add_fast_method(class, c"recvfrom", doc, function)
+}
+
+#[cold]
+fn rescue(mailbox: &Bound<'_, AttachedMailbox>) -> PyErr {
+    errors::fault(mailbox.py())
+}
+
+fn sendto<'py>(
+    mailbox: &Bound<'py, AttachedMailbox>,
+    arguments: Arguments<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (py, own) = (mailbox.py(), mailbox.get());
+    let mut wait_ns = Some(own.send_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
+    let (payload, address) = match *arguments {
+        [payload, address] => (payload, address),
+        [payload, address, last] if last.is_none() => (payload, address),
+        [payload, flags, address] => {
+            if flags.is_truthy()? {
+                wait_ns = fast_calls::wait_of_flags(flags, wait_ns)?;
+            }
+            (payload, address)
+        }
+        _ => {
+            let (wanted, given) = ("two or three", arguments.len());
+            return Err(fast_calls::wrong_count("sendto", wanted, given));
+        }
+    };
+    let target = own.target(address)?;
+    let payload = memory::payload_of(&payload)?;
+    let outgoing = Outgoing {
+        to: name_of(&target.address, target.port),
+        ..Outgoing::default()
+    };
+    let sent = own.send_payload(py, payload, &outgoing, wait_ns)?;
+    Ok(sent.into_pyobject(py)?.into_any())
+}
+
+fn recvfrom<'py>(
+    mailbox: &Bound<'py, AttachedMailbox>,
+    arguments: Arguments<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (py, own) = (mailbox.py(), mailbox.get());
+    let (bufsize, flags) = match *arguments {
+        [bufsize] => (sys::integer(bufsize)?, 0),
+        [bufsize, flags] => (sys::integer(bufsize)?, sys::integer(flags)?),
+        _ => {
+            let (wanted, given) = ("one or two", arguments.len());
+            return Err(fast_calls::wrong_count("recvfrom", wanted, given));
+        }
+    };
+    let Ok(bytes_max) = usize::try_from(bufsize) else {
+        return Err(PyValueError::new_err("negative buffersize in recvfrom"));
+    };
+    if flags & MSG_OOB != 0 {
+        return fast_calls::nothing(py); // kernel parity: as for an empty message
+    }
+    if flags & MSG_ERRQUEUE != 0 {
+        let reason = ErrorReason::NothingToReceive;
+        return Err(errors::refuse(py, reason, "MSG_ERRQUEUE"));
+    }
+    let own_ns = Some(own.receive_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
+    let wait_ns = if flags & MSG_DONTWAIT == 0 {
+        own_ns
+    } else {
+        Some(0)
+    };
+    let taken = own.take(py, bytes_max, wait_ns, flags & MSG_PEEK != 0)?;
+    let Some(taken) = taken else {
+        let errno = if wait_ns == Some(0) {
+            EAGAIN
+        } else {
+            ETIMEDOUT
+        };
+        return Err(exception(py, errno, false));
+    };
+    match (taken.message.kind, taken.payload) {
+        (ReceivedKind::Message, Some(payload)) => {
+            let told = (payload?, own.source(py, &taken.message.source)?);
+            Ok(told.into_pyobject(py)?.into_any())
+        }
+        _ => fast_calls::nothing(py),
+    }
 }

@@ -336,7 +336,7 @@ pub fn named<'py>(
 }
 
 /// The result of `socket.recvfrom` for a message without a name.
-fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+pub fn nothing(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok((PyBytes::new(py, b""), py.None())
         .into_pyobject(py)?
         .into_any())

@@ -53,7 +53,8 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     switches::add(module)?;
     let mailbox = module.py().get_type::<mailbox::Mailbox>();
     fast_calls::add_methods(&mailbox)?;
-    burst_calls::add_methods(&mailbox)
+    burst_calls::add_methods(&mailbox)?;
+    attached_mailbox::add_methods(&module.py().get_type::<attached_mailbox::AttachedMailbox>())
 }
 
 /// A free-threaded interpreter enables its lock for us, unless it was configured not to.

@@ -58,14 +58,18 @@ impl ClientSide {
     /// `TooLong`.
     #[inline]
     pub fn check_length(&self, length: usize) -> Result<(), Rejected> {
-        let most = self
-            .options()
-            .get(Word::SendBytes)
-            .min(self.layout.message_limit);
-        if length > most as usize {
+        let (of_socket, of_node) = self.lengths_max();
+        if length > of_socket.min(of_node) {
             return Err(Rejected::TooLong);
         }
         Ok(())
+    }
+
+    /// Return how long a message may be by `SO_SNDBUF`, and by the node.
+    #[inline]
+    pub fn lengths_max(&self) -> (usize, usize) {
+        let of_socket = self.options().get(Word::SendBytes);
+        (of_socket as usize, self.layout.message_limit as usize)
     }
 
     /// Send a message: `fill` copies `length` bytes of payload to the place that it gets.
