@@ -81,12 +81,11 @@ def find(name: str) -> Program:
 
 def _path_of(name: str) -> Path:
     if "/" in name:
-        if not Path(name).exists():
+        if not os.path.exists(name):  # noqa: PTH110 - in a folder of another user it is not there
             raise FileNotFoundError(f"{name}: not found")
         return Path(name)
-    found = [
-        path for folder in os.get_exec_path() if (path := Path(folder or ".") / name).is_file()
-    ]
+    paths = [Path(folder or ".") / name for folder in os.get_exec_path()]
+    found = [path for path in paths if os.path.isfile(path)]  # noqa: PTH113 - the same
     for path in found:
         if os.access(path, os.X_OK):
             return path

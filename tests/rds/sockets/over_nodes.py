@@ -12,13 +12,17 @@ _EVENTS: Final = "connections are the node's: it shows all, and logs what happen
 _GOES_ON: Final = "messages are the node's, which goes on with them; a program counts its sockets"
 _COPIED: Final = "every message is copied into memory that the node shares"
 
+_BOUNDED: Final = "the memory of a socket holds what waits, and may be full before the path is"
+
 IN_PROCESS_ONLY: Final = {
     "test_connections": _EVENTS,
     "test_control_faults": _THREAD,
     "test_control_faults_rdma": _THREAD,
     "test_differences::test_difference_fork": _SHARED,
     "test_differences::test_difference_handlers": _THREAD,
+    "test_differences::test_difference_path_messages": _BOUNDED,
     "test_differences::test_difference_regions_not_pinned": _RDMA,
+    "test_differences::test_difference_unused": _EVENTS,
     "test_draining::test_what_a_stopped_peer_has_not_acknowledged_is_left": _GOES_ON,
     "test_draining::test_what_was_never_sent_counts": _GOES_ON,
     "test_eviction": _THREAD,

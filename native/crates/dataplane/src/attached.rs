@@ -431,6 +431,23 @@ impl State {
         }
     }
 
+    /// Serve a socket until nothing it submitted is left, but for what has to wait.
+    pub(crate) fn take_all_submissions(&mut self, id: MailboxId, paths: &mut Vec<PathId>) {
+        let left = |state: &mut Self| {
+            let attached = state.attached_mut(id)?;
+            attached.side.submissions().ok().filter(|&count| count > 0)
+        };
+        let mut before = left(self);
+        while before.is_some() {
+            self.serve_socket(id, paths);
+            let after = left(self);
+            if after >= before {
+                break;
+            }
+            before = after;
+        }
+    }
+
     /// One pass of a socket: take what it submitted, and see what it took.
     fn serve_socket(&mut self, id: MailboxId, paths: &mut Vec<PathId>) {
         let Some(attached) = self.attached_mut(id) else {

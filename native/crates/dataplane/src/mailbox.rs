@@ -429,10 +429,14 @@ impl Plane {
     }
 
     /// Remove unacknowledged messages to that address and port, or all; return how many.
+    ///
+    /// Of a node's socket this includes what its client has submitted so far.
     pub fn cancel(&self, mailbox: MailboxId, peer: Option<Address>, port: Option<u16>) -> usize {
         let mut count = 0;
+        let mut submitted_to = Vec::new();
         {
             let mut state = self.lock();
+            state.take_all_submissions(mailbox, &mut submitted_to);
             for path in state.paths_of(mailbox) {
                 let leads = state
                     .paths
@@ -443,6 +447,9 @@ impl Plane {
                 }
             }
             state.note_room(mailbox);
+        }
+        for path in submitted_to {
+            self.flush(path);
         }
         self.finish_pass();
         count

@@ -47,7 +47,10 @@ class StartOptions:
 
 
 def check_plane() -> None:
-    """Raise PlaneError where there can be no node: its plane is the compiled one."""
+    """Raise PlaneError where there can be no node: its plane is the compiled one, and needs /proc.
+
+    By way of /proc it opens memory again that programs may only read.
+    """
     if os.environ.get(VARIABLE) == PYTHON:
         raise PlaneError(f"a node needs the compiled data plane, and {VARIABLE}={PYTHON}")
     if find_spec("urds_native") is None:
@@ -55,6 +58,8 @@ def check_plane() -> None:
             "a node needs the compiled data plane: urds_native is not installed"
             " (pip install 'urds[native]')"
         )
+    if not Path("/proc/self/fd").exists():
+        raise PlaneError("a node needs /proc, which is not mounted here")
 
 
 def serve(

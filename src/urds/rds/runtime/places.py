@@ -51,8 +51,12 @@ def user_place() -> str:
 def make_folder(place: str) -> None:
     """Make the folder of a user's socket. Raises OSError if it is not of this user alone."""
     folder = os.path.dirname(place)  # noqa: PTH120 - a text
-    with suppress(FileExistsError):
+    try:
         os.mkdir(folder, 0o700)  # noqa: PTH102 - a text
+    except FileExistsError:
+        pass
+    except OSError as failure:
+        raise OSError(failure.errno, f"{folder}: {failure.strerror}") from failure
     if not is_ours(folder):
         raise PermissionError(f"{folder} is not a folder of this user alone (mode 0700)")
 

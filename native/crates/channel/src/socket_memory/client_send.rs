@@ -112,8 +112,8 @@ impl ClientSide {
             return Err(Rejected::Full);
         }
         let tiles = self.tiles();
-        if account.queued() == 0 {
-            tiles.rewind();
+        if account.queued() == 0 && !tiles.is_used(0)? {
+            tiles.rewind(); // messages without payload are not in the account
         }
         let needed = units_of(length);
         let soft_bytes = 2 * self.options().get(Word::SendBytes) as usize;

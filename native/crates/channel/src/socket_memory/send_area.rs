@@ -69,8 +69,11 @@ impl SendArea<'_> {
         let soft = u32::try_from(soft_bytes / UNIT_BYTES).unwrap_or(u32::MAX);
         let soft = soft.max(SOFT_UNITS_MIN).min(end);
         let cursor = self.area.word(AT_CURSOR).load(Ordering::Relaxed);
-        if cursor > 0 && cursor < soft {
-            let found = self.walk(cursor, soft, needed)?;
+        // Behind the soft end it goes on while nothing is free at the start: to look from there each
+        // time would be to look at every message that waits.
+        if cursor > 0 && cursor < end && (cursor < soft || self.is_used(0)?) {
+            let to = if cursor < soft { soft } else { end };
+            let found = self.walk(cursor, to, needed)?;
             if found.is_some() {
                 return Ok(found);
             }

@@ -407,6 +407,22 @@ fn a_client_that_writes_nonsense_loses_its_socket_and_no_other() {
 }
 
 #[test]
+fn what_was_submitted_a_moment_ago_is_cancelled_too() {
+    let world = World::new();
+    let client = Client::new(&world, 1, PORT);
+    let route = client.route(2, Route::Stream(world.path));
+    for number in 0..40u8 {
+        let port = if number % 4 == 0 { 4999 } else { PEER_PORT };
+        client.send(route, port, &[number]).unwrap();
+    }
+    let cancel = |port| world.plane.cancel(client.mailbox, Some(address(2)), port);
+    assert_eq!(cancel(Some(PEER_PORT)), 30);
+    assert_eq!(cancel(None), 10);
+    world.progress(0);
+    assert_eq!(client.side.queued_bytes(), 0);
+}
+
+#[test]
 fn a_message_waits_for_its_route_and_for_room_on_its_path() {
     let limits = urds_path::Limits {
         path_messages_max: 2,
