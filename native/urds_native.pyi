@@ -14,6 +14,19 @@ writes of more than 128 KiB.
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
+from urds.verbs.engine import work
+from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    QPAttrMask,
+    QPState,
+    QPType,
+    ReceiveOrder,
+    SendFlag,
+    WROpcode,
+)
+from urds.verbs.engine.work import WC, AddressVector, Event
+
 VERSION: Final[str]  # of this module; `urds` accepts only its own
 
 _Buffer = bytes | bytearray | memoryview
@@ -481,3 +494,283 @@ class ExternalPath:
     def set_connected(self, connected: bool, /) -> None: ...
     def fail(self, mailbox: Mailbox, /) -> None: ...
     def close(self) -> None: ...
+
+# -- the verbs engine: see `urds.verbs.engine.contract`
+
+class Engine:
+    """`contract.Engine`, for links without loss whose packets name their places."""
+
+    def __new__(cls, link: LinkTraits, *, gid: bytes, checksum: bool = False) -> Self:
+        """Raises OSError: EOPNOTSUPP for another link."""
+
+    @property
+    def link(self) -> LinkTraits: ...
+    @property
+    def gid(self) -> bytes: ...
+    @property
+    def fed(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def region_count(self) -> int: ...
+    def completion_queue(
+        self, capacity: int, *, sink: Callable[[list[WC]], None] | None = None
+    ) -> CompletionQueue: ...
+    def shared_receive_queue(
+        self, capacity: int, sge_max: int, *, pd: object
+    ) -> SharedReceiveQueue: ...
+    def queue_pair(
+        self,
+        *,
+        qpn: int,
+        kind: QPType,
+        pd: object,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        cap: QPCap,
+        srq: SharedReceiveQueue | None = None,
+        sq_sig_all: bool = False,
+        receive_order: ReceiveOrder = ...,
+    ) -> QueuePair: ...
+    def register(
+        self,
+        pd: object,
+        memory: _Buffer,
+        address: int,
+        access: AccessFlag,
+        *,
+        key: int | None = None,
+    ) -> Region: ...
+    def reregister(
+        self,
+        region: Region,
+        *,
+        pd: object | None = None,
+        view: _Buffer | None = None,
+        address: int | None = None,
+        access: AccessFlag | None = None,
+    ) -> None: ...
+    def deregister(self, region: Region, *, unbind: bool = False) -> None: ...
+    def find_region(self, lkey: int) -> Region | None: ...
+    def window(self, pd: object, kind: int) -> MemoryWindow: ...
+    def free_window(self, window: MemoryWindow) -> None: ...
+    def receive(self, data: _Buffer, source: AddressVector, now_ns: int) -> None: ...
+    def poll_transmit(self, now_ns: int) -> tuple[AddressVector, bytes] | None: ...
+    def poll_timeout(self) -> int | None: ...
+    def handle_timeout(self, now_ns: int) -> None: ...
+    def feed_sinks(self) -> None: ...
+    def take_events(self) -> list[Event]: ...
+    def snapshot(self) -> tuple[int, int, int, int, int, int, int]: ...  # contract.EngineSnapshot
+
+class CompletionQueue:
+    """`contract.CompletionQueue`; made by `Engine.completion_queue`."""
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def overrun(self) -> bool: ...
+    @property
+    def lost_count(self) -> int: ...
+    def __len__(self) -> int: ...
+    def poll(self, count: int = 1, /) -> list[WC]: ...
+    def arm(self, solicited_only: bool = False) -> None: ...
+    def resize(self, capacity: int) -> None: ...
+    def discard(self, qpn: int) -> None: ...
+
+class SharedReceiveQueue:
+    """`contract.SharedReceiveQueue`; made by `Engine.shared_receive_queue`."""
+
+    attached: int
+    capacity: int
+
+    @property
+    def pd(self) -> object: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def max_sge(self) -> int: ...
+    def __len__(self) -> int: ...
+    def post(self, wr: _RecvWR | Sequence[_RecvWR], /) -> None: ...
+    def arm_limit(self, limit: int) -> None: ...
+    def resize(self, capacity: int) -> None: ...
+
+class QueuePair:
+    """`contract.QueuePair`; made by `Engine.queue_pair`."""
+
+    gid: bytes
+    mtu_bytes: int
+    hold_receives: bool
+
+    @property
+    def qpn(self) -> int: ...
+    @property
+    def qp_type(self) -> QPType: ...
+    @property
+    def link(self) -> LinkTraits: ...
+    @property
+    def receive_order(self) -> ReceiveOrder: ...
+    @property
+    def sq_sig_all(self) -> bool: ...
+    @property
+    def pd(self) -> object: ...
+    @property
+    def send_cq(self) -> CompletionQueue: ...
+    @property
+    def recv_cq(self) -> CompletionQueue: ...
+    @property
+    def srq(self) -> SharedReceiveQueue | None: ...
+    @property
+    def state(self) -> QPState: ...
+    @property
+    def attr(self) -> QPAttr: ...
+    @property
+    def peer(self) -> AddressVector | None: ...
+    @property
+    def outstanding_requests(self) -> int: ...
+    @property
+    def receives(self) -> int: ...
+    def modify(self, attr: QPAttr, mask: QPAttrMask, now_ns: int = 0) -> None: ...
+    def enter_error(self) -> None: ...
+    def discard_completions(self) -> None: ...
+    def post_send(self, wr: _SendWR | Sequence[_SendWR], now_ns: int = 0, /) -> None:
+        """Queue requests; those before a rejected one stay."""
+
+    def post_recv(self, wr: _RecvWR | Sequence[_RecvWR], now_ns: int = 0, /) -> None:
+        """Queue receives; those before a rejected one stay."""
+
+    def recv_query(self) -> tuple[int, int]: ...
+    def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None: ...
+    def poll_timeout(self) -> int | None: ...
+    def close(self) -> None: ...
+
+class Region:
+    """`contract.Region`; made by `Engine.register`."""
+
+    tag: Any
+
+    @property
+    def view(self) -> memoryview: ...
+    @property
+    def pd(self) -> object: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def lkey(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    @property
+    def access(self) -> AccessFlag: ...
+    @property
+    def windows(self) -> int: ...
+
+class MemoryWindow:
+    """`contract.MemoryWindow`; made by `Engine.window`."""
+
+    @property
+    def pd(self) -> object: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    @property
+    def region(self) -> Region | None: ...
+
+class SGE:
+    """As `urds.verbs.engine.work.SGE`; raises OverflowError beyond 64, 64 and 32 bits."""
+
+    def __new__(cls, addr: int, length: int, lkey: int) -> Self: ...
+    @property
+    def addr(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def lkey(self) -> int: ...
+
+class RecvWR:
+    """As `urds.verbs.engine.work.RecvWR`."""
+
+    wr_id: int
+    sg: list[Any]
+    next_wr: RecvWR | None
+    num_sge: int | None
+
+    def __new__(
+        cls,
+        wr_id: int = 0,
+        sg: list[Any] = ...,
+        next_wr: RecvWR | None = None,
+        *,
+        num_sge: int | None = None,
+    ) -> Self: ...
+
+class SendWR:
+    """As `urds.verbs.engine.work.SendWR`."""
+
+    wr_id: int
+    opcode: WROpcode
+    sg: list[Any]
+    send_flags: SendFlag
+    imm_data: int
+    invalidate_rkey: int
+    remote_addr: int
+    rkey: int
+    compare_add: int
+    swap: int
+    compare_mask: int
+    swap_mask: int
+    boundary: int
+    ah: AddressVector | None
+    remote_qpn: int
+    remote_qkey: int
+    window: Any
+    bind: Any
+    data: bytes | memoryview | None
+    next_wr: SendWR | None
+    num_sge: int | None
+
+    def __new__(
+        cls,
+        wr_id: int = 0,
+        opcode: WROpcode = ...,
+        sg: list[Any] = ...,
+        send_flags: SendFlag = ...,
+        imm_data: int = 0,
+        invalidate_rkey: int = 0,
+        remote_addr: int = 0,
+        rkey: int = 0,
+        compare_add: int = 0,
+        swap: int = 0,
+        compare_mask: int = ...,
+        swap_mask: int = ...,
+        boundary: int = 0,
+        ah: AddressVector | None = None,
+        remote_qpn: int = 0,
+        remote_qkey: int = 0,
+        window: Any = None,
+        bind: Any = None,
+        data: bytes | memoryview | None = None,
+        next_wr: SendWR | None = None,
+        *,
+        num_sge: int | None = None,
+    ) -> Self: ...
+    @property
+    def message_bytes(self) -> int: ...
+    def set_wr_rdma(self, rkey: int, addr: int) -> None: ...
+    def set_wr_ud(self, ah: Any, qpn: int, qkey: int) -> None: ...
+    def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None: ...
+    def set_wr_masked_atomic(
+        self,
+        rkey: int,
+        addr: int,
+        compare_add: int,
+        swap: int = 0,
+        *,
+        compare_mask: int = ...,
+        swap_mask: int = ...,
+        boundary: int = 0,
+    ) -> None: ...
+
+_SendWR = SendWR | work.SendWR
+_RecvWR = RecvWR | work.RecvWR

@@ -16,7 +16,17 @@ from tools.rust_sources import Source
 
 LIST = Path(__file__).with_name("native_files.toml")
 PYTHON = PACKAGE / "rds" / "plane" / "python"
-CRATES = ("channel", "client", "path", "dataplane", "pymodule", "shim", "preload", "liburds")
+CRATES = (
+    "channel",
+    "client",
+    "path",
+    "dataplane",
+    "pymodule",
+    "shim",
+    "preload",
+    "liburds",
+    "verbs",
+)
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")
 

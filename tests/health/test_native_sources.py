@@ -78,8 +78,9 @@ def test_models_test_the_sources_of_the_plane() -> None:
     assert wrong == []
 
 
-def test_the_path_forbids_unsafe_altogether() -> None:
-    assert "#![forbid(unsafe_code)]" in (rust_sources.CRATES / "path/src/lib.rs").read_text()
+@pytest.mark.parametrize("crate", ["path", "verbs"])
+def test_value_machines_forbid_unsafe_altogether(crate: str) -> None:
+    assert "#![forbid(unsafe_code)]" in (rust_sources.CRATES / crate / "src/lib.rs").read_text()
 
 
 def test_versions_belong_together() -> None:

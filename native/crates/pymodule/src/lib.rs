@@ -31,6 +31,7 @@ mod subscriptions;
 mod switches;
 mod sys;
 mod values;
+mod verbs;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -47,6 +48,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<path::Path>()?;
     module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;
+    verbs::add(module)?;
     module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
     module.add_function(wrap_pyfunction!(attached::memory_formats, module)?)?;
     #[cfg(feature = "broken-rules")]

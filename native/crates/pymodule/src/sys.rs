@@ -157,6 +157,32 @@ impl Export {
         unsafe { slice::from_raw_parts(self.0.buf.cast(), self.length()) }
     }
 
+    pub fn is_readonly(&self) -> bool {
+        self.0.readonly != 0
+    }
+
+    /// Copy bytes out, which other code may write meanwhile; of an export in one piece only.
+    pub fn copy_out(&self, at: usize, to: &mut [u8]) {
+        assert!(at + to.len() <= self.length(), "a range outside an export");
+        // SAFETY: a contiguous export has `len` bytes from `buf` on until it is released, and the
+        // range lies inside; no reference to them is made.
+        unsafe {
+            let from = self.0.buf.cast::<u8>().add(at);
+            ptr::copy(from, to.as_mut_ptr(), to.len());
+        }
+    }
+
+    /// Copy bytes in; of an export in one piece that may be written.
+    pub fn copy_in(&self, at: usize, from: &[u8]) {
+        let fits = at + from.len() <= self.length() && !self.is_readonly();
+        assert!(fits, "a range outside an export, or of one that is read");
+        // SAFETY: as above, and the exporter lets it be written.
+        unsafe {
+            let to = self.0.buf.cast::<u8>().add(at);
+            ptr::copy(from.as_ptr(), to, from.len());
+        }
+    }
+
     /// Copy bytes that are not contiguous.
     pub fn gather(&mut self, py: Python<'_>) -> PyResult<Vec<u8>> {
         let mut bytes = vec![0; self.length()];
@@ -398,4 +424,24 @@ pub fn send_attached(
 pub fn owned(descriptor: i32) -> std::os::fd::OwnedFd {
     // SAFETY: the callers' word, above; a number that is not open fails each call.
     unsafe { std::os::fd::FromRawFd::from_raw_fd(descriptor) }
+}
+
+/// Make an instance of a subclass of `tuple` that adds nothing to it, as `tuple.__new__` does.
+pub fn tuple_of_class<'py>(
+    class: &Bound<'py, PyType>,
+    values: Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = class.py();
+    let arguments = PyTuple::new(py, [values])?;
+    // SAFETY: `tuple` has this slot, which takes a subclass, a tuple of arguments and no names;
+    // null comes with an error.
+    unsafe {
+        let slot = ffi::PyType_GetSlot(&raw mut ffi::PyTuple_Type, ffi::Py_tp_new);
+        let Some(slot) = NonNull::new(slot) else {
+            return class.call1(arguments);
+        };
+        let call = std::mem::transmute::<NonNull<std::ffi::c_void>, ffi::newfunc>(slot);
+        let made = call(class.as_type_ptr(), arguments.as_ptr(), ptr::null_mut());
+        Bound::from_owned_ptr_or_err(py, made)
+    }
 }

@@ -1,0 +1,55 @@
+//! Python buffers as memory of the engine.
+
+use pyo3::prelude::*;
+use urds_verbs::memory::Memory;
+
+use crate::deferred::{Deferred, defer};
+use crate::errors::{EINVAL, os_error};
+use crate::sys::Export;
+
+/// A contiguous buffer, exported until the engine is done with it.
+pub struct Buffer(Option<Export>);
+
+impl Buffer {
+    /// Export an object's bytes. Raises `TypeError` without any, `OSError` if not contiguous.
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let export = Export::of(object)?;
+        if export.is_contiguous() {
+            return Ok(Self(Some(export)));
+        }
+        export.release(object.py());
+        Err(os_error(EINVAL, "memory that is not in one piece"))
+    }
+
+    fn export(&self) -> &Export {
+        self.0.as_ref().expect("released by drop only")
+    }
+
+    pub fn length(&self) -> usize {
+        self.export().length()
+    }
+
+    pub fn is_readonly(&self) -> bool {
+        self.export().is_readonly()
+    }
+}
+
+impl Memory for Buffer {
+    fn read(&self, at: usize, to: &mut [u8]) {
+        self.export().copy_out(at, to);
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        self.export().copy_in(at, from);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Under the engine's lock as well: releasing may run Python code.
+        if let Some(export) = self.0.take() {
+            let length = export.length();
+            defer(Deferred::Export(export), length);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! A queue pair as Python holds it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use urds_verbs::attributes::{Attributes, FIELDS};
+use urds_verbs::numbers::QpState;
+use urds_verbs::queue_pair::{QueuePair as Machine, Setup, Shared};
+use urds_verbs::receives::HeldWord;
+use urds_verbs::work::{Element, Route};
+
+use crate::verbs::engine::Core;
+use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
+use crate::verbs::requests::{each, recv_work, send_work};
+use crate::verbs::values::{attributes_of, gid_of, integer, tables};
+
+/// What remains of a queue pair that is closed.
+#[derive(Clone, Copy)]
+struct Last {
+    state: QpState,
+    attributes: Attributes,
+    peer: Option<Route>,
+    mtu_bytes: u32,
+}
+
+impl Last {
+    fn of(machine: &Machine) -> Self {
+        Self {
+            state: machine.state,
+            attributes: machine.attributes,
+            peer: machine.peer,
+            mtu_bytes: machine.mtu_bytes,
+        }
+    }
+}
+
+/// Objects that a queue pair uses, which live as long as it does.
+struct Kept {
+    pd: Py<PyAny>,
+    send_cq: Py<CompletionQueue>,
+    recv_cq: Py<CompletionQueue>,
+    srq: Option<Py<SharedReceiveQueue>>,
+}
+
+/// See `contract.QueuePair` and the stub.
+#[pyclass(frozen, weakref, module = "urds_native")]
+pub struct QueuePair {
+    number: u32,
+    is_closed: AtomicBool,
+    setup: Setup,
+    core: Arc<Core>,
+    word: HeldWord,
+    #[pyo3(get)]
+    link: Py<PyAny>,
+    kept: Option<Kept>,
+    last: Mutex<Option<Last>>,
+    gid: Mutex<[u8; urds_verbs::numbers::GID_BYTES]>,
+}
+
+impl QueuePair {
+    pub fn new(
+        py: Python<'_>,
+        core: &Arc<Core>,
+        number: u32,
+        setup: &Setup,
+        link: &Py<PyAny>,
+    ) -> PyResult<Self> {
+        let word = core.call(py, |machine| {
+            let found = machine.get(number);
+            found
+                .map(|found| found.tracker.word.clone())
+                .unwrap_or_default()
+        })?;
+        Ok(Self {
+            number,
+            is_closed: AtomicBool::new(false),
+            setup: *setup,
+            core: Arc::clone(core),
+            word,
+            link: link.clone_ref(py),
+            kept: None,
+            last: Mutex::new(None),
+            gid: Mutex::new(setup.gid),
+        })
+    }
+
+    /// Keep what it uses alive.
+    pub fn keeping(
+        mut self,
+        pd: &Bound<'_, PyAny>,
+        send_cq: &Bound<'_, CompletionQueue>,
+        recv_cq: &Bound<'_, CompletionQueue>,
+        srq: Option<&Bound<'_, SharedReceiveQueue>>,
+    ) -> Self {
+        self.kept = Some(Kept {
+            pd: pd.clone().unbind(),
+            send_cq: send_cq.clone().unbind(),
+            recv_cq: recv_cq.clone().unbind(),
+            srq: srq.map(|srq| srq.clone().unbind()),
+        });
+        self
+    }
+
+    /// Return its number in the engine; once it is closed another may have the same.
+    fn number(&self) -> u32 {
+        if self.is_closed.load(Relaxed) {
+            u32::MAX
+        } else {
+            self.number
+        }
+    }
+
+    fn look(&self, py: Python<'_>) -> PyResult<Last> {
+        let number = self.number();
+        let found = self
+            .core
+            .call(py, |machine| machine.get(number).map(Last::of))?;
+        let last = found.or(*self.last.lock());
+        Ok(last.unwrap_or_else(|| Last::of(&Machine::new(self.setup))))
+    }
+
+    fn change<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine, &mut Shared) -> T,
+    ) -> PyResult<Option<T>> {
+        let number = self.number();
+        self.core.call(py, |machine| machine.with(number, work))
+    }
+}
+
+#[pymethods]
+impl QueuePair {
+    #[getter]
+    fn qpn(&self) -> u32 {
+        self.setup.qpn
+    }
+
+    #[getter]
+    fn qp_type(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(tables(py)?.kinds[self.setup.kind as usize].clone_ref(py))
+    }
+
+    #[getter]
+    #[allow(clippy::unused_self)] // as pyo3 calls it
+    fn receive_order(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(tables(py)?.in_order.clone_ref(py))
+    }
+
+    #[getter]
+    fn sq_sig_all(&self) -> bool {
+        self.setup.sq_sig_all
+    }
+
+    #[getter]
+    fn pd(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.kept.as_ref().map(|kept| kept.pd.clone_ref(py))
+    }
+
+    #[getter]
+    fn send_cq(&self, py: Python<'_>) -> Option<Py<CompletionQueue>> {
+        self.kept.as_ref().map(|kept| kept.send_cq.clone_ref(py))
+    }
+
+    #[getter]
+    fn recv_cq(&self, py: Python<'_>) -> Option<Py<CompletionQueue>> {
+        self.kept.as_ref().map(|kept| kept.recv_cq.clone_ref(py))
+    }
+
+    #[getter]
+    fn srq(&self, py: Python<'_>) -> Option<Py<SharedReceiveQueue>> {
+        let kept = self.kept.as_ref()?;
+        kept.srq.as_ref().map(|srq| srq.clone_ref(py))
+    }
+
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let state = self.look(py)?.state;
+        Ok(tables(py)?.states[state as usize].clone_ref(py))
+    }
+
+    /// A copy of the attributes.
+    #[getter]
+    fn attr<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let attributes = self.look(py)?.attributes;
+        let tables = tables(py)?;
+        let made = tables.attributes.bind(py).call0()?;
+        made.setattr("qp_state", &tables.states[attributes.state as usize])?;
+        for ((_, name, _), value) in FIELDS.iter().zip(attributes.numbers()) {
+            made.setattr(*name, value)?;
+        }
+        let access = made.getattr("qp_access_flags")?;
+        made.setattr(
+            "qp_access_flags",
+            tables.access_flag.bind(py).call1((access,))?,
+        )?;
+        made.setattr("path_mtu", attributes.path_mtu)?;
+        let route = attributes.route.map(|route| tables.route(py, &route));
+        made.setattr("ah_attr", route.transpose()?)?;
+        let cap = attributes.cap;
+        let values = (
+            cap.max_send_wr,
+            cap.max_recv_wr,
+            cap.max_send_sge,
+            cap.max_recv_sge,
+            cap.max_inline_data,
+        );
+        made.setattr("cap", tables.capacities.bind(py).call1(values)?)?;
+        Ok(made)
+    }
+
+    #[getter]
+    fn peer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let peer = self.look(py)?.peer;
+        peer.map(|route| tables(py)?.route(py, &route)).transpose()
+    }
+
+    #[getter]
+    fn mtu_bytes(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.look(py)?.mtu_bytes)
+    }
+
+    #[setter]
+    fn set_mtu_bytes(&self, py: Python<'_>, mtu_bytes: u32) -> PyResult<()> {
+        self.change(py, |machine, _| machine.mtu_bytes = mtu_bytes)?;
+        Ok(())
+    }
+
+    #[getter]
+    fn gid<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &*self.gid.lock())
+    }
+
+    #[setter]
+    fn set_gid(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        *self.gid.lock() = gid;
+        self.change(py, |machine, _| machine.setup.gid = gid)?;
+        Ok(())
+    }
+
+    #[getter]
+    fn outstanding_requests(&self, py: Python<'_>) -> PyResult<i64> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            machine.get(number).map_or(0, Machine::outstanding_requests)
+        })
+    }
+
+    /// How many receives wait for its next messages.
+    #[getter]
+    fn receives(&self, py: Python<'_>) -> PyResult<usize> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            let found = machine.get(number);
+            found.map_or(0, |found| found.waiting_receives(&machine.shared))
+        })
+    }
+
+    // -- states
+
+    #[pyo3(signature = (attr, mask, now_ns=0))]
+    fn modify(
+        &self,
+        py: Python<'_>,
+        attr: &Bound<'_, PyAny>,
+        mask: &Bound<'_, PyAny>,
+        now_ns: i64,
+    ) -> PyResult<()> {
+        let _ = now_ns; // as the Python engine takes it
+        let mask = u32::try_from(integer(mask)?)?;
+        let given = attributes_of(attr, mask, self.setup.cap)?;
+        let number = self.number();
+        self.core
+            .attempt(py, |machine| machine.modify(number, &given, mask))
+    }
+
+    fn enter_error(&self, py: Python<'_>) -> PyResult<()> {
+        self.change(py, Machine::enter_error)?;
+        Ok(())
+    }
+
+    fn discard_completions(&self, py: Python<'_>) -> PyResult<()> {
+        let setup = self.setup;
+        self.core.call(py, |machine| {
+            for number in [setup.send_cq, setup.recv_cq] {
+                if let Some(queue) = machine.shared.completions.get_mut(number) {
+                    queue.discard(setup.qpn);
+                }
+            }
+        })
+    }
+
+    /// End the service of the queue pair; nothing completes any more.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let last = self.look(py)?;
+        if !self.is_closed.swap(true, Relaxed) {
+            *self.last.lock() = Some(last);
+            self.core.forget(Element::QueuePair(self.number));
+        }
+        Ok(())
+    }
+
+    // -- work
+
+    #[pyo3(signature = (wr, now_ns=0, /))]
+    fn post_send(&self, py: Python<'_>, wr: &Bound<'_, PyAny>, now_ns: i64) -> PyResult<()> {
+        let _ = now_ns; // as the Python engine takes it
+        let number = self.number();
+        each(wr, |one| {
+            let (work, doubts) = send_work(one)?;
+            self.core
+                .attempt(py, |machine| machine.post_send(number, work, &doubts))
+        })
+    }
+
+    #[pyo3(signature = (wr, now_ns=0, /))]
+    fn post_recv(&self, py: Python<'_>, wr: &Bound<'_, PyAny>, now_ns: i64) -> PyResult<()> {
+        let _ = now_ns; // as the Python engine takes it
+        let number = self.number();
+        each(wr, |one| {
+            let work = recv_work(one)?;
+            self.core
+                .attempt(py, |machine| machine.post_recv(number, work))
+        })
+    }
+
+    // -- receive buffers
+
+    fn recv_query(&self) -> (u32, u32) {
+        self.word.get()
+    }
+
+    fn set_recv_watermarks(
+        &self,
+        py: Python<'_>,
+        soft: Option<i64>,
+        hard: Option<i64>,
+    ) -> PyResult<()> {
+        self.change(py, |machine, shared| machine.set_marks(soft, hard, shared))?;
+        Ok(())
+    }
+
+    #[getter]
+    fn hold_receives(&self, py: Python<'_>) -> PyResult<bool> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            machine
+                .get(number)
+                .is_some_and(|found| found.holds_receives)
+        })
+    }
+
+    #[setter]
+    fn set_hold_receives(&self, py: Python<'_>, hold: bool) -> PyResult<()> {
+        self.change(py, |machine, shared| machine.hold_receives(hold, shared))?;
+        Ok(())
+    }
+
+    fn poll_timeout(&self, py: Python<'_>) -> PyResult<Option<i64>> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            machine.get(number).and_then(Machine::poll_timeout)
+        })
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let Some(kept) = &self.kept {
+            visit.call(&kept.pd)?;
+            visit.call(&kept.send_cq)?;
+            visit.call(&kept.recv_cq)?;
+            visit.call(&kept.srq)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if !*self.is_closed.get_mut() {
+            self.core.forget(Element::QueuePair(self.number));
+        }
+    }
+}

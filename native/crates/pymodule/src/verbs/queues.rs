@@ -1,0 +1,225 @@
+//! Completion queues and shared receive queues.
+
+use std::sync::Arc;
+
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyAnyMethods, PyList};
+use urds_verbs::work::{Completion, Element};
+
+use crate::verbs::engine::Core;
+use crate::verbs::requests::{each, recv_work};
+use crate::verbs::values::{domain_of, refused, tables};
+
+/// See `contract.CompletionQueue` and the stub.
+#[pyclass(frozen, weakref, module = "urds_native")]
+pub struct CompletionQueue {
+    pub number: u32,
+    pub core: Arc<Core>,
+    pub sink: Option<Py<PyAny>>,
+}
+
+impl CompletionQueue {
+    fn take(&self, py: Python<'_>, count: i64) -> PyResult<Vec<Completion>> {
+        let (number, count) = (self.number, usize::try_from(count).unwrap_or(0));
+        self.core.call(py, |engine| {
+            let mut taken = Vec::new();
+            if let Some(queue) = engine.shared.completions.get_mut(number) {
+                queue.poll(count, &mut taken);
+            }
+            taken
+        })
+    }
+
+    /// Give the sink what is queued, if anything is.
+    pub fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        let taken = self.take(py, i64::MAX)?;
+        match &self.sink {
+            Some(sink) if !taken.is_empty() => {
+                sink.bind(py).call1((listed(py, &taken)?,))?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn with<T: Default>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut urds_verbs::completions::CompletionQueue) -> T,
+    ) -> PyResult<T> {
+        let number = self.number;
+        self.core.call(py, |engine| {
+            let queue = engine.shared.completions.get_mut(number);
+            queue.map(work).unwrap_or_default()
+        })
+    }
+}
+
+/// Make the records of completions, with no lock held.
+fn listed<'py>(py: Python<'py>, completions: &[Completion]) -> PyResult<Bound<'py, PyList>> {
+    let tables = tables(py)?;
+    let list = PyList::empty(py);
+    for completion in completions {
+        list.append(tables.completion(py, completion)?)?;
+    }
+    Ok(list)
+}
+
+#[pymethods]
+impl CompletionQueue {
+    #[pyo3(signature = (count=1, /))]
+    fn poll<'py>(&self, py: Python<'py>, count: i64) -> PyResult<Bound<'py, PyList>> {
+        listed(py, &self.take(py, count)?)
+    }
+
+    #[pyo3(signature = (solicited_only=false))]
+    fn arm(&self, py: Python<'_>, solicited_only: bool) -> PyResult<()> {
+        self.with(py, |queue| queue.arm(solicited_only))
+    }
+
+    fn resize(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {
+        self.with(py, |queue| queue.resize(capacity).err())?
+            .map_or(Ok(()), |error| Err(refused(&error)))
+    }
+
+    fn discard(&self, py: Python<'_>, qpn: u32) -> PyResult<()> {
+        self.with(py, |queue| queue.discard(qpn))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |queue| queue.len())
+    }
+
+    #[getter]
+    fn capacity(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |queue| queue.capacity)
+    }
+
+    #[getter]
+    fn overrun(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |queue| queue.overrun)
+    }
+
+    #[getter]
+    fn lost_count(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |queue| queue.lost_count)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.sink)
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.core.forget(Element::CompletionQueue(self.number));
+    }
+}
+
+/// See `contract.SharedReceiveQueue` and the stub.
+#[pyclass(frozen, weakref, module = "urds_native")]
+pub struct SharedReceiveQueue {
+    pub number: u32,
+    pub core: Arc<Core>,
+    #[pyo3(get)]
+    pub pd: Py<PyAny>,
+    /// Queue pairs that take from here: its owner counts.
+    pub attached: std::sync::atomic::AtomicI64,
+}
+
+impl SharedReceiveQueue {
+    fn with<T: Default>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(
+            &mut urds_verbs::receives::ReceiveQueue,
+            &mut urds_verbs::completions::Told,
+        ) -> T,
+    ) -> PyResult<T> {
+        let number = self.number;
+        self.core.call(py, |engine| {
+            let shared = &mut engine.shared;
+            let queue = shared.receives.get_mut(number);
+            queue
+                .map(|queue| work(queue, &mut shared.told))
+                .unwrap_or_default()
+        })
+    }
+
+    /// Return the domain whose keys the receives use; `None` without one.
+    pub fn domain(&self, py: Python<'_>) -> PyResult<Option<urds_verbs::keys::Domain>> {
+        let pd = self.pd.bind(py);
+        (!pd.is_none()).then(|| domain_of(pd)).transpose()
+    }
+}
+
+#[pymethods]
+impl SharedReceiveQueue {
+    /// Post a receive, or several.
+    #[pyo3(signature = (wr, /))]
+    fn post(&self, py: Python<'_>, wr: &Bound<'_, PyAny>) -> PyResult<()> {
+        each(wr, |one| {
+            let work = recv_work(one)?;
+            self.with(py, |queue, _| queue.post(work).err())?
+                .map_or(Ok(()), |error| Err(refused(&error)))
+        })
+    }
+
+    fn arm_limit(&self, py: Python<'_>, limit: i64) -> PyResult<()> {
+        self.with(py, |queue, told| queue.arm_limit(limit, told).err())?
+            .map_or(Ok(()), |error| Err(refused(&error)))
+    }
+
+    fn resize(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {
+        self.with(py, |queue, _| queue.resize(capacity).err())?
+            .map_or(Ok(()), |error| Err(refused(&error)))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |queue, _| queue.len())
+    }
+
+    #[getter]
+    fn capacity(&self, py: Python<'_>) -> PyResult<i64> {
+        self.with(py, |queue, _| queue.capacity)
+    }
+
+    #[setter]
+    fn set_capacity(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {
+        self.with(py, |queue, _| queue.capacity = capacity)
+    }
+
+    #[getter]
+    fn max_sge(&self, py: Python<'_>) -> PyResult<i64> {
+        self.with(py, |queue, _| queue.max_sge)
+    }
+
+    #[getter]
+    fn limit(&self, py: Python<'_>) -> PyResult<i64> {
+        self.with(py, |queue, _| queue.limit)
+    }
+
+    #[getter]
+    fn attached(&self) -> i64 {
+        self.attached.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    #[setter]
+    fn set_attached(&self, count: i64) {
+        self.attached
+            .store(count, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.pd)
+    }
+}
+
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        self.core.forget(Element::ReceiveQueue(self.number));
+    }
+}

@@ -1,0 +1,454 @@
+//! Records of requests that a program makes per message, as classes of this module.
+//!
+//! They have the names, fields, defaults, equality, text and pickled form of the dataclasses in
+//! `urds.verbs.engine.work`, and the engine reads them without an attribute look-up.
+
+use pyo3::class::basic::CompareOp;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
+use urds_verbs::work::Piece;
+
+use crate::verbs::values::tables;
+
+/// One piece of registered memory.
+#[allow(clippy::upper_case_acronyms)] // the name in verbs
+#[pyclass(frozen, eq, hash, subclass, weakref, module = "urds_native")]
+#[derive(PartialEq, Eq, Hash)]
+pub struct SGE {
+    #[pyo3(get)]
+    addr: u64,
+    #[pyo3(get)]
+    length: i64,
+    #[pyo3(get)]
+    lkey: u32,
+}
+
+impl SGE {
+    pub fn piece(&self) -> Piece {
+        Piece {
+            address: i128::from(self.addr),
+            length: self.length,
+            lkey: self.lkey,
+        }
+    }
+}
+
+#[pymethods]
+impl SGE {
+    #[new]
+    fn new(addr: u64, length: i64, lkey: u32) -> Self {
+        Self { addr, length, lkey }
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let sge = slf.get();
+        let class = slf.get_type().qualname()?;
+        let (addr, length, lkey) = (sge.addr, sge.length, sge.lkey);
+        Ok(format!(
+            "{class}(addr={addr}, length={length}, lkey={lkey})"
+        ))
+    }
+
+    fn __getnewargs__(&self) -> (u64, i64, u32) {
+        (self.addr, self.length, self.lkey)
+    }
+}
+
+const RECV_FIELDS: [&str; 4] = ["wr_id", "sg", "next_wr", "num_sge"];
+
+/// Room for one message.
+#[pyclass(subclass, weakref, module = "urds_native")]
+pub struct RecvWR {
+    #[pyo3(get, set)]
+    pub wr_id: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub sg: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub next_wr: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub num_sge: Py<PyAny>,
+}
+
+#[pymethods]
+impl RecvWR {
+    #[new]
+    #[pyo3(signature = (wr_id=None, sg=None, next_wr=None, *, num_sge=None))]
+    fn new(
+        py: Python<'_>,
+        wr_id: Option<Bound<'_, PyAny>>,
+        sg: Option<Bound<'_, PyAny>>,
+        next_wr: Option<Bound<'_, PyAny>>,
+        num_sge: Option<Bound<'_, PyAny>>,
+    ) -> Self {
+        let zero = zero(py);
+        Self {
+            wr_id: given(wr_id, &zero),
+            sg: or_empty_list(py, sg),
+            next_wr: or_none(py, next_wr),
+            num_sge: or_none(py, num_sge),
+        }
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        described(slf.as_any(), &RECV_FIELDS)
+    }
+
+    fn __richcmp__(
+        slf: &Bound<'_, Self>,
+        other: &Bound<'_, PyAny>,
+        operation: CompareOp,
+    ) -> PyResult<Py<PyAny>> {
+        compared(slf.as_any(), other, operation, &RECV_FIELDS)
+    }
+
+    fn __getnewargs_ex__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        arguments(slf.as_any(), &RECV_FIELDS)
+    }
+
+    #[classattr]
+    const __hash__: Option<u8> = None;
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.sg)?;
+        visit.call(&self.next_wr)
+    }
+
+    fn __clear__(&mut self, py: Python<'_>) {
+        (self.sg, self.next_wr) = (py.None(), py.None());
+    }
+}
+
+const SEND_FIELDS: [&str; 21] = [
+    "wr_id",
+    "opcode",
+    "sg",
+    "send_flags",
+    "imm_data",
+    "invalidate_rkey",
+    "remote_addr",
+    "rkey",
+    "compare_add",
+    "swap",
+    "compare_mask",
+    "swap_mask",
+    "boundary",
+    "ah",
+    "remote_qpn",
+    "remote_qkey",
+    "window",
+    "bind",
+    "data",
+    "next_wr",
+    "num_sge",
+];
+
+/// One request.
+#[pyclass(subclass, weakref, module = "urds_native")]
+pub struct SendWR {
+    #[pyo3(get, set)]
+    pub wr_id: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub opcode: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub sg: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub send_flags: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub imm_data: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub invalidate_rkey: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub remote_addr: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub rkey: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub compare_add: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub swap: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub compare_mask: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub swap_mask: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub boundary: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub ah: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub remote_qpn: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub remote_qkey: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub window: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub bind: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub data: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub next_wr: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub num_sge: Py<PyAny>,
+}
+
+impl SendWR {
+    /// Return a field by its place in the dataclass.
+    pub fn at(&self, place: usize) -> &Py<PyAny> {
+        match place {
+            0 => &self.wr_id,
+            1 => &self.opcode,
+            2 => &self.sg,
+            3 => &self.send_flags,
+            4 => &self.imm_data,
+            5 => &self.invalidate_rkey,
+            6 => &self.remote_addr,
+            7 => &self.rkey,
+            8 => &self.compare_add,
+            9 => &self.swap,
+            10 => &self.compare_mask,
+            11 => &self.swap_mask,
+            12 => &self.boundary,
+            13 => &self.ah,
+            14 => &self.remote_qpn,
+            15 => &self.remote_qkey,
+            16 => &self.window,
+            17 => &self.bind,
+            18 => &self.data,
+            19 => &self.next_wr,
+            _ => &self.num_sge,
+        }
+    }
+}
+
+#[pymethods]
+impl SendWR {
+    #[new]
+    #[pyo3(signature = (wr_id=None, opcode=None, sg=None, send_flags=None, imm_data=None, invalidate_rkey=None, remote_addr=None, rkey=None, compare_add=None, swap=None, compare_mask=None, swap_mask=None, boundary=None, ah=None, remote_qpn=None, remote_qkey=None, window=None, bind=None, data=None, next_wr=None, *, num_sge=None))]
+    #[allow(clippy::too_many_arguments)] // the values of one record
+    fn new(
+        py: Python<'_>,
+        wr_id: Option<Bound<'_, PyAny>>,
+        opcode: Option<Bound<'_, PyAny>>,
+        sg: Option<Bound<'_, PyAny>>,
+        send_flags: Option<Bound<'_, PyAny>>,
+        imm_data: Option<Bound<'_, PyAny>>,
+        invalidate_rkey: Option<Bound<'_, PyAny>>,
+        remote_addr: Option<Bound<'_, PyAny>>,
+        rkey: Option<Bound<'_, PyAny>>,
+        compare_add: Option<Bound<'_, PyAny>>,
+        swap: Option<Bound<'_, PyAny>>,
+        compare_mask: Option<Bound<'_, PyAny>>,
+        swap_mask: Option<Bound<'_, PyAny>>,
+        boundary: Option<Bound<'_, PyAny>>,
+        ah: Option<Bound<'_, PyAny>>,
+        remote_qpn: Option<Bound<'_, PyAny>>,
+        remote_qkey: Option<Bound<'_, PyAny>>,
+        window: Option<Bound<'_, PyAny>>,
+        bind: Option<Bound<'_, PyAny>>,
+        data: Option<Bound<'_, PyAny>>,
+        next_wr: Option<Bound<'_, PyAny>>,
+        num_sge: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let tables = tables(py)?;
+        let zero = zero(py);
+        let or_zero = |value| given(value, &zero);
+        Ok(Self {
+            wr_id: or_zero(wr_id),
+            opcode: given(opcode, &tables.send),
+            sg: or_empty_list(py, sg),
+            send_flags: given(send_flags, &tables.signaled),
+            imm_data: or_zero(imm_data),
+            invalidate_rkey: or_zero(invalidate_rkey),
+            remote_addr: or_zero(remote_addr),
+            rkey: or_zero(rkey),
+            compare_add: or_zero(compare_add),
+            swap: or_zero(swap),
+            compare_mask: given(compare_mask, &tables.all_ones),
+            swap_mask: given(swap_mask, &tables.all_ones),
+            boundary: or_zero(boundary),
+            ah: or_none(py, ah),
+            remote_qpn: or_zero(remote_qpn),
+            remote_qkey: or_zero(remote_qkey),
+            window: or_none(py, window),
+            bind: or_none(py, bind),
+            data: or_none(py, data),
+            next_wr: or_none(py, next_wr),
+            num_sge: or_none(py, num_sge),
+        })
+    }
+
+    /// Return the length of its message in bytes: of its pieces, or of its own data.
+    #[getter]
+    fn message_bytes(&self, py: Python<'_>) -> PyResult<i64> {
+        let data = self.data.bind(py);
+        if !data.is_none() {
+            return Ok(i64::try_from(data.len()?).unwrap_or(i64::MAX));
+        }
+        let mut total = 0;
+        for piece in self.sg.bind(py).try_iter()? {
+            total += piece?.getattr("length")?.extract::<i64>()?;
+        }
+        Ok(total)
+    }
+
+    fn set_wr_rdma(&mut self, rkey: Py<PyAny>, addr: Py<PyAny>) {
+        (self.rkey, self.remote_addr) = (rkey, addr);
+    }
+
+    fn set_wr_ud(
+        &mut self,
+        ah: &Bound<'_, PyAny>,
+        qpn: Py<PyAny>,
+        qkey: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.ah = ah
+            .getattr_opt("vector")?
+            .unwrap_or_else(|| ah.clone())
+            .unbind();
+        (self.remote_qpn, self.remote_qkey) = (qpn, qkey);
+        Ok(())
+    }
+
+    #[pyo3(signature = (rkey, addr, compare_add, swap=None))]
+    fn set_wr_atomic(
+        &mut self,
+        py: Python<'_>,
+        rkey: Py<PyAny>,
+        addr: Py<PyAny>,
+        compare_add: Py<PyAny>,
+        swap: Option<Bound<'_, PyAny>>,
+    ) {
+        (self.rkey, self.remote_addr) = (rkey, addr);
+        (self.compare_add, self.swap) = (compare_add, given(swap, &zero(py)));
+    }
+
+    #[pyo3(signature = (
+        rkey, addr, compare_add, swap=None, *, compare_mask=None, swap_mask=None, boundary=None
+    ))]
+    #[allow(clippy::too_many_arguments)] // the values of one record
+    fn set_wr_masked_atomic(
+        &mut self,
+        py: Python<'_>,
+        rkey: Py<PyAny>,
+        addr: Py<PyAny>,
+        compare_add: Py<PyAny>,
+        swap: Option<Bound<'_, PyAny>>,
+        compare_mask: Option<Bound<'_, PyAny>>,
+        swap_mask: Option<Bound<'_, PyAny>>,
+        boundary: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let all_ones = &tables(py)?.all_ones;
+        self.set_wr_atomic(py, rkey, addr, compare_add, swap);
+        self.compare_mask = given(compare_mask, all_ones);
+        self.swap_mask = given(swap_mask, all_ones);
+        self.boundary = given(boundary, &zero(py));
+        Ok(())
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        described(slf.as_any(), &SEND_FIELDS)
+    }
+
+    fn __richcmp__(
+        slf: &Bound<'_, Self>,
+        other: &Bound<'_, PyAny>,
+        operation: CompareOp,
+    ) -> PyResult<Py<PyAny>> {
+        compared(slf.as_any(), other, operation, &SEND_FIELDS)
+    }
+
+    fn __getnewargs_ex__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        arguments(slf.as_any(), &SEND_FIELDS)
+    }
+
+    #[classattr]
+    const __hash__: Option<u8> = None;
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.sg)?;
+        visit.call(&self.ah)?;
+        visit.call(&self.window)?;
+        visit.call(&self.bind)?;
+        visit.call(&self.data)?;
+        visit.call(&self.next_wr)?;
+        Ok(())
+    }
+
+    fn __clear__(&mut self, py: Python<'_>) {
+        self.sg = py.None();
+        (self.ah, self.window, self.bind) = (py.None(), py.None(), py.None());
+        (self.data, self.next_wr) = (py.None(), py.None());
+    }
+}
+
+// -- what a dataclass does
+
+fn zero(py: Python<'_>) -> Py<PyAny> {
+    PyInt::new(py, 0).into_any().unbind()
+}
+
+fn given(value: Option<Bound<'_, PyAny>>, default: &Py<PyAny>) -> Py<PyAny> {
+    match value {
+        Some(value) => value.unbind(),
+        None => Python::attach(|py| default.clone_ref(py)),
+    }
+}
+
+fn or_none(py: Python<'_>, value: Option<Bound<'_, PyAny>>) -> Py<PyAny> {
+    value.map_or_else(|| py.None(), Bound::unbind)
+}
+
+fn or_empty_list(py: Python<'_>, value: Option<Bound<'_, PyAny>>) -> Py<PyAny> {
+    value.map_or_else(|| PyList::empty(py).into_any().unbind(), Bound::unbind)
+}
+
+fn described(record: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
+    let mut parts = Vec::new();
+    for name in fields {
+        let value = record.getattr(*name)?.repr()?;
+        parts.push(format!("{name}={value}"));
+    }
+    let class = record.get_type().qualname()?;
+    Ok(format!("{class}({})", parts.join(", ")))
+}
+
+fn compared(
+    record: &Bound<'_, PyAny>,
+    other: &Bound<'_, PyAny>,
+    operation: CompareOp,
+    fields: &[&str],
+) -> PyResult<Py<PyAny>> {
+    let py = record.py();
+    let is_equality = matches!(operation, CompareOp::Eq | CompareOp::Ne);
+    if !is_equality || !record.get_type().is(other.get_type()) {
+        return Ok(py.NotImplemented());
+    }
+    let mut are_equal = true;
+    for name in fields {
+        let (one, two) = (record.getattr(*name)?, other.getattr(*name)?);
+        are_equal = are_equal && (one.is(&two) || one.eq(&two)?);
+    }
+    let result = are_equal == matches!(operation, CompareOp::Eq);
+    Ok(result.into_pyobject(py)?.to_owned().into_any().unbind())
+}
+
+/// Return what makes an equal record: all fields by place, the last by name.
+fn arguments<'py>(
+    record: &Bound<'py, PyAny>,
+    fields: &[&str],
+) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+    let py = record.py();
+    let (last, first) = fields.split_last().unwrap_or((&"", &[]));
+    let mut values = Vec::new();
+    for name in first {
+        values.push(record.getattr(*name)?);
+    }
+    let named = PyDict::new(py);
+    named.set_item(last, record.getattr(*last)?)?;
+    Ok((PyTuple::new(py, values)?, named))
+}

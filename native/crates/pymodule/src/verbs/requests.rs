@@ -1,0 +1,248 @@
+//! Work requests of Python as the engine has them: native records, or any with their fields.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyOverflowError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
+use urds_verbs::numbers::Opcode;
+use urds_verbs::work::{Binding, Doubts, Opcoded, Own, Piece, Pieces, RecvWork, SendWork};
+
+use crate::verbs::memory::Buffer;
+use crate::verbs::records::{RecvWR, SGE, SendWR};
+use crate::verbs::regions::{MemoryWindow, Region};
+use crate::verbs::values::{integer, route_of, tables, wide};
+
+// Places of fields in `SendWR`.
+const WR_ID: usize = 0;
+const OPCODE: usize = 1;
+const SG: usize = 2;
+const SEND_FLAGS: usize = 3;
+const IMM_DATA: usize = 4;
+const INVALIDATE_RKEY: usize = 5;
+const REMOTE_ADDR: usize = 6;
+const RKEY: usize = 7;
+const COMPARE_ADD: usize = 8;
+const SWAP: usize = 9;
+const COMPARE_MASK: usize = 10;
+const SWAP_MASK: usize = 11;
+const BOUNDARY: usize = 12;
+const AH: usize = 13;
+const REMOTE_QPN: usize = 14;
+const REMOTE_QKEY: usize = 15;
+const WINDOW: usize = 16;
+const BIND: usize = 17;
+const DATA: usize = 18;
+const NUM_SGE: usize = 20;
+
+/// Call `post` with each request of one, a list or a tuple.
+pub fn each(
+    given: &Bound<'_, PyAny>,
+    mut post: impl FnMut(&Bound<'_, PyAny>) -> PyResult<()>,
+) -> PyResult<()> {
+    if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+        for one in given.try_iter()? {
+            post(&one?)?;
+        }
+        return Ok(());
+    }
+    post(given)
+}
+
+/// Read a receive.
+pub fn recv_work(object: &Bound<'_, PyAny>) -> PyResult<RecvWork> {
+    let py = object.py();
+    if let Ok(native) = object.cast_exact::<RecvWR>() {
+        let record = native.borrow();
+        return Ok(RecvWork {
+            wr_id: record.wr_id.extract(py)?,
+            pieces: pieces_of(record.sg.bind(py))?,
+            num_sge: record.num_sge.extract(py)?,
+        });
+    }
+    Ok(RecvWork {
+        wr_id: object.getattr(intern!(py, "wr_id"))?.extract()?,
+        pieces: pieces_of(&object.getattr(intern!(py, "sg"))?)?,
+        num_sge: object.getattr(intern!(py, "num_sge"))?.extract()?,
+    })
+}
+
+/// Read a request.
+pub fn send_work(object: &Bound<'_, PyAny>) -> PyResult<(Opcoded, Doubts)> {
+    let py = object.py();
+    if let Ok(native) = object.cast_exact::<SendWR>() {
+        let record = native.borrow();
+        return read(|place| Ok(record.at(place).bind(py).clone()));
+    }
+    read(|place| object.getattr(name_of(py, place)))
+}
+
+fn name_of(py: Python<'_>, place: usize) -> &Bound<'_, PyString> {
+    match place {
+        0 => intern!(py, "wr_id"),
+        1 => intern!(py, "opcode"),
+        2 => intern!(py, "sg"),
+        3 => intern!(py, "send_flags"),
+        4 => intern!(py, "imm_data"),
+        5 => intern!(py, "invalidate_rkey"),
+        6 => intern!(py, "remote_addr"),
+        7 => intern!(py, "rkey"),
+        8 => intern!(py, "compare_add"),
+        9 => intern!(py, "swap"),
+        10 => intern!(py, "compare_mask"),
+        11 => intern!(py, "swap_mask"),
+        12 => intern!(py, "boundary"),
+        13 => intern!(py, "ah"),
+        14 => intern!(py, "remote_qpn"),
+        15 => intern!(py, "remote_qkey"),
+        16 => intern!(py, "window"),
+        17 => intern!(py, "bind"),
+        18 => intern!(py, "data"),
+        19 => intern!(py, "next_wr"),
+        _ => intern!(py, "num_sge"),
+    }
+}
+
+fn read<'py>(at: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>) -> PyResult<(Opcoded, Doubts)> {
+    let wr_id = at(WR_ID)?.extract()?;
+    let opcode = at(OPCODE)?;
+    let known = opcode.extract::<i64>().ok().and_then(Opcode::of);
+    let Some(known) = known else {
+        let name = opcode.repr()?.to_string();
+        return Ok((Opcoded::Unknown { wr_id, name }, Doubts::default()));
+    };
+    let mut doubts = Doubts::default();
+    let mut work = SendWork::new(wr_id, known, pieces_of(&at(SG)?)?);
+    work.flags = u32::try_from(integer(&at(SEND_FLAGS)?)?)?;
+    let data = at(DATA)?;
+    if !data.is_none() {
+        match own_data(&data)? {
+            Ok(own) => work.own = own,
+            Err(reason) => doubts.data = Some(reason),
+        }
+    }
+    work.num_sge = at(NUM_SGE)?.extract()?;
+    if known.invalidates() {
+        work.invalidate_rkey = at(INVALIDATE_RKEY)?.extract()?;
+    } else {
+        work.imm_data = at(IMM_DATA)?.extract()?;
+    }
+    work.rkey = at(RKEY)?.extract()?;
+    work.remote_addr = masked(&at(REMOTE_ADDR)?)?;
+    let mut operand = |place: usize, name: &'static str| {
+        let value = at(place)?;
+        if let Ok(number) = value.extract::<u64>() {
+            return Ok(number);
+        }
+        let hexadecimal = value.call_method1("__format__", ("#x",))?;
+        doubts.operands.push((name, hexadecimal.to_string()));
+        Ok::<u64, PyErr>(0)
+    };
+    if !known.operands().is_empty() {
+        work.compare_add = operand(COMPARE_ADD, "compare_add")?;
+        work.swap = operand(SWAP, "swap")?;
+        work.compare_mask = operand(COMPARE_MASK, "compare_mask")?;
+        work.swap_mask = operand(SWAP_MASK, "swap_mask")?;
+        work.boundary = operand(BOUNDARY, "boundary")?;
+    }
+    let vector = at(AH)?;
+    if !vector.is_none() {
+        work.route = Some(route_of(&vector)?);
+        work.remote_qpn = at(REMOTE_QPN)?.extract()?;
+        work.remote_qkey = at(REMOTE_QKEY)?.extract()?;
+    }
+    if known == Opcode::BindMw {
+        work.binding = binding_of(&at(WINDOW)?, &at(BIND)?)?;
+    }
+    Ok((Opcoded::Known(work), doubts))
+}
+
+/// Read an address; one beyond 64 bits wraps, and the peer refuses it.
+fn masked(object: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(address) = object.extract() {
+        return Ok(address);
+    }
+    let all_ones = &tables(object.py())?.all_ones;
+    object.bitand(all_ones)?.extract()
+}
+
+fn pieces_of(object: &Bound<'_, PyAny>) -> PyResult<Pieces> {
+    if let Ok(list) = object.cast_exact::<PyList>() {
+        match list.len() {
+            0 => return Ok(Pieces::None),
+            1 => return Ok(Pieces::One(piece_of(&list.get_item(0)?)?)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    for piece in object.try_iter()? {
+        found.push(piece_of(&piece?)?);
+    }
+    Ok(match found.as_slice() {
+        [] => Pieces::None,
+        [piece] => Pieces::One(*piece),
+        _ => Pieces::Many(found.into()),
+    })
+}
+
+fn piece_of(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
+    if let Ok(native) = object.cast_exact::<SGE>() {
+        return Ok(native.get().piece());
+    }
+    let py = object.py();
+    let length = integer(&object.getattr(intern!(py, "length"))?)?;
+    let address = object.getattr(intern!(py, "addr"))?;
+    let lkey = object.getattr(intern!(py, "lkey"))?;
+    Ok(Piece {
+        address: wide(&address)?,
+        length,
+        lkey: lkey.extract().or_else(|error: PyErr| {
+            // 0 is no key either.
+            let is_beyond = error.is_instance_of::<PyOverflowError>(py);
+            if is_beyond { Ok(0) } else { Err(error) }
+        })?,
+    })
+}
+
+/// Return the bytes that a request brings itself, or why they are not plain ones.
+fn own_data(object: &Bound<'_, PyAny>) -> PyResult<Result<Own, String>> {
+    if let Ok(view) = object.cast::<PyMemoryView>() {
+        let format = view.getattr("format")?;
+        let dimensions: usize = view.getattr("ndim")?.extract()?;
+        let is_contiguous: bool = view.getattr("contiguous")?.extract()?;
+        if !(format.eq("B")? && dimensions == 1 && is_contiguous) {
+            let format = format.repr()?;
+            return Ok(Err(format!(
+                "bytes of format {format}, {dimensions} dimensions: not plain bytes"
+            )));
+        }
+    } else if !object.is_instance_of::<PyBytes>() {
+        let class = object.get_type().name()?;
+        return Ok(Err(format!(
+            "bytes of type {class}, neither bytes nor memoryview"
+        )));
+    }
+    let buffer = Buffer::of(object)?;
+    let length = buffer.length();
+    Ok(Ok(Own::Kept(Arc::new(buffer), length)))
+}
+
+fn binding_of(window: &Bound<'_, PyAny>, bind: &Bound<'_, PyAny>) -> PyResult<Option<Binding>> {
+    let py = window.py();
+    let class = tables(py)?.window_binding.bind(py);
+    if window.is_none() || !bind.is_instance(class)? {
+        return Ok(None);
+    }
+    let window = window.cast::<MemoryWindow>()?.get();
+    let region = bind.getattr("region")?;
+    let region = region.cast::<Region>()?.get();
+    Ok(Some(Binding {
+        window: window.id,
+        region: region.id,
+        region_key: region.key.load(std::sync::atomic::Ordering::Relaxed),
+        address: wide(&bind.getattr("address")?)?,
+        length: wide(&bind.getattr("length")?)?,
+        access: u32::try_from(integer(&bind.getattr("access")?)?)?,
+    }))
+}

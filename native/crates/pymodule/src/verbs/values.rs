@@ -1,0 +1,245 @@
+//! Numbers and records of the verbs engine as Python's enumerations and classes.
+
+use pyo3::exceptions::{PyOSError, PyOverflowError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple, PyType};
+use urds_verbs::attributes::{Attributes, Cap, FIELDS};
+use urds_verbs::errors::Rejected;
+use urds_verbs::keys::Domain;
+use urds_verbs::numbers::{AsyncEvent, GID_BYTES, QpKind, QpState, Status, WcOpcode};
+use urds_verbs::work::{Completion, Route};
+
+use crate::sys::tuple_of_class;
+
+const WC_FLAGS: usize = 16; // combinations
+
+/// Members and classes of Python's engine that results are made of.
+pub struct Tables {
+    wc: Py<PyType>,
+    statuses: Vec<Py<PyAny>>,
+    opcodes: Vec<Py<PyAny>>,
+    wc_flags: Vec<Py<PyAny>>,
+    pub states: Vec<Py<PyAny>>,
+    pub kinds: Vec<Py<PyAny>>,
+    pub events: Vec<Py<PyAny>>,
+    pub engine_event: Py<PyAny>,
+    pub completed: Py<PyAny>,
+    pub address_vector: Py<PyAny>,
+    pub access_flag: Py<PyAny>,
+    pub send: Py<PyAny>,
+    pub signaled: Py<PyAny>,
+    pub all_ones: Py<PyAny>,
+    pub window_binding: Py<PyAny>,
+    pub attributes: Py<PyAny>,
+    pub capacities: Py<PyAny>,
+    pub in_order: Py<PyAny>,
+    nested_domain: Py<PyAny>,
+}
+
+static TABLES: PyOnceLock<Tables> = PyOnceLock::new();
+
+/// Return the members and classes, looked up once.
+pub fn tables(py: Python<'_>) -> PyResult<&Tables> {
+    TABLES.get_or_try_init(py, || Tables::new(py))
+}
+
+/// A member of an enumeration by its number; places without one are `None`.
+fn members(
+    class: &Bound<'_, PyAny>,
+    numbers: impl Iterator<Item = u8>,
+) -> PyResult<Vec<Py<PyAny>>> {
+    let py = class.py();
+    let mut found: Vec<Py<PyAny>> = Vec::new();
+    for number in numbers {
+        while found.len() <= usize::from(number) {
+            found.push(py.None());
+        }
+        found[usize::from(number)] = class.call1((number,))?.unbind();
+    }
+    Ok(found)
+}
+
+impl Tables {
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        let numbers = py.import("urds.verbs.engine.numbers")?;
+        let work = py.import("urds.verbs.engine.work")?;
+        let keys = py.import("urds.verbs.engine.keys")?;
+        let attributes = py.import("urds.verbs.engine.attributes")?;
+        let class = |name: &str| numbers.getattr(name);
+        let wc_flag = class("WCFlag")?;
+        let flags = (0..u8::try_from(WC_FLAGS).unwrap_or(0)).map(|bits| {
+            let known = bits & !4; // no flag has this bit
+            wc_flag.call1((known,)).map(Bound::unbind)
+        });
+        Ok(Self {
+            wc: work.getattr("WC")?.cast_into::<PyType>()?.unbind(),
+            statuses: members(
+                &class("WCStatus")?,
+                Status::ALL.iter().map(|one| *one as u8),
+            )?,
+            opcodes: members(
+                &class("WCOpcode")?,
+                WcOpcode::ALL.iter().map(|one| *one as u8),
+            )?,
+            wc_flags: flags.collect::<PyResult<_>>()?,
+            states: members(
+                &class("QPState")?,
+                QpState::ALL.iter().map(|one| *one as u8),
+            )?,
+            kinds: members(&class("QPType")?, QpKind::ALL.iter().map(|one| *one as u8))?,
+            events: members(
+                &class("AsyncEventType")?,
+                AsyncEvent::ALL.iter().map(|one| *one as u8),
+            )?,
+            engine_event: work.getattr("EngineEvent")?.unbind(),
+            completed: work.getattr("Completed")?.unbind(),
+            address_vector: work.getattr("AddressVector")?.unbind(),
+            access_flag: class("AccessFlag")?.unbind(),
+            send: class("WROpcode")?.getattr("SEND")?.unbind(),
+            signaled: class("SendFlag")?.getattr("SIGNALED")?.unbind(),
+            all_ones: u64::MAX.into_pyobject(py)?.into_any().unbind(),
+            window_binding: keys.getattr("WindowBinding")?.unbind(),
+            nested_domain: keys.getattr("NestedDomain")?.unbind(),
+            attributes: attributes.getattr("QPAttr")?.unbind(),
+            capacities: attributes.getattr("QPCap")?.unbind(),
+            in_order: class("ReceiveOrder")?.getattr("IN_ORDER")?.unbind(),
+        })
+    }
+
+    /// Return a completion as a `WC`.
+    pub fn completion<'py>(
+        &self,
+        py: Python<'py>,
+        completion: &Completion,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let values = PyTuple::new(
+            py,
+            [
+                completion.wr_id.into_pyobject(py)?.into_any(),
+                self.statuses[completion.status as usize].bind(py).clone(),
+                self.opcodes[completion.opcode as usize].bind(py).clone(),
+                completion.byte_len.into_pyobject(py)?.into_any(),
+                completion.qpn.into_pyobject(py)?.into_any(),
+                completion.src_qpn.into_pyobject(py)?.into_any(),
+                completion.imm_data.into_pyobject(py)?.into_any(),
+                self.wc_flags[usize::from(completion.flags) % WC_FLAGS]
+                    .bind(py)
+                    .clone(),
+                0_u8.into_pyobject(py)?.into_any(),
+                completion
+                    .solicited
+                    .into_pyobject(py)?
+                    .to_owned()
+                    .into_any(),
+            ],
+        )?;
+        tuple_of_class(self.wc.bind(py), values)
+    }
+
+    /// Return an `AddressVector`.
+    pub fn route<'py>(&self, py: Python<'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {
+        let gid = PyBytes::new(py, &route.gid);
+        self.address_vector.bind(py).call1((gid, route.port))
+    }
+}
+
+/// Return the error of a refused call.
+#[cold]
+pub fn refused(error: &Rejected) -> PyErr {
+    PyOSError::new_err((error.errno, error.detail.clone()))
+}
+
+/// Read an `AddressVector`.
+pub fn route_of(object: &Bound<'_, PyAny>) -> PyResult<Route> {
+    let py = object.py();
+    let gid = object.getattr(intern!(py, "dgid"))?;
+    Ok(Route {
+        gid: gid_of(&gid)?,
+        port: object.getattr(intern!(py, "port"))?.extract()?,
+    })
+}
+
+/// Read the 16 bytes of a GID.
+pub fn gid_of(object: &Bound<'_, PyAny>) -> PyResult<[u8; GID_BYTES]> {
+    let bytes: &[u8] = object.extract()?;
+    let wrong = || PyOSError::new_err((22, format!("GID of {} bytes", bytes.len())));
+    bytes.try_into().map_err(|_| wrong())
+}
+
+/// Return a domain for an object that stands for one, by its identity.
+///
+/// The caller keeps the object while the engine knows the domain.
+pub fn domain_of(object: &Bound<'_, PyAny>) -> PyResult<Domain> {
+    let py = object.py();
+    let nested = tables(py)?.nested_domain.bind(py);
+    let outer = if object.get_type().is(nested) {
+        Some(identity(&object.getattr(intern!(py, "outer"))?))
+    } else {
+        None
+    };
+    Ok(Domain {
+        own: identity(object),
+        outer,
+    })
+}
+
+fn identity(object: &Bound<'_, PyAny>) -> u64 {
+    object.as_ptr() as u64
+}
+
+/// Read an integer, also one of an enumeration.
+pub fn integer(object: &Bound<'_, PyAny>) -> PyResult<i64> {
+    object.extract()
+}
+
+/// Read an integer of 128 bits: `OverflowError` beyond.
+pub fn wide(object: &Bound<'_, PyAny>) -> PyResult<i128> {
+    object.extract()
+}
+
+/// Read the capacities of a queue pair.
+pub fn cap_of(object: &Bound<'_, PyAny>) -> PyResult<Cap> {
+    let field = |name: &str| object.getattr(name)?.extract();
+    Ok(Cap {
+        max_send_wr: field("max_send_wr")?,
+        max_recv_wr: field("max_recv_wr")?,
+        max_send_sge: field("max_send_sge")?,
+        max_recv_sge: field("max_recv_sge")?,
+        max_inline_data: field("max_inline_data")?,
+    })
+}
+
+/// Read the attributes that a modify brings: those that its mask names.
+pub fn attributes_of(object: &Bound<'_, PyAny>, mask: u32, cap: Cap) -> PyResult<Attributes> {
+    use urds_verbs::attributes::{AV, CUR_STATE, PATH_MTU, STATE};
+    let mut found = Attributes::new(cap);
+    if mask & STATE != 0 {
+        found.state = state_of(&object.getattr("qp_state")?)?;
+    }
+    if mask & CUR_STATE != 0 {
+        found.current = state_of(&object.getattr("cur_qp_state")?)?;
+    }
+    let mut numbers = *found.numbers();
+    for ((bit, name, _), number) in FIELDS.iter().zip(&mut numbers) {
+        if mask & bit != 0 {
+            *number = integer(&object.getattr(*name)?)?;
+        }
+    }
+    found.set_numbers(numbers);
+    if mask & PATH_MTU != 0 {
+        found.path_mtu = object.getattr("path_mtu")?.extract()?;
+    }
+    if mask & AV != 0 {
+        let vector = object.getattr("ah_attr")?;
+        found.route = (!vector.is_none()).then(|| route_of(&vector)).transpose()?;
+    }
+    Ok(found)
+}
+
+fn state_of(object: &Bound<'_, PyAny>) -> PyResult<QpState> {
+    let number = integer(object)?;
+    let wrong = || PyOverflowError::new_err(format!("{number} is no state of a queue pair"));
+    QpState::of(number).ok_or_else(wrong)
+}

@@ -1,0 +1,130 @@
+//! The completion queue; the rules are those of `urds.verbs.engine.completions`.
+
+use std::collections::VecDeque;
+
+use crate::errors::Rejected;
+use crate::numbers::{AsyncEvent, Status};
+use crate::work::{Completion, Element, Event};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// Up to `capacity` completions; with a sink nothing stays beyond the pass.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    pub capacity: usize,
+    pub overrun: bool,
+    pub lost_count: u64,
+    has_sink: bool,
+    entries: VecDeque<Completion>,
+    armed: Armed,
+}
+
+impl CompletionQueue {
+    /// Make an empty queue.
+    ///
+    /// # Errors
+    /// EINVAL for a capacity below 1.
+    pub fn new(capacity: i64, has_sink: bool) -> Result<Self, Rejected> {
+        match usize::try_from(capacity) {
+            Ok(capacity) if capacity >= 1 => Ok(Self {
+                capacity,
+                overrun: false,
+                lost_count: 0,
+                has_sink,
+                entries: VecDeque::new(),
+                armed: Armed::No,
+            }),
+            _ => Err(Rejected::invalid(format!(
+                "completion queue of {capacity} entries, at least 1"
+            ))),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Queue a completion of the queue that has this number; see `Shared::complete`.
+    pub fn push(&mut self, number: u32, completion: Completion, told: &mut Told) {
+        if self.has_sink {
+            if self.entries.is_empty() {
+                told.fed.push(number);
+            }
+            self.entries.push_back(completion);
+            return;
+        }
+        if self.entries.len() >= self.capacity {
+            self.lost_count += 1;
+            if !self.overrun {
+                self.overrun = true;
+                let element = Element::CompletionQueue(number);
+                told.events.push(Event::Async(AsyncEvent::CqErr, element));
+            }
+            return;
+        }
+        self.entries.push_back(completion);
+        let qualifies = match self.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => completion.solicited || completion.status != Status::Success,
+        };
+        if qualifies {
+            self.armed = Armed::No;
+            told.events.push(Event::Completed(number));
+        }
+    }
+
+    /// Take the oldest completions, up to `count`, into `taken`.
+    pub fn poll(&mut self, count: usize, taken: &mut Vec<Completion>) {
+        let count = count.min(self.entries.len());
+        taken.extend(self.entries.drain(..count));
+    }
+
+    /// Drop the completions of a queue pair that starts over or is gone.
+    pub fn discard(&mut self, qpn: u32) {
+        self.entries.retain(|completion| completion.qpn != qpn);
+    }
+
+    /// Request one event for the next completion, or for the next solicited one.
+    pub fn arm(&mut self, solicited_only: bool) {
+        if !solicited_only {
+            self.armed = Armed::Any;
+        } else if self.armed == Armed::No {
+            self.armed = Armed::Solicited;
+        }
+    }
+
+    /// Change the capacity.
+    ///
+    /// # Errors
+    /// EINVAL below 1 or below what is queued.
+    pub fn resize(&mut self, capacity: i64) -> Result<(), Rejected> {
+        let queued = self.entries.len();
+        match usize::try_from(capacity) {
+            Ok(capacity) if capacity >= queued.max(1) => {
+                self.capacity = capacity;
+                Ok(())
+            }
+            _ => Err(Rejected::invalid(format!(
+                "completion queue of {capacity} entries, at least 1 and the {queued} that are \
+                 queued"
+            ))),
+        }
+    }
+}
+
+/// What an engine has to tell: numbers of queues whose sinks are due, and events.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub fed: Vec<u32>,
+    pub events: Vec<Event>,
+}

@@ -1,0 +1,293 @@
+//! All queue pairs of one opened device, their queues and keys.
+//!
+//! The caller serialises the calls, passes the time and gives an `Outlet` for packets.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::attributes::Attributes;
+use crate::completions::{CompletionQueue, Told};
+use crate::errors::Rejected;
+use crate::keys::{Draw, Keys};
+use crate::memory::Payload;
+use crate::numbers::QpKind;
+use crate::packets::{self, Packet};
+use crate::queue_pair::{Outlet, QueuePair, Setup, Shared};
+use crate::receives::ReceiveQueue;
+use crate::slots::Slots;
+use crate::work::{Doubts, Opcoded, RecvWork, Route};
+
+/// Packets since the engine was made, and why some were dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub sent: u64,
+    pub received: u64,
+    pub dropped_malformed: u64,
+    /// No such queue pair.
+    pub dropped_unknown: u64,
+    /// From another place than the queue pair's peer.
+    pub dropped_source: u64,
+}
+
+/// One queue pair and its place in the order of service: the order in which they were made.
+#[derive(Debug)]
+struct Served {
+    queue_pair: QueuePair,
+    serial: u64,
+    deadline_ns: Option<i64>,
+}
+
+/// The engine of one opened device.
+#[derive(Debug)]
+pub struct Engine {
+    pub shared: Shared,
+    pub counters: Counters,
+    queue_pairs: Slots<Served>,
+    by_qpn: HashMap<u32, u32>,
+    serial: u64,
+    /// Those that may have something to send: an idle queue pair costs nothing.
+    ready: BTreeSet<(u64, u32)>,
+    deadlines: BTreeSet<(i64, u64, u32)>,
+    has_checksum: bool,
+}
+
+/// Keeps one packet as bytes.
+#[derive(Debug, Default)]
+pub struct OnePacket {
+    pub destination: Option<Route>,
+    pub bytes: Vec<u8>,
+    has_checksum: bool,
+}
+
+impl Outlet for OnePacket {
+    fn packet(&mut self, to: &Route, packet: &Packet, payload: Payload<'_>) {
+        self.destination = Some(*to);
+        self.bytes.clear();
+        packets::emit(packet, payload, self.has_checksum, &mut self.bytes);
+    }
+}
+
+impl Engine {
+    /// Make an engine without objects. `has_checksum`: packets carry a CRC-32 of their own.
+    pub fn new(draw: Option<Draw>, has_checksum: bool) -> Self {
+        Self {
+            shared: Shared {
+                keys: Keys::new(draw),
+                completions: Slots::default(),
+                receives: Slots::default(),
+                told: Told::default(),
+                extents: Vec::new(),
+            },
+            counters: Counters::default(),
+            queue_pairs: Slots::default(),
+            by_qpn: HashMap::new(),
+            serial: 0,
+            ready: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            has_checksum,
+        }
+    }
+
+    // -- objects
+
+    /// Make a completion queue; returns its number.
+    ///
+    /// # Errors
+    /// EINVAL for a capacity below 1.
+    pub fn completion_queue(&mut self, capacity: i64, has_sink: bool) -> Result<u32, Rejected> {
+        let made = CompletionQueue::new(capacity, has_sink)?;
+        Ok(self.shared.completions.insert(made))
+    }
+
+    /// Make a queue of receives that queue pairs share; returns its number.
+    pub fn receive_queue(&mut self, capacity: i64, max_sge: i64) -> u32 {
+        let receives = &mut self.shared.receives;
+        let number = receives.insert(ReceiveQueue::new(capacity, max_sge));
+        if let Some(queue) = receives.get_mut(number) {
+            queue.share(number);
+        }
+        number
+    }
+
+    /// Make a queue pair; returns its number.
+    pub fn queue_pair(&mut self, setup: Setup) -> u32 {
+        self.serial += 1;
+        let qpn = setup.qpn;
+        let number = self.queue_pairs.insert(Served {
+            queue_pair: QueuePair::new(setup),
+            serial: self.serial,
+            deadline_ns: None,
+        });
+        if let Some(served) = self.queue_pairs.get_mut(number) {
+            served.queue_pair.number = number;
+        }
+        self.by_qpn.insert(qpn, number);
+        number
+    }
+
+    /// Forget a queue pair.
+    pub fn close_queue_pair(&mut self, number: u32) {
+        if let Some(served) = self.queue_pairs.remove(number) {
+            self.ready.remove(&(served.serial, number));
+            if let Some(deadline_ns) = served.deadline_ns {
+                self.deadlines.remove(&(deadline_ns, served.serial, number));
+            }
+            self.by_qpn.remove(&served.queue_pair.setup.qpn);
+        }
+    }
+
+    pub fn get(&self, number: u32) -> Option<&QueuePair> {
+        self.queue_pairs
+            .get(number)
+            .map(|served| &served.queue_pair)
+    }
+
+    pub fn queue_pair_count(&self) -> usize {
+        self.queue_pairs.len()
+    }
+
+    pub fn has_qpn(&self, qpn: u32) -> bool {
+        self.by_qpn.contains_key(&qpn)
+    }
+
+    /// Change a queue pair that is not closed; it may have something to send afterwards.
+    pub fn with<T>(
+        &mut self,
+        number: u32,
+        work: impl FnOnce(&mut QueuePair, &mut Shared) -> T,
+    ) -> Option<T> {
+        let served = self.queue_pairs.get_mut(number)?;
+        let result = work(&mut served.queue_pair, &mut self.shared);
+        self.ready.insert((served.serial, number));
+        self.plan(number);
+        Some(result)
+    }
+
+    // -- work
+
+    /// Change state and attributes.
+    ///
+    /// # Errors
+    /// EINVAL; then nothing changes.
+    pub fn modify(&mut self, number: u32, given: &Attributes, mask: u32) -> Result<(), Rejected> {
+        self.with(number, |qp, shared| qp.modify(given, mask, shared))
+            .unwrap_or_else(|| Err(closed()))
+    }
+
+    /// Queue a request.
+    ///
+    /// # Errors
+    /// As `QueuePair::post_send`.
+    pub fn post_send(
+        &mut self,
+        number: u32,
+        work: Opcoded,
+        doubts: &Doubts,
+    ) -> Result<(), Rejected> {
+        self.with(number, |qp, shared| qp.post_send(work, doubts, shared))
+            .unwrap_or_else(|| Err(closed()))
+    }
+
+    /// Queue a receive, which gives nothing to send.
+    ///
+    /// # Errors
+    /// As `QueuePair::post_recv`.
+    pub fn post_recv(&mut self, number: u32, work: RecvWork) -> Result<(), Rejected> {
+        match self.queue_pairs.get_mut(number) {
+            None => Err(closed()),
+            Some(served) => served.queue_pair.post_recv(work, &mut self.shared),
+        }
+    }
+
+    // -- packets and time
+
+    /// Process the bytes of one packet that arrived.
+    pub fn receive(&mut self, data: &[u8], source: Route, now_ns: i64) {
+        let Ok((packet, payload)) = packets::parse(data, self.has_checksum) else {
+            self.counters.dropped_malformed += 1;
+            return;
+        };
+        self.counters.received += 1;
+        let Some(&number) = self.by_qpn.get(&packet.target_qpn) else {
+            self.counters.dropped_unknown += 1;
+            return;
+        };
+        let is_dropped = self
+            .get(number)
+            .is_some_and(|qp| qp.setup.kind == QpKind::Rc && qp.peer != Some(source));
+        if is_dropped {
+            self.counters.dropped_source += 1;
+            return;
+        }
+        self.with(number, |qp, shared| {
+            qp.receive(&packet, payload, Some(source), now_ns, shared);
+        });
+    }
+
+    /// Give the outlet the next packet; false when there is none now.
+    pub fn poll(&mut self, now_ns: i64, outlet: &mut impl Outlet) -> bool {
+        while let Some(&(serial, number)) = self.ready.first() {
+            let is_sent = self
+                .queue_pairs
+                .get_mut(number)
+                .is_some_and(|served| served.queue_pair.poll(now_ns, &mut self.shared, outlet));
+            self.plan(number);
+            if is_sent {
+                return true;
+            }
+            self.ready.remove(&(serial, number));
+        }
+        false
+    }
+
+    /// Return the next packet as bytes, and where it goes.
+    pub fn poll_transmit(&mut self, now_ns: i64) -> Option<(Route, Vec<u8>)> {
+        let mut one = OnePacket {
+            has_checksum: self.has_checksum,
+            ..OnePacket::default()
+        };
+        // One without a destination leads nowhere: the queue pair has no peer.
+        while self.poll(now_ns, &mut one) {
+            if let Some(route) = one.destination {
+                self.counters.sent += 1;
+                return Some((route, one.bytes));
+            }
+        }
+        None
+    }
+
+    /// Return when `handle_timeout` is due.
+    pub fn poll_timeout(&self) -> Option<i64> {
+        self.deadlines.first().map(|(deadline_ns, ..)| *deadline_ns)
+    }
+
+    /// Run the timers that are due, in the order in which the queue pairs were made.
+    pub fn handle_timeout(&mut self, now_ns: i64) {
+        let due = self.deadlines.iter().take_while(|(ns, ..)| *ns <= now_ns);
+        let mut due: Vec<(u64, u32)> = due.map(|(_, serial, number)| (*serial, *number)).collect();
+        due.sort_unstable();
+        for (_, number) in due {
+            self.with(number, |qp, shared| qp.handle_timeout(now_ns, shared));
+        }
+    }
+
+    fn plan(&mut self, number: u32) {
+        let Some(served) = self.queue_pairs.get_mut(number) else {
+            return;
+        };
+        let deadline_ns = served.queue_pair.poll_timeout();
+        if deadline_ns == served.deadline_ns {
+            return;
+        }
+        let serial = served.serial;
+        if let Some(before_ns) = std::mem::replace(&mut served.deadline_ns, deadline_ns) {
+            self.deadlines.remove(&(before_ns, serial, number));
+        }
+        if let Some(deadline_ns) = deadline_ns {
+            self.deadlines.insert((deadline_ns, serial, number));
+        }
+    }
+}
+
+fn closed() -> Rejected {
+    Rejected::invalid("the queue pair is closed")
+}
