@@ -48,6 +48,7 @@ from urds.verbs import (
     WCStatus,
     WROpcode,
 )
+from urds.verbs.engine.engine import Engine
 from urds.verbs.providers.base import (
     ConnectionEventKind,
     ConnectParameters,
@@ -60,7 +61,10 @@ from urds.verbs.providers.sim import SimNetwork
 
 # "bare" is a simulated device that states none of the capabilities one may lack, and whose packets
 # say no more than InfiniBand's headers.
-PROVIDERS = ("sim", "shm", "udp", "tcp", "bare")
+# "sim-lossless" is a simulated network without loss on the reference engine, "sim-native" the same
+# on the compiled one: what passes on one passes on the other.
+PROVIDERS = ("sim", "sim-lossless", "sim-native", "shm", "udp", "tcp", "bare")
+SIMULATED = ("sim", "sim-lossless", "sim-native", "bare")
 LACKING = (
     "atomics", "masked_atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows",
     "raw_connect",
@@ -300,6 +304,16 @@ def towards(peer: Side, **attributes: Any) -> QPAttr:
     return QPAttr(**(given | attributes))
 
 
+def network_of(provider: str) -> SimNetwork:
+    """Return the network of a simulated provider."""
+    if provider == "sim-native":
+        native = pytest.importorskip("urds_native", reason="the compiled engine is not built")
+        return SimNetwork(seed=1, lossless=True, engine=native.Engine)
+    if provider == "sim-lossless":
+        return SimNetwork(seed=1, lossless=True, engine=Engine)
+    return SimNetwork(seed=1)
+
+
 class World:
     """Devices of one provider; those that have a network listen at `host`."""
 
@@ -307,7 +321,7 @@ class World:
         self.provider = provider
         self.host = host
         self.directory = directory
-        self.network = SimNetwork(seed=1)
+        self.network = network_of(provider)
         self.seen: set[str] = set()
         self.has_refused = False
         self._contexts: list[Context] = []
@@ -317,7 +331,7 @@ class World:
 
     def context(self) -> Context:
         """Open a device."""
-        if self.provider in ("sim", "bare"):
+        if self.is_simulated:
             adapter = self.network.adapter()
             if self.provider == "bare":
                 lacking: dict[str, Any] = dict.fromkeys(LACKING, False)
@@ -358,12 +372,12 @@ class World:
     @property
     def is_simulated(self) -> bool:
         """Tell whether time is virtual."""
-        return self.provider in ("sim", "bare")
+        return self.provider in SIMULATED
 
     @property
     def is_lossless(self) -> bool:
         """Tell whether the link of the device loses nothing."""
-        return self.provider in ("shm", "tcp")
+        return self.provider in ("shm", "tcp", "sim-lossless", "sim-native")
 
     def lacks(self, capability: str) -> bool:
         """Tell whether the device states that it lacks something; then a refusal is shown."""

@@ -79,6 +79,7 @@ class QueuePair:
         self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
+        self.on_close: Callable[[QueuePair], None] | None = None
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         # An empty queue is false.
@@ -158,6 +159,11 @@ class QueuePair:
         """Go to SQE after a failed datagram: sending stops, receiving continues."""
         self.state = self.attr.qp_state = QPState.SQE
         self._sends.flush()
+
+    def close(self) -> None:
+        """End its service by the engine that made it; nothing completes any more. Safe twice."""
+        if self.on_close is not None:
+            self.on_close(self)
 
     # -- work
 

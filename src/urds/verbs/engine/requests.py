@@ -241,7 +241,7 @@ class SendRequest:
             target_qpn,
             self.psn & PSN_MASK,
             PACKET_FLAGS[_FIRST | _LAST | _ACK_REQUEST],
-            address=self.remote_addr,
+            address=self.remote_addr & _ADDRESS_MASK,
             rkey=self.rkey,
             compare_add=self.compare_add,
         )

@@ -23,12 +23,14 @@ from typing import Final, NamedTuple
 
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
+from urds.verbs.engine.contract import EngineFactory
 from urds.verbs.engine.keys import KeyTable
 from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import Packet, parse_packet
 from urds.verbs.engine.queue_pair import LinkTraits
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
+from urds.verbs.providers.engine_adapter import EngineAdapter
 from urds.verbs.providers.packet_adapter import PacketAdapter
 from urds.verbs.providers.packet_connection import packed
 
@@ -124,7 +126,12 @@ OnPacket = Callable[[bytes, "SimAdapter", "SimAdapter"], list[tuple[int, bytes]]
 
 
 class SimNetwork:
-    """A network of simulated adapters; the keywords are those of `LinkProfile`."""
+    """A network of simulated adapters; the keywords are those of `LinkProfile`.
+
+    engine: makes the engine of each adapter, for a network without loss: `urds.verbs.engine.engine`
+    has the reference, `urds_native` the compiled one. Without it the queue pairs are served one by
+    one, which a link with loss needs.
+    """
 
     def __init__(
         self,
@@ -132,6 +139,7 @@ class SimNetwork:
         *,
         mtu_bytes: int = 4096,
         lossless: bool = False,
+        engine: EngineFactory | None = None,
         settings: CmSettings | None = None,
         delay_ns: int = 50_000,
         jitter_ns: int = 0,
@@ -153,6 +161,7 @@ class SimNetwork:
         )
         self.datagrams_lost = 0
         self._random = Random(seed)
+        self._engine = engine
         self._link = LinkTraits(mtu_bytes=mtu_bytes, lossless=lossless)
         self._settings = settings
         self._profiles: dict[tuple[SimAdapter, SimAdapter], LinkProfile] = {}
@@ -174,9 +183,18 @@ class SimNetwork:
                 name=name or f"sim{number - 1}",
                 provider="sim",
                 link=self._link,
-                receive_order=frozenset(ReceiveOrder),
+                receive_order=frozenset(
+                    ReceiveOrder if self._engine is None else {ReceiveOrder.IN_ORDER}
+                ),
             )
-            adapter = SimAdapter(self, attributes, address, self._settings, self._random)
+            given = self, attributes, address, self._settings, self._random
+            adapter: SimAdapter
+            if self._engine is None:
+                adapter = SimAdapter(*given)
+            else:
+                adapter = with_engine = SimEngineAdapter(*given)
+                checksum = adapter.has_checksum
+                with_engine.use(self._engine(self._link, gid=adapter.gid, checksum=checksum))
             self._adapters[adapter.gid] = adapter
             return adapter
 
@@ -380,3 +398,7 @@ class SimAdapter(PacketAdapter):
 
     def _release(self, local: HostPort, space: PortSpace) -> None:
         pass
+
+
+class SimEngineAdapter(EngineAdapter, SimAdapter):
+    """An adapter of a `SimNetwork` whose queue pairs are an engine's."""
