@@ -1,0 +1,157 @@
+"""Both verbs engines under the same random calls and bytes; more cases: `verbs_cases`.
+
+The second half breaks a rule of the reference: some case has to show it, or the cases are blind.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any, Final
+
+import pytest
+
+from tests.parity.verbs_cases import Run
+from urds.verbs.engine import requester, requests, work
+from urds.verbs.engine.attributes import LinkTraits
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.contract import Engine, EngineFactory
+from urds.verbs.engine.engine import Engine as Reference
+from urds.verbs.engine.numbers import SendFlag, WROpcode
+from urds.verbs.engine.receives import ReceiveTracker, SharedReceiveQueue
+from urds.verbs.engine.responder import Responder
+
+native: Any = pytest.importorskip("urds_native", reason="the compiled engine is not built")
+
+CASES: Final = int(os.environ.get("TEST_VERBS_CASES", "160"))
+CASES_MAX: Final = 400  # until a broken rule has to be seen
+MUST_HAPPEN: Final = {
+    *(opcode.name for opcode in WROpcode),
+    *("SUCCESS", "WR_FLUSH_ERR", "LOC_LEN_ERR", "LOC_PROT_ERR", "LOC_QP_OP_ERR", "MW_BIND_ERR"),
+    *("REM_ACCESS_ERR", "REM_INV_REQ_ERR", "REM_OP_ERR", "RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR"),
+    *("CQ_ERR", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "COMPLETED"),
+    *("SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED", "no opcode", "refused", "packet"),
+}
+
+
+def run_cases(count: int) -> Run:
+    """Run the first cases. Raises AssertionError at a difference."""
+    run = Run(native)
+    for seed in range(count):
+        run.case(seed)
+    return run
+
+
+def test_both_are_what_the_contract_says() -> None:
+    makers: list[EngineFactory] = [Reference, native.Engine]
+    link = LinkTraits(64, lossless=True)
+    engines: list[Engine] = [make(link, gid=bytes(16)) for make in makers]
+    assert [tuple(one.snapshot()) for one in engines] == [(0,) * 7] * 2
+
+
+def test_the_compiled_engine_refuses_a_link_with_loss() -> None:
+    with pytest.raises(OSError, match="without loss") as caught:
+        native.Engine(LinkTraits(64, lossless=False), gid=bytes(16))
+    assert caught.value.errno == 95
+
+
+def test_random_calls_and_bytes_have_the_same_outcome() -> None:
+    run = run_cases(CASES)
+    assert MUST_HAPPEN - run.seen.keys() == set()
+
+
+# -- broken rules
+
+BROKEN: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "acknowledgements of long messages": lambda patch: patch.setattr(
+        requests, "ACK_EVERY_PACKETS", 4
+    ),
+    "pauses double": lambda patch: patch.setattr(requester, "_RNR_DOUBLINGS_MAX", 0),
+    "a full queue loses": lambda patch: patch.setattr(
+        CompletionQueue, "_lose", lambda self: None
+    ),
+    "a limit is told once": lambda patch: patch.setattr(
+        SharedReceiveQueue, "_check_limit", lambda self: None
+    ),
+    "held buffers are counted": lambda patch: patch.setattr(
+        ReceiveTracker, "flush", lambda self: None
+    ),
+    "a duplicate is acknowledged": lambda patch: patch.setattr(
+        Responder, "_handle_duplicate", lambda self, packet, psn: None
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BROKEN[rule](monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        run_cases(CASES_MAX)
+
+
+# -- records
+
+PIECES: Final = [(0x1000, 8, 256), (0x2000, 16, 512)]
+FIELDS: Final[list[dict[str, Any]]] = [
+    {},
+    {"wr_id": 7, "opcode": WROpcode.RDMA_READ, "send_flags": SendFlag.FENCE, "rkey": 5},
+    {"data": b"bytes", "num_sge": 0, "compare_mask": 3},
+]
+
+
+def of(module: Any, fields: dict[str, Any]) -> Any:
+    """Return a request with two pieces, of the dataclasses or of the compiled classes."""
+    return module.SendWR(sg=[module.SGE(*piece) for piece in PIECES], **fields)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_records_are_alike(fields: dict[str, Any]) -> None:
+    plain, compiled = of(work, fields), of(native, fields)
+    assert repr(compiled) == repr(plain)
+    assert compiled.message_bytes == plain.message_bytes
+    names = plain.__dataclass_fields__
+    assert [repr(getattr(compiled, name)) for name in names] == [
+        repr(getattr(plain, name)) for name in names
+    ]
+    for record in (plain, compiled):
+        assert pickle.loads(pickle.dumps(record)) == record == copy.copy(record)
+        assert record != of(native if record is plain else work, fields)
+        changed = copy.copy(record)
+        changed.wr_id += 1
+        assert changed != record
+        with pytest.raises(TypeError):
+            hash(record)
+
+
+def test_pieces_are_values() -> None:
+    for module in (work, native):
+        one = module.SGE(1, 2, 3)
+        assert {one: 1}[module.SGE(addr=1, length=2, lkey=3)] == 1
+        assert repr(one) == "SGE(addr=1, length=2, lkey=3)"
+        assert pickle.loads(pickle.dumps(one)) == one
+        with pytest.raises((AttributeError, FrozenInstanceError)):
+            one.addr = 5
+
+
+def test_receives_are_alike() -> None:
+    for fields in ({}, {"wr_id": 3, "num_sge": 1}):
+        plain, compiled = work.RecvWR(**fields), native.RecvWR(**fields)
+        assert repr(compiled) == repr(plain)
+        assert pickle.loads(pickle.dumps(compiled)) == compiled
+
+
+def test_what_sets_fields_sets_the_same() -> None:
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("set_wr_rdma", (5, 0x1000), {}),
+        ("set_wr_ud", (work.AddressVector(bytes(16)), 4, 9), {}),
+        ("set_wr_atomic", (5, 0x1000, 3), {}),
+        ("set_wr_masked_atomic", (5, 0x1000, 3, 4), {"swap_mask": 1, "boundary": 8}),
+    ]
+    for name, values, named in calls:
+        plain, compiled = work.SendWR(), native.SendWR()
+        for record in (plain, compiled):
+            getattr(record, name)(*values, **named)
+        assert repr(compiled) == repr(plain)
