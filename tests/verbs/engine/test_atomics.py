@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.verbs_pair import Side
+from tests.sim.verbs_pair import Pair, Side
 from tests.support.examples import examples
 from tests.verbs.engine.verbs_sides import ONLY, answers, make_answering, make_asking, sent
 from urds.verbs.engine.numbers import (
     AccessFlag,
+    WCStatus,
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketKind, Syndrome
@@ -152,3 +153,12 @@ def test_an_operation_takes_along_what_its_opcode_uses(
     assert (packet.rkey, packet.address, packet.compare_add) == (77, 8, 1)
     assert (packet.compare_mask, packet.swap_mask) == (compare_mask, swap_mask)
     assert (packet.swap, packet.boundary) == (swap, boundary)
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.ATOMIC_FETCH_AND_ADD, MASKED_SWAP])
+def test_an_address_beyond_64_bits_is_for_the_peer_to_refuse(opcode: WROpcode) -> None:
+    pair = Pair()
+    pair.a.remote(1, opcode, pair.b, length=8, at=1 << 64)
+    pair.a.remote(2, opcode, pair.b, length=8, at=(1 << 64) + 0x1_0000_0000)
+    pair.run()
+    assert [wc.status for wc in pair.a.sent()] == [WCStatus.SUCCESS, WCStatus.REM_ACCESS_ERR]
