@@ -85,6 +85,7 @@ OVER_NODES = (
     "tests/rds/node/test_attached.py",
     "tests/rds/node/test_node_differences.py",
     "tests/rds/sockets/test_cpython_cases.py",
+    "tests/rds/sockets/test_draining.py",
     "tests/rds/sockets/test_linux_table.py",
     "tests/rds/sockets/test_rules.py",
     "tests/rds/sockets/test_rules_rds7.py",

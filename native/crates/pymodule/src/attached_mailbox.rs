@@ -626,9 +626,11 @@ impl AttachedMailbox {
         descriptor
     }
 
-    /// 1 while any may be left: the node counts bytes.
+    /// In a signal handler inside a send 1 while any bytes are left; also after `close`.
     fn unacknowledged(&self) -> usize {
-        usize::from(self.socket.side().queued_bytes() > 0)
+        let side = self.socket.side();
+        let any = |_| usize::from(side.queued_bytes() > 0);
+        side.unacknowledged().unwrap_or_else(any)
     }
 
     fn close(&self) {

@@ -12,7 +12,7 @@ import select
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from struct import Struct
@@ -56,6 +56,7 @@ class Attached:
         self._watched = Watched(self)
         self.plane = cast("Plane", self._watched)  # what event loops use of one
         self._mailboxes: weakref.WeakSet[AttachedMailbox] = weakref.WeakSet()
+        self._lingering: set[Endpoint] = set()  # closed, with messages on their way
         self._log = LogQueue().part("control")
 
     def bind(
@@ -113,7 +114,9 @@ class Attached:
         return self._report().connected
 
     def closed(self, mailbox: Mailbox) -> None:
-        """Do nothing: the node sees that its descriptor is closed."""
+        """Keep it for `drain` while its messages are on their way; the node sees its end."""
+        if cast("AttachedMailbox", mailbox).unacknowledged():
+            self._lingering.add((mailbox.local, mailbox.port))
 
     def is_inside(self) -> bool:
         """Return False: no lock is held while Python runs."""
@@ -140,15 +143,31 @@ class Attached:
         self._watched.renew()
 
     def drain(self, timeout_s: float) -> int:
-        """Wait until all is acknowledged; return how many sockets have messages left."""
+        """Wait until everything is acknowledged; return the messages left. See `urds.drain`."""
         until_s, nap_s = time.monotonic() + timeout_s, _NAP_FIRST_S
         while True:
-            left = sum(map(_has_unacknowledged, list(self._mailboxes)))
+            left = sum(one.unacknowledged() for one in list(self._mailboxes) if one.fileno() >= 0)
+            left += self._count_lingering()
             left_s = until_s - time.monotonic()
             if not left or left_s <= 0:
                 return left
             time.sleep(min(nap_s, left_s))
             nap_s = min(2 * nap_s, _NAP_MAX_S)
+
+    def _count_lingering(self) -> int:
+        """Return how many messages of closed sockets the node still has to bring to their peers."""
+        if not self._lingering:
+            return 0
+        opened = {(one.local, one.port) for one in self._mailboxes if one.fileno() >= 0}
+        try:
+            tables = self.snapshot()
+        except OSError:  # the node has ended
+            self._lingering.clear()
+            return 0
+        rows = (*tables.send_queue, *tables.retransmit_queue)
+        found = Counter((row.local, row.local_port) for row in rows)
+        self._lingering = {one for one in self._lingering if found[one] and one not in opened}
+        return sum(found[one] for one in self._lingering)
 
     def snapshot(self) -> Snapshot:
         """Return the tables of the whole node. Raises OSError."""
@@ -165,10 +184,6 @@ class Attached:
         """Log the names of environment variables that nothing reads."""
         for variable in variables:
             self._log.warning("variable %s: no such setting, ignored", variable)
-
-
-def _has_unacknowledged(mailbox: AttachedMailbox) -> bool:
-    return mailbox.fileno() >= 0 and mailbox.unacknowledged() > 0
 
 
 class _Waiters:

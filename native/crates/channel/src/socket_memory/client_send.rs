@@ -132,6 +132,15 @@ impl ClientSide {
         Ok(Published { ring, is_full })
     }
 
+    /// Count the messages that were sent and not freed, which takes the longer the more there are.
+    ///
+    /// # Errors
+    /// `Busy`, `Corrupt`.
+    pub fn unacknowledged(&self) -> Result<usize, Rejected> {
+        let _guard = self.lock_senders()?;
+        Ok(self.tiles().used()?)
+    }
+
     fn half_bytes(&self) -> u32 {
         self.options().get(Word::SendBytes) / 2
     }

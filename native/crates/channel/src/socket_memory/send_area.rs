@@ -138,6 +138,17 @@ impl SendArea<'_> {
         Ok(())
     }
 
+    /// Count the tiles that are used.
+    pub fn used(&self) -> Result<usize, Corrupt> {
+        let (mut at, mut count) = (0, 0);
+        while at < self.layout.send_units {
+            let tile = self.read(at)?;
+            count += usize::from(!tile.is_free);
+            at += tile.units; // never 0: at least one unit
+        }
+        Ok(count)
+    }
+
     /// Return the tiles of the area: where each begins, its units, and whether it is used.
     #[cfg(test)]
     pub fn tiles(&self) -> Vec<(u32, u32, bool)> {

@@ -120,8 +120,10 @@ fn a_message_is_sent_taken_and_freed() {
     let (slot, route, payload) = pair.take().expect("a message");
     assert_eq!((route, payload.as_slice()), (2, b"hello".as_slice()));
     assert_eq!(pair.client.queued_bytes(), 5);
+    assert_eq!(pair.client.unacknowledged(), Ok(2));
     assert_eq!(pair.node.free(slot), Freed { bytes: 5, route: 2 });
     assert_eq!(pair.client.queued_bytes(), 0);
+    assert_eq!(pair.client.unacknowledged(), Ok(1), "an empty one counts");
     assert_eq!(pair.take().expect("a message").2, b"");
     assert_eq!(pair.take(), None);
 }
