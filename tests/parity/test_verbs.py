@@ -15,14 +15,17 @@ from typing import Any, Final
 import pytest
 
 from tests.parity.verbs_cases import Run
+from tests.parity.verbs_nodes import ALL_ACCESS, BASE, STEPS, Node
 from urds.verbs.engine import requester, requests, work
-from urds.verbs.engine.attributes import LinkTraits
+from urds.verbs.engine.attributes import LinkTraits, QPAttr
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.contract import Engine, EngineFactory
 from urds.verbs.engine.engine import Engine as Reference
-from urds.verbs.engine.numbers import SendFlag, WROpcode
+from urds.verbs.engine.keys import WindowBinding
+from urds.verbs.engine.numbers import AccessFlag, QPType, SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.receives import ReceiveTracker, SharedReceiveQueue
 from urds.verbs.engine.responder import Responder
+from urds.verbs.engine.work import AddressVector, SendWR
 
 native: Any = pytest.importorskip("urds_native", reason="the compiled engine is not built")
 
@@ -61,6 +64,33 @@ def test_the_compiled_engine_refuses_a_link_with_loss() -> None:
 def test_random_calls_and_bytes_have_the_same_outcome() -> None:
     run = run_cases(CASES)
     assert MUST_HAPPEN - run.seen.keys() == set()
+
+
+def test_a_binding_follows_its_region_to_new_keys() -> None:
+    node = Node(native.Engine, bytes([1]) * 16)
+    cq, region = node.completion_queue(8), node.register(64, int(ALL_ACCESS))
+    window = node.make("window", lambda side: node.engines[side].window(node.pd, 1))
+    assert cq is not None
+    assert region is not None
+    assert window is not None
+    pair = node.queue_pair(QPType.RC, cq, cq, None, pd=node.pd)
+    for state, mask in STEPS[QPType.RC]:
+        attr = QPAttr(qp_state=state, ah_attr=AddressVector(bytes([2]) * 16))
+        node.both("modify", lambda side: pair.pair[side].modify(attr, mask | 1, 0))  # noqa: B023 - called at once
+
+    def post(side: int) -> None:
+        binding = WindowBinding(region.pair[side], BASE + 64, 8, AccessFlag.REMOTE_READ)
+        wr = SendWR(1, WROpcode.BIND_MW, window=window[side], bind=binding)
+        pair.pair[side].post_send(wr, 0)
+
+    node.both("post_send", post)
+    node.both(
+        "reregister",
+        lambda side: node.engines[side].reregister(region.pair[side], address=BASE + 64),
+    )
+    assert node.transmit(0) is None
+    assert [wc.status for wc in node.poll(cq, 8)] == [WCStatus.SUCCESS]
+    assert window[1].region is region.pair[1]
 
 
 # -- broken rules

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tests.parity.verbs_random import RandomWorld
 
 STEPS: Final = 40
-SHOWN_CALLS: Final = 12
+SHOWN_CALLS: Final = 40
 REPORT_EVERY_S: Final = 30.0
 
 

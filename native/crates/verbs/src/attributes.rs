@@ -12,6 +12,9 @@ pub struct Link {
     pub mtu_bytes: u32,
     /// A packet to a queue pair that is not there is dropped, so unanswered ones are repeated.
     pub retries: bool,
+    /// Acknowledgements ride on packets that go to the peer anyway; who moves the packets says
+    /// when one has to go alone (`QueuePair::hurry_ack`).
+    pub acks_wait: bool,
 }
 
 /// Capacities of a queue pair.

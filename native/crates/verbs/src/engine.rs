@@ -202,10 +202,14 @@ impl Engine {
 
     /// Process the bytes of one packet that arrived.
     pub fn receive(&mut self, data: &[u8], source: Route, now_ns: i64) {
-        let Ok((packet, payload)) = packets::parse(data, self.has_checksum) else {
-            self.counters.dropped_malformed += 1;
-            return;
-        };
+        match packets::parse(data, self.has_checksum) {
+            Ok((packet, payload)) => self.receive_packet(&packet, payload, source, now_ns),
+            Err(_) => self.counters.dropped_malformed += 1,
+        }
+    }
+
+    /// Process a packet that arrived, as a record.
+    pub fn receive_packet(&mut self, packet: &Packet, payload: &[u8], source: Route, now_ns: i64) {
         self.counters.received += 1;
         let Some(&number) = self.by_qpn.get(&packet.target_qpn) else {
             self.counters.dropped_unknown += 1;
@@ -219,7 +223,7 @@ impl Engine {
             return;
         }
         self.with(number, |qp, shared| {
-            qp.receive(&packet, payload, Some(source), now_ns, shared);
+            qp.receive(packet, payload, Some(source), now_ns, shared);
         });
     }
 

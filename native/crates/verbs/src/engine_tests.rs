@@ -10,9 +10,10 @@ use proptest::prelude::*;
 use crate::Engine;
 use crate::attributes::{self, Attributes, Cap, FIELDS, Link};
 use crate::keys::{Domain, Registration};
-use crate::memory::Memory;
+use crate::memory::{Memory, Payload};
 use crate::numbers::{Opcode, QpKind, QpState, Status};
-use crate::queue_pair::Setup;
+use crate::packets::Packet;
+use crate::queue_pair::{Outlet, Placing, QueuePair, Setup};
 use crate::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
 
 const ADDRESS: u64 = 0x1000;
@@ -63,7 +64,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(qpn: u32) -> Self {
+    fn new(qpn: u32, acks_wait: bool) -> Self {
         let mut engine = Engine::new(None, false);
         let mut bytes = vec![0xA5; BYTES + 2 * GUARD];
         bytes[GUARD..GUARD + BYTES].fill(0);
@@ -95,6 +96,7 @@ impl Side {
             link: Link {
                 mtu_bytes: 64,
                 retries: true,
+                acks_wait,
             },
             gid: route.gid,
         });
@@ -179,7 +181,11 @@ impl Side {
 }
 
 fn pair(timeout: i64) -> (Side, Side) {
-    let (mut left, mut right) = (Side::new(16), Side::new(17));
+    pair_over(timeout, false)
+}
+
+fn pair_over(timeout: i64, acks_wait: bool) -> (Side, Side) {
+    let (mut left, mut right) = (Side::new(16, acks_wait), Side::new(17, acks_wait));
     left.lead(&right, 17, timeout);
     right.lead(&left, 16, timeout);
     (left, right)
@@ -258,6 +264,125 @@ fn an_idle_queue_pair_is_not_polled() {
     exchange(&mut left, &mut right, 0);
     assert!(left.engine.poll_transmit(0).is_none());
     assert_eq!(left.engine.poll_timeout(), None);
+}
+
+// -- records of a channel: acknowledgements ride, bytes are placed
+
+/// Keeps packets as records, and places writes into the peer's memory.
+#[derive(Default)]
+struct Records {
+    packets: Vec<(Packet, Vec<u8>)>,
+    target: Option<Arc<Guarded>>,
+}
+
+impl Outlet for Records {
+    fn packet(&mut self, _to: &Route, packet: &Packet, payload: Payload<'_>) {
+        let mut bytes = Vec::new();
+        payload.append_to(&mut bytes);
+        self.packets.push((*packet, bytes));
+    }
+
+    fn place(&mut self, _to: &Route, write: &Placing, payload: Payload<'_>) -> bool {
+        let Some(target) = &self.target else {
+            return false;
+        };
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_to(&mut bytes);
+        let at = usize::try_from(write.address - ADDRESS).expect("inside of the region");
+        target.write(at, &bytes);
+        true
+    }
+
+    fn placed_bytes_min(&self) -> Option<u64> {
+        self.target.as_ref().map(|_| 16)
+    }
+}
+
+/// Poll all packets of a side, deliver them, and return them.
+fn pass(from: &mut Side, to: &mut Side, outlet: &mut Records) -> Vec<Packet> {
+    while from.engine.poll(0, outlet) {}
+    let packets = std::mem::take(&mut outlet.packets);
+    for (packet, payload) in &packets {
+        to.engine.receive_packet(packet, payload, from.route, 0);
+    }
+    packets.into_iter().map(|(packet, _)| packet).collect()
+}
+
+#[test]
+fn an_acknowledgement_rides_on_the_answer_of_a_program() {
+    let (mut left, mut right) = pair_over(0, true);
+    let outlet = &mut Records::default();
+    for side in [&mut left, &mut right] {
+        side.receive(64);
+    }
+    left.post(Opcode::Send, 8, 0);
+    assert_eq!(pass(&mut left, &mut right, outlet).len(), 1);
+    assert_eq!(pass(&mut right, &mut left, outlet), []);
+    assert!(right.engine.get(right.qp).is_some_and(QueuePair::owes_ack));
+    right.post(Opcode::Send, 8, 0);
+    let answer = pass(&mut right, &mut left, outlet);
+    assert_eq!(answer[0].acknowledged, Some(0xFF_FFFE));
+    assert_eq!(left.statuses(), [Status::Success, Status::Success]);
+    assert!(!right.engine.get(right.qp).is_some_and(QueuePair::owes_ack));
+}
+
+#[test]
+fn a_hurried_acknowledgement_goes_alone_and_one_for_many_packets_as_well() {
+    let (mut left, mut right) = pair_over(0, true);
+    let outlet = &mut Records::default();
+    left.post(Opcode::RdmaWrite, 128, right.key);
+    pass(&mut left, &mut right, outlet);
+    assert_eq!(pass(&mut right, &mut left, outlet), []);
+    let qp = right.qp;
+    right.engine.with(qp, |qp, _| qp.hurry_ack());
+    assert_eq!(pass(&mut right, &mut left, outlet).len(), 1);
+    assert_eq!(left.statuses(), [Status::Success]);
+    for _ in 0..16 {
+        left.post(Opcode::RdmaWrite, 128, right.key);
+    }
+    pass(&mut left, &mut right, outlet);
+    assert_eq!(pass(&mut right, &mut left, outlet).len(), 1);
+    assert_eq!(left.statuses().len(), 16);
+}
+
+#[test]
+fn a_placed_write_completes_without_a_packet_unless_it_takes_a_receive() {
+    let (mut left, mut right) = pair_over(0, true);
+    let outlet = &mut Records {
+        target: Some(right.memory.clone()),
+        ..Records::default()
+    };
+    left.memory.write(0, &[7; 32]);
+    left.post(Opcode::RdmaWrite, 32, right.key);
+    left.post(Opcode::RdmaWrite, 8, right.key); // too short to be placed
+    left.post(Opcode::RdmaWrite, 32, right.key); // would overtake the one before
+    let packets = pass(&mut left, &mut right, outlet);
+    assert_eq!(packets.len(), 2);
+    assert_eq!(left.statuses(), [Status::Success]);
+    let mut bytes = [0; 32];
+    right.memory.read(256, &mut bytes);
+    assert_eq!(bytes, [7; 32]);
+    right.receive(8);
+    let qp = right.qp;
+    right.engine.with(qp, |qp, _| qp.hurry_ack());
+    pass(&mut right, &mut left, outlet);
+    left.post(Opcode::RdmaWriteWithImm, 32, right.key);
+    let packets = pass(&mut left, &mut right, outlet);
+    assert_eq!((packets.len(), packets[0].length), (1, 32));
+    assert_eq!(right.polled()[0].byte_len, 32);
+}
+
+#[test]
+fn the_acknowledgement_that_waits_outlives_a_reset() {
+    let (mut left, mut right) = pair_over(0, true);
+    let outlet = &mut Records::default();
+    left.post(Opcode::RdmaWrite, 8, right.key);
+    pass(&mut left, &mut right, outlet);
+    let reset = Attributes::new(CAP);
+    let result = right.engine.modify(right.qp, &reset, attributes::STATE);
+    assert_eq!(result, Ok(()));
+    assert_eq!(pass(&mut right, &mut left, outlet).len(), 1);
+    assert_eq!(left.statuses(), [Status::Success]);
 }
 
 proptest! {

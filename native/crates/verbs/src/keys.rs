@@ -183,7 +183,8 @@ impl Indices {
 /// All regions and windows of one engine.
 pub struct Keys {
     regions: Map<u32, Region>,
-    windows: Map<u32, u64>, // by key
+    by_region: Map<u64, u32>, // by identity
+    windows: Map<u32, u64>,   // by key
     window_records: Map<u64, Window>,
     region_indices: Indices,
     window_indices: Indices,
@@ -239,6 +240,7 @@ impl Keys {
     pub fn new(draw: Option<Draw>) -> Self {
         Self {
             regions: Map::default(),
+            by_region: Map::default(),
             windows: Map::default(),
             window_records: Map::default(),
             region_indices: Indices::new(REGION_INDEX_FIRST, WINDOW_INDEX_FIRST),
@@ -290,6 +292,7 @@ impl Keys {
             windows: 0,
         };
         self.regions.insert(key, region);
+        self.by_region.insert(id, key);
         Ok((id, key))
     }
 
@@ -316,6 +319,7 @@ impl Keys {
         region.access = access;
         let key = if keeps_keys { key } else { next_variant(key) };
         self.regions.insert(key, region);
+        self.by_region.insert(id, key);
         Ok(key)
     }
 
@@ -326,6 +330,7 @@ impl Keys {
     pub fn deregister(&mut self, id: u64, key: u32) -> Result<Option<Region>, Rejected> {
         self.demand_free_of_windows(id, key)?;
         self.region_indices.give_back(key, self.draw.is_some());
+        self.by_region.remove(&id);
         Ok(self.regions.remove(&key))
     }
 
@@ -541,9 +546,10 @@ impl Keys {
             return Ok(()); // it was found above
         };
         if let Some((address, length)) = bounds
-            && let Some(region) = self.regions.get_mut(&binding.region_key)
+            && let Some(&key) = self.by_region.get(&binding.region)
+            && let Some(region) = self.regions.get_mut(&key)
         {
-            window.region = Some(binding.region_key);
+            window.region = Some(key);
             (window.address, window.length) = (address, length);
             (window.access, window.qpn) = (binding.access & KNOWN_ACCESS, qpn);
             region.windows += 1;
@@ -561,12 +567,11 @@ impl Keys {
         if window.kind == 2 && (window.region.is_some() || binding.length == 0) {
             return None;
         }
-        let region = self.regions.get(&binding.region_key)?;
+        let region = self.regions.get(self.by_region.get(&binding.region)?)?;
         let (length, bits) = (binding.length, binding.access);
         let start = binding.address - i128::from(region.address);
         let is_inside = start >= 0 && length >= 0 && length <= i128::from(region.length) - start;
-        let is_allowed = region.id == binding.region
-            && window.domain == region.domain
+        let is_allowed = window.domain == region.domain
             && (length == 0 || region.access & MW_BIND != 0)
             && bits & !KNOWN_ACCESS & !OPTIONAL_ACCESS == 0
             && (bits & REMOTE_CHANGE == 0 || region.access & LOCAL_WRITE != 0);

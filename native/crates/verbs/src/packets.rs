@@ -39,6 +39,9 @@ pub struct Packet {
     pub syndrome: u8,
     pub source_qpn: u32,
     pub qkey: u32,
+    /// The PSN of an acknowledgement that rides on this packet (`Link::acks_wait`); it counts before
+    /// the packet does, and does not travel in the layout of `emit`.
+    pub acknowledged: Option<u32>,
     /// Ranges of PSNs that a selective responder has; we make none.
     pub selective: [(u32, u32); SELECTIVE_MAX],
     pub selective_count: u8,
@@ -66,6 +69,7 @@ impl Packet {
             syndrome: 0,
             source_qpn: 0,
             qkey: 0,
+            acknowledged: None,
             selective: [(0, 0); SELECTIVE_MAX],
             selective_count: 0,
         }

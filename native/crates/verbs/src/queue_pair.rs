@@ -93,6 +93,8 @@ pub struct QueuePair {
     pub(crate) next_datagram_psn: i64,
     pub(crate) requester: Requester,
     pub(crate) responder: Option<Responder>,
+    /// The acknowledgement that waited when the queue pair was reset, and where it goes.
+    last_ack: Option<(Route, Packet)>,
     is_drained: bool,     // told since SQD began
     is_established: bool, // a packet has come since RTR
 }
@@ -115,6 +117,7 @@ impl QueuePair {
             next_datagram_psn: 0,
             requester: Requester::default(),
             responder: None,
+            last_ack: None,
             is_drained: false,
             is_established: false,
             setup,
@@ -163,6 +166,7 @@ impl QueuePair {
         self.attributes.adopt(given, mask);
         match new_state {
             QpState::Reset => {
+                self.keep_last_ack();
                 self.tracker.reset();
                 if self.setup.srq.is_none() {
                     while self.queue.take(&mut shared.told).is_some() {}
@@ -475,6 +479,49 @@ impl QueuePair {
         }
     }
 
+    // -- acknowledgements on a link where they wait
+
+    /// Return whether an acknowledgement waits for a packet to ride on.
+    pub fn owes_ack(&self) -> bool {
+        self.responder.as_ref().is_some_and(Responder::owes_ack)
+    }
+
+    /// Let the acknowledgement that waits go alone, with the next `poll`.
+    pub fn hurry_ack(&mut self) {
+        if let Some(responder) = &mut self.responder {
+            responder.hurry_ack();
+        }
+    }
+
+    /// Keep the acknowledgement that waits beyond a reset: what it is for was executed.
+    fn keep_last_ack(&mut self) {
+        if self.setup.link.acks_wait
+            && let Some(responder) = &self.responder
+        {
+            let target_qpn = self.attributes.word(Field::DestQpn);
+            self.last_ack = self.peer.zip(responder.last_ack(target_qpn));
+        }
+    }
+
+    /// Give the outlet a packet to the peer, with the acknowledgement that waits.
+    pub(crate) fn leave(
+        responder: Option<&mut Responder>,
+        link: Link,
+        peer: Option<&Route>,
+        mut packet: Packet,
+        payload: Payload<'_>,
+        outlet: &mut impl Outlet,
+    ) {
+        if link.acks_wait
+            && let Some(responder) = responder
+        {
+            packet.acknowledged = responder.take_ack();
+        }
+        if let Some(peer) = peer {
+            outlet.packet(peer, &packet, payload);
+        }
+    }
+
     // -- packets and time
 
     /// Process a packet that arrived for this queue pair; one that does not fit is dropped.
@@ -495,6 +542,11 @@ impl QueuePair {
         if packet.kind == Kind::Datagram || self.responder.is_none() {
             return;
         }
+        if let Some(psn) = packet.acknowledged
+            && self.state.sends()
+        {
+            self.receive_riding_ack(psn, now_ns, shared);
+        }
         if packet.kind.is_answer() {
             if self.state.sends() {
                 self.receive_answer(packet, payload, now_ns, shared);
@@ -514,6 +566,10 @@ impl QueuePair {
     pub fn poll(&mut self, now_ns: i64, shared: &mut Shared, outlet: &mut impl Outlet) -> bool {
         if self.is_datagram() {
             return self.poll_datagram(shared, outlet);
+        }
+        if let Some((route, packet)) = self.last_ack.take() {
+            outlet.packet(&route, &packet, Payload::Bytes(&[]));
+            return true;
         }
         self.poll_answer(shared, outlet)
             || (self.state.sends() && self.poll_request(now_ns, shared, outlet))

@@ -211,6 +211,11 @@ impl QueuePair {
             self.started.push_back(request);
             return Err(Stopped(ordinal, status));
         }
+        if request.is_placed && !request.work.opcode.takes_receive() {
+            self.started.push_back(request);
+            self.complete_sends(shared); // the bytes are there: no packet, no answer
+            return Ok(true);
+        }
         let msn = self.requester.messages;
         request.start(self.requester.next_psn, msn, self.mtu_bytes);
         self.requester.next_psn += request.psn_count;
@@ -305,7 +310,7 @@ impl QueuePair {
     }
 
     fn send_one(
-        &self,
+        &mut self,
         ordinal: u64,
         psn: i64,
         is_retry: bool,
@@ -313,7 +318,9 @@ impl QueuePair {
         outlet: &mut impl Outlet,
         found: &mut Vec<Extent>,
     ) -> Result<(), Status> {
-        let Some(request) = self.started(ordinal) else {
+        let first = self.started.front().map_or(ordinal, |first| first.ordinal);
+        let place = usize::try_from(ordinal - first).unwrap_or(usize::MAX);
+        let Some(request) = self.started.get(place) else {
             return Ok(()); // what is under way is started
         };
         let target_qpn = self.attributes.word(Field::DestQpn);
@@ -338,13 +345,37 @@ impl QueuePair {
                 packet
             }
         };
-        if let Some(peer) = &self.peer {
-            outlet.packet(peer, &packet, payload);
-        }
+        let (responder, link) = (self.responder.as_mut(), self.setup.link);
+        Self::leave(responder, link, self.peer.as_ref(), packet, payload, outlet);
         Ok(())
     }
 
     // -- answers in
+
+    /// Process an acknowledgement that rode on another packet.
+    pub(crate) fn receive_riding_ack(&mut self, psn: u32, now_ns: i64, shared: &mut Shared) {
+        let psn = self.unwrapped(psn);
+        if psn < self.requester.next_psn && self.acknowledge(psn) {
+            self.note_progress(now_ns, shared);
+        }
+    }
+
+    /// Return the PSN next to the oldest one that waits.
+    fn unwrapped(&self, psn: u32) -> i64 {
+        let requester = &self.requester;
+        let first = requester.unanswered.oldest(requester.next_psn);
+        first + ((i64::from(psn) - first + HALF) & PSN_MASK) - HALF
+    }
+
+    /// Restart the timers after progress, and complete what is answered.
+    fn note_progress(&mut self, now_ns: i64, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        let is_idle = requester.unanswered.is_empty();
+        requester.patience.note_progress(now_ns, is_idle);
+        requester.rnr_left = self.attributes.get(Field::RnrRetry);
+        requester.rnr_waits = 0;
+        self.complete_sends(shared);
+    }
 
     /// Process an answer. One to an unknown or answered request is dropped.
     pub(crate) fn receive_answer(
@@ -354,10 +385,8 @@ impl QueuePair {
         now_ns: i64,
         shared: &mut Shared,
     ) {
-        let requester = &self.requester;
-        let first = requester.unanswered.oldest(requester.next_psn);
-        let psn = first + ((i64::from(packet.psn) - first + HALF) & PSN_MASK) - HALF;
-        if psn >= requester.next_psn {
+        let psn = self.unwrapped(packet.psn);
+        if psn >= self.requester.next_psn {
             return;
         }
         let progress = if packet.kind == Kind::Ack {
@@ -368,12 +397,7 @@ impl QueuePair {
             self.take_data(packet, payload, psn, shared) || progress
         };
         if progress {
-            let requester = &mut self.requester;
-            let is_idle = requester.unanswered.is_empty();
-            requester.patience.note_progress(now_ns, is_idle);
-            requester.rnr_left = self.attributes.get(Field::RnrRetry);
-            requester.rnr_waits = 0;
-            self.complete_sends(shared);
+            self.note_progress(now_ns, shared);
         }
     }
 

@@ -17,6 +17,8 @@ use crate::packets::{ACK_REQUEST, FIRST, IMMEDIATE, INVALIDATE, LAST, PLACED, Pa
 use crate::queue_pair::{Outlet, QueuePair, Shared};
 use crate::work::Completion;
 
+/// Packets that an acknowledgement waits for: a quarter of the window.
+const ACKS_OWED_MAX: u32 = 32;
 const ATOMIC_RESULTS_MAX: usize = 128;
 const ANSWERS_MAX: usize = 256;
 const HALF: i64 = 1 << (PSN_BITS - 1);
@@ -61,6 +63,10 @@ pub struct Responder {
     open: Option<(Kind, u64)>,
     reported_psn: i64,
     ack_due: bool,
+    /// Packets that were executed since the last acknowledgement.
+    owed: u32,
+    /// The acknowledgement does not wait for a packet to ride on.
+    is_hurried: bool,
     rnr_psn: Option<i64>,
     /// What ended this queue pair.
     last_answer: Option<Packet>,
@@ -79,6 +85,8 @@ impl Responder {
             open: None,
             reported_psn: expected,
             ack_due: false,
+            owed: 0,
+            is_hurried: false,
             rnr_psn: None,
             last_answer: None,
             last_answer_due: false,
@@ -193,6 +201,9 @@ impl QueuePair {
         self.check_request(packet, payload)?;
         responder.check_place(packet)?;
         self.place_request(packet, payload, shared)?;
+        if let Some(responder) = &mut self.responder {
+            responder.owed += 1;
+        }
         self.carry_out(packet, payload, shared)?;
         Ok(())
     }
@@ -485,14 +496,17 @@ impl QueuePair {
                     responder.answers.pop_front();
                     packet
                 }
-                None => match responder.poll_told(target_qpn, &self.attributes) {
-                    Some(packet) => packet,
-                    None => return false,
-                },
+                None => {
+                    let waits = self.setup.link.acks_wait && self.state != QpState::Err;
+                    match responder.poll_told(target_qpn, &self.attributes, waits) {
+                        Some(packet) => packet,
+                        None => return false,
+                    }
+                }
             };
-            if let Some(peer) = &self.peer {
-                outlet.packet(peer, &packet, Payload::Bytes(&[]));
-            }
+            let (link, peer) = (self.setup.link, self.peer.as_ref());
+            let payload = Payload::Bytes(&[]);
+            Self::leave(Some(responder), link, peer, packet, payload, outlet);
             return true;
         }
         false
@@ -543,27 +557,65 @@ impl QueuePair {
         } else if let Some(Answer::Reading { offset, .. }) = responder.answers.front_mut() {
             *offset = end;
         }
-        if let Some(peer) = &peer {
-            outlet.packet(peer, &packet, Payload::Extents(extent.as_slice()));
-        }
+        let (link, payload) = (self.setup.link, Payload::Extents(extent.as_slice()));
+        Self::leave(
+            Some(responder),
+            link,
+            peer.as_ref(),
+            packet,
+            payload,
+            outlet,
+        );
         true
     }
 }
 
 impl Responder {
+    pub fn owes_ack(&self) -> bool {
+        self.ack_due
+    }
+
+    pub fn hurry_ack(&mut self) {
+        self.is_hurried = self.ack_due;
+    }
+
+    /// Return the PSN of the acknowledgement that waits, which rides on a packet now.
+    pub fn take_ack(&mut self) -> Option<u32> {
+        if !self.ack_due {
+            return None;
+        }
+        self.note_told();
+        u32::try_from((self.expected - 1) & PSN_MASK).ok()
+    }
+
+    /// Return the acknowledgement that waits: after a reset nothing else is answered.
+    pub fn last_ack(&self, target_qpn: u32) -> Option<Packet> {
+        self.ack_due
+            .then(|| self.answer(target_qpn, self.expected - 1, ACK))
+    }
+
+    /// Note that the peer learns now what has been executed.
+    fn note_told(&mut self) {
+        (self.ack_due, self.is_hurried) = (false, false);
+        (self.owed, self.reported_psn) = (0, self.expected);
+    }
+
     /// Return what is to be told: what ended the queue pair, an acknowledgement, an RNR NAK.
     fn poll_told(
         &mut self,
         target_qpn: u32,
         attributes: &crate::attributes::Attributes,
+        may_wait: bool,
     ) -> Option<Packet> {
         if self.last_answer_due {
-            (self.last_answer_due, self.ack_due) = (false, false);
+            self.last_answer_due = false;
+            self.note_told();
             return self.last_answer;
         }
-        if self.ack_due {
-            self.ack_due = false;
-            self.reported_psn = self.expected;
+        // An RNR NAK goes at once, and takes the acknowledgement along.
+        let is_late = self.owed >= ACKS_OWED_MAX && self.rnr_psn.is_none();
+        if self.ack_due && (self.is_hurried || !may_wait || is_late) {
+            self.note_told();
             return Some(self.answer(target_qpn, self.expected - 1, ACK));
         }
         let psn = self.rnr_psn.take()?;

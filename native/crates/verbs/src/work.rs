@@ -61,8 +61,8 @@ pub enum Own {
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
     pub window: u64,
+    /// Its identity: a new registration may give it other keys meanwhile.
     pub region: u64,
-    pub region_key: u32,
     pub address: i128,
     pub length: i128,
     pub access: u32,

@@ -140,6 +140,7 @@ impl Engine {
             link: Link {
                 mtu_bytes: link.getattr("mtu_bytes")?.extract()?,
                 retries: holds("retries")?,
+                acks_wait: holds("acks_wait").unwrap_or(false),
             },
             link_traits: link.clone().unbind(),
             gid: gid_of(gid)?,

@@ -361,6 +361,21 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Whether an acknowledgement waits for a packet to ride on.
+    #[getter]
+    fn owes_ack(&self, py: Python<'_>) -> PyResult<bool> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            machine.get(number).is_some_and(Machine::owes_ack)
+        })
+    }
+
+    /// Let the acknowledgement that waits go alone.
+    fn hurry_ack(&self, py: Python<'_>) -> PyResult<()> {
+        self.change(py, |machine, _| machine.hurry_ack())?;
+        Ok(())
+    }
+
     fn poll_timeout(&self, py: Python<'_>) -> PyResult<Option<i64>> {
         let number = self.number();
         self.core.call(py, |machine| {

@@ -240,7 +240,6 @@ fn binding_of(window: &Bound<'_, PyAny>, bind: &Bound<'_, PyAny>) -> PyResult<Op
     Ok(Some(Binding {
         window: window.id,
         region: region.id,
-        region_key: region.key.load(std::sync::atomic::Ordering::Relaxed),
         address: wide(&bind.getattr("address")?)?,
         length: wide(&bind.getattr("length")?)?,
         access: u32::try_from(integer(&bind.getattr("access")?)?)?,
