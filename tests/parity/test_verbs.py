@@ -6,7 +6,6 @@ The second half breaks a rule of the reference: some case has to show it, or the
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -29,8 +28,10 @@ from urds.verbs.engine.work import AddressVector, SendWR
 
 native: Any = pytest.importorskip("urds_native", reason="the compiled engine is not built")
 
-CASES: Final = int(os.environ.get("TEST_VERBS_CASES", "160"))
-CASES_MAX: Final = 400  # until a broken rule has to be seen
+CASES, SHARES = 12_500, 4
+CASES_OF_ALL: Final = 50_000  # in which everything has to happen that is listed below
+CASES_MAX: Final = 200_000  # until a broken rule has to be seen
+SEEDS_PER_SHARE: Final = 1000  # more than a share makes worlds
 MUST_HAPPEN: Final = {
     *(opcode.name for opcode in WROpcode),
     *("SUCCESS", "WR_FLUSH_ERR", "LOC_LEN_ERR", "LOC_PROT_ERR", "LOC_QP_OP_ERR", "MW_BIND_ERR"),
@@ -38,14 +39,6 @@ MUST_HAPPEN: Final = {
     *("CQ_ERR", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "COMPLETED"),
     *("SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED", "no opcode", "refused", "packet"),
 }
-
-
-def run_cases(count: int) -> Run:
-    """Run the first cases. Raises AssertionError at a difference."""
-    run = Run(native)
-    for seed in range(count):
-        run.case(seed)
-    return run
 
 
 def test_both_are_what_the_contract_says() -> None:
@@ -61,9 +54,15 @@ def test_the_compiled_engine_refuses_a_link_with_loss() -> None:
     assert caught.value.errno == 95
 
 
-def test_random_calls_and_bytes_have_the_same_outcome() -> None:
-    run = run_cases(CASES)
+def test_all_kinds_of_random_calls_and_packets_come_out_alike() -> None:
+    run = Run(native)
+    run.until(CASES_OF_ALL, 0)
     assert MUST_HAPPEN - run.seen.keys() == set()
+
+
+@pytest.mark.parametrize("share", range(1, SHARES + 1))
+def test_random_calls_and_packets_come_out_alike(share: int) -> None:
+    Run(native).until(CASES, share * SEEDS_PER_SHARE)
 
 
 def test_a_binding_follows_its_region_to_new_keys() -> None:
@@ -119,7 +118,7 @@ BROKEN: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BROKEN[rule](monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
-        run_cases(CASES_MAX)
+        Run(native).until(CASES_MAX, 0)
 
 
 # -- records

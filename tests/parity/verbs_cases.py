@@ -1,7 +1,10 @@
-"""Run random cases of both verbs engines: `python -m tests.parity.verbs_cases 100000`.
+"""The same random calls and packets into both verbs engines: each has to come out alike.
 
-A case is a seed: some dozens of calls and packets for two devices. The first case that differs is
-printed with its last calls, and the exit code is 1.
+`python -m tests.parity.verbs_cases --cases 1000000 [--seed N]`
+
+A case is one call or packet, made of both; what it gave is compared, and at the end of a world all
+that can be seen of it, memory included. A world is a seed: two devices, some five hundred cases
+(`verbs_random`). A failure names the seed and shows the last cases of each device.
 """
 
 from __future__ import annotations
@@ -14,56 +17,61 @@ from typing import Any, Final
 
 from tests.parity.verbs_random import RandomWorld
 
-STEPS: Final = 40
-SHOWN_CALLS: Final = 40
+STEPS: Final = 40  # of a world, of several cases each
+SHOWN_CASES: Final = 40
 REPORT_EVERY_S: Final = 30.0
 
 
 class Run:
-    """Cases that were run, and what happened in them."""
+    """Worlds that were made, and what happened in them."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
         self.seen: Counter[str] = Counter()
-        self.calls = 0
+        self.cases = self.worlds = 0
 
-    def case(self, seed: int, steps: int = STEPS) -> None:
-        """Run one case. Raises AssertionError, with its seed and its last calls."""
+    def world(self, seed: int) -> None:
+        """Make one world. Raises AssertionError, with its seed and its last cases."""
         world: RandomWorld | None = None
         try:
             world = RandomWorld(seed, self._native.Engine, self._native)
-            world.run(steps)
+            world.run(STEPS)
         except Exception as error:
             nodes = [] if world is None else world.nodes
-            calls = "\n".join(f"  {line}" for node in nodes for line in node.log[-SHOWN_CALLS:])
-            raise AssertionError(f"seed {seed}: {error!r}\n{calls}") from error
+            lines = "\n".join(f"  {line}" for node in nodes for line in node.log[-SHOWN_CASES:])
+            raise AssertionError(f"seed {seed}: {error!r}\n{lines}") from error
+        self.worlds += 1
         for node in world.nodes:
             self.seen.update(node.seen)
-            self.calls += node.calls
+            self.cases += node.calls
+
+    def until(self, cases: int, seed: int) -> None:
+        """Make worlds from `seed` on until there were so many cases."""
+        told_s = time.monotonic()
+        while self.cases < cases:
+            self.world(seed + self.worlds)
+            if time.monotonic() - told_s > REPORT_EVERY_S:
+                told_s = time.monotonic()
+                print(f"{self.worlds} worlds, {self.cases} cases", flush=True)
 
 
 def main() -> int:
     """Carry out the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("cases", type=int)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first world")
     options = parser.parse_args()
     import urds_native
 
     run = Run(urds_native)
-    begin_s = told_s = time.monotonic()
-    for seed in range(options.first, options.first + options.cases):
-        try:
-            run.case(seed, options.steps)
-        except AssertionError as error:
-            print(error)
-            return 1
-        if time.monotonic() - told_s > REPORT_EVERY_S:
-            told_s = time.monotonic()
-            print(f"{seed - options.first + 1} cases, {run.calls} calls", flush=True)
-    spent_s = time.monotonic() - begin_s
-    print(f"{options.cases} cases, {run.calls} calls of both, no difference, {spent_s:.0f} s")
+    began_s = time.monotonic()
+    try:
+        run.until(options.cases, options.seed)
+    except AssertionError as error:
+        print(error)
+        return 1
+    spent_s = time.monotonic() - began_s
+    print(f"{run.cases} cases in {run.worlds} worlds alike in {spent_s:.0f} s")
     print(", ".join(f"{name} {count}" for name, count in sorted(run.seen.items())))
     return 0
 
