@@ -83,7 +83,7 @@ impl RecvWR {
     ) -> Self {
         let zero = zero(py);
         Self {
-            wr_id: given(wr_id, &zero),
+            wr_id: given(py, wr_id, &zero),
             sg: or_empty_list(py, sg),
             next_wr: or_none(py, next_wr),
             num_sge: or_none(py, num_sge),
@@ -253,20 +253,20 @@ impl SendWR {
     ) -> PyResult<Self> {
         let tables = tables(py)?;
         let zero = zero(py);
-        let or_zero = |value| given(value, &zero);
+        let or_zero = |value| given(py, value, &zero);
         Ok(Self {
             wr_id: or_zero(wr_id),
-            opcode: given(opcode, &tables.send),
+            opcode: given(py, opcode, &tables.send),
             sg: or_empty_list(py, sg),
-            send_flags: given(send_flags, &tables.signaled),
+            send_flags: given(py, send_flags, &tables.signaled),
             imm_data: or_zero(imm_data),
             invalidate_rkey: or_zero(invalidate_rkey),
             remote_addr: or_zero(remote_addr),
             rkey: or_zero(rkey),
             compare_add: or_zero(compare_add),
             swap: or_zero(swap),
-            compare_mask: given(compare_mask, &tables.all_ones),
-            swap_mask: given(swap_mask, &tables.all_ones),
+            compare_mask: given(py, compare_mask, &tables.all_ones),
+            swap_mask: given(py, swap_mask, &tables.all_ones),
             boundary: or_zero(boundary),
             ah: or_none(py, ah),
             remote_qpn: or_zero(remote_qpn),
@@ -321,7 +321,7 @@ impl SendWR {
         swap: Option<Bound<'_, PyAny>>,
     ) {
         (self.rkey, self.remote_addr) = (rkey, addr);
-        (self.compare_add, self.swap) = (compare_add, given(swap, &zero(py)));
+        (self.compare_add, self.swap) = (compare_add, given(py, swap, &zero(py)));
     }
 
     #[pyo3(signature = (
@@ -341,9 +341,9 @@ impl SendWR {
     ) -> PyResult<()> {
         let all_ones = &tables(py)?.all_ones;
         self.set_wr_atomic(py, rkey, addr, compare_add, swap);
-        self.compare_mask = given(compare_mask, all_ones);
-        self.swap_mask = given(swap_mask, all_ones);
-        self.boundary = given(boundary, &zero(py));
+        self.compare_mask = given(py, compare_mask, all_ones);
+        self.swap_mask = given(py, swap_mask, all_ones);
+        self.boundary = given(py, boundary, &zero(py));
         Ok(())
     }
 
@@ -392,11 +392,8 @@ fn zero(py: Python<'_>) -> Py<PyAny> {
     PyInt::new(py, 0).into_any().unbind()
 }
 
-fn given(value: Option<Bound<'_, PyAny>>, default: &Py<PyAny>) -> Py<PyAny> {
-    match value {
-        Some(value) => value.unbind(),
-        None => Python::attach(|py| default.clone_ref(py)),
-    }
+fn given(py: Python<'_>, value: Option<Bound<'_, PyAny>>, default: &Py<PyAny>) -> Py<PyAny> {
+    value.map_or_else(|| default.clone_ref(py), Bound::unbind)
 }
 
 fn or_none(py: Python<'_>, value: Option<Bound<'_, PyAny>>) -> Py<PyAny> {
