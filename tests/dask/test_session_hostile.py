@@ -50,9 +50,12 @@ def test_a_broken_rule_ends_the_session(packet):
     assert _is_reset(session)
 
 
-def test_a_message_that_ends_in_the_middle_is_none():
+@pytest.mark.parametrize(
+    "part", [b"\0", b"\0\0\0\1", b"\0\0\0\1" + (9).to_bytes(8, "big") + b"eight..."]
+)
+def test_a_message_that_ends_in_the_middle_is_none(part):
     hub, session = _accepted()
-    hub.handle(_packet(Kind.DATA, b"\0\0\0\1", sequence=1), PEER, 0)
+    hub.handle(_packet(Kind.DATA, part, sequence=1), PEER, 0)
     hub.handle(_packet(Kind.FINISH, sequence=2), PEER, 0)
     assert _is_reset(session) and session.receive() is None
 

@@ -26,7 +26,9 @@ from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.socket import Socket
 
 _NS: Final = 1_000_000_000
+_DONTWAIT: Final = int(MSG_DONTWAIT)
 _SESSION_BITS: Final = 64
+_JOINED_BYTES_MAX: Final = 16 << 10  # a copy of so much is cheaper than a message of buffers
 OnAccept = Callable[["Link"], None]
 
 
@@ -99,7 +101,10 @@ class Endpoint:
 
     def send_now(self, packet: Packet, peer: Address) -> bool:
         """Send a packet if that needs no wait; tell whether it was sent. Raises OSError."""
-        attempt = self.socket.sendmsg(packet, (), int(MSG_DONTWAIT), peer)
+        if sum(map(len, packet)) <= _JOINED_BYTES_MAX:
+            attempt = self.socket.send_to(b"".join(packet), peer)
+        else:
+            attempt = self.socket.sendmsg(packet, (), _DONTWAIT, peer)
         try:
             attempt.send(None)
         except StopIteration:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from struct import Struct, pack
 from typing import Final, TypeAlias
 
@@ -57,6 +58,12 @@ def _is_joined(before: memoryview, frame: memoryview) -> bool:
     return not isinstance(frame.obj, bytes) and before.obj is frame.obj
 
 
+@lru_cache(maxsize=64)
+def _sizes(count: int) -> Struct:
+    """Return what reads so many lengths."""
+    return Struct(f">{count}Q")
+
+
 class Filler:
     """The way in: bytes of the stream go in, whole messages come out."""
 
@@ -73,7 +80,7 @@ class Filler:
     @property
     def is_between(self) -> bool:
         """Tell whether no message is half here."""
-        return not self._preamble
+        return self._frames is None and not self._preamble
 
     def feed(self, payload: memoryview) -> list[list[memoryview]]:
         """Take the next bytes of the stream; return the messages that they complete.
@@ -81,7 +88,7 @@ class Filler:
         Raises RemoteProtocolError for a message above the limits, MemoryError as `allocate` does.
         """
         done: list[list[memoryview]] = []
-        while len(payload):
+        while payload:
             payload = self._fill(payload) if self._frames is not None else self._begin(payload)
             if self._frames is not None and not self._buffers:
                 done.append(self._frames)
@@ -90,6 +97,12 @@ class Filler:
 
     def _begin(self, payload: memoryview) -> memoryview:
         """Take bytes of the preamble; return the rest."""
+        if not self._preamble and len(payload) >= _COUNT.size:  # as a rule it comes whole
+            count = _COUNT.unpack_from(payload)[0]
+            whole = _COUNT.size + 8 * count
+            if count <= FRAMES_MAX and len(payload) >= whole:
+                self._open(_sizes(count).unpack_from(payload, _COUNT.size))
+                return payload[whole:]
         taken = payload[: self._preamble_bytes - len(self._preamble)]
         self._preamble += taken
         payload = payload[len(taken) :]
@@ -101,7 +114,7 @@ class Filler:
             if whole > self._preamble_bytes:
                 self._preamble_bytes = whole
             else:
-                self._open(Struct(f">{count}Q").unpack_from(self._preamble, _COUNT.size))
+                self._open(_sizes(count).unpack_from(self._preamble, _COUNT.size))
         return payload
 
     def _open(self, sizes: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from urds.common.errors import WireError
 from urds.common.records import record
@@ -38,8 +38,7 @@ class Kind(IntEnum):
     PONG = 8
 
 
-@record
-class Header:
+class Header(NamedTuple):
     """The header of a packet; `sequence` counts the packets of one end, modulo 2**32."""
 
     kind: Kind
@@ -62,6 +61,10 @@ class Hello:
     started: int
 
 
+# By the type byte; a look-up in an enum takes longer than all else of a header.
+_TYPES: Final = {kind | bit: (kind, bool(bit)) for kind in Kind for bit in (0, _FROM_ACCEPTOR)}
+
+
 def emit_header(header: Header) -> bytes:
     """Return the bytes of a header."""
     kind = header.kind | (_FROM_ACCEPTOR if header.from_acceptor else 0)
@@ -75,11 +78,10 @@ def parse_header(data: bytes | memoryview) -> Header:
     magic, version, kind, sequence, session_id = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise WireError(f"packet of magic {magic:#x}, version {version}")
-    try:
-        known = Kind(kind & ~_FROM_ACCEPTOR)
-    except ValueError:
-        raise WireError(f"packet of type {kind:#x}") from None
-    return Header(known, session_id, sequence, bool(kind & _FROM_ACCEPTOR))
+    known = _TYPES.get(kind)
+    if known is None:
+        raise WireError(f"packet of type {kind:#x}")
+    return Header(known[0], session_id, sequence, known[1])
 
 
 def emit_hello(hello: Hello) -> bytes:
