@@ -16,7 +16,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from results import BYTES, MESSAGES_PER_S, Line, Report, ReportError, Table, Verdict
+from results import BYTES, COUNT, MESSAGES_PER_S, Line, Report, ReportError, Table, Verdict
 
 _ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -167,7 +167,7 @@ def _figure(table: Table, line: Line) -> str:
         return line.problem
     if table.unit == MESSAGES_PER_S:
         return f"{line.median:,.0f}/s"
-    if table.unit == BYTES:
+    if table.unit in (BYTES, COUNT):
         return f"{line.median:,.0f}"
     return f"{line.median / 1000:,.1f} us"
 

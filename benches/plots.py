@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.base import Kind
-from results import BYTES, MESSAGES_PER_S, NS, Line, Table
+from results import BYTES, COUNT, MESSAGES_PER_S, NS, Line, Table
 
 _SVG = {"svg.hashsalt": "urds", "svg.fonttype": "none"}
 _STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
@@ -32,7 +32,12 @@ _FILES = {
     ),
     "peers": (Kind.PEERS_RUNS, Kind.PEERS_ASKED),
 }
-_UNITS = {MESSAGES_PER_S: ("messages/s", 1.0), NS: ("us", 1000.0), BYTES: ("bytes", 1.0)}
+_UNITS = {
+    MESSAGES_PER_S: ("messages/s", 1.0),
+    NS: ("us", 1000.0),
+    BYTES: ("bytes", 1.0),
+    COUNT: ("", 1.0),
+}
 
 
 def draw(tables: Iterable[Table], directory: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-MESSAGES_PER_S, NS, BYTES = "messages/s", "ns", "bytes"  # units of a table
+MESSAGES_PER_S, NS, BYTES, COUNT = "messages/s", "ns", "bytes", "count"  # units of a table
 
 
 class ReportError(Exception):

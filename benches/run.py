@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import dask_costs
 import fairness
 import memory
 import node_costs
@@ -33,6 +34,7 @@ examples:
   run.py --quick                                  all tables, two minutes, figures scatter
   run.py --only urds,dealer_router,one_way --sizes 64 --rounds 7
   run.py --only peers_asked,memory
+  run.py --only dask                              Dask over rds:// and tcp://
   run.py --json out.json --plots plots            keep every round, and draw
 
 exit codes: 0 all that was there was measured; 1 a peer that was there did not finish; 2 the
@@ -70,6 +72,10 @@ def main() -> int:
         of_fairness, broken = fairness.measure(pace.rounds, limit_s=pace.limit_s)
         failed |= broken
         tables += map(_show, of_fairness)
+    if dask_costs.KIND in kinds:
+        of_dask, broken = dask_costs.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
+        failed |= broken
+        tables += map(_show, of_dask)
     report = Report("Side by side on one machine", place, tuple(tables))
     if options.json:
         report.write(options.json)
@@ -103,7 +109,13 @@ def _options() -> argparse.Namespace:
 
 
 def _kind_names() -> list[str]:
-    return [*(kind.value for kind in Kind), memory.KIND, node_costs.KIND, fairness.KIND]
+    return [
+        *(kind.value for kind in Kind),
+        memory.KIND,
+        node_costs.KIND,
+        fairness.KIND,
+        dask_costs.KIND,
+    ]
 
 
 def _rounds(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from results import BYTES, MESSAGES_PER_S, Line, Table
+from results import BYTES, COUNT, MESSAGES_PER_S, Line, Table
 
 _LABEL_MIN = 20
 _Cell = Callable[[Line], str]
@@ -36,7 +36,7 @@ def render(table: Table) -> str:
 
 def _columns(table: Table) -> list[tuple[str, int, _Cell]]:
     """Return the name, the width and the cells of each column of figures."""
-    if table.unit == BYTES:
+    if table.unit in (BYTES, COUNT):
         return [(name, 12, _cell(name, 1, 0)) for name in ("median", "lowest", "highest")]
     processor = [("CPU us", 11, _cell("cpu_ns", 1000, 2))]
     if any(line.wake_ups is not None for line in table.lines):

@@ -185,12 +185,12 @@ def test_a_job_outlives_resets():
     done = subprocess.run(
         [
             *(sys.executable, str(ROOT / "examples" / "dask_survives.py")),
-            *("rds", "10"),
+            *("rds", "4"),
         ],
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "workers lost 0, resets " in done.stdout and "resets 0" not in done.stdout

@@ -98,6 +98,37 @@ def test_one_socket_turns_to_ten_peers() -> None:
         assert "no side spins" in table
 
 
+def test_dask_over_both_protocols_is_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a task has a goal from above, bytes a second from below; counts have none."""
+    costs = importlib.import_module("dask_costs")
+    monkeypatch.setattr(costs, "find_spec", lambda _: True)
+    names = {"task", *(f"echo {size}" for size in costs._SIZES)}
+    names |= {
+        f"{what} {n}" for what in ("shuffle", "connections", "descriptors") for n in costs._WORKERS
+    }
+    monkeypatch.setattr(
+        costs, "_run", lambda scheme, _: dict.fromkeys(names, 150 if scheme == "rds" else 100)
+    )
+    tables, failed = costs.measure(2, limit_s=1)
+    assert not failed and all(len(line.rounds) == 2 for table in tables for line in table.lines)
+    verdicts = {table.title: table.lines[1].goal for table in tables}
+    assert verdicts["Dask, a task there and back, 2 workers"] == "<= 1.2: missed"
+    assert verdicts["Dask, a comm's echoes of 1 MiB"] == ">= 1: missed"
+    assert verdicts["Dask, all to all of 8 workers, TCP connections at peak"] == ""
+    assert "rds://" in bench.tables.render(tables[0])
+
+
+def test_dask_that_is_not_installed_has_rows_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHES))
+    costs = importlib.import_module("dask_costs")
+    monkeypatch.setattr(costs, "find_spec", lambda _: None)
+    tables, failed = costs.measure(1, limit_s=1)
+    assert not failed
+    assert {line.problem for table in tables for line in table.lines} == {
+        "distributed is not installed"
+    }
+
+
 @pytest.mark.slow
 def test_tasks_of_asyncio_are_measured() -> None:
     code, out, err = run(
