@@ -459,15 +459,34 @@ def test_a_place_that_is_too_long_for_a_socket_is_no_error(
     assert InformationSocket.open(lambda: b"", processes.named_directory()) is None
 
 
-def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:
-    for pid in (os.getpid(), 999_999):
+def leave(folder: Path, *pids: int) -> None:
+    """Make the files of processes that ended without a word."""
+    for pid in pids:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(folder / f"{pid}.sock"))
+
+
+def test_a_stale_socket_is_replaced_by_its_owner_and_removed_by_a_reader(folder: Path) -> None:
+    leave(folder, os.getpid())
     served = serve(b"")
+    leave(folder, 999_999)
     assert processes.find() == [os.getpid(), 999_999]
     assert processes.ask(999_999) is None
     assert processes.find() == [os.getpid()]
     served.close()
+
+
+def test_a_process_that_starts_removes_what_ended_ones_left(folder: Path) -> None:
+    leave(folder, 999_999, 999_998, os.getppid())
+    (folder / "node-1.sock").touch()
+    with socket.socket(socket.AF_UNIX) as other:  # of a container that shares the folder
+        other.bind(str(folder / "999997.sock"))
+        other.listen()
+        served = serve(b"")
+        there = {one.name for one in folder.iterdir()}
+        served.close()
+    kept = {"999997.sock", f"{os.getppid()}.sock", f"{os.getpid()}.sock", "node-1.sock"}
+    assert there == kept
 
 
 def test_a_process_that_hangs_is_silent_not_waited_for(

@@ -21,7 +21,8 @@ def test_without_a_node_there_is_one_line(tmp_path: Path) -> None:
     for action in ("status", "upgrade", "stop"):
         done = urds("node", action, "--socket", place)
         assert (done.code, done.out) == (1, "")
-        assert done.err == f"urds node: no node at {place}: start one with `urds node`\n"
+        start = f"`urds node --socket {place}`"
+        assert done.err == f"urds node: no node at {place}: start one with {start}\n"
 
 
 def test_what_an_ended_node_left_is_no_node(tmp_path: Path) -> None:
@@ -31,11 +32,21 @@ def test_what_an_ended_node_left_is_no_node(tmp_path: Path) -> None:
     done = urds("node", "stop", "--socket", str(place))
     assert (done.code, done.err) == (
         1,
-        f"urds node: no node at {place}: start one with `urds node`\n",
+        f"urds node: no node at {place}: start one with `urds node --socket {place}`\n",
     )
 
 
-@pytest.mark.parametrize("word", ["--config=x.toml", "--check-config", "--idle-exit-s=5"])
+def test_what_is_no_socket_is_told(tmp_path: Path) -> None:
+    done = urds("node", "status", "--socket", str(tmp_path))
+    assert (done.code, done.err) == (
+        1,
+        f"urds node: {tmp_path} is no socket, so no node is there\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "word", ["--config=x.toml", "--check-config", "--idle-exit-s=5", "--log=json", "--verbose"]
+)
 def test_an_action_refuses_what_only_a_start_obeys(word: str) -> None:
     """A configuration is read where a node starts, so `upgrade --config` would not be obeyed."""
     done = urds("node", "upgrade", word)
@@ -74,6 +85,9 @@ def test_without_the_compiled_module_it_says_how_to_get_it(tmp_path: Path) -> No
         (("--log", "xml"), "must be one of logfmt, json"),
         (("--idle-exit-s", "-1"), "must be from 0 to 86400"),
         (("--system", "--socket", "/x"), "--socket and --system: give one of them"),
+        (("--socket", "x"), "--socket x: must be an absolute path"),
+        (("status", "--socket", "x"), "--socket x: must be an absolute path"),
+        (("--json",), "a node that starts here has --log json"),
         (("--check-config",), "give the file with --config"),
     ],
 )
@@ -100,7 +114,7 @@ def test_a_place_that_cannot_be_had_is_named(start_node: StartNode, tmp_path: Pa
     for place, reason in (
         ("node.sock", "must be an absolute path"),
         (f"/{'x' * 107}", "longer than the 107 bytes"),
-        (str(tmp_path / "absent" / "node.sock"), "No such file or directory"),
+        (str(tmp_path / "absent" / "node.sock"), "there is no such folder to put it in"),
     ):
         node = start_node(waits=False, place=place)
         code = node.process.wait(WAIT_S)

@@ -11,6 +11,7 @@ from tests.support import backends
 from tests.support.errnos import refused
 from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_RDS, InfoOpt, SockOpt, Transport
+from urds.rds.node import commands
 from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.skipif(
@@ -54,5 +55,23 @@ def test_difference_over_quota() -> None:
                     return False
 
                 wait_until(is_refused)
+        finally:
+            process.use(before)
+
+
+def test_difference_peers_of_a_socket() -> None:
+    with backends.at_own_node("[quota]\nroutes = 3\n") as backend:
+        before = process.use(backend)
+        try:
+            with urds.Socket() as sock:
+                sock.bind((host(1), 0))
+                for number in range(2, 5):
+                    sock.sendto(b"", (host(number), 4000))
+                assert refused(sock.sendto, b"", (host(5), 4000)) == errno.EUSERS
+                sock.sendto(b"", (host(4), 4000))
+            with urds.Socket() as sock:
+                sock.bind((host(1), 0))
+                sock.sendto(b"", (host(5), 4000))
+            assert [one["refused"] for one in commands.status(backend.place)["users"]] == [1]
         finally:
             process.use(before)

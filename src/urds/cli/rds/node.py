@@ -64,12 +64,16 @@ def run(options: NodeOptions) -> Exit:
     check_ranges(options)
     if options.system and options.socket is not None:
         raise UsageError("--socket and --system: give one of them")
+    if options.socket is not None:
+        commands.check_place(options.socket)
     if options.action is not None:
         _refuse_of_a_start(options)
     output = Output(json_wanted=options.json_wanted)
     if options.check_config:
         return _check(options, output)
     if options.action is None:
+        if options.json_wanted:
+            raise UsageError("--json: a node that starts here has --log json")
         return _serve(options)
     place = commands.find(options.socket, system=options.system)
     if options.action == "status":
@@ -91,6 +95,8 @@ def _refuse_of_a_start(options: NodeOptions) -> None:
         "--config": options.config is not None,
         "--check-config": options.check_config,
         "--idle-exit-s": options.idle_exit_s is not None,
+        "--log": options.log != _FORMATS[0],
+        "--verbose": options.verbose,
     }
     for name, is_given in given.items():
         if is_given:
@@ -133,11 +139,14 @@ def _show(found: dict[str, Any], output: Output) -> None:
         f" {found['closing']} closed with messages to send"
     )
     rows = [
-        (one["uid"], one["sockets"], f"{one['memory_bytes'] / _MIB:.1f}", one["peers"])
+        (
+            *(one["uid"], one["sockets"], f"{one['memory_bytes'] / _MIB:.1f}", one["peers"]),
+            one.get("refused", 0),  # a node of an earlier release does not tell
+        )
         for one in found["users"]
     ]
     if rows:
-        output.table("Users", columns("Uid:10|Sockets:7|MiB:10|Peers:5"), rows)
+        output.table("Users", columns("Uid:10|Sockets:7|MiB:10|Peers:5|Refused:7"), rows)
 
 
 COMMAND: Final = Command(

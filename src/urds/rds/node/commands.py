@@ -7,8 +7,10 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
+from urds.common.errors import SettingError
 from urds.rds.runtime import node_requests, places
 from urds.rds.wire.node import Request, RequestOp
 
@@ -25,7 +27,9 @@ def _naming(place: str) -> Iterator[None]:
     except OSError as failure:
         text = failure.strerror or str(failure)
         if failure.errno in (errno.ENOENT, errno.ECONNREFUSED):
-            text = f"no node at {place}: start one with `urds node`"
+            text = f"no node at {place}: start one with `{_start_of(place)}`"
+            if Path(place).exists() and not Path(place).is_socket():
+                text = f"{place} is no socket, so no node is there"
         elif failure.errno == errno.EPERM:
             text = f"the node at {place} obeys its own user and root alone"
         elif failure.errno == errno.EACCES:
@@ -33,6 +37,19 @@ def _naming(place: str) -> Iterator[None]:
         elif failure.errno == errno.EPROTO:
             text = f"the node at {place} is of another release: {text}"
         raise OSError(failure.errno, text) from failure
+
+
+def _start_of(place: str) -> str:
+    """Return the command that starts a node at a place."""
+    if place == places.SYSTEM_PLACE:
+        return "urds node --system"
+    return "urds node" if place == places.user_place() else f"urds node --socket {place}"
+
+
+def check_place(place: str) -> None:
+    """Raise SettingError for a path that every program would read otherwise."""
+    if place[:1] != "/":
+        raise SettingError(f"--socket {place}: must be an absolute path")
 
 
 def find(place: str | None, *, system: bool = False) -> str:

@@ -144,7 +144,7 @@ class Connections:
     def _read_next(self, uid: int, now_s: float, fresh: Connection | None = None) -> bool:
         """Watch connections of a user, as far as its share and rate allow.
 
-        `fresh` is not watched but left to the caller; tell whether it is next.
+        `fresh` is not watched but left to the caller; tell whether it is the next one.
         """
         is_next = False
         waiting = self._waiting[uid]

@@ -32,6 +32,7 @@ from urds.rds.node.events import NodeEvent, tell
 from urds.rds.node.plane_calls import Opened, PlaneCalls
 from urds.rds.node.settings import NodeSettings
 from urds.rds.node.sockets import (
+    Cookies,
     NodeSocket,
     Record,
     cookie_of,
@@ -100,7 +101,7 @@ class Service:
         self._lists: dict[tuple[int, int], tuple[float, int, bytes]] = {}
         self._closes = DeferredCalls("urds-node-close", calls_max=_CLOSES_MAX)
         self._made: list[int] = []  # descriptors of the present answer alone
-        self._known: tuple[int, int | None] = (-1, None)  # of the present request, and its cookie
+        self._cookies = Cookies()  # of the present request
         self._defaults = options.defaults(self._tunables)
         self._methods: Mapping[RequestOp, Callable[..., Reply]] = {
             RequestOp.OPEN: self._open,
@@ -136,6 +137,7 @@ class Service:
             code = failure.errno or errno.EIO
             reason = failure.strerror or str(failure)
             if code in (errno.EMFILE, errno.ENOBUFS, errno.EUSERS):
+                self.users.of(who.uid).refused += 1
                 tell(self._log, NodeEvent.QUOTA_REACHED, who.uid, reason, about=(who.uid, code))
             elif code in (errno.EPERM, errno.EACCES):
                 asked = request.operation.name
@@ -153,11 +155,11 @@ class Service:
         wait, it stays open until the process ends, which the limit of descriptors bounds.
         """
         for descriptor in descriptors:
-            if self._cookie_of(descriptor) in self.sockets:
+            if self._cookies.of(descriptor) in self.sockets:
                 os.close(descriptor)
             else:
                 self._closes.put(partial(os.close, descriptor))
-        self._known = -1, None
+        self._cookies.forget()
 
     # -- sockets that were there before this worker
 
@@ -448,17 +450,11 @@ class Service:
 
     def _socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
         """Return the socket whose descriptor came. Raises OSError (ENOTSOCK) for anything else."""
-        cookie = self._cookie_of(descriptors[0]) if len(descriptors) == 1 else None
+        cookie = self._cookies.of(descriptors[0]) if len(descriptors) == 1 else None
         sock = None if cookie is None else self.sockets.get(cookie)
         if sock is None:
             raise OSError(errno.ENOTSOCK, "no socket of this node")
         return sock
-
-    def _cookie_of(self, descriptor: int) -> int | None:
-        """Return the cookie of a descriptor that came with the present request."""
-        if self._known[0] != descriptor:
-            self._known = descriptor, cookie_of(descriptor)
-        return self._known[1]
 
     def _bound_socket_of(self, descriptors: Sequence[int]) -> NodeSocket:
         sock = self._socket_of(descriptors)

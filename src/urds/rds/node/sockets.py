@@ -121,6 +121,23 @@ def cookie_of(descriptor: int) -> int | None:
         probe.detach()
 
 
+class Cookies:
+    """The cookie of a descriptor that is asked for more than once."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, int | None] = (-1, None)
+
+    def of(self, descriptor: int) -> int | None:
+        """Return the cookie of a descriptor."""
+        if self._known[0] != descriptor:
+            self._known = descriptor, cookie_of(descriptor)
+        return self._known[1]
+
+    def forget(self) -> None:
+        """Forget it: the descriptor is closed."""
+        self._known = -1, None
+
+
 def has_hung_up(node_end: int) -> bool:
     """Tell whether no process has the program's end any more."""
     poll = select.poll()

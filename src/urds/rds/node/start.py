@@ -103,8 +103,7 @@ def serve(
 
 def _listen(place: str, mode: int, *, is_given: bool) -> socket.socket:
     """Take the lock of a place and listen there; the lock is held until the process ends."""
-    if place[:1] != "/":
-        raise SettingError(f"--socket {place}: must be an absolute path")
+    commands.check_place(place)
     if len(os.fsencode(place)) > 107:  # unix(7)
         raise SettingError(f"--socket {place}: longer than the 107 bytes of a socket's path")
     try:
@@ -116,6 +115,8 @@ def _listen(place: str, mode: int, *, is_given: bool) -> socket.socket:
         return listen(place, mode)
     except OSError as failure:
         text = failure.strerror or str(failure)
+        if failure.errno == errno.ENOENT:
+            text = f"{place}: there is no such folder to put it in"
         text = text if place in text else f"{place}: {text}"
         raise OSError(failure.errno or errno.EADDRINUSE, text) from failure
 

@@ -153,7 +153,7 @@ class Supervisor:
         return {
             "pid": os.getpid(),
             "fork_server": 0 if self._server is None else self._server.pid,
-            "started": self._started_s,
+            "started_s": self._started_s,  # Unix time
             "starts": self._starts,
             "deaths": self._deaths_total,
             "upgrade_error": self._upgrade_error,

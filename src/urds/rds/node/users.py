@@ -47,6 +47,7 @@ class User:
     memory_bytes: int = 0  # at the last look
     peers: Counter[IPAddress] = field(default_factory=Counter)  # routes of its sockets to each
     is_over_quota: bool = False  # of memory
+    refused: int = 0  # requests beyond a quota
     tokens: float = 0.0  # requests that may come now
     filled_s: float = 0.0
 
@@ -76,6 +77,7 @@ class Users:
                 "sockets": one.sockets,
                 "memory_bytes": one.memory_bytes,
                 "peers": len(one.peers),
+                "refused": one.refused,
             }
             for one in self
         ]

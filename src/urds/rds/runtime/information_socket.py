@@ -4,7 +4,7 @@ A process is the host of its addresses and no other process can look inside. So 
 socket that only its own user can reach; a connection gets one report and ends. The report travels
 as a sealed memory file: passing a descriptor never waits, however long the report and however slow
 the reader, so the control thread can serve it between two events. A process that ended without
-closing its socket leaves a file behind; the next process that finds it removes it. What asks is
+closing its socket leaves a file behind; the next process that starts removes it. What asks is
 `processes`.
 
 Nothing here may keep a program from working: without a place for the socket there is none. Every
@@ -30,6 +30,7 @@ GREETING: Final = b"urds report 3\n"  # goes with the descriptor; the number is 
 SUFFIX: Final = ".sock"
 _CONNECTIONS_PER_PASS: Final = 8
 _BACKLOG: Final = 16
+_REMOVED_MAX: Final = 64  # at one start
 _PEER_CREDENTIALS: Final = Struct("3i")  # pid, uid, gid
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -129,7 +130,36 @@ def _place_for(pid: int, at: str) -> str:
     if os.path.exists(place) and not _is_served(place):  # noqa: PTH110 - a text
         with suppress(FileNotFoundError):
             os.unlink(place)  # noqa: PTH108 - a text
+    with suppress(OSError):
+        _remove_left(at)
     return place
+
+
+def _remove_left(at: str) -> None:
+    """Remove sockets of processes that have ended, a few at a time. Raises OSError.
+
+    A process of another container with this folder is not seen here, but it listens.
+    """
+    removed = 0
+    for name in os.listdir(at):  # noqa: PTH208 - a text
+        pid = name.removesuffix(SUFFIX)
+        if pid == name or not pid.isdecimal() or _is_alive(int(pid)) or _is_served(f"{at}/{name}"):
+            continue
+        with suppress(FileNotFoundError):
+            os.unlink(f"{at}/{name}")  # noqa: PTH108 - a text
+        removed += 1
+        if removed == _REMOVED_MAX:
+            return
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def _is_served(place: str) -> bool:
