@@ -84,12 +84,9 @@ SEES_A_PLANE = (
 OVER_NODES = (
     "tests/rds/node/test_attached.py",
     "tests/rds/node/test_node_differences.py",
-    "tests/rds/sockets/test_cpython_cases.py",
-    "tests/rds/sockets/test_draining.py",
-    "tests/rds/sockets/test_linux_table.py",
-    "tests/rds/sockets/test_rules.py",
-    "tests/rds/sockets/test_rules_rds7.py",
+    "tests/rds/sockets",
     "tests/rds/aio",
+    "tests/rds/fairness/test_over_a_node.py",
 )
 HYPOTHESIS = ("tests/property", "tests/verbs", "tests/dat")
 

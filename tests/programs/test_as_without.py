@@ -1,6 +1,7 @@
 """Programs without RDS do under the hooks what they do without: the same output and exit code."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.conftest import ROOT
 from tests.shim.conftest import Programs
 
 RUN_S_MAX = 100
@@ -36,6 +38,22 @@ def test_a_script(name: str, programs: Programs, tmp_path: Path) -> None:
             timeout=RUN_S_MAX, check=False,
         )  # fmt: skip
         outcomes.append((done.returncode, done.stdout, done.stderr))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == 0
+
+
+def test_tests_of_this_project(programs: Programs, tmp_path: Path) -> None:
+    """Not those of sockets: theirs would be the node's."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT]
+    chosen = ["tests/common/test_passed_files.py", "tests/rds/wire", "tests/verbs/engine"]
+    outcomes = []
+    for variables in (dict(os.environ), programs.variables()):
+        done = subprocess.run(
+            [*command, *chosen], cwd=ROOT, env={**variables, "TMPDIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
+        )  # fmt: skip
+        found = re.findall(r"^(\d+ passed|.*failed.*) in ", done.stdout, re.MULTILINE)
+        outcomes.append((done.returncode, found, done.stderr))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == 0
 

@@ -20,6 +20,8 @@ from tests.shim.conftest import SOURCES, Programs
 from urds.rds.node import commands
 
 COMPILERS = ("cc", "musl-gcc")
+# What programs have beside us, with the package of Debian that has it.
+PRELOADED = {"libjemalloc.so.2": "libjemalloc2", "faketime/libfaketime.so.1": "libfaketime"}
 CASE = re.compile(r"\{\"(\w+)\", \w+\}")
 STEPS = int(os.environ.get("TEST_MODEL_STEPS", "20000"))  # of each seed
 MESSAGES = int(os.environ.get("TEST_SHARED_MESSAGES", "30000"))  # of all senders together
@@ -77,6 +79,23 @@ def test_another_library_beside_ours(is_first: bool, programs: Programs) -> None
     descriptors = programs.compiled("descriptors")
     variables |= {"EARLY_HOST": address(7), "EARLY_PROGRAM": descriptors.name}
     done = programs.run(descriptors, address(8), "copies", variables=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("library", PRELOADED)
+@pytest.mark.parametrize(("name", "case"), cases())
+def test_an_allocator_or_a_clock_beside_ours(
+    name: str, case: str, library: str, programs: Programs
+) -> None:
+    """They replace functions of libc too; the clock is wrong, and goes at twice the speed."""
+    found = sorted(Path("/usr/lib").glob(f"*/{library}"))
+    if not found:
+        pytest.skip(f"no {library} on this machine (Debian: {PRELOADED[library]})")
+    variables = {**programs.variables(), "FAKETIME": "-10d x2"}
+    both = [str(found[0]), variables["LD_PRELOAD"]]
+    # Either may be the first one, and ours is for every other case.
+    variables["LD_PRELOAD"] = ":".join(both if len(case) % 2 else reversed(both))
+    done = programs.run(programs.compiled(name), address(12), case, variables=variables)
     assert (done.returncode, done.stderr) == (0, "")
 
 
