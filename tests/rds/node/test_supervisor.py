@@ -102,7 +102,7 @@ def test_a_fork_server_that_ends_is_replaced_and_the_worker_goes_on(start_node: 
     assert node.status()["worker"] == before["worker"]
     kill_worker(node)  # whose parent is gone
     assert node.status()["sockets"] == 1
-    assert node.has_told("worker-died")["status"] == "a status that nobody knows"
+    assert node.has_told("worker-died")["status"] == "an unknown status"
     kill_worker(node)
     assert node.has_told("worker-died")["status"] == "SIGKILL"
 

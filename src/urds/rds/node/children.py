@@ -43,7 +43,7 @@ class Worker:
             signal.pidfd_send_signal(self.watch, signal.SIGKILL)
 
     def end(self) -> int | None:
-        """Close what is open of one that has ended; return its status, None if nobody knows it."""
+        """Close what is open of one that has ended; return its status, None if it is not known."""
         status = self.server.status_of(self.pid)
         os.close(self.watch)
         self.channel.close()

@@ -482,7 +482,7 @@ def inherited(descriptor: int) -> socket.socket:
 
 def _shown(status: int | None) -> str:
     if status is None:
-        return "a status that nobody knows"
+        return "an unknown status"
     if status < 0:
         with suppress(ValueError):
             return signal.Signals(-status).name
