@@ -74,12 +74,12 @@ class QueuePair:
         assert self.link.names_places or is_in_order, "what packets do not name follows their order"
         self.gid = bytes(GID_BYTES)  # of its port, for the GRH: a provider may set it
         self.tracker = ReceiveTracker()
+        self.on_close: Callable[[QueuePair], None] | None = None  # of the engine that made it
         # Shared memory: writes bytes straight to the peer's key and address; True if done.
         self.place_remote: Callable[[QueuePair, int, int, BytesLike], bool] | None = None
         self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
-        self.on_close: Callable[[QueuePair], None] | None = None
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         # An empty queue is false.
