@@ -318,12 +318,22 @@ fn an_acknowledgement_rides_on_the_answer_of_a_program() {
     left.post(Opcode::Send, 8, 0);
     assert_eq!(pass(&mut left, &mut right, outlet).len(), 1);
     assert_eq!(pass(&mut right, &mut left, outlet), []);
-    assert!(right.engine.get(right.qp).is_some_and(QueuePair::owes_ack));
+    assert!(
+        right
+            .engine
+            .get(right.qp)
+            .is_some_and(QueuePair::ack_pending)
+    );
     right.post(Opcode::Send, 8, 0);
     let answer = pass(&mut right, &mut left, outlet);
     assert_eq!(answer[0].acknowledged, Some(0xFF_FFFE));
     assert_eq!(left.statuses(), [Status::Success, Status::Success]);
-    assert!(!right.engine.get(right.qp).is_some_and(QueuePair::owes_ack));
+    assert!(
+        !right
+            .engine
+            .get(right.qp)
+            .is_some_and(QueuePair::ack_pending)
+    );
 }
 
 #[test]

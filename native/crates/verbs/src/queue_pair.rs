@@ -482,8 +482,8 @@ impl QueuePair {
     // -- acknowledgements on a link where they wait
 
     /// Return whether an acknowledgement waits for a packet to ride on.
-    pub fn owes_ack(&self) -> bool {
-        self.responder.as_ref().is_some_and(Responder::owes_ack)
+    pub fn ack_pending(&self) -> bool {
+        self.responder.as_ref().is_some_and(Responder::ack_pending)
     }
 
     /// Let the acknowledgement that waits go alone, with the next `poll`.

@@ -18,7 +18,7 @@ use crate::queue_pair::{Outlet, QueuePair, Shared};
 use crate::work::Completion;
 
 /// Packets that an acknowledgement waits for: a quarter of the window.
-const ACKS_OWED_MAX: u32 = 32;
+const UNACKED_MAX: u32 = 32;
 const ATOMIC_RESULTS_MAX: usize = 128;
 const ANSWERS_MAX: usize = 256;
 const HALF: i64 = 1 << (PSN_BITS - 1);
@@ -64,7 +64,7 @@ pub struct Responder {
     reported_psn: i64,
     ack_due: bool,
     /// Packets that were executed since the last acknowledgement.
-    owed: u32,
+    unacked: u32,
     /// The acknowledgement does not wait for a packet to ride on.
     is_hurried: bool,
     rnr_psn: Option<i64>,
@@ -85,7 +85,7 @@ impl Responder {
             open: None,
             reported_psn: expected,
             ack_due: false,
-            owed: 0,
+            unacked: 0,
             is_hurried: false,
             rnr_psn: None,
             last_answer: None,
@@ -202,7 +202,7 @@ impl QueuePair {
         responder.check_place(packet)?;
         self.place_request(packet, payload, shared)?;
         if let Some(responder) = &mut self.responder {
-            responder.owed += 1;
+            responder.unacked += 1;
         }
         self.carry_out(packet, payload, shared)?;
         Ok(())
@@ -571,7 +571,7 @@ impl QueuePair {
 }
 
 impl Responder {
-    pub fn owes_ack(&self) -> bool {
+    pub fn ack_pending(&self) -> bool {
         self.ack_due
     }
 
@@ -597,7 +597,7 @@ impl Responder {
     /// Note that the peer learns now what has been executed.
     fn note_told(&mut self) {
         (self.ack_due, self.is_hurried) = (false, false);
-        (self.owed, self.reported_psn) = (0, self.expected);
+        (self.unacked, self.reported_psn) = (0, self.expected);
     }
 
     /// Return what is to be told: what ended the queue pair, an acknowledgement, an RNR NAK.
@@ -613,7 +613,7 @@ impl Responder {
             return self.last_answer;
         }
         // An RNR NAK goes at once, and takes the acknowledgement along.
-        let is_late = self.owed >= ACKS_OWED_MAX && self.rnr_psn.is_none();
+        let is_late = self.unacked >= UNACKED_MAX && self.rnr_psn.is_none();
         if self.ack_due && (self.is_hurried || !may_wait || is_late) {
             self.note_told();
             return Some(self.answer(target_qpn, self.expected - 1, ACK));

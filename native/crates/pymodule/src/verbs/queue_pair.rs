@@ -363,10 +363,10 @@ impl QueuePair {
 
     /// Whether an acknowledgement waits for a packet to ride on.
     #[getter]
-    fn owes_ack(&self, py: Python<'_>) -> PyResult<bool> {
+    fn ack_pending(&self, py: Python<'_>) -> PyResult<bool> {
         let number = self.number();
         self.core.call(py, |machine| {
-            machine.get(number).is_some_and(Machine::owes_ack)
+            machine.get(number).is_some_and(Machine::ack_pending)
         })
     }
 
