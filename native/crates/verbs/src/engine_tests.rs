@@ -383,6 +383,19 @@ fn a_placed_write_completes_without_a_packet_unless_it_takes_a_receive() {
 }
 
 #[test]
+fn the_acknowledgement_that_waits_goes_when_a_request_of_our_own_ends_the_queue_pair() {
+    let (mut left, mut right) = pair_over(0, true);
+    let outlet = &mut Records::default();
+    left.post(Opcode::RdmaWrite, 8, right.key);
+    pass(&mut left, &mut right, outlet);
+    right.key += 1; // no key
+    right.post(Opcode::Send, 8, 0);
+    assert_eq!(pass(&mut right, &mut left, outlet).len(), 1);
+    assert_eq!(right.statuses(), [Status::LocProtErr]);
+    assert_eq!(left.statuses(), [Status::Success]);
+}
+
+#[test]
 fn the_acknowledgement_that_waits_outlives_a_reset() {
     let (mut left, mut right) = pair_over(0, true);
     let outlet = &mut Records::default();

@@ -571,8 +571,15 @@ impl QueuePair {
             outlet.packet(&route, &packet, Payload::Bytes(&[]));
             return true;
         }
-        self.poll_answer(shared, outlet)
-            || (self.state.sends() && self.poll_request(now_ns, shared, outlet))
+        if self.poll_answer(shared, outlet) {
+            return true;
+        }
+        if !self.state.sends() {
+            return false;
+        }
+        // A request whose memory went away ends the queue pair: what waited goes at once then.
+        self.poll_request(now_ns, shared, outlet)
+            || (self.state == QpState::Err && self.poll_answer(shared, outlet))
     }
 
     /// Run the timers that are due.
