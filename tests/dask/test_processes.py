@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed import Client, LocalCluster, Scheduler, Worker, wait
 from distributed.comm import CommClosedError, connect, get_address_host, listen
 from distributed.utils_test import gen_test
 
@@ -179,6 +179,40 @@ def test_a_cluster_of_processes_works_and_closes():
         assert len({get_address_host(one) for one in addresses}) == 2
         parts = client.map(bytes, [1 << 20] * 8)
         assert client.submit(lambda *a: sum(map(len, a)), *parts).result() == 8 << 20
+
+
+def test_workers_beside_a_stopped_one_do_all_their_tasks():
+    """Also while the scheduler has more for the stopped one than its window holds."""
+    with (
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            protocol="rds",
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        pids = client.run(os.getpid)
+        stopped, *others = pids
+        parts = [client.submit(bytes, 1 << 20, workers=[one], pure=False) for one in others]
+        wait(parts)
+        os.kill(pids[stopped], signal.SIGSTOP)
+        try:
+            long = [
+                client.submit(len, bytes(1 << 20), workers=[stopped], pure=False) for _ in range(12)
+            ]
+            numbers = range(100)
+            done = [
+                client.submit(lambda number, *_: number, n, *parts, workers=[one], pure=False)
+                for n in numbers
+                for one in others
+            ]
+            assert sum(client.gather(done)) == 2 * sum(numbers)
+            assert not any(one.done() for one in long)
+        finally:
+            os.kill(pids[stopped], signal.SIGCONT)
+        assert client.gather(long) == [1 << 20] * 12
+        assert client.run(os.getpid) == pids  # none was given up
 
 
 def test_a_job_outlives_resets():
