@@ -108,7 +108,8 @@ soak: environment  ## Run a mix of processes; watch messages, memory, descriptor
 dask: python  ## Run Dask over rds://, with upstream's checks from DASK_SOURCES=folder, and a job under resets (4 min)
 	@$(PYTHON) tools/environment.py --at $(VENV)-dask build demo test dask
 	@$(PYTHON) -m tools.native build --optional --at $(VENV)-dask
-	@TEST_DASK_SOURCES=$(DASK_SOURCES) $(VENV)-dask/bin/python tools/timed.py --name dask --budget-s 300 -- \
+	@plane=$$($(VENV)-dask/bin/python -c 'from urds.rds.runtime.process import plane_in_use; print(plane_in_use()[0])'); \
+	URDS_IMPL=$$plane TEST_DASK_SOURCES=$(DASK_SOURCES) $(VENV)-dask/bin/python tools/timed.py --name dask --budget-s 300 -- \
 	    $(VENV)-dask/bin/python -m pytest $(RERUN) -q --junitxml=$(REPORT)/dask.xml tests/dask
 	@$(VENV)-dask/bin/python -m urds dask demo
 
