@@ -19,6 +19,7 @@ from urds.verbs.cm.mpa import (
 from urds.verbs.engine.numbers import PSN_MASK
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, emit_packet, parse_packet
 from urds.verbs.providers.shm.messages import (
+    DOORBELL,
     MAGIC,
     Hello,
     MapReject,
@@ -28,15 +29,29 @@ from urds.verbs.providers.shm.messages import (
     emit_message,
     parse_message,
 )
-from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter, padded
+from urds.verbs.providers.shm.slot_packets import emit_slot, packets_of
+from urds.verbs.providers.shm.slots import (
+    BURST,
+    FIELDS,
+    PAYLOAD_BYTES_MAX,
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOTS_BYTES,
+    WORDS_BYTES,
+    Direction,
+    Slot,
+    SlotReader,
+    SlotWriter,
+    Word,
+)
 from urds.verbs.providers.tcp import fpdu
 
 _MPA_HEADER_BYTES = 20
 _GUARD = bytes([0xA5]) * 64
-_RING_BYTES = 256
-_FRAME_BYTES_MAX = 128
-_RING_STEPS_MAX = 400
-_CELL_STEPS = tuple(range(0xF0, 0xFA))  # steps of `ring` that overwrite a cell
+_SLOT_STEPS_MAX = 400
+_WORD_STEPS = tuple(range(0xF0, 0xF0 + len(Word)))  # steps of `slots` that overwrite a word
+_STAMP_STEP = 0xEF
+_SLOTS_CHANGED = 16  # of the first ones; steps go no further
 
 
 def packet(data: bytes) -> None:
@@ -112,49 +127,69 @@ def shm_message(data: bytes) -> None:
     assert emit_message(parse_message(data[1:], data[0] if data else 0)) == data[1:]
 
 
-def ring(raw: bytes) -> None:
-    """Use both ends of a ring whose memory the peer changes at any time, cells and data.
+def slot(data: bytes) -> None:
+    """Read a slot, or a burst; a packet must come out as the same fields again."""
+    if len(data) < FIELDS.size:
+        return
+    given = Slot(FIELDS.unpack_from(data), data[FIELDS.size :])
+    with suppress(RemoteProtocolError):
+        found = list(packets_of(given))
+        assert 1 <= len(found) <= 32
+        for record in found:
+            assert max(record.target_qpn, record.psn) <= PSN_MASK
+        if given.fields[0] != BURST:
+            fields, part = emit_slot(found[0])
+            assert list(packets_of(Slot(fields, part))) == found
 
-    The first 512 bytes are the data; then steps. What either end does stays in the memory that
-    is the ring's, and what is read obeys the limit.
+
+def slots(raw: bytes) -> None:
+    """Use both ends of a channel's memory that the peer changes at any time, words and slots.
+
+    What either end does stays in the memory that is its own, and what is read obeys the limits.
     """
     script = Script(raw)
-    memory = bytearray(_GUARD + script.take(_RING_BYTES).ljust(_RING_BYTES, b"\0") + _GUARD)
-    data = memoryview(memory)[len(_GUARD) : len(_GUARD) + _RING_BYTES]
-    cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
-    reader = RingReader(cells, data, payload_bytes_max=_FRAME_BYTES_MAX)
-    writer = RingWriter(cells, data)
+    sizes = (WORDS_BYTES, SLOTS_BYTES, RING_BYTES)
+    whole = bytearray(_GUARD + bytes(sum(sizes)) + _GUARD)
+    views, at = [], len(_GUARD)
+    for size in sizes:
+        views.append(memoryview(whole)[at : at + size])
+        at += size
+    memory = Direction(*views)
+    reader, writer = SlotReader(memory), SlotWriter(memory)
     with suppress(RemoteProtocolError):
-        for _ in range(_RING_STEPS_MAX):
+        for _ in range(_SLOT_STEPS_MAX):
             if not script:
                 break
-            _ring_step(script, cells, data, reader, writer)
-    assert memory.startswith(_GUARD) and memory.endswith(_GUARD)
+            _slot_step(script, memory, reader, writer)
+    assert whole.startswith(_GUARD) and whole.endswith(_GUARD)
 
 
-def _ring_step(
-    script: Script, cells: memoryview, data: memoryview, reader: RingReader, writer: RingWriter
-) -> None:
+def _slot_step(script: Script, memory: Direction, reader: SlotReader, writer: SlotWriter) -> None:
     action = script.number()
-    if action in _CELL_STEPS:
-        cell = tuple(Cell)[(action - _CELL_STEPS[0]) % len(Cell)]
-        cells[cell] = script.number(8 if action >= _CELL_STEPS[len(Cell)] else 2)
+    if action in _WORD_STEPS:
+        memory.words[tuple(Word)[action - _WORD_STEPS[0]]] = script.number(4)
+    elif action == _STAMP_STEP:
+        stamp = script.number(8)
+        memory.stamps[script.number() % _SLOTS_CHANGED * (SLOT_BYTES // 8)] = stamp
     elif action & 3 == 0:
-        frame = reader.take()
-        assert frame is None or len(frame.data) <= _FRAME_BYTES_MAX
-        assert 0 <= reader._taken - reader._read <= _RING_BYTES  # its account of the shared cells
+        taken = reader.take()
+        if taken is not None:
+            assert len(taken.payload) <= PAYLOAD_BYTES_MAX
+            list(packets_of(taken))
     elif action & 3 == 1:
-        reader.release()
+        reader.free()
+        reader.tell_freed()
         reader.arm_doorbell()
     elif action & 3 == 2:
-        part = script.take(action >> 2)
+        part = script.take(action >> 2) * (1 + action // 16 * 200)
         if writer.has_room(len(part)) or writer.wait_for_room(len(part)):
-            writer.write(1, part)
-        assert writer.written - writer._read_seen <= _RING_BYTES
+            writer.write((0, 3, 0, 9, 1, 1, 0, 0, 0, 0, 0), part)
+        assert writer.published - writer._slots_freed <= len(memory.slots) // SLOT_BYTES
+        assert writer._position - writer._ring_freed <= RING_BYTES
     else:
-        place = script.number() % _RING_BYTES
-        part = script.take(action >> 2)[: _RING_BYTES - place]
-        data[place : place + len(part)] = part
+        place = script.number() * 8 % (_SLOTS_CHANGED * SLOT_BYTES)
+        part = script.take(action >> 2)
+        memory.slots[place : place + len(part)] = part
 
 
 def dat_conf(data: bytes) -> None:
@@ -187,7 +222,7 @@ def _conf_line(entry: ConfEntry) -> str:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
-        packet, packet_sealed, cm_message, mpa_frame, mpa_setup, payload, shm_message, ring,
+        packet, packet_sealed, cm_message, mpa_frame, mpa_setup, payload, shm_message, slot, slots,
         dat_conf,
     )
 }  # fmt: skip
@@ -212,8 +247,13 @@ _MESSAGES = tuple(
 _REQUEST = MpaFrame(flags=MpaFlag.ENHANCED, ird=4, ord=4, private_data=b"hello").emit()
 _LONGEST = MpaFrame(private_data=bytes(PRIVATE_BYTES_MAX)).emit()
 _REPLY = MpaFrame(is_reply=True, flags=MpaFlag.ENHANCED, ird=4, ord=4).emit()
-_FRAME = (5).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"frame\0\0\0"
-_FULL = _FRAME_BYTES_MAX.to_bytes(4, "little") + (1).to_bytes(4, "little")
+
+
+def _as_slot(record: Packet) -> bytes:
+    fields, part = emit_slot(record)
+    return FIELDS.pack(*fields) + bytes(part)
+
+
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "packet": tuple(b"".join(emit_packet(each)) for each in PACKETS),
     "packet_sealed": tuple(b"".join(emit_packet(each, checksum=True)) for each in PACKETS[:2]),
@@ -230,16 +270,21 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         fpdu.emit_resume(100, 0),
     ),
     "shm_message": (
-        b"\3" + emit_message(Hello(MAGIC, 1 << 20, bytes(16))),
+        b"\1" + emit_message(Hello(MAGIC, 1 << 20, bytes(16))),
+        b"\0" + DOORBELL,
         b"\0" + emit_message(Welcome(bytes(16))),
         b"\0" + emit_message(MapRequest(9, 0x100)),
         b"\1" + emit_message(MapReply(9, 0x100, 1 << 40, 4096, 1)),
         b"\0" + emit_message(MapReject(9, 0x100)),
     ),
-    "ring": (
-        _FULL.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 1, 0, 0]),
-        _FRAME.ljust(_RING_BYTES, b"\0") + bytes([0xF0, 0, padded(5), 0, 1]),
-        bytes(_RING_BYTES) + b"\x16hello\0\1" * 20 + b"\x03\x00\xff" + bytes([0xF5]) + bytes(8),
+    "slot": (
+        *(_as_slot(each) for each in PACKETS),
+        FIELDS.pack(BURST, *[0] * 9, 1) + bytes([0, 0, 0, 3]) + bytes(28),
+    ),
+    "slots": (
+        b"\x16hello\0\1" * 20 + b"\x00\x01" + bytes([_WORD_STEPS[0], 0, 0, 0, 9, 2, 2]),
+        b"\xfe" * 80 + b"\x00\x01" * 9,
+        b"\x02" + bytes([_STAMP_STEP, 0, 0, 0, 2, 0, 4, 0, 0, 1]) + b"\x00\x01\x00",
     ),
     "dat_conf": (
         b'# text\ndat0 u1.2 nonthreadsafe default "lib x" 1 "tcp0 ::1 receive_order=1" "a \\" b"\n',

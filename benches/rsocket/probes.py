@@ -4,7 +4,7 @@ Three ways to look, each with its cost, so each in a run of its own:
 
 * *Locks and clocks* are counted from the start of a process: `threading.Lock` and `RLock` make
   counting ones, the clocks of `time` are counting ones. Locks that only order memory accesses
-  (the fences of the shared memory rings) are counted apart. What one costs is measured here, too.
+  (the fences of shared memory) are counted apart. What one costs is measured here, too.
 * *Copies*: the interpreter tells of every call; for the few functions below a socket in which
   bytes are copied their number is added up. Streams count their own; the kernel's are not seen.
 * *Profile*: cProfile of the thread that runs the loop. The profiler's own time per call, of Python
@@ -25,14 +25,13 @@ from typing import Any, Final, Protocol
 
 # File, function, and the argument with the size of the copy. A test holds that they exist.
 COPYING: Final[dict[tuple[str, str], Callable[[Any], int]]] = {
-    ("shm/ring.py", "_copy_in"): lambda names: len(names["part"]),
-    ("shm/ring.py", "_copy_out"): lambda names: int(names["byte_count"]),
+    ("shm/slots.py", "_copy_in"): lambda names: len(names["part"]),
     ("shm/mappings.py", "_copy"): lambda names: len(names["data"]),
     ("engine/responder.py", "_place"): lambda names: len(names["packet"].payload),
 }
 # Of these the ones that do nothing else: their time is the time of the copies, wherever the bytes
 # come from and go to, which no measurement beside the run could know.
-_COPYING_ALONE: Final = frozenset({"_copy_in", "_copy_out", "_copy"})
+_COPYING_ALONE: Final = frozenset({"_copy_in", "_copy"})
 # What a profile is summed up by: the first that the file of a function begins with.
 PARTS: Final = (
     ("urds/rsocket/core/stream", "stream core"),
@@ -45,7 +44,7 @@ PARTS: Final = (
 )
 KERNEL_CALLS: Final = "kernel calls: doorbells, sockets"
 OTHERS: Final = "C functions and the rest of Python"
-_FENCES: Final = "urds.verbs.providers.shm.ring"
+_FENCES: Final = "urds.verbs.providers.shm.slots"
 _CLOCKS: Final = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")
 _LOOPS: Final = 20_000
 _WINDOW_BYTES: Final = 4 << 20
@@ -54,7 +53,13 @@ _SLEEPS: Final = (
     *("'poll' of 'select.epoll'", "'poll' of 'select.poll'", "sleep"),
     *("'acquire' of", "'_acquire_restore' of"),
 )
-_CALLS: Final = ("eventfd_", "'sendmsg' of", "'recv_into' of", "'modify' of 'select.epoll'")
+_CALLS: Final = (
+    "eventfd_",
+    "'send' of",
+    "'sendmsg' of",
+    "'recv_into' of",
+    "'modify' of 'select.epoll'",
+)
 
 
 class Probe(Protocol):

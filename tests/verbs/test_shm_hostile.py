@@ -1,4 +1,4 @@
-"""Peers of the shm provider that keep no rule: rings, greetings, descriptors, loans, floods."""
+"""Peers of the shm provider that keep no rule: slots, greetings, descriptors, loans, floods."""
 
 import fcntl
 import gc
@@ -17,8 +17,10 @@ import pytest
 from tests.verbs.shm_world import PATIENCE_NS, Side, joined
 from urds.common.passed_files import sealed_file
 from urds.verbs.engine.numbers import QPState, WCStatus
+from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.shm import peers as shm_peers
 from urds.verbs.providers.shm.messages import (
+    DOORBELL,
     MAGIC,
     ChannelMessage,
     Hello,
@@ -28,17 +30,19 @@ from urds.verbs.providers.shm.messages import (
     Welcome,
     emit_message,
 )
-from urds.verbs.providers.shm.peers import (
-    FRAME_PACKET,
-    PACKET_BYTES_MAX,
-    PENDING_MAX,
-    RING_BYTES,
-    Channel,
-)
+from urds.verbs.providers.shm.peers import FILE_BYTES, PENDING_MAX, Channel
 from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
-from urds.verbs.providers.shm.ring import Cell
+from urds.verbs.providers.shm.slots import (
+    BURST,
+    PAYLOAD_BYTES_MAX,
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    Fields,
+    Word,
+    ordinal,
+)
 
-FILE_BYTES = 4096 + 2 * RING_BYTES
 UNKNOWN_PEER = b"s" * 16
 
 
@@ -77,66 +81,105 @@ def assert_broken(side: Side) -> None:
     assert side.adapter.peers.counters.peers_broke_protocol == 1
 
 
-# -- rings
+# -- slots
+
+TARGET = 5
 
 
-@pytest.mark.parametrize("value", [1 << 63, 4, RING_BYTES * 3, 0], ids=hex)
-def test_a_written_counter_that_lies_ends_the_channel(pair: tuple[Side, Side], value: int) -> None:
+def fields(
+    kind: int, *, flags: int = 3, zero: int = 0, target: int = TARGET, psn: int = 0
+) -> Fields:
+    return (kind, flags, zero, target, psn, 0, 0, 0, 0, 0, 0)
+
+
+def write_slot(
+    side: Side, content: Fields, payload: bytes = b"", *, size: int | None = None
+) -> None:
+    """Write a slot as it is and have the peer look; `size` is what its stamp says."""
+    with side.adapter.lock:
+        channel = channel_of(side)
+        writer = channel.writer
+        at = writer.published % SLOT_COUNT * SLOT_BYTES // 8
+        assert writer.has_room(len(payload))
+        writer.write(content, payload)
+        if size is not None:
+            writer._stamps[at] = ordinal(writer.published - 1) << 32 | size
+        channel.ring_doorbell()
+
+
+@pytest.mark.parametrize("size", [0xFFFF_FFFF, PAYLOAD_BYTES_MAX + 1])
+def test_a_slot_that_lies_about_its_length_ends_the_channel(
+    pair: tuple[Side, Side], size: int
+) -> None:
     left, right = pair
-    channel_of(left).writer._cells[Cell.WRITTEN] = value
-    channel_of(left).ring_doorbell()
+    with right.adapter.lock:  # it looks when the lie is there
+        write_slot(left, fields(PacketKind.SEND), size=size)
     assert_broken(right)
     assert left.adapter.wait(lambda: left.qp.state is QPState.ERR, PATIENCE_NS)
 
 
-def test_a_read_counter_that_lies_ends_the_channel(pair: tuple[Side, Side]) -> None:
+@pytest.mark.parametrize("word", [Word.SLOTS_FREED, Word.RING_FREED])
+@pytest.mark.parametrize("value", [1 << 50, (1 << 64) - 1], ids=hex)
+def test_a_count_of_what_was_freed_that_lies_ends_the_channel(
+    pair: tuple[Side, Side], word: Word, value: int
+) -> None:
     left, right = pair
     with right.adapter.lock:
-        channel_of(right).reader._cells[Cell.READ] = 1 << 50
+        channel_of(right).reader._cells[word // 2] = value
         for _ in range(8):
             if left.qp.state is QPState.RTS:
                 left.send(1 << 18)
         assert_broken(left)
 
 
-@pytest.mark.parametrize("length", [0xFFFF_FFFF, PACKET_BYTES_MAX + 1, 5000])
-def test_a_frame_that_lies_about_its_length_ends_the_channel(
-    pair: tuple[Side, Side], length: int
-) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [fields(9 + 64), fields(7), fields(0, zero=1), fields(0, target=1 << 24),
+     fields(0, psn=1 << 24), fields(0, flags=64 | 3), fields(1, flags=32 | 3),
+     fields(BURST, target=0, flags=0)],
+)  # fmt: skip
+def test_a_slot_that_cannot_be_ends_the_channel(pair: tuple[Side, Side], content: Fields) -> None:
     left, right = pair
-    with left.adapter.lock:
-        channel = channel_of(left)
-        start = channel.writer.written % RING_BYTES
-        struct.pack_into("=IHH", channel.writer._data, start, length, FRAME_PACKET, 0)
-        channel.writer._cells[Cell.WRITTEN] = channel.writer.written + 64
-        channel.ring_doorbell()
+    write_slot(left, content)
     assert_broken(right)
 
 
-def test_an_unknown_kind_of_frame_ends_the_channel(pair: tuple[Side, Side]) -> None:
-    left, right = pair
-    with left.adapter.lock:
-        channel_of(left).write(9, b"what")
-    assert_broken(right)
-
-
-def test_frames_of_noise_do_no_more_than_count(pair: tuple[Side, Side]) -> None:
-    """Packets that are none are dropped; the channel and its connections live on."""
+def test_slots_to_absent_queue_pairs_do_no_more_than_count(pair: tuple[Side, Side]) -> None:
+    """Packets for a queue pair that is not there are dropped; the channel lives on."""
     left, right = pair
     rng = random.Random(5)
-    with left.adapter.lock:
-        for _ in range(300):
-            channel_of(left).write(FRAME_PACKET, rng.randbytes(rng.randrange(60)))
+    absent = next(qpn for qpn in range(16, 64) if qpn not in right.adapter.entries)
+    for _ in range(300):
+        kind = rng.choice((PacketKind.SEND, PacketKind.WRITE, PacketKind.DATAGRAM))
+        payload = rng.randbytes(rng.randrange(200))
+        write_slot(left, fields(kind, target=absent), payload)
     right.receive(10)
     left.send(10)
     assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
-    packets = right.adapter.packets
-    assert packets.dropped_malformed + packets.dropped_unknown == 300
+    assert right.adapter.packets.dropped_unknown == 300
+
+
+def test_a_burst_of_a_writer_that_gathers_is_read(pair: tuple[Side, Side]) -> None:
+    """This side writes none itself; each record is executed as a slot of its own would be."""
+    left, right = pair
+    for wr_id in range(3):
+        right.receive(10, offset=100 * wr_id, wr_id=wr_id)
+    with left.adapter.lock:
+        psn, msn = left.qp._requester._next_psn, left.qp._requester._next_msn
+        records = b"".join(
+            struct.pack("=HBBIIIIIQ", 5, 0, 3 | 8, right.qp.qpn, psn + index, msn + index, 0, 0, 0)
+            + bytes([65 + index]) * 5 + bytes(11)
+            for index in range(3)
+        )  # fmt: skip
+        write_slot(left, (BURST, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3), records)
+    assert [(wc.wr_id, wc.byte_len) for wc in right.poll(3)] == [(0, 5), (1, 5), (2, 5)]
+    for at, letter in ((0, b"A"), (100, b"B"), (200, b"C")):
+        assert right.view[at : at + 5] == letter * 5
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_all_over_the_shared_memory_harms_no_other_peer(place: Path, seed: int) -> None:
-    """Cells and rings are overwritten under traffic; a third opening does not notice."""
+    """Words, slots and ring are overwritten under traffic; a third opening does not notice."""
     rng = random.Random(seed)
     left, right = joined(place)
     third, fourth = joined(place)
@@ -148,13 +191,16 @@ def test_noise_all_over_the_shared_memory_harms_no_other_peer(place: Path, seed:
             if not len(left.adapter.peers):
                 break
             channel = channel_of(left)
-            cell = rng.choice([cell for cell in Cell if cell is not Cell.PLACING])
+            writer = channel.writer
             if rng.random() < 0.2:
-                channel.writer._cells[cell] = rng.choice(
-                    (rng.getrandbits(64), rng.randrange(1000) * 8)
-                )
-            at = rng.randrange(4096)
-            channel.writer._data[at : at + 8] = rng.randbytes(8)
+                word = rng.choice([word for word in Word if word is not Word.PLACING])
+                writer._words[word] = rng.choice((rng.getrandbits(32), rng.randrange(1000) * 8))
+            at = rng.randrange(8) * SLOT_BYTES // 8
+            writer._stamps[at] = rng.choice(
+                (rng.getrandbits(64), rng.randrange(9) << 32 | rng.randrange(100))
+            )
+            at = rng.randrange(8 * SLOT_BYTES)
+            writer._slots[at : at + 8] = rng.randbytes(8)
             channel.ring_doorbell()
         right.adapter.progress()
         right.adapter.wait(lambda: True, 0)
@@ -177,12 +223,16 @@ def unknown_peer_at(place: Path, victim: Side) -> tuple[Rendezvous, socket.socke
     return there, connection
 
 
+def rest_of(connection: socket.socket) -> bytes:
+    """Return what comes before the end of a connection."""
+    found = b""
+    while data := connection.recv(100):
+        found += data
+    return found
+
+
 def greeting(**changes: Any) -> bytes:
     return emit_message(replace(Hello(MAGIC, RING_BYTES, UNKNOWN_PEER), **changes))
-
-
-def doorbells() -> list[int]:
-    return [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
 
 
 def unsealed(file_bytes: int) -> int:
@@ -191,48 +241,43 @@ def unsealed(file_bytes: int) -> int:
     return descriptor
 
 
-def blocking_doorbells() -> list[int]:
-    return [os.eventfd(0), os.eventfd(0)]
-
-
 @pytest.mark.parametrize(
     "case",
     ["short", "noise", "version", "ring", "own gid", "few", "many", "unsealed", "small", "pipe",
-     "blocking", "request", "nothing"],
+     "request", "doorbell", "nothing"],
 )  # fmt: skip
 def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> None:
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), doorbells()
-    data, descriptors = greeting(), [memory, *good]
+    memory = sealed_file("test", FILE_BYTES)
+    data, descriptors = greeting(), [memory]
     extra: list[int] = []
     if case == "short":
         data = data[:-1]
     elif case == "noise":
         data = os.urandom(40)
     elif case == "version":
-        data = greeting(magic=b"URDSSHM2")
+        data = greeting(magic=b"URDSSHM1")
     elif case == "ring":
         data = greeting(ring_bytes=RING_BYTES // 2)
     elif case == "own gid":
         data = greeting(gid=victim.adapter.gid)
     elif case == "few":
-        descriptors = descriptors[:2]
+        descriptors = []
     elif case == "many":
-        descriptors = [memory, *good, memory, memory]
+        descriptors = [memory, memory]
     elif case == "unsealed":
         extra = [unsealed(FILE_BYTES)]
-        descriptors = [extra[0], *good]
+        descriptors = extra
     elif case == "small":
         extra = [sealed_file("test", FILE_BYTES - 1)]
-        descriptors = [extra[0], *good]
+        descriptors = extra
     elif case == "pipe":
         extra = list(os.pipe())
-        descriptors = [memory, *extra]
-    elif case == "blocking":
-        extra = blocking_doorbells()
-        descriptors = [memory, *extra]
+        descriptors = extra[:1]
     elif case == "request":
         data, descriptors = emit_message(MapRequest(1, 2)), []
+    elif case == "doorbell":
+        data, descriptors = DOORBELL, []
     if case == "nothing":
         connection.shutdown(socket.SHUT_WR)
     else:
@@ -242,24 +287,23 @@ def test_a_bad_greeting_is_sent_away(place: Path, victim: Side, case: str) -> No
     assert len(victim.adapter.peers) == 0
     connection.close()
     there.close()
-    for descriptor in (memory, *good, *extra):
+    for descriptor in (memory, *extra):
         os.close(descriptor)
 
 
 def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Side) -> None:
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), doorbells()
-    socket.send_fds(connection, [greeting()], [memory, *good])
+    memory = sealed_file("test", FILE_BYTES)
+    socket.send_fds(connection, [greeting()], [memory])
     assert connection.recv(100) == emit_message(Welcome(victim.adapter.gid))
     impostor = there.connect(victim.adapter.gid)
     impostor.setblocking(True)
-    socket.send_fds(impostor, [greeting()], [memory, *good])
+    socket.send_fds(impostor, [greeting()], [memory])
     assert impostor.recv(100) == b""
-    socket.send_fds(connection, [greeting()], [memory, *good])
-    assert connection.recv(100) == b""
+    socket.send_fds(connection, [greeting()], [memory])
+    assert rest_of(connection) == DOORBELL
     assert victim.adapter.peers.counters.peers_broke_protocol == 1
-    for descriptor in (memory, *good):
-        os.close(descriptor)
+    os.close(memory)
     impostor.close()
     connection.close()
     there.close()
@@ -275,20 +319,19 @@ def test_a_message_out_of_place_does_no_harm(
 ) -> None:
     """An answer on nothing is dropped, a welcome from who was greeted ends the channel."""
     there, connection = unknown_peer_at(place, victim)
-    memory, good = sealed_file("test", FILE_BYTES), doorbells()
-    socket.send_fds(connection, [greeting()], [memory, *good])
+    memory = sealed_file("test", FILE_BYTES)
+    socket.send_fds(connection, [greeting()], [memory])
     connection.recv(100)
     gc.collect()  # what earlier tests left goes now, not in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     socket.send_fds(connection, [emit_message(message)], [memory] * message.DESCRIPTORS)
     if isinstance(message, Welcome):
-        assert connection.recv(100) == b""
+        assert rest_of(connection) == DOORBELL
     else:
         connection.send(emit_message(MapRequest(1, 2)))
         assert connection.recv(100) == emit_message(MapReject(1, 2))
         assert len(list(Path("/proc/self/fd").iterdir())) == before
-    for descriptor in (memory, *good):
-        os.close(descriptor)
+    os.close(memory)
     connection.close()
     there.close()
 
@@ -297,16 +340,15 @@ def test_guessed_keys_are_declined_and_never_mapped(place: Path, pair: tuple[Sid
     """Asked by an unknown peer that knows everything but is no queue pair's peer."""
     _, right = pair
     there, connection = unknown_peer_at(place, right)
-    memory, good = sealed_file("test", FILE_BYTES), doorbells()
-    socket.send_fds(connection, [greeting()], [memory, *good])
+    memory = sealed_file("test", FILE_BYTES)
+    socket.send_fds(connection, [greeting()], [memory])
     connection.recv(100)
     for qpn, rkey in ((right.qp.qpn, right.region.rkey), (right.qp.qpn, 0), (0, 0), (1, 1)):
         connection.send(emit_message(MapRequest(qpn, rkey)))
         data, descriptors, _, _ = socket.recv_fds(connection, 100, 3)
         assert data == emit_message(MapReject(qpn, rkey)) and descriptors == []
     assert right.adapter.mappable_keys.mappings_made == 0
-    for descriptor in (memory, *good):
-        os.close(descriptor)
+    os.close(memory)
     connection.close()
     there.close()
 

@@ -27,8 +27,9 @@ from urds.verbs.engine.numbers import QPState, QPType, WCStatus, WROpcode
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.base import ConnectParameters, PortSpace
 from urds.verbs.providers.shm import ShmAdapter, open_adapter
-from urds.verbs.providers.shm.peers import MTU_BYTES, RING_BYTES
+from urds.verbs.providers.shm.peers import MTU_BYTES
 from urds.verbs.providers.shm.rendezvous import Rendezvous
+from urds.verbs.providers.shm.slots import RING_BYTES
 
 
 @pytest.fixture

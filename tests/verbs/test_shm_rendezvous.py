@@ -65,6 +65,22 @@ def test_two_contexts_meet(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+def test_a_listener_of_another_version_is_none(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither finds the other's, so both go on to their next device; both may have the port."""
+    a, b = Rendezvous(GID_A, place), Rendezvous(GID_B, place)
+    mine = a.claim(TCP, "127.0.0.1", 7000)
+    monkeypatch.setattr(rendezvous, "VERSION", 3)
+    assert b.find(TCP, "127.0.0.1", 7000) is None
+    other = b.claim(TCP, "127.0.0.1", 7000)
+    assert b.find(TCP, "127.0.0.1", 7000) == GID_B
+    monkeypatch.undo()
+    assert a.find(TCP, "127.0.0.1", 7000) == GID_A
+    for thing in (mine, other, a, b):
+        thing.close()
+
+
 def test_no_peer_is_met_where_none_is(place: Path) -> None:
     a = Rendezvous(GID_A, place)
     with pytest.raises(FileNotFoundError):

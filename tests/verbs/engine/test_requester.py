@@ -307,5 +307,19 @@ def test_no_write_is_placed_while_an_earlier_one_is_under_way() -> None:
     side.remote(2, WROpcode.RDMA_WRITE, peer, length=8)
     assert [bool(packet.flags & PacketFlag.PLACED) for packet in sent(side)] == [False, False]
     answer(side, 101)
-    side.remote(3, WROpcode.RDMA_WRITE, peer, length=8)
+    side.remote(3, WROpcode.RDMA_WRITE_WITH_IMM, peer, length=8)
     assert sent(side)[0].flags & PacketFlag.PLACED
+
+
+def test_a_placed_write_has_no_packet_and_completes_in_its_turn() -> None:
+    side, peer = make_asking(link=LOSSLESS), make_asking()
+    side.qp.place_remote = lambda *_: True
+    side.remote(1, WROpcode.RDMA_WRITE, peer, length=8)
+    assert sent(side) == [] and done(side) == [(1, WCStatus.SUCCESS)]
+    side.send(2, length=8)
+    side.remote(3, WROpcode.RDMA_WRITE, peer, length=8)
+    assert psns(side) == [100] and done(side) == []
+    answer(side, 100)
+    assert done(side) == [(2, WCStatus.SUCCESS), (3, WCStatus.SUCCESS)]
+    side.send(4, length=8)
+    assert psns(side) == [101]

@@ -15,12 +15,21 @@ from urds.verbs.providers.shm.mappings import (
     MAPPABLE_BYTES_MIN,
     MAPPINGS_MAX,
     Allocations,
+    Borrower,
     MappableKeys,
     PeerMappings,
     map_sealed,
 )
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
-from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, Cell, RingReader, RingWriter
+from urds.verbs.providers.shm.slots import (
+    RING_BYTES,
+    SLOTS_BYTES,
+    WORDS_BYTES,
+    Direction,
+    SlotReader,
+    SlotWriter,
+    Word,
+)
 
 WRITE = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE
 BYTES = 8192
@@ -29,22 +38,35 @@ QPN = 77
 
 
 @dataclass
+class Peer:
+    """The owner's view of the borrower."""
+
+    reader: SlotReader
+    is_gone: bool = False
+
+    @property
+    def is_placing(self) -> bool:
+        return self.reader.is_placing
+
+
+@dataclass
 class World:
-    """An owner with its keys, a borrower, and the cells between them."""
+    """An owner with its keys, a borrower, and the words between them."""
 
     pd: object = field(default_factory=object)
     now_ns: int = 0
-    overdue: list[RingReader] = field(default_factory=list)
+    overdue: list[Borrower] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cells = memoryview(bytearray(RING_CELLS_BYTES)).cast("Q")
-        data = memoryview(bytearray(64))
-        self.reader = RingReader(self.cells, data, payload_bytes_max=64)
-        self.peer_mappings = PeerMappings(RingWriter(self.cells, data))
+        sizes = (WORDS_BYTES, SLOTS_BYTES, RING_BYTES)
+        memory = Direction(*(memoryview(bytearray(size)) for size in sizes))
+        self.words = memory.words
+        self.peer = Peer(SlotReader(memory))
+        self.peer_mappings = PeerMappings(SlotWriter(memory))
         self.allocations = Allocations()
         self.keys = MappableKeys(
             self.allocations,
-            lambda: [self.reader],
+            lambda: [self.peer],
             on_overdue=self.overdue.append,
             pause=self.pass_time,
             now_ns=lambda: self.now_ns,
@@ -171,7 +193,7 @@ def test_who_borrowed_writes_into_the_owners_memory() -> None:
     assert bytes(view[:12]) == b"\0\0\0\0\0hello\0\0"
     assert world.peer_mappings.place(QPN, region.rkey, ADDRESS + BYTES - 3, b"end") is True
     assert bytes(view[-3:]) == b"end"
-    assert world.cells[Cell.PLACING] == 0
+    assert world.words[Word.PLACING] == 0
     assert (world.peer_mappings.placed, len(world.peer_mappings)) == (2, 1)
 
 
@@ -282,13 +304,13 @@ def test_the_end_of_a_mapping_waits_for_a_copy_that_runs() -> None:
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
     world.map_remote(region.rkey)
-    world.cells[Cell.PLACING] = 1
+    world.words[Word.PLACING] = 1
     steps: list[int] = []
 
     def pause() -> None:
         steps.append(1)
         if len(steps) == 3:
-            world.cells[Cell.PLACING] = 0
+            world.words[Word.PLACING] = 0
 
     world.keys._pause = pause  # the test's own clock
     world.keys.deregister(region)
@@ -300,15 +322,26 @@ def test_who_copies_for_ever_is_given_up() -> None:
     view = world.allocations.allocate(BYTES)
     region = world.keys.register(world.pd, view, ADDRESS, WRITE)
     world.map_remote(region.rkey)
-    world.cells[Cell.PLACING] = 1
+    world.words[Word.PLACING] = 1
     world.keys.deregister(region)
-    assert world.overdue == [world.reader]
+    assert world.overdue == [world.peer]
     assert world.keys.revocations_overdue == 1
+
+
+def test_the_end_of_a_peer_ends_the_wait_for_its_copy() -> None:
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.map_remote(region.rkey)
+    world.words[Word.PLACING] = 1  # its last word
+    world.peer.is_gone = True
+    world.keys.deregister(region)
+    assert (world.now_ns, world.overdue, world.keys.revocations_overdue) == (0, [], 0)
 
 
 def test_a_region_without_a_mapping_ends_without_a_wait() -> None:
     world = World()
-    world.cells[Cell.PLACING] = 1
+    world.words[Word.PLACING] = 1
     view = world.allocations.allocate(BYTES)
     world.keys.deregister(world.keys.register(world.pd, view, ADDRESS, WRITE))
     assert world.now_ns == 0

@@ -31,13 +31,16 @@ class LinkTraits:
     which ends with the queue pair.  names_places: each packet names its message, its offset in it
     and, of a write, its target. False as in InfiniBand and RoCE, where a write names target and
     length in its first packet alone: the responder derives the rest, in order only, and packets
-    before the last of a message hold exactly the path's MTU.
+    before the last of a message hold exactly the path's MTU.  acks_wait: acknowledgements ride on
+    packets that go to the peer anyway, and the provider says when one has to go alone
+    (`QueuePair.hurry_ack`).
     """
 
     mtu_bytes: int
     lossless: bool
     retries: bool = True
     names_places: bool = True
+    acks_wait: bool = False
 
 
 @dataclass(slots=True)

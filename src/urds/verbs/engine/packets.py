@@ -104,6 +104,9 @@ class Packet:
     source_qpn, qkey: DATAGRAM.
     announced: of a SEND packet before the last one: the marks that the last will have, with
     `immediate`, for frames that name them in each segment. It does not travel in packets.
+    acknowledged: the PSN of an acknowledgement that rides on this packet, of whatever kind, on a
+    link where they wait (`LinkTraits.acks_wait`); it counts before the packet does. It does not
+    travel in the layout below.
     destination: where a DATAGRAM goes; never on the way itself. The other kinds go to the peer
     of their queue pair.
     """
@@ -130,6 +133,7 @@ class Packet:
     payload: bytes | bytearray | memoryview = b""
     destination: AddressVector | None = None
     announced: PacketFlag = _NO_FLAGS
+    acknowledged: int | None = None
 
 
 VERSION: Final = 1

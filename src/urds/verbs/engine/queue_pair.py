@@ -80,6 +80,7 @@ class QueuePair:
         self.placed_bytes_min = 1  # shorter ones always go in packets
         # A provider that keeps payloads after `poll_transmit`: copies them when it is called.
         self.on_detach: Callable[[], None] | None = None
+        self._last_ack: Packet | None = None  # of the time before a reset
         self._hold_receives = False
         own = ReceiveQueue(cap.max_recv_wr, cap.max_recv_sge)
         # An empty queue is false.
@@ -111,6 +112,7 @@ class QueuePair:
         check_values(attr, mask, self.state)
         adopt(self.attr, attr, mask)
         if new_state is QPState.RESET:
+            self._keep_last_ack()
             self._incoming.forget()
             self._begin(self.attr.cap)
             self.discard_completions()
@@ -228,6 +230,26 @@ class QueuePair:
         """Return how many posted sends have not completed."""
         return len(self._sends)
 
+    # -- acknowledgements on a link where they wait
+
+    @property
+    def ack_pending(self) -> bool:
+        """Whether an acknowledgement waits for a packet to ride on."""
+        responder = self._responder
+        return responder is not None and responder.ack_due
+
+    def hurry_ack(self) -> None:
+        """Let the acknowledgement that waits go alone, with the next `poll_transmit`."""
+        if self._responder is not None:
+            self._responder.hurry_ack()
+
+    def _keep_last_ack(self) -> None:
+        """Keep the acknowledgement that waits beyond a reset: what it is for was executed."""
+        if self.link.acks_wait and self._responder is not None:
+            self._last_ack = self._responder.last_ack()
+            if self._last_ack is not None:
+                self._last_ack.destination = self.peer
+
     # -- packets and time
 
     def receive_packet(
@@ -240,6 +262,8 @@ class QueuePair:
             return
         if packet.kind is PacketKind.DATAGRAM or self._responder is None:
             return
+        if packet.acknowledged is not None and self.state in _SENDING:
+            self._requester.receive_ack(packet.acknowledged, now_ns)
         if packet.kind in _ANSWERS:
             if self.state in _SENDING:
                 self._requester.receive(packet, now_ns)
@@ -257,9 +281,16 @@ class QueuePair:
         """
         if self._datagrams is not None:
             return self._datagrams.poll()
-        if self._responder is not None and (answer := self._responder.poll()) is not None:
-            return answer
-        return self._requester.poll(now_ns) if self.state in _SENDING else None
+        if (last_ack := self._last_ack) is not None:
+            self._last_ack = None
+            return last_ack
+        responder = self._responder
+        packet = None if responder is None else responder.poll()
+        if packet is None and self.state in _SENDING:
+            packet = self._requester.poll(now_ns)
+        if packet is not None and responder is not None and self.link.acks_wait:
+            responder.add_ack(packet)
+        return packet
 
     def handle_timeout(self, now_ns: int) -> None:
         """Run the timers that are due."""

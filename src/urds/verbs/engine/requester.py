@@ -34,7 +34,7 @@ from urds.verbs.engine.numbers import (
     WROpcode,
 )
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
-from urds.verbs.engine.requests import READ_PORTION_PACKETS, SendRequest
+from urds.verbs.engine.requests import READ_PORTION_PACKETS, SendRequest, overtakes
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -184,6 +184,9 @@ class Requester:
         if request.takes_receive:
             self._next_msn += 1
         request.is_placed = self._place_remote(request)
+        if request.is_placed and not request.takes_receive:
+            self._queue.complete()  # the bytes are there: no packet, no answer
+            return True
         request.start(self._next_psn, msn, qp.link, qp.mtu_bytes)
         self._next_psn += request.psn_count
         if request.is_answered:
@@ -203,24 +206,11 @@ class Requester:
             qp.place_remote is None
             or request.length < qp.placed_bytes_min
             or request.kind is not PacketKind.WRITE
-            or (self._unplaced and self._overtakes(request))
+            or (self._unplaced and overtakes(request, self._unplaced))
         ):
             return False
         data = request.data(qp.keys, qp.pd, 0, request.length)
         return qp.place_remote(qp, request.rkey, request.remote_addr, data)
-
-    def _overtakes(self, request: SendRequest) -> bool:
-        """Return whether bytes placed now could land before others that belong below them.
-
-        Addresses are compared under one key only: another may name the same memory otherwise.
-        """
-        start, rkey = request.remote_addr, request.rkey
-        end = start + request.length
-        return any(
-            other.rkey != rkey
-            or (other.remote_addr < end and start < other.remote_addr + other.length)
-            for other in self._unplaced
-        )
 
     def _carry_out_here(self, request: SendRequest) -> None:
         """Bind or invalidate a memory window; no packet is sent."""
@@ -261,8 +251,7 @@ class Requester:
 
     def receive(self, packet: Packet, now_ns: int) -> None:
         """Process an answer. One to an unknown or answered request is dropped."""
-        first = self._flight.oldest(self._next_psn)
-        psn = first + ((packet.psn - first + _HALF) & PSN_MASK) - _HALF
+        psn = self._unwrap(packet.psn)
         if psn >= self._next_psn:
             return
         if packet.kind is PacketKind.ACK:
@@ -273,6 +262,19 @@ class Requester:
             progress = self._take_data(packet, psn, now_ns) or progress
         if progress:
             self._go_on(now_ns)
+
+    def receive_ack(self, wire_psn: int, now_ns: int) -> None:
+        """Process an acknowledgement that rode on another packet."""
+        psn = self._unwrap(wire_psn)
+        if psn < self._next_psn:
+            self._timer.note_answered(psn, now_ns)
+            if self._acknowledge(psn):
+                self._go_on(now_ns)
+
+    def _unwrap(self, wire_psn: int) -> int:
+        """Return the PSN next to the oldest one that waits."""
+        first = self._flight.oldest(self._next_psn)
+        return first + ((wire_psn - first + _HALF) & PSN_MASK) - _HALF
 
     def _take_ack(self, packet: Packet, psn: int, now_ns: int) -> bool:
         """Process an ACK or NAK; return whether there was progress."""

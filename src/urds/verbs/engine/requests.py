@@ -7,7 +7,7 @@ depends on memory or on the peer fails with a completion.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from urds.common.types import BytesLike
@@ -253,6 +253,19 @@ class SendRequest:
         if kind is PacketKind.MASKED_SWAP:
             packet.compare_mask, packet.swap_mask = self.compare_mask, self.swap_mask
         return packet
+
+
+def overtakes(request: SendRequest, others: Iterable[SendRequest]) -> bool:
+    """Return whether bytes placed now could land before those of others that belong below them.
+
+    Addresses are compared under one key only: another may name the same memory otherwise.
+    """
+    start, rkey = request.remote_addr, request.rkey
+    end = start + request.length
+    return any(
+        other.rkey != rkey or (other.remote_addr < end and start < other.remote_addr + other.length)
+        for other in others
+    )
 
 
 def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> None:

@@ -32,6 +32,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from urds.verbs.engine.attributes import LinkTraits
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import (
     ATOMIC_BYTES,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 ATOMIC_RESULTS_MAX: Final = 128  # as many as a requester may have unacknowledged
 ANSWERS_MAX: Final = 256  # that wait to be sent; reads and atomics beyond it count as lost
 AHEAD_MAX: Final = 256  # PSNs beyond the expected one; a requester of ours stays within 128
+UNACKED_MAX: Final = 32  # packets that an acknowledgement waits for: a quarter of the window
 
 _FIRST: Final = int(PacketFlag.FIRST)
 _LAST: Final = int(PacketFlag.LAST)
@@ -114,7 +116,9 @@ class Responder:
     _open_bytes: int = 0
     _target: tuple[int, int, int] = (0, 0, 0)  # address, key, bytes: of a write without places
     _reported_psn: int = field(init=False)  # the expected PSN when it was last told
-    _ack_due: bool = False
+    ack_due: bool = False  # one waits: for its turn, or for a packet to ride on
+    _unacked: int = 0  # packets that were executed since the last acknowledgement
+    _is_hurried: bool = False  # the acknowledgement does not wait for a packet to ride on
     _gap_due: bool = False
     _gap_told: bool = False
     _rnr_psn: int | None = None  # an RNR NAK to send
@@ -186,7 +190,7 @@ class Responder:
 
         Those of a write wait: a missing one before it may have the same target.
         """
-        self._ack_due = True
+        self.ack_due = True
         distance = psn - self._expected
         if distance > AHEAD_MAX or psn in self._ahead:
             return
@@ -207,7 +211,7 @@ class Responder:
 
     def _handle_duplicate(self, packet: Packet, psn: int) -> None:
         """Answer a packet that was executed before."""
-        self._ack_due = True
+        self.ack_due = True
         if packet.kind not in ANSWERED or len(self._answers) >= ANSWERS_MAX:
             return
         if packet.kind is not PacketKind.READ_REQUEST:
@@ -219,7 +223,7 @@ class Responder:
             self._memory(packet, 0, packet.length)
         except (_NotNow, AccessError):
             return
-        end = psn + self._psn_count(packet)
+        end = psn + _psn_count(packet, self._qp.link, self._qp.mtu_bytes)
         self._answers.append(_Reading(packet, psn, is_duplicate=end <= self._expected))
         self._reads_open += 1
         if end > self._expected:
@@ -264,13 +268,7 @@ class Responder:
             if packet.length > MESSAGE_BYTES_MAX:
                 raise _invalid(f"read of {packet.length} bytes, limit {MESSAGE_BYTES_MAX}")
             return
-        payload_bytes = len(packet.payload)
-        if int(packet.flags) & _PLACED and (payload_bytes or kind is PacketKind.SEND):
-            raise _invalid(f"{kind.name} of {payload_bytes} bytes that claims to be placed")
-        if payload_bytes > self._qp.mtu_bytes:
-            raise _invalid(f"payload of {payload_bytes} bytes, limit {self._qp.mtu_bytes}")
-        if packet.offset + _placed_bytes(packet) > MESSAGE_BYTES_MAX:
-            raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} bytes")
+        _check_data(packet, self._qp.mtu_bytes)
 
     def _check_place(self, packet: Packet) -> None:
         """Check a packet as the next of its message. Raises AccessError."""
@@ -323,11 +321,12 @@ class Responder:
         bits = int(packet.flags)
         psn = self._expected
         self._gap_told = False
+        self._unacked += 1
         if packet.kind is PacketKind.READ_REQUEST:
             self._memory(packet, 0, packet.length)
             self._answers.append(_Reading(packet, psn, is_duplicate=False))
             self._reads_open += 1
-            self._skip_to(self._expected + self._psn_count(packet))
+            self._skip_to(self._expected + _psn_count(packet, self._qp.link, self._qp.mtu_bytes))
             self._messages_done += 1
         elif packet.kind in ANSWERED:
             self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
@@ -336,7 +335,7 @@ class Responder:
         else:
             self._carry_out_data(packet, bits)
         if bits & _ACK_REQUEST:
-            self._ack_due = True
+            self.ack_due = True
 
     def _carry_out_data(self, packet: Packet, bits: int) -> None:
         """Count a packet of a message, and finish the message with its last one."""
@@ -373,12 +372,6 @@ class Responder:
         address = packet.address + offset
         return qp.keys.remote(packet.rkey, address, length, pd=qp.pd, access=access, qpn=qp.qpn)
 
-    def _psn_count(self, request: Packet) -> int:
-        """Return how many PSNs a read takes: one per packet of its answer."""
-        if self._qp.link.lossless:
-            return 1
-        return max(1, -(-request.length // self._qp.mtu_bytes))
-
     def _skip_to(self, psn: int) -> None:
         """Expect a PSN behind those that a read has taken for its responses."""
         self._expected = psn
@@ -387,7 +380,7 @@ class Responder:
 
     def _plan_rnr_nak(self, psn: int) -> None:
         """Answer a packet with an RNR NAK: its message has no receive."""
-        self._ack_due = self._ack_due or self._reported_psn != self._expected
+        self.ack_due = self.ack_due or self._reported_psn != self._expected
         self._gap_told = True  # the peer goes back to the refused packet anyway
         self._rnr_psn = psn if self._rnr_psn is None else min(psn, self._rnr_psn)
 
@@ -412,15 +405,15 @@ class Responder:
             if (answer := self._next_answer()) is not None:
                 return answer
         if self._final_due:
-            self._final_due = self._ack_due = self._gap_due = False
+            self._final_due = self._gap_due = False
+            self._note_told()
             return self._final
         if self._gap_due:
-            self._gap_due = self._ack_due = False
-            self._reported_psn = self._expected
+            self._gap_due = False
+            self._note_told()
             return self._answer(self._expected, Syndrome.NAK_SEQUENCE)
-        if self._ack_due:
-            self._ack_due = False
-            self._reported_psn = self._expected
+        if self.ack_due and not self._ack_waits():
+            self._note_told()
             packet = self._answer(self._expected - 1, Syndrome.ACK)
             if self._ahead:
                 packet.selective = _ranges(self._ahead)
@@ -429,6 +422,32 @@ class Responder:
             psn, self._rnr_psn = self._rnr_psn, None
             return self._answer(psn, Syndrome.RNR_NAK + self._qp.attr.min_rnr_timer)
         return None
+
+    def hurry_ack(self) -> None:
+        """Let the acknowledgement that waits go alone."""
+        self._is_hurried = self.ack_due
+
+    def add_ack(self, packet: Packet) -> None:
+        """Let the acknowledgement that waits ride on a packet to the peer."""
+        if self.ack_due:
+            self._note_told()
+            packet.acknowledged = self._expected - 1 & PSN_MASK
+
+    def last_ack(self) -> Packet | None:
+        """Return the acknowledgement that waits, `None` without one: nothing else is answered."""
+        return self._answer(self._expected - 1, Syndrome.ACK) if self.ack_due else None
+
+    def _ack_waits(self) -> bool:
+        """Return whether it may be late: a NAK for a missing receive takes it along."""
+        if self._is_hurried or not self._qp.link.acks_wait:
+            return False
+        is_early = self._unacked < UNACKED_MAX and self._qp.state is not QPState.ERR
+        return is_early or self._rnr_psn is not None
+
+    def _note_told(self) -> None:
+        """Note that the peer learns now what has been executed."""
+        self.ack_due = self._is_hurried = False
+        self._unacked, self._reported_psn = 0, self._expected
 
     def abandon(self) -> None:
         """Drop what is not executed: the queue pair has failed.
@@ -482,6 +501,22 @@ class Responder:
             msn=self._messages_done & _MSN_MASK,
             syndrome=syndrome,
         )
+
+
+def _check_data(packet: Packet, mtu_bytes: int) -> None:
+    """Check the bytes of a packet by itself. Raises AccessError."""
+    kind, payload_bytes = packet.kind, len(packet.payload)
+    if int(packet.flags) & _PLACED and (payload_bytes or kind is PacketKind.SEND):
+        raise _invalid(f"{kind.name} of {payload_bytes} bytes that claims to be placed")
+    if payload_bytes > mtu_bytes:
+        raise _invalid(f"payload of {payload_bytes} bytes, limit {mtu_bytes}")
+    if packet.offset + _placed_bytes(packet) > MESSAGE_BYTES_MAX:
+        raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} bytes")
+
+
+def _psn_count(request: Packet, link: LinkTraits, mtu_bytes: int) -> int:
+    """Return how many PSNs a read takes: one per packet of its answer."""
+    return 1 if link.lossless else max(1, -(-request.length // mtu_bytes))
 
 
 def _check_length(packet: Packet, mtu_bytes: int) -> None:

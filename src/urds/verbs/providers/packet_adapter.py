@@ -84,6 +84,13 @@ class PacketForm:
         """Return the bytes of a packet in parts."""
         return emit_packet(packet, checksum=self.has_checksum)
 
+    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
+        """Send one packet. Its parts are the engine's memory, not used after return.
+
+        Given by a provider whose packets are bytes; another gives `_transmit_packet`.
+        """
+        raise NotImplementedError
+
     def _parse(self, data: BytesLike) -> Packet:
         """Read the bytes of a packet. Raises WireError."""
         return parse_packet(data, checksum=self.has_checksum)
@@ -125,10 +132,6 @@ class PacketAdapter(PacketForm, Adapter):
         self._is_connecting = False  # no event may come before `connect` has returned
 
     # -- what a provider gives
-
-    @abstractmethod
-    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
-        """Send one packet. Its parts are the engine's memory, not used after return."""
 
     def _has_room(self, destination: AddressVector) -> bool:
         """Return whether one packet of any size can go to `destination` now."""
@@ -306,6 +309,12 @@ class PacketAdapter(PacketForm, Adapter):
         except WireError:
             self.packets.dropped_malformed += 1
             return
+        self._receive_packet(packet, source, local, peer)
+
+    def _receive_packet(
+        self, packet: Packet, source: AddressVector, local: HostPort | None, peer: HostPort | None
+    ) -> None:
+        """Process one packet, within a batch; its payload is not used after the return."""
         assert self._depth, "packets arrive within a batch"
         self.packets.received += 1
         if packet.target_qpn == CM_QPN:

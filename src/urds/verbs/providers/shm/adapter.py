@@ -1,23 +1,28 @@
 """The `shm` provider: queue pairs of processes of one host and one user, over shared memory.
 
-A packet goes through the ring towards its peer. A write into memory that this side has mapped from
-the peer is copied there at once; its packet then says PLACED and carries no bytes. The engine
-places a request only while no write before it to the same bytes is in flight, so the last one wins.
-Small writes go through the ring.
+A packet is a slot towards its peer. A write into memory that this side has mapped from the peer is
+copied there at once and has no packet; one with an immediate value has a packet that says PLACED
+and carries no bytes. The engine places a request only while no write before it to the same bytes is
+in flight, so the last one wins. Small writes are packets.
 
 For placed writes the initiator's checks are those of an honest peer, and come early: bytes may
 be there before a request in front of them has failed. What the responder would reject is not
 placed, as long as both keep the rules of `mappings`.
 
-A full ring holds packets back in their queue pairs; none is lost. A datagram's path is unknown
-before the packet is taken: datagrams that find no room are lost and counted.
+Acknowledgements wait for a packet to the same queue pair and ride on it. One goes alone when two
+looks at the channel have found nothing, before its side sleeps, after 32 packets without one, and
+before a message of the connection manager, so that an end does not overtake it.
+
+A channel without room holds packets back in their queue pairs; none is lost. A datagram's path is
+unknown before the packet is taken: datagrams that find no room are lost and counted.
 """
 
+import atexit
 import errno
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,25 +35,23 @@ from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
-from urds.verbs.providers.shm.mappings import Allocations, MappableKeys
+from urds.verbs.providers.shm.mappings import Allocations, Borrower, MappableKeys
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
-from urds.verbs.providers.shm.peers import (
-    FRAME_PACKET,
-    MTU_BYTES,
-    PACKET_BYTES_MAX,
-    RING_BYTES,
-    Channel,
-    Peers,
-)
+from urds.verbs.providers.shm.peers import MTU_BYTES, Channel, Peers
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
+from urds.verbs.providers.shm.slots import PAYLOAD_BYTES_MAX, SLOT_BYTES
 
-PLACED_BYTES_MIN: Final = 512  # a shorter write costs less as a packet: fences, look-ups
+PLACED_BYTES_MIN: Final = 256  # a shorter write is carried along, and shares a line with its slot
+LOOPED_BYTES_MAX: Final = 1 << 20  # under way to ourselves, slots included
+_LOOKS: Final = 2  # that find nothing before an acknowledgement goes alone
 _IDLE_PASSES: Final = 32  # empty ones after which a spinning caller yields to other adapters
+_EXIT_WAIT_S: Final = 1.0  # for a thread that has the lock when the program ends
 _GIVE_WAY_S: Final = 0.000_001  # of which the kernel makes some 60 microseconds
 _RECEIVING: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
 _GID_PREFIX: Final = 0xFD  # of unique local addresses: RFC 4193
@@ -66,7 +69,7 @@ class ShmAdapter(LoopPacketAdapter):
         attributes = DeviceAttributes(
             name=name,
             provider="shm",
-            link=LinkTraits(mtu_bytes=MTU_BYTES, lossless=True),
+            link=LinkTraits(mtu_bytes=MTU_BYTES, lossless=True, acks_wait=True),
         )
         super().__init__(
             attributes,
@@ -80,17 +83,18 @@ class ShmAdapter(LoopPacketAdapter):
         self.allocations = Allocations()
         self.mappable_keys = MappableKeys(
             self.allocations,
-            lambda: [channel.reader for channel in self.peers],
+            lambda: self.peers,
             rng=rng,
-            on_overdue=lambda reader: self.call_soon(partial(self.peers.close_peer_of, reader)),
+            on_overdue=self._give_up,
         )
         self.keys = self.mappable_keys
         self._place_remote = self._place  # one bound method for all queue pairs
         self._names: dict[tuple[HostPort, PortSpace], ListenerName] = {}
         self._starved: set[AddressVector] = set()  # paths that were full
-        self._early: dict[bytes, bytes] = {}  # first packets to peers with a full backlog
+        self._early: dict[bytes, Packet] = {}  # first packets to peers with a full backlog
+        self._acks_pending: dict[bytes, dict[int, QueuePairEntry]] = {}  # acknowledgements, by peer
         self._sources: dict[bytes, AddressVector] = {}  # peers that sent something
-        self._looped: deque[bytes] = deque()  # packets to ourselves
+        self._looped: deque[Packet] = deque()  # packets to ourselves
         self._looped_bytes = 0
         self._idle_passes = 0  # of `progress`, in a row
         with self.lock:  # the progress thread waits for it until all is here
@@ -101,7 +105,7 @@ class ShmAdapter(LoopPacketAdapter):
     # -- time and progress
 
     def progress(self) -> None:
-        """Read the rings and run what is due; poll the sockets now and then.
+        """Read the slots and run what is due; poll the sockets now and then.
 
         A caller that polls in a loop holds the interpreter. Where the peer is an adapter of the
         same process its thread would get it 5 ms later each time, several times for one packet; so
@@ -121,6 +125,7 @@ class ShmAdapter(LoopPacketAdapter):
         with self.lock:
             if self.is_closed:
                 return
+            self.acknowledge()
             for qpn in self.entries:
                 self.mappable_keys.revoke_mappings(qpn)
             self._disconnect_all()
@@ -138,6 +143,7 @@ class ShmAdapter(LoopPacketAdapter):
         self.is_closed = True
         self.entries.clear()
         self._dirty.clear()
+        self._acks_pending.clear()
         for name in self._names.values():
             name.abandon()
         self._rendezvous.abandon()
@@ -147,17 +153,25 @@ class ShmAdapter(LoopPacketAdapter):
     # -- ProgressMemory
 
     def poll_memory(self) -> None:
-        """Read all rings, and feed the paths that have room again."""
+        """Read all slots, feed the paths that have room again, and send late acknowledgements."""
         if not self.is_closed:
             with self.batch():
-                self.peers.read_rings()
+                self.peers.read_slots()
                 if self._starved:
                     self._feed()
+                if self._acks_pending:
+                    for channel in self.peers:
+                        if channel.idle_looks >= _LOOKS and channel.gid in self._acks_pending:
+                            self._acknowledge_peer(channel.gid)
 
     def arm_doorbell(self) -> bool:
         """Ask peers to ring the doorbell; false if there is something to process instead."""
         # What a closed adapter has not read stays unread: a thread may wait for the lock.
-        return self.is_closed or self.peers.arm_doorbell()
+        if self.is_closed:
+            return True
+        if self._acks_pending:
+            self.acknowledge()
+        return self.peers.arm_doorbell()
 
     def disarm_doorbell(self) -> None:
         """Ask peers not to ring the doorbell."""
@@ -165,12 +179,12 @@ class ShmAdapter(LoopPacketAdapter):
 
     # -- PeersOwner
 
-    def handle_packet(self, gid: bytes, data: bytes) -> None:
+    def handle_packet(self, gid: bytes, packet: Packet) -> None:
         """Process one packet."""
         source = self._sources.get(gid)
         if source is None:
             source = self._sources[gid] = AddressVector(gid)
-        self._receive(data, source)
+        self._receive_packet(packet, source, None, None)
 
     def handle_map_request(self, channel: Channel, request: MapRequest) -> None:
         """Let the peer map memory of a queue pair that receives and allows writes."""
@@ -191,6 +205,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._starved.discard(route)
         self._early.pop(gid, None)
         self._sources.pop(gid, None)
+        self._acks_pending.pop(gid, None)
         with self.batch():
             self.cm.handle_route_lost(route)
             for entry in list(self.entries.values()):
@@ -211,7 +226,12 @@ class ShmAdapter(LoopPacketAdapter):
 
     def remove(self, qp: QueuePair) -> None:
         """Remove a queue pair; its peer may not write any more."""
+        entry = self.entries.get(qp.qpn)
+        if entry is not None and entry.qp is qp and qp.ack_pending:
+            self._send_ack(entry)
         super().remove(qp)
+        for pending in self._acks_pending.values():
+            pending.pop(qp.qpn, None)
         qp.place_remote = None
         self._end_mappings(qp)
 
@@ -220,12 +240,43 @@ class ShmAdapter(LoopPacketAdapter):
         return self.allocations.allocate(length)
 
     def _progress_entry(self, entry: QueuePairEntry) -> None:
+        qp, peer = entry.qp, entry.qp.peer
+        if peer is not None and peer.dgid == self.gid:
+            qp.hurry_ack()  # nothing that leads to ourselves is looked at while it is empty
         super()._progress_entry(entry)
-        qp = entry.qp
+        if peer is not None and qp.ack_pending and peer.dgid != self.gid:
+            self._acks_pending.setdefault(peer.dgid, {})[qp.qpn] = entry
         if qp.state is QPState.ERR:
             self._end_mappings(qp)
         elif self.mappable_keys.has_mappings(qp.qpn) and not _may_map(qp):
             self.mappable_keys.revoke_mappings(qp.qpn)
+
+    # -- acknowledgements that wait
+
+    def acknowledge(self) -> None:
+        """Send all acknowledgements that wait, as far as there is room."""
+        for gid in list(self._acks_pending):
+            self._acknowledge_peer(gid)
+
+    def _acknowledge_peer(self, gid: bytes) -> None:
+        for entry in self._acks_pending.pop(gid, {}).values():
+            if entry.qp.ack_pending:
+                self._send_ack(entry)
+
+    def _send_ack(self, entry: QueuePairEntry) -> None:
+        if not self._depth:
+            self._moment_ns = 0  # that of a batch which is over
+        entry.qp.hurry_ack()
+        self._progress_entry(entry)
+
+    def _send_message(self, route: AddressVector, data: bytes) -> None:
+        if route.dgid in self._acks_pending:
+            self._acknowledge_peer(route.dgid)
+        super()._send_message(route, data)
+
+    def _give_up(self, borrower: Borrower) -> None:
+        """Part with a peer that says for too long that it is copying."""
+        self.call_soon(partial(self.peers.close_borrower, borrower))
 
     def _end_mappings(self, qp: QueuePair) -> None:
         self.mappable_keys.revoke_mappings(qp.qpn)
@@ -255,14 +306,14 @@ class ShmAdapter(LoopPacketAdapter):
         if channel is not None and not self._early and channel.writer.is_roomy:
             return True
         if destination.dgid == self.gid:
-            has_room = self._looped_bytes < RING_BYTES
+            has_room = self._looped_bytes < LOOPED_BYTES_MAX
         elif destination.dgid in self._early:
             has_room = False
         elif channel is None:
             has_room = True  # the first packet makes one
         else:
             try:
-                has_room = channel.wait_for_room(PACKET_BYTES_MAX)
+                has_room = channel.wait_for_room(PAYLOAD_BYTES_MAX)
             except RemoteProtocolError:
                 self.call_soon(partial(self.peers.close_peer, channel))
                 has_room = False
@@ -273,34 +324,34 @@ class ShmAdapter(LoopPacketAdapter):
     def _is_from(self, peer: AddressVector, source: AddressVector) -> bool:
         return peer.dgid == source.dgid
 
-    def _transmit(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
+    def _transmit_packet(self, packet: Packet, destination: AddressVector) -> None:
+        self.packets.sent += 1
         gid = destination.dgid
         channel = self.peers.find(gid)
         if channel is not None and not self._early and channel.writer.is_roomy:
-            channel.write(FRAME_PACKET, *parts)
+            channel.write(packet)
         elif gid == self.gid:
-            data = b"".join(parts)
-            self._looped.append(data)
-            self._looped_bytes += len(data)
+            self._looped.append(_kept(packet))
+            self._looped_bytes += SLOT_BYTES + len(packet.payload)
         elif gid in self._early:
             self.packets_lost += 1  # a datagram: all others check for room
         else:
-            self._transmit_to(destination, parts)
+            self._transmit_to(packet, destination)
 
-    def _transmit_to(self, destination: AddressVector, parts: Sequence[BytesLike]) -> None:
+    def _transmit_to(self, packet: Packet, destination: AddressVector) -> None:
         gid = destination.dgid
         try:
             channel = self.peers.route(gid)
         except BlockingIOError:
             # Its accept queue is full: `_feed` tries again.
-            self._early[gid] = b"".join(parts)
+            self._early[gid] = _kept(packet)
             self._starved.add(destination)
         except OSError:
             self.packets_lost += 1  # no peer there: its queue pair goes to ERR
             self.call_soon(partial(self.handle_gone, gid))
         else:
-            if channel.writer.has_room(sum(map(len, parts))):
-                channel.write(FRAME_PACKET, *parts)
+            if channel.writer.has_room(len(packet.payload)):
+                channel.write(packet)
             else:
                 self.packets_lost += 1
 
@@ -308,8 +359,8 @@ class ShmAdapter(LoopPacketAdapter):
         """Serve the queue pairs that waited for paths that have room now."""
         starved, self._starved = self._starved, set()
         for destination in starved:
-            if (data := self._early.pop(destination.dgid, None)) is not None:
-                self._transmit_to(destination, [data])
+            if (packet := self._early.pop(destination.dgid, None)) is not None:
+                self._transmit_to(packet, destination)
             if self._has_room(destination):
                 self._resume(destination)
 
@@ -325,9 +376,9 @@ class ShmAdapter(LoopPacketAdapter):
         """Process the packets to ourselves; what they cause is sent at the end."""
         with self.batch():
             while self._looped:
-                data = self._looped.popleft()
-                self._looped_bytes -= len(data)
-                self._receive(data, AddressVector(self.gid))
+                packet = self._looped.popleft()
+                self._looped_bytes -= SLOT_BYTES + len(packet.payload)
+                self._receive_packet(packet, AddressVector(self.gid), None, None)
             if self._starved:
                 self._feed()
 
@@ -377,6 +428,25 @@ def check_local(host: str) -> None:
     family, kind, _, _, address = found[0]
     with socket.socket(family, kind) as probe:
         probe.bind(address)
+
+
+def _kept(packet: Packet) -> Packet:
+    """Return a packet whose payload is its own."""
+    return replace(packet, payload=bytes(packet.payload))
+
+
+def _acknowledge_at_exit() -> None:
+    """Tell peers what was executed here: a program that ends without a close has taken it."""
+    for adapter in list(_alive):
+        if adapter.lock.acquire(timeout=_EXIT_WAIT_S):
+            try:
+                if not adapter.is_closed:
+                    adapter.acknowledge()
+            finally:
+                adapter.lock.release()
+
+
+atexit.register(_acknowledge_at_exit)
 
 
 def _may_map(qp: QueuePair) -> bool:

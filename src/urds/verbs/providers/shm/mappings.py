@@ -14,8 +14,9 @@ adapter, since a mapping of a file covers all of it. Then it sends the file's de
 
 **Revocation.** When the region, its keys or the queue pair go, the owner increments the generation
 and then waits until no peer is marked as copying. A peer sets that mark first, then checks the
-generation, then copies. With the fences of `ring` one of both sees the other, so after a
-`deregister` no peer that keeps the rules writes any more.
+generation, then copies. With the fences of `slots` one of both sees the other, so after a
+`deregister` no peer that keeps the rules writes any more. The mark of a peer that was killed
+stays: the end of its socket ends the wait.
 
 **A hostile peer of the same user** keeps its mapping as long as it lives: it can read and write
 that one allocation after revocation, read it although the key allowed writing only, and write
@@ -31,7 +32,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from urds.common.buffers import address_of
 from urds.common.errors import RemoteProtocolError
@@ -40,7 +41,7 @@ from urds.common.types import BytesLike
 from urds.verbs.engine.keys import KeyTable, Region, reaches
 from urds.verbs.engine.numbers import AccessFlag
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
-from urds.verbs.providers.shm.ring import MemoryFence, RingReader, RingWriter
+from urds.verbs.providers.shm.slots import MemoryFence, SlotWriter
 
 CONTROL_BYTES: Final = 4096  # before an allocation's bytes, which begin on a page of their own
 MAPPABLE_BYTES_MIN: Final = 4096  # smaller memory is not worth two descriptors
@@ -151,27 +152,39 @@ def _forget(by_address: dict[int, SharedAllocation], address: int, descriptor: i
     os.close(descriptor)
 
 
+class Borrower(Protocol):
+    """A peer that may have mapped memory of ours."""
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether it says that it is copying into our memory."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended: it copies nothing any more, whatever it says."""
+
+
 class MappableKeys(KeyTable):
     """The keys of an adapter whose memory peers may map. Lock: the adapter's."""
 
     def __init__(
         self,
         allocations: Allocations,
-        peer_readers: Callable[[], Iterable[RingReader]],
+        borrowers: Callable[[], Iterable[Borrower]],
         *,
         rng: Random | None = None,
-        on_overdue: Callable[[RingReader], None],
+        on_overdue: Callable[[Borrower], None],
         pause: Callable[[], None] = lambda: time.sleep(_REVOKE_STEP_S),
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Map from `allocations`; `peer_readers` returns the rings of all peers.
+        """Map from `allocations`; `borrowers` returns all peers.
 
-        Keys are drawn from `rng`, as in every key table. `on_overdue` gets the ring of a peer that
+        Keys are drawn from `rng`, as in every key table. `on_overdue` gets a peer that lives and
         is marked as copying for a second.
         """
         super().__init__(rng=rng)
         self._allocations = allocations
-        self._peer_readers = peer_readers
+        self._borrowers = borrowers
         self._on_overdue = on_overdue
         self._pause, self._now_ns = pause, now_ns
         self._fence = MemoryFence()
@@ -238,12 +251,12 @@ class MappableKeys(KeyTable):
     def _wait_for_copies(self) -> None:
         """Wait until each peer was seen not copying once: its next check sees the revocation."""
         end_ns = self._now_ns() + REVOKE_WAIT_NS
-        copying = list(self._peer_readers())
-        while copying := [reader for reader in copying if reader.is_placing]:
+        copying = list(self._borrowers())
+        while copying := [peer for peer in copying if peer.is_placing and not peer.is_gone]:
             if self._now_ns() >= end_ns:
                 self.revocations_overdue += len(copying)
-                for reader in copying:
-                    self._on_overdue(reader)
+                for peer in copying:
+                    self._on_overdue(peer)
                 return
             self._pause()
 
@@ -274,7 +287,7 @@ class _MappedFile:
 class PeerMappings:
     """What one context has mapped from one peer. Lock: the adapter's."""
 
-    def __init__(self, writer: RingWriter) -> None:
+    def __init__(self, writer: SlotWriter) -> None:
         self._writer = writer
         # By queue pair and key: what was asked, or the peer's answer.
         self._mappings: dict[tuple[int, int], MapRequest | MapReject | _MappedFile] = {}
@@ -329,7 +342,7 @@ class PeerMappings:
             self._mappings[reply.qpn, reply.rkey] = _MappedFile.make(descriptor, reply)
 
     def reject(self, answer: MapReject) -> None:
-        """Remember that this key is for the ring. Raises RemoteProtocolError as `take`."""
+        """Remember that this key is for packets. Raises RemoteProtocolError as `take`."""
         if self._is_asked(answer):
             self._mappings[answer.qpn, answer.rkey] = answer
 

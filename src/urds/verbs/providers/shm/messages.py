@@ -1,8 +1,8 @@
-"""Messages on the socket of a channel: greeting and mappings of memory.
+"""Messages on the socket of a channel: greeting, doorbell and mappings of memory.
 
 Each message is one packet of a SOCK_SEQPACKET socket, in the byte order of the host, with the
 descriptors that it names beside it. Packets of queue pairs and of the connection manager go
-through the rings.
+through the slots.
 """
 
 import struct
@@ -11,23 +11,30 @@ from typing import ClassVar, Final
 
 from urds.common.errors import WireError
 
-MAGIC: Final = b"URDSSHM1"  # the last byte is the version of rings and messages
+VERSION: Final = 2  # of slots and messages
+MAGIC: Final = b"URDSSHM%d" % VERSION
 GID_BYTES: Final = 16
 MESSAGE_BYTES_MAX: Final = 64
-DESCRIPTORS_MAX: Final = 3
+DESCRIPTORS_MAX: Final = 1
+DOORBELL: Final = b"\0"  # the message that says "look", and no more
+
+
+@dataclass(frozen=True, slots=True)
+class Doorbell:
+    """Look: there is a slot, or room for one."""
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("=B")
+    KIND: ClassVar[int] = 0
+    DESCRIPTORS: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message, from the connecting side.
-
-    Beside it: the memory of the rings, the doorbell of the accepting side, that of the connecting
-    one.
-    """
+    """The first message, from the connecting side; beside it the memory of slots and rings."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(f"=B8sI{GID_BYTES}s")
     KIND: ClassVar[int] = 1
-    DESCRIPTORS: ClassVar[int] = 3
+    DESCRIPTORS: ClassVar[int] = 1
 
     magic: bytes
     ring_bytes: int
@@ -84,9 +91,9 @@ class MapReject:
     rkey: int
 
 
-ChannelMessage = Hello | Welcome | MapRequest | MapReply | MapReject
+ChannelMessage = Doorbell | Hello | Welcome | MapRequest | MapReply | MapReject
 _BY_KIND: Final[dict[int, type[ChannelMessage]]] = {
-    message.KIND: message for message in (Hello, Welcome, MapRequest, MapReply, MapReject)
+    message.KIND: message for message in (Doorbell, Hello, Welcome, MapRequest, MapReply, MapReject)
 }
 
 

@@ -1,43 +1,46 @@
 """All peers of one context, and the channels to them: connecting, greeting, leaving.
 
-A channel joins two device contexts: two rings, two doorbells, and a socket. The rings carry
-packets. A doorbell is an eventfd that the writer of a ring rings when its reader sleeps. The socket
-carries the few messages that come with descriptors, and its end tells that the peer is gone. The
-context that connects makes everything and sends it in its Hello; it may write into its ring before
-the other has looked.
+A channel joins two device contexts: one file of memory, with slots and a ring each way, and a
+socket. Slots carry packets. The socket carries the few messages that come with descriptors, and
+doorbells, each a message of one byte for a sleeping peer; its end tells that the peer is gone. The
+context that connects makes the memory and sends it in its Hello; it may write slots before the
+other has looked.
 
 When two contexts connect to each other at the same moment there are two channels. Each side
 keeps sending on the one it used first, so nothing is reordered.
 
-The adapter's loop watches the listening socket, pending connections, and of each channel its socket
-and its doorbell. Rings are read by `read_rings`, whether a doorbell rang or not.
+A channel whose slots have all been read for a second gives their memory back: the writer does,
+since it alone knows that none is under way.
+
+The adapter's loop watches the listening socket, pending connections and the socket of each channel.
+Slots are read by `read_slots`, whether a doorbell rang or not.
 """
 
 import errno
-import fcntl
 import mmap
 import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, Protocol
 
 from urds.common.errors import RemoteProtocolError, WireError
 from urds.common.passed_files import receive_with_files, sealed_file, send_with_files
 from urds.common.progress import ProgressLoop
 from urds.common.timers import Timer
-from urds.common.types import BytesLike
-from urds.verbs.providers.shm.mappings import PeerMappings, map_sealed
+from urds.verbs.engine.packets import Packet
+from urds.verbs.providers.shm.mappings import Borrower, PeerMappings, map_sealed
 from urds.verbs.providers.shm.messages import (
     DESCRIPTORS_MAX,
+    DOORBELL,
     MAGIC,
     MESSAGE_BYTES_MAX,
     ChannelMessage,
+    Doorbell,
     Hello,
     MapReject,
     MapReply,
@@ -47,20 +50,27 @@ from urds.verbs.providers.shm.messages import (
     parse_message,
 )
 from urds.verbs.providers.shm.rendezvous import Rendezvous
-from urds.verbs.providers.shm.ring import RING_CELLS_BYTES, RingFrame, RingReader, RingWriter
+from urds.verbs.providers.shm.slot_packets import emit_slot, packets_of, parse_slot
+from urds.verbs.providers.shm.slots import (
+    BURST,
+    PAYLOAD_BYTES_MAX,
+    RING_BYTES,
+    SLOTS_BYTES,
+    WORDS_BYTES,
+    Direction,
+    Slot,
+    SlotReader,
+    SlotWriter,
+)
 
-RING_BYTES: Final = 1 << 20
-MTU_BYTES: Final = 256 * 1024
-PACKET_BYTES_MAX: Final = MTU_BYTES + 128  # with the headers of the packet codec
-_CELLS_PAGE_BYTES: Final = 4096
-_FILE_BYTES: Final = _CELLS_PAGE_BYTES + 2 * RING_BYTES
-_EVENTFD_LINK: Final = "anon_inode:[eventfd]"
-FRAME_PACKET: Final = 1
+MTU_BYTES: Final = PAYLOAD_BYTES_MAX
+DIRECTION_BYTES: Final = SLOTS_BYTES + RING_BYTES
+FILE_BYTES: Final = 2 * (WORDS_BYTES + DIRECTION_BYTES)
 CHANNELS_MAX: Final = 1024
 PENDING_MAX: Final = 64  # connections without a Hello
 PENDING_NS: Final = 5_000_000_000  # how long one may take
-_FRAMES_PER_PASS: Final = 64
-_RELEASE_BYTES: Final = 64 * 1024  # of frames that were taken: the writer gets their room back
+_SLOTS_PER_PASS: Final = 64
+IDLE_NS: Final = 1_000_000_000  # after which a channel that was read gives its memory back
 _MESSAGES_PER_PASS: Final = 16
 _MUTED_NS: Final = 100_000_000  # pause of accepting without a free descriptor
 
@@ -69,11 +79,12 @@ _MUTED_NS: Final = 100_000_000  # pause of accepting without a free descriptor
 class ChannelCounters:
     """Counters of all channels of a context."""
 
-    frames_sent: int = 0
-    frames_received: int = 0
+    slots_sent: int = 0
+    slots_received: int = 0
     doorbells_rung: int = 0  # the peer slept, or waited for room
     wake_ups: int = 0  # this side's doorbell rang
-    waits_for_room: int = 0  # a packet found the ring full
+    waits_for_room: int = 0  # a packet found no room
+    trims: int = 0  # memory of a direction was given back
     peers_gone: int = 0
     peers_broke_protocol: int = 0
     messages_not_sent: int = 0  # the socket was full
@@ -88,31 +99,32 @@ class Channel:
         connection: socket.socket,
         mapping: mmap.mmap,
         *,
-        peer_doorbell: int,
-        doorbell: int,
         is_connector: bool,
         counters: ChannelCounters,
     ) -> None:
-        """Take over the connection, the mapping and both doorbells."""
+        """Take over the connection and the mapping."""
         self.gid = gid
         self.socket = connection
-        self.doorbell = doorbell
         self.is_connector = is_connector
         self.is_open = True
-        self._peer_doorbell = peer_doorbell
+        self.idle_looks = 0  # that found no slot, in a row
+        self.on_stir: Callable[[], None] | None = None  # a trimmed channel is written to
         self._counters = counters
         self._mapping = mapping
-        out_index, in_index = (0, 1) if is_connector else (1, 0)
-        self.writer = RingWriter(*_ring_views(mapping, out_index))
-        self.reader = RingReader(
-            *_ring_views(mapping, in_index), payload_bytes_max=PACKET_BYTES_MAX
-        )
+        self._out_index = 0 if is_connector else 1
+        self._directions = [_direction(mapping, 0), _direction(mapping, 1)]
+        self.writer = SlotWriter(self._directions[self._out_index])
+        self.reader = SlotReader(self._directions[1 - self._out_index])
         self.peer_mappings = PeerMappings(self.writer)
+        self._looked_at = self._trimmed_at = 0  # slots written when it was seen idle last
 
-    def write(self, kind: int, *parts: BytesLike) -> None:
-        """Write one frame into the ring, which has room, and wake the reader if it sleeps."""
-        self._counters.frames_sent += 1
-        if self.writer.write(kind, *parts):
+    def write(self, packet: Packet) -> None:
+        """Write one packet, for which there is room, and wake the reader if it sleeps."""
+        self._counters.slots_sent += 1
+        if self.on_stir is not None:
+            on_stir, self.on_stir = self.on_stir, None
+            on_stir()
+        if self.writer.write(*emit_slot(packet)):
             self.ring_doorbell()
 
     def wait_for_room(self, payload_bytes: int) -> bool:
@@ -125,29 +137,67 @@ class Channel:
         self._counters.waits_for_room += 1
         return False
 
-    def take(self) -> RingFrame | None:
-        """Return the next frame. Raises RemoteProtocolError."""
-        frame = self.reader.take()
-        if frame is not None:
-            self._counters.frames_received += 1
-        return frame
+    def take(self) -> Slot | None:
+        """Return the next slot, good until `free`. Raises RemoteProtocolError."""
+        slot = self.reader.take()
+        if slot is not None:
+            self._counters.slots_received += 1
+        return slot
 
-    def release(self) -> None:
-        """Release all taken frames to the writer; no effect on a closed channel."""
-        if self.is_open and self.reader.release():
+    def free(self) -> None:
+        """Be done with all slots that were taken; no effect on a closed channel."""
+        if self.is_open and self.reader.free():
             self.ring_doorbell()
+
+    def arm_doorbell(self) -> bool:
+        """Ask for a doorbell; return whether there is nothing to process instead."""
+        if self.reader.tell_freed():
+            self.ring_doorbell()
+        return self.reader.arm_doorbell()
 
     def ring_doorbell(self) -> None:
         """Wake the peer."""
         self._counters.doorbells_rung += 1
-        with suppress(OSError):  # EAGAIN: it was rung 2^64 times, and still rings
-            os.eventfd_write(self._peer_doorbell, 1)
+        # EAGAIN: it has many to read. EPIPE: the end of the socket will tell.
+        with suppress(OSError):
+            self.socket.send(DOORBELL, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    def clear_doorbell(self, _events: int) -> None:
-        """Clear the doorbell after it rang."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.doorbell)
-            self._counters.wake_ups += 1
+    def note_wake_up(self) -> None:
+        """Count a doorbell that was heard."""
+        self._counters.wake_ups += 1
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether the peer says that it is copying into our memory."""
+        return self.is_open and self.reader.is_placing
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the socket has ended, as that of a killed process does at once."""
+        if not self.is_open:
+            return True
+        poller = select.poll()
+        poller.register(self.socket, select.POLLRDHUP)
+        return bool(poller.poll(0))
+
+    def trim(self) -> bool:
+        """Give the memory of our direction back if it idles; return whether there is none left.
+
+        It does on the second call without a slot between both. Raises RemoteProtocolError.
+        """
+        published = self.writer.published
+        if published == self._trimmed_at:
+            return True
+        if published != self._looked_at or not self.writer.is_drained:
+            self._looked_at = published
+            return False
+        start = 2 * WORDS_BYTES + self._out_index * DIRECTION_BYTES
+        # Any slot reads as 0 from here on, which is no ordinal; numbers and positions go on.
+        with suppress(OSError):  # the memory stays, then
+            self._mapping.madvise(mmap.MADV_REMOVE, start, DIRECTION_BYTES)
+        self._trimmed_at = published
+        self._counters.trims += 1
+        return True
 
     def send_message(self, message: ChannelMessage, descriptors: Sequence[int] = ()) -> bool:
         """Send a message on the socket; return whether it was sent."""
@@ -160,45 +210,43 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Release memory, doorbells and socket. Safe twice."""
+        """End our direction, and release memory and socket. Safe twice."""
+        if not self.is_open:
+            return
+        self.writer.end()
+        self.ring_doorbell()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Release memory and socket; the peer is not told. Safe twice."""
         if not self.is_open:
             return
         self.is_open = False
+        self.on_stir = None
         self.peer_mappings.close()
-        self.writer.close()
-        self.reader.close()
-        self._mapping.close()
+        for direction in self._directions:
+            direction.close()
+        with suppress(BufferError):  # a payload is being copied: it goes with that view
+            self._mapping.close()
         self.socket.close()
-        os.close(self.doorbell)
-        os.close(self._peer_doorbell)
 
 
 def open_channel(
     gid: bytes, connection: socket.socket, *, own_gid: bytes, counters: ChannelCounters
 ) -> Channel:
-    """Make the memory and the doorbells of a channel to `gid` and send them. Raises OSError."""
+    """Make the memory of a channel to `gid` and send it. Raises OSError."""
     descriptors: list[int] = []
     try:
-        descriptors.append(sealed_file("urds-verbs-channel", _FILE_BYTES))
-        for _ in range(2):
-            descriptors.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        mapping = mmap.mmap(descriptors[0], _FILE_BYTES)
+        descriptors.append(sealed_file("urds-verbs-channel", FILE_BYTES))
+        mapping = mmap.mmap(descriptors[0], FILE_BYTES)
         hello = emit_message(Hello(MAGIC, RING_BYTES, own_gid))
         send_with_files(connection, hello, descriptors)
     except OSError:
-        _close_all(descriptors)
         connection.close()
         raise
-    os.close(descriptors[0])
-    return Channel(
-        gid,
-        connection,
-        mapping,
-        peer_doorbell=descriptors[1],
-        doorbell=descriptors[2],
-        is_connector=True,
-        counters=counters,
-    )
+    finally:
+        _close_all(descriptors)
+    return Channel(gid, connection, mapping, is_connector=True, counters=counters)
 
 
 def accept_channel(
@@ -208,31 +256,17 @@ def accept_channel(
     *,
     counters: ChannelCounters,
 ) -> Channel:
-    """Accept what a Hello brought. The descriptors are taken over, whatever happens.
+    """Accept what a Hello brought. The descriptor is taken over, whatever happens.
 
-    Raises RemoteProtocolError: rings of another size, memory that may shrink, no eventfd.
+    Raises RemoteProtocolError: rings of another size, memory that may shrink.
     """
-    memory, doorbell, peer_doorbell = descriptors
     try:
         if hello.ring_bytes != RING_BYTES:
             raise RemoteProtocolError(f"rings of {hello.ring_bytes} bytes, not {RING_BYTES}")
-        _check_doorbell(doorbell)
-        _check_doorbell(peer_doorbell)
-        mapping = map_sealed(memory, _FILE_BYTES)
-    except RemoteProtocolError:
-        _close_all([doorbell, peer_doorbell])
-        raise
+        mapping = map_sealed(descriptors[0], FILE_BYTES)
     finally:
-        os.close(memory)
-    return Channel(
-        hello.gid,
-        connection,
-        mapping,
-        peer_doorbell=peer_doorbell,
-        doorbell=doorbell,
-        is_connector=False,
-        counters=counters,
-    )
+        _close_all(descriptors)
+    return Channel(hello.gid, connection, mapping, is_connector=False, counters=counters)
 
 
 def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int]] | None:
@@ -264,25 +298,15 @@ def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int
         raise
 
 
-def _ring_views(mapping: mmap.mmap, index: int) -> tuple[memoryview, memoryview]:
-    """Return cells and data of ring 0 (connector to acceptor) or 1."""
+def _direction(mapping: mmap.mmap, index: int) -> Direction:
+    """Return the memory of direction 0 (connector to acceptor) or 1."""
+    words = index * WORDS_BYTES
+    slots = 2 * WORDS_BYTES + index * DIRECTION_BYTES
+    ring = slots + SLOTS_BYTES
     with memoryview(mapping) as whole:
-        cells_start = index * RING_CELLS_BYTES
-        data_start = _CELLS_PAGE_BYTES + index * RING_BYTES
-        cells = whole[cells_start : cells_start + RING_CELLS_BYTES].cast("Q")
-        return cells, whole[data_start : data_start + RING_BYTES]
-
-
-def _check_doorbell(descriptor: int) -> None:
-    """Raise RemoteProtocolError for a descriptor that is not an eventfd, or may block.
-
-    A peer can make it block later on: then it stops this process while it lives, as it could
-    with a signal; see the trust model in `mappings`.
-    """
-    kind = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if kind != _EVENTFD_LINK or not flags & os.O_NONBLOCK:
-        raise RemoteProtocolError(f"doorbell is {kind}, flags {flags:#x}")
+        return Direction(
+            whole[words : words + WORDS_BYTES], whole[slots:ring], whole[ring : ring + RING_BYTES]
+        )
 
 
 def _close_all(descriptors: Sequence[int]) -> None:
@@ -296,8 +320,8 @@ class PeersOwner(Protocol):
     def batch(self) -> AbstractContextManager[None]:
         """Return the context in which packets are processed, and sent at its end."""
 
-    def handle_packet(self, gid: bytes, data: bytes) -> None:
-        """Process one packet."""
+    def handle_packet(self, gid: bytes, packet: Packet) -> None:
+        """Process one packet; its payload is not used after the return."""
 
     def handle_map_request(self, channel: Channel, request: MapRequest) -> None:
         """Answer a request to map memory."""
@@ -322,6 +346,7 @@ class Peers:
         self._channels: list[Channel] = []
         # Connections without a greeting, and the timer of each.
         self._pending: dict[socket.socket, Timer] = {}
+        self._trim_timer: Timer | None = None
         loop.watch(rendezvous.socket.fileno(), select.EPOLLIN, self._accept_connections)
 
     def __len__(self) -> int:
@@ -352,20 +377,18 @@ class Peers:
 
     # -- what arrives
 
-    def read_rings(self) -> None:
-        """Read every ring, a bounded number of frames each."""
+    def read_slots(self) -> None:
+        """Read every channel, a bounded number of slots each."""
         for channel in tuple(self._channels):
-            self._read(channel)
+            if self._read(channel) and channel.is_open and channel.reader.is_ended:
+                self._handle_gone(channel)
 
     def arm_doorbell(self) -> bool:
-        """Ask all writers to ring; return whether no ring has anything."""
-        for channel in tuple(self._channels):
-            try:
-                if channel.is_open and not channel.reader.arm_doorbell():
-                    self.disarm_doorbell()
-                    return False
-            except RemoteProtocolError:
-                self.close_peer(channel)
+        """Ask all writers to ring; return whether no channel has anything."""
+        for channel in self._channels:
+            if not channel.arm_doorbell():
+                self.disarm_doorbell()
+                return False
         return True
 
     def disarm_doorbell(self) -> None:
@@ -381,10 +404,10 @@ class Peers:
             self.counters.peers_broke_protocol += 1
             self._lose(channel.gid)
 
-    def close_peer_of(self, reader: RingReader) -> None:
-        """Close all channels with the peer that writes this ring."""
+    def close_borrower(self, borrower: Borrower) -> None:
+        """Close all channels with a peer that is one of `self`."""
         for channel in tuple(self._channels):
-            if channel.reader is reader:
+            if channel is borrower:
                 self.close_peer(channel)
 
     def close(self) -> None:
@@ -399,7 +422,7 @@ class Peers:
         for connection in self._pending:
             connection.close()
         for channel in self._channels:
-            channel.close()
+            channel.abandon()
         self._pending.clear()
         self._channels.clear()
         self._routes.clear()
@@ -410,26 +433,51 @@ class Peers:
         self._channels.append(channel)
         receive = partial(self._receive_messages, channel)
         self._loop.watch(channel.socket.fileno(), select.EPOLLIN, receive)
-        self._loop.watch(channel.doorbell, select.EPOLLIN, channel.clear_doorbell)
+        channel.on_stir = self._plan_trim
 
     def _read(self, channel: Channel) -> bool:
-        """Deliver a bounded number of frames; return whether the ring is empty now."""
+        """Deliver a bounded number of slots; return whether all were read."""
         try:
-            for _ in range(_FRAMES_PER_PASS):
-                if not channel.is_open or (frame := channel.take()) is None:
+            for count in range(_SLOTS_PER_PASS):
+                if not channel.is_open or (slot := channel.take()) is None:
+                    channel.idle_looks = 0 if count else channel.idle_looks + 1
                     return True
-                kind, data = frame
-                if kind != FRAME_PACKET:
-                    raise RemoteProtocolError(f"frame of kind {kind}")
-                self._owner.handle_packet(channel.gid, data)
-                if channel.reader.held_bytes >= _RELEASE_BYTES:
-                    channel.release()
+                if slot.fields[0] != BURST:
+                    self._owner.handle_packet(channel.gid, parse_slot(slot))
+                else:
+                    for packet in packets_of(slot):
+                        self._owner.handle_packet(channel.gid, packet)
+                channel.free()
         except RemoteProtocolError:
             self.close_peer(channel)
             return True
-        finally:
-            channel.release()
+        channel.idle_looks = 0
         return False
+
+    def _handle_gone(self, channel: Channel) -> None:
+        """Close the channels of a peer that is gone and wrote no more than was read."""
+        if channel.is_open:
+            self.counters.peers_gone += 1
+            self._lose(channel.gid)
+
+    # -- memory of idle channels
+
+    def _plan_trim(self) -> None:
+        """Look at the channels again in a second, one of which has been written to."""
+        if self._trim_timer is None:
+            self._trim_timer = self._loop.call_at(time.monotonic_ns() + IDLE_NS, self.trim)
+
+    def trim(self) -> None:
+        """Give memory of idle channels back; plan the next look while others are busy."""
+        self._trim_timer = None
+        for channel in tuple(self._channels):
+            try:
+                if channel.trim():
+                    channel.on_stir = self._plan_trim
+                else:
+                    self._plan_trim()
+            except RemoteProtocolError:
+                self.close_peer(channel)
 
     def _receive_messages(self, channel: Channel, _events: int) -> None:
         with self._owner.batch():
@@ -438,28 +486,32 @@ class Peers:
                     return
 
     def _receive_one(self, channel: Channel) -> bool:
-        """Handle one message; return whether there was any."""
+        """Handle one message; return whether another may be there at once.
+
+        Behind a doorbell there rarely is one, and if there is the socket stays ready.
+        """
         try:
             heard = receive_message(channel.socket)
             if heard is None:
                 return False
             self._handle_message(channel, *heard)
+            return not isinstance(heard[0], Doorbell)
         except RemoteProtocolError:
             self.close_peer(channel)
         except EOFError:
-            # What it wrote before it ended counts: at most one full ring.
+            # What it wrote before it ended counts: at most what there is room for.
             while not self._read(channel):
                 pass
-            if channel.is_open:
-                self.counters.peers_gone += 1
-                self._lose(channel.gid)
+            self._handle_gone(channel)
         return True
 
     def _handle_message(
         self, channel: Channel, message: ChannelMessage, descriptors: list[int]
     ) -> None:
         try:
-            if isinstance(message, Welcome):
+            if isinstance(message, Doorbell):
+                channel.note_wake_up()
+            elif isinstance(message, Welcome):
                 if not channel.is_connector or message.gid != channel.gid:
                     raise RemoteProtocolError(f"welcome from {message.gid.hex()}")
             elif isinstance(message, MapRequest):
@@ -539,7 +591,6 @@ class Peers:
 
     def _close(self, channel: Channel) -> None:
         self._loop.unwatch(channel.socket.fileno())
-        self._loop.unwatch(channel.doorbell)
         self._channels.remove(channel)
         if self._routes.get(channel.gid) is channel:
             del self._routes[channel.gid]

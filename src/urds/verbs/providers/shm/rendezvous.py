@@ -1,7 +1,9 @@
 """Where the contexts of one user meet: a private directory with sockets and names.
 
-`<gid>.context` is the socket of a context. `<space>-<ip>-<port>.listener` is the name of a
-listening address; it holds the gid of the context that listens. Its owner keeps a lock on the
+`<gid>.context` is the socket of a context. `<space>-<ip>-<port>.<version>.listener` is the name of
+a listening address; it holds the gid of the context that listens. The version is that of the
+channel, so contexts of another one find no listener here, as if there were none, and a caller goes
+on to its next device. (Version 1 has no version in its names.) Its owner keeps a lock on the
 open file, which the kernel drops when the process dies, however it dies. So a name without a
 lock is stale: the next listener takes it over, and a look-up ignores it. A socket whose process
 died rejects connections; files like that are swept when a context opens.
@@ -23,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from urds.verbs.providers.shm.messages import GID_BYTES
+from urds.verbs.providers.shm.messages import GID_BYTES, VERSION
 
 DIRECTORY_VARIABLE: Final = "XDG_RUNTIME_DIR"
 BACKLOG: Final = 64
@@ -290,7 +292,7 @@ def _context_name(gid: bytes) -> str:
 
 def _listener_name(space: int, host: str, port: int) -> str:
     assert "/" not in host
-    return f"{space:x}-{host}-{port}.listener"
+    return f"{space:x}-{host}-{port}.{VERSION}.listener"
 
 
 def _lock(descriptor: int) -> bool:
