@@ -151,8 +151,11 @@ from pathlib import Path
 from tests.verbs.shm_world import Side
 side = Side(Path(sys.argv[1]))
 side.receive(8)
+side.adapter.lock.acquire()  # so that no other thread acknowledges
 print(side.listen().local[1], flush=True)
-side.poll()
+while not len(side.cq):
+    side.adapter.progress()
+assert side.qp.ack_pending
 """  # it has the message, and ends
 
 

@@ -317,6 +317,24 @@ def test_the_end_of_a_mapping_waits_for_a_copy_that_runs() -> None:
     assert len(steps) == 3 and not world.overdue
 
 
+def test_a_borrower_looks_at_the_generation_after_it_has_said_that_it_copies() -> None:
+    """Or an owner that withdraws in between sees no copy, and the bytes land later."""
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.map_remote(region.rkey)
+    writer = world.peer_mappings._writer
+    begin = writer.begin_placing
+
+    def begin_while_the_owner_withdraws() -> None:
+        region.tag.revoke()  # it has seen that nothing is copied
+        begin()
+
+    writer.begin_placing = begin_while_the_owner_withdraws  # type: ignore[method-assign]
+    assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"late") is False
+    assert not any(view)
+
+
 def test_who_copies_for_ever_is_given_up() -> None:
     world = World()
     view = world.allocations.allocate(BYTES)
