@@ -15,6 +15,7 @@ import dask_costs
 import fairness
 import memory
 import node_costs
+import node_pauses
 from machine import machine
 from measuring import Pace, Row, measure, tabulate
 from pair import Pair
@@ -68,6 +69,10 @@ def main() -> int:
         of_nodes, broken = node_costs.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
         failed |= broken
         tables += map(_show, of_nodes)
+    if node_pauses.KIND in kinds:
+        of_pauses, broken = node_pauses.measure(pace.rounds, limit_s=pace.limit_s)
+        failed |= broken
+        tables += map(_show, of_pauses)
     if fairness.KIND in kinds:
         of_fairness, broken = fairness.measure(pace.rounds, limit_s=pace.limit_s)
         failed |= broken
@@ -109,13 +114,8 @@ def _options() -> argparse.Namespace:
 
 
 def _kind_names() -> list[str]:
-    return [
-        *(kind.value for kind in Kind),
-        memory.KIND,
-        node_costs.KIND,
-        fairness.KIND,
-        dask_costs.KIND,
-    ]
+    others = (memory, node_costs, node_pauses, fairness, dask_costs)
+    return [*(kind.value for kind in Kind), *(one.KIND for one in others)]
 
 
 def _rounds(text: str) -> int:

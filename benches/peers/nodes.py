@@ -58,6 +58,14 @@ class Node:
         except OSError:
             return None
 
+    def worker(self) -> int:
+        """Return the process of the worker. Raises OSError."""
+        return int(self._commands.status(self.place)["worker"])
+
+    def upgrade(self) -> None:
+        """Have the worker replaced. Raises OSError."""
+        self._commands.upgrade(self.place)
+
     def end(self) -> None:
         """Have it end."""
         with suppress(OSError):
