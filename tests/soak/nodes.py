@@ -7,8 +7,9 @@ Messages go from programs of one node to programs of another, both ways at once,
 one node. Most workers are killed 2 to 30 ms after messages come again, every fourth so long after
 it began to serve, in the midst of taking over. Traffic goes on until as many messages were sent and
 as many workers have ended as was asked for. What is lost, doubled, reordered or damaged is counted,
-and how long a receiver had nothing: at most, and over no more than one end of a worker. The exit
-code is 0 if nothing was wrong. The supervisors make none of their pauses between deaths.
+and how long a receiver had nothing: at all, over one end of a worker, and over none, which shows
+what the machine does beside. The exit code is 0 if nothing was wrong. The supervisors make none of
+their pauses between deaths.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from struct import Struct
 from typing import Any, Final
 
 from urds.rds.node import commands
+from urds.rds.runtime import node_requests
 from urds.rds.runtime.places import is_served
+from urds.rds.wire.node import Request, RequestOp
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _NUMBER: Final = Struct("!Q")
@@ -46,6 +49,7 @@ _LEFT: Final = "urds.delivery"  # who says that messages are left; they never ar
 _NETWORK: Final = "127.62.0"
 _DELAY_S: Final = (0.002, 0.030)  # from serving to the end
 _START_S: Final = 30.0
+_ASK_S: Final = 0.005  # during an upgrade
 _RESUME_S: Final = 5.0  # without a message a worker is killed nevertheless
 _PAUSE_S: Final = 0.01  # shorter ones are not noted
 STALL_S: Final = 60.0  # without any message the run ends
@@ -82,7 +86,7 @@ class Found:
     upgrades: int
     seconds: float
     ways: list[Count]
-    ends: list[float]  # when workers were killed, or upgrades asked for
+    ends: list[float]  # when workers were killed or replaced
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -90,12 +94,12 @@ class Found:
         """Tell whether nothing was wrong."""
         return not self.failures and all(one.is_good for one in self.ways)
 
-    def pauses_ms(self, way: Count, *, ends_max: int | None = None) -> list[float]:
+    def pauses_ms(self, way: Count, ends: int | None = None) -> list[float]:
         """Return the pauses in order of length, those over so many ends of workers alone."""
         return sorted(
             (to_s - from_s) * 1000
             for from_s, to_s in way.pauses
-            if ends_max is None or sum(from_s <= one <= to_s for one in self.ends) <= ends_max
+            if ends is None or sum(from_s <= one <= to_s for one in self.ends) == ends
         )
 
 
@@ -246,10 +250,22 @@ class Node:
             while len(self.ends) < count and not stop.is_set():
                 progress.wait(stop)
                 time.sleep(random.uniform(*_DELAY_S))
-                self.ends.append(time.monotonic())
-                commands.upgrade(self.place)
+                self.ends.append(self._upgrade())
         except OSError as error:
             self.failure = f"{self.place}: {error}"
+
+    def _upgrade(self) -> float:
+        """Have the worker replaced; return when a request was made that the next one answered."""
+        before, until_s = self.worker(), time.monotonic() + _START_S
+        node_requests.ask(self.place, Request(operation=RequestOp.UPGRADE))
+        asked_s = time.monotonic()
+        while (now := self.worker()) in (0, before):
+            time.sleep(_ASK_S)
+            if now:  # else it was in the queue of the old one
+                asked_s = time.monotonic()
+            if time.monotonic() > until_s:
+                raise OSError("no upgrade")
+        return asked_s
 
     def end(self) -> None:
         """End it."""
@@ -449,7 +465,8 @@ def _shown(found: Found) -> str:
         f"  way {number}: received {one.received:,}, lost {one.lost}, doubled {one.doubled},"
         f" reordered {one.reordered}, damaged {one.damaged};"
         f" pauses {_pauses(found.pauses_ms(one))};"
-        f" of one end {_pauses(found.pauses_ms(one, ends_max=1))}"
+        f" of one end {_pauses(found.pauses_ms(one, 1))};"
+        f" of none {_pauses(found.pauses_ms(one, 0))}"
         f"{one.failure and f'; {one.failure}'}"
         for number, one in enumerate(found.ways)
     ]
