@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from .conftest import Ends, Note
@@ -36,14 +37,15 @@ def judged_exchange(
     seed: int,
     kernel_size: str,
     our_size: str | None = None,
+    may_lose: Direction | None = None,
 ) -> Iterator[None]:
     """Exchange `count` messages each way while the body makes trouble; then judge what came.
 
     The sizes are functions of the workload; ours is the kernel's if there is none. Needs the
     sockets `s` of both ends. Nothing may be lost, doubled or reordered but by the kernel, and only
-    where the wire shows that.
+    where the wire shows that; in the direction `may_lose` messages may be lost, and are counted.
     """
-    with judged(ends, lab, note, count=count) as received:
+    with judged(ends, lab, note, count=count, may_lose=may_lose) as received:
         names = {"count": count, "seed": seed, "idle_s": IDLE_S}
         ends.guest.start(EXCHANGE, target=ends.us, size=kernel_size, **names)
         ends.ours.start(EXCHANGE, target=ends.kernel, size=our_size or kernel_size, **names)
@@ -66,7 +68,9 @@ def received_in_rounds(
 
 
 @contextmanager
-def judged(ends: Ends, lab: Lab, note: Note, *, count: int) -> Iterator[dict[Direction, list[int]]]:
+def judged(
+    ends: Ends, lab: Lab, note: Note, *, count: int, may_lose: Direction | None = None
+) -> Iterator[dict[Direction, list[int]]]:
     """Record the wire while the body notes what each side received; then judge it.
 
     Needs the sockets `s` of both ends. See `judged_exchange`.
@@ -85,11 +89,17 @@ def judged(ends: Ends, lab: Lab, note: Note, *, count: int) -> Iterator[dict[Dir
         direction: judge(numbers, count=count, direction=direction, log=log)
         for direction, numbers in received.items()
     }
-    assert_faultless(note, verdicts, recording)
+    assert_faultless(note, verdicts, recording, may_lose=may_lose)
 
 
-def assert_faultless(note: Note, verdicts: dict[Direction, Verdict], recording: Path) -> None:
-    """Note the verdicts, warn of the kernel's faults, fail for ours."""
+def assert_faultless(
+    note: Note,
+    verdicts: dict[Direction, Verdict],
+    recording: Path,
+    *,
+    may_lose: Direction | None = None,
+) -> None:
+    """Note the verdicts, warn of the kernel's faults, fail for ours but for losses `may_lose`."""
     for direction, verdict in verdicts.items():
         name = DIRECTIONS[direction]
         note(**{name: verdict.ours.counts, f"{name}_by_kernel": verdict.kernel.counts})
@@ -97,7 +107,14 @@ def assert_faultless(note: Note, verdicts: dict[Direction, Verdict], recording: 
             note(**{f"{name}_evidence": list(verdict.evidence)})
             told = "\n  ".join([*verdict.evidence, _kept(recording)])
             warnings.warn(f"{name}: {verdict.kernel}\n  {told}", KernelFault, stacklevel=2)
-    if any(verdict.ours for verdict in verdicts.values()):
+    lost = {way: verdict.ours.lost for way, verdict in verdicts.items()}
+    forgiven = lost.get(may_lose, ()) if may_lose is not None else ()
+    ours = [
+        replace(v.ours, lost=() if way is may_lose else lost[way]) for way, v in verdicts.items()
+    ]
+    if forgiven:
+        warnings.warn(f"{len(forgiven)} lost with killed workers", KernelFault, stacklevel=2)
+    if any(ours):
         told = "\n".join(f"{DIRECTIONS[way]}: {v.ours}" for way, v in verdicts.items())
         raise AssertionError(f"{told}\n{_kept(recording)}")
 

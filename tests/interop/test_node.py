@@ -21,7 +21,7 @@ __all__ = ["tools"]
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.usefixtures("node")]
 
 SIZES = (0, 1, 64, 8192, (1 << 20) - 8)
-UPGRADES = 20
+UPGRADES, KILLS, KILL_PAUSE_S = 20, 8, 0.5
 COUNT = 25_000
 MOVED = 50  # messages from the kernel between two upgrades
 MOVED_S = 30.0
@@ -86,6 +86,21 @@ def test_twenty_upgrades_under_traffic_lose_nothing(
             _wait_until_moved(node, number)
             node.upgrade()
     note(upgrades=UPGRADES)
+
+
+def test_killed_workers_lose_only_what_they_had_not_read(
+    ends: Ends, lab: Lab, note: Note, node: Node
+) -> None:
+    """To the kernel nothing is lost or doubled; from it, what TCP had acknowledged dies unread."""
+    ends.open_sockets()
+    with judged_exchange(
+        ends, lab, note, count=COUNT, seed=8, kernel_size="size_small", may_lose=Direction.TO_HOST
+    ):
+        for number in range(KILLS):
+            _wait_until_moved(node, number)
+            node.kill_worker()
+            time.sleep(KILL_PAUSE_S)
+    note(kills=KILLS)
 
 
 def test_what_either_side_holds_arrives_after_an_upgrade(
