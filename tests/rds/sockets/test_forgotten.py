@@ -66,6 +66,8 @@ def test_the_list_of_sockets_has_neither_a_forgotten_one_nor_its_peer(
     sock = bound()
     sock.connect(ABSENT)
     del sock
+    if backends.IS_ATTACHED:  # the node hears of it a moment later
+        wait_until(lambda: sockets() == before)
     assert sockets() == before
     with bound():
         listed = asker.getsockopt(SOL_RDS, InfoOpt.SOCKETS, 1 << 16)
@@ -100,6 +102,8 @@ def plain(sock: urds.Socket) -> Callable[[], object]:
 def test_a_close_that_a_handler_ends_leaves_the_port_free_or_the_socket_open(
     backend: InProcess, prepare: Callable[[urds.Socket], Callable[[], object]]
 ) -> None:
+    if backends.IS_ATTACHED and prepare is lingering:
+        pytest.skip("over a node the wait is in Python: more places than there is time for")
     for at in count(1):
         sock = bound()
         close = prepare(sock)
@@ -163,7 +167,10 @@ def test_a_bind_that_a_handler_ends_is_none_or_whole(backend: InProcess) -> None
         name = sock.getsockname()
         if name == (host(1), PORT):
             sock.sendto(b"own", name)
-            assert sock.recv(10, urds.MSG_DONTWAIT) == b"own", interruption.positions
+            if backends.IS_ATTACHED:  # it goes by way of the node
+                sock.settimeout(ENDLESS_S)
+            flags = 0 if backends.IS_ATTACHED else urds.MSG_DONTWAIT
+            assert sock.recv(10, flags) == b"own", interruption.positions
         sock.close()
         bound().close()
         assert is_without_sockets(backend), interruption.positions
