@@ -65,6 +65,10 @@ from urds.verbs.providers.sim import SimNetwork
 # on the compiled one: what passes on one passes on the other.
 PROVIDERS = ("sim", "sim-lossless", "sim-native", "shm", "udp", "tcp", "bare")
 SIMULATED = ("sim", "sim-lossless", "sim-native", "bare")
+# Rows over shared memory, and what opens their devices in turns: the two sides of a pair in a row
+# of two openers are of different ones.
+SHM_OPENERS: dict[str, tuple[Callable[..., ShmAdapter], ...]] = {"shm": (ShmAdapter,)}
+ROWS = (*PROVIDERS, *(row for row in SHM_OPENERS if row not in PROVIDERS))
 LACKING = (
     "atomics", "masked_atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows",
     "raw_connect",
@@ -315,13 +319,17 @@ def network_of(provider: str) -> SimNetwork:
 
 
 class World:
-    """Devices of one provider; those that have a network listen at `host`."""
+    """Devices of one provider; those that have a network listen at `host`.
 
-    def __init__(self, provider: str, directory: Path, *, host: str = "127.0.0.1") -> None:
-        self.provider = provider
+    `row` is a provider, or one of `SHM_OPENERS`, whose provider is `shm`.
+    """
+
+    def __init__(self, row: str, directory: Path, *, host: str = "127.0.0.1") -> None:
+        self.provider = "shm" if row in SHM_OPENERS else row
+        self._openers = SHM_OPENERS.get(row, ())
         self.host = host
         self.directory = directory
-        self.network = network_of(provider)
+        self.network = network_of(self.provider)
         self.seen: set[str] = set()
         self.has_refused = False
         self._contexts: list[Context] = []
@@ -343,7 +351,8 @@ class World:
                 bare._parse = partial(parse_plain, checksum=True)
             opened = Context(adapter=adapter)
         elif self.provider == "shm":
-            opened = Context(adapter=ShmAdapter(directory=self.directory))
+            opener = self._openers[len(self._contexts) % len(self._openers)]
+            opened = Context(adapter=opener(directory=self.directory))
         else:
             opened = Context(f"{self.provider}0")
         self._contexts.append(opened)
