@@ -97,6 +97,14 @@ def test_it_does_not_wait_in_a_queue_pair_that_has_ended() -> None:
     assert is_ack(ack, 100)
 
 
+def test_it_does_not_wait_where_a_request_of_this_side_ends_the_queue_pair() -> None:
+    side = pending()
+    side.send(1, length=8)
+    side.keys.deregister(side.region)
+    (ack,) = sent(side)
+    assert is_ack(ack, 100) and (1, WCStatus.LOC_PROT_ERR) in done(side)
+
+
 def test_it_survives_a_reset() -> None:
     """What it is for was executed; the peer of that time hears so."""
     side = pending()

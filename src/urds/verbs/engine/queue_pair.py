@@ -288,6 +288,8 @@ class QueuePair:
         packet = None if responder is None else responder.poll()
         if packet is None and self.state in _SENDING:
             packet = self._requester.poll(now_ns)
+            if packet is None and responder is not None and self.state is QPState.ERR:
+                packet = responder.poll()  # it has ended itself: what waited goes
         if packet is not None and responder is not None and self.link.acks_wait:
             responder.add_ack(packet)
         return packet
