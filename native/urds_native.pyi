@@ -562,6 +562,76 @@ class Engine:
     def take_events(self) -> list[Event]: ...
     def snapshot(self) -> tuple[int, int, int, int, int, int, int]: ...  # contract.EngineSnapshot
 
+class ShmEngine(Engine):
+    """The engine of a `shm` device: packets go through channels (docs/protocol/verbs-channel.md).
+
+    Posting sends, polling an empty queue looks at the channels; the rest is the adapter's to call.
+    """
+
+    def __new__(
+        cls, link: LinkTraits, *, gid: bytes, on_pass: Callable[[], object] | None = None
+    ) -> Self:
+        """`on_pass` is called when a poll has found work for the adapter. Raises as `Engine`."""
+
+    @property
+    def has_channels(self) -> bool: ...
+    def attach(self, gid: bytes, memory: int, socket: int, is_connector: bool, /) -> None:
+        """Use a channel after its greeting; both descriptors stay the caller's.
+
+        Raises OSError: EINVAL for memory that is not a channel's.
+        """
+
+    def detach(self, gid: bytes, /) -> None:
+        """Take the channels of a peer away; what was not read is lost."""
+
+    def end(self) -> None:
+        """Tell all peers that nothing comes any more."""
+
+    def progress(self) -> bool:
+        """Read all channels and send what is due; return whether packets came."""
+
+    def flush(self) -> None:
+        """Send what queue pairs have to send."""
+
+    def arm_doorbell(self) -> bool:
+        """Have peers ring from now on; false if there is something to do instead."""
+
+    def disarm_doorbell(self) -> None: ...
+    def take_channel_events(self) -> list[tuple[Any, ...]]:
+        """Return what the device has to do, and forget it.
+
+        `("message", gid, qkey, data)` to the connection manager, `("connect", gid)`, `("map", gid,
+        qpn, key)`: request that memory, `("error", gid, what)`: the peer broke the protocol.
+        """
+
+    def send_message(self, gid: bytes, qkey: int, content: bytes, /) -> bool:
+        """Send a message to a connection manager; false without a channel or room."""
+
+    def map(
+        self,
+        gid: bytes,
+        qpn: int,
+        key: int,
+        file: int,
+        address: int,
+        length: int,
+        generation: int,
+        /,
+    ) -> None:
+        """Map the memory behind a key, as the peer answered. Raises OSError: EINVAL."""
+
+    def reject_map(self, gid: bytes, qpn: int, key: int, /) -> None:
+        """Remember that the memory behind a key is not to be mapped. Raises as `map`."""
+
+    def unmap(self, gid: bytes, qpn: int, /) -> None:
+        """Forget what was mapped for a queue pair of a peer."""
+
+    def is_placing(self, gid: bytes, /) -> bool:
+        """Return whether a peer says that it is copying into our memory."""
+
+    def channel_counters(self) -> tuple[int, int, int, int]:
+        """Return slots sent and received, doorbells rung, waits for room."""
+
 class CompletionQueue:
     """`contract.CompletionQueue`; made by `Engine.completion_queue`."""
 

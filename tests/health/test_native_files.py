@@ -26,6 +26,7 @@ CRATES = (
     "preload",
     "liburds",
     "verbs",
+    "verbs_shm",
 )
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")

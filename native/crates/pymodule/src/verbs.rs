@@ -10,6 +10,7 @@ mod queues;
 mod records;
 mod regions;
 mod requests;
+mod shm;
 mod values;
 
 use pyo3::prelude::*;
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 /// Add the classes of the engine to the module.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
+    module.add_class::<shm::ShmEngine>()?;
     module.add_class::<queue_pair::QueuePair>()?;
     module.add_class::<queues::CompletionQueue>()?;
     module.add_class::<queues::SharedReceiveQueue>()?;

@@ -10,6 +10,8 @@ use crate::work::Route;
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     pub mtu_bytes: u32,
+    /// The longest payload that may arrive, where the peer cuts as it likes; else the MTU.
+    pub payload_bytes_max: Option<u32>,
     /// A packet to a queue pair that is not there is dropped, so unanswered ones are repeated.
     pub retries: bool,
     /// Acknowledgements ride on packets that go to the peer anyway; who moves the packets says

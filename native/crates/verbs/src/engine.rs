@@ -46,6 +46,8 @@ pub struct Engine {
     serial: u64,
     /// Those that may have something to send: an idle queue pair costs nothing.
     ready: BTreeSet<(u64, u32)>,
+    /// Those whose packets find no room.
+    starved: BTreeSet<(u64, u32)>,
     deadlines: BTreeSet<(i64, u64, u32)>,
     has_checksum: bool,
 }
@@ -82,6 +84,7 @@ impl Engine {
             by_qpn: HashMap::new(),
             serial: 0,
             ready: BTreeSet::new(),
+            starved: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             has_checksum,
         }
@@ -128,6 +131,7 @@ impl Engine {
     pub fn close_queue_pair(&mut self, number: u32) {
         if let Some(served) = self.queue_pairs.remove(number) {
             self.ready.remove(&(served.serial, number));
+            self.starved.remove(&(served.serial, number));
             if let Some(deadline_ns) = served.deadline_ns {
                 self.deadlines.remove(&(deadline_ns, served.serial, number));
             }
@@ -230,6 +234,12 @@ impl Engine {
     /// Give the outlet the next packet; false when there is none now.
     pub fn poll(&mut self, now_ns: i64, outlet: &mut impl Outlet) -> bool {
         while let Some(&(serial, number)) = self.ready.first() {
+            let peer = self.get(number).and_then(|queue_pair| queue_pair.peer);
+            if peer.is_some_and(|peer| !outlet.has_room(&peer)) {
+                self.ready.remove(&(serial, number));
+                self.starved.insert((serial, number));
+                continue;
+            }
             let is_sent = self
                 .queue_pairs
                 .get_mut(number)
@@ -241,6 +251,21 @@ impl Engine {
             self.ready.remove(&(serial, number));
         }
         false
+    }
+
+    /// Serve the queue pairs again that found no room.
+    pub fn resume(&mut self) {
+        self.ready.append(&mut self.starved);
+    }
+
+    /// Return whether queue pairs may have something to send.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Return whether queue pairs wait for room.
+    pub fn has_starved(&self) -> bool {
+        !self.starved.is_empty()
     }
 
     /// Return the next packet as bytes, and where it goes.

@@ -95,6 +95,7 @@ impl Side {
             sq_sig_all: true,
             link: Link {
                 mtu_bytes: 64,
+                payload_bytes_max: None,
                 retries: true,
                 acks_wait,
             },

@@ -26,6 +26,11 @@ pub trait Outlet {
     /// Take a packet for a place; the payload is valid during the call.
     fn packet(&mut self, to: &Route, packet: &Packet, payload: Payload<'_>);
 
+    /// Return whether a connected queue pair's next packet has room; without it waits for `resume`.
+    fn has_room(&mut self, _to: &Route) -> bool {
+        true
+    }
+
     /// Write the bytes of a WRITE into the peer's memory; false: they go in packets.
     fn place(&mut self, _to: &Route, _write: &Placing, _payload: Payload<'_>) -> bool {
         false

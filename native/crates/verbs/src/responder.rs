@@ -269,9 +269,10 @@ impl QueuePair {
                 Err(invalid())
             };
         }
+        let payload_max = self.setup.link.payload_bytes_max.unwrap_or(self.mtu_bytes);
         let claims_falsely = packet.has(PLACED) && (!payload.is_empty() || kind == Kind::Send);
         let end = u64::from(packet.offset) + placed_bytes(packet, payload);
-        if claims_falsely || payload.len() > self.mtu_bytes as usize || end > MESSAGE_BYTES_MAX {
+        if claims_falsely || payload.len() > payload_max as usize || end > MESSAGE_BYTES_MAX {
             return Err(invalid());
         }
         Ok(())

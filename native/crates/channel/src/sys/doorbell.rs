@@ -45,8 +45,12 @@ pub fn duplicate(socket: i32) -> Result<i32, Errno> {
 
 /// Ring the other side's doorbell; false if that side is gone.
 pub fn ring(socket: i32) -> bool {
+    ring_with(socket, 1)
+}
+
+/// Ring it with a byte of a value, for a socket on which bytes say more than "look".
+pub fn ring_with(socket: i32, byte: u8) -> bool {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let byte = 1u8;
     // SAFETY: one byte is readable there.
     let sent = unsafe { libc::send(socket, ptr::from_ref(&byte).cast(), 1, flags) };
     // Without room for a byte there are enough that it has not read.

@@ -9,13 +9,16 @@ use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
+use urds_channel::slots::PAYLOAD_BYTES_MAX;
+use urds_dataplane::clock::Clock;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
 use urds_verbs::errors::{EOPNOTSUPP, Rejected};
 use urds_verbs::keys::Registration;
 use urds_verbs::numbers::{GID_BYTES, QpKind};
 use urds_verbs::queue_pair::Setup;
-use urds_verbs::work::{Element, Event};
+use urds_verbs::work::{Completion, Element, Event};
+use urds_verbs_shm::Channels;
 
 use crate::deferred;
 use crate::errors::{EIO, os_error};
@@ -31,6 +34,11 @@ use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of
 pub struct Core {
     machine: Mutex<Machine>,
     is_broken: AtomicBool,
+    /// Where packets go, of an engine whose own they are. Its lock is taken inside the machine's.
+    pub channels: Mutex<Channels>,
+    pub has_channels: AtomicBool,
+    /// Called when a poll has found something that the adapter has to do.
+    on_pass: Option<Py<PyAny>>,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
     /// Regions by key and windows by number, which are there until they are taken back.
@@ -56,6 +64,54 @@ impl Core {
             self.is_broken.store(true, Relaxed);
             os_error(EIO, "a panic of the verbs engine, told on stderr")
         })
+    }
+
+    /// Do work on the machine and its channels, at the time of the system's clock.
+    pub fn through<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
+    ) -> PyResult<T> {
+        self.call(py, |machine| {
+            work(machine, &mut self.channels.lock(), now_ns())
+        })
+    }
+
+    /// Send what queue pairs have to send, if there are channels.
+    pub fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.has_channels.load(Relaxed) {
+            return Ok(());
+        }
+        self.through(py, |machine, channels, now_ns| {
+            channels.flush(machine, now_ns);
+        })
+    }
+
+    /// Take completions of a queue; if there are none and there are channels, look at those before.
+    pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+        let (taken, is_due) = self.call(py, |machine| {
+            let mut taken = Vec::new();
+            let mut poll = |machine: &mut Machine| {
+                if let Some(queue) = machine.shared.completions.get_mut(number) {
+                    queue.poll(count, &mut taken);
+                }
+                taken.is_empty()
+            };
+            let mut is_due = false;
+            if poll(machine) && self.has_channels.load(Relaxed) {
+                let mut channels = self.channels.lock();
+                channels.progress(machine, now_ns());
+                poll(machine);
+                let told = &machine.shared.told;
+                is_due = !(told.fed.is_empty() && told.events.is_empty());
+                is_due |= !channels.events.is_empty();
+            }
+            (taken, is_due)
+        })?;
+        if let (true, Some(on_pass)) = (is_due, &self.on_pass) {
+            on_pass.call0(py)?;
+        }
+        Ok(taken)
     }
 
     /// Do work that may be refused.
@@ -118,33 +174,62 @@ pub struct Engine {
     gid: [u8; GID_BYTES],
 }
 
-#[pymethods]
+fn now_ns() -> i64 {
+    i64::try_from(Clock::Monotonic.now_ns()).unwrap_or(i64::MAX)
+}
+
 impl Engine {
-    #[new]
-    #[pyo3(signature = (link, *, gid, checksum=false))]
-    fn new(link: &Bound<'_, PyAny>, gid: &Bound<'_, PyAny>, checksum: bool) -> PyResult<Self> {
+    pub fn core(&self) -> Arc<Core> {
+        Arc::clone(&self.core)
+    }
+
+    /// Make an engine, whose packets go through channels if there are any.
+    pub fn over(
+        link: &Bound<'_, PyAny>,
+        gid: &Bound<'_, PyAny>,
+        checksum: bool,
+        channels: Option<Channels>,
+        on_pass: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let holds = |name: &str| link.getattr(name)?.extract::<bool>();
         if !(holds("lossless")? && holds("names_places")?) {
             let detail = "the compiled engine is for links without loss whose packets name their \
                           places";
             return Err(refused(&Rejected::new(EOPNOTSUPP, detail)));
         }
+        let most = u32::try_from(PAYLOAD_BYTES_MAX).unwrap_or(u32::MAX);
+        let has_channels = channels.is_some();
+        let payload_bytes_max = has_channels.then_some(most);
         Ok(Self {
             core: Arc::new(Core {
                 machine: Mutex::new(Machine::new(None, checksum)),
                 is_broken: AtomicBool::new(false),
+                has_channels: AtomicBool::new(has_channels),
+                channels: Mutex::new(channels.unwrap_or_default()),
+                on_pass,
                 elements: Mutex::default(),
                 regions: Mutex::default(),
                 windows: Mutex::default(),
             }),
             link: Link {
                 mtu_bytes: link.getattr("mtu_bytes")?.extract()?,
+                payload_bytes_max,
                 retries: holds("retries")?,
-                acks_wait: holds("acks_wait").unwrap_or(false),
+                // Channels keep acknowledgements back by themselves.
+                acks_wait: !has_channels && holds("acks_wait").unwrap_or(false),
             },
             link_traits: link.clone().unbind(),
             gid: gid_of(gid)?,
         })
+    }
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (link, *, gid, checksum=false))]
+    fn new(link: &Bound<'_, PyAny>, gid: &Bound<'_, PyAny>, checksum: bool) -> PyResult<Self> {
+        Self::over(link, gid, checksum, None, None)
     }
 
     #[getter]
@@ -546,6 +631,7 @@ impl Engine {
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.core.on_pass)?;
         if let Some(regions) = self.core.regions.try_lock() {
             for region in regions.values() {
                 visit.call(region)?;

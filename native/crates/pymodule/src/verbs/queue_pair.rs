@@ -276,7 +276,8 @@ impl QueuePair {
         let given = attributes_of(attr, mask, self.setup.cap)?;
         let number = self.number();
         self.core
-            .attempt(py, |machine| machine.modify(number, &given, mask))
+            .attempt(py, |machine| machine.modify(number, &given, mask))?;
+        self.core.flush(py)
     }
 
     fn enter_error(&self, py: Python<'_>) -> PyResult<()> {
@@ -315,7 +316,8 @@ impl QueuePair {
             let (work, doubts) = send_work(one)?;
             self.core
                 .attempt(py, |machine| machine.post_send(number, work, &doubts))
-        })
+        })?;
+        self.core.flush(py)
     }
 
     #[pyo3(signature = (wr, now_ns=0, /))]

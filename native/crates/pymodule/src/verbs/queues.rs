@@ -21,14 +21,8 @@ pub struct CompletionQueue {
 
 impl CompletionQueue {
     fn take(&self, py: Python<'_>, count: i64) -> PyResult<Vec<Completion>> {
-        let (number, count) = (self.number, usize::try_from(count).unwrap_or(0));
-        self.core.call(py, |engine| {
-            let mut taken = Vec::new();
-            if let Some(queue) = engine.shared.completions.get_mut(number) {
-                queue.poll(count, &mut taken);
-            }
-            taken
-        })
+        let count = usize::try_from(count).unwrap_or(0);
+        self.core.poll(py, self.number, count)
     }
 
     /// Give the sink what is queued, if anything is.

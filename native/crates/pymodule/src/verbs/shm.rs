@@ -1,0 +1,220 @@
+//! The engine of a `shm` device: its packets go through channels in shared memory.
+//!
+//! Python meets peers and greets them, and does what `take_channel_events` says; posting, polling and
+//! whatever a doorbell is for happen here.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use urds_channel::channel_memory::ChannelMemory;
+use urds_channel::sys::Errno;
+use urds_verbs_shm::{Channels, Event, Region};
+
+use crate::attached;
+use crate::errors::os_error;
+use crate::sys;
+use crate::verbs::engine::{Core, Engine};
+use crate::verbs::values::gid_of;
+
+/// See the stub.
+#[pyclass(extends = Engine, frozen, subclass, weakref, module = "urds_native")]
+pub struct ShmEngine {
+    core: std::sync::Arc<Core>,
+}
+
+fn raised(error: Errno) -> PyErr {
+    os_error(error.0, "")
+}
+
+impl ShmEngine {
+    fn with<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Channels) -> T) -> PyResult<T> {
+        let channels = &self.core.channels;
+        self.core.call(py, |_| work(&mut channels.lock()))
+    }
+}
+
+#[pymethods]
+impl ShmEngine {
+    #[new]
+    #[pyo3(signature = (link, *, gid, on_pass=None))]
+    fn new(
+        link: &Bound<'_, PyAny>,
+        gid: &Bound<'_, PyAny>,
+        on_pass: Option<Py<PyAny>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let mtu_bytes: usize = link.getattr("mtu_bytes")?.extract()?;
+        let channels = Channels::new(gid_of(gid)?, mtu_bytes);
+        let engine = Engine::over(link, gid, false, Some(channels), on_pass)?;
+        let core = engine.core();
+        Ok(PyClassInitializer::from(engine).add_subclass(Self { core }))
+    }
+
+    /// Use a channel after its greeting; both descriptors stay the caller's.
+    #[pyo3(signature = (gid, memory, socket, is_connector, /))]
+    fn attach(
+        &self,
+        py: Python<'_>,
+        gid: &Bound<'_, PyAny>,
+        memory: i32,
+        socket: i32,
+        is_connector: bool,
+    ) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        let memory = ChannelMemory::map(memory).map_err(raised)?;
+        let socket = sys::owned(attached::duplicate(socket)?);
+        self.core.through(py, |machine, channels, now_ns| {
+            channels.attach(gid, memory, socket, is_connector);
+            machine.resume();
+            channels.flush(machine, now_ns);
+        })
+    }
+
+    #[pyo3(signature = (gid, /))]
+    fn detach(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        self.with(py, |channels| channels.detach(&gid))
+    }
+
+    /// Tell all peers that nothing comes any more.
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Channels::end)
+    }
+
+    // -- progress
+
+    /// Read all channels and send what is due; return whether packets came.
+    fn progress(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.through(py, |machine, channels, now_ns| {
+            channels.progress(machine, now_ns)
+        })
+    }
+
+    /// Send what queue pairs have to send.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.core.through(py, |machine, channels, now_ns| {
+            channels.flush(machine, now_ns);
+        })
+    }
+
+    /// Have peers ring from now on; false if there is something to do instead.
+    fn arm_doorbell(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, Channels::sleep)
+    }
+
+    fn disarm_doorbell(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |channels| channels.awake())
+    }
+
+    /// Return what the device has to do, as tuples that begin with a word, and forget it.
+    fn take_channel_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let events = self.with(py, |channels| std::mem::take(&mut channels.events))?;
+        let list = PyList::empty(py);
+        for event in events {
+            let bytes = |content: &[u8]| PyBytes::new(py, content);
+            let tuple = match event {
+                Event::Message(gid, qkey, content) => {
+                    ("message", bytes(&gid), qkey, bytes(&content)).into_bound_py_any(py)?
+                }
+                Event::Connect(gid) => ("connect", bytes(&gid)).into_bound_py_any(py)?,
+                Event::Map(gid, qpn, key) => {
+                    ("map", bytes(&gid), qpn, key).into_bound_py_any(py)?
+                }
+                Event::Error(gid, error) => {
+                    ("error", bytes(&gid), format!("{error:?}")).into_bound_py_any(py)?
+                }
+            };
+            list.append(tuple)?;
+        }
+        Ok(list)
+    }
+
+    /// Send a message to a peer's connection manager; false without a channel or room.
+    #[pyo3(signature = (gid, qkey, content, /))]
+    fn send_message(
+        &self,
+        py: Python<'_>,
+        gid: &Bound<'_, PyAny>,
+        qkey: u32,
+        content: &[u8],
+    ) -> PyResult<bool> {
+        let gid = gid_of(gid)?;
+        self.with(py, |channels| channels.send_message(&gid, qkey, content))
+    }
+
+    // -- memory of peers
+
+    /// Map the memory behind a key, as the peer's answer says. The file stays the caller's.
+    #[pyo3(signature = (gid, qpn, key, file, address, length, generation, /))]
+    #[allow(clippy::too_many_arguments)] // as the answer has them
+    fn map(
+        &self,
+        py: Python<'_>,
+        gid: &Bound<'_, PyAny>,
+        qpn: u32,
+        key: u32,
+        file: i32,
+        address: u64,
+        length: u64,
+        generation: u64,
+    ) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        let region = Region {
+            file,
+            address,
+            length,
+            generation,
+        };
+        let mapped = self.with(py, |channels| channels.map(&gid, qpn, key, Some(region)))?;
+        mapped.map_err(raised)
+    }
+
+    /// Remember that the memory behind a key is not to be mapped.
+    #[pyo3(signature = (gid, qpn, key, /))]
+    fn reject_map(
+        &self,
+        py: Python<'_>,
+        gid: &Bound<'_, PyAny>,
+        qpn: u32,
+        key: u32,
+    ) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        let mapped = self.with(py, |channels| channels.map(&gid, qpn, key, None))?;
+        mapped.map_err(raised)
+    }
+
+    /// Forget what was mapped for a queue pair of a peer.
+    #[pyo3(signature = (gid, qpn, /))]
+    fn unmap(&self, py: Python<'_>, gid: &Bound<'_, PyAny>, qpn: u32) -> PyResult<()> {
+        let gid = gid_of(gid)?;
+        self.with(py, |channels| channels.unmap(&gid, qpn))
+    }
+
+    /// Return whether a peer says that it is copying into our memory.
+    #[pyo3(signature = (gid, /))]
+    fn is_placing(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let gid = gid_of(gid)?;
+        self.with(py, |channels| {
+            channels
+                .channel(&gid)
+                .is_some_and(|channel| channel.is_placing())
+        })
+    }
+
+    /// Slots sent, slots received, doorbells rung, waits for room; of all open channels.
+    fn channel_counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
+        let found = self.with(py, |channels| channels.counters())?;
+        Ok((
+            found.slots_sent,
+            found.slots_received,
+            found.doorbells_rung,
+            found.waits_for_room,
+        ))
+    }
+
+    #[getter]
+    fn has_channels(&self) -> bool {
+        self.core.has_channels.load(Relaxed)
+    }
+}

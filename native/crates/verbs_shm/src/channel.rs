@@ -1,0 +1,326 @@
+//! One channel: memory of both directions, and the socket that rings the peer.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use urds_channel::channel_memory::{ChannelMemory, Direction};
+use urds_channel::slots::{ChannelError, Fields, INLINE_BYTES, Reader, Writer, flags, kinds};
+use urds_channel::sys::doorbell;
+use urds_verbs::errors::ACK;
+use urds_verbs::memory::{Extent, Payload};
+
+use crate::acknowledgements::{Acknowledgements, Waiting};
+use crate::mappings::Mappings;
+
+/// A doorbell's byte on the socket, where other bytes begin messages.
+const DOORBELL: u8 = 0;
+/// Looks without a slot after which an acknowledgement waits no longer.
+const EMPTY_LOOKS_MAX: u32 = 2;
+/// Bytes that are copied at once between memory that we may not borrow.
+pub(crate) const PIECE_BYTES: usize = 8 << 10;
+
+/// Counts of a channel since it was attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub slots_sent: u64,
+    pub slots_received: u64,
+    pub doorbells_rung: u64,
+    pub waits_for_room: u64,
+}
+
+/// One end of a channel.
+#[derive(Debug)]
+pub struct Channel {
+    pub counters: Counters,
+    pub(crate) mappings: Mappings,
+    memory: ChannelMemory,
+    socket: OwnedFd,
+    /// The direction that this side writes.
+    own: usize,
+    writer: Writer,
+    reader: Reader,
+    acks: Acknowledgements,
+    empty_looks: u32,
+    /// Slots that were published since the last look whether to ring.
+    has_published: bool,
+    is_starved: bool,
+    /// What ended it.
+    pub(crate) error: Option<ChannelError>,
+    pub(crate) is_reported: bool,
+}
+
+impl Channel {
+    /// Take over memory and socket, after the greeting.
+    pub fn new(memory: ChannelMemory, socket: OwnedFd, is_connector: bool) -> Self {
+        Self {
+            counters: Counters::default(),
+            mappings: Mappings::default(),
+            memory,
+            socket,
+            own: usize::from(!is_connector),
+            writer: Writer::default(),
+            reader: Reader::default(),
+            acks: Acknowledgements::default(),
+            empty_looks: 0,
+            has_published: false,
+            is_starved: false,
+            error: None,
+            is_reported: false,
+        }
+    }
+
+    #[inline]
+    fn out(memory: &ChannelMemory, own: usize) -> Direction<'_> {
+        memory.direction(own)
+    }
+
+    fn doorbell(&mut self) {
+        self.counters.doorbells_rung += 1;
+        doorbell::ring_with(self.socket.as_raw_fd(), DOORBELL); // a peer that is gone: its socket tells
+    }
+
+    // -- out
+
+    /// Return whether a packet of `bytes` has room; without it the peer rings once there is.
+    pub fn has_room(&mut self, bytes: usize) -> bool {
+        if self.error.is_some() {
+            return false;
+        }
+        let direction = Self::out(&self.memory, self.own);
+        let found = self.writer.has_room(&direction, bytes);
+        let found = match found {
+            Ok(false) => self.writer.sleep(&direction, bytes).map(|asleep| !asleep),
+            found => found,
+        };
+        match found {
+            Ok(has_room) => {
+                self.is_starved = !has_room;
+                self.counters.waits_for_room += u64::from(!has_room);
+                has_room
+            }
+            Err(error) => {
+                self.error = Some(error);
+                false
+            }
+        }
+    }
+
+    /// Return whether there is room again for what waited, and forget that it waited.
+    pub fn has_room_again(&mut self, bytes: usize) -> bool {
+        if !self.is_starved || self.error.is_some() {
+            return false;
+        }
+        let direction = Self::out(&self.memory, self.own);
+        let has_room = self.writer.has_room(&direction, bytes);
+        self.error = has_room.err();
+        self.is_starved = has_room == Ok(false);
+        !self.is_starved
+    }
+
+    /// Publish a packet, with the acknowledgement that waits for its queue pair; false without room.
+    pub fn put(&mut self, mut fields: Fields, payload: Payload<'_>) -> bool {
+        let rider = self.acks.take(fields.target);
+        if let Some(waiting) = rider {
+            fields.flags |= flags::ACKNOWLEDGES;
+            fields.acknowledged = waiting.psn;
+        }
+        let is_put = self.publish(&fields, payload);
+        if let (false, Some(waiting)) = (is_put, rider) {
+            self.acks.restore(waiting);
+        }
+        is_put
+    }
+
+    fn publish(&mut self, fields: &Fields, payload: Payload<'_>) -> bool {
+        let direction = Self::out(&self.memory, self.own);
+        let bytes = payload.len();
+        let fill = |at| copy_in(&direction, at, bytes, payload);
+        match self.writer.put(&direction, fields, bytes, fill) {
+            Ok(is_put) => {
+                self.has_published |= is_put;
+                self.counters.slots_sent += u64::from(is_put);
+                is_put
+            }
+            Err(error) => {
+                self.error = Some(error);
+                false
+            }
+        }
+    }
+
+    /// Keep an acknowledgement for the next packet to its queue pair.
+    pub fn acknowledge(&mut self, target: u32, psn: u32, msn: u32) {
+        self.empty_looks = 0;
+        if self.acks.keep(target, psn, msn)
+            && let Some(waiting) = self.acks.take(target)
+        {
+            self.send_ack(waiting);
+        }
+    }
+
+    fn send_ack(&mut self, waiting: Waiting) -> bool {
+        let fields = Fields {
+            kind: kinds::ACK,
+            target: waiting.target,
+            psn: waiting.psn,
+            msn: waiting.msn,
+            length: u32::from(ACK),
+            ..Fields::default()
+        };
+        let is_sent = self.publish(&fields, Payload::Bytes(&[]));
+        if !is_sent {
+            self.acks.restore(waiting);
+        }
+        is_sent
+    }
+
+    /// Send all acknowledgements that wait, as far as there are slots.
+    pub fn send_acks(&mut self) {
+        while let Some(waiting) = self.acks.pop() {
+            if !self.send_ack(waiting) {
+                return;
+            }
+        }
+    }
+
+    /// Ring if the peer slept when something was published: at the end of a call.
+    #[inline]
+    pub fn ring(&mut self) {
+        if !std::mem::take(&mut self.has_published) {
+            return;
+        }
+        let direction = Self::out(&self.memory, self.own);
+        if self.writer.must_ring(&direction) {
+            self.doorbell();
+        }
+    }
+
+    // -- in
+
+    /// Return whether a packet is here.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.error.is_none() && self.reader.is_ready(&self.memory.direction(1 - self.own))
+    }
+
+    /// Copy the next packet out, its payload to `room`, which holds the longest; `None` if there is none.
+    pub fn take(&mut self, room: &mut Vec<u8>) -> Option<(Fields, usize)> {
+        if self.error.is_some() {
+            return None;
+        }
+        let direction = self.memory.direction(1 - self.own);
+        let mut rings = false;
+        let taken = self.reader.take(&direction, &mut || rings = true);
+        let found = match taken {
+            Ok(Some(taken)) => {
+                if room.len() < taken.bytes {
+                    room.resize(taken.bytes, 0);
+                }
+                let (area, at) = direction.place(taken.at);
+                area.copy_out(at, &mut room[..taken.bytes]);
+                self.counters.slots_received += 1;
+                Some((taken.fields, taken.bytes))
+            }
+            Ok(None) => None,
+            Err(error) => {
+                self.error = Some(error);
+                None
+            }
+        };
+        if rings {
+            self.doorbell();
+        }
+        found
+    }
+
+    /// Note a look that found nothing: the second one in a row sends what waits.
+    #[inline]
+    pub fn note_empty(&mut self) {
+        if self.acks.is_empty() {
+            return;
+        }
+        self.empty_looks += 1;
+        if self.empty_looks >= EMPTY_LOOKS_MAX {
+            self.empty_looks = 0;
+            self.send_acks();
+            self.ring();
+        }
+    }
+
+    /// Prepare to sleep; return false if there is something to do instead.
+    pub fn sleep(&mut self) -> bool {
+        self.send_acks();
+        self.ring();
+        if self.error.is_some() {
+            return false;
+        }
+        let direction = self.memory.direction(1 - self.own);
+        let mut rings = false;
+        let asleep = self.reader.sleep(&direction, &mut || rings = true);
+        // An end is no reason to stay awake: the socket tells it as well.
+        let is_over = Reader::has_ended(&direction) && !self.reader.is_ready(&direction);
+        if rings {
+            self.doorbell();
+        }
+        asleep || is_over
+    }
+
+    /// Ask for no doorbell: this side looks by itself.
+    #[inline]
+    pub fn awake(&self) {
+        Reader::awake(&self.memory.direction(1 - self.own));
+    }
+
+    /// Return whether the peer says that it is copying into our memory.
+    pub fn is_placing(&self) -> bool {
+        urds_channel::slots::is_placing(&self.memory.direction(1 - self.own))
+    }
+
+    /// Copy into memory of the peer that is mapped; false if it is not, or was withdrawn.
+    pub fn place(&mut self, qpn: u32, key: u32, address: u64, payload: Payload<'_>) -> bool {
+        let direction = Self::out(&self.memory, self.own);
+        self.mappings.place(&direction, qpn, key, address, payload)
+    }
+
+    /// Tell the peer that no slot comes any more.
+    pub fn end(&mut self) {
+        let direction = Self::out(&self.memory, self.own);
+        self.writer.end(&direction);
+        self.has_published = true;
+        self.ring();
+    }
+}
+
+/// Copy payload to its place in a direction.
+#[inline]
+fn copy_in(direction: &Direction<'_>, at: usize, bytes: usize, payload: Payload<'_>) {
+    let (area, at) = direction.place(at);
+    match payload {
+        Payload::Bytes(content) => area.copy_in(at, content),
+        Payload::Extents(_) if bytes <= INLINE_BYTES => {
+            let mut room = [0; INLINE_BYTES];
+            payload.copy_to(&mut room[..bytes]);
+            area.copy_in(at, &room[..bytes]);
+        }
+        Payload::Extents(extents) => {
+            let mut done = 0;
+            pieces(extents, |piece| {
+                area.copy_in(at + done, piece);
+                done += piece.len();
+            });
+        }
+    }
+}
+
+/// Copy ranges of memory out piece by piece: it may change meanwhile, so it is never borrowed.
+pub(crate) fn pieces(extents: &[Extent], mut give: impl FnMut(&[u8])) {
+    let mut room = [0; PIECE_BYTES];
+    for extent in extents {
+        let mut done = 0;
+        while done < extent.length {
+            let count = PIECE_BYTES.min(extent.length - done);
+            extent.memory.read(extent.at + done, &mut room[..count]);
+            give(&room[..count]);
+            done += count;
+        }
+    }
+}
