@@ -35,14 +35,14 @@ ADDRESS: Final = 0x10000
 class Side:
     """One engine with a queue pair, and memory under a key."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, memory_bytes: int = 8192) -> None:
         self.gid = bytes([0xFD, number]) + bytes(14)
         self.qpn = 16 + number
         self.passes = 0
         self.engine: Any = native.ShmEngine(LINK, gid=self.gid, on_pass=self._note)
         pd = object()
         self.cq = self.engine.completion_queue(64)
-        self.memory = bytearray(8192)
+        self.memory = bytearray(memory_bytes)
         access = AccessFlag(15)
         self.region = self.engine.register(pd, memoryview(self.memory), ADDRESS, access)
         self.qp = self.engine.queue_pair(
@@ -57,7 +57,7 @@ class Side:
     def _note(self) -> None:
         self.passes += 1
 
-    def connect(self, peer: Side) -> None:
+    def connect(self, peer: Any) -> None:
         """Bring the queue pair to RTS."""
         for state, mask in STEPS:
             attr = QPAttr(
