@@ -317,7 +317,9 @@ def test_the_end_of_a_mapping_waits_for_a_copy_that_runs() -> None:
     assert len(steps) == 3 and not world.overdue
 
 
-def test_a_borrower_looks_at_the_generation_after_it_has_said_that_it_copies() -> None:
+def test_a_borrower_looks_at_the_generation_after_it_has_said_that_it_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Or an owner that withdraws in between sees no copy, and the bytes land later."""
     world = World()
     view = world.allocations.allocate(BYTES)
@@ -330,7 +332,7 @@ def test_a_borrower_looks_at_the_generation_after_it_has_said_that_it_copies() -
         region.tag.revoke()  # it has seen that nothing is copied
         begin()
 
-    writer.begin_placing = begin_while_the_owner_withdraws  # type: ignore[method-assign]
+    monkeypatch.setattr(writer, "begin_placing", begin_while_the_owner_withdraws)
     assert world.peer_mappings.place(QPN, region.rkey, ADDRESS, b"late") is False
     assert not any(view)
 
