@@ -98,9 +98,9 @@ class _CountedLock:
     def __init__(self, lock: Any, counter: Iterator[int]) -> None:
         self._lock, self._counter = lock, counter
 
-    def acquire(self, blocking: bool = True, wait_s: float = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         next(self._counter)
-        return bool(self._lock.acquire(blocking, wait_s))
+        return bool(self._lock.acquire(blocking, timeout))
 
     def __enter__(self) -> bool:
         next(self._counter)

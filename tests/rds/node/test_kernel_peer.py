@@ -63,7 +63,8 @@ def test_upgrades_under_traffic_lose_and_double_nothing(number: int, release: Re
         reader.start()
         try:
             for done in range(UPGRADES):
-                wait_until(lambda: len(got) > BETWEEN * (done + 1), WAIT_S)  # noqa: B023
+                wanted = BETWEEN * (done + 1)
+                wait_until(lambda wanted=wanted: len(got) > wanted, WAIT_S)
                 upgrade(backend)
             kernel.enough.set()
             wait_until(lambda: len(got) >= kernel.sent, WAIT_S)

@@ -134,7 +134,7 @@ fn the_next_worker_is_told_which_connections_there_were() {
     let world = next_world(kill(world)).with_own_path();
     assert!(world.plane.finish_restore().is_empty());
     connect(&world);
-    world.plane.end_streams();
+    world.plane.end_streams(0);
     let world = next_world(kill(world)).with_own_path();
     assert_eq!(world.plane.finish_restore(), [pair], "this side ended it");
     connect(&world);
