@@ -10,7 +10,7 @@ from tests.sim.verbs_pair import MTU_BYTES, Pair, Side
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.packets import Packet, PacketKind
 from urds.verbs.engine.requests import READ_PORTION_PACKETS
-from urds.verbs.engine.responder import Responder
+from urds.verbs.engine.responder import Responder, psn_count
 
 READS = 3
 READ_BYTES = (3 * READ_PORTION_PACKETS + 8) * MTU_BYTES - 5
@@ -31,7 +31,7 @@ class StrictResponder(Responder):
             self.requests.append((psn, self._expected))
 
     def _handle_duplicate(self, packet: Packet, psn: int) -> None:
-        end = psn + self._psn_count(packet)
+        end = psn + psn_count(packet, self._qp.link, self._qp.mtu_bytes)
         is_inside = any(first <= psn and end <= last for first, last in self.requests)
         if packet.kind is not PacketKind.READ_REQUEST or is_inside:
             super()._handle_duplicate(packet, psn)

@@ -74,7 +74,7 @@ def test_each_name_is_listed_once_and_comes_with_a_star(package: str) -> None:
 
 
 def test_the_whole_of_urds_is_its_list_and_its_packages() -> None:
-    packages = {"aio", "common", "dat", "rds", "rsocket", "verbs", "cli"}
+    packages = {"aio", "common", "dask", "dat", "rds", "rsocket", "verbs", "cli"}
     assert {name for name in dir(urds) if name[0] != "_"} - packages == set(urds.__all__)
 
 

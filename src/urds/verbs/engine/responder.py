@@ -223,7 +223,7 @@ class Responder:
             self._memory(packet, 0, packet.length)
         except (_NotNow, AccessError):
             return
-        end = psn + _psn_count(packet, self._qp.link, self._qp.mtu_bytes)
+        end = psn + psn_count(packet, self._qp.link, self._qp.mtu_bytes)
         self._answers.append(_Reading(packet, psn, is_duplicate=end <= self._expected))
         self._reads_open += 1
         if end > self._expected:
@@ -326,7 +326,7 @@ class Responder:
             self._memory(packet, 0, packet.length)
             self._answers.append(_Reading(packet, psn, is_duplicate=False))
             self._reads_open += 1
-            self._skip_to(self._expected + _psn_count(packet, self._qp.link, self._qp.mtu_bytes))
+            self._skip_to(self._expected + psn_count(packet, self._qp.link, self._qp.mtu_bytes))
             self._messages_done += 1
         elif packet.kind in ANSWERED:
             self._answers.append(self._atomic_answer(psn, self._change_cell(packet, psn)))
@@ -514,7 +514,7 @@ def _check_data(packet: Packet, mtu_bytes: int) -> None:
         raise _invalid(f"message beyond {MESSAGE_BYTES_MAX} bytes")
 
 
-def _psn_count(request: Packet, link: LinkTraits, mtu_bytes: int) -> int:
+def psn_count(request: Packet, link: LinkTraits, mtu_bytes: int) -> int:
     """Return how many PSNs a read takes: one per packet of its answer."""
     return 1 if link.lossless else max(1, -(-request.length // mtu_bytes))
 
