@@ -47,7 +47,7 @@ QUICK_S_MAX = 600
 ASK_S_MAX = 20
 SHOWN_LINES = 15
 INTERRUPTED = 128 + signal.SIGINT
-# Tests that need pytest alone: cores, calls in one process, and the installed package by itself.
+# Tests that need little: cores, calls in one process, and the installed package by itself.
 SUITE = (
     "tests/installed",
     "tests/rds/wire",
@@ -56,7 +56,9 @@ SUITE = (
     "tests/rsocket/test_calls.py",
     "tests/dat/test_transfers.py",
 )
-TOOLS = ("pytest", "iniconfig", "packaging", "pluggy", "pygments")  # pytest and what it needs
+PYTEST = ("pytest", "iniconfig", "packaging", "pluggy", "pygments")  # with what it needs
+TOOLS = (*PYTEST, "hypothesis", "sortedcontainers")
+FIXTURES = "tests.rsocket.conftest"  # the only ones: other folders' need more packages
 SUITE_SETTINGS = "[pytest]\naddopts = --import-mode=importlib -q -p no:cacheprovider\n"
 OLDEST_GLIBC = "2.17"  # of manylinux2014
 DEMO = ("demo", "--hosts", "3", "--seconds", "1", "--first", "127.91.0.2")
@@ -317,7 +319,7 @@ def _answer(command: list[str]) -> str | None:
 
 
 def pytest_lock() -> str:
-    """Return the lines of the locks for pytest and what it needs."""
+    """Return the lines of the locks for what `SUITE` needs."""
     kept: dict[str, str] = {}
     for name in ("build", "demo", "test"):
         text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
@@ -359,6 +361,8 @@ def try_wheels(place: Place, python: str, sdist: Path, work: Path, *, native: bo
         "--rootdir",
         source,
         "--noconftest",
+        "-p",
+        FIXTURES,
     ]
     suite += ["-o", f"pythonpath={source}"]
     seen = {}
