@@ -38,9 +38,8 @@ MODELS = WORKSPACE / "loom"
 STAMP = ".installed-native"
 # What maturin puts beside the module: the libraries for programs in C, and their header.
 DATA = WORKSPACE / "urds_native.data"
-LIBRARIES = ("liburds_preload.so", "liburds.so")
-HEADER = WORKSPACE / "crates" / "liburds" / "include" / "urds.h"
-SUFFIXES = {".rs", ".toml", ".lock", ".pyi", ".h"}
+BACKEND = WORKSPACE / "backend" / "native_backend.py"  # builds them, for pip as well
+SUFFIXES = {".rs", ".toml", ".lock", ".py", ".pyi", ".h"}
 BUILD_S_MAX = 900
 TEST_S_MAX = 600
 MODELS_S_MAX = 600  # a minute of processor time with its build, a quarter of that without
@@ -105,8 +104,7 @@ def build(options: argparse.Namespace) -> None:
         fetch(cargo, options.at)
         print("Building the compiled plane, urds_native: about a minute.", flush=True)
         started_s = time.monotonic()
-        _run("libraries", cargo, options.at, libraries_command(cargo), BUILD_S_MAX)
-        gather_libraries(WORKSPACE / "target" / "shim")
+        _run("libraries", cargo, options.at, libraries_command(), BUILD_S_MAX)
         maturin = [str(options.at / "bin" / "maturin"), "develop", "--release"]
         _run("build", cargo, options.at, [*maturin, "--locked", "--offline"], BUILD_S_MAX)
         _see_that_it_loads(options.at)
@@ -117,24 +115,12 @@ def build(options: argparse.Namespace) -> None:
     print(f"urds_native is in {options.at.name} ({time.monotonic() - started_s:.0f} s).")
 
 
-def libraries_command(cargo: Cargo, target: str = "") -> list[str]:
-    """Return the command that builds the libraries for programs in C, into target/shim.
+def libraries_command(target: str = "") -> list[str]:
+    """Return the command that has the libraries for programs in C in DATA.
 
-    For a target of Rust's that is named: into the folder `shim` of that.
+    They are of this machine, or of the target of Rust's that is named.
     """
-    command = [str(cargo.path), "build", "--locked", "--offline", "--profile", "shim"]
-    command += ["--target", target] if target else []
-    return [*command, "-p", "urds-preload", "-p", "urds-liburds"]
-
-
-def gather_libraries(built: Path) -> None:
-    """Put the libraries and their header where maturin finds them for the wheel."""
-    shutil.rmtree(DATA, ignore_errors=True)
-    package = DATA / "platlib" / "urds_native"
-    package.mkdir(parents=True)
-    for name in LIBRARIES:
-        shutil.copyfile(built / name, package / name)
-    shutil.copyfile(HEADER, package / HEADER.name)
+    return [sys.executable, str(BACKEND), "--offline", *(["--target", target] if target else [])]
 
 
 def rules(options: argparse.Namespace) -> None:

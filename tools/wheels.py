@@ -31,7 +31,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -234,8 +234,7 @@ def _build_libraries(place: Place, cargo: Cargo, machine: str) -> None:
         shutil.rmtree(native.DATA, ignore_errors=True)  # those of another machine
         return
     variables = {**_for_cargo(place, cargo), **_for_old_glibc(place, machine)}
-    place.run(native.libraries_command(cargo, target), at=WORKSPACE, variables=variables)
-    native.gather_libraries(WORKSPACE / "target" / target / "shim")
+    place.run(native.libraries_command(target), at=WORKSPACE, variables=variables)
 
 
 def _for_old_glibc(place: Place, machine: str) -> dict[str, str]:
@@ -389,8 +388,14 @@ def try_sdist(place: Place, python: str, sdist: Path, work: Path) -> str:
     return f"make quick, {re.findall(r'([0-9]+) passed', said)[-1]} tests"
 
 
-def try_native_sdist(place: Place, cargo: Cargo, sdist: Path, work: Path) -> str:
-    """See that cargo can build from the unpacked source, and that the licences are in it."""
+def try_native_sdist(
+    place: Place, cargo: Cargo, sdist: Path, work: Path, *, urds: Sequence[Path]
+) -> str:
+    """See that the source is locked and has the licences, and that the wheel of it works.
+
+    `urds` has wheel and source distribution of that; without them the wheel is only built. pip
+    builds it with what is here already. Raises Broken.
+    """
     source = unpacked(sdist, work)
     command: list[str | Path] = [
         cargo.path,
@@ -405,7 +410,21 @@ def try_native_sdist(place: Place, cargo: Cargo, sdist: Path, work: Path) -> str
     for name in ("LICENSE", licences.PAGE.name):
         if not (source / name).exists():
             raise Broken(f"{sdist.name} has no {name}")
-    return "locked, with licences"
+    pip: list[str | Path] = [place.venv / "bin" / "python", "-m", "pip", "wheel", "--no-index"]
+    pip.append("--no-cache-dir")  # it knows a file by its name: an earlier wheel would be taken
+    dist = work / "dist"
+    place.run(
+        [*pip, "--no-build-isolation", "--no-deps", "--wheel-dir", dist, sdist],
+        at=work,
+        variables={**_for_cargo(place, cargo), "CARGO_NET_OFFLINE": "true"},
+    )
+    _only(dist, f"urds_native-{version()}-*.whl")
+    if len(urds) < len(("wheel", "source")):
+        return "locked, with licences; its wheel builds"
+    wheel, source = urds
+    shutil.copy(wheel, dist)
+    seen = try_wheels(replace(place, dist=dist), sys.executable, source, work, native=True)
+    return f"locked, with licences; its wheel: {seen}"
 
 
 def unpacked(sdist: Path, work: Path) -> Path:
@@ -511,9 +530,14 @@ def try_all(place: Place, rows: dict[str, Row], pythons: Sequence[tuple[str, str
 
         def whole() -> None:
             with _folder() as work:
-                other.works.append(try_native_sdist(place, find(), other.files[0], work))
+                urds = [
+                    *(rows["urds, wheel"].files if "urds, wheel" in rows else ()),
+                    source.files[0],
+                ]
+                seen = try_native_sdist(place, find(), other.files[0], work, urds=urds)
+                other.works.append(seen)
 
-        attempt(other, "Looking into the source of urds-native", whole)
+        attempt(other, "Building a wheel from the source of urds-native, and trying it", whole)
 
 
 @contextlib.contextmanager

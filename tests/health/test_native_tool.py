@@ -127,6 +127,8 @@ def test_an_environment_named_from_here_is_found_by_tools_that_run_elsewhere(
     venv = tmp_path / "named"
     for name in ("maturin", "python"):
         put_cargo(venv / "bin", "").rename(venv / "bin" / name)
+    (tmp_path / "backend.py").touch()
+    monkeypatch.setattr(native, "BACKEND", tmp_path / "backend.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(native, "_install_maturin", lambda _: None)
     monkeypatch.setattr("sys.argv", ["native", "build", "--at", "named"])

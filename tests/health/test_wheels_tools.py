@@ -1,12 +1,16 @@
 """What makes a release: one version, licences of crates, a page for an index, wheels."""
 
+import json
 import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import native_backend
 import pytest
 
 from tools import hatch_readme, licences, wheels
@@ -265,3 +269,135 @@ def test_a_source_distribution_is_unpacked_into_one_folder(tmp_path: Path) -> No
     with tarfile.open(tmp_path / "it-1.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "file", "it-1/file")
     assert (wheels.unpacked(tmp_path / "it-1.tar.gz", tmp_path / "work") / "file").exists()
+
+
+# -- the wheel from the source distribution of the compiled plane
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the libraries put into a folder of this test; there are old ones. Return it."""
+    folder = tmp_path / "urds_native.data"
+    monkeypatch.setattr(native_backend, "DATA", folder)
+    monkeypatch.setattr(native_backend, "PACKAGE", folder / "platlib" / "urds_native")
+    (folder / "platlib").mkdir(parents=True)
+    (folder / "platlib" / "old").touch()
+    return folder
+
+
+def put_cargo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, made: Sequence[str], code: int = 0
+) -> None:
+    """Have a cargo that says it made these files."""
+    files = [str(tmp_path / "elsewhere" / name) for name in made]
+    (tmp_path / "elsewhere").mkdir()
+    for file in files:
+        Path(file).write_text(Path(file).name)
+    lines = [{"reason": "compiler-artifact", "filenames": files}, {"reason": "build-finished"}]
+    (tmp_path / "said").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cargo = tmp_path / "cargo"
+    calls, said = tmp_path / "calls", tmp_path / "said"
+    cargo.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat {said}\nexit {code}\n')
+    cargo.chmod(0o755)
+    monkeypatch.setenv("CARGO", str(cargo))
+
+
+def test_the_libraries_are_taken_from_where_cargo_puts_them(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a target, or in a folder that the user's settings name; what was there before is gone."""
+    put_cargo(tmp_path, monkeypatch, made=["liburds_preload.so", "liburds.a", "liburds.so"])
+    native_backend.build_libraries(["--offline"])
+    found = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
+    names = ("liburds_preload.so", "liburds.so", "urds.h")
+    assert found == {f"platlib/urds_native/{name}" for name in names}
+    assert (native_backend.PACKAGE / "liburds.so").read_text() == "liburds.so"
+    assert "--profile shim --offline -p urds-preload" in (tmp_path / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "reason"),
+    [(["liburds.a"], 0, "makes no shared library"), ([], 101, "exit code 101$")],
+)
+def test_a_wheel_without_libraries_is_no_wheel(
+    made: Sequence[str],
+    code: int,
+    reason: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_cargo(tmp_path, monkeypatch, made=made, code=code)
+    with pytest.raises(SystemExit, match=reason):
+        native_backend.build_libraries()
+
+
+@pytest.mark.parametrize("options", [["--target", "x"], ["--target=x"], []])
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_pip_has_libraries_built_before_the_module(
+    hook: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def build(*given: object) -> str:
+        calls.append(given)
+        return "it.whl"
+
+    settings = {"build-args": "what maturin reads"}
+    maturin = {hook: build, "get_maturin_pep517_args": lambda given: options if given else []}
+    monkeypatch.setitem(sys.modules, "maturin", SimpleNamespace(**maturin))
+    monkeypatch.setattr(native_backend, "build_libraries", calls.append)
+    assert getattr(native_backend, hook)("folder", settings, "metadata") == "it.whl"
+    assert calls == [options, ("folder", settings, "metadata")]
+
+
+def test_all_other_hooks_are_those_of_maturin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "maturin", SimpleNamespace(build_sdist=len))
+    assert native_backend.build_sdist is len
+    assert not hasattr(native_backend, "get_requires_for_build_wheel")
+
+
+@pytest.mark.parametrize(
+    ("soabi", "wanted"),
+    [
+        ("cpython-311-x86_64-linux-gnu", {}),
+        (None, {}),
+        ("cpython-312-x86_64-linux-musl", {"RUSTFLAGS": "-C a -C target-feature=-crt-static"}),
+    ],
+)
+def test_musl_has_shared_libraries_too(
+    soabi: str | None, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUSTFLAGS", "-C a")
+    monkeypatch.setattr("sysconfig.get_config_var", {"SOABI": soabi}.get)
+    assert native_backend._variables() == wanted
+
+
+def test_the_source_distribution_has_what_the_libraries_are_made_of(tmp_path: Path) -> None:
+    """It has the crates that the module's names, and the backend."""
+    maturin = Path(sys.executable).with_name("maturin")
+    try:
+        cargo = find()
+        fetch(cargo, ROOT / ".venv")
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    if not maturin.exists():
+        pytest.skip("no maturin in this environment: make native")
+    subprocess.run(
+        [maturin, "sdist", "--out", tmp_path],
+        cwd=ROOT / "native",
+        env=cargo.environment(ROOT / ".venv"),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (made,) = tmp_path.glob("*.tar.gz")
+    source = wheels.unpacked(made, tmp_path)
+    project = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]
+    (folder,) = project["backend-path"]
+    assert (source / folder / f"{project['build-backend']}.py").exists()
+    assert (source / native_backend.HEADER.relative_to(native_backend.WORKSPACE)).exists()
+    command = [str(cargo.path), "metadata", "--locked", "--offline", "--format-version", "1", "-q"]
+    said = subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60).stdout
+    members = {one["name"] for one in json.loads(said)["packages"] if one["source"] is None}
+    assert members.issuperset(native_backend.CRATES)

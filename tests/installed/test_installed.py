@@ -31,6 +31,15 @@ for number in range(100):
     sock.sendto(payload, source)
 urds.drain(10)
 """
+# An unmodified program: it knows the numbers of AF_RDS and SOCK_SEQPACKET, and nothing of urds.
+UNMODIFIED = """
+import socket, sys
+sock = socket.socket(21, 5, 0)
+sock.bind((sys.argv[1], 4000))
+sock.settimeout(30)
+sock.sendto(b"from myself", sock.getsockname())
+print(sock.recv(100).decode(), "urds" in sys.modules)
+"""
 THREADS = """
 import sys, threading, time, urds
 a, b = urds.socket(), urds.socket()
@@ -110,6 +119,33 @@ def test_nothing_is_imported_from_elsewhere() -> None:
         import urds_native
 
         assert Path(urds_native.__file__).is_relative_to(INSTALLED)
+
+
+@needs_wheels
+@pytest.mark.skipif(PLANE != "native", reason="of the compiled plane")
+def test_an_unmodified_program_answers_with_the_library_of_the_wheel(tmp_path: Path) -> None:
+    node, urds_command = str(tmp_path / "node.sock"), [sys.executable, "-m", "urds"]
+    command = [*urds_command, "run", "--node", node, "--", sys.executable, "-I", "-c", UNMODIFIED]
+    try:
+        done = subprocess.run(
+            [*command, f"127.92.{os.getpid() % 250}.6"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        stop = [*urds_command, "node", "stop", "--socket", node]
+        subprocess.run(stop, check=False, capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("from myself False\n", "", 0)
+
+
+@needs_wheels
+@pytest.mark.skipif(PLANE != "native", reason="of the compiled plane")
+def test_programs_in_c_find_header_and_library() -> None:
+    files = {Path(str(file)).name: file for file in metadata.files("urds-native") or ()}
+    for name in ("liburds_preload.so", "liburds.so", "urds.h"):
+        assert Path(str(files[name].locate())).stat().st_size > 0, name
 
 
 @needs_wheels
