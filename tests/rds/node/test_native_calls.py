@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 
 import pytest
@@ -12,6 +12,7 @@ from tests.support import planes
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.node import native_calls
 from urds.rds.node.native_calls import NativeCalls
+from urds.rds.node.plane_calls import Opened
 from urds.rds.plane.choose import NATIVE, native_module
 from urds.rds.plane.contract import MailboxSettings
 from urds.rds.settings import Settings
@@ -52,9 +53,18 @@ def worker(shared: Sequence[int], kept: Sequence[int]) -> tuple[NativeCalls, Seq
     return calls, [os.dup(one) for one in shared]
 
 
-def test_the_next_worker_connects_to_the_peers_of_the_one_before() -> None:
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Open a socket at a worker that has no part in what follows."""
+    calls = NativeCalls(Settings())
+    made = calls.open("/nowhere/node.sock", nonblock=False)
+    calls.break_off(is_last=True)
+    yield made
+    os.close(made.user_end)
+
+
+def test_the_next_worker_connects_to_the_peers_of_the_one_before(opened: Opened) -> None:
     """No message waits, and the peer does not try: a bare listener is there, and never speaks."""
-    opened = NativeCalls(Settings()).open("/nowhere/node.sock", nonblock=False)
     with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
         listener.settimeout(WAIT_S)
         first, shared = worker((), opened.kept)
@@ -72,8 +82,7 @@ def test_the_next_worker_connects_to_the_peers_of_the_one_before() -> None:
         second.break_off(is_last=True)
 
 
-def test_a_peer_that_was_not_connected_is_left_alone() -> None:
-    opened = NativeCalls(Settings()).open("/nowhere/node.sock", nonblock=False)
+def test_a_peer_that_was_not_connected_is_left_alone(opened: Opened) -> None:
     with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
         first, shared = worker((), opened.kept)
         first.break_off(is_last=False)
