@@ -3,7 +3,8 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address
 
 import pytest
@@ -43,14 +44,30 @@ NODE, PEER = "127.61.7.1", "127.61.7.2"
 WAIT_S = 30.0
 
 
-def worker(shared: Sequence[int], kept: Sequence[int]) -> tuple[NativeCalls, Sequence[int]]:
+Worker = Callable[[Sequence[int], Sequence[int]], tuple[NativeCalls, Sequence[int]]]
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """Give what begins workers; at the end none of them is left, however a test ends."""
+    begun: list[NativeCalls] = []
+
+    def begin(shared: Sequence[int], kept: Sequence[int]) -> tuple[NativeCalls, Sequence[int]]:
+        begun.append(NativeCalls(Settings()))
+        return begun[-1], restored(begun[-1], shared, kept)
+
+    yield begin
+    for calls in begun:
+        calls.break_off(is_last=True)  # a second time has no effect
+
+
+def restored(calls: NativeCalls, shared: Sequence[int], kept: Sequence[int]) -> Sequence[int]:
     """Begin with one bound socket, of an earlier worker if there was one."""
-    calls = NativeCalls(Settings())
     shared = calls.begin(shared)
     settings, is_recovered = MailboxSettings(), len(shared) > 0
     calls.bind(kept, IPv4Address(NODE), 4000, settings, None, is_recovered=is_recovered)
     calls.finish_restore()
-    return calls, [os.dup(one) for one in shared]
+    return [os.dup(one) for one in shared]
 
 
 @pytest.fixture
@@ -63,13 +80,16 @@ def opened() -> Iterator[Opened]:
     os.close(made.user_end)
 
 
-def test_the_next_worker_connects_to_the_peers_of_the_one_before(opened: Opened) -> None:
+def test_the_next_worker_connects_to_the_peers_of_the_one_before(
+    opened: Opened, worker: Worker
+) -> None:
     """No message waits, and the peer does not try: a bare listener is there, and never speaks."""
     with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
         listener.settimeout(WAIT_S)
         first, shared = worker((), opened.kept)
-        with socket.create_connection((NODE, RDS_TCP_PORT), WAIT_S, (PEER, 0)):
-            pass  # asks the node to connect, being the higher address
+        # It asks the node to connect, being the higher address, and is told off at once.
+        with suppress(ConnectionResetError):
+            socket.create_connection((NODE, RDS_TCP_PORT), WAIT_S, (PEER, 0)).close()
         connection, _ = listener.accept()
         with connection:
             assert connection.recv(1), "the node greets on it"
@@ -82,7 +102,7 @@ def test_the_next_worker_connects_to_the_peers_of_the_one_before(opened: Opened)
         second.break_off(is_last=True)
 
 
-def test_a_peer_that_was_not_connected_is_left_alone(opened: Opened) -> None:
+def test_a_peer_that_was_not_connected_is_left_alone(opened: Opened, worker: Worker) -> None:
     with socket.create_server((PEER, RDS_TCP_PORT)) as listener:
         first, shared = worker((), opened.kept)
         first.break_off(is_last=False)
