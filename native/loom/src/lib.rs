@@ -37,3 +37,31 @@ std::thread_local! {
     /// A rule to break: no fence does anything. Of the test; loom has one thread for all.
     pub static WITHOUT_FENCES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
+
+/// A model of the socket of a doorbell, which stays readable until it is read.
+#[derive(Default)]
+pub struct Doorbell {
+    has_rung: loom::sync::Mutex<bool>,
+    rings: loom::sync::Condvar,
+}
+
+impl Doorbell {
+    /// # Panics
+    /// If a thread has panicked.
+    pub fn ring(&self) {
+        *self.has_rung.lock().expect("no thread panics") = true;
+        self.rings.notify_all();
+    }
+
+    /// Wait until it has rung, and read it empty.
+    ///
+    /// # Panics
+    /// If a thread has panicked.
+    pub fn sleep(&self) {
+        let mut has_rung = self.has_rung.lock().expect("no thread panics");
+        while !*has_rung {
+            has_rung = self.rings.wait(has_rung).expect("no thread panics");
+        }
+        *has_rung = false;
+    }
+}

@@ -8,31 +8,9 @@ use std::io::IoSlice;
 
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU8, Ordering};
-use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use urds_loom::WITHOUT_FENCES;
 use urds_loom::ring::{Control, Reader, RingMemory, Writer};
-
-#[derive(Default)]
-struct Doorbell {
-    has_rung: Mutex<bool>,
-    rings: Condvar,
-}
-
-impl Doorbell {
-    fn ring(&self) {
-        *self.has_rung.lock().expect("no thread panics") = true;
-        self.rings.notify_all();
-    }
-
-    fn sleep(&self) {
-        let mut has_rung = self.has_rung.lock().expect("no thread panics");
-        while !*has_rung {
-            has_rung = self.rings.wait(has_rung).expect("no thread panics");
-        }
-        *has_rung = false;
-    }
-}
+use urds_loom::{Doorbell, WITHOUT_FENCES};
 
 struct Ring {
     control: Control,

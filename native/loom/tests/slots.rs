@@ -7,9 +7,8 @@
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use urds_loom::{BROKEN, WITHOUT_FENCES, slots};
+use urds_loom::{BROKEN, Doorbell, WITHOUT_FENCES, slots};
 
 use slots::{Fields, Freed, Reader, Rule, SlotMemory, Word, Writer, flags, kinds};
 
@@ -17,27 +16,6 @@ use slots::{Fields, Freed, Reader, Rule, SlotMemory, Word, Writer, flags, kinds}
 const SLOTS: usize = 8;
 const RING_BYTES: usize = 16 << 10;
 const MEMORY_BYTES: usize = SLOTS * slots::SLOT_BYTES + RING_BYTES;
-
-#[derive(Default)]
-struct Doorbell {
-    has_rung: Mutex<bool>,
-    rings: Condvar,
-}
-
-impl Doorbell {
-    fn ring(&self) {
-        *self.has_rung.lock().expect("no thread panics") = true;
-        self.rings.notify_all();
-    }
-
-    fn sleep(&self) {
-        let mut has_rung = self.has_rung.lock().expect("no thread panics");
-        while !*has_rung {
-            has_rung = self.rings.wait(has_rung).expect("no thread panics");
-        }
-        *has_rung = false;
-    }
-}
 
 /// Bytes are cells of 16, since no two accesses to one are of different sides at once.
 struct Direction {
@@ -72,7 +50,7 @@ impl SlotMemory for Direction {
 
     fn copy_in(&self, at: usize, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: loom finds whoever else has it now.
+            // SAFETY: loom finds an access of the other thread at the same time.
             self.cells[at / 16].with_mut(|cell| unsafe { (*cell)[at % 16] = *byte });
         }
     }

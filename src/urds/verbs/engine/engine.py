@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from urds.common.errors import WireError
 from urds.common.types import BytesLike
 from urds.verbs.engine.attributes import LinkTraits, QPCap
-from urds.verbs.engine.completions import CompletionQueue, Outbox, Sink
+from urds.verbs.engine.completions import CompletionQueue, Outbox
 from urds.verbs.engine.contract import EngineSnapshot
-from urds.verbs.engine.keys import KeyTable, MemoryWindow, Region
-from urds.verbs.engine.numbers import AccessFlag, QPType, ReceiveOrder
+from urds.verbs.engine.keys import KeyTable
+from urds.verbs.engine.numbers import QPType, ReceiveOrder
+from urds.verbs.engine.objects import Objects
 from urds.verbs.engine.packets import Packet, emit_packet, parse_packet
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, Event
 
 
-class Engine:
+class Engine(Objects):
     """All of one opened device that happens per work request, packet or completion."""
 
     def __init__(self, link: LinkTraits, *, gid: bytes, checksum: bool = False) -> None:
@@ -30,23 +31,13 @@ class Engine:
         self.link = link
         self.gid = gid
         self._has_checksum = checksum
-        self._keys = KeyTable()
-        self._outbox = Outbox()
+        self.keys = KeyTable()
+        self.outbox = Outbox()
         self._queue_pairs: dict[int, QueuePair] = {}
         self._sent = self._received = 0
         self._malformed = self._unknown = self._wrong_source = 0
 
     # -- objects
-
-    def completion_queue(self, capacity: int, *, sink: Sink | None = None) -> CompletionQueue:
-        """Make a completion queue. Raises OSError: EINVAL for a capacity below 1."""
-        return CompletionQueue(capacity, sink=sink, outbox=self._outbox)
-
-    def shared_receive_queue(
-        self, capacity: int, sge_max: int, *, pd: object
-    ) -> SharedReceiveQueue:
-        """Make a queue of receives for several queue pairs of one domain."""
-        return SharedReceiveQueue(capacity, sge_max, pd=pd, outbox=self._outbox)
 
     def queue_pair(
         self,
@@ -76,10 +67,10 @@ class Engine:
             srq=srq,
             cap=cap,
             sq_sig_all=sq_sig_all,
-            keys=self._keys,
+            keys=self.keys,
             link=self.link,
             receive_order=receive_order,
-            outbox=self._outbox,
+            outbox=self.outbox,
         )
         qp.gid = self.gid
         qp.on_close = self._forget
@@ -89,52 +80,8 @@ class Engine:
     def _forget(self, qp: QueuePair) -> None:
         if self._queue_pairs.get(qp.qpn) is qp:
             del self._queue_pairs[qp.qpn]
-            outbox = self._outbox
+            outbox = self.outbox
             outbox.events = [event for event in outbox.events if event.element is not qp]
-
-    # -- memory
-
-    def register(
-        self,
-        pd: object,
-        memory: memoryview,
-        address: int,
-        access: AccessFlag,
-        *,
-        key: int | None = None,
-    ) -> Region:
-        """Register memory. Raises OSError: see `KeyTable.register`."""
-        return self._keys.register(pd, memory, address, access, key=key)
-
-    def reregister(
-        self,
-        region: Region,
-        *,
-        pd: object | None = None,
-        view: memoryview | None = None,
-        address: int | None = None,
-        access: AccessFlag | None = None,
-    ) -> None:
-        """Change what is given. Raises OSError: see `KeyTable.reregister`."""
-        self._keys.reregister(region, pd=pd, view=view, address=address, access=access)
-
-    def deregister(self, region: Region, *, unbind: bool = False) -> None:
-        """Take a registration back, from its windows too with `unbind`. Raises OSError: EBUSY."""
-        if unbind:
-            self._keys.unbind_all(region)
-        self._keys.deregister(region)
-
-    def find_region(self, lkey: int) -> Region | None:
-        """Return the region of a local key, `None` if there is none."""
-        return self._keys.region(lkey)
-
-    def window(self, pd: object, kind: int) -> MemoryWindow:
-        """Make an unbound memory window of kind 1 or 2. Raises OSError: EINVAL, ENOMEM."""
-        return self._keys.new_window(pd, kind=kind)
-
-    def free_window(self, window: MemoryWindow) -> None:
-        """Forget a window; its key is invalid from here on."""
-        self._keys.free(window)
 
     # -- packets and time
 
@@ -186,20 +133,20 @@ class Engine:
     @property
     def fed(self) -> int:
         """Return how many queues have sinks that are due."""
-        return len(self._outbox.fed)
+        return len(self.outbox.fed)
 
     @property
     def events(self) -> int:
         """Return how many events wait."""
-        return len(self._outbox.events)
+        return len(self.outbox.events)
 
     def feed_sinks(self) -> None:
         """Give each sink what has completed in its queue."""
-        self._outbox.feed_sinks()
+        self.outbox.feed_sinks()
 
     def take_events(self) -> list[Event]:
         """Return the events, and forget them."""
-        return self._outbox.take_events()
+        return self.outbox.take_events()
 
     def snapshot(self) -> EngineSnapshot:
         """Return counts: of packets since it was made, and of what there is."""
@@ -210,5 +157,5 @@ class Engine:
             self._unknown,
             self._wrong_source,
             len(self._queue_pairs),
-            self._keys.region_count,
+            self.keys.region_count,
         )

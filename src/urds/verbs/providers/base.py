@@ -25,9 +25,9 @@ from typing import Any
 
 from urds.common.progress import ProgressLoop
 from urds.common.types import HostPort
-from urds.verbs.engine.completions import CompletionQueue, Outbox, Sink
-from urds.verbs.engine.keys import KeyTable, MemoryWindow, Region
-from urds.verbs.engine.numbers import AccessFlag, QPType, ReceiveOrder
+from urds.verbs.engine.completions import CompletionQueue
+from urds.verbs.engine.numbers import QPType, ReceiveOrder
+from urds.verbs.engine.objects import Objects
 from urds.verbs.engine.queue_pair import LinkTraits, QPCap, QueuePair
 from urds.verbs.engine.receives import SharedReceiveQueue
 from urds.verbs.engine.work import AddressVector, Event
@@ -167,14 +167,12 @@ class Listener(ABC):
         """Stop listening. Requests already given stay valid; later ones are rejected."""
 
 
-class Adapter(ABC):
+class Adapter(Objects, ABC):
     """One open device."""
 
     attributes: DeviceAttributes
     gid: bytes  # 16 bytes: names this device context to others
-    keys: KeyTable  # the engine's: layers call `register` and the like
     lock: threading.RLock
-    outbox: Outbox
     on_events: Callable[[list[Event]], None] | None = None  # set by the owner; lock held
     port: int = 0  # of this context, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
@@ -198,14 +196,14 @@ class Adapter(ABC):
         Call it without the lock. Returns the last result of `is_ready`.
         """
 
-    def add_external_waiter(self) -> None:  # noqa: B027 - in virtual time there is no other progress
+    def add_external_waiter(self) -> None:
         """Count a thread that sleeps on a descriptor in its own poll set and makes no progress.
 
         Lock held. A device with a progress thread lets it run at once whenever no thread is in
         `wait`, instead of leaving progress to the last caller for some milliseconds.
         """
 
-    def remove_external_waiter(self) -> None:  # noqa: B027 - as `attend`
+    def remove_external_waiter(self) -> None:
         """Remove one `add_external_waiter`. Lock held; the device may be closed."""
 
     @abstractmethod
@@ -236,7 +234,7 @@ class Adapter(ABC):
         finally:
             self._is_finishing_pass = False
 
-    def notify(self) -> None:  # noqa: B027 - not needed where `wait` never sleeps
+    def notify(self) -> None:
         """Wake threads in `wait` to check again: something changed without a packet. Lock held.
 
         Event dispatchers of DAT call it, for software events among others. An adapter whose
@@ -244,19 +242,6 @@ class Adapter(ABC):
         """
 
     # -- queues and queue pairs
-
-    def completion_queue(self, capacity: int, *, sink: Sink | None = None) -> CompletionQueue:
-        """Make a completion queue; a sink is given at each pass's end what completed there.
-
-        Raises OSError: EINVAL for a capacity below 1.
-        """
-        return CompletionQueue(capacity, sink=sink, outbox=self.outbox)
-
-    def shared_receive_queue(
-        self, capacity: int, sge_max: int, *, pd: object
-    ) -> SharedReceiveQueue:
-        """Make a queue of receives for several queue pairs of one domain."""
-        return SharedReceiveQueue(capacity, sge_max, pd=pd, outbox=self.outbox)
 
     def queue_pair(
         self,
@@ -313,51 +298,6 @@ class Adapter(ABC):
     def allocate(self, length: int) -> memoryview:
         """Return zeroed memory that is good to register: what peers can map, if possible."""
         return memoryview(bytearray(length))
-
-    def register(
-        self,
-        pd: object,
-        view: memoryview,
-        address: int,
-        access: AccessFlag,
-        *,
-        key: int | None = None,
-    ) -> Region:
-        """Register memory under an address. Raises OSError: EINVAL, ENOMEM; EEXIST for a `key`."""
-        return self.keys.register(pd, view, address, access, key=key)
-
-    def deregister(self, region: Region, *, unbind: bool = False) -> None:
-        """Take a registration back, from its windows too with `unbind`.
-
-        Raises OSError: EBUSY while windows are bound to it.
-        """
-        if unbind:
-            self.keys.unbind_all(region)
-        self.keys.deregister(region)
-
-    def reregister(
-        self,
-        region: Region,
-        *,
-        pd: object | None = None,
-        view: memoryview | None = None,
-        address: int | None = None,
-        access: AccessFlag | None = None,
-    ) -> None:
-        """Change what is given; see `KeyTable.reregister`. Raises OSError: EBUSY, EINVAL."""
-        self.keys.reregister(region, pd=pd, view=view, address=address, access=access)
-
-    def find_region(self, lkey: int) -> Region | None:
-        """Return the region of a local key, `None` if there is none."""
-        return self.keys.region(lkey)
-
-    def window(self, pd: object, kind: int) -> MemoryWindow:
-        """Make an unbound memory window of type 1 or 2. Raises OSError: EINVAL, ENOMEM."""
-        return self.keys.new_window(pd, kind=kind)
-
-    def free_window(self, window: MemoryWindow) -> None:
-        """Forget a window; its key is invalid from here on."""
-        self.keys.free(window)
 
     # -- connections
 

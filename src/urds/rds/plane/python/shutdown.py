@@ -185,7 +185,8 @@ class Shutdown:
 
         The local direction ends, the peer's is read to its end: acknowledged data is kept. Messages
         received so far are acknowledged first, or their senders would get them reported as given
-        up; later ones are not, since no socket will take them.
+        up; later ones are not, since no socket will take them. `flush_ns` has no effect: no node
+        has this plane.
         """
         streams = []
         for path in self._paths():
