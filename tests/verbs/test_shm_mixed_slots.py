@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
+pytest.importorskip("urds_native")  # as the next module, of which a skip would leave a part
+
 from tests.verbs.test_shm_engine import ADDRESS, CHANNEL_BYTES, Side
 from urds.common.passed_files import sealed_file
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind, Syndrome
 from urds.verbs.engine.work import RecvWR, SendWR
-
-slots: Any = pytest.importorskip("urds.verbs.providers.shm.slots")
-slot_packets: Any = pytest.importorskip("urds.verbs.providers.shm.slot_packets")
+from urds.verbs.providers.shm import slot_packets, slots
 
 WHOLE: Final = PacketFlag.FIRST | PacketFlag.LAST | PacketFlag.ACK_REQUEST
 

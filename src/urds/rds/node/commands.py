@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from urds.common.errors import SettingError
+from urds.rds.node.users import OVERFLOW_UID
 from urds.rds.runtime import node_requests, places
 from urds.rds.wire.node import Request, RequestOp
 
@@ -32,6 +34,8 @@ def _naming(place: str) -> Iterator[None]:
                 text = f"{place} is no socket, so no node is there"
         elif failure.errno == errno.EPERM:
             text = f"the node at {place} obeys its own user and root alone"
+        elif failure.errno == errno.EACCES and os.geteuid() == OVERFLOW_UID:
+            text = f"a node serves no uid {OVERFLOW_UID}, which stands for every unmapped user"
         elif failure.errno == errno.EACCES:
             text = f"{place}: {text} (node.socket_mode)"
         elif failure.errno == errno.EPROTO:
