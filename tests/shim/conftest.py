@@ -39,11 +39,12 @@ class Programs:
 
         A node that was started for a program ends ten seconds after its last socket.
         """
+        library = libraries.found()
         if not os.environ.get("TEST_NODE"):
             with pytest.MonkeyPatch.context() as patch:
                 patch.delenv("URDS_IMPL", raising=False)  # of the tests; a node needs the other one
                 ensure(self.node)
-        return environment(os.environ, library=libraries.found(), node=self.node)
+        return environment(os.environ, library=library, node=self.node)
 
     def run(
         self, *command: str | Path, variables: dict[str, str] | None = None

@@ -200,6 +200,8 @@ def test_quotas_have_their_errno(start_node: StartNode) -> None:
     wait_until(lambda: len(node.events("quota-reached")) == 2)
     reasons = [one["reason"].rpartition("(")[2] for one in node.events("quota-reached")]
     assert reasons == ["quota.sockets)", "quota.peers)" if os.getuid() else "quota.routes)"]
+    # One that was bound counts until its messages have left.
+    wait_until(lambda: not node.status()["closing"])
     node.open()
 
 
