@@ -500,8 +500,18 @@ class ExternalPath:
 class Engine:
     """`contract.Engine`, for links without loss whose packets name their places."""
 
-    def __new__(cls, link: LinkTraits, *, gid: bytes, checksum: bool = False) -> Self:
-        """Raises OSError: EOPNOTSUPP for another link."""
+    def __new__(
+        cls,
+        link: LinkTraits,
+        *,
+        gid: bytes,
+        checksum: bool = False,
+        has_random_keys: bool = False,
+    ) -> Self:
+        """Make an engine. `has_random_keys`: peers cannot guess them; else they count up.
+
+        Raises OSError: EOPNOTSUPP for another link.
+        """
 
     @property
     def link(self) -> LinkTraits: ...
@@ -569,9 +579,19 @@ class ShmEngine(Engine):
     """
 
     def __new__(
-        cls, link: LinkTraits, *, gid: bytes, on_pass: Callable[[], object] | None = None
+        cls,
+        link: LinkTraits,
+        *,
+        gid: bytes,
+        on_pass: Callable[[], object] | None = None,
+        placed_bytes_min: int = 256,
     ) -> Self:
-        """`on_pass` is called when a poll has found work for the adapter. Raises as `Engine`."""
+        """`on_pass` is called when a poll has found work for the adapter; keys are random.
+
+        Writes from `placed_bytes_min` on go into mapped memory without a packet.
+
+        Raises as `Engine`.
+        """
 
     @property
     def has_channels(self) -> bool: ...
@@ -580,6 +600,9 @@ class ShmEngine(Engine):
 
         Raises OSError: EINVAL for memory that is not a channel's.
         """
+
+    def release(self) -> None:
+        """Read on behind the messages that were told, once the device has done what they say."""
 
     def detach(self, gid: bytes, /) -> None:
         """Take the channels of a peer away; what was not read is lost."""
@@ -601,7 +624,9 @@ class ShmEngine(Engine):
         """Return what the device has to do, and forget it.
 
         `("message", gid, qkey, data)` to the connection manager, `("connect", gid)`, `("map", gid,
-        qpn, key)`: request that memory, `("error", gid, what)`: the peer broke the protocol.
+        qpn, key)`: request that memory, `("error", gid, what)`: the peer broke the protocol;
+        `("failed", qpn)`: a queue pair has entered ERR. What a peer wrote after a message is read
+        when `release` was called.
         """
 
     def send_message(self, gid: bytes, qkey: int, content: bytes, /) -> bool:
@@ -629,8 +654,8 @@ class ShmEngine(Engine):
     def is_placing(self, gid: bytes, /) -> bool:
         """Return whether a peer says that it is copying into our memory."""
 
-    def channel_counters(self) -> tuple[int, int, int, int]:
-        """Return slots sent and received, doorbells rung, waits for room."""
+    def channel_counters(self) -> tuple[int, int, int, int, int]:
+        """Return slots sent and received, doorbells rung, waits for room, writes placed."""
 
 class CompletionQueue:
     """`contract.CompletionQueue`; made by `Engine.completion_queue`."""

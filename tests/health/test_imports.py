@@ -39,7 +39,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trio": ("rds.aio",),
     "dask": ("dask.comm", "cli.dask"),
     "distributed": ("dask.comm", "dask.backend", "dask.local", "dask.faults", "cli.dask"),
-    "urds_native": ("rds.plane.choose", "rds.plane.native", "rds.plane.attached"),
+    "urds_native": (
+        "rds.plane.choose",
+        "rds.plane.native",
+        "rds.plane.attached",
+        "verbs.providers.shm.native_adapter",
+    ),
 }
 # The queue of log lines, the log of a process of our own, the command line, and what runs in the
 # loop of Dask, as its own comms do.

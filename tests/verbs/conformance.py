@@ -6,6 +6,7 @@ shows is held to that: the fixture asks the world at the end. Each region lies b
 that have to be whole at the end of every test.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -68,6 +69,11 @@ SIMULATED = ("sim", "sim-lossless", "sim-native", "bare")
 # Rows over shared memory, and what opens their devices in turns: the two sides of a pair in a row
 # of two openers are of different ones.
 SHM_OPENERS: dict[str, tuple[Callable[..., ShmAdapter], ...]] = {"shm": (ShmAdapter,)}
+if os.environ.get("TEST_SHM_NATIVE"):  # not the product's choice before every test passes on it
+    from urds.verbs.providers.shm.native_adapter import NativeShmAdapter
+
+    SHM_OPENERS["shm-native"] = (NativeShmAdapter,)
+    SHM_OPENERS["shm-mixed"] = (NativeShmAdapter, ShmAdapter)
 ROWS = (*PROVIDERS, *(row for row in SHM_OPENERS if row not in PROVIDERS))
 LACKING = (
     "atomics", "masked_atomics", "datagrams", "send_with_imm", "rdma_with_imm", "memory_windows",
@@ -325,6 +331,7 @@ class World:
     """
 
     def __init__(self, row: str, directory: Path, *, host: str = "127.0.0.1") -> None:
+        self.row = row
         self.provider = "shm" if row in SHM_OPENERS else row
         self._openers = SHM_OPENERS.get(row, ())
         self.host = host

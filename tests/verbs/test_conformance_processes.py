@@ -11,7 +11,7 @@ import pytest
 from tests.support import places
 from tests.support.children import Child
 from tests.support.places import Place
-from tests.verbs.conformance import WAIT_S, Side, World
+from tests.verbs.conformance import SHM_OPENERS, WAIT_S, Side, World
 from tests.verbs.conformance_peer import CELL, SLOT_BYTES, SLOTS, named, naming
 from urds.verbs import QPState, VerbsPostError, WCStatus, WROpcode
 from urds.verbs.providers.base import ConnectionEventKind, ConnectParameters, PortSpace
@@ -21,7 +21,7 @@ KILLED_S = 9.5  # udp asks silent peers for seconds; the others hear at once
 BROKEN = (ConnectionEventKind.BROKEN, ConnectionEventKind.DISCONNECTED)
 
 # Shared memory reaches no other host.
-REACHING = ["shm", "udp", "tcp"] if places.is_loopback() else ["udp", "tcp"]
+REACHING = [*SHM_OPENERS, "udp", "tcp"] if places.is_loopback() else ["udp", "tcp"]
 pytestmark = pytest.mark.parametrize("world", REACHING, indirect=True)
 MakePeer = Callable[[str], "Peer"]
 
@@ -43,7 +43,8 @@ class Peer(Child):
 
     def __init__(self, world: World, place: Place, role: str) -> None:
         self.host = place.address(1)
-        words = (world.provider, world.directory, role, self.host)
+        row = "shm" if world.row == "shm-mixed" else world.row  # the other half of a mixed pair
+        words = (row, world.directory, role, self.host)
         super().__init__("-m", "tests.verbs.conformance_peer", *words, prefix=place.prefix(1))
         self.port = int(self.hear())
 

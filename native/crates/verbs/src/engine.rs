@@ -9,7 +9,7 @@ use crate::completions::{CompletionQueue, Told};
 use crate::errors::Rejected;
 use crate::keys::{Draw, Keys};
 use crate::memory::Payload;
-use crate::numbers::QpKind;
+use crate::numbers::{QpKind, QpState};
 use crate::packets::{self, Packet};
 use crate::queue_pair::{Outlet, QueuePair, Setup, Shared};
 use crate::receives::ReceiveQueue;
@@ -34,6 +34,7 @@ struct Served {
     queue_pair: QueuePair,
     serial: u64,
     deadline_ns: Option<i64>,
+    has_failed: bool,
 }
 
 /// The engine of one opened device.
@@ -50,6 +51,9 @@ pub struct Engine {
     starved: BTreeSet<(u64, u32)>,
     deadlines: BTreeSet<(i64, u64, u32)>,
     has_checksum: bool,
+    /// Numbers of queue pairs that have entered ERR, for an owner that asked to be told.
+    pub failed: Vec<u32>,
+    pub tells_failures: bool,
 }
 
 /// Keeps one packet as bytes.
@@ -87,6 +91,8 @@ impl Engine {
             starved: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             has_checksum,
+            failed: Vec::new(),
+            tells_failures: false,
         }
     }
 
@@ -119,6 +125,7 @@ impl Engine {
             queue_pair: QueuePair::new(setup),
             serial: self.serial,
             deadline_ns: None,
+            has_failed: false,
         });
         if let Some(served) = self.queue_pairs.get_mut(number) {
             served.queue_pair.number = number;
@@ -303,6 +310,13 @@ impl Engine {
         let Some(served) = self.queue_pairs.get_mut(number) else {
             return;
         };
+        let has_failed = served.queue_pair.state == QpState::Err;
+        if has_failed != std::mem::replace(&mut served.has_failed, has_failed)
+            && has_failed
+            && self.tells_failures
+        {
+            self.failed.push(served.queue_pair.setup.qpn);
+        }
         let deadline_ns = served.queue_pair.poll_timeout();
         if deadline_ns == served.deadline_ns {
             return;

@@ -25,10 +25,12 @@ pub struct Counters {
     pub slots_received: u64,
     pub doorbells_rung: u64,
     pub waits_for_room: u64,
+    pub writes_placed: u64,
 }
 
 /// One end of a channel.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent of each other
 pub struct Channel {
     pub counters: Counters,
     pub(crate) mappings: Mappings,
@@ -46,6 +48,8 @@ pub struct Channel {
     /// What ended it.
     pub(crate) error: Option<ChannelError>,
     pub(crate) is_reported: bool,
+    /// A message of the connection manager was told: what follows waits until it had its effect.
+    pub(crate) is_held: bool,
 }
 
 impl Channel {
@@ -65,6 +69,7 @@ impl Channel {
             is_starved: false,
             error: None,
             is_reported: false,
+            is_held: false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! All channels of a device, and what comes through them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use urds_channel::channel_memory::ChannelMemory;
@@ -18,11 +18,13 @@ use crate::mappings::Region;
 use crate::records::{fields_of, operands_of, packet_of};
 
 /// Below that a write is a packet.
-const PLACED_BYTES_MIN: u64 = 256;
+pub const PLACED_BYTES_MIN: u64 = 256;
 /// Packets of one channel at a time.
 const PACKETS_MAX: u32 = 64;
 /// Queue pair of the connection manager.
 const MANAGER_QPN: u32 = 1;
+/// Bytes under way to ourselves from which on queue pairs wait.
+const LOOPED_BYTES_MAX: usize = 1 << 20;
 
 pub type Gid = [u8; GID_BYTES];
 
@@ -48,37 +50,50 @@ pub struct Channels {
     gid: Gid,
     /// The longest payload that is sent.
     mtu_bytes: usize,
+    placed_bytes_min: u64,
     open: Vec<(Gid, Channel)>,
     /// Packets to queue pairs of this device.
     looped: VecDeque<(Packet, Vec<u8>)>,
+    looped_bytes: usize,
+    is_loop_full: bool,
+    /// The first packet to each peer without a channel.
+    early: HashMap<Gid, (Packet, Vec<u8>)>,
     /// Room for the payload of one packet.
     room: Vec<u8>,
 }
 
 impl Channels {
     /// Make the channels of the device that has this GID and sends packets of so many bytes: none.
-    pub fn new(gid: Gid, mtu_bytes: usize) -> Self {
+    ///
+    /// Writes from `placed_bytes_min` on go into mapped memory without one.
+    pub fn new(gid: Gid, mtu_bytes: usize, placed_bytes_min: u64) -> Self {
         Self {
             gid,
             mtu_bytes,
+            placed_bytes_min,
             ..Self::default()
         }
     }
 
     /// Add a channel after its greeting; the first one of a peer is the one that is written to.
     pub fn attach(&mut self, gid: Gid, memory: ChannelMemory, socket: OwnedFd, connector: bool) {
-        self.open
-            .push((gid, Channel::new(memory, socket, connector)));
+        let mut channel = Channel::new(memory, socket, connector);
+        if let Some((packet, payload)) = self.early.remove(&gid) {
+            channel.put(fields_of(&packet), Payload::Bytes(&payload));
+        }
+        self.open.push((gid, channel));
     }
 
     /// Take the channels of a peer away; what they still held is lost.
     pub fn detach(&mut self, gid: &Gid) {
         self.open.retain(|(of, _)| of != gid);
+        self.early.remove(gid);
     }
 
     /// Tell all peers that nothing comes any more.
     pub fn end(&mut self) {
         for (_, channel) in &mut self.open {
+            channel.send_acks();
             channel.end();
         }
     }
@@ -120,11 +135,19 @@ impl Channels {
             sum.slots_received += channel.counters.slots_received;
             sum.doorbells_rung += channel.counters.doorbells_rung;
             sum.waits_for_room += channel.counters.waits_for_room;
+            sum.writes_placed += channel.counters.writes_placed;
         }
         sum
     }
 
     // -- progress
+
+    /// Go on behind the messages of the connection manager that were told: their owner has acted.
+    pub fn release(&mut self) {
+        for (_, channel) in &mut self.open {
+            channel.is_held = false;
+        }
+    }
 
     /// Take what is here, up to a limit for each channel, and send what is due; return whether
     /// there was anything.
@@ -149,6 +172,7 @@ impl Channels {
         let source = Route { gid: *gid, port: 0 };
         let mut count = 0;
         while count < PACKETS_MAX
+            && !channel.is_held
             && let Some((fields, bytes)) = channel.take(&mut self.room)
         {
             count += 1;
@@ -165,6 +189,7 @@ impl Channels {
             if packet.target_qpn == MANAGER_QPN {
                 let message = Event::Message(*gid, packet.qkey, payload.to_vec());
                 self.events.push_back(message);
+                channel.is_held = true;
                 continue;
             }
             let payload = if packet.kind.is_atomic() {
@@ -179,7 +204,7 @@ impl Channels {
         {
             self.events.push_back(Event::Error(*gid, error));
         }
-        if count == 0 {
+        if count == 0 && !channel.is_held {
             channel.note_empty();
         }
         let has_room = channel.has_room_again(self.mtu_bytes);
@@ -192,10 +217,17 @@ impl Channels {
     /// Send what the engine has to send, to ourselves as well; then ring.
     pub fn flush(&mut self, engine: &mut Engine, now_ns: i64) {
         loop {
-            while engine.poll(now_ns, self) {}
+            while engine.poll(now_ns, self) {
+                engine.counters.sent += 1;
+            }
             let Some((packet, payload)) = self.looped.pop_front() else {
+                if std::mem::take(&mut self.is_loop_full) {
+                    engine.resume();
+                    continue;
+                }
                 break;
             };
+            self.looped_bytes -= payload.len();
             let source = Route {
                 gid: self.gid,
                 port: 0,
@@ -227,6 +259,8 @@ impl Channels {
     }
 
     /// Send a message to a peer's connection manager; false without a channel or room.
+    ///
+    /// Acknowledgements go before it, so that an end does not overtake them.
     pub fn send_message(&mut self, gid: &Gid, qkey: u32, content: &[u8]) -> bool {
         let mut packet = Packet::new(
             Kind::Datagram,
@@ -238,7 +272,10 @@ impl Channels {
         let Some(channel) = self.channel(gid) else {
             return false;
         };
-        let is_sent = channel.put(fields_of(&packet), Payload::Bytes(content));
+        channel.send_acks();
+        // Asked for first, so that the peer rings when there is room again.
+        let is_sent = channel.has_room(content.len())
+            && channel.put(fields_of(&packet), Payload::Bytes(content));
         channel.ring();
         is_sent
     }
@@ -249,14 +286,26 @@ impl Outlet for Channels {
         if to.gid == self.gid {
             let mut content = Vec::new();
             payload.append_to(&mut content);
+            self.looped_bytes += content.len();
             self.looped.push_back((*packet, content));
             return;
         }
+        let is_ack = packet.kind == Kind::Ack && packet.syndrome <= ACK;
         let Some(channel) = self.channel(&to.gid) else {
-            self.packets_lost += 1;
+            self.packets_lost += u64::from(is_ack || self.early.contains_key(&to.gid));
+            if !is_ack && !self.early.contains_key(&to.gid) {
+                let mut content = Vec::new();
+                if packet.kind.is_atomic() {
+                    content.extend_from_slice(&operands_of(packet));
+                } else {
+                    payload.append_to(&mut content);
+                }
+                self.early.insert(to.gid, (*packet, content));
+                self.events.push_back(Event::Connect(to.gid));
+            }
             return;
         };
-        if packet.kind == Kind::Ack && packet.syndrome <= ACK {
+        if is_ack {
             channel.acknowledge(packet.target_qpn, packet.psn, packet.msn);
             return;
         }
@@ -271,17 +320,14 @@ impl Outlet for Channels {
 
     fn has_room(&mut self, to: &Route) -> bool {
         if to.gid == self.gid {
-            return true;
+            self.is_loop_full |= self.looped_bytes >= LOOPED_BYTES_MAX;
+            return self.looped_bytes < LOOPED_BYTES_MAX;
         }
         let mtu_bytes = self.mtu_bytes;
         if let Some(channel) = self.channel(&to.gid) {
             return channel.has_room(mtu_bytes);
         }
-        let wanted = Event::Connect(to.gid);
-        if !self.events.contains(&wanted) {
-            self.events.push_back(wanted);
-        }
-        false
+        !self.early.contains_key(&to.gid) // the first packet asks for a channel
     }
 
     fn place(&mut self, to: &Route, write: &Placing, payload: Payload<'_>) -> bool {
@@ -289,6 +335,7 @@ impl Outlet for Channels {
             return false;
         };
         if channel.place(write.target_qpn, write.rkey, write.address, payload) {
+            channel.counters.writes_placed += 1;
             return true;
         }
         if channel.mappings.wants(write.target_qpn, write.rkey) {
@@ -299,6 +346,6 @@ impl Outlet for Channels {
     }
 
     fn placed_bytes_min(&self) -> Option<u64> {
-        Some(PLACED_BYTES_MIN)
+        Some(self.placed_bytes_min)
     }
 }

@@ -13,5 +13,5 @@ mod mappings;
 mod records;
 
 pub use channel::Channel;
-pub use channels::{Channels, Event, Gid};
+pub use channels::{Channels, Event, Gid, PLACED_BYTES_MIN};
 pub use mappings::Region;

@@ -225,7 +225,7 @@ class KeyTable:
             pd, data, address, data.nbytes, AccessFlag(bits), key, key, access_bits=bits
         )
         self._regions[key] = region
-        self._note_new(region)
+        self.note_new(region)
         return region
 
     def reregister(
@@ -259,8 +259,8 @@ class KeyTable:
             del self._regions[region.lkey]
             region.lkey = region.rkey = next_variant(region.lkey)
             self._regions[region.lkey] = region
-        self._note_gone(old_rkey)
-        self._note_new(region)
+        self.note_gone(old_rkey)
+        self.note_new(region)
 
     def deregister(self, region: Region) -> None:
         """Remove a region; its view becomes empty.
@@ -271,12 +271,12 @@ class KeyTable:
         del self._regions[region.lkey]
         self._region_indices.give_back(region.lkey)
         region.view, region.length = memoryview(b""), 0
-        self._note_gone(region.rkey)
+        self.note_gone(region.rkey)
 
-    def _note_new(self, region: Region) -> None:
+    def note_new(self, region: Region) -> None:
         """React to a region that can be named from now on, or is another one now."""
 
-    def _note_gone(self, rkey: int) -> None:
+    def note_gone(self, rkey: int) -> None:
         """React to the end of what a remote key named."""
 
     def local(self, lkey: int, address: int, length: int, *, pd: object, write: bool) -> memoryview:

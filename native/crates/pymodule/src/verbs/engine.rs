@@ -1,6 +1,7 @@
 //! The engine of one opened device, and its objects by number.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
@@ -14,7 +15,7 @@ use urds_dataplane::clock::Clock;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
 use urds_verbs::errors::{EOPNOTSUPP, Rejected};
-use urds_verbs::keys::Registration;
+use urds_verbs::keys::{Draw, Registration};
 use urds_verbs::numbers::{GID_BYTES, QpKind};
 use urds_verbs::queue_pair::Setup;
 use urds_verbs::work::{Completion, Element, Event};
@@ -87,6 +88,17 @@ impl Core {
         })
     }
 
+    /// Take completions of a queue.
+    pub fn take(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+        self.call(py, |machine| {
+            let mut taken = Vec::new();
+            if let Some(queue) = machine.shared.completions.get_mut(number) {
+                queue.poll(count, &mut taken);
+            }
+            taken
+        })
+    }
+
     /// Take completions of a queue; if there are none and there are channels, look at those before.
     pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
         let (taken, is_due) = self.call(py, |machine| {
@@ -104,7 +116,7 @@ impl Core {
                 poll(machine);
                 let told = &machine.shared.told;
                 is_due = !(told.fed.is_empty() && told.events.is_empty());
-                is_due |= !channels.events.is_empty();
+                is_due |= !(channels.events.is_empty() && machine.failed.is_empty());
             }
             (taken, is_due)
         })?;
@@ -178,6 +190,16 @@ fn now_ns() -> i64 {
     i64::try_from(Clock::Monotonic.now_ns()).unwrap_or(i64::MAX)
 }
 
+/// Return draws for keys: a keyed hash of a count; the system gives the key, which stays here.
+fn draw() -> Draw {
+    let secret = RandomState::new();
+    let mut count = 0_u64;
+    Box::new(move || {
+        count += 1;
+        secret.hash_one(count)
+    })
+}
+
 impl Engine {
     pub fn core(&self) -> Arc<Core> {
         Arc::clone(&self.core)
@@ -190,6 +212,7 @@ impl Engine {
         checksum: bool,
         channels: Option<Channels>,
         on_pass: Option<Py<PyAny>>,
+        has_random_keys: bool,
     ) -> PyResult<Self> {
         let holds = |name: &str| link.getattr(name)?.extract::<bool>();
         if !(holds("lossless")? && holds("names_places")?) {
@@ -200,9 +223,11 @@ impl Engine {
         let most = u32::try_from(PAYLOAD_BYTES_MAX).unwrap_or(u32::MAX);
         let has_channels = channels.is_some();
         let payload_bytes_max = has_channels.then_some(most);
+        let mut machine = Machine::new(has_random_keys.then(draw), checksum);
+        machine.tells_failures = has_channels;
         Ok(Self {
             core: Arc::new(Core {
-                machine: Mutex::new(Machine::new(None, checksum)),
+                machine: Mutex::new(machine),
                 is_broken: AtomicBool::new(false),
                 has_channels: AtomicBool::new(has_channels),
                 channels: Mutex::new(channels.unwrap_or_default()),
@@ -227,9 +252,14 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (link, *, gid, checksum=false))]
-    fn new(link: &Bound<'_, PyAny>, gid: &Bound<'_, PyAny>, checksum: bool) -> PyResult<Self> {
-        Self::over(link, gid, checksum, None, None)
+    #[pyo3(signature = (link, *, gid, checksum=false, has_random_keys=false))]
+    fn new(
+        link: &Bound<'_, PyAny>,
+        gid: &Bound<'_, PyAny>,
+        checksum: bool,
+        has_random_keys: bool,
+    ) -> PyResult<Self> {
+        Self::over(link, gid, checksum, None, None, has_random_keys)
     }
 
     #[getter]

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use urds_channel::channel_memory::ChannelMemory;
 use urds_channel::sys::Errno;
-use urds_verbs_shm::{Channels, Event, Region};
+use urds_verbs_shm::{Channels, Event, PLACED_BYTES_MIN, Region};
 
 use crate::attached;
 use crate::errors::os_error;
@@ -38,15 +38,16 @@ impl ShmEngine {
 #[pymethods]
 impl ShmEngine {
     #[new]
-    #[pyo3(signature = (link, *, gid, on_pass=None))]
+    #[pyo3(signature = (link, *, gid, on_pass=None, placed_bytes_min=PLACED_BYTES_MIN))]
     fn new(
         link: &Bound<'_, PyAny>,
         gid: &Bound<'_, PyAny>,
         on_pass: Option<Py<PyAny>>,
+        placed_bytes_min: u64,
     ) -> PyResult<PyClassInitializer<Self>> {
         let mtu_bytes: usize = link.getattr("mtu_bytes")?.extract()?;
-        let channels = Channels::new(gid_of(gid)?, mtu_bytes);
-        let engine = Engine::over(link, gid, false, Some(channels), on_pass)?;
+        let channels = Channels::new(gid_of(gid)?, mtu_bytes, placed_bytes_min);
+        let engine = Engine::over(link, gid, false, Some(channels), on_pass, true)?;
         let core = engine.core();
         Ok(PyClassInitializer::from(engine).add_subclass(Self { core }))
     }
@@ -74,7 +75,10 @@ impl ShmEngine {
     #[pyo3(signature = (gid, /))]
     fn detach(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<()> {
         let gid = gid_of(gid)?;
-        self.with(py, |channels| channels.detach(&gid))
+        self.core.call(py, |machine| {
+            self.core.channels.lock().detach(&gid);
+            machine.resume();
+        })
     }
 
     /// Tell all peers that nothing comes any more.
@@ -89,6 +93,11 @@ impl ShmEngine {
         self.core.through(py, |machine, channels, now_ns| {
             channels.progress(machine, now_ns)
         })
+    }
+
+    /// Read on behind the messages that were told: the device has done what they say.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Channels::release)
     }
 
     /// Send what queue pairs have to send.
@@ -109,7 +118,10 @@ impl ShmEngine {
 
     /// Return what the device has to do, as tuples that begin with a word, and forget it.
     fn take_channel_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let events = self.with(py, |channels| std::mem::take(&mut channels.events))?;
+        let (events, failed) = self.core.call(py, |machine| {
+            let events = std::mem::take(&mut self.core.channels.lock().events);
+            (events, std::mem::take(&mut machine.failed))
+        })?;
         let list = PyList::empty(py);
         for event in events {
             let bytes = |content: &[u8]| PyBytes::new(py, content);
@@ -126,6 +138,9 @@ impl ShmEngine {
                 }
             };
             list.append(tuple)?;
+        }
+        for qpn in failed {
+            list.append(("failed", qpn))?;
         }
         Ok(list)
     }
@@ -202,14 +217,15 @@ impl ShmEngine {
         })
     }
 
-    /// Slots sent, slots received, doorbells rung, waits for room; of all open channels.
-    fn channel_counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
+    /// Slots sent and received, doorbells rung, waits for room, writes placed; of all open channels.
+    fn channel_counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64, u64)> {
         let found = self.with(py, |channels| channels.counters())?;
         Ok((
             found.slots_sent,
             found.slots_received,
             found.doorbells_rung,
             found.waits_for_room,
+            found.writes_placed,
         ))
     }
 

@@ -18,7 +18,7 @@ use urds_verbs::memory::Memory;
 use urds_verbs::numbers::{Opcode, QpKind, QpState};
 use urds_verbs::queue_pair::Setup;
 use urds_verbs::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
-use urds_verbs_shm::Channels;
+use urds_verbs_shm::{Channels, PLACED_BYTES_MIN};
 
 pub const GIDS: [[u8; 16]; 2] = [[0xFD; 16], [0xFE; 16]];
 pub const MTU_BYTES: u32 = 32 << 10;
@@ -125,7 +125,7 @@ impl End {
             .unwrap();
         let mut end = Self {
             engine,
-            channels: Channels::new(GIDS[side], mtu_bytes as usize),
+            channels: Channels::new(GIDS[side], mtu_bytes as usize, PLACED_BYTES_MIN),
             number,
             queue,
             memory,

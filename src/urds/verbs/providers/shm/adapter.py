@@ -99,8 +99,11 @@ class ShmAdapter(LoopPacketAdapter):
         self._idle_passes = 0  # of `progress`, in a row
         with self.lock:  # the progress thread waits for it until all is here
             self.loop = ProgressLoop(self.lock, memory=self, on_abandon=self._abandon_in_child)
-            self.peers = Peers(self.gid, self._rendezvous, self, self.loop)
+            self.peers = self._make_peers()
         _alive.add(self)
+
+    def _make_peers(self) -> Peers:
+        return Peers(self.gid, self._rendezvous, self, self.loop)
 
     # -- time and progress
 
@@ -190,7 +193,7 @@ class ShmAdapter(LoopPacketAdapter):
         """Let the peer map memory of a queue pair that receives and allows writes."""
         entry = self.entries.get(request.qpn)
         peer = None if entry is None else entry.qp.peer
-        if entry is None or peer is None or peer.dgid != channel.gid or not _may_map(entry.qp):
+        if entry is None or peer is None or peer.dgid != channel.gid or not may_map(entry.qp):
             channel.send_message(MapReject(request.qpn, request.rkey))
             return
         answer = self.mappable_keys.map_remote(request, pd=entry.qp.pd)
@@ -235,6 +238,11 @@ class ShmAdapter(LoopPacketAdapter):
         qp.place_remote = None
         self._end_mappings(qp)
 
+    @property
+    def writes_placed(self) -> int:
+        """Return how many writes went into mapped memory of the peers that there are."""
+        return sum(channel.peer_mappings.placed for channel in self.peers)
+
     def allocate(self, length: int) -> memoryview:
         """Return zeroed memory that peers can map once it is registered with REMOTE_WRITE."""
         return self.allocations.allocate(length)
@@ -248,7 +256,7 @@ class ShmAdapter(LoopPacketAdapter):
             self._acks_pending.setdefault(peer.dgid, {})[qp.qpn] = entry
         if qp.state is QPState.ERR:
             self._end_mappings(qp)
-        elif self.mappable_keys.has_mappings(qp.qpn) and not _may_map(qp):
+        elif self.mappable_keys.has_mappings(qp.qpn) and not may_map(qp):
             self.mappable_keys.revoke_mappings(qp.qpn)
 
     # -- acknowledgements that wait
@@ -449,7 +457,8 @@ def _acknowledge_at_exit() -> None:
 atexit.register(_acknowledge_at_exit)
 
 
-def _may_map(qp: QueuePair) -> bool:
+def may_map(qp: QueuePair) -> bool:
+    """Return whether the peer of a queue pair may map what it may write."""
     return qp.state in _RECEIVING and bool(qp.attr.qp_access_flags & AccessFlag.REMOTE_WRITE)
 
 

@@ -225,14 +225,14 @@ class MappableKeys(KeyTable):
         if (allocations := self._mapped_by_peer_of.pop(qpn, None)) is not None:
             self._revoke(allocations)
 
-    def _note_new(self, region: Region) -> None:
+    def note_new(self, region: Region) -> None:
         """Note whether peers may map a region."""
         if region.access & AccessFlag.REMOTE_WRITE:
             region.tag = self._allocations.find(region.view)
             if region.tag is not None:
                 self._whole[region.rkey] = region
 
-    def _note_gone(self, rkey: int) -> None:
+    def note_gone(self, rkey: int) -> None:
         """Revoke the mappings of a region."""
         if (region := self._whole.pop(rkey, None)) is not None:
             self._revoke({region.tag})

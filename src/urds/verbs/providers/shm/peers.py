@@ -231,8 +231,16 @@ class Channel:
         self.socket.close()
 
 
+OnMemory = Callable[[Channel, int], None]  # takes a new channel and the descriptor of its memory
+
+
 def open_channel(
-    gid: bytes, connection: socket.socket, *, own_gid: bytes, counters: ChannelCounters
+    gid: bytes,
+    connection: socket.socket,
+    *,
+    own_gid: bytes,
+    counters: ChannelCounters,
+    on_memory: OnMemory,
 ) -> Channel:
     """Make the memory of a channel to `gid` and send it. Raises OSError."""
     descriptors: list[int] = []
@@ -241,12 +249,14 @@ def open_channel(
         mapping = mmap.mmap(descriptors[0], FILE_BYTES)
         hello = emit_message(Hello(MAGIC, RING_BYTES, own_gid))
         send_with_files(connection, hello, descriptors)
+        channel = Channel(gid, connection, mapping, is_connector=True, counters=counters)
+        on_memory(channel, descriptors[0])
     except OSError:
         connection.close()
         raise
     finally:
-        _close_all(descriptors)
-    return Channel(gid, connection, mapping, is_connector=True, counters=counters)
+        close_all(descriptors)
+    return channel
 
 
 def accept_channel(
@@ -255,6 +265,7 @@ def accept_channel(
     connection: socket.socket,
     *,
     counters: ChannelCounters,
+    on_memory: OnMemory,
 ) -> Channel:
     """Accept what a Hello brought. The descriptor is taken over, whatever happens.
 
@@ -264,9 +275,11 @@ def accept_channel(
         if hello.ring_bytes != RING_BYTES:
             raise RemoteProtocolError(f"rings of {hello.ring_bytes} bytes, not {RING_BYTES}")
         mapping = map_sealed(descriptors[0], FILE_BYTES)
+        channel = Channel(hello.gid, connection, mapping, is_connector=False, counters=counters)
+        on_memory(channel, descriptors[0])
     finally:
-        _close_all(descriptors)
-    return Channel(hello.gid, connection, mapping, is_connector=False, counters=counters)
+        close_all(descriptors)
+    return channel
 
 
 def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int]] | None:
@@ -291,10 +304,10 @@ def receive_message(connection: socket.socket) -> tuple[ChannelMessage, list[int
             raise EOFError("the peer closed its end")
         return parse_message(data, len(descriptors)), descriptors
     except WireError as error:
-        _close_all(descriptors)
+        close_all(descriptors)
         raise RemoteProtocolError(str(error)) from error
     except (RemoteProtocolError, EOFError):
-        _close_all(descriptors)
+        close_all(descriptors)
         raise
 
 
@@ -309,7 +322,8 @@ def _direction(mapping: mmap.mmap, index: int) -> Direction:
         )
 
 
-def _close_all(descriptors: Sequence[int]) -> None:
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that came with a message."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -369,7 +383,11 @@ class Peers:
             if len(self._channels) >= CHANNELS_MAX:
                 raise OSError(errno.EMFILE, f"{CHANNELS_MAX} channels, as many as there may be")
             channel = open_channel(
-                gid, self._rendezvous.connect(gid), own_gid=self._gid, counters=self.counters
+                gid,
+                self._rendezvous.connect(gid),
+                own_gid=self._gid,
+                counters=self.counters,
+                on_memory=self._note_memory,
             )
             self._routes[gid] = channel
             self._add(channel)
@@ -428,6 +446,9 @@ class Peers:
         self._routes.clear()
 
     # -- inside
+
+    def _note_memory(self, channel: Channel, memory: int) -> None:
+        """React to the memory of a new channel, whose descriptor is closed after the return."""
 
     def _add(self, channel: Channel) -> None:
         self._channels.append(channel)
@@ -523,7 +544,7 @@ class Peers:
             else:
                 raise RemoteProtocolError("a second greeting")
         finally:
-            _close_all(descriptors)
+            close_all(descriptors)
 
     def _accept_connections(self, _events: int) -> None:
         try:
@@ -566,15 +587,21 @@ class Peers:
         self, connection: socket.socket, message: ChannelMessage, descriptors: list[int]
     ) -> Channel:
         if not isinstance(message, Hello):
-            _close_all(descriptors)
+            close_all(descriptors)
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
         is_known = any(
             channel.gid == message.gid and not channel.is_connector for channel in self._channels
         )
         if is_known or message.gid == self._gid:
-            _close_all(descriptors)
+            close_all(descriptors)
             raise RemoteProtocolError(f"{message.gid.hex()} has a channel")
-        return accept_channel(message, descriptors, connection, counters=self.counters)
+        return accept_channel(
+            message,
+            descriptors,
+            connection,
+            counters=self.counters,
+            on_memory=self._note_memory,
+        )
 
     def _drop_pending(self, connection: socket.socket) -> None:
         self._pending.pop(connection).cancel()
