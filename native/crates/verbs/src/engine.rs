@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::attributes::Attributes;
 use crate::completions::{CompletionQueue, Told};
+use crate::consumer::{Consumer, Post};
 use crate::errors::Rejected;
 use crate::keys::{Draw, Keys};
 use crate::memory::Payload;
@@ -207,6 +208,41 @@ impl Engine {
             None => Err(closed()),
             Some(served) => served.queue_pair.post_recv(work, &mut self.shared),
         }
+    }
+
+    // -- consumers
+
+    /// Bind a consumer to a queue pair, which takes no receives and completes nothing from here on.
+    ///
+    /// # Errors
+    /// As `QueuePair::consume`.
+    pub fn consume(&mut self, number: u32, consumer: Box<dyn Consumer>) -> Result<(), Rejected> {
+        match self.queue_pairs.get_mut(number) {
+            None => Err(closed()),
+            Some(served) => served.queue_pair.consume(consumer),
+        }
+    }
+
+    /// Do something with the consumer of a queue pair, which is asked for posts afterwards.
+    pub fn with_consumer<C: Consumer, T>(
+        &mut self,
+        number: u32,
+        work: impl FnOnce(&mut C) -> T,
+    ) -> Option<T> {
+        let served = self.queue_pairs.get_mut(number)?;
+        let consumer = served.queue_pair.consumer.as_deref_mut()?.as_mut()?;
+        let result = work(consumer);
+        self.ready.insert((served.serial, number));
+        Some(result)
+    }
+
+    /// Queue a request beside those that a consumer gives when it is asked; see `QueuePair::post`.
+    pub fn post(&mut self, number: u32, post: &Post<'_>, outlet: &mut impl Outlet) -> bool {
+        let Some(served) = self.queue_pairs.get_mut(number) else {
+            return false;
+        };
+        self.ready.insert((served.serial, number));
+        served.queue_pair.post(post, outlet)
     }
 
     // -- packets and time

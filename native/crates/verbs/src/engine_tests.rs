@@ -3,16 +3,19 @@
 //! `tests/parity` compares the two engines call by call; here are the ends of requests, and bytes
 //! that no engine sent.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
 use crate::Engine;
 use crate::attributes::{self, Attributes, Cap, FIELDS, Link};
+use crate::consumer::{Consumer, End, Part, Post, PostKind, Refused};
 use crate::keys::{Domain, Registration};
 use crate::memory::{Memory, Payload};
-use crate::numbers::{Opcode, QpKind, QpState, Status};
-use crate::packets::Packet;
+use crate::numbers::{Kind, Opcode, QpKind, QpState, Status};
+use crate::packets::{LAST, PLACED, Packet};
 use crate::queue_pair::{Outlet, Placing, QueuePair, Setup};
 use crate::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
 
@@ -433,5 +436,225 @@ proptest! {
             exchange(&mut left, &mut right, 0);
         }
         prop_assert!(left.memory.is_whole() && right.memory.is_whole());
+    }
+}
+
+// -- consumers
+
+/// What a consumer has to post: a word of a write, or none of a message.
+struct ToPost(Option<u32>, Vec<u8>, u32);
+
+/// Notes what it is given, and posts what it was given.
+#[derive(Default)]
+struct Notes {
+    heard: Vec<String>,
+    to_post: VecDeque<ToPost>,
+    last: Option<ToPost>,
+    refuses: bool,
+}
+
+impl fmt::Debug for Notes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Notes")
+    }
+}
+
+impl Consumer for Notes {
+    fn message(&mut self, part: Part<'_>) -> Result<(), Refused> {
+        let mut bytes = vec![0; part.octets.len()];
+        part.octets.copy_to(&mut bytes);
+        let first = bytes.first().copied().unwrap_or(0);
+        let mut last = [0; 1];
+        part.octets.copy_out(bytes.len() - 1, &mut last);
+        let said = format!("{}+{} {first} {}", part.offset, bytes.len(), last[0]);
+        self.heard.push(said);
+        if part.is_last {
+            self.heard.push(format!("whole {:?}", part.immediate));
+        }
+        self.answer("a message")
+    }
+
+    fn word(&mut self, word: u32, placed: u64) -> Result<(), Refused> {
+        self.heard.push(format!("word {word} {placed}"));
+        self.answer("a word")
+    }
+
+    fn next(&mut self) -> Option<Post<'_>> {
+        self.last = self.to_post.pop_front();
+        let ToPost(word, bytes, rkey) = self.last.as_ref()?;
+        Some(Post {
+            kind: if *rkey == 0 {
+                PostKind::Send
+            } else {
+                PostKind::Write
+            },
+            word: *word,
+            payload: Payload::Bytes(bytes),
+            address: ADDRESS + 256,
+            rkey: *rkey,
+            is_apart: true,
+        })
+    }
+
+    fn sent(&mut self, count: u32) {
+        self.heard.push(format!("sent {count}"));
+    }
+
+    fn ended(&mut self, end: End) {
+        self.heard.push(format!("ended {:?}", end.status));
+    }
+}
+
+impl Notes {
+    fn answer(&self, what: &'static str) -> Result<(), Refused> {
+        if self.refuses {
+            Err(Refused(what))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Side {
+    fn notes<T>(&mut self, work: impl FnOnce(&mut Notes) -> T) -> T {
+        let found = self.engine.with_consumer(self.qp, work);
+        found.expect("it was bound")
+    }
+
+    fn heard(&mut self) -> Vec<String> {
+        self.notes(|notes| std::mem::take(&mut notes.heard))
+    }
+
+    fn give(&mut self, word: Option<u32>, bytes: &[u8], rkey: u32) {
+        let given = ToPost(word, bytes.to_vec(), rkey);
+        self.notes(|notes| notes.to_post.push_back(given));
+    }
+}
+
+/// A pair whose sides have consumers, where `consumes` says so.
+fn consumers(consumes: [bool; 2]) -> (Side, Side) {
+    let (mut left, mut right) = (Side::new(16, false), Side::new(17, false));
+    for (side, consumes) in [(&mut left, consumes[0]), (&mut right, consumes[1])] {
+        if consumes {
+            let bound = side.engine.consume(side.qp, Box::<Notes>::default());
+            assert_eq!(bound, Ok(()));
+        }
+    }
+    left.lead(&right, 17, 0);
+    right.lead(&left, 16, 0);
+    (left, right)
+}
+
+#[test]
+fn a_consumer_hears_words_and_messages_where_they_are_executed_and_completes_nothing() {
+    let (mut left, mut right) = consumers([true, true]);
+    let bytes: Vec<u8> = (1..=150).collect();
+    left.give(Some(5), &bytes, right.key);
+    left.give(None, &bytes, 0);
+    left.give(Some(6), &[], right.key);
+    exchange(&mut left, &mut right, 0);
+    let heard = ["word 5 150", "0+64 1 64", "64+64 65 128", "128+22 129 150"];
+    let heard = [&heard[..], &["whole None", "word 6 0"]].concat();
+    assert_eq!(right.heard(), heard);
+    assert_eq!(left.heard(), ["sent 1"; 3]);
+    assert_eq!((left.polled().len(), right.polled().len()), (0, 0));
+    let mut placed = vec![0; 150];
+    right.memory.read(256, &mut placed);
+    assert_eq!(placed, bytes);
+}
+
+#[test]
+fn a_consumer_talks_with_a_queue_pair_that_has_none() {
+    let (mut left, mut right) = consumers([true, false]);
+    right.receive(64);
+    left.give(Some(5), &[7; 3], right.key);
+    exchange(&mut left, &mut right, 0);
+    let received = right.polled();
+    assert_eq!((received[0].imm_data, received[0].byte_len), (5, 3));
+    let key = left.key;
+    right.post(Opcode::RdmaWriteWithImm, 8, key);
+    exchange(&mut left, &mut right, 0);
+    assert_eq!(left.heard(), ["sent 1", "word 0 8"]);
+    assert_eq!(right.statuses(), [Status::Success]);
+}
+
+#[test]
+fn what_a_consumer_refuses_ends_both_sides_and_changes_no_guard() {
+    for is_word in [true, false] {
+        let (mut left, mut right) = consumers([true, true]);
+        right.notes(|notes| notes.refuses = true);
+        left.give(Some(5), &[1; 8], if is_word { right.key } else { 0 });
+        left.give(Some(6), &[1; 8], right.key);
+        exchange(&mut left, &mut right, 0);
+        let heard = right.heard();
+        assert_eq!(heard.last().map(String::as_str), Some("ended None"));
+        assert!(!heard.contains(&"word 6 8".to_string()), "{heard:?}");
+        assert_eq!(left.heard(), ["ended Some(RemInvReqErr)"]);
+        assert!(left.memory.is_whole() && right.memory.is_whole());
+    }
+}
+
+#[test]
+fn a_consumer_is_bound_before_its_queue_pair_connects_or_not_at_all() {
+    let (mut left, _) = pair(0);
+    let late = left.engine.consume(left.qp, Box::<Notes>::default());
+    assert_eq!(
+        late.map_err(|error| error.detail),
+        Err("a consumer in state RTS".into())
+    );
+    let nothing = left.engine.with_consumer(left.qp, |_: &mut Notes| ());
+    assert_eq!(nothing, None);
+}
+
+#[test]
+fn bytes_of_a_consumer_are_placed_before_it_has_them_back() {
+    let (mut left, right) = consumers([true, true]);
+    let mut outlet = Records {
+        target: Some(right.memory.clone()),
+        ..Records::default()
+    };
+    left.give(Some(5), &[8; 100], right.key);
+    left.give(None, &[9; 32], right.key);
+    while left.engine.poll(0, &mut outlet) {}
+    let (packet, payload) = &outlet.packets[0];
+    assert!(packet.has(PLACED) && payload.is_empty() && outlet.packets.len() == 1);
+    assert_eq!(packet.length, 100);
+    let mut bytes = [0; 33];
+    right.memory.read(256, &mut bytes);
+    assert_eq!((bytes[0], bytes[31], bytes[32]), (9, 9, 8));
+    assert_eq!(
+        left.heard(),
+        [""; 0],
+        "a write without a packet waits its turn"
+    );
+}
+
+proptest! {
+    /// Random packets at a queue pair with a consumer: it hears only what is in order.
+    #[test]
+    fn no_packet_makes_a_consumer_hear_what_is_not_next(
+        packets in prop::collection::vec((0..4u8, 0..16u8, 0..3u32, 0..80usize, 0..2u32), 1..40)
+    ) {
+        let (left, mut right) = consumers([true, true]);
+        let (mut next, mut offset) = (0, 0);
+        for (kind, marks, skipped, length, msn) in packets {
+            let kind = if kind < 2 { Kind::Send } else { Kind::Write };
+            let mut packet = Packet::new(kind, 17, i64::from(0xFF_FFFE + next + skipped), marks);
+            (packet.offset, packet.msn, packet.rkey) = (offset, msn, right.key);
+            packet.address = ADDRESS + 256;
+            let payload = vec![1; length];
+            right.engine.receive_packet(&packet, &payload, left.route, 0);
+            if right.engine.get(right.qp).is_none_or(|qp| qp.state == QpState::Err) {
+                break;
+            }
+            if skipped == 0 {
+                next += 1;
+                offset = if marks & LAST == 0 { offset + u32::try_from(length).unwrap_or(0) } else { 0 };
+            } else {
+                prop_assert_eq!(right.heard().len(), 0);
+            }
+            right.heard();
+        }
+        prop_assert!(right.memory.is_whole());
     }
 }

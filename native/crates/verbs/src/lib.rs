@@ -9,6 +9,7 @@
 
 pub mod attributes;
 pub mod completions;
+pub mod consumer;
 pub mod datagrams;
 pub mod engine;
 pub mod errors;

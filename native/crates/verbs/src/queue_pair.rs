@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 
 use crate::attributes::{Attributes, Cap, Field, Link, check_modify};
 use crate::completions::{CompletionQueue, Told};
+use crate::consumer::{Consumer, End, Post, PostKind};
 use crate::errors::{ENOMEM, Rejected};
 use crate::keys::{Domain, Keys};
 use crate::memory::{Extent, Payload};
 use crate::numbers::{
-    AsyncEvent, GID_BYTES, Kind, QpKind, QpState, SEND_SIGNALED, Status, WcOpcode,
+    AsyncEvent, GID_BYTES, Kind, Opcode, QpKind, QpState, SEND_SIGNALED, Status, WcOpcode,
 };
 use crate::packets::Packet;
 use crate::receives::{Incoming, ReceiveQueue, ReceiveTracker};
@@ -19,7 +20,8 @@ use crate::requester::Requester;
 use crate::requests::{Request, check_send};
 use crate::responder::Responder;
 use crate::slots::Slots;
-use crate::work::{Completion, Doubts, Element, Event, Opcoded, RecvWork, Route, SendWork};
+use crate::work::{Completion, Doubts, Element, Event, Opcoded, Own, Pieces};
+use crate::work::{RecvWork, Route, SendWork};
 
 /// Where packets of an engine go: bytes for a network, or records of a channel.
 pub trait Outlet {
@@ -98,6 +100,10 @@ pub struct QueuePair {
     pub(crate) next_datagram_psn: i64,
     pub(crate) requester: Requester,
     pub(crate) responder: Option<Responder>,
+    /// What takes its messages and completions, and gives its requests.
+    pub(crate) consumer: Option<Box<dyn Consumer>>,
+    /// Of its oldest request that failed by itself.
+    failed: Option<Status>,
     /// The acknowledgement that waited when the queue pair was reset, and where it goes.
     last_ack: Option<(Route, Packet)>,
     is_drained: bool,     // told since SQD began
@@ -122,6 +128,8 @@ impl QueuePair {
             next_datagram_psn: 0,
             requester: Requester::default(),
             responder: None,
+            consumer: None,
+            failed: None,
             last_ack: None,
             is_drained: false,
             is_established: false,
@@ -233,6 +241,10 @@ impl QueuePair {
         }
         self.requester.flush();
         self.flush_sends(shared);
+        if let Some(consumer) = &mut self.consumer {
+            let status = self.failed.take();
+            consumer.ended(End { status });
+        }
         if !self.is_datagram() {
             self.flush_incoming(shared);
             return;
@@ -300,6 +312,62 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Have a consumer from here on: before anything came or was posted.
+    ///
+    /// # Errors
+    /// EINVAL in another state than RESET and INIT, or for datagrams.
+    pub fn consume(&mut self, consumer: Box<dyn Consumer>) -> Result<(), Rejected> {
+        let is_early = matches!(self.state, QpState::Reset | QpState::Init);
+        if self.is_datagram() || !is_early || self.consumer.is_some() {
+            let detail = format!("a consumer in state {}", self.state.name());
+            return Err(Rejected::invalid(detail));
+        }
+        self.consumer = Some(consumer);
+        Ok(())
+    }
+
+    /// Queue a request of the consumer; false in a state that sends nothing.
+    ///
+    /// Its bytes are placed now or copied: they are the caller's again on return.
+    pub fn post(&mut self, post: &Post<'_>, outlet: &mut impl Outlet) -> bool {
+        if self.state != QpState::Rts {
+            return false;
+        }
+        let opcode = match (post.kind, post.word) {
+            (PostKind::Send, None) => Opcode::Send,
+            (PostKind::Send, Some(_)) => Opcode::SendWithImm,
+            (PostKind::Write, None) => Opcode::RdmaWrite,
+            (PostKind::Write, Some(_)) => Opcode::RdmaWriteWithImm,
+        };
+        let mut work = SendWork::new(0, opcode, Pieces::None);
+        work.imm_data = post.word.unwrap_or(0);
+        (work.remote_addr, work.rkey) = (post.address, post.rkey);
+        let mut request = Request::of_consumer(work, post.payload.len() as u64);
+        request.is_placed = self.place_now(&request, post, outlet);
+        if !request.is_placed && !post.payload.is_empty() {
+            let mut bytes = Vec::with_capacity(post.payload.len());
+            post.payload.append_to(&mut bytes);
+            request.work.own = Own::Copied(bytes.into());
+        }
+        request.ordinal = self.next_ordinal;
+        self.next_ordinal += 1;
+        self.posted.push_back(request);
+        true
+    }
+
+    /// Ask the consumer for its next request, and queue that; return whether there was one.
+    pub(crate) fn ask_consumer(&mut self, outlet: &mut impl Outlet) -> bool {
+        if !self.can_start() {
+            return false;
+        }
+        let Some(mut consumer) = self.consumer.take() else {
+            return false;
+        };
+        let is_posted = consumer.next().is_some_and(|post| self.post(&post, outlet));
+        self.consumer = Some(consumer);
+        is_posted
+    }
+
     /// Queue a receive.
     ///
     /// # Errors
@@ -346,7 +414,15 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn complete_send(&self, request: &Request, status: Status, shared: &mut Shared) {
+    pub(crate) fn complete_send(&mut self, request: &Request, status: Status, shared: &mut Shared) {
+        if let Some(consumer) = &mut self.consumer {
+            match status {
+                Status::Success => consumer.sent(1),
+                Status::WrFlushErr => {}
+                _ => self.failed = self.failed.or(Some(status)),
+            }
+            return;
+        }
         let opcode = request.work.opcode.completes_as();
         let mut completion = Completion::of(request.work.wr_id, status, opcode, self.setup.qpn);
         if status == Status::Success && request.is_answered() {

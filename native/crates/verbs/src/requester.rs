@@ -4,6 +4,7 @@
 //! a repeat follows an RNR NAK or an expired `timeout` alone. Rules: `urds.verbs.engine.requester`.
 
 use crate::attributes::Field;
+use crate::consumer::{Post, PostKind};
 use crate::errors::{ACK, NAK_INVALID_REQUEST, NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATION};
 use crate::errors::{NAK_SEQUENCE, RNR_NAK};
 use crate::memory::{Extent, Payload};
@@ -109,7 +110,7 @@ impl QueuePair {
     ) -> bool {
         let requester = &self.requester;
         let is_idle = requester.current.is_none() && self.posted.is_empty();
-        if is_idle && !requester.unanswered.has_retries() {
+        if is_idle && !requester.unanswered.has_retries() && self.consumer.is_none() {
             return false;
         }
         loop {
@@ -183,8 +184,11 @@ impl QueuePair {
         if self.state != QpState::Rts || self.requester.is_stopped {
             return Ok(false);
         }
-        let Some(next) = self.posted.front() else {
+        if self.posted.is_empty() && !self.ask_consumer(outlet) {
             return Ok(false);
+        }
+        let Some(next) = self.posted.front() else {
+            return Ok(false); // there is one
         };
         let waits_for_answers =
             next.work.flags & SEND_FENCE != 0 && self.requester.answered_open > 0;
@@ -205,7 +209,11 @@ impl QueuePair {
         if request.work.opcode.takes_receive() {
             self.requester.messages = self.requester.messages.wrapping_add(1);
         }
-        let placed = self.place(&request, kind, shared, outlet);
+        let placed = if request.is_placed {
+            Ok(true)
+        } else {
+            self.place(&request, kind, shared, outlet)
+        };
         request.is_placed = placed == Ok(true);
         if let Err(status) = placed {
             self.started.push_back(request);
@@ -260,6 +268,40 @@ impl QueuePair {
             .map_err(|fault| fault.status);
         give_back(shared, found);
         placed
+    }
+
+    /// Return whether a request that is posted now would leave at once.
+    pub(crate) fn can_start(&self) -> bool {
+        let requester = &self.requester;
+        self.state == QpState::Rts
+            && self.posted.is_empty()
+            && requester.current.is_none()
+            && requester.unanswered.has_room(requester.next_psn)
+    }
+
+    /// Have the outlet write the bytes of a consumer's request into the peer's memory, if it can.
+    pub(crate) fn place_now(
+        &self,
+        request: &Request,
+        post: &Post<'_>,
+        outlet: &mut impl Outlet,
+    ) -> bool {
+        let is_long = outlet
+            .placed_bytes_min()
+            .is_some_and(|least| request.length >= least);
+        let (true, Some(peer)) = (is_long && post.kind == PostKind::Write, self.peer) else {
+            return false;
+        };
+        if !post.is_apart && (!self.can_start() || self.overtakes(request)) {
+            return false;
+        }
+        let target = Placing {
+            qpn: self.setup.qpn,
+            target_qpn: self.attributes.word(Field::DestQpn),
+            rkey: post.rkey,
+            address: post.address,
+        };
+        outlet.place(&peer, &target, post.payload)
     }
 
     /// Return whether bytes placed now could land before others that belong below them.

@@ -78,6 +78,25 @@ impl Request {
         })
     }
 
+    /// Return a request of a consumer, whose bytes were checked by it.
+    pub fn of_consumer(work: SendWork, length: u64) -> Self {
+        Self {
+            ordinal: 0,
+            kind: work.opcode.kind(),
+            length,
+            signalled: true,
+            is_placed: false,
+            failed: None,
+            psn: 0,
+            psn_count: 0,
+            msn: 0,
+            sent: 0,
+            unanswered: 0,
+            received: 0,
+            work,
+        }
+    }
+
     pub fn is_answered(&self) -> bool {
         self.kind.is_some_and(Kind::is_answered)
     }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::attributes::Field;
+use crate::consumer::{Octets, Part};
 use crate::errors::{ACK, Fault, NAK_REMOTE_ACCESS, RNR_NAK};
 use crate::memory::{Extent, Payload};
 use crate::numbers::{
@@ -290,7 +291,7 @@ impl QueuePair {
         if packet.kind.is_answered() {
             return Ok(());
         }
-        if takes_receive(packet) {
+        if takes_receive(packet) && self.consumer.is_none() {
             if !self.take_for_message(shared) {
                 return Err(Refused::NoReceive);
             }
@@ -300,7 +301,17 @@ impl QueuePair {
             }
         }
         if packet.kind == Kind::Send {
-            if let Some(work) = &self.incoming.taken {
+            if let Some(consumer) = &mut self.consumer {
+                let is_last = packet.has(LAST);
+                let part = Part {
+                    octets: Octets::of(payload),
+                    offset: packet.offset,
+                    is_last,
+                    is_solicited: packet.has(SOLICITED),
+                    immediate: (is_last && packet.has(IMMEDIATE)).then_some(packet.immediate),
+                };
+                consumer.message(part).map_err(|_| invalid())?;
+            } else if let Some(work) = &self.incoming.taken {
                 let (domain, pieces) = (self.setup.receive_domain, work.pieces.as_slice());
                 let offset = u64::from(packet.offset);
                 shared.keys.scatter(domain, pieces, offset, payload)?;
@@ -357,8 +368,6 @@ impl QueuePair {
     }
 
     /// Count a packet of a message, and finish the message with its last one.
-    ///
-    /// Where a layer above takes its messages in place, this is the seam to give them to it.
     fn carry_out_data(
         &mut self,
         packet: &Packet,
@@ -369,6 +378,14 @@ impl QueuePair {
         if packet.has(INVALIDATE) {
             let (domain, qpn) = (self.setup.domain, self.setup.qpn);
             shared.keys.invalidate(packet.immediate, domain, qpn)?;
+        }
+        if let Some(consumer) = &mut self.consumer
+            && packet.kind == Kind::Write
+            && takes_receive(packet)
+        {
+            consumer
+                .word(packet.immediate, message_bytes)
+                .map_err(|_| invalid())?;
         }
         let Some(responder) = &mut self.responder else {
             return Ok(()); // its caller has it
