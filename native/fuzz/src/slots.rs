@@ -3,9 +3,11 @@
 //! The script is what the other side does between our calls. As long as it keeps to the rules the
 //! direction is a queue of packets. After that it may give an error or wrong packets, but nothing out
 //! of bounds, no more than a packet holds, and no panic; and a writer that was told a wrong count
-//! publishes nothing.
+//! publishes nothing. Bytes around the direction stay what they were.
+//!
+//! Cheap, since it has to run often: the memory is made once, and cleared as far as it was written.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -16,6 +18,11 @@ use urds_channel::slots::{
 };
 
 const STEPS_MAX: usize = 60;
+/// Before and behind the direction: what nobody may write.
+const GUARD_BYTES: usize = 64;
+const GUARD: u8 = 0xA5;
+/// Longer ones cost time and find little.
+const SHORT_BYTES: usize = 300;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step {
@@ -54,7 +61,19 @@ struct Memory {
     words: [AtomicU32; 5],
     freed: [AtomicU64; 2],
     stamps: [AtomicU64; Memory::SLOTS],
+    /// Slots, then the ring, between guards.
     bytes: RefCell<Vec<u8>>,
+    /// End of what was written since it was cleared.
+    written: Cell<usize>,
+}
+
+thread_local! {
+    static BYTES: RefCell<Vec<u8>> = RefCell::new({
+        let inside = Memory::SLOTS * SLOT_BYTES + Memory::RING_BYTES;
+        let mut bytes = vec![GUARD; inside + 2 * GUARD_BYTES];
+        bytes[GUARD_BYTES..][..inside].fill(0);
+        bytes
+    });
 }
 
 impl SlotMemory for Memory {
@@ -75,11 +94,44 @@ impl SlotMemory for Memory {
     }
 
     fn copy_in(&self, at: usize, bytes: &[u8]) {
-        self.bytes.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+        let at = at + GUARD_BYTES;
+        let end = at + bytes.len();
+        self.bytes.borrow_mut()[at..end].copy_from_slice(bytes);
+        self.written.set(self.written.get().max(end));
     }
 
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        let at = at + GUARD_BYTES;
         bytes.copy_from_slice(&self.bytes.borrow()[at..at + bytes.len()]);
+    }
+}
+
+impl Memory {
+    fn starting_at(slots: u64, position: u64) -> Self {
+        Self {
+            words: Default::default(),
+            freed: [AtomicU64::new(slots), AtomicU64::new(position)],
+            stamps: Default::default(),
+            bytes: RefCell::new(BYTES.take()),
+            written: Cell::new(GUARD_BYTES),
+        }
+    }
+
+    fn length(&self) -> usize {
+        self.bytes.borrow().len() - 2 * GUARD_BYTES
+    }
+}
+
+impl Drop for Memory {
+    /// Look at the guards, clear what was written and keep the bytes for the next script.
+    fn drop(&mut self) {
+        let mut bytes = self.bytes.take();
+        let end = bytes.len() - GUARD_BYTES;
+        let guards = bytes[..GUARD_BYTES].iter().chain(&bytes[end..]);
+        assert!({ guards }.all(|byte| *byte == GUARD), "written outside");
+        let written = self.written.get().min(end);
+        bytes[GUARD_BYTES..written].fill(0);
+        BYTES.set(bytes);
     }
 }
 
@@ -100,7 +152,11 @@ pub fn run(bytes: &[u8]) {
     let mut source = Unstructured::new(bytes);
     // Late: before the ordinals come round.
     let is_late = source.arbitrary().unwrap_or(false);
-    let mut world = World::new(if is_late { u64::from(u32::MAX) - 5 } else { 0 });
+    let mut world = if is_late {
+        World::new(u64::from(u32::MAX) - 5, 1 << 32)
+    } else {
+        World::new(0, 0)
+    };
     for _ in 0..STEPS_MAX {
         match source.arbitrary() {
             Ok(step) if !source.is_empty() => world.follow(step),
@@ -109,19 +165,24 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
+/// Return a length of payload: seven of eight are short.
+fn length(word: u16) -> usize {
+    let is_long = word % 8 == 7;
+    let below = if is_long {
+        Memory::PAYLOAD_BYTES_MAX + 1
+    } else {
+        SHORT_BYTES
+    };
+    usize::from(word) % below
+}
+
 impl World {
-    fn new(start: u64) -> Self {
-        let bytes = Memory::SLOTS * SLOT_BYTES + Memory::RING_BYTES;
-        let memory = Memory {
-            words: Default::default(),
-            freed: [AtomicU64::new(start), AtomicU64::new(0)],
-            stamps: Default::default(),
-            bytes: RefCell::new(vec![0; bytes]),
-        };
+    fn new(start: u64, position: u64) -> Self {
+        let memory = Memory::starting_at(start, position);
         Self {
             memory,
-            writer: Writer::starting_at(start, 0),
-            reader: Reader::starting_at(start, 0),
+            writer: Writer::starting_at(start, position),
+            reader: Reader::starting_at(start, position),
             queue: VecDeque::new(),
             is_honest: true,
             sent: 0,
@@ -130,7 +191,7 @@ impl World {
 
     fn follow(&mut self, step: Step) {
         match step {
-            Step::Put(bytes) => self.put(usize::from(bytes) % (Memory::PAYLOAD_BYTES_MAX + 1)),
+            Step::Put(bytes) => self.put(length(bytes)),
             Step::Burst(count, lengths) => self.burst(usize::from(count % 34), lengths),
             Step::Take(count) => (0..count % 40).for_each(|_| self.take()),
             Step::ReaderSleeps => {
@@ -138,7 +199,7 @@ impl World {
                 assert!(!self.is_honest || asleep == self.queue.is_empty());
             }
             Step::WriterSleeps(bytes) => {
-                let bytes = usize::from(bytes) % Memory::PAYLOAD_BYTES_MAX;
+                let bytes = length(bytes);
                 let has_room = self.writer.has_room(&self.memory, bytes);
                 let asleep = self.writer.sleep(&self.memory, bytes);
                 assert_eq!(asleep, has_room.map(|has_room| !has_room));
@@ -178,8 +239,7 @@ impl World {
                 memory.copy_in(at, &[byte]);
             }
             Step::Byte { at, byte } => {
-                let length = memory.bytes.borrow().len();
-                memory.copy_in(usize::from(at) % length, &[byte]);
+                memory.copy_in(usize::from(at) % memory.length(), &[byte]);
             }
             _ => (),
         }
