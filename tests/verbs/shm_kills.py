@@ -13,8 +13,10 @@ import gc
 import json
 import os
 import random
+import select
 import signal
 import socket
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -36,6 +38,8 @@ REGION_BYTES: Final = 8 << 20  # a copy takes a good while
 EDGE_BYTES: Final = 1 << 16  # of a region, which nobody writes to
 WRITE_BYTES: Final = 8192
 DELAY_S: Final = 0.02  # at most, from the first message to the kill
+LATE_S: Final = 0.1
+PAUSE_S: Final = 0.000_05
 LOOKS_MAX: Final = 10_000  # for a copy under way
 
 
@@ -247,7 +251,7 @@ class Nursery:
 
 
 class Survivor:
-    """One device that outlives its peers; `longest_s` is the longest wait of a deregistration."""
+    """One device that outlives its peers."""
 
     def __init__(self, nursery: Nursery, directory: Path, seed: int) -> None:
         self.nursery = nursery
@@ -255,7 +259,10 @@ class Survivor:
         self.side = Side(directory)
         self.rng = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        self.longest_s = 0.0
+        self.waits_s: dict[str, list[float]] = {role: [] for role in ROLES}  # of deregistrations
+        self._pidfd = -1
+        self._late_looks = 0
+        self.side.adapter.mappable_keys._pause = self._pause
 
     def close(self) -> None:
         """Close the device."""
@@ -264,6 +271,7 @@ class Survivor:
     def lose_peer(self, role: str) -> None:
         """Have a peer killed while it does its work. Raises AssertionError if a rule is broken."""
         pid, connection = self.nursery.start()
+        self._pidfd, self._late_looks = os.pidfd_open(pid), 0
         end = End(self.side)
         view = self.side.adapter.allocate(REGION_BYTES)
         edges = os.urandom(EDGE_BYTES)
@@ -280,18 +288,28 @@ class Survivor:
             self._survive_placing(end, pid, region)
         else:
             getattr(self, f"_survive_{role}")(end, pid)
-            self._take_back(region)
+            self._take_back(role, region)
         assert view[:EDGE_BYTES] == view[-EDGE_BYTES:] == edges
         self._see_end(end)
         self.counts[role] += 1
         connection.close()
+        os.close(self._pidfd)
 
-    def _take_back(self, region: Region) -> None:
+    def _take_back(self, role: str, region: Region) -> None:
         started_s = time.monotonic()
         with self.side.adapter.lock:
             self.side.adapter.deregister(region)
-        self.longest_s = max(self.longest_s, time.monotonic() - started_s)
+        self.waits_s[role].append(time.monotonic() - started_s)
         assert self.side.adapter.mappable_keys.revocations_overdue == 0
+        # A look may fall between the end of the process and the one before it.
+        assert self._late_looks <= 1, "waits for a process that has ended"
+
+    def _pause(self) -> None:
+        """Pause, as a deregistration does that waits for a copy, and see whether it is in vain."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        self._late_looks += bool(poller.poll(0))
+        time.sleep(PAUSE_S)
 
     def _kill(self, pid: int) -> None:
         time.sleep(self.rng.random() * DELAY_S)
@@ -347,7 +365,7 @@ class Survivor:
                     break
             os.kill(pid, signal.SIGKILL)
             self.counts["killed while placing"] += channel.is_placing
-            self._take_back(region)
+            self._take_back("placing", region)
 
     def _survive_mapping(self, end: End, pid: int) -> None:
         kill = self._killing(pid)
@@ -390,7 +408,13 @@ def main() -> None:
                 before = descriptor_count()
         gc.collect()
         print(f"{type(survivor.side.adapter).__name__}: {dict(survivor.counts)}")
-        print(f"longest deregistration: {survivor.longest_s * 1000:.1f} ms")
+        for role, waits_s in survivor.waits_s.items():
+            late = sum(wait_s > LATE_S for wait_s in waits_s)
+            middle_ms, last_ms = statistics.median(waits_s) * 1000, max(waits_s) * 1000
+            print(
+                f"deregistration, {role}: median {middle_ms:.2f}, longest {last_ms:.1f} ms;", end=""
+            )
+            print(f" {late} above {LATE_S} s")
         print(f"descriptors: {before} early, {descriptor_count()} at the end")
         survivor.close()
     nursery.close()

@@ -18,6 +18,7 @@ pub mod mailboxes;
 pub mod ring;
 pub mod slots;
 pub mod socket_memory;
+pub mod verbs_engine;
 
 /// The data plane's own source, with its words open to us; linted where it lives.
 #[path = "../../crates/channel/src/ring.rs"]

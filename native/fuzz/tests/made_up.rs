@@ -79,3 +79,11 @@ fn socket_memory() {
 fn slots() {
     try_all(urds_fuzz::slots::run, include_str!("../seeds/slots.hex"));
 }
+
+#[test]
+fn verbs_engine() {
+    try_all(
+        urds_fuzz::verbs_engine::run,
+        include_str!("../seeds/verbs_engine.hex"),
+    );
+}

@@ -7,12 +7,14 @@ use urds_channel::slots;
 use urds_channel::sys::Errno;
 use urds_channel::sys::area::Area;
 use urds_verbs::errors::EINVAL;
-use urds_verbs::memory::Payload;
+use urds_verbs::memory::{Extent, Payload};
 
 use crate::channel::pieces;
 
 /// Before the region in its file: the page with the generation.
 const CONTROL_BYTES: usize = 4096;
+/// Bytes that are copied at once: a longer copy looks at the generation in between.
+const COPY_BYTES: usize = 4 << 20;
 /// Mappings that one side remembers, requested and rejected ones too.
 const MAPPINGS_MAX: usize = 4096;
 
@@ -116,18 +118,42 @@ impl Mappings {
             return false;
         }
         let mut at = CONTROL_BYTES + start;
-        let is_placed = slots::place(direction, area.long(0), *generation, || match payload {
-            Payload::Bytes(content) => area.copy_in(at, content),
-            Payload::Extents(extents) => pieces(extents, |piece| {
-                area.copy_in(at, piece);
-                at += piece.len();
-            }),
-        });
+        let mut copy = |payload: Payload<'_>| {
+            slots::place(direction, area.long(0), *generation, || match payload {
+                Payload::Bytes(content) => {
+                    area.copy_in(at, content);
+                    at += content.len();
+                }
+                Payload::Extents(extents) => pieces(extents, |piece| {
+                    area.copy_in(at, piece);
+                    at += piece.len();
+                }),
+            })
+        };
+        let is_placed = match payload {
+            _ if payload.len() <= COPY_BYTES => copy(payload),
+            Payload::Bytes(content) => content
+                .chunks(COPY_BYTES)
+                .all(|part| copy(Payload::Bytes(part))),
+            Payload::Extents(extents) => extents
+                .iter()
+                .flat_map(parts)
+                .all(|part| copy(Payload::Extents(&[part]))),
+        };
         if !is_placed {
             self.0.remove(&(qpn, key));
         }
         is_placed
     }
+}
+
+/// Cut a range into parts that are copied at once.
+fn parts(extent: &Extent) -> impl Iterator<Item = Extent> {
+    (0..extent.length).step_by(COPY_BYTES).map(|done| Extent {
+        memory: extent.memory.clone(),
+        at: extent.at + done,
+        length: COPY_BYTES.min(extent.length - done),
+    })
 }
 
 /// What a reply to a request says; the file's descriptor stays the caller's.
@@ -137,4 +163,69 @@ pub struct Region {
     pub address: u64,
     pub length: u64,
     pub generation: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use urds_channel::channel_memory::{ChannelMemory, FILE_BYTES};
+    use urds_channel::sys::area;
+    use urds_verbs::memory::Memory;
+
+    use super::*;
+
+    /// Ones, until the owner of the target withdraws it: when a certain byte is read.
+    struct Withdrawn {
+        target: Arc<Area>,
+        at: usize,
+    }
+
+    impl Memory for Withdrawn {
+        fn read(&self, at: usize, to: &mut [u8]) {
+            if (at..at + to.len()).contains(&self.at) {
+                slots::revoke(self.target.long(0), 2);
+            }
+            to.fill(1);
+        }
+
+        fn write(&self, _at: usize, _from: &[u8]) {}
+    }
+
+    #[test]
+    fn a_long_copy_looks_at_the_generation_in_between() {
+        const LENGTH: usize = 2 * COPY_BYTES + 100;
+        let (file, target) = area::make(CONTROL_BYTES + LENGTH).unwrap();
+        AtomicU64::store(target.long(0), 1, Ordering::Relaxed);
+        let (channel, _) = area::make(FILE_BYTES).unwrap();
+        let channel = ChannelMemory::map(channel).unwrap();
+        let mut mappings = Mappings::default();
+        assert!(mappings.wants(7, 8));
+        let region = Region {
+            file,
+            address: 0,
+            length: LENGTH as u64,
+            generation: 1,
+        };
+        assert_eq!(mappings.answer(7, 8, Some(region)), Ok(()));
+        let memory: Arc<dyn Memory> = Arc::new(Withdrawn {
+            target: Arc::new(target),
+            at: 10,
+        });
+        let extents = [Extent {
+            memory,
+            at: 0,
+            length: LENGTH,
+        }];
+        let payload = Payload::Extents(&extents);
+        let direction = channel.direction(0);
+        assert!(!mappings.place(&direction, 7, 8, 0, payload), "withdrawn");
+        let seen = Area::map(file).unwrap();
+        let mut edge = [9; 4];
+        seen.copy_out(CONTROL_BYTES + COPY_BYTES - 2, &mut edge);
+        assert_eq!(edge, [1, 1, 0, 0], "not a byte after the look");
+        assert!(!slots::is_placing(&direction));
+        assert!(mappings.wants(7, 8), "asked for anew");
+    }
 }
