@@ -27,6 +27,7 @@ CRATES = (
     "liburds",
     "verbs",
     "verbs_shm",
+    "stream",
 )
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")
