@@ -89,7 +89,31 @@ def test_a_chunk_is_no_longer_than_it_may_be() -> None:
     pair = Pair(StreamSettings(chunk_max_bytes=10_000), WIDE, is_settled=True)
     pair.left.send(bytes(25_000))
     pair.run()
-    assert data_lengths(pair) == [10_000, 10_000, 5000]
+    assert data_lengths(pair) == [8334, 8333, 8333]
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "chunks"),
+    [
+        (1 << 16, [1 << 16]),
+        ((1 << 16) + 1, [32_769, 32_768]),  # not a whole chunk and a message for one byte
+        (200_000, [50_000] * 4),
+    ],
+)
+def test_chunks_are_equal(byte_count: int, chunks: list[int]) -> None:
+    pair = Pair(StreamSettings(chunk_max_bytes=1 << 16), WIDE, is_settled=True)
+    assert pair.left.send(bytes(byte_count), may_zero_copy=True) == byte_count
+    pair.run()
+    assert data_lengths(pair) == chunks
+
+
+def test_chunks_are_equal_up_to_the_end_of_the_space() -> None:
+    """12,032 bytes are announced: three messages, none of a few bytes at their end."""
+    settings = StreamSettings(is_receive_fixed=True, receive_bytes=24_064)
+    pair = Pair(StreamSettings(chunk_max_bytes=6000), settings)
+    assert pair.left.send(bytes(30_000), may_zero_copy=True) == 12_032  # half of the ring
+    pair.left.post()
+    assert data_lengths(pair) == [4011, 4011, 4010]
 
 
 @pytest.mark.rule("rsocket-send-needs-both")

@@ -10,7 +10,8 @@ them costs one write for each round trip, as Nagle's rule does for TCP; more tha
 COALESCE_BYTES_MAX never waits for that reason.
 
 Bytes are copied once: into the block that is posted, or not at all in a zero-copy send. Its
-post refers to the caller's memory, and is made only if nothing waits before it.
+post refers to the caller's memory, and is made only if nothing waits before it. What is longer than
+a chunk leaves in equal ones: a last one of some bytes would cost as much as the others.
 
 Rules: `ready` and `in_flight` hold no more than the send queue, pending and copied bytes under
 way no more than `send_bytes`. Source: docs/reference/rsocket.md 4, 6.
@@ -43,6 +44,13 @@ _DATA_IMM: Final = emit_imm_data(Op.DATA, 0)
 _SEQUENCE_MASK: Final = 0xFFFF
 _IN_DATA_SLOTS: Final = (PostKind.DATA, PostKind.DIRECT, PostKind.IOMAP)
 _DATA: Final = PostKind.DATA
+
+
+def chunk_of(byte_count: int, chunk_max: int) -> int:
+    """Return the first of equal parts of so many bytes, none longer than `chunk_max`."""
+    if byte_count <= chunk_max:
+        return byte_count
+    return -(-byte_count // -(-byte_count // chunk_max))
 
 
 class Sending:
@@ -181,7 +189,8 @@ class Sending:
         taken, byte_count = 0, len(data)
         if self.can_zero_copy:
             while taken < byte_count and self.can_post:
-                chunk = min(byte_count - taken, self._spaces[0].byte_count, self._chunk_max)
+                left = min(byte_count - taken, self._spaces[0].byte_count)
+                chunk = chunk_of(left, self._chunk_max)
                 self._post(data[taken : taken + chunk], chunk, True)
                 taken += chunk
             self.zero_copy_bytes += taken
@@ -264,7 +273,7 @@ class Sending:
         if not self._pending:
             self._seal()
         front = self._pending[0]
-        chunk = min(len(front), self._spaces[0].byte_count, self._chunk_max)
+        chunk = chunk_of(min(len(front), self._spaces[0].byte_count), self._chunk_max)
         if chunk == len(front):
             del self._pending[0]
         else:
@@ -308,7 +317,7 @@ class Sending:
         for address, rkey, byte_count in places:
             end = address + byte_count
             while address < end:
-                chunk = min(end - address, self._chunk_max)
+                chunk = chunk_of(end - address, self._chunk_max)
                 chunk = chunk if is_zero_copy else min(chunk, self.room)
                 if chunk <= 0 or not self.data_slots:
                     return taken
