@@ -192,6 +192,7 @@ class CQ(Resource):
     """
 
     close_rank: ClassVar[int] = 5
+    _placed: ClassVar[tuple[str, ...]] = ("poll",)
 
     def __init__(
         self,
@@ -216,6 +217,8 @@ class CQ(Resource):
         super().__init__(context.adapter.lock, *parents)
         with self._lock:
             context.adopt(self.engine, self)
+            if context.adapter.has_public_calls:
+                self._place(CQ, self.engine)
 
     @property
     def cqe(self) -> int:
@@ -233,7 +236,7 @@ class CQ(Resource):
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Take up to `num_entries` completions, oldest first; return how many, and them.
 
-        Never waits; where none is queued the device makes progress once.
+        Never waits; where none is queued the device makes progress once. From any thread.
         """
         with self._lock:
             self._demand_open()
@@ -339,6 +342,8 @@ class CQ(Resource):
         if self.channel is not None:
             self.channel.forget(self)
         self.context.forget(self.engine, self)
+        if self.context.adapter.has_public_calls:
+            self.engine.close()
 
     def _announce_end(self) -> None:
         if self.channel is not None:

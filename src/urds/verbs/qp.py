@@ -6,10 +6,12 @@ work request ends in exactly one completion, or without one where it was unsigna
 Source: docs/reference/verbs-and-roce.md 10, 12 and 18.
 """
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, TypeVar
 
+from urds.common.types import BytesLike
 from urds.verbs.context import PD, vector_of
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr, QPCap, step
@@ -19,6 +21,7 @@ from urds.verbs.engine.numbers import (
     QPState,
     QPType,
     ReceiveOrder,
+    SendFlag,
     SRQAttrMask,
     UnsupportedQPType,
     WROpcode,
@@ -168,6 +171,7 @@ class QP(Resource):
     """
 
     close_rank: ClassVar[int] = 0
+    _placed: ClassVar[tuple[str, ...]] = ("post_send", "post_recv", "send", "write")
 
     def __init__(self, pd: PD, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
         """Make a queue pair.
@@ -207,6 +211,9 @@ class QP(Resource):
             self.context.adopt(self.engine, self)
             if srq is not None:
                 srq.engine.attached += 1
+            is_limited = self._message_bytes_max < MESSAGE_BYTES_MAX
+            if adapter.has_public_calls and not (self._refused or is_limited):
+                self._place(QP, self.engine)
         if qp_attr is not None:
             (self.to_rts if self.qp_type is QPType.UD else self.to_init)(qp_attr)
 
@@ -281,7 +288,8 @@ class QP(Resource):
         The memory of a request is the device's until it completes; with INLINE the data is copied
         here. Raises VerbsPostError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM
         (the queue is full), EOPNOTSUPP (naming the capability); `bad_wr` is the index of the
-        rejected one, those before it are posted.
+        rejected one, those before it are posted. From any thread; a list is posted in one piece
+        where the compiled engine carries it.
         """
         with self._lock:
             self._post(wr, self._send, may_speak=True)
@@ -293,6 +301,37 @@ class QP(Resource):
         """
         with self._lock:
             self._post(wr, self.engine.post_recv, may_speak=self.engine.state is QPState.ERR)
+
+    def send(
+        self, octets: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED
+    ) -> None:
+        """Post a SEND of bytes without a work request and without a key: the short form.
+
+        `octets` is `bytes`, or anything whose bytes lie in one piece; they must not change until
+        the request completes. For connected queue pairs. Raises VerbsPostError as `post_send`.
+        """
+        data = _own_bytes(octets)
+        self.post_send(SendWR(wr_id, WROpcode.SEND, send_flags=flags, data=data))
+
+    def write(
+        self,
+        octets: BytesLike,
+        address: int,
+        rkey: int,
+        wr_id: int = 0,
+        flags: SendFlag = SendFlag.SIGNALED,
+    ) -> None:
+        """Post an RDMA WRITE of bytes to `address` under the peer's `rkey`: as `send`."""
+        self.post_send(
+            SendWR(
+                wr_id,
+                WROpcode.RDMA_WRITE,
+                send_flags=flags,
+                remote_addr=address,
+                rkey=rkey,
+                data=_own_bytes(octets),
+            )
+        )
 
     def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
         """Post the binding of a memory window; `mw.rkey` is new once it has completed.
@@ -351,16 +390,7 @@ class QP(Resource):
                 raise VerbsArgumentError(
                     f"message of {length} bytes, limit {self._message_bytes_max}"
                 )
-        if wr.opcode is WROpcode.BIND_MW and isinstance(wr.window, MW):
-            if not isinstance(wr.bind, MWBindInfo):
-                raise VerbsArgumentError("BIND_MW without an MWBindInfo in `bind`")
-            wr.window._demand_open()
-            wr.bind.mr._demand_open()
-            wr.window.bound_mr = wr.bind.mr
-            wr = replace(wr, window=wr.window.engine, bind=wr.bind.binding())
-        elif self._is_datagram and not isinstance(wr.ah, AddressVector):
-            wr = replace(wr, ah=vector_of(wr.ah))
-        self.engine.post_send(wr, now_ns)
+        self.engine.post_send(engine_form(wr, self._is_datagram), now_ns)
 
     def _release(self, *, forced: bool) -> None:
         self.context.adapter.remove(self.engine)
@@ -368,6 +398,33 @@ class QP(Resource):
         self.context.forget(self.engine, self)
         if self.init_attr.srq is not None:
             self.init_attr.srq.engine.attached -= 1
+
+
+def engine_form(wr: SendWR, is_datagram: bool) -> SendWR:
+    """Return a request without objects of this package, for a queue pair of datagrams or another.
+
+    Raises VerbsArgumentError: no parameters of a binding, no address; VerbsClosedError.
+    """
+    if wr.opcode is WROpcode.BIND_MW and isinstance(wr.window, MW):
+        if not isinstance(wr.bind, MWBindInfo):
+            raise VerbsArgumentError("BIND_MW without an MWBindInfo in `bind`")
+        wr.window._demand_open()
+        wr.bind.mr._demand_open()
+        wr.window.bound_mr = wr.bind.mr
+        return replace(wr, window=wr.window.engine, bind=wr.bind.binding())
+    if is_datagram and not isinstance(wr.ah, AddressVector):
+        return replace(wr, ah=vector_of(wr.ah))
+    return wr if is_datagram or wr.ah is None else replace(wr, ah=None)
+
+
+def _own_bytes(octets: BytesLike) -> bytes | memoryview:
+    """Return bytes as a request brings them. Raises VerbsPostError: not in one piece."""
+    if isinstance(octets, bytes):
+        return octets
+    view = memoryview(octets)
+    if not view.c_contiguous:
+        raise VerbsPostError(errno.EINVAL, "memory that is not in one piece", 0)
+    return view.cast("B") if view.format != "B" or view.ndim != 1 else view
 
 
 def _checked(pd: PD, init_attr: QPInitAttr) -> tuple[CQ, CQ]:

@@ -28,6 +28,8 @@ class Resource:
 
     # Children close in this order, so that none goes while another of them needs it.
     close_rank: ClassVar[int] = 0
+    # Methods that are the engine's own while the object is open: see `_place`.
+    _placed: ClassVar[tuple[str, ...]] = ()
     _is_open = False
 
     def __init__(self, lock: threading.RLock, *parents: "Resource") -> None:
@@ -81,7 +83,7 @@ class Resource:
     def _close(self, *, forced: bool) -> None:
         if self._is_open and self._pid != os.getpid():
             # The lock may be held for ever, by a thread that only the parent process has.
-            self._is_open = False
+            self._end_calls()
             return
         with self._lock:
             if not self._is_open:
@@ -89,10 +91,25 @@ class Resource:
             for child in sorted(self._children(), key=lambda child: child.close_rank):
                 child._close(forced=True)
             self._release(forced=forced)
-            self._is_open = False
+            self._end_calls()
             for parent in self._parents:
                 parent._remove_child(self)
             self._announce_end()
+
+    def _place(self, kind: type, engine: object) -> None:
+        """Have the engine's own methods in the instance, until it is closed.
+
+        A call of them takes neither a lock nor a frame of Python. `kind` is the class whose methods
+        they stand for: what a subclass overrides stays its own.
+        """
+        for name in self._placed:
+            if getattr(type(self), name) is getattr(kind, name):
+                self.__dict__[name] = getattr(engine, f"public_{name}")
+
+    def _end_calls(self) -> None:
+        self._is_open = False
+        for name in self._placed:
+            self.__dict__.pop(name, None)
 
     def _announce_end(self) -> None:
         """Wake threads that wait for something of this object, closed by now. Lock held."""

@@ -5,6 +5,7 @@
 
 mod engine;
 mod memory;
+mod public_calls;
 mod queue_pair;
 mod queues;
 mod records;

@@ -55,6 +55,7 @@ impl CompletionQueue {
 
     /// Queue a completion of the queue that has this number; see `Shared::complete`.
     pub fn push(&mut self, number: u32, completion: Completion, told: &mut Told) {
+        told.pushed = told.pushed.wrapping_add(1);
         if self.has_sink {
             if self.entries.is_empty() {
                 told.fed.push(number);
@@ -127,4 +128,6 @@ impl CompletionQueue {
 pub struct Told {
     pub fed: Vec<u32>,
     pub events: Vec<Event>,
+    /// Completions that came to any queue, lost ones too.
+    pub pushed: u64,
 }

@@ -1,10 +1,13 @@
 //! One channel: memory of both directions, and the socket that rings the peer.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 
 use urds_channel::channel_memory::{ChannelMemory, Direction};
-use urds_channel::slots::{ChannelError, Fields, INLINE_BYTES, Reader, Writer, flags, kinds};
-use urds_channel::sys::doorbell;
+use urds_channel::slots::{
+    ChannelError, Fields, INLINE_BYTES, Reader, SlotMemory, Word, Writer, flags, kinds,
+};
+use urds_channel::sys::{doorbell, thread};
 use urds_verbs::errors::ACK;
 use urds_verbs::memory::{Extent, Payload};
 
@@ -45,6 +48,8 @@ pub struct Channel {
     /// Slots that were published since the last look whether to ring.
     has_published: bool,
     is_starved: bool,
+    /// The processor that the peer was told of, plus 1.
+    told_processor: u32,
     /// What ended it.
     pub(crate) error: Option<ChannelError>,
     pub(crate) is_reported: bool,
@@ -67,6 +72,7 @@ impl Channel {
             empty_looks: 0,
             has_published: false,
             is_starved: false,
+            told_processor: 0,
             error: None,
             is_reported: false,
             is_held: false,
@@ -194,9 +200,20 @@ impl Channel {
             return;
         }
         let direction = Self::out(&self.memory, self.own);
+        let processor = thread::processor().map_or(0, |number| number + 1);
+        if processor != self.told_processor {
+            self.told_processor = processor;
+            direction.word(Word::Processor).store(processor, Relaxed);
+        }
         if self.writer.must_ring(&direction) {
             self.doorbell();
         }
+    }
+
+    /// Return whether the peer published last on this processor: waiting for it only keeps it waiting.
+    pub fn shares_processor(&self, number: u32) -> bool {
+        let peers = self.memory.direction(1 - self.own);
+        peers.word(Word::Processor).load(Relaxed) == number + 1
     }
 
     // -- in

@@ -251,6 +251,12 @@ impl Channels {
         asleep
     }
 
+    /// Return whether a peer published last on the processor with this number.
+    pub fn shares_processor(&self, number: u32) -> bool {
+        let mut channels = self.open.iter();
+        channels.any(|(_, channel)| channel.shares_processor(number))
+    }
+
     /// Ask for no doorbell: this side looks by itself.
     pub fn awake(&self) {
         for (_, channel) in &self.open {

@@ -108,6 +108,9 @@ class CompletionQueue:
             entries.clear()
             self._sink(completions)
 
+    def close(self) -> None:
+        """End the public calls, which the reference has none of."""
+
     def discard(self, qpn: int) -> None:
         """Drop the completions of a queue pair that starts over or is gone.
 

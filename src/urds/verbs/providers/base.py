@@ -176,6 +176,7 @@ class Adapter(Objects, ABC):
     on_events: Callable[[list[Event]], None] | None = None  # set by the owner; lock held
     port: int = 0  # of this context, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
+    has_public_calls: bool = False  # the engine's `public_*` methods may stand in verbs objects
     _is_finishing_pass = False
 
     # -- time and progress

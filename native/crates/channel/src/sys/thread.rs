@@ -29,6 +29,13 @@ static LIST: AtomicIsize = AtomicIsize::new(UNKNOWN);
 /// 1: the number lies at `TID_BEFORE`; 2: it does not.
 static NUMBER: AtomicIsize = AtomicIsize::new(0);
 
+/// Return the number of the processor that the calling thread runs on, a hint; `None` if unknown.
+#[inline]
+pub fn processor() -> Option<u32> {
+    // SAFETY: no memory is passed.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 /// What a lock needs of the thread that takes it.
 #[derive(Clone, Copy)]
 pub struct Thread {

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
 use urds_channel::slots::PAYLOAD_BYTES_MAX;
+use urds_channel::sys::thread;
 use urds_dataplane::clock::Clock;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
@@ -29,6 +31,24 @@ use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::regions::{Extent, MemoryWindow, Region};
 use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of, tables, wide};
 
+/// How often a thread that polls also looks at sockets and timers.
+const LOOK_NS: i64 = 1_000_000;
+/// Empty polls after which a thread lets others of its process run, if they have devices.
+const EMPTY_POLLS_MAX: u32 = 32;
+/// Of which the kernel makes some 60 microseconds.
+const GIVE_WAY: Duration = Duration::from_micros(1);
+
+/// Open engines with channels of this process.
+pub static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+/// What a call leaves to the adapter.
+#[derive(Clone, Copy, Default)]
+pub struct Left {
+    is_due: bool,
+    /// When it has looked at channels, if it has.
+    looked_at_ns: Option<i64>,
+}
+
 /// What the handles of one engine share.
 ///
 /// Locks: the machine's is held without any Python code; the maps' for a look-up.
@@ -38,8 +58,16 @@ pub struct Core {
     /// Where packets go, of an engine whose own they are. Its lock is taken inside the machine's.
     pub channels: Mutex<Channels>,
     pub has_channels: AtomicBool,
-    /// Called when a poll has found something that the adapter has to do.
+    /// Called when a call has left something that the adapter has to do.
     on_pass: Option<Py<PyAny>>,
+    /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
+    on_idle: Option<Py<PyAny>>,
+    looked_ns: AtomicI64,
+    /// When the adapter's timer runs.
+    planned_ns: AtomicI64,
+    /// Threads of the adapter that wait for completions.
+    pub watchers: AtomicUsize,
+    empty_polls: AtomicU32,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
     /// Regions by key and windows by number, which are there until they are taken back.
@@ -101,29 +129,97 @@ impl Core {
 
     /// Take completions of a queue; if there are none and there are channels, look at those before.
     pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let (taken, is_due) = self.call(py, |machine| {
-            let mut taken = Vec::new();
-            let mut poll = |machine: &mut Machine| {
-                if let Some(queue) = machine.shared.completions.get_mut(number) {
-                    queue.poll(count, &mut taken);
-                }
-                taken.is_empty()
-            };
-            let mut is_due = false;
-            if poll(machine) && self.has_channels.load(Relaxed) {
-                let mut channels = self.channels.lock();
-                channels.progress(machine, now_ns());
-                poll(machine);
-                let told = &machine.shared.told;
-                is_due = !(told.fed.is_empty() && told.events.is_empty());
-                is_due |= !(channels.events.is_empty() && machine.failed.is_empty());
-            }
-            (taken, is_due)
-        })?;
-        if let (true, Some(on_pass)) = (is_due, &self.on_pass) {
-            on_pass.call0(py)?;
+        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+        self.finish_pass(py, left)?;
+        Ok(taken)
+    }
+
+    /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
+    pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+        let is_empty = taken.is_empty();
+        self.finish_pass(py, left)?;
+        let Some(at_ns) = left.looked_at_ns else {
+            return Ok(taken);
+        };
+        let is_late = at_ns - self.looked_ns.load(Relaxed) >= LOOK_NS;
+        if is_late && let Some(on_idle) = &self.on_idle {
+            self.looked_ns.store(at_ns, Relaxed);
+            on_idle.call0(py)?;
+        }
+        if !is_empty {
+            self.empty_polls.store(0, Relaxed);
+            return Ok(taken);
+        }
+        if self.empty_polls.fetch_add(1, Relaxed) >= EMPTY_POLLS_MAX {
+            self.empty_polls.store(0, Relaxed);
+            self.give_way(py);
+        }
+        if is_late {
+            return self.take(py, number, count);
         }
         Ok(taken)
+    }
+
+    /// Let whoever could bring something run, after many polls for nothing.
+    #[cold]
+    fn give_way(&self, py: Python<'_>) {
+        if DEVICES.load(Relaxed) > 1 {
+            // The peer may be of this process, and wants the interpreter.
+            py.detach(|| urds_dataplane::sys::pause(GIVE_WAY));
+            return;
+        }
+        let shares = |number| self.channels.lock().shares_processor(number);
+        if thread::processor().is_some_and(shares) {
+            py.detach(std::thread::yield_now);
+        }
+    }
+
+    fn look(&self, machine: &mut Machine, number: u32, count: usize) -> (Vec<Completion>, Left) {
+        let mut taken = Vec::new();
+        let mut left = Left::default();
+        let mut poll = |machine: &mut Machine| {
+            if let Some(queue) = machine.shared.completions.get_mut(number) {
+                queue.poll(count, &mut taken);
+            }
+            taken.is_empty()
+        };
+        if poll(machine) && self.has_channels.load(Relaxed) {
+            let mut channels = self.channels.lock();
+            let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
+            channels.progress(machine, now_ns);
+            poll(machine);
+            left = self.left(machine, &channels, pushed);
+            left.looked_at_ns = Some(now_ns);
+        }
+        (taken, left)
+    }
+
+    /// Return what a call leaves to the adapter; `pushed` is the count before it.
+    pub fn left(&self, machine: &Machine, channels: &Channels, pushed: u64) -> Left {
+        let told = &machine.shared.told;
+        let is_awaited = told.pushed != pushed && self.watchers.load(Relaxed) > 0;
+        let has_news = !(told.fed.is_empty() && told.events.is_empty());
+        let is_wanted = !(channels.events.is_empty() && machine.failed.is_empty());
+        let due_ns = machine.poll_timeout().unwrap_or(i64::MAX);
+        let is_sooner = due_ns < self.planned_ns.load(Relaxed);
+        Left {
+            is_due: is_awaited || has_news || is_wanted || is_sooner,
+            looked_at_ns: None,
+        }
+    }
+
+    /// Have the adapter do what a call has left to it; no lock held.
+    pub fn finish_pass(&self, py: Python<'_>, left: Left) -> PyResult<()> {
+        if let (true, Some(on_pass)) = (left.is_due, &self.on_pass) {
+            on_pass.call0(py)?;
+        }
+        Ok(())
+    }
+
+    /// Note when the adapter's timer runs, `None` for never.
+    pub fn plan(&self, at_ns: Option<i64>) {
+        self.planned_ns.store(at_ns.unwrap_or(i64::MAX), Relaxed);
     }
 
     /// Do work that may be refused.
@@ -186,7 +282,7 @@ pub struct Engine {
     gid: [u8; GID_BYTES],
 }
 
-fn now_ns() -> i64 {
+pub fn now_ns() -> i64 {
     i64::try_from(Clock::Monotonic.now_ns()).unwrap_or(i64::MAX)
 }
 
@@ -212,6 +308,7 @@ impl Engine {
         checksum: bool,
         channels: Option<Channels>,
         on_pass: Option<Py<PyAny>>,
+        on_idle: Option<Py<PyAny>>,
         has_random_keys: bool,
     ) -> PyResult<Self> {
         let holds = |name: &str| link.getattr(name)?.extract::<bool>();
@@ -232,6 +329,11 @@ impl Engine {
                 has_channels: AtomicBool::new(has_channels),
                 channels: Mutex::new(channels.unwrap_or_default()),
                 on_pass,
+                on_idle,
+                looked_ns: AtomicI64::new(0),
+                planned_ns: AtomicI64::new(i64::MAX),
+                watchers: AtomicUsize::new(0),
+                empty_polls: AtomicU32::new(0),
                 elements: Mutex::default(),
                 regions: Mutex::default(),
                 windows: Mutex::default(),
@@ -259,7 +361,7 @@ impl Engine {
         checksum: bool,
         has_random_keys: bool,
     ) -> PyResult<Self> {
-        Self::over(link, gid, checksum, None, None, has_random_keys)
+        Self::over(link, gid, checksum, None, None, None, has_random_keys)
     }
 
     #[getter]
@@ -281,7 +383,15 @@ impl Engine {
             .core
             .attempt(py, |machine| machine.completion_queue(capacity, has_sink))?;
         let core = Arc::clone(&self.core);
-        let made = Bound::new(py, CompletionQueue { number, core, sink })?;
+        let made = Bound::new(
+            py,
+            CompletionQueue {
+                number,
+                core,
+                sink,
+                is_closed: AtomicBool::new(false),
+            },
+        )?;
         let element = Element::CompletionQueue(number);
         self.core.remember(element, made.as_any())?;
         Ok(made)
@@ -662,6 +772,7 @@ impl Engine {
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.core.on_pass)?;
+        visit.call(&self.core.on_idle)?;
         if let Some(regions) = self.core.regions.try_lock() {
             for region in regions.values() {
                 visit.call(region)?;

@@ -8,7 +8,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use urds_verbs::attributes::{Attributes, FIELDS};
-use urds_verbs::numbers::QpState;
+use urds_verbs::numbers::{QpKind, QpState, SEND_SIGNALED};
 use urds_verbs::queue_pair::{QueuePair as Machine, Setup, Shared};
 use urds_verbs::receives::HeldWord;
 use urds_verbs::work::{Element, Route};
@@ -16,7 +16,8 @@ use urds_verbs::work::{Element, Route};
 use crate::verbs::engine::Core;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::requests::{each, recv_work, send_work};
-use crate::verbs::values::{attributes_of, gid_of, integer, tables};
+use crate::verbs::public_calls;
+use crate::verbs::values::{attributes_of, closed, gid_of, integer, tables};
 
 /// What remains of a queue pair that is closed.
 #[derive(Clone, Copy)]
@@ -52,7 +53,7 @@ pub struct QueuePair {
     number: u32,
     is_closed: AtomicBool,
     setup: Setup,
-    core: Arc<Core>,
+    pub core: Arc<Core>,
     word: HeldWord,
     #[pyo3(get)]
     link: Py<PyAny>,
@@ -106,12 +107,25 @@ impl QueuePair {
     }
 
     /// Return its number in the engine; once it is closed another may have the same.
-    fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         if self.is_closed.load(Relaxed) {
             u32::MAX
         } else {
             self.number
         }
+    }
+
+    pub fn is_datagram(&self) -> bool {
+        self.setup.kind == QpKind::Ud
+    }
+
+    /// Raise `VerbsClosedError` for a closed one.
+    #[inline]
+    pub fn demand_open(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_closed.load(Relaxed) {
+            return Err(closed(py, "QP"));
+        }
+        Ok(())
     }
 
     fn look(&self, py: Python<'_>) -> PyResult<Last> {
@@ -329,6 +343,33 @@ impl QueuePair {
             self.core
                 .attempt(py, |machine| machine.post_recv(number, work))
         })
+    }
+
+    // -- work, as `urds.verbs.QP` has it: see `public_calls`
+
+    fn public_post_send(&self, wr: &Bound<'_, PyAny>) -> PyResult<()> {
+        public_calls::post_send(self, wr)
+    }
+
+    fn public_post_recv(&self, wr: &Bound<'_, PyAny>) -> PyResult<()> {
+        public_calls::post_recv(self, wr)
+    }
+
+    #[pyo3(signature = (octets, wr_id=0, flags=SEND_SIGNALED))]
+    fn public_send(&self, octets: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
+        public_calls::send(self, octets, wr_id, flags)
+    }
+
+    #[pyo3(signature = (octets, address, rkey, wr_id=0, flags=SEND_SIGNALED))]
+    fn public_write(
+        &self,
+        octets: &Bound<'_, PyAny>,
+        address: u64,
+        rkey: u32,
+        wr_id: u64,
+        flags: u32,
+    ) -> PyResult<()> {
+        public_calls::write(self, octets, address, rkey, wr_id, flags)
     }
 
     // -- receive buffers

@@ -1,6 +1,7 @@
 //! Completion queues and shared receive queues.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -8,8 +9,9 @@ use pyo3::types::{PyAnyMethods, PyList};
 use urds_verbs::work::{Completion, Element};
 
 use crate::verbs::engine::Core;
+use crate::verbs::public_calls;
 use crate::verbs::requests::{each, recv_work};
-use crate::verbs::values::{domain_of, refused, tables};
+use crate::verbs::values::{closed, domain_of, refused, tables};
 
 /// See `contract.CompletionQueue` and the stub.
 #[pyclass(frozen, weakref, module = "urds_native")]
@@ -17,9 +19,19 @@ pub struct CompletionQueue {
     pub number: u32,
     pub core: Arc<Core>,
     pub sink: Option<Py<PyAny>>,
+    pub is_closed: AtomicBool,
 }
 
 impl CompletionQueue {
+    /// Raise `VerbsClosedError` for one whose owner is closed.
+    #[inline]
+    pub fn demand_open(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_closed.load(Relaxed) {
+            return Err(closed(py, "CQ"));
+        }
+        Ok(())
+    }
+
     fn take(&self, py: Python<'_>, count: i64) -> PyResult<Vec<Completion>> {
         let count = usize::try_from(count).unwrap_or(0);
         self.core.poll(py, self.number, count)
@@ -53,7 +65,7 @@ impl CompletionQueue {
 }
 
 /// Make the records of completions, with no lock held.
-fn listed<'py>(py: Python<'py>, completions: &[Completion]) -> PyResult<Bound<'py, PyList>> {
+pub fn listed<'py>(py: Python<'py>, completions: &[Completion]) -> PyResult<Bound<'py, PyList>> {
     let tables = tables(py)?;
     let list = PyList::empty(py);
     for completion in completions {
@@ -67,6 +79,21 @@ impl CompletionQueue {
     #[pyo3(signature = (count=1, /))]
     fn poll<'py>(&self, py: Python<'py>, count: i64) -> PyResult<Bound<'py, PyList>> {
         listed(py, &self.take(py, count)?)
+    }
+
+    /// As `urds.verbs.CQ.poll`: see `public_calls`.
+    #[pyo3(signature = (num_entries=1))]
+    fn public_poll<'py>(
+        &self,
+        py: Python<'py>,
+        num_entries: i64,
+    ) -> PyResult<(usize, Bound<'py, PyList>)> {
+        public_calls::poll(self, py, num_entries)
+    }
+
+    /// End the public calls: the object that had them is closed.
+    fn close(&self) {
+        self.is_closed.store(true, Relaxed);
     }
 
     #[pyo3(signature = (solicited_only=false))]

@@ -228,6 +228,13 @@ fn own_data(object: &Bound<'_, PyAny>) -> PyResult<Result<Own, String>> {
     Ok(Ok(Own::Kept(Arc::new(buffer), length)))
 }
 
+/// Return the bytes of a short form, kept until it completes.
+pub fn own_bytes(object: &Bound<'_, PyAny>) -> PyResult<Own> {
+    let buffer = Buffer::of(object)?;
+    let length = buffer.length();
+    Ok(Own::Kept(Arc::new(buffer), length))
+}
+
 fn binding_of(window: &Bound<'_, PyAny>, bind: &Bound<'_, PyAny>) -> PyResult<Option<Binding>> {
     let py = window.py();
     let class = tables(py)?.window_binding.bind(py);

@@ -15,7 +15,7 @@ use urds_verbs_shm::{Channels, Event, PLACED_BYTES_MIN, Region};
 use crate::attached;
 use crate::errors::os_error;
 use crate::sys;
-use crate::verbs::engine::{Core, Engine};
+use crate::verbs::engine::{Core, DEVICES, Engine};
 use crate::verbs::values::gid_of;
 
 /// See the stub.
@@ -38,17 +38,21 @@ impl ShmEngine {
 #[pymethods]
 impl ShmEngine {
     #[new]
-    #[pyo3(signature = (link, *, gid, on_pass=None, placed_bytes_min=PLACED_BYTES_MIN))]
+    #[pyo3(signature = (
+        link, *, gid, on_pass=None, on_idle=None, placed_bytes_min=PLACED_BYTES_MIN
+    ))]
     fn new(
         link: &Bound<'_, PyAny>,
         gid: &Bound<'_, PyAny>,
         on_pass: Option<Py<PyAny>>,
+        on_idle: Option<Py<PyAny>>,
         placed_bytes_min: u64,
     ) -> PyResult<PyClassInitializer<Self>> {
         let mtu_bytes: usize = link.getattr("mtu_bytes")?.extract()?;
         let channels = Channels::new(gid_of(gid)?, mtu_bytes, placed_bytes_min);
-        let engine = Engine::over(link, gid, false, Some(channels), on_pass, true)?;
+        let engine = Engine::over(link, gid, false, Some(channels), on_pass, on_idle, true)?;
         let core = engine.core();
+        DEVICES.fetch_add(1, Relaxed);
         Ok(PyClassInitializer::from(engine).add_subclass(Self { core }))
     }
 
@@ -158,6 +162,23 @@ impl ShmEngine {
         self.with(py, |channels| channels.send_message(&gid, qkey, content))
     }
 
+    /// Note when the adapter's timer runs; a call that needs it sooner tells `on_pass`.
+    #[pyo3(signature = (at_ns, /))]
+    fn plan(&self, at_ns: Option<i64>) {
+        self.core.plan(at_ns);
+    }
+
+    /// Count a thread that waits for completions, 1, or one that is done, -1.
+    #[pyo3(signature = (change, /))]
+    fn watch(&self, change: isize) {
+        let watchers = &self.core.watchers;
+        if change > 0 {
+            watchers.fetch_add(1, Relaxed);
+        } else {
+            watchers.fetch_sub(1, Relaxed);
+        }
+    }
+
     // -- memory of peers
 
     /// Map the memory behind a key, as the peer's answer says. The file stays the caller's.
@@ -232,5 +253,11 @@ impl ShmEngine {
     #[getter]
     fn has_channels(&self) -> bool {
         self.core.has_channels.load(Relaxed)
+    }
+}
+
+impl Drop for ShmEngine {
+    fn drop(&mut self) {
+        DEVICES.fetch_sub(1, Relaxed);
     }
 }

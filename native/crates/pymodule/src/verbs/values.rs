@@ -1,6 +1,6 @@
 //! Numbers and records of the verbs engine as Python's enumerations and classes.
 
-use pyo3::exceptions::{PyOSError, PyOverflowError};
+use pyo3::exceptions::{PyBaseException, PyOSError, PyOverflowError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -36,6 +36,9 @@ pub struct Tables {
     pub capacities: Py<PyAny>,
     pub in_order: Py<PyAny>,
     nested_domain: Py<PyAny>,
+    post_error: Py<PyAny>,
+    closed_error: Py<PyAny>,
+    engine_form: PyOnceLock<Py<PyAny>>,
 }
 
 static TABLES: PyOnceLock<Tables> = PyOnceLock::new();
@@ -67,6 +70,7 @@ impl Tables {
         let work = py.import("urds.verbs.engine.work")?;
         let keys = py.import("urds.verbs.engine.keys")?;
         let attributes = py.import("urds.verbs.engine.attributes")?;
+        let errors = py.import("urds.verbs.errors")?;
         let class = |name: &str| numbers.getattr(name);
         let wc_flag = class("WCFlag")?;
         let flags = (0..u8::try_from(WC_FLAGS).unwrap_or(0)).map(|bits| {
@@ -104,6 +108,9 @@ impl Tables {
             nested_domain: keys.getattr("NestedDomain")?.unbind(),
             attributes: attributes.getattr("QPAttr")?.unbind(),
             capacities: attributes.getattr("QPCap")?.unbind(),
+            post_error: errors.getattr("VerbsPostError")?.getattr("of")?.unbind(),
+            closed_error: errors.getattr("VerbsClosedError")?.unbind(),
+            engine_form: PyOnceLock::new(),
             in_order: class("ReceiveOrder")?.getattr("IN_ORDER")?.unbind(),
         })
     }
@@ -138,6 +145,33 @@ impl Tables {
         tuple_of_class(self.wc.bind(py), values)
     }
 
+    /// Return a request in the engine's form, without objects of `urds.verbs`.
+    #[cold]
+    pub fn engine_form<'py>(
+        &self,
+        py: Python<'py>,
+        wr: &Bound<'py, PyAny>,
+        is_datagram: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let call = self.engine_form.get_or_try_init(py, || {
+            let module = py.import("urds.verbs.qp")?;
+            module.getattr("engine_form").map(Bound::unbind)
+        })?;
+        call.bind(py).call1((wr, is_datagram))
+    }
+
+    /// Return the error for the request at a place that was rejected.
+    #[cold]
+    pub fn post_error(
+        &self,
+        py: Python<'_>,
+        error: &Bound<'_, PyBaseException>,
+        place: usize,
+    ) -> PyResult<PyErr> {
+        let made = self.post_error.bind(py).call1((error, place))?;
+        Ok(PyErr::from_value(made))
+    }
+
     /// Return an `AddressVector`.
     pub fn route<'py>(&self, py: Python<'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {
         let gid = PyBytes::new(py, &route.gid);
@@ -149,6 +183,13 @@ impl Tables {
 #[cold]
 pub fn refused(error: &Rejected) -> PyErr {
     PyOSError::new_err((error.errno, error.detail.clone()))
+}
+
+/// Return the error of a call of a closed object.
+#[cold]
+pub fn closed(py: Python<'_>, what: &str) -> PyErr {
+    let made = tables(py).and_then(|tables| tables.closed_error.bind(py).call1((what,)));
+    made.map_or_else(|failure| failure, PyErr::from_value)
 }
 
 /// Read an `AddressVector`.

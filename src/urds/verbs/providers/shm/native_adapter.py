@@ -10,6 +10,7 @@ engine reads no further until the message had its effect: data right behind a re
 queue pair ready.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ RETRY_NS: Final = 1_000_000  # until a peer with a full backlog is tried again
 class NativeShmAdapter(EngineAdapter, ShmAdapter):
     """One open `shm` device on the compiled engine."""
 
+    has_public_calls = True
     _is_taking_news = False
 
     def _make_peers(self) -> Peers:
@@ -49,6 +51,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self.attributes.link,
             gid=self.gid,
             on_pass=self._handle_pass,
+            on_idle=self.progress,
             placed_bytes_min=reference.PLACED_BYTES_MIN,
         )
         self.channel_engine = engine
@@ -56,6 +59,18 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         return NativePeers(self, engine, self._rendezvous)
 
     # -- time and progress
+
+    def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """See `Adapter.wait`. Posts and polls of other threads tell what completes meanwhile."""
+        self.channel_engine.watch(1)
+        try:
+            return super().wait(is_ready, timeout_ns)
+        finally:
+            self.channel_engine.watch(-1)
+
+    def _batch_done(self) -> None:
+        super()._batch_done()
+        self.channel_engine.plan(None if self._timer is None else self._timer.deadline_ns)
 
     def poll_memory(self) -> None:
         """Read all channels, and do what they left to the device."""

@@ -1,0 +1,256 @@
+//! The calls of each message as the objects of `urds.verbs` have them.
+//!
+//! `QP` and `CQ` have them in the instance while they are open: neither a frame of Python nor a lock of
+//! Python is in the way. They differ from the engine's own in their errors, and in that what they leave
+//! to the device is done before they return.
+
+use pyo3::exceptions::PyOSError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use urds_verbs::Engine as Machine;
+use urds_verbs::errors::Rejected;
+use urds_verbs::numbers::Opcode;
+use urds_verbs::work::{Doubts, Opcoded, Own, Pieces, RecvWork, SendWork};
+
+use crate::verbs::queue_pair::QueuePair;
+use crate::verbs::queues::{CompletionQueue, listed};
+use crate::verbs::records::{RecvWR, SendWR};
+use crate::verbs::requests::{own_bytes, recv_work, send_work};
+use crate::verbs::values::{refused, tables};
+
+/// Requests of one call: a chain may lead back to its start.
+const REQUESTS_MAX: usize = 1 << 20;
+/// Up to so many bytes of a short form are copied while it is posted.
+const COPIED_BYTES_MAX: usize = 4096;
+
+/// One request of a call, as the machine takes it.
+trait Work: Sized {
+    fn read(object: &Bound<'_, PyAny>, is_datagram: bool) -> PyResult<Self>;
+    fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected>;
+    /// Return the request behind it; `None` if `object` is no request.
+    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>;
+}
+
+struct Send(Opcoded, Doubts);
+
+impl Work for Send {
+    #[inline]
+    fn read(object: &Bound<'_, PyAny>, is_datagram: bool) -> PyResult<Self> {
+        let py = object.py();
+        let (ah, window) = if let Ok(native) = object.cast_exact::<SendWR>() {
+            let record = native.borrow();
+            let (ah, window) = (record.ah.bind(py), record.window.bind(py));
+            (ah.clone(), window.clone())
+        } else {
+            let field = |name| object.getattr(name);
+            (field(intern!(py, "ah"))?, field(intern!(py, "window"))?)
+        };
+        let tables = tables(py)?;
+        let is_vector = ah.get_type().is(tables.address_vector.bind(py));
+        let is_plain = if is_datagram { is_vector } else { ah.is_none() };
+        let (work, doubts) = if is_plain && window.is_none() {
+            send_work(object)?
+        } else {
+            send_work(&tables.engine_form(py, object, is_datagram)?)?
+        };
+        Ok(Self(work, doubts))
+    }
+
+    fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
+        machine.post_send(number, self.0, &self.1)
+    }
+
+    #[inline]
+    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        if let Ok(native) = object.cast_exact::<SendWR>() {
+            return Some(native.borrow().next_wr.bind(object.py()).clone());
+        }
+        next_of(object)
+    }
+}
+
+struct Recv(RecvWork);
+
+impl Work for Recv {
+    #[inline]
+    fn read(object: &Bound<'_, PyAny>, _is_datagram: bool) -> PyResult<Self> {
+        recv_work(object).map(Self)
+    }
+
+    fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
+        machine.post_recv(number, self.0)
+    }
+
+    #[inline]
+    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        if let Ok(native) = object.cast_exact::<RecvWR>() {
+            return Some(native.borrow().next_wr.bind(object.py()).clone());
+        }
+        next_of(object)
+    }
+}
+
+fn next_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    object.getattr(intern!(object.py(), "next_wr")).ok()
+}
+
+// -- posting
+
+/// Post a request, a list of them, or a chain.
+pub fn post_send(qp: &QueuePair, wr: &Bound<'_, PyAny>) -> PyResult<()> {
+    post::<Send>(qp, wr)
+}
+
+/// Post a receive, a list of them, or a chain.
+pub fn post_recv(qp: &QueuePair, wr: &Bound<'_, PyAny>) -> PyResult<()> {
+    post::<Recv>(qp, wr)
+}
+
+/// Post a SEND of bytes.
+pub fn send(qp: &QueuePair, octets: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
+    let py = octets.py();
+    qp.demand_open(py)?;
+    let mut work = SendWork::new(wr_id, Opcode::Send, Pieces::None);
+    work.flags = flags;
+    post_bytes(qp, py, work, octets)
+}
+
+/// Post a WRITE of bytes.
+pub fn write(
+    qp: &QueuePair,
+    octets: &Bound<'_, PyAny>,
+    address: u64,
+    rkey: u32,
+    wr_id: u64,
+    flags: u32,
+) -> PyResult<()> {
+    let py = octets.py();
+    qp.demand_open(py)?;
+    let mut work = SendWork::new(wr_id, Opcode::RdmaWrite, Pieces::None);
+    (work.flags, work.remote_addr, work.rkey) = (flags, address, rkey);
+    post_bytes(qp, py, work, octets)
+}
+
+fn post_bytes(
+    qp: &QueuePair,
+    py: Python<'_>,
+    mut work: SendWork,
+    octets: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    work.own = match octets.cast_exact::<PyBytes>() {
+        Ok(bytes) if bytes.as_bytes().len() <= COPIED_BYTES_MAX => {
+            Own::Copied(bytes.as_bytes().into())
+        }
+        _ => own_bytes(octets).map_err(|error| rejected(py, error, 0))?,
+    };
+    post_one(qp, py, Send(Opcoded::Known(work), Doubts::default()))
+}
+
+fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = given.py();
+    qp.demand_open(py)?;
+    let Some(next) = W::next(given) else {
+        return post_many::<W>(qp, py, given.try_iter()?);
+    };
+    if !next.is_none() {
+        return post_many::<W>(qp, py, std::iter::once(Ok(given.clone())));
+    }
+    let work = W::read(given, qp.is_datagram()).map_err(|error| rejected(py, error, 0))?;
+    post_one(qp, py, work)
+}
+
+#[inline]
+fn post_one<W: Work>(qp: &QueuePair, py: Python<'_>, work: W) -> PyResult<()> {
+    let core = &qp.core;
+    let (result, left) = core.through(py, |machine, channels, now_ns| {
+        let pushed = machine.shared.told.pushed;
+        let result = work.post(machine, qp.number());
+        channels.flush(machine, now_ns);
+        (result, core.left(machine, channels, pushed))
+    })?;
+    core.finish_pass(py, left)?;
+    result.map_err(|error| rejected(py, refused(&error), 0))
+}
+
+/// Post what comes, in one call of the engine; what precedes a rejected one is posted.
+fn post_many<'py, W: Work>(
+    qp: &QueuePair,
+    py: Python<'py>,
+    heads: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> PyResult<()> {
+    let mut works = Vec::new();
+    let mut failure = read_all::<W>(qp, heads, &mut works).err();
+    if works.is_empty() {
+        return failure.map_or(Ok(()), Err);
+    }
+    let core = &qp.core;
+    let (result, left) = core.through(py, |machine, channels, now_ns| {
+        let pushed = machine.shared.told.pushed;
+        let mut result = Ok(());
+        for (place, work) in works.into_iter().enumerate() {
+            if let Err(error) = work.post(machine, qp.number()) {
+                result = Err((place, error));
+                break;
+            }
+        }
+        channels.flush(machine, now_ns);
+        (result, core.left(machine, channels, pushed))
+    })?;
+    if let Err((place, error)) = result {
+        failure = Some(rejected(py, refused(&error), place));
+    }
+    core.finish_pass(py, left)?;
+    failure.map_or(Ok(()), Err)
+}
+
+/// Read each request that comes and what is chained to it.
+fn read_all<'py, W: Work>(
+    qp: &QueuePair,
+    heads: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>,
+    works: &mut Vec<W>,
+) -> PyResult<()> {
+    for head in heads {
+        let mut next = head?;
+        while !next.is_none() {
+            let (py, place) = (next.py(), works.len());
+            if place == REQUESTS_MAX {
+                let detail = format!("more than {REQUESTS_MAX} work requests in one call");
+                return Err(rejected(py, refused(&Rejected::invalid(detail)), place));
+            }
+            let work = W::read(&next, qp.is_datagram());
+            works.push(work.map_err(|error| rejected(py, error, place))?);
+            next = W::next(&next).unwrap_or_else(|| py.None().into_bound(py));
+        }
+    }
+    Ok(())
+}
+
+/// Return the error of a rejected request: `VerbsPostError` for one of the system's kind.
+#[cold]
+fn rejected(py: Python<'_>, error: PyErr, place: usize) -> PyErr {
+    if !error.is_instance_of::<PyOSError>(py) {
+        return error;
+    }
+    match tables(py).and_then(|tables| tables.post_error(py, error.value(py), place)) {
+        Ok(made) => {
+            made.set_cause(py, Some(error));
+            made
+        }
+        Err(failure) => failure,
+    }
+}
+
+// -- polling
+
+/// Take completions; return how many, and them.
+pub fn poll<'py>(
+    queue: &CompletionQueue,
+    py: Python<'py>,
+    count: i64,
+) -> PyResult<(usize, Bound<'py, PyList>)> {
+    queue.demand_open(py)?;
+    let count = usize::try_from(count).unwrap_or(0);
+    let taken = queue.core.poll_all(py, queue.number, count)?;
+    Ok((taken.len(), listed(py, &taken)?))
+}
