@@ -107,11 +107,11 @@ def record(version: str, commit: str) -> Release:
 def wire() -> dict[str, int]:
     """Return the versions that nodes of these sources put on the wire."""
     from urds.rds.transports import shm
-    from urds.rds.wire import extensions, private_data
+    from urds.rds.wire import extensions, frame_format
 
     return {
         "tcp_mark": extensions.MARK_VERSION,
-        "rdma_mark": private_data.MARK_VERSION_LONG_FRAMES,
+        "rdma_mark": int(frame_format.FRAME_FORMAT_NEWEST),
         "shm_greeting": shm.VERSION,
     }
 

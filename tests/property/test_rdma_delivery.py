@@ -18,6 +18,7 @@ from urds.rds.constants import RdmaStatus
 from urds.rds.plane.contract import Operation
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
+from urds.rds.wire.frame_format import FrameFormat
 
 BAD_KEY = 0xBAD
 SIDES = st.integers(0, 1)
@@ -33,7 +34,7 @@ STEPS = st.one_of(
     st.tuples(st.just("change_map"), SIDES, st.just(0)),
     st.tuples(st.just("cancel"), SIDES, st.just(0)),
     st.tuples(st.just("cut"), SIDES, st.just(0)),
-    st.tuples(st.just("change_frames"), SIDES, st.just(0)),
+    st.tuples(st.just("change_frames"), SIDES, st.integers(0, 2)),
 )
 
 
@@ -56,9 +57,9 @@ class End:
 class World:
     """Two ends and the connection between them."""
 
-    def __init__(self, limits: CoreLimits, *, long_frames: bool = False) -> None:
+    def __init__(self, limits: CoreLimits, frame_format: FrameFormat = FrameFormat.SHORT) -> None:
         self.limits = limits
-        self.long_frames = long_frames  # agreed on anew at each connect
+        self.frame_format = frame_format  # agreed on anew at each connect
         self.ends = (End(Side(limits)), End(Side(limits, sequence_first=1000)))
         self.connect()
 
@@ -75,7 +76,7 @@ class World:
             end.side.core.attach(
                 acknowledged=told[1 - index],
                 credits=offers[1 - index],
-                long_frames=self.long_frames,
+                frame_format=self.frame_format,
             )
 
     def cut(self, _index: int = 0, _value: int = 0) -> None:
@@ -156,9 +157,9 @@ class World:
     def change_map(self, index: int, _value: int) -> None:
         self.ends[index].side.core.map_due = True
 
-    def change_frames(self, _index: int, _value: int) -> None:
-        """Connect anew, as nodes that agree otherwise about long frames."""
-        self.long_frames = not self.long_frames
+    def change_frames(self, _index: int, value: int) -> None:
+        """Connect anew, as nodes that agree otherwise about frames."""
+        self.frame_format = FrameFormat(1 + value % 3)
         self.cut()
 
     def cancel(self, index: int, _value: int) -> None:

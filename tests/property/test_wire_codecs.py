@@ -10,6 +10,7 @@ from urds.rds.constants import Capability, ConnectionFlag, ExtensionType
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire import info
 from urds.rds.wire.congestion_map import CongestionMap
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.private_data import ConnectData
 
 
@@ -151,8 +152,8 @@ def test_connect_data_survive_the_wire(
             ack_sequence=unsigned(64),
             credits=unsigned(32),
             generation=st.none() | st.integers(1, (1 << 32) - 1),
-            takes_long_frames=st.booleans(),
-        ).filter(lambda one: one.generation is not None or not one.takes_long_frames)
+            frame_format=st.sampled_from(FrameFormat),
+        ).filter(lambda one: one.generation is not None or one.frame_format is FrameFormat.SHORT)
     )
     assert ConnectData.parse(record.emit(), ipv6=family is IPv6Address) == record
 

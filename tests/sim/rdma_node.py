@@ -35,6 +35,7 @@ from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.node import NodeSettings, RdmaNode
 from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.rdma.regions import RegionTable
+from urds.rds.wire.frame_format import FRAME_FORMAT_NEWEST, FrameFormat
 from urds.verbs.providers.sim import SimNetwork
 
 US = 1_000
@@ -166,7 +167,7 @@ class SimSettings:
     peers_max: int = 16
     give_up_ns: int = 0
     sequence_first: int = 1 << 20
-    long_frames: bool = True
+    frame_format: FrameFormat = FRAME_FORMAT_NEWEST
 
 
 class SimNode:
@@ -212,7 +213,7 @@ class SimNode:
                 peer=PeerSettings(
                     generation=settings.generation,
                     reconnect_give_up_ns=settings.give_up_ns,
-                    long_frames=settings.long_frames,
+                    frame_format=settings.frame_format,
                 ),
                 core=settings.core,
             ),

@@ -25,6 +25,7 @@ from urds.common.types import IPAddress
 from urds.rds.plane.contract import Limits, MailboxSettings
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.transports.rdma.core import CoreLimits
+from urds.rds.wire.frame_format import FrameFormat
 from urds.verbs.engine.packets import Syndrome, parse_packet
 from urds.verbs.providers.sim import LinkProfile, SimAdapter, SimNetwork
 
@@ -143,7 +144,7 @@ class World:
                 peers_max=self._peers_max,
                 give_up_ns=random.choice([100 * MS, 3 * SECOND]) if self.plan.gives_up else 0,
                 sequence_first=random.choice([1, 1 << 30, (1 << 62) + random.randrange(1 << 20)]),
-                long_frames=generation % 2 == 0,
+                frame_format=FrameFormat((1, 2, 3, 3)[generation % 4]),
             ),
             random=random,
             on_news=self._note_news,

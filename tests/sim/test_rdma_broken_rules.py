@@ -109,6 +109,10 @@ def _run_on(original: Any, outgoing: Outgoing) -> None:
     original(outgoing)
 
 
+def _gather_for_ever(core: ConnectionCore) -> bool:
+    return core._is_packed and core.outgoing.may_gather()
+
+
 def _keep_the_partial(incoming: Incoming) -> None:
     incoming.acknowledgement = 0
     incoming.acknowledgement_asked = False
@@ -239,13 +243,19 @@ BROKEN = [
     Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there), CREDITS),
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
+    Broken("what gathers leaves in the end", instead(ConnectionCore, "_gathers", _gather_for_ever)),
     Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
     Broken("memory is lent until the end", around(Link, "_export", _map_for_ever)),
     Broken("a region ends on the device", instead(regions, "_displace", nothing)),
     Broken(
         "a use-once region is used once", instead(regions.RegionTable, "handle_key_used", nothing)
     ),
-    Broken("an evicted peer's number is kept", instead(RdmaNode, "_remember", nothing), VISITORS),
+    Broken(
+        "an evicted peer's number is kept",
+        instead(RdmaNode, "_remember", nothing),
+        VISITORS,
+        seed_first=150,
+    ),
     Broken("a lost connection is tried for", instead(RdmaPeer, "_reconnect_later", nothing)),
 ]
 

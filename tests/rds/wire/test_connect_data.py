@@ -6,6 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from urds.common.errors import WireError
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.private_data import (
     CONNECT_DATA_V4_BYTES,
     CONNECT_DATA_V6_BYTES,
@@ -60,20 +61,20 @@ def test_the_mark_stands_where_linux_has_zeros(record: ConnectData, data: bytes)
 def test_what_counts_as_a_mark(sign: str, generation: str, found: int | None) -> None:
     data = V4_BYTES[:13] + bytes.fromhex(sign) + V4_BYTES[16:28] + bytes.fromhex(generation)
     record = ConnectData.parse(data, ipv6=False)
-    assert replace(record, takes_long_frames=False) == replace(V4, generation=found)
+    assert replace(record, frame_format=FrameFormat.SHORT) == replace(V4, generation=found)
 
 
-@pytest.mark.parametrize(("version", "takes"), [(0, False), (1, False), (2, True), (255, True)])
-def test_long_frames_come_with_version_2_of_the_mark(version: int, takes: bool) -> None:
+@pytest.mark.parametrize(("version", "taken"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3), (255, 3)])
+def test_the_version_of_the_mark_tells_the_newest_frames(version: int, taken: int) -> None:
     marked = bytearray(replace(V4, generation=7).emit())
     marked[15] = version
-    assert ConnectData.parse(bytes(marked), ipv6=False).takes_long_frames is takes
-    if version == 2:
-        assert replace(V4, generation=7, takes_long_frames=True).emit() == marked
+    assert ConnectData.parse(bytes(marked), ipv6=False).frame_format == taken
+    if version == taken:
+        assert replace(V4, generation=7, frame_format=FrameFormat(taken)).emit() == marked
 
 
-def test_long_frames_without_a_generation_are_not_said() -> None:
-    assert replace(V4, takes_long_frames=True).emit() == V4_BYTES
+def test_frames_without_a_generation_are_not_said() -> None:
+    assert replace(V4, frame_format=FrameFormat.PACKED).emit() == V4_BYTES
 
 
 @pytest.mark.parametrize("generation", [0, 1 << 32])

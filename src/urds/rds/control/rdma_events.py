@@ -14,6 +14,7 @@ from urds.common.named_tuples import NamedTuple
 from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.control.events import Action
+from urds.rds.wire.frame_format import FrameFormat
 
 
 class PeerKey(NamedTuple):
@@ -78,7 +79,7 @@ class Attach(ConnectionAction):
     acknowledged: int  # the highest own number that this generation of the peer has; 0: none
     credits: int  # 0: no flow control
     is_urds_peer: bool
-    long_frames: bool = False  # both sides offered them
+    frame_format: FrameFormat = FrameFormat.SHORT  # the newest that both sides take
 
 
 @record

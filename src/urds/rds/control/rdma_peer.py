@@ -58,6 +58,7 @@ from urds.rds.control.state import (
 )
 from urds.rds.control.stats import RdmaStats
 from urds.rds.control.timers import OwnTimers, TimerKey, TimerKind, Timers
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.private_data import REJECTED_INCOMPATIBLE, VERSION_OFFERED, ConnectData
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class RdmaPeer:
         self.lower = address_bytes(local) < address_bytes(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
         self.generation: int | None = None  # of an own node
-        self.long_frames = False  # agreed on for the last connection
+        self.frame_format = FrameFormat.SHORT  # agreed on for the last connection
         self.used_ns = 0  # when something happened last, for eviction
         self._local = local
         self._is_known = False
@@ -171,7 +172,7 @@ class RdmaPeer:
             ack_sequence=0 if self._is_in_doubt else acknowledged,
             credits=credits,
             generation=self._settings.generation if is_marked else None,
-            takes_long_frames=is_marked and self._settings.long_frames,
+            frame_format=self._settings.frame_format if is_marked else FrameFormat.SHORT,
         ).emit()
 
     # -- reports of the shell
@@ -223,7 +224,7 @@ class RdmaPeer:
         credits = 0 if data is None else data.credits
         self._is_fresh = self._is_in_doubt = False
         self._emit(
-            Attach(self.key, number, acknowledged, credits, self.is_urds_peer, self.long_frames)
+            Attach(self.key, number, acknowledged, credits, self.is_urds_peer, self.frame_format)
         )
 
     def handle_failed(self, number: int, failure: Failure, now_ns: int) -> None:
@@ -309,9 +310,8 @@ class RdmaPeer:
             self._emit(RestartPeer(self.key))
         self._is_known, self.version = True, version
         self.generation = _generation(data)
-        self.long_frames = (
-            self._settings.long_frames and data is not None and data.takes_long_frames
-        )
+        offered = FrameFormat.SHORT if data is None else data.frame_format
+        self.frame_format = min(self._settings.frame_format, offered)
         if before != (True, self.is_urds_peer, version):
             self._emit(PeerKnown(self.key, self.is_urds_peer, version))
 

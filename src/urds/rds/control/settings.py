@@ -5,6 +5,7 @@ from ipaddress import IPv4Network, IPv6Network
 from urds.common.records import record
 from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, PATHS_MAX, Capability
+from urds.rds.wire.frame_format import FRAME_FORMAT_NEWEST, FrameFormat
 
 Network = IPv4Network | IPv6Network
 _MS = 1_000_000
@@ -60,7 +61,7 @@ class ConnectionSettings(ReconnectSettings):
 class PeerSettings(ReconnectSettings):
     """What every peer of a node over RDMA shares."""
 
-    long_frames: bool = True  # offered to own nodes
+    frame_format: FrameFormat = FRAME_FORMAT_NEWEST  # offered to own nodes
     # For the device to report how an attempt ended. The slowest of the present connection managers
     # takes 10 s; this is for one that forgot the attempt.
     answer_wait_ns: int = 30 * _S

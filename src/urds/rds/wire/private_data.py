@@ -5,11 +5,11 @@ request they follow the 36 bytes of the RDMA-CM header. The address family of th
 between the two forms, not the data.
 
 Own nodes mark theirs in bytes that Linux sends as zeros and does not read: behind tos a sign and a
-version, at the end the generation, which every start of a node draws anew. From version 2 on the
-node takes long frames; both sides have to offer them.
+version, at the end the generation, which every start of a node draws anew. The version tells which
+frames the node takes, see `frame_format`; a connection has what both sides offer.
 
-Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010 and
-0013 for the mark.
+Source: linux v6.12 net/rds/ib_cm.c, net/rds/rdma_transport.c; docs/adr/0010, 0014
+and 0047 for the mark.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,13 @@ from typing import Final, Self
 
 from urds.common.errors import WireError
 from urds.common.struct_layout import Layout
+from urds.rds.wire.frame_format import FRAME_FORMAT_NEWEST, FrameFormat
 
 CONNECT_DATA_V4_BYTES: Final = 32
 CONNECT_DATA_V6_BYTES: Final = 56
 VERSION_OFFERED: Final = (3, 1)
 MINOR_MASK_OFFERED: Final = 0x0003  # minors 0 and 1
 REJECTED_INCOMPATIBLE: Final = 1  # the int in the private data of a reject
-MARK_VERSION: Final = 1
-MARK_VERSION_LONG_FRAMES: Final = 2
 
 # source target major minor minor_mask tos sign mark_version ack_sequence credits generation
 _V4: Final = Layout("connect data", ">4s4sBBHB2sBQII", size_bytes=CONNECT_DATA_V4_BYTES)
@@ -47,7 +46,7 @@ class ConnectData:
     ack_sequence: int = 0  # highest sequence received, as the ack of a header
     credits: int = 0  # receive buffers granted; 0 turns flow control off
     generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark
-    takes_long_frames: bool = False  # False without a generation
+    frame_format: FrameFormat = FrameFormat.SHORT  # SHORT without a generation
 
     @property
     def version(self) -> tuple[int, int]:
@@ -72,7 +71,9 @@ class ConnectData:
             ack_sequence=fields[8],
             credits=fields[9],
             generation=generation,
-            takes_long_frames=generation is not None and fields[7] >= MARK_VERSION_LONG_FRAMES,
+            frame_format=FrameFormat.SHORT
+            if generation is None
+            else FrameFormat(min(fields[7], FRAME_FORMAT_NEWEST)),
         )
 
     def emit(self) -> bytes:
@@ -82,7 +83,6 @@ class ConnectData:
         if self.generation == 0:
             raise WireError("connect data: generation 0 is not in 1 to 4294967295")
         is_marked = self.generation is not None
-        version = MARK_VERSION_LONG_FRAMES if self.takes_long_frames else MARK_VERSION
         return (_V4 if self.source.version == 4 else _V6).pack(
             self.source.packed,
             self.target.packed,
@@ -91,7 +91,7 @@ class ConnectData:
             self.minor_mask,
             self.tos,
             _SIGN if is_marked else _NO_SIGN,
-            version if is_marked else 0,
+            self.frame_format if is_marked else 0,
             self.ack_sequence,
             self.credits,
             self.generation or 0,

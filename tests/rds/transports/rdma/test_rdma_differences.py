@@ -8,7 +8,13 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.transports.rdma_core.rdma_bench import INCOMPATIBLE, NOW, REQUEST, TO_HIGH, Bench
-from tests.rds.transports.rdma_core.rdma_core_world import Side, atomic, frames, transfer
+from tests.rds.transports.rdma_core.rdma_core_world import (
+    Side,
+    atomic,
+    frames,
+    messages_of,
+    transfer,
+)
 from tests.rds.transports.rdma_core.rdma_world import HIGH, LOW, SECOND
 from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_RDS, RdmaStatus, SockOpt, Transport
@@ -28,6 +34,7 @@ from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import Outcome
 from urds.rds.transports.rdma.regions import RegionTable
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.private_data import ConnectData
 
 ARRIVAL_S = 10.0
@@ -160,14 +167,30 @@ def test_difference_rdma_long_frames() -> None:
     for fields, data in (
         ({}, 4096),
         ({"generation": 4}, 4096),
-        ({"generation": 4, "takes_long_frames": True}, 65_536),
+        ({"generation": 4, "frame_format": FrameFormat.LONG}, 65_536),
     ):
         attach = Bench().join(**fields)[-1]
         assert isinstance(attach, Attach)
         side = Side()
-        side.begin(long_frames=attach.long_frames)
+        side.begin(frame_format=attach.frame_format)
         side.send(bytes(100_000))
         assert len(side.take()[0].payload) == data
+
+
+def test_difference_rdma_packed_frames() -> None:
+    for frame_format, held in ((FrameFormat.LONG, [1, 1, 1]), (FrameFormat.PACKED, [1, 2])):
+        attach = Bench().join(generation=4, frame_format=frame_format)[-1]
+        assert isinstance(attach, Attach)
+        side = Side()
+        side.begin(frame_format=attach.frame_format)
+        side.send(b"first")
+        frames = side.post()
+        side.send(b"second", b"third")
+        frames += side.post()
+        for work in frames:
+            side.core.handle_completed(work.wr_id, Outcome.DONE)
+        frames += side.post()
+        assert [len(messages_of(work.data)) for work in frames] == held
 
 
 def test_difference_cookie_page() -> None:
@@ -205,7 +228,7 @@ def test_difference_rdma_mark() -> None:
     bench = Bench()
     bench.join(generation=4)
     ours = bench.core.offer(TO_HIGH, acknowledged=0, credits=0)
-    assert ours[13:16] == b"UR\x02"
+    assert ours[13:16] == b"UR\x03"
     assert bench.request(generation=5)[-1] == Accept(TO_HIGH, REQUEST)
     assert bench.establish(REQUEST) == [
         RestartPeer(TO_HIGH),

@@ -10,6 +10,7 @@ from urds.rds.plane.python.counters import Counters
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.counters import RdmaCounters
 from urds.rds.transports.rdma.frames import Frame, Message, Outcome, Piece, Work
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 SOURCE, TARGET = 4000, 5000
@@ -96,10 +97,16 @@ class Side:
 
     # -- what a test does
 
-    def begin(self, *, acknowledged: int = 0, credits: int = 0, long_frames: bool = False) -> None:
+    def begin(
+        self,
+        *,
+        acknowledged: int = 0,
+        credits: int = 0,
+        frame_format: FrameFormat = FrameFormat.SHORT,
+    ) -> None:
         """Attach and let the map go."""
-        self.core.attach(acknowledged=acknowledged, credits=credits, long_frames=long_frames)
-        for fragment in range(1 if long_frames else 2):
+        self.core.attach(acknowledged=acknowledged, credits=credits, frame_format=frame_format)
+        for fragment in range(2 if frame_format is FrameFormat.SHORT else 1):
             seen = self.take(1)
             assert seen[0].header.flags == CONG_BITMAP, f"fragment {fragment}"
 
@@ -150,7 +157,7 @@ class Side:
                 break
             self.core.handle_completed(posted[0].wr_id, Outcome.DONE)
             if isinstance(posted[0], Frame):
-                seen.append(read(posted[0].data))
+                seen += messages_of(posted[0].data)
         return seen
 
     def receive(self, *frames: bytes) -> str | None:
@@ -170,6 +177,17 @@ class Side:
 
 def read(data: bytes) -> Seen:
     return Seen(Header.parse(data[:HEADER_BYTES]), data[HEADER_BYTES:])
+
+
+def messages_of(data: bytes) -> list[Seen]:
+    """Return what a frame holds: a fragment, or one whole message or more."""
+    seen = []
+    while data:
+        header = Header.parse(data[:HEADER_BYTES])
+        end = HEADER_BYTES + min(header.payload_bytes, len(data))
+        seen.append(Seen(header, data[HEADER_BYTES:end]))
+        data = data[end:]
+    return seen
 
 
 def frames(

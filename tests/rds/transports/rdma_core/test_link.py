@@ -21,6 +21,7 @@ from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import Frame, Outcome, Piece, Work
 from urds.rds.transports.rdma.link import Link, receives_at_first
 from urds.rds.transports.rdma.path import RdmaPath
+from urds.rds.wire.frame_format import FrameFormat
 from urds.verbs.engine.numbers import SendFlag
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.providers.base import ConnectionEventKind, VerbsConnectionEvent
@@ -99,12 +100,12 @@ class Pair:
     def answer(self, event: VerbsConnectionEvent) -> None:
         self.links[1].accept(event.connection, b"")
 
-    def connect(self, *, long_frames: bool = False) -> None:
+    def connect(self, frame_format: FrameFormat = FrameFormat.SHORT) -> None:
         """Connect and attach both."""
         self.links[0].connect((str(HERE), 0), (str(THERE), PORT), b"")
         self.network.run_until(lambda: all(link.is_established for link in self.links))
         for link in self.links:
-            link.attach(long_frames=long_frames)
+            link.attach(frame_format)
 
     def say(self, *payloads: bytes) -> None:
         """Have the first send frames, and time go on for a while."""
@@ -227,7 +228,7 @@ def test_an_idle_connection_has_few_receives_and_each_frame_adds_one() -> None:
 def test_each_receive_has_room_for_a_long_frame_where_they_are_agreed_on() -> None:
     """More frames than receives, so that each is filled twice; a long frame is 65,584 bytes."""
     pair = Pair(ring=200)
-    pair.connect(long_frames=True)
+    pair.connect(FrameFormat.LONG)
     sent = [bytes([number]) * 65_584 for number in range(150)]
     for number in range(0, len(sent), 8):
         pair.say(*sent[number : number + 8])

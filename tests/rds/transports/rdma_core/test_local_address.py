@@ -31,6 +31,7 @@ from urds.rds.control.rdma_events import (
     Reject,
 )
 from urds.rds.control.state import TRANSITIONS, PeerInput, PeerState, next_state
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.private_data import ConnectData
 
 # -- a first connection
@@ -42,7 +43,7 @@ def test_the_first_message_connects_at_once_and_offers_3_1() -> None:
     data = bench.core.offer(TO_HIGH, acknowledged=0, credits=9)
     assert ConnectData.parse(data, ipv6=False) == ConnectData(
         source=LOW, target=HIGH, major=3, minor=1, minor_mask=3, credits=9, generation=OURS,
-        takes_long_frames=True,
+        frame_format=FrameFormat.PACKED,
     )  # fmt: skip
     bench.core.handle_wanted(TO_HIGH, NOW)
     assert bench.actions() == [], "one attempt at a time"
@@ -65,30 +66,33 @@ def test_a_reply_attaches(generation: int | None) -> None:
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["we ask", "the peer asks"])
-@pytest.mark.parametrize("peer", [True, False])
-@pytest.mark.parametrize("ours", [True, False])
-def test_long_frames_take_two_who_say_so(ours: bool, peer: bool, asks: bool) -> None:
-    bench = Bench(long_frames=ours)
-    fields = {"generation": 4, "takes_long_frames": peer}
+@pytest.mark.parametrize("peer", FrameFormat)
+@pytest.mark.parametrize("ours", FrameFormat)
+def test_frames_are_the_newest_that_both_take(
+    ours: FrameFormat, peer: FrameFormat, asks: bool
+) -> None:
+    bench = Bench(frame_format=ours)
+    fields = {"generation": 4, "frame_format": peer}
     if asks:
         attach = bench.join(**fields)[-1]
     else:
         bench.request(**fields)
         offer = bench.core.offer(TO_HIGH, acknowledged=0, credits=0)
-        assert ConnectData.parse(offer, ipv6=False).takes_long_frames is ours
+        assert ConnectData.parse(offer, ipv6=False).frame_format is ours
         attach = bench.establish(REQUEST)[-1]
     assert isinstance(attach, Attach)
-    assert attach.long_frames is (ours and peer)
+    assert attach.frame_format is min(ours, peer)
 
 
 def test_a_peer_that_becomes_linux_gets_short_frames() -> None:
     bench = Bench()
-    assert bench.join(generation=4, takes_long_frames=True)[-1].long_frames
+    joined = bench.join(generation=4, frame_format=FrameFormat.PACKED)[-1]
+    assert joined.frame_format is FrameFormat.PACKED
     bench.end(1)
     (connect,) = bench.wait(SECOND)
     attach = bench.establish(connect.number, bench.data())[-1]
     assert isinstance(attach, Attach)
-    assert not attach.long_frames
+    assert attach.frame_format is FrameFormat.SHORT
 
 
 @pytest.mark.rule("wire-ib-ack-seq")
@@ -127,7 +131,7 @@ def test_our_request_differs_from_linux_in_the_mark_alone() -> None:
     (connect,) = bench.want(IPv4Address("10.78.0.20"))
     data = bench.core.offer(connect.key, acknowledged=0, credits=0)
     linux = vectors["request"][36:68]
-    assert data == linux[:13] + b"UR\x02" + linux[16:28] + bytes([0, 0, 0, OURS])
+    assert data == linux[:13] + b"UR\x03" + linux[16:28] + bytes([0, 0, 0, OURS])
 
 
 @pytest.mark.rule("wire-ib-major", "wire-ib-minor-mask", "wire-ib-connect-data")
@@ -189,7 +193,7 @@ def test_ipv6() -> None:
     assert bench.actions() == [Accept(PeerKey(high, 0), REQUEST)]
     data = bench.core.offer(PeerKey(high, 0), acknowledged=3, credits=0)
     assert data == low.packed + high.packed + bytes.fromhex(
-        "03 01 0003 00 555202 0000000000000003 00000000 00000007"
+        "03 01 0003 00 555203 0000000000000003 00000000 00000007"
     )
 
 
@@ -290,9 +294,9 @@ def test_a_connection_to_ourselves_has_two_ends() -> None:
     assert bench.actions() == [Accept(passive, REQUEST)]
     answer = bench.core.offer(passive, acknowledged=0, credits=0)
     assert bench.establish(1, answer, key=active)[-1] == Attach(
-        active, 1, 0, 0, True, long_frames=True
+        active, 1, 0, 0, True, frame_format=FrameFormat.PACKED
     )
-    attached = Attach(passive, REQUEST, 0, 0, True, long_frames=True)
+    attached = Attach(passive, REQUEST, 0, 0, True, frame_format=FrameFormat.PACKED)
     assert bench.establish(REQUEST, key=passive)[-1] == attached
     assert [peer.key for peer in bench.core.peers] == [active, passive]
 

@@ -21,6 +21,7 @@ from urds.rds.constants import HeaderFlag
 from urds.rds.transports.rdma.core import CoreLimits
 from urds.rds.transports.rdma.frames import LONG_FRAGMENT_BYTES, Frame, Outcome
 from urds.rds.wire.extensions import Extension, emit
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER_BYTES, Header
 
 LONG = bytes(range(256)) * 40
@@ -52,7 +53,7 @@ def test_a_message_of_several_frames(side: Side) -> None:
 def test_long_frames_where_both_sides_take_them() -> None:
     """A message of two and a bit; then the connection is one of short frames."""
     side, payload = Side(), LONG * 13
-    side.begin(long_frames=True)
+    side.begin(frame_format=FrameFormat.LONG)
     *sent, last = frames(1, payload, fragment_bytes=LONG_FRAGMENT_BYTES)
     assert len(sent) == 2
     assert side.receive(*sent) is None
@@ -64,14 +65,88 @@ def test_long_frames_where_both_sides_take_them() -> None:
     assert side.payloads() == [payload, LONG]
 
 
-@pytest.mark.parametrize("long_frames", [True, False])
-def test_fragments_of_the_other_size_are_a_protocol_error(long_frames: bool) -> None:
+@pytest.mark.parametrize("frame_format", FrameFormat)
+def test_fragments_of_the_other_size_are_a_protocol_error(frame_format: FrameFormat) -> None:
     side = Side()
-    side.begin(long_frames=long_frames)
+    side.begin(frame_format=frame_format)
+    long_frames = frame_format is not FrameFormat.SHORT
     other = FRAGMENT if long_frames else LONG_FRAGMENT_BYTES
     reason = side.receive(frames(1, LONG * 13, fragment_bytes=other)[0])
     due = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT
     assert reason == f"fragment of {other} bytes, due {due}"
+
+
+def packed(*payloads: bytes, sequence: int = 1) -> bytes:
+    """Return a frame of several messages."""
+    numbered = enumerate(payloads, sequence)
+    return b"".join(frames(number, payload)[0] for number, payload in numbered)
+
+
+@pytest.fixture
+def packed_side() -> Side:
+    """Return a side on a connection of packed frames, whose map has gone."""
+    side = Side()
+    side.begin(frame_format=FrameFormat.PACKED)
+    return side
+
+
+def test_several_messages_in_a_frame(packed_side: Side) -> None:
+    side, payloads = packed_side, [b"hello", b"", bytes(1000), b"x"]
+    assert side.receive(packed(*payloads)) is None
+    assert side.payloads() == payloads
+    assert side.core.acknowledge_sequence == 4
+    assert (side.rdma.ib_rx_total_frags, side.rdma.ib_rx_total_incs) == (4, 4)
+
+
+def test_a_map_and_messages_in_a_frame(packed_side: Side) -> None:
+    [map_frame] = map_frames(bytes(8192), fragment_bytes=LONG_FRAGMENT_BYTES)
+    assert packed_side.receive(map_frame + packed(b"a", b"b")) is None
+    assert (packed_side.maps, packed_side.payloads()) == ([bytes(8192)], [b"a", b"b"])
+
+
+@pytest.mark.parametrize(
+    ("behind", "reason"),
+    [
+        (b"x", "frame of 1 bytes, header 48"),
+        (bytes(47), "frame of 47 bytes, header 48"),
+        (frames(2, b"abc")[0][:-1], "fragment of 2 bytes, due 3"),
+        (frames(2, bytes(70_000))[0][:60], "fragment of 12 bytes, due 65536"),
+        (ack_only(0) + b"x", "1 bytes behind an acknowledgement"),
+        (b"\1" + frames(2, b"abc")[0][1:], "header checksum"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_behind_a_message_ends_the_connection(
+    packed_side: Side, behind: bytes, reason: str
+) -> None:
+    found = packed_side.receive(packed(b"first") + behind)
+    assert found is not None
+    assert found.startswith(reason)
+    assert packed_side.payloads() == [b"first"], "it has come whole"
+
+
+def test_behind_a_last_fragment_comes_a_frame(packed_side: Side) -> None:
+    first, last = frames(1, bytes(70_000), fragment_bytes=LONG_FRAGMENT_BYTES)
+    due = 70_000 - LONG_FRAGMENT_BYTES
+    reason = packed_side.receive(first, last + packed(b"x", sequence=2))
+    assert reason == f"fragment of {due + HEADER_BYTES + 1} bytes, due {due}"
+
+
+@pytest.mark.parametrize("frame_format", [FrameFormat.SHORT, FrameFormat.LONG])
+def test_several_messages_where_they_were_not_agreed_on_are_a_protocol_error(
+    frame_format: FrameFormat,
+) -> None:
+    side = Side()
+    side.begin(frame_format=frame_format)
+    assert side.receive(packed(b"a", b"b")) == "fragment of 50 bytes, due 1"
+
+
+def test_a_repeat_within_a_frame_is_dropped(packed_side: Side) -> None:
+    side = packed_side
+    assert side.receive(packed(b"a", b"b")) is None
+    again = frames(2, b"b", flags=REPEATED)[0]
+    assert side.receive(again + packed(b"c", sequence=3)) is None
+    assert side.payloads() == [b"a", b"b", b"c"]
+    assert side.counters.recv_drop_old_seq == 1
 
 
 def test_the_payload_is_copied(side: Side) -> None:

@@ -1,5 +1,7 @@
 """What a core sends: its order, its numbers, fragments, repeats, and what leaves again."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.rds.transports.rdma_core.rdma_core_world import (
@@ -15,10 +17,13 @@ from tests.rds.transports.rdma_core.rdma_core_world import (
     ack_only,
     frames,
     map_frames,
+    messages_of,
     sequences,
+    transfer,
 )
 from urds.rds.transports.rdma.core import CoreLimits
-from urds.rds.transports.rdma.frames import Frame, Outcome
+from urds.rds.transports.rdma.frames import Frame, Outcome, Work
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER_BYTES
 
 LONG = bytes(range(256)) * 40  # 10240 bytes: three fragments
@@ -86,7 +91,7 @@ def test_how_many_frames_a_message_takes(byte_count: int, count: int) -> None:
 @pytest.mark.parametrize(("byte_count", "count"), [(0, 1), (65_536, 1), (65_537, 2), (1 << 20, 16)])
 def test_long_frames_where_both_sides_take_them(byte_count: int, count: int) -> None:
     side = Side()
-    side.begin(long_frames=True)
+    side.begin(frame_format=FrameFormat.LONG)
     payload = bytes(range(256)) * (byte_count // 256) + bytes(byte_count % 256)
     side.send(payload)
     seen = side.take()
@@ -97,11 +102,150 @@ def test_long_frames_where_both_sides_take_them(byte_count: int, count: int) -> 
 
 def test_a_message_that_broke_in_its_middle_is_cut_as_the_next_connection_agreed() -> None:
     side = Side()
-    side.begin(long_frames=True)
+    side.begin(frame_format=FrameFormat.LONG)
     side.send(bytes(200_000))
     assert [len(one.payload) for one in side.take(2)] == [65_536, 65_536]
     side.reconnect()
     assert [len(one.payload) for one in side.take()] == [FRAGMENT] * 48 + [200_000 % FRAGMENT]
+
+
+# -- several messages in a frame
+
+
+def packed_side() -> Side:
+    """Return a side on a connection of packed frames, idle, whose map has gone."""
+    side = Side()
+    side.begin(frame_format=FrameFormat.PACKED)
+    return side
+
+
+def held(work: Iterable[Work]) -> list[list[bytes]]:
+    """Return the payloads in each frame."""
+    return [
+        [seen.payload for seen in messages_of(frame.data)]
+        for frame in work
+        if isinstance(frame, Frame)
+    ]
+
+
+def test_the_first_of_a_burst_leaves_at_once_and_the_others_gather() -> None:
+    side = packed_side()
+    side.send(b"a")
+    [first] = side.post()
+    side.send(b"b", b"", b"c" * 100)
+    assert side.post() == [], "they wait for the frame under way"
+    side.core.handle_completed(first.wr_id, Outcome.DONE)
+    [second] = side.post()
+    assert held([first, second]) == [[b"a"], [b"b", b"", b"c" * 100]]
+    assert isinstance(second, Frame)
+    assert second.solicited
+
+
+def test_each_message_of_a_frame_has_its_header_and_the_first_one_acknowledges() -> None:
+    side = packed_side()
+    assert side.receive(*frames(70, b"x")) is None
+    side.send(b"a", b"bb", b"ccc")
+    [frame] = side.post()
+    assert isinstance(frame, Frame)
+    seen = messages_of(frame.data)
+    assert [one.header.sequence for one in seen] == [1, 2, 3]
+    assert [one.header.ack for one in seen] == [70, 0, 0]
+    assert [one.header.payload_bytes for one in seen] == [1, 2, 3]
+    assert all(one.header.checksum for one in seen)
+
+
+@pytest.mark.parametrize(("last", "count"), [(65_584 - 3 * 48 - 2, 1), (65_584 - 3 * 48 - 1, 2)])
+def test_a_frame_takes_whole_messages_up_to_a_long_fragment(last: int, count: int) -> None:
+    side = packed_side()
+    side.send(b"a", b"b", bytes(last))
+    work = side.post(1)
+    assert len(held(work)[0]) == (3 if count == 1 else 2)
+    side.core.handle_completed(work[0].wr_id, Outcome.DONE)
+    assert len(work + side.post()) == count
+
+
+def test_a_full_frame_waits_for_none() -> None:
+    side = packed_side()
+    side.send(b"a")
+    side.post()
+    side.send(*[bytes(1000)] * 62)
+    assert side.post() == []
+    side.send(bytes(1000))
+    assert [len(one) for one in held(side.post())] == [62], "and the rest gathers again"
+
+
+def test_a_message_of_several_fragments_shares_no_frame() -> None:
+    side = packed_side()
+    side.send(b"a", bytes(65_537), b"b")
+    work = side.post()
+    assert [[len(one) for one in frame] for frame in held(work)] == [[1], [65_536], [1]]
+    side.core.handle_completed(work[-1].wr_id, Outcome.DONE)
+    assert held(side.post()) == [[b"b"]]
+
+
+def test_a_message_with_operations_begins_a_frame_and_waits_for_none() -> None:
+    side = packed_side()
+    side.send(b"a")
+    [first] = side.post()
+    side.send(b"b")
+    side.send(b"c", operations=[transfer(10)])
+    side.send(b"d")
+    assert side.post() == [], "in their order"
+    side.core.handle_completed(first.wr_id, Outcome.DONE)
+    work = side.post()
+    assert [type(one).__name__ for one in work] == ["Frame", "Piece", "Frame"]
+    assert held(work) == [[b"b"], [b"c", b"d"]]
+
+
+def test_an_acknowledgement_takes_gathered_messages_along() -> None:
+    side = packed_side()
+    side.send(b"a")
+    side.post()
+    side.send(b"b")
+    assert side.receive(*frames(1, b"x", flags=ACK_REQUIRED)) is None
+    [frame] = side.post()
+    assert isinstance(frame, Frame)
+    [seen] = messages_of(frame.data)
+    assert (seen.payload, seen.header.ack) == (b"b", 1)
+
+
+def test_repeats_do_not_wait_and_are_packed_too() -> None:
+    side = packed_side()
+    side.send(b"a", b"b")
+    side.post()
+    side.core.detach()
+    side.core.attach(acknowledged=0, credits=0, frame_format=FrameFormat.PACKED)
+    side.send(b"c")
+    [frame] = side.post()
+    assert isinstance(frame, Frame)
+    seen = messages_of(frame.data)
+    assert [one.payload for one in seen[1:]] == [b"a", b"b", b"c"], "behind the map"
+    assert [one.header.flags for one in seen] == [CONG_BITMAP, REPEATED, REPEATED, NO_FLAGS]
+
+
+def test_what_gathers_is_cancelled_and_leaves_no_bytes_behind() -> None:
+    side, other = packed_side(), Account()
+    side.send(b"a")
+    [first] = side.post()
+    side.send(bytes(60_000), account=other)
+    side.send(b"b")
+    assert side.core.cancel(other, None) == 1
+    side.send(bytes(6000))
+    assert side.post() == []
+    side.core.handle_completed(first.wr_id, Outcome.DONE)
+    assert [[len(one) for one in frame] for frame in held(side.post())] == [[1, 6000]]
+
+
+def test_a_packed_frame_takes_one_credit() -> None:
+    side = Side(CoreLimits(flow_control=True))
+    side.core.offer(64)
+    side.begin(credits=4, frame_format=FrameFormat.PACKED)
+    side.core.handle_posted(1)
+    for count in (2, 3):
+        side.send(*[b"a"] * count)
+        assert len(side.take()) == count
+    side.send(b"b")
+    assert not side.core.wants_work(), "the last credit is kept"
 
 
 def test_the_last_fragment_is_solicited() -> None:

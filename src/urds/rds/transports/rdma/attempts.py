@@ -221,13 +221,7 @@ class Attempts:
             if not action.key.passive:
                 self._node.peers.note_attached(path.name)
                 self._node.peers.note_up(path.name)
-            path.attach(
-                attempt.link,
-                acknowledged=action.acknowledged,
-                credits=action.credits,
-                is_urds_peer=action.is_urds_peer,
-                long_frames=action.long_frames,
-            )
+            path.attach(attempt.link, action)
 
     def end(self, host: RdmaHost, key: PeerKey, number: int) -> None:
         """End a link, attached or not, or a request that will not be answered."""

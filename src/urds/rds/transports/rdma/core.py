@@ -39,6 +39,7 @@ from urds.rds.transports.rdma.frames import (
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing, Want
 from urds.rds.wire.checksum import header_intact
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class ConnectionCore:
         self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
         self._ack_wr_id = 0  # of the acknowledgement that is on its way, 0 if there is none
         self._told = 0  # the acknowledgement that the last frame sent named
+        self._is_packed = False  # frames of this connection may hold several messages
+        self._frames_under_way = 0  # posted and not completed, without acknowledgements
 
     # -- the connection comes and goes
 
@@ -127,7 +130,13 @@ class ConnectionCore:
         """The highest number received, for the private data."""
         return max(0, self.incoming.sequence_expected - 1)
 
-    def attach(self, *, acknowledged: int, credits: int, long_frames: bool = False) -> None:
+    def attach(
+        self,
+        *,
+        acknowledged: int,
+        credits: int,
+        frame_format: FrameFormat = FrameFormat.SHORT,
+    ) -> None:
         """Begin a connection with the contents of the peer's private data; the map goes first.
 
         An acknowledgement of what was never sent is ignored here: it is about another generation of
@@ -139,8 +148,10 @@ class ConnectionCore:
         self._was_acknowledged = False
         self._told = 0
         self._credits.begin(credits)
-        fragment_bytes = LONG_FRAGMENT_BYTES if long_frames else FRAGMENT_BYTES
+        is_long = frame_format >= FrameFormat.LONG
+        fragment_bytes = LONG_FRAGMENT_BYTES if is_long else FRAGMENT_BYTES
         self.outgoing.fragment_bytes = self.incoming.fragment_bytes = fragment_bytes
+        self._is_packed = self.outgoing.is_packed = frame_format >= FrameFormat.PACKED
         if acknowledged:
             self.outgoing.handle_acknowledged(acknowledged)
 
@@ -155,6 +166,7 @@ class ConnectionCore:
         self.is_attached = False
         self.map_due = False
         self._posted.clear()
+        self._frames_under_way = 0
         self._ack_wr_id = 0
         self._credits.end()
         self.incoming.end_connection()
@@ -234,7 +246,21 @@ class ConnectionCore:
     def _want(self) -> Want:
         if self.map_due and self.outgoing.current is None:
             return Want.FRAME
-        return self.outgoing.want()
+        want = self.outgoing.want()
+        return Want.NOTHING if want is Want.FRAME and self._gathers() else want
+
+    def _gathers(self) -> bool:
+        """Tell whether messages wait for others to fill their frame.
+
+        They wait for frames under way: the first of a burst leaves at once, and the last when the
+        device has done with what went before. A frame that leaves anyway takes them along.
+        """
+        return (
+            self._is_packed
+            and self._frames_under_way > 0
+            and self.outgoing.may_gather()
+            and not self._acknowledgement_may_go()
+        )
 
     def _acknowledgement_may_go(self) -> bool:
         """Tell whether an acknowledgement of its own is due, and none is on its way."""
@@ -263,6 +289,7 @@ class ConnectionCore:
             # A peer that only solicited frames wake would else not grant the awaited credits.
             solicited=not self._credits.may_take(),
         )
+        self._frames_under_way += 1
         self._note_told()
         self._note_posted(None)
         return frame
@@ -316,6 +343,8 @@ class ConnectionCore:
             number, task = posted.popleft()
             if number == self._ack_wr_id:
                 self._ack_wr_id = 0
+            elif task is None:
+                self._frames_under_way -= 1
             if task is not None:
                 self._handle_piece_completed(task, outcome if number == wr_id else Outcome.DONE)
         if self.outgoing.ended:
@@ -357,26 +386,37 @@ class ConnectionCore:
         """
         if not self.is_attached:
             return None
+        reason, end = self._take_header(data)
+        while reason is None and end < len(data):
+            data = data[end:]
+            reason, end = self._take_header(data)
+        return reason
+
+    def _take_header(self, data: memoryview) -> tuple[str | None, int]:
+        """Take a header and its payload; return the protocol error, and where they end."""
         if len(data) < HEADER_BYTES:
-            return f"frame of {len(data)} bytes, header {HEADER_BYTES}"
+            return f"frame of {len(data)} bytes, header {HEADER_BYTES}", 0
         fields = HEADER.unpack_from(data)
         if not header_intact(fields):
             self.counters.recv_drop_bad_checksum += 1
-            return f"header checksum {fields[8]:#06x} does not match"
+            return f"header checksum {fields[8]:#06x} does not match", 0
         acknowledged, credit = fields[1], fields[6]
         if acknowledged and not self.outgoing.handle_acknowledged(acknowledged):
             self.counters.recv_drop_bad_ack += 1
-            return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {self.outgoing.sequence_next}"
+            next_ = self.outgoing.sequence_next
+            return f"BAD_ACKNOWLEDGEMENT: {acknowledged}, next number {next_}", 0
         self._was_acknowledged |= acknowledged > 0
         if credit:
             self.rdma.ib_rx_credit_updates += 1
             if not self._credits.handle_granted(credit):
-                return f"credits above {CREDITS_MAX}"
+                return f"credits above {CREDITS_MAX}", 0
         payload = data[HEADER_BYTES:]
-        if not is_ack_only(fields):
-            return self.incoming.take_fragment(fields, payload)
-        self.rdma.ib_ack_received += 1
-        return f"{len(payload)} bytes behind an acknowledgement" if payload else None
+        if is_ack_only(fields):
+            self.rdma.ib_ack_received += 1
+            return f"{len(payload)} bytes behind an acknowledgement" if payload else None, len(data)
+        if self._is_packed and fields[2] < len(payload) and not self.incoming.is_partial:
+            payload = payload[: fields[2]]
+        return self.incoming.take_fragment(fields, payload), HEADER_BYTES + len(payload)
 
     def _answer_ping(self, port: int) -> None:
         """Queue a pong; pings beyond the bound of messages stay unanswered."""

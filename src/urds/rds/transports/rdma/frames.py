@@ -22,13 +22,14 @@ from urds.rds.constants import IB_FRAGMENT_BYTES, ExtensionType, RdmaStatus
 from urds.rds.plane.contract import Buffer, Operation, RdmaTransfer
 from urds.rds.wire import extensions as exthdr
 from urds.rds.wire.checksum import header_checksum
-from urds.rds.wire.header import EXTENSION_BYTES, HEADER
+from urds.rds.wire.header import EXTENSION_BYTES, HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Mailbox as Owner
 
 FRAGMENT_BYTES: Final = IB_FRAGMENT_BYTES
 LONG_FRAGMENT_BYTES: Final = 65536  # the device's packets bound it no more than its memory
+PACKED_BYTES: Final = HEADER_BYTES + LONG_FRAGMENT_BYTES  # of a frame of several messages
 _ADDRESS_MASK: Final = (1 << 64) - 1  # addresses wrap: the peer refuses those without memory
 
 # Header fields in the order of wire.header.HEADER.
@@ -37,7 +38,7 @@ Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One SEND: a header and one fragment of payload."""
+    """One SEND: a header and one fragment of payload, or several whole messages."""
 
     wr_id: int
     data: bytes
@@ -136,6 +137,29 @@ class Message:
     is_silent: bool = False
     is_taken_back: bool = False  # goes on to its last frame and is forgotten then
     was_handed_over: bool = False
+
+    @property
+    def frame_bytes(self) -> int:
+        """The bytes that the message takes in a frame which it fits."""
+        return HEADER_BYTES + len(self.payload)
+
+    def header(self, flags: int) -> MessageHeader:
+        """Return what its frames have in common."""
+        return MessageHeader(
+            sequence=self.sequence,
+            payload_bytes=len(self.payload),
+            source_port=self.source_port,
+            target_port=self.target_port,
+            flags=flags,
+            extension=self.extension,
+        )
+
+    def fragment(self, number: int, fragment_bytes: int) -> Buffer:
+        """Return one fragment of its payload."""
+        if len(self.payload) <= fragment_bytes:
+            return self.payload
+        start = number * fragment_bytes
+        return memoryview(self.payload)[start : start + fragment_bytes]
 
     def entry(self) -> MessageEntry:
         """Describe the message for rds-info."""

@@ -28,6 +28,7 @@ from urds.rds.transports.rdma.frames import (
     Work,
 )
 from urds.rds.transports.rdma.regions import REGIONS_MAX
+from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER_BYTES
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import (
@@ -125,10 +126,10 @@ class Link:
 
     # -- attach and detach
 
-    def attach(self, *, long_frames: bool = False) -> None:
+    def attach(self, frame_format: FrameFormat = FrameFormat.SHORT) -> None:
         """Pass early arrivals to the path, and post the core's work."""
         self._attached = True
-        if long_frames:
+        if frame_format >= FrameFormat.LONG:
             self._slots_max = min(self.receive_ring, _LONG_RECEIVES)
         early, self._early = self._early, []
         for wc in early:

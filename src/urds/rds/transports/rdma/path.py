@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from urds.common.errors import ErrorReason, os_error
 from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
-from urds.rds.control.rdma_events import PeerKey
+from urds.rds.control.rdma_events import Attach, PeerKey
 from urds.rds.plane.contract import (
     Buffer,
     Carrier,
@@ -166,8 +166,12 @@ class RdmaPath:
                 if "reason" not in error.__dict__:  # of a signal's handler, at any place
                     self._reconcile(sender)
                 raise
+            leaves = self.core.wants_work() or self.link is None
         if charge is Charge.QUEUED or charge is Charge.ASKS:
-            self.push()
+            if leaves:
+                self.push()
+            else:
+                self._node.plane.finish_pass()
         return charge
 
     def _queue(
@@ -396,26 +400,20 @@ class RdmaPath:
 
     # -- for the control plane
 
-    def attach(
-        self,
-        link: Link,
-        *,
-        acknowledged: int,
-        credits: int,
-        is_urds_peer: bool,
-        long_frames: bool = False,
-    ) -> None:
+    def attach(self, link: Link, agreed: Attach) -> None:
         """Attach an established link: the map goes first, then retransmits, then new messages."""
         with link.device.adapter.lock:
             with self.lock:
                 self.link = link
-                self._acknowledges_unasked = is_urds_peer
+                self._acknowledges_unasked = agreed.is_urds_peer
                 self.is_paused = self._is_wanted = False
                 self.outside.set_connected(True)
                 self.core.attach(
-                    acknowledged=acknowledged, credits=credits, long_frames=long_frames
+                    acknowledged=agreed.acknowledged,
+                    credits=agreed.credits,
+                    frame_format=agreed.frame_format,
                 )
-            link.attach(long_frames=long_frames)
+            link.attach(agreed.frame_format)
 
     def detach(self) -> None:
         """End the link, if there is one; unacknowledged messages will be retransmitted."""

@@ -67,6 +67,11 @@ class Incoming:
         """Begin another generation of the peer, whose numbers count afresh."""
         self.sequence_expected = 0
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether fragments of a message are missing."""
+        return self._header is not None
+
     def _forget_partial(self) -> None:
         self._header = None
         self._pieces = []

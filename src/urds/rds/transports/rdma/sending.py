@@ -8,6 +8,9 @@ A value machine: no I/O, no clock, no lock. A message is in one place at a time:
     silents      posted and without a frame: finished when its operations are
     retransmits  was unacknowledged when a connection broke; goes first, with its old number
 
+Where both sides pack frames (docs/adr/0047), messages that follow each other go in one frame as far
+as they fit it whole. The core decides whether a frame leaves or waits for more of them.
+
 A message is numbered when its first frame is made, so that cancelling an unsent one leaves no
 hole; Linux numbers it when it is queued. The map is a message without number and owner.
 
@@ -30,6 +33,7 @@ from urds.rds.constants import HeaderFlag, RdmaStatus
 from urds.rds.plane.contract import AtomicOperation, Buffer, Operation, RdmaTransfer
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,
+    PACKED_BYTES,
     Frame,
     Message,
     MessageEntry,
@@ -58,6 +62,32 @@ class Want(Enum):
     FRAME = auto()
 
 
+class _Budget:
+    """What may be sent before a message asks for an acknowledgement.
+
+    Kernel parity: a new connection object has none: its first message wants an acknowledgement.
+    """
+
+    def __init__(self, limits: CoreLimits) -> None:
+        self._limits = limits
+        self._packets_left = 0
+        self._bytes_left = 0
+
+    def take(self, payload_bytes: int) -> bool:
+        """Spend a message; false, and the whole budget again, if there is too little."""
+        if not self._packets_left or self._bytes_left < payload_bytes:
+            self.refill()
+            return False
+        self._packets_left -= 1
+        self._bytes_left -= payload_bytes
+        return True
+
+    def refill(self) -> None:
+        """Have the whole budget again."""
+        self._packets_left = self._limits.unacked_packets_max
+        self._bytes_left = self._limits.unacked_bytes_max
+
+
 class Outgoing:
     """Queues, numbers and operations of one direction of a connection."""
 
@@ -75,11 +105,11 @@ class Outgoing:
         self._silents: dict[Message, None] = {}
         self._running: dict[Task, None] = {}  # handed over and not ended, in their order
         self.fragment_bytes = FRAGMENT_BYTES  # of this connection
+        self.is_packed = False  # frames of this connection may hold several messages
+        self._unsent_bytes = 0  # with their headers
         self._fragment = 0  # frames of `current` that were posted
         self._header: MessageHeader | None = None
-        # Kernel parity: a new connection object has no budget: its first message wants an ack.
-        self._unacked_packets_left = 0
-        self._unacked_bytes_left = 0
+        self._budget = _Budget(limits)
 
     # -- queueing
 
@@ -112,6 +142,7 @@ class Outgoing:
             message.extension = with_keys(extension, ordered)
             self.counters.send_rdma += sum(isinstance(one, RdmaTransfer) for one in ordered)
         self.unsent.append(message)
+        self._unsent_bytes += message.frame_bytes
         self.counters.send_queued += 1
         self.counters.copy_from_user += len(payload)
 
@@ -169,6 +200,13 @@ class Outgoing:
             message = self.unsent[0]
         return Want.PIECE if message.next_task() else Want.FRAME
 
+    def may_gather(self) -> bool:
+        """Tell whether the next frame has room for messages that are not queued yet.
+
+        What was sent before, and a message that has begun, never wait.
+        """
+        return self.current is None and not self.retransmits and self._unsent_bytes < PACKED_BYTES
+
     def take_piece(self, wr_id: int) -> tuple[Piece, Task]:
         """Take the next piece of an operation, and with its first one the message, for posting."""
         message = self._begin_next()
@@ -198,31 +236,52 @@ class Outgoing:
         """
         message = self._begin_next()
         is_first = self._header is None
+        fence = is_first and bool(message.tasks) and message.asks_fence()
+        data, is_last = self._take_fragment(message, acknowledgement, credit)
+        if self.is_packed and is_last and is_first:
+            data = self._pack(data)
+        return Frame(wr_id, data, solicited=solicited or is_last, fence=fence)
+
+    def _take_fragment(
+        self, message: Message, acknowledgement: int, credit: int
+    ) -> tuple[bytes, bool]:
+        """Take the next fragment with its header; return also whether it is the last one."""
         header = self._header = self._header or self._make_header(message)
-        payload, fragment_bytes = message.payload, self.fragment_bytes
-        if len(payload) > fragment_bytes:
-            start = self._fragment * fragment_bytes
-            payload = memoryview(payload)[start : start + fragment_bytes]
+        payload = message.fragment(self._fragment, self.fragment_bytes)
         data = header.emit(acknowledgement=acknowledgement, credit=credit, payload=payload)
         self._fragment += 1
-        is_last = self._fragment == fragment_count(len(message.payload), fragment_bytes)
+        is_last = self._fragment == fragment_count(len(message.payload), self.fragment_bytes)
         if is_last:
             self.current = None
             if not message.is_map and not message.is_taken_back:
                 self.unacked.append(message)
-        fence = is_first and bool(message.tasks) and message.asks_fence()
-        return Frame(wr_id, data, solicited=solicited or is_last, fence=fence)
+        return data, is_last
+
+    def _pack(self, first: bytes) -> bytes:
+        """Put the messages that come next behind the first one, as far as they fit whole.
+
+        One that brings operations begins a frame: they are posted before it.
+        """
+        parts, room_bytes = [first], PACKED_BYTES - len(first)
+        while (queue := self.retransmits or self.unsent) and not queue[0].tasks:
+            room_bytes -= queue[0].frame_bytes
+            if room_bytes < 0:
+                break
+            # The first header of a frame acknowledges and grants.
+            parts.append(self._take_fragment(self._begin_next(), 0, 0)[0])
+        return b"".join(parts) if len(parts) > 1 else first
 
     def _begin_next(self) -> Message:
-        if self.current is None:
-            self._begin(self.retransmits.popleft() if self.retransmits else self.unsent.popleft())
-        assert self.current is not None
-        return self.current
+        message = self.current
+        if message is None:
+            queue = self.retransmits or self.unsent
+            message = queue.popleft()
+            self._unsent_bytes -= message.frame_bytes if queue is self.unsent else 0
+            self._begin(message)
+        return message
 
     def _begin(self, message: Message) -> None:
-        self.current = message
-        self._fragment = 0
-        self._header = None
+        self.current, self._fragment, self._header = message, 0, None
 
     def _make_header(self, message: Message) -> MessageHeader:
         flags = _CONG_BITMAP
@@ -231,14 +290,7 @@ class Outgoing:
             if not message.sequence:
                 message.sequence = self.sequence_next
                 self.sequence_next += 1
-        return MessageHeader(
-            sequence=message.sequence,
-            payload_bytes=len(message.payload),
-            source_port=message.source_port,
-            target_port=message.target_port,
-            flags=flags,
-            extension=message.extension,
-        )
+        return message.header(flags)
 
     def _flags(self, message: Message) -> int:
         """Return the flags of a message. Source: docs/reference/rds.md 1.6, its three rules."""
@@ -246,19 +298,10 @@ class Outgoing:
         if message.is_retransmit:
             flags |= _RETRANSMITTED | _ACK_REQUIRED
             self.counters.send_retransmitted += 1
-        payload_bytes = len(message.payload)
-        if not self._unacked_packets_left or self._unacked_bytes_left < payload_bytes:
+        if not self._budget.take(len(message.payload)):
             flags |= _ACK_REQUIRED
             self.counters.send_ack_required += 1
-            self._refill_budget()
-        else:
-            self._unacked_packets_left -= 1
-            self._unacked_bytes_left -= payload_bytes
         return flags
-
-    def _refill_budget(self) -> None:
-        self._unacked_packets_left = self.limits.unacked_packets_max
-        self._unacked_bytes_left = self.limits.unacked_bytes_max
 
     # -- how it ended
 
@@ -347,13 +390,14 @@ class Outgoing:
             message.tasks = ()
         self.retransmits.extendleft(reversed(kept))
         self.counters.send_given_up += self._give_up(lost)
-        self._refill_budget()
+        self._budget.refill()
 
     def _return_to_unsent(self, message: Message) -> None:
         """Keep a message without a number, if its operations are done; they are not retried."""
         if message.has_succeeded():
             message.tasks = ()
             self.unsent.appendleft(message)
+            self._unsent_bytes += message.frame_bytes
         else:
             self.counters.send_given_up += self._give_up([message])
 
@@ -399,6 +443,7 @@ class Outgoing:
         if not chosen:
             return
         self.unsent = deque(one for one in self.unsent if one not in chosen)
+        self._unsent_bytes = sum(one.frame_bytes for one in self.unsent)
         self.retransmits = deque(one for one in self.retransmits if one not in chosen)
         self.unacked = deque(one for one in self.unacked if one not in chosen)
         self._silents = {one: None for one in self._silents if one not in chosen}
