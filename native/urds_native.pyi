@@ -598,6 +598,8 @@ class ShmEngine(Engine):
     def attach(self, gid: bytes, memory: int, socket: int, is_connector: bool, /) -> None:
         """Use a channel after its greeting; both descriptors stay the caller's.
 
+        The socket has to be open until `detach` or `abandon_in_child`.
+
         Raises OSError: EINVAL for memory that is not a channel's.
         """
 
@@ -605,13 +607,37 @@ class ShmEngine(Engine):
         """Read on behind the messages that were told, once the device has done what they say."""
 
     def detach(self, gid: bytes, /) -> None:
-        """Take the channels of a peer away; what was not read is lost."""
+        """End the channels of a peer; what was not read is lost."""
 
-    def end(self) -> None:
-        """Tell all peers that nothing comes any more."""
+    def abandon_in_child(self) -> None:
+        """Forget all channels in the child of a fork, without a word to peers."""
 
     def progress(self) -> bool:
         """Read all channels and send what is due; return whether packets came."""
+
+    def drain(self, gid: bytes, /) -> bool:
+        """Read what is left of a peer that is gone, as `progress`."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a reader stopped where receives ran dry, which sinks may give back."""
+
+    def acknowledge(self) -> None:
+        """Send all acknowledgements that wait, as far as there is room."""
+
+    @property
+    def waiting_acks(self) -> int:
+        """How many acknowledgements wait."""
+
+    @property
+    def is_stirred(self) -> bool:
+        """Whether a channel was written to since its memory was given back."""
+
+    def trim(self) -> bool:
+        """Give memory of idle channels back; return whether others are busy.
+
+        A channel idles when nothing was written to it between two calls, and all was read.
+        """
 
     def flush(self) -> None:
         """Send what queue pairs have to send."""
@@ -624,7 +650,8 @@ class ShmEngine(Engine):
         """Return what the device has to do, and forget it.
 
         `("message", gid, qkey, data)` to the connection manager, `("connect", gid)`, `("map", gid,
-        qpn, key)`: request that memory, `("error", gid, what)`: the peer broke the protocol;
+        qpn, key)`: request that memory, `("gone", gid)`: the peer has ended and all is read,
+        `("error", gid, what)`: it broke the protocol;
         `("failed", qpn)`: a queue pair has entered ERR. What a peer wrote after a message is read
         when `release` was called.
         """
@@ -654,8 +681,16 @@ class ShmEngine(Engine):
     def is_placing(self, gid: bytes, /) -> bool:
         """Return whether a peer says that it is copying into our memory."""
 
-    def channel_counters(self) -> tuple[int, int, int, int, int]:
-        """Return slots sent and received, doorbells rung, waits for room, writes placed."""
+    @property
+    def regions_mapped(self) -> int:
+        """How many regions of peers are mapped."""
+
+    def channel_counters(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return slots sent and received, doorbells rung, waits for room, writes placed, directions
+        whose memory was given back, packets lost.
+
+        Of all channels that there were.
+        """
 
 class CompletionQueue:
     """`contract.CompletionQueue`; made by `Engine.completion_queue`."""

@@ -40,6 +40,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dask": ("dask.comm", "cli.dask"),
     "distributed": ("dask.comm", "dask.backend", "dask.local", "dask.faults", "cli.dask"),
     "urds_native": (
+        "common.implementation",
         "rds.plane.choose",
         "rds.plane.native",
         "rds.plane.attached",

@@ -6,6 +6,7 @@ received byte (see `Peer`).
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from urds.verbs.providers.base import (
     PortSpace,
     VerbsConnectionEvent,
 )
-from urds.verbs.providers.shm import ShmAdapter
+from urds.verbs.providers.shm import ShmAdapter, open_adapter
 
 ACCESS = (
     AccessFlag.LOCAL_WRITE
@@ -50,11 +51,12 @@ class Side:
         self,
         directory: Path,
         *,
+        opener: Callable[..., ShmAdapter] = open_adapter,
         kind: QPType = QPType.RC,
         buffer: memoryview | None = None,
         wr_max: int = 64,
     ) -> None:
-        self.adapter = ShmAdapter(directory=directory)
+        self.adapter = opener(directory=directory)
         self.pd = object()
         self.cq = self.adapter.completion_queue(4096)
         self.events: list[ConnectionEventKind] = []
@@ -192,6 +194,10 @@ class Side:
             self.qp.post_recv(wr, self.adapter.now_ns())
             self.adapter.progress_qp(self.qp)
 
+    def wait_mapped(self) -> None:
+        """Wait until memory of a peer is mapped here."""
+        assert self.adapter.wait(lambda: self.adapter.regions_mapped > 0, PATIENCE_NS)
+
     def poll(self, count: int = 1) -> list[WC]:
         """Wait for completions and take them."""
         assert self.adapter.wait(lambda: len(self.cq) >= count, PATIENCE_NS), len(self.cq)
@@ -205,16 +211,20 @@ class Side:
     @property
     def placed(self) -> int:
         """Count the writes that went straight into the peer's memory."""
-        return sum(channel.peer_mappings.placed for channel in self.adapter.peers)
+        return self.adapter.writes_placed
 
     def close(self) -> None:
         """Close the adapter."""
         self.adapter.close()
 
 
-def joined(directory: Path, **keywords: Any) -> tuple[Side, Side]:
-    """Return two sides of this process whose queue pairs are connected by hand."""
-    left, right = Side(directory, **keywords), Side(directory, **keywords)
+def joined(directory: Path, *, liar: bool = False, **keywords: Any) -> tuple[Side, Side]:
+    """Return two sides of this process whose queue pairs are connected by hand.
+
+    `liar`: tests reach into the channel of the left one, which is the reference's then.
+    """
+    opener = {"opener": ShmAdapter} if liar else {}
+    left, right = Side(directory, **opener, **keywords), Side(directory, **keywords)
     left.lead(left.qp, right.adapter.gid, right.qp.qpn)
     right.lead(right.qp, left.adapter.gid, left.qp.qpn)
     return left, right
@@ -224,7 +234,8 @@ class Peer(Child):
     """A process that listens and echoes. It says its port when it is ready.
 
     role "echo": send back what comes.  "flood": send for ever, once connected.
-    "silent": take nothing, only stay.  "forked": say that it has a child, which outlives it.
+    "silent": take nothing, only stay.  "copying": say for ever that it copies.
+    "forked": say that it has a child, which outlives it.
     """
 
     def __init__(self, directory: Path, role: str = "echo") -> None:
@@ -234,7 +245,7 @@ class Peer(Child):
 
 def serve(directory: Path, role: str) -> None:
     """Be the peer until the connection is over."""
-    side = Side(directory)
+    side = Side(directory, opener=ShmAdapter if role == "copying" else open_adapter)
     for slot in range(32):
         side.receive(1 << 15, offset=slot << 15, wr_id=slot)
     listener = side.listen()
@@ -242,6 +253,10 @@ def serve(directory: Path, role: str) -> None:
     assert side.adapter.wait(lambda: bool(side.events), PATIENCE_NS)
     if role == "forked":
         fork(side)
+    if role == "copying":
+        with side.adapter.lock:
+            for channel in side.adapter.peers:
+                channel.writer.begin_placing()
     if role == "flood":
         while not side.is_over:
             if side.qp.state is QPState.RTS and side.qp.outstanding_requests < 32:

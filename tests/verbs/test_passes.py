@@ -27,7 +27,7 @@ from urds.verbs.providers.base import (
     VerbsConnection,
     VerbsConnectionEvent,
 )
-from urds.verbs.providers.shm import ShmAdapter
+from urds.verbs.providers.shm import open_adapter
 from urds.verbs.providers.sim import SimNetwork
 from urds.verbs.providers.tcp import TcpAdapter
 from urds.verbs.providers.udp import UdpAdapter
@@ -116,7 +116,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Adap
         made += [network.adapter(), network.adapter()]
     for _ in range(0 if made else 2):
         if request.param == "shm":
-            made.append(ShmAdapter(directory=tmp_path / "meet"))
+            made.append(open_adapter(directory=tmp_path / "meet"))
         else:
             made.append(TcpAdapter() if request.param == "tcp" else UdpAdapter())
     yield made

@@ -19,6 +19,7 @@ from urds.common.passed_files import sealed_file
 from urds.verbs.engine.numbers import QPState, WCStatus
 from urds.verbs.engine.packets import PacketKind
 from urds.verbs.providers.shm import peers as shm_peers
+from urds.verbs.providers.shm.channels import FILE_BYTES, Channel
 from urds.verbs.providers.shm.messages import (
     DOORBELL,
     MAGIC,
@@ -30,7 +31,7 @@ from urds.verbs.providers.shm.messages import (
     Welcome,
     emit_message,
 )
-from urds.verbs.providers.shm.peers import FILE_BYTES, PENDING_MAX, Channel
+from urds.verbs.providers.shm.peers import PENDING_MAX
 from urds.verbs.providers.shm.rendezvous import Rendezvous, check_user
 from urds.verbs.providers.shm.slots import (
     BURST,
@@ -53,7 +54,16 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pair(place: Path) -> Iterator[tuple[Side, Side]]:
-    left, right = joined(place)
+    """Yield a pair whose left side lies: its channel is written to by hand."""
+    yield from met(*joined(place, liar=True))
+
+
+@pytest.fixture
+def honest_pair(place: Path) -> Iterator[tuple[Side, Side]]:
+    yield from met(*joined(place))
+
+
+def met(left: Side, right: Side) -> Iterator[tuple[Side, Side]]:
     right.receive(10)
     left.send(10)
     right.poll()
@@ -78,7 +88,7 @@ def channel_of(side: Side) -> Channel:
 def assert_broken(side: Side) -> None:
     assert side.adapter.wait(lambda: side.qp.state is QPState.ERR, PATIENCE_NS)
     assert len(side.adapter.peers) == 0
-    assert side.adapter.peers.counters.peers_broke_protocol == 1
+    assert side.adapter.channel_counters().peers_broke_protocol == 1
 
 
 # -- slots
@@ -124,12 +134,12 @@ def test_a_count_of_what_was_freed_that_lies_ends_the_channel(
     pair: tuple[Side, Side], word: Word, value: int
 ) -> None:
     left, right = pair
-    with right.adapter.lock:
-        channel_of(right).reader._cells[word // 2] = value
+    with left.adapter.lock:
+        channel_of(left).reader._cells[word // 2] = value
         for _ in range(8):
-            if left.qp.state is QPState.RTS:
-                left.send(1 << 18)
-        assert_broken(left)
+            if right.qp.state is QPState.RTS:
+                right.send(1 << 18)
+        assert_broken(right)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +191,7 @@ def test_a_burst_of_a_writer_that_gathers_is_read(pair: tuple[Side, Side]) -> No
 def test_noise_all_over_the_shared_memory_harms_no_other_peer(place: Path, seed: int) -> None:
     """Words, slots and ring are overwritten under traffic; a third opening does not notice."""
     rng = random.Random(seed)
-    left, right = joined(place)
+    left, right = joined(place, liar=True)
     third, fourth = joined(place)
     outside = bytes(right.view[1 << 19 :])
     with left.adapter.lock:
@@ -302,7 +312,7 @@ def test_a_good_greeting_is_welcome_and_a_second_is_not(place: Path, victim: Sid
     assert impostor.recv(100) == b""
     socket.send_fds(connection, [greeting()], [memory])
     assert rest_of(connection) == DOORBELL
-    assert victim.adapter.peers.counters.peers_broke_protocol == 1
+    assert victim.adapter.channel_counters().peers_broke_protocol == 1
     os.close(memory)
     impostor.close()
     connection.close()
@@ -412,9 +422,9 @@ def test_an_owner_that_cuts_its_memory_short_kills_no_peer(pair: tuple[Side, Sid
 
 
 def test_a_mapping_of_memory_that_may_shrink_ends_the_channel(
-    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    honest_pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, right = pair
+    left, right = honest_pair
     descriptor = unsealed(1 << 20)
 
     def map_remote(channel: Channel, request: MapRequest) -> None:

@@ -26,8 +26,8 @@ from tests.verbs.shm_world import (
 from urds.verbs.engine.numbers import QPState, QPType, WCStatus, WROpcode
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 from urds.verbs.providers.base import ConnectParameters, PortSpace
-from urds.verbs.providers.shm import ShmAdapter, open_adapter
-from urds.verbs.providers.shm.peers import MTU_BYTES
+from urds.verbs.providers.shm import open_adapter
+from urds.verbs.providers.shm.channels import MTU_BYTES
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 from urds.verbs.providers.shm.slots import RING_BYTES
 
@@ -69,13 +69,9 @@ def test_a_write_goes_through_the_ring_first_and_then_straight(pair: tuple[Side,
         assert left.poll()[0].status == WCStatus.SUCCESS
         assert right.view == data
         # The answer to the first question comes on another way than the write's.
-        left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+        left.wait_mapped()
         assert left.placed == number
     assert right.adapter.mappable_keys.mappings_made == 1
-
-
-def channels(side: Side) -> list[object]:
-    return [channel.peer_mappings for channel in side.adapter.peers]
 
 
 def test_the_last_of_many_writes_wins(pair: tuple[Side, Side]) -> None:
@@ -101,7 +97,7 @@ def test_a_small_write_under_way_holds_back_only_those_on_its_bytes(
     left, right = pair
     left.write(1024, key=right.region.rkey)
     left.poll()
-    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    left.wait_mapped()
     with left.adapter.lock, right.adapter.lock:  # nothing is answered meanwhile
         left.write(64, key=right.region.rkey, at=5000)
         for at, placed in ((5064, 1), (5000 - 1024, 2), (4000, 2), (5063, 2)):
@@ -130,7 +126,7 @@ def test_a_write_after_the_end_of_a_region_changes_nothing(pair: tuple[Side, Sid
     fill(left)
     left.write(1000, key=right.region.rkey)
     left.poll()
-    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    left.wait_mapped()
     before = bytes(right.view)
     with right.adapter.lock:
         key = right.region.rkey
@@ -146,7 +142,7 @@ def test_a_write_out_of_range_is_refused_mapped_or_not(pair: tuple[Side, Side], 
     left, right = pair
     left.write(1000, key=right.region.rkey)
     left.poll()
-    left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+    left.wait_mapped()
     fill(left)
     before = bytes(right.view)
     left.write(1000, key=right.region.rkey, at=at)
@@ -195,6 +191,7 @@ def test_two_queue_pairs_of_one_opening_talk(place: Path) -> None:
     side.close()
 
 
+@pytest.mark.reference
 def test_what_is_under_way_to_ourselves_is_bounded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +320,7 @@ def test_nothing_is_left_behind(place: Path) -> None:
         for _ in range(2):
             left.write(1000, key=right.region.rkey)
             left.poll()
-            left.adapter.wait(lambda: any(map(len, channels(left))), PATIENCE_NS)
+            left.wait_mapped()
         left.close()
         right.close()
 
@@ -341,7 +338,7 @@ def test_nothing_is_left_behind(place: Path) -> None:
 
 
 def test_many_openings_of_one_process_talk_pairwise(place: Path) -> None:
-    hub = ShmAdapter(directory=place)
+    hub = open_adapter(directory=place)
     hub.close()
     sides = [Side(place) for _ in range(6)]
     for left, right in zip(sides, sides[1:] + sides[:1], strict=True):

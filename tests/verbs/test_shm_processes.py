@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.verbs.shm_world import BUFFER_BYTES, Peer, Side
+from tests.verbs.shm_world import BUFFER_BYTES, PATIENCE_NS, Peer, Side
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.work import SendWR
 from urds.verbs.providers.base import ConnectionEventKind
 from urds.verbs.providers.shm.adapter import PLACED_BYTES_MIN
-from urds.verbs.providers.shm.slots import RING_BYTES, Word
+from urds.verbs.providers.shm.channels import Channel
+from urds.verbs.providers.shm.slots import RING_BYTES
 
 MakePeer = Callable[[str], Peer]
 
@@ -102,7 +103,7 @@ def test_a_peer_that_is_killed_while_idle_breaks_everything(
     gc.collect()
     assert len(side.adapter.peers) == 0
     assert "urds-verbs-channel" not in Path("/proc/self/maps").read_text()
-    assert side.adapter.peers.counters.peers_gone == 1
+    assert side.adapter.channel_counters().peers_gone == 1
 
 
 def test_the_killed_peers_address_is_free_for_the_next(side: Side, make_peer: MakePeer) -> None:
@@ -159,10 +160,11 @@ def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
         side.view[size : size + 4] = number.to_bytes(4, "big")
         side.post(SendWR(number, WROpcode.SEND, side.piece(size, size)))
         side.adapter.progress()
-    assert side.adapter.peers.counters.waits_for_room > 0
+    assert side.adapter.channel_counters().waits_for_room > 0
     assert side.qp.outstanding_requests == count
     (channel,) = side.adapter.peers
-    assert channel.writer._position - channel.writer._ring_freed <= RING_BYTES
+    if isinstance(channel, Channel):
+        assert channel.writer._position - channel.writer._ring_freed <= RING_BYTES
     os.kill(peer.process.pid, signal.SIGCONT)
     echoed = done = 0
     while echoed < count or done < count:
@@ -177,14 +179,18 @@ def test_a_ring_that_is_full_holds_packets_back_and_loses_none(
                 done += 1
 
 
+def wait_copying(side: Side) -> None:
+    (channel,) = side.adapter.peers
+    assert side.adapter.wait(lambda: channel.is_placing, PATIENCE_NS)
+
+
 def test_a_peer_that_dies_while_it_copies_holds_no_peer_up(
     side: Side, place: Path, make_peer: MakePeer
 ) -> None:
     """The end of its socket ends the wait, whatever its last word was."""
-    peer = make_peer("echo")
+    peer = make_peer("copying")
     connect(side, peer)
-    (channel,) = side.adapter.peers
-    channel.reader._words[Word.PLACING] = 1  # what the peer's last word would be
+    wait_copying(side)
     with side.adapter.lock:  # no thread looks at the end of its socket
         peer.kill()
         side.region.tag.is_mapped = True
@@ -195,12 +201,11 @@ def test_a_peer_that_dies_while_it_copies_holds_no_peer_up(
 
 
 def test_a_peer_that_copies_for_ever_is_given_up(side: Side, make_peer: MakePeer) -> None:
-    connect(side, make_peer("echo"))
-    (channel,) = side.adapter.peers
-    channel.reader._words[Word.PLACING] = 1
+    connect(side, make_peer("copying"))
+    wait_copying(side)
     with side.adapter.lock:
         side.region.tag.is_mapped = True
         side.adapter.deregister(side.region)
     assert side.wait_over() is ConnectionEventKind.BROKEN
     assert side.adapter.mappable_keys.revocations_overdue == 1
-    assert side.adapter.peers.counters.peers_broke_protocol == 1
+    assert side.adapter.channel_counters().peers_broke_protocol == 1

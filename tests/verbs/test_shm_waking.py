@@ -48,7 +48,7 @@ def test_both_ways_at_once_with_full_rings(place: Path) -> None:
             )
     for side in (left, right):
         assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}
-    rooms = [side.adapter.peers.counters.waits_for_room for side in (left, right)]
+    rooms = [side.adapter.channel_counters().waits_for_room for side in (left, right)]
     assert any(rooms)
     left.close()
     right.close()
@@ -61,7 +61,7 @@ def test_who_makes_room_rings(place: Path) -> None:
         right.receive(BUFFER_BYTES)
         left.send(BUFFER_BYTES)
         assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
-    assert left.adapter.peers.counters.waits_for_room > 0
+    assert left.adapter.channel_counters().waits_for_room > 0
     left.close()
     right.close()
 
@@ -91,7 +91,7 @@ def test_no_doorbell_rings_for_a_running_thread(pair: tuple[Side, Side]) -> None
             left.adapter.progress()
             right.adapter.progress()  # by its second look at nothing it acknowledges
         left.poll()
-    rung = [side.adapter.peers.counters.doorbells_rung for side in (left, right)]
+    rung = [side.adapter.channel_counters().doorbells_rung for side in (left, right)]
     assert max(rung) < 20, rung
 
 

@@ -21,8 +21,7 @@ from urds.common import progress
 from urds.common.progress import ProgressLoop, Waiters
 from urds.verbs import Context, RecvWR
 from urds.verbs.providers.base import LoopAdapter
-from urds.verbs.providers.shm import ShmAdapter
-from urds.verbs.providers.shm.peers import Peers
+from urds.verbs.providers.shm import ShmAdapter, open_adapter
 from urds.verbs.providers.tcp import TcpAdapter
 from urds.verbs.providers.udp import UdpAdapter
 
@@ -99,7 +98,7 @@ class World:
 def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
     """Yield a pair that only its callers drive."""
     park_ns, nap_ns = progress.PARK_NS, progress.NAP_NS
-    make = {"shm": lambda: ShmAdapter(directory=place), "tcp": TcpAdapter, "udp": UdpAdapter}
+    make = {"shm": lambda: open_adapter(directory=place), "tcp": TcpAdapter, "udp": UdpAdapter}
     left, right = (End(Context(adapter=make[provider]())) for _ in range(2))
     connect(left, right, ("127.0.0.1", 0))
     scene = World(left, right, bound_s)
@@ -273,7 +272,7 @@ def a_sleeper_asks_for_the_doorbell(scene: World) -> bool:
 
 
 def no_doorbell_is_asked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Peers, "arm_doorbell", lambda self: True)
+    patch.setattr(ShmAdapter, "arm_doorbell", lambda self: True)
 
 
 @dataclass(frozen=True, slots=True)

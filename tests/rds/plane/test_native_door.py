@@ -10,16 +10,10 @@ import pytest
 
 from tests.health.sources import ROOT
 from tests.rds.sockets.conftest import backend_with
+from urds.common import implementation as native
 from urds.common.errors import PlaneError, SettingError
-from urds.rds.plane import choose as native
-from urds.rds.plane.choose import (
-    NATIVE,
-    PYTHON,
-    VARIABLE,
-    VERSION,
-    choose,
-    plane_class,
-)
+from urds.common.version import VERSION
+from urds.rds.plane.choose import NATIVE, PYTHON, VARIABLE, choose, plane_class
 from urds.rds.plane.python.plane import Plane
 from urds.rds.runtime.process import plane_in_use, process
 

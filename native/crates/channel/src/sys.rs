@@ -3,6 +3,7 @@
 pub mod area;
 pub mod doorbell;
 pub mod futex;
+pub mod random;
 pub mod raw;
 pub mod shared_memory;
 #[cfg(test)]

@@ -153,6 +153,12 @@ impl Engine {
             .map(|served| &served.queue_pair)
     }
 
+    /// Return whether a queue pair has no receive left.
+    pub fn is_dry(&self, qpn: u32) -> bool {
+        let found = self.by_qpn.get(&qpn).and_then(|number| self.get(*number));
+        found.is_some_and(|queue_pair| queue_pair.waiting_receives(&self.shared) == 0)
+    }
+
     pub fn queue_pair_count(&self) -> usize {
         self.queue_pairs.len()
     }

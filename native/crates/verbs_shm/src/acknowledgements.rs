@@ -26,6 +26,10 @@ impl Acknowledgements {
         self.0.is_empty()
     }
 
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Keep one, instead of an earlier one of the same queue pair; return whether it is overdue.
     pub fn keep(&mut self, target: u32, psn: u32, msn: u32) -> bool {
         if let Some(found) = self.0.iter_mut().find(|waiting| waiting.target == target) {

@@ -1,6 +1,5 @@
 //! One channel: memory of both directions, and the socket that rings the peer.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use urds_channel::channel_memory::{ChannelMemory, Direction};
@@ -29,6 +28,19 @@ pub struct Counters {
     pub doorbells_rung: u64,
     pub waits_for_room: u64,
     pub writes_placed: u64,
+    /// Memory of a direction was given back.
+    pub trims: u64,
+}
+
+impl Counters {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.slots_sent += other.slots_sent;
+        self.slots_received += other.slots_received;
+        self.doorbells_rung += other.doorbells_rung;
+        self.waits_for_room += other.waits_for_room;
+        self.writes_placed += other.writes_placed;
+        self.trims += other.trims;
+    }
 }
 
 /// One end of a channel.
@@ -38,7 +50,8 @@ pub struct Channel {
     pub counters: Counters,
     pub(crate) mappings: Mappings,
     memory: ChannelMemory,
-    socket: OwnedFd,
+    /// A descriptor that stays the caller's.
+    socket: i32,
     /// The direction that this side writes.
     own: usize,
     writer: Writer,
@@ -50,6 +63,9 @@ pub struct Channel {
     is_starved: bool,
     /// The processor that the peer was told of, plus 1.
     told_processor: u32,
+    /// Slots that were written when it was last seen idle, and when its memory was given back.
+    looked_at: u64,
+    trimmed_at: u64,
     /// What ended it.
     pub(crate) error: Option<ChannelError>,
     pub(crate) is_reported: bool,
@@ -58,8 +74,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Take over memory and socket, after the greeting.
-    pub fn new(memory: ChannelMemory, socket: OwnedFd, is_connector: bool) -> Self {
+    /// Take over memory, after the greeting; the socket is open until the channel is dropped.
+    pub fn new(memory: ChannelMemory, socket: i32, is_connector: bool) -> Self {
         Self {
             counters: Counters::default(),
             mappings: Mappings::default(),
@@ -73,6 +89,8 @@ impl Channel {
             has_published: false,
             is_starved: false,
             told_processor: 0,
+            looked_at: 0,
+            trimmed_at: 0,
             error: None,
             is_reported: false,
             is_held: false,
@@ -86,7 +104,7 @@ impl Channel {
 
     fn doorbell(&mut self) {
         self.counters.doorbells_rung += 1;
-        doorbell::ring_with(self.socket.as_raw_fd(), DOORBELL); // a peer that is gone: its socket tells
+        doorbell::ring_with(self.socket, DOORBELL); // a peer that is gone: its socket tells
     }
 
     // -- out
@@ -286,6 +304,13 @@ impl Channel {
         asleep || is_over
     }
 
+    /// Return whether the peer has said that no slot comes any more, and all were taken.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        let direction = self.memory.direction(1 - self.own);
+        Reader::has_ended(&direction) && !self.reader.is_ready(&direction)
+    }
+
     /// Ask for no doorbell: this side looks by itself.
     #[inline]
     pub fn awake(&self) {
@@ -295,6 +320,40 @@ impl Channel {
     /// Return whether the peer says that it is copying into our memory.
     pub fn is_placing(&self) -> bool {
         urds_channel::slots::is_placing(&self.memory.direction(1 - self.own))
+    }
+
+    /// Return how many queue pairs' acknowledgements wait.
+    pub fn waiting_acks(&self) -> usize {
+        self.acks.len()
+    }
+
+    /// Return whether slots were written since the memory was given back.
+    pub fn is_stirred(&self) -> bool {
+        self.writer.slots() != self.trimmed_at && self.error.is_none()
+    }
+
+    /// Give the memory of our direction back if it idles; return whether there is none left.
+    ///
+    /// It does on the second call without a slot between both, as only the writer can know that none
+    /// is under way. Slots read as 0 from then on, which is no ordinal; numbers and positions go on.
+    pub fn trim(&mut self) -> bool {
+        if !self.is_stirred() {
+            return true;
+        }
+        let published = self.writer.slots();
+        let direction = Self::out(&self.memory, self.own);
+        let is_idle = published == self.looked_at;
+        match self.writer.is_drained(&direction) {
+            Ok(true) if is_idle => {
+                direction.give_back();
+                self.trimmed_at = published;
+                self.counters.trims += 1;
+                return true;
+            }
+            Ok(_) => self.looked_at = published,
+            Err(error) => self.error = Some(error),
+        }
+        false
     }
 
     /// Copy into memory of the peer that is mapped; false if it is not, or was withdrawn.
@@ -307,8 +366,7 @@ impl Channel {
     pub fn end(&mut self) {
         let direction = Self::out(&self.memory, self.own);
         self.writer.end(&direction);
-        self.has_published = true;
-        self.ring();
+        self.doorbell();
     }
 }
 

@@ -1,7 +1,6 @@
 //! All channels of a device, and what comes through them.
 
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
 
 use urds_channel::channel_memory::ChannelMemory;
 use urds_channel::slots::{ChannelError, Fields, flags};
@@ -14,6 +13,7 @@ use urds_verbs::queue_pair::{Outlet, Placing};
 use urds_verbs::work::Route;
 
 use crate::channel::{Channel, Counters};
+use crate::early::{Early, Kept};
 use crate::mappings::Region;
 use crate::records::{fields_of, operands_of, packet_of};
 
@@ -37,6 +37,8 @@ pub enum Event {
     Connect(Gid),
     /// Request the memory behind a key, as the peer of its queue pair: the two numbers.
     Map(Gid, u32, u32),
+    /// The peer has said that nothing comes any more, and all was taken.
+    Gone(Gid),
     /// The peer broke the protocol: its channel does nothing any more.
     Error(Gid, ChannelError),
 }
@@ -45,8 +47,10 @@ pub enum Event {
 #[derive(Debug, Default)]
 pub struct Channels {
     pub events: VecDeque<Event>,
-    /// Datagrams that found no room.
+    /// Datagrams that found no room, and what waited for a peer that is not there.
     pub packets_lost: u64,
+    /// A reader stopped where receives ran dry while sinks are due: they may give some back.
+    pub is_paused: bool,
     gid: Gid,
     /// The longest payload that is sent.
     mtu_bytes: usize,
@@ -56,8 +60,9 @@ pub struct Channels {
     looped: VecDeque<(Packet, Vec<u8>)>,
     looped_bytes: usize,
     is_loop_full: bool,
-    /// The first packet to each peer without a channel.
-    early: HashMap<Gid, (Packet, Vec<u8>)>,
+    early: Early,
+    /// Of channels that are gone.
+    ended: Counters,
     /// Room for the payload of one packet.
     room: Vec<u8>,
 }
@@ -76,26 +81,38 @@ impl Channels {
     }
 
     /// Add a channel after its greeting; the first one of a peer is the one that is written to.
-    pub fn attach(&mut self, gid: Gid, memory: ChannelMemory, socket: OwnedFd, connector: bool) {
+    /// The socket stays the caller's, and open until `detach` or `abandon`.
+    pub fn attach(&mut self, gid: Gid, memory: ChannelMemory, socket: i32, connector: bool) {
         let mut channel = Channel::new(memory, socket, connector);
-        if let Some((packet, payload)) = self.early.remove(&gid) {
-            channel.put(fields_of(&packet), Payload::Bytes(&payload));
+        for (packet, payload) in self.early.take(&gid) {
+            let is_sent = channel.put(fields_of(&packet), Payload::Bytes(&payload));
+            self.packets_lost += u64::from(!is_sent);
+        }
+        for (qpn, key) in self.early.take_wanted(&gid) {
+            if channel.mappings.wants(qpn, key) {
+                self.events.push_back(Event::Map(gid, qpn, key));
+            }
         }
         self.open.push((gid, channel));
     }
 
-    /// Take the channels of a peer away; what they still held is lost.
+    /// End the channels of a peer; what was not read is lost.
     pub fn detach(&mut self, gid: &Gid) {
+        for (_, channel) in self.open.iter_mut().filter(|(of, _)| of == gid) {
+            channel.end();
+            self.ended.add(&channel.counters);
+        }
         self.open.retain(|(of, _)| of != gid);
-        self.early.remove(gid);
+        self.packets_lost += self.early.take(gid).count() as u64;
+        self.early.take_wanted(gid);
     }
 
-    /// Tell all peers that nothing comes any more.
-    pub fn end(&mut self) {
-        for (_, channel) in &mut self.open {
-            channel.send_acks();
-            channel.end();
-        }
+    /// Forget all channels and packets; peers are not told.
+    pub fn abandon(&mut self) {
+        self.open.clear();
+        self.early.clear();
+        self.looped.clear();
+        self.events.clear();
     }
 
     pub fn channel(&mut self, gid: &Gid) -> Option<&mut Channel> {
@@ -127,17 +144,53 @@ impl Channels {
         }
     }
 
-    /// Return the sums of the counters of all channels.
+    /// Return the sums of the counters of all channels that there were.
     pub fn counters(&self) -> Counters {
-        let mut sum = Counters::default();
+        let mut sum = self.ended;
         for (_, channel) in &self.open {
-            sum.slots_sent += channel.counters.slots_sent;
-            sum.slots_received += channel.counters.slots_received;
-            sum.doorbells_rung += channel.counters.doorbells_rung;
-            sum.waits_for_room += channel.counters.waits_for_room;
-            sum.writes_placed += channel.counters.writes_placed;
+            sum.add(&channel.counters);
         }
         sum
+    }
+
+    /// Return how many regions of peers are mapped.
+    pub fn mapped(&self) -> usize {
+        let counts = self.open.iter();
+        counts.map(|(_, channel)| channel.mappings.mapped()).sum()
+    }
+
+    /// Return how many acknowledgements wait.
+    pub fn waiting_acks(&self) -> usize {
+        let counts = self.open.iter();
+        counts.map(|(_, channel)| channel.waiting_acks()).sum()
+    }
+
+    /// Return whether a peer says that it is copying into our memory.
+    pub fn is_placing(&self, gid: &Gid) -> bool {
+        let mut own = self.open.iter().filter(|(of, _)| of == gid);
+        own.any(|(_, channel)| channel.is_placing())
+    }
+
+    /// Send all acknowledgements that wait, as far as there is room.
+    pub fn acknowledge(&mut self) {
+        for (_, channel) in &mut self.open {
+            channel.send_acks();
+            channel.ring();
+        }
+    }
+
+    /// Return whether a channel was written to since its memory was given back.
+    pub fn is_stirred(&self) -> bool {
+        self.open.iter().any(|(_, channel)| channel.is_stirred())
+    }
+
+    /// Give memory of idle channels back; return whether others are busy: see `Channel::trim`.
+    pub fn trim(&mut self) -> bool {
+        let mut is_left = false;
+        for (_, channel) in &mut self.open {
+            is_left |= !channel.trim();
+        }
+        is_left
     }
 
     // -- progress
@@ -153,6 +206,7 @@ impl Channels {
     /// there was anything.
     pub fn progress(&mut self, engine: &mut Engine, now_ns: i64) -> bool {
         let mut found = false;
+        self.is_paused = false;
         for place in 0..self.open.len() {
             found |= self.read(place, engine, now_ns);
         }
@@ -160,9 +214,20 @@ impl Channels {
         if has_timer {
             engine.handle_timeout(now_ns);
         }
-        if found || has_timer || engine.has_ready() {
+        if found || has_timer || engine.has_ready() || !self.looped.is_empty() {
             self.flush(engine, now_ns);
         }
+        found
+    }
+
+    /// Take what is here of a peer that is gone, as `progress`; return whether there was anything.
+    pub fn drain(&mut self, gid: &Gid, engine: &mut Engine, now_ns: i64) -> bool {
+        let mut found = false;
+        self.is_paused = false;
+        for place in 0..self.open.len() {
+            found |= self.open[place].0 == *gid && self.read(place, engine, now_ns);
+        }
+        self.flush(engine, now_ns);
         found
     }
 
@@ -198,6 +263,10 @@ impl Channels {
                 payload
             };
             engine.receive_packet(&packet, payload, source, now_ns);
+            if runs_dry(engine, packet.target_qpn) {
+                self.is_paused = true;
+                break;
+            }
         }
         if let Some(error) = channel.error
             && !std::mem::replace(&mut channel.is_reported, true)
@@ -206,6 +275,9 @@ impl Channels {
         }
         if count == 0 && !channel.is_held {
             channel.note_empty();
+            if channel.has_ended() && !std::mem::replace(&mut channel.is_reported, true) {
+                self.events.push_back(Event::Gone(*gid));
+            }
         }
         let has_room = channel.has_room_again(self.mtu_bytes);
         if has_room {
@@ -233,6 +305,10 @@ impl Channels {
                 port: 0,
             };
             engine.receive_packet(&packet, &payload, source, now_ns);
+            if runs_dry(engine, packet.target_qpn) {
+                self.is_paused = true;
+                break;
+            }
         }
         for (_, channel) in &mut self.open {
             channel.ring();
@@ -241,7 +317,7 @@ impl Channels {
 
     /// Prepare to sleep: peers ring from now on. Return false if there is something to do instead.
     pub fn sleep(&mut self) -> bool {
-        let mut asleep = true;
+        let mut asleep = self.looped.is_empty();
         for (_, channel) in &mut self.open {
             asleep &= channel.sleep();
         }
@@ -298,16 +374,24 @@ impl Outlet for Channels {
         }
         let is_ack = packet.kind == Kind::Ack && packet.syndrome <= ACK;
         let Some(channel) = self.channel(&to.gid) else {
-            self.packets_lost += u64::from(is_ack || self.early.contains_key(&to.gid));
-            if !is_ack && !self.early.contains_key(&to.gid) {
+            if is_ack {
+                self.packets_lost += 1;
+                return;
+            }
+            let bytes = payload.len();
+            let kept = self.early.keep(to.gid, packet, bytes, || {
                 let mut content = Vec::new();
                 if packet.kind.is_atomic() {
                     content.extend_from_slice(&operands_of(packet));
                 } else {
                     payload.append_to(&mut content);
                 }
-                self.early.insert(to.gid, (*packet, content));
-                self.events.push_back(Event::Connect(to.gid));
+                content
+            });
+            match kept {
+                Kept::First => self.events.push_back(Event::Connect(to.gid)),
+                Kept::Behind => {}
+                Kept::Dropped => self.packets_lost += 1,
             }
             return;
         };
@@ -333,11 +417,14 @@ impl Outlet for Channels {
         if let Some(channel) = self.channel(&to.gid) {
             return channel.has_room(mtu_bytes);
         }
-        !self.early.contains_key(&to.gid) // the first packet asks for a channel
+        !self.early.holds(&to.gid) // the first packet asks for a channel
     }
 
     fn place(&mut self, to: &Route, write: &Placing, payload: Payload<'_>) -> bool {
         let Some(channel) = self.channel(&to.gid) else {
+            if to.gid != self.gid {
+                self.early.want(to.gid, write.target_qpn, write.rkey);
+            }
             return false;
         };
         if channel.place(write.target_qpn, write.rkey, write.address, payload) {
@@ -354,4 +441,10 @@ impl Outlet for Channels {
     fn placed_bytes_min(&self) -> Option<u64> {
         Some(self.placed_bytes_min)
     }
+}
+
+/// Return whether a queue pair has no receive left while sinks are due, which may give some back.
+#[inline]
+fn runs_dry(engine: &Engine, qpn: u32) -> bool {
+    !engine.shared.told.fed.is_empty() && engine.is_dry(qpn)
 }

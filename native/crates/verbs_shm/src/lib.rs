@@ -9,6 +9,7 @@
 mod acknowledgements;
 mod channel;
 mod channels;
+mod early;
 mod mappings;
 mod records;
 

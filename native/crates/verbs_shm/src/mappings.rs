@@ -82,6 +82,12 @@ impl Mappings {
         Ok(())
     }
 
+    /// Return how many regions are mapped.
+    pub fn mapped(&self) -> usize {
+        let is_mapped = |mapping: &&Mapping| matches!(mapping, Mapping::Mapped { .. });
+        self.0.values().filter(is_mapped).count()
+    }
+
     /// Forget what was mapped for a queue pair of the peer.
     pub fn forget(&mut self, qpn: u32) {
         self.0.retain(|(of, _), _| *of != qpn);

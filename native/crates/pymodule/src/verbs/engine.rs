@@ -1,7 +1,6 @@
 //! The engine of one opened device, and its objects by number.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -12,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
 use urds_channel::slots::PAYLOAD_BYTES_MAX;
-use urds_channel::sys::thread;
+use urds_channel::sys::{Errno, random, thread};
 use urds_dataplane::clock::Clock;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
@@ -49,6 +48,9 @@ pub struct Left {
     looked_at_ns: Option<i64>,
 }
 
+/// Random numbers of one system call.
+const DRAWN_MAX: usize = 32;
+
 /// What the handles of one engine share.
 ///
 /// Locks: the machine's is held without any Python code; the maps' for a look-up.
@@ -80,13 +82,14 @@ impl Core {
     ///
     /// After a panic every call fails: EIO.
     pub fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Machine) -> T) -> PyResult<T> {
-        let result = {
+        let is_broken = || self.is_broken.load(Relaxed);
+        // Before the lock as well: in the child of a fork it may be held for ever.
+        let result = if is_broken() {
+            None
+        } else {
             let mut machine = self.machine.lock();
-            if self.is_broken.load(Relaxed) {
-                None
-            } else {
-                catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok()
-            }
+            let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
+            if is_broken() { None } else { work() }
         };
         deferred::drain(py);
         result.ok_or_else(|| {
@@ -240,6 +243,9 @@ impl Core {
 
     /// Forget a handle that is gone, and what it stands for.
     pub fn forget(&self, element: Element) {
+        if self.is_broken.load(Relaxed) {
+            return;
+        }
         let reference = self.elements.lock().remove(&element);
         drop(reference);
         let mut machine = self.machine.lock();
@@ -257,6 +263,15 @@ impl Core {
             Element::ReceiveQueue(number) => {
                 machine.shared.receives.remove(number);
             }
+        }
+    }
+
+    /// Forget all channels in the child of a fork. Where a thread of the parent was at work in that
+    /// moment, every call fails from now on, as after a panic.
+    pub fn abandon_in_child(&self) {
+        match (self.machine.try_lock(), self.channels.try_lock()) {
+            (Some(_), Some(mut channels)) => channels.abandon(),
+            _ => self.is_broken.store(true, Relaxed),
         }
     }
 
@@ -286,14 +301,37 @@ pub fn now_ns() -> i64 {
     i64::try_from(Clock::Monotonic.now_ns()).unwrap_or(i64::MAX)
 }
 
-/// Return draws for keys: a keyed hash of a count; the system gives the key, which stays here.
-fn draw() -> Draw {
-    let secret = RandomState::new();
-    let mut count = 0_u64;
-    Box::new(move || {
-        count += 1;
-        secret.hash_one(count)
-    })
+/// Return draws for keys, of the system's random bytes: who has seen some foresees no other.
+fn draw() -> Result<Draw, Rejected> {
+    let mut drawn = Drawn::default();
+    drawn
+        .refill()
+        .map_err(|error| Rejected::new(error.0, "no random bytes"))?;
+    Ok(Box::new(move || drawn.next()))
+}
+
+/// Random numbers that were drawn together: a system call costs more than all of them.
+#[derive(Default)]
+struct Drawn {
+    numbers: [[u8; 8]; DRAWN_MAX],
+    left: usize,
+}
+
+impl Drawn {
+    fn refill(&mut self) -> Result<(), Errno> {
+        random::fill(self.numbers.as_flattened_mut())?;
+        self.left = DRAWN_MAX;
+        Ok(())
+    }
+
+    /// Return the next one, which nothing remembers.
+    fn next(&mut self) -> u64 {
+        if self.left == 0 {
+            self.refill().expect("the system had some before");
+        }
+        self.left -= 1;
+        u64::from_ne_bytes(std::mem::take(&mut self.numbers[self.left]))
+    }
 }
 
 impl Engine {
@@ -320,7 +358,8 @@ impl Engine {
         let most = u32::try_from(PAYLOAD_BYTES_MAX).unwrap_or(u32::MAX);
         let has_channels = channels.is_some();
         let payload_bytes_max = has_channels.then_some(most);
-        let mut machine = Machine::new(has_random_keys.then(draw), checksum);
+        let draw = has_random_keys.then(draw).transpose();
+        let mut machine = Machine::new(draw.map_err(|error| refused(&error))?, checksum);
         machine.tells_failures = has_channels;
         Ok(Self {
             core: Arc::new(Core {

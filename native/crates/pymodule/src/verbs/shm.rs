@@ -12,9 +12,8 @@ use urds_channel::channel_memory::ChannelMemory;
 use urds_channel::sys::Errno;
 use urds_verbs_shm::{Channels, Event, PLACED_BYTES_MIN, Region};
 
-use crate::attached;
+use crate::deferred;
 use crate::errors::os_error;
-use crate::sys;
 use crate::verbs::engine::{Core, DEVICES, Engine};
 use crate::verbs::values::gid_of;
 
@@ -56,7 +55,8 @@ impl ShmEngine {
         Ok(PyClassInitializer::from(engine).add_subclass(Self { core }))
     }
 
-    /// Use a channel after its greeting; both descriptors stay the caller's.
+    /// Use a channel after its greeting; both descriptors stay the caller's, and the socket open until
+    /// `detach` or `abandon`.
     #[pyo3(signature = (gid, memory, socket, is_connector, /))]
     fn attach(
         &self,
@@ -68,7 +68,6 @@ impl ShmEngine {
     ) -> PyResult<()> {
         let gid = gid_of(gid)?;
         let memory = ChannelMemory::map(memory).map_err(raised)?;
-        let socket = sys::owned(attached::duplicate(socket)?);
         self.core.through(py, |machine, channels, now_ns| {
             channels.attach(gid, memory, socket, is_connector);
             machine.resume();
@@ -85,9 +84,10 @@ impl ShmEngine {
         })
     }
 
-    /// Tell all peers that nothing comes any more.
-    fn end(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Channels::end)
+    /// Forget all channels in the child of a fork, without a word to peers.
+    fn abandon_in_child(&self) {
+        deferred::after_fork_in_child();
+        self.core.abandon_in_child();
     }
 
     // -- progress
@@ -97,6 +97,43 @@ impl ShmEngine {
         self.core.through(py, |machine, channels, now_ns| {
             channels.progress(machine, now_ns)
         })
+    }
+
+    /// Read what is left of a peer that is gone, as `progress`.
+    #[pyo3(signature = (gid, /))]
+    fn drain(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let gid = gid_of(gid)?;
+        self.core.through(py, |machine, channels, now_ns| {
+            channels.drain(&gid, machine, now_ns)
+        })
+    }
+
+    /// Whether a reader stopped where receives ran dry, which sinks may give back.
+    #[getter]
+    fn is_paused(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |channels| channels.is_paused)
+    }
+
+    /// Send all acknowledgements that wait, as far as there is room.
+    fn acknowledge(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Channels::acknowledge)
+    }
+
+    /// How many acknowledgements wait.
+    #[getter]
+    fn waiting_acks(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |channels| channels.waiting_acks())
+    }
+
+    /// Whether a channel was written to since its memory was given back.
+    #[getter]
+    fn is_stirred(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |channels| channels.is_stirred())
+    }
+
+    /// Give memory of idle channels back; return whether others are busy.
+    fn trim(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, Channels::trim)
     }
 
     /// Read on behind the messages that were told: the device has done what they say.
@@ -137,6 +174,7 @@ impl ShmEngine {
                 Event::Map(gid, qpn, key) => {
                     ("map", bytes(&gid), qpn, key).into_bound_py_any(py)?
                 }
+                Event::Gone(gid) => ("gone", bytes(&gid)).into_bound_py_any(py)?,
                 Event::Error(gid, error) => {
                     ("error", bytes(&gid), format!("{error:?}")).into_bound_py_any(py)?
                 }
@@ -231,23 +269,29 @@ impl ShmEngine {
     #[pyo3(signature = (gid, /))]
     fn is_placing(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<bool> {
         let gid = gid_of(gid)?;
-        self.with(py, |channels| {
-            channels
-                .channel(&gid)
-                .is_some_and(|channel| channel.is_placing())
-        })
+        self.with(py, |channels| channels.is_placing(&gid))
     }
 
-    /// Slots sent and received, doorbells rung, waits for room, writes placed; of all open channels.
-    fn channel_counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64, u64)> {
-        let found = self.with(py, |channels| channels.counters())?;
+    /// Slots sent and received, doorbells rung, waits for room, writes placed, memory given back,
+    /// packets lost.
+    fn channel_counters(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64, u64, u64, u64)> {
+        let (found, lost) =
+            self.with(py, |channels| (channels.counters(), channels.packets_lost))?;
         Ok((
             found.slots_sent,
             found.slots_received,
             found.doorbells_rung,
             found.waits_for_room,
             found.writes_placed,
+            found.trims,
+            lost,
         ))
+    }
+
+    /// How many regions of peers are mapped.
+    #[getter]
+    fn regions_mapped(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |channels| channels.mapped())
     }
 
     #[getter]

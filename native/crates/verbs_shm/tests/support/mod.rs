@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::missing_panics_doc, clippy::unwrap_used)] // each user needs a part of it
 
-use std::os::fd::OwnedFd;
+use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -248,7 +248,7 @@ pub fn pair_with_memory(mtus: [u32; 2]) -> ([End; 2], [UnixStream; 2], ChannelMe
         let memory = ChannelMemory::map(file).unwrap();
         let gid = end.peer_gid;
         end.channels
-            .attach(gid, memory, OwnedFd::from(socket), side == 0);
+            .attach(gid, memory, socket.into_raw_fd(), side == 0);
     }
     let third = ChannelMemory::map(file).unwrap();
     raw::close(file);

@@ -27,7 +27,7 @@ from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
 from urds.common.errors import RemoteProtocolError
@@ -41,9 +41,10 @@ from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
+from urds.verbs.providers.shm.channels import MTU_BYTES, ChannelCounters, ChannelEnd
 from urds.verbs.providers.shm.mappings import Allocations, Borrower, MappableKeys
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
-from urds.verbs.providers.shm.peers import MTU_BYTES, Channel, Peers
+from urds.verbs.providers.shm.peers import Peers, SlotPeers
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
 from urds.verbs.providers.shm.slots import PAYLOAD_BYTES_MAX, SLOT_BYTES
 
@@ -102,8 +103,8 @@ class ShmAdapter(LoopPacketAdapter):
             self.peers = self._make_peers()
         _alive.add(self)
 
-    def _make_peers(self) -> Peers:
-        return Peers(self.gid, self._rendezvous, self, self.loop)
+    def _make_peers(self) -> Peers[Any]:
+        return SlotPeers(self.gid, self._rendezvous, self, self.loop)
 
     # -- time and progress
 
@@ -117,7 +118,10 @@ class ShmAdapter(LoopPacketAdapter):
         received = self.packets.received
         if self.loop.progress() or self.packets.received != received:
             self._idle_passes = 0
-            return
+        else:
+            self._count_idle_pass()
+
+    def _count_idle_pass(self) -> None:
         self._idle_passes += 1
         if self._idle_passes >= _IDLE_PASSES and len(_alive) > 1:
             self._idle_passes = 0
@@ -189,7 +193,7 @@ class ShmAdapter(LoopPacketAdapter):
             source = self._sources[gid] = AddressVector(gid)
         self._receive_packet(packet, source, None, None)
 
-    def handle_map_request(self, channel: Channel, request: MapRequest) -> None:
+    def handle_map_request(self, channel: ChannelEnd, request: MapRequest) -> None:
         """Let the peer map memory of a queue pair that receives and allows writes."""
         entry = self.entries.get(request.qpn)
         peer = None if entry is None else entry.qp.peer
@@ -242,6 +246,20 @@ class ShmAdapter(LoopPacketAdapter):
     def writes_placed(self) -> int:
         """Return how many writes went into mapped memory of the peers that there are."""
         return sum(channel.peer_mappings.placed for channel in self.peers)
+
+    @property
+    def regions_mapped(self) -> int:
+        """Return how many regions of the peers that there are this side has mapped."""
+        return sum(len(channel.peer_mappings) for channel in self.peers)
+
+    @property
+    def acks_waiting(self) -> int:
+        """Return how many queue pairs have an acknowledgement that waits for a packet."""
+        return sum(entry.qp.ack_pending for entry in self.entries.values())
+
+    def channel_counters(self) -> ChannelCounters:
+        """Return the counters of all channels that there were."""
+        return replace(self.peers.counters)
 
     def allocate(self, length: int) -> memoryview:
         """Return zeroed memory that peers can map once it is registered with REMOTE_WRITE."""
@@ -300,6 +318,7 @@ class ShmAdapter(LoopPacketAdapter):
             channel = self.peers.route(qp.peer.dgid)
         except OSError:
             return False  # the packet meets the same, and tells the queue pair
+        placed: bool | MapRequest
         placed = channel.peer_mappings.place(qp.attr.dest_qp_num, rkey, address, data)
         if isinstance(placed, MapRequest):
             if not channel.send_message(placed):
@@ -463,4 +482,3 @@ def may_map(qp: QueuePair) -> bool:
 
 
 _alive: WeakSet[ShmAdapter] = WeakSet()  # of this process
-open_adapter: Final = ShmAdapter

@@ -10,7 +10,9 @@ engine reads no further until the message had its effect: data right behind a re
 queue pair ready.
 """
 
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -28,25 +30,25 @@ from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import QueuePairEntry
 from urds.verbs.providers.shm import adapter as reference
 from urds.verbs.providers.shm.adapter import ShmAdapter, may_map
-from urds.verbs.providers.shm.messages import (
-    ChannelMessage,
-    MapReject,
-    MapReply,
-    MapRequest,
-)
-from urds.verbs.providers.shm.peers import Channel, Peers, close_all
+from urds.verbs.providers.shm.channels import ChannelCounters, ChannelEnd
+from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
+from urds.verbs.providers.shm.peers import Peers
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 RETRY_NS: Final = 1_000_000  # until a peer with a full backlog is tried again
+_PAUSES_MAX: Final = 64  # of one look at the channels, for receives that sinks give back
+_PLACED, _LOST = 4, 6  # among the engine's counters
 
 
 class NativeShmAdapter(EngineAdapter, ShmAdapter):
     """One open `shm` device on the compiled engine."""
 
     has_public_calls = True
+    peers: "NativePeers"
     _is_taking_news = False
+    _has_read = False  # packets, in the pass under way
 
-    def _make_peers(self) -> Peers:
+    def _make_peers(self) -> "NativePeers":
         engine: Any = urds_native.ShmEngine(
             self.attributes.link,
             gid=self.gid,
@@ -72,6 +74,14 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         super()._batch_done()
         self.channel_engine.plan(None if self._timer is None else self._timer.deadline_ns)
 
+    def progress(self) -> None:
+        """Read the channels and run what is due; see `ShmAdapter.progress`."""
+        self._has_read = False
+        if self.loop.progress() or self._has_read:
+            self._idle_passes = 0
+        else:
+            self._count_idle_pass()
+
     def poll_memory(self) -> None:
         """Read all channels, and do what they left to the device."""
         if not self.is_closed:
@@ -82,22 +92,30 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def read_channels(self) -> bool:
         """Read every channel, a bounded number of slots each; return whether there were any."""
-        found: bool = self.channel_engine.progress()
-        self._take_news()
-        return found
+        return self._take_from(self.channel_engine.progress)
 
-    def arm_doorbell(self) -> bool:
-        """Ask peers to ring the doorbell; false if there is something to process instead."""
-        return self.is_closed or self.peers.arm_doorbell()
+    def drain(self, gid: bytes) -> bool:
+        """Read what is left of a peer that is gone; return whether there was anything."""
+        return self._take_from(partial(self.channel_engine.drain, gid))
+
+    def _take_from(self, read: Callable[[], bool]) -> bool:
+        found = read()
+        self._take_news()
+        for _ in range(_PAUSES_MAX):
+            if not self.channel_engine.is_paused:
+                break
+            self.finish_pass()  # sinks give receives back, of which a queue pair had none left
+            read()
+            self._take_news()
+        self._has_read |= found
+        return found
 
     def acknowledge(self) -> None:
         """Send all acknowledgements that wait, as far as there is room."""
-        self.channel_engine.arm_doorbell()
-        self.channel_engine.disarm_doorbell()
+        self.channel_engine.acknowledge()
 
     def _abandon_in_child(self) -> None:
-        for channel in self.peers:
-            self.channel_engine.detach(channel.gid)
+        self.channel_engine.abandon_in_child()
         super()._abandon_in_child()
 
     def _handle_pass(self) -> None:
@@ -133,8 +151,9 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         except BlockingIOError:  # its accept queue is full
             self.loop.call_at(self.now_ns() + RETRY_NS, partial(self._handle_connect, gid))
         except OSError:
-            self.packets_lost += 1  # no peer there: its queue pairs go to ERR
-            self.call_soon(partial(self.handle_gone, gid))
+            self.call_soon(
+                partial(self.handle_gone, gid)
+            )  # no peer there: its queue pairs go to ERR
 
     def _handle_map(self, gid: bytes, qpn: int, rkey: int) -> None:
         channel = self.peers.find(gid)
@@ -145,6 +164,9 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         channel = self.peers.find(gid)
         if channel is not None:
             self.call_soon(partial(self.peers.close_peer, channel))
+
+    def _handle_ended(self, gid: bytes) -> None:
+        self.call_soon(partial(self.peers.lose_peer, gid))
 
     def _handle_failed(self, qpn: int) -> None:
         entry = self.entries.get(qpn)
@@ -170,6 +192,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def _progress_entry(self, entry: QueuePairEntry) -> None:
         self.channel_engine.flush()
+        if self.channel_engine.is_paused:
+            self.call_soon(self.poll_memory)
         qp, state = entry.qp, entry.qp.state
         if entry.connection is not None and state in (QPState.ERR, QPState.RESET):
             entry.connection.handle_queue_pair_error()
@@ -223,8 +247,38 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
     @property
     def writes_placed(self) -> int:
         """Return how many writes went into mapped memory of the peers that there are."""
-        *_, placed = self.channel_engine.channel_counters()
-        return int(placed)
+        return int(self.channel_engine.channel_counters()[_PLACED])
+
+    @property
+    def regions_mapped(self) -> int:
+        """Return how many regions of the peers that there are this side has mapped."""
+        return int(self.channel_engine.regions_mapped)
+
+    @property
+    def acks_waiting(self) -> int:
+        """Return how many queue pairs have an acknowledgement that waits for a packet."""
+        return int(self.channel_engine.waiting_acks)
+
+    def channel_counters(self) -> ChannelCounters:
+        """Return the counters of all channels that there were."""
+        sent, received, rung, waits, _, trims, _ = self.channel_engine.channel_counters()
+        return replace(
+            self.peers.counters,
+            slots_sent=sent,
+            slots_received=received,
+            doorbells_rung=rung,
+            waits_for_room=waits,
+            trims=trims,
+        )
+
+    @property
+    def packets_lost(self) -> int:
+        """Return how many packets had no peer, and how many datagrams no room."""
+        return self._messages_lost + int(self.channel_engine.channel_counters()[_LOST])
+
+    @packets_lost.setter
+    def packets_lost(self, lost: int) -> None:
+        self._messages_lost = lost
 
     # -- messages of the connection manager
 
@@ -241,7 +295,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self.loop.call_at(self.now_ns() + RETRY_NS, self.poll_memory)
             return
         except OSError:
-            self.packets_lost += 1
+            self._messages_lost += 1
             self.call_soon(partial(self.handle_gone, gid))
             return
         if self.channel_engine.send_message(gid, CM_QKEY, data):
@@ -273,12 +327,40 @@ _HANDLERS: Final[dict[str, Any]] = {
     "message": NativeShmAdapter._handle_message,
     "connect": NativeShmAdapter._handle_connect,
     "map": NativeShmAdapter._handle_map,
+    "gone": NativeShmAdapter._handle_ended,
     "error": NativeShmAdapter._handle_error,
     "failed": NativeShmAdapter._handle_failed,
 }
 
 
-class NativePeers(Peers):
+class NativeChannel(ChannelEnd):
+    """One end of a channel whose memory is the engine's; its socket is rung from there."""
+
+    def __init__(
+        self,
+        gid: bytes,
+        connection: socket.socket,
+        engine: Any,
+        *,
+        is_connector: bool,
+        counters: ChannelCounters,
+    ) -> None:
+        super().__init__(gid, connection, is_connector=is_connector, counters=counters)
+        self._engine = engine
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether the peer says that it is copying into our memory."""
+        return self.is_open and bool(self._engine.is_placing(self.gid))
+
+    def close(self) -> None:
+        """End all channels with this peer, and release memory and socket. Safe twice."""
+        if self.is_open:
+            self._engine.detach(self.gid)  # before the socket, which it rings
+            self.abandon()
+
+
+class NativePeers(Peers[NativeChannel]):
     """The peers of a context whose channels are the engine's: their slots are not read here."""
 
     def __init__(self, adapter: NativeShmAdapter, engine: Any, rendezvous: Rendezvous) -> None:
@@ -292,6 +374,8 @@ class NativePeers(Peers):
 
     def arm_doorbell(self) -> bool:
         """Ask all writers to ring; return whether no channel has anything."""
+        if self._trim_timer is None and self._engine.is_stirred:
+            self._plan_trim()
         is_armed: bool = self._engine.arm_doorbell()
         return is_armed
 
@@ -299,36 +383,42 @@ class NativePeers(Peers):
         """Tell all writers that no doorbell is needed."""
         self._engine.disarm_doorbell()
 
-    def _note_memory(self, channel: Channel, memory: int) -> None:
+    def trim(self) -> None:
+        """Give memory of idle channels back; plan the next look while others are busy."""
+        self._trim_timer = None
+        if self._engine.trim():
+            self._plan_trim()
+
+    def lose_peer(self, gid: bytes) -> None:
+        """Close the channels of a peer that has ended and wrote no more than was read."""
+        if (channel := self.find(gid)) is not None:
+            self._handle_gone(channel)
+
+    def _make_end(
+        self, gid: bytes, connection: socket.socket, memory: int, is_connector: bool
+    ) -> NativeChannel:
         try:
-            self._engine.attach(channel.gid, memory, channel.socket.fileno(), channel.is_connector)
+            self._engine.attach(gid, memory, connection.fileno(), is_connector)
         except OSError as error:
+            if is_connector:
+                raise
             raise RemoteProtocolError(f"memory that is no channel's: {error}") from error
+        return NativeChannel(
+            gid, connection, self._engine, is_connector=is_connector, counters=self.counters
+        )
 
-    def _read(self, channel: Channel) -> bool:
-        return not self._adapter.read_channels()
+    def _read(self, channel: NativeChannel) -> bool:
+        return not self._adapter.drain(channel.gid)
 
-    def _close(self, channel: Channel) -> None:
-        self._engine.detach(channel.gid)
-        super()._close(channel)
-
-    def _handle_message(
-        self, channel: Channel, message: ChannelMessage, descriptors: list[int]
+    def _take_answer(
+        self, channel: NativeChannel, answer: MapReply | MapReject, descriptors: list[int]
     ) -> None:
-        if not isinstance(message, MapReply | MapReject):
-            super()._handle_message(channel, message, descriptors)
-            return
+        gid, qpn, rkey = channel.gid, answer.qpn, answer.rkey
         try:
-            self._answer(channel.gid, message, descriptors)
+            if isinstance(answer, MapReject):
+                self._engine.reject_map(gid, qpn, rkey)
+                return
+            place = (answer.address, answer.region_bytes, answer.generation)
+            self._engine.map(gid, qpn, rkey, descriptors[0], *place)
         except OSError as error:
-            raise RemoteProtocolError(f"{message}: {error}") from error
-        finally:
-            close_all(descriptors)
-
-    def _answer(self, gid: bytes, message: MapReply | MapReject, descriptors: list[int]) -> None:
-        qpn, rkey = message.qpn, message.rkey
-        if isinstance(message, MapReject):
-            self._engine.reject_map(gid, qpn, rkey)
-            return
-        place = (message.address, message.region_bytes, message.generation)
-        self._engine.map(gid, qpn, rkey, descriptors[0], *place)
+            raise RemoteProtocolError(f"{answer}: {error}") from error
