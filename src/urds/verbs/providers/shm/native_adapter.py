@@ -35,7 +35,7 @@ from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.peers import Peers
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 
-RETRY_NS: Final = 1_000_000  # until a peer with a full backlog is tried again
+RETRY_NS: Final = 20_000_000  # until a peer with a full backlog is tried again
 _PAUSES_MAX: Final = 64  # of one look at the channels, for receives that sinks give back
 _PLACED, _LOST = 4, 6  # among the engine's counters
 
