@@ -15,6 +15,7 @@ from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import (
     CONTROL_SLOTS,
     Memory,
+    MemorySource,
     PostKind,
     Shut,
     StreamSettings,
@@ -72,10 +73,15 @@ class Limited:
 class Besieged:
     """One core, its application and its queue pair; the peer is the script's."""
 
-    def __init__(self, choices: int, private_data: bytes) -> None:
+    def __init__(
+        self,
+        choices: int,
+        private_data: bytes,
+        make: Callable[[StreamSettings, MemorySource], StreamCore] = StreamCore,
+    ) -> None:
         """Connect, or raise RemoteProtocolError; then the core must still be as new."""
         self.source = Limited()
-        self.stream = StreamCore(
+        self.stream = make(
             StreamSettings(
                 send_queue=SEND_QUEUE,
                 receive_queue=RECEIVE_QUEUE,

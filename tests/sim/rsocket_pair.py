@@ -12,6 +12,7 @@ believes the wrong thing is still found out.
 
 import errno
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from urds.common.errors import RemoteProtocolError
@@ -19,6 +20,7 @@ from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import (
     CONTROL_SLOTS,
     Memory,
+    MemorySource,
     Post,
     PostKind,
     StreamSettings,
@@ -183,12 +185,17 @@ class Side:
 class Pair:
     """Both sides, connected. Every method that moves something returns whether it could."""
 
-    def __init__(self, label: str, settings: tuple[StreamSettings, StreamSettings]) -> None:
+    def __init__(
+        self,
+        label: str,
+        settings: tuple[StreamSettings, StreamSettings],
+        make: Callable[[StreamSettings, MemorySource], StreamCore] = StreamCore,
+    ) -> None:
         self.label = label  # of this run, for messages of failures
         self.now_ns = 0
         arenas = [Arena(label, 0x10 << 40), Arena(label, 0x20 << 40)]
         self.sides = [
-            Side(name, StreamCore(each, arena), arena, each)
+            Side(name, make(each, arena), arena, each)
             for name, each, arena in zip("AB", settings, arenas, strict=True)
         ]
         offers = [side.core.connect_data for side in self.sides]

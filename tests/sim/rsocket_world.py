@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.sim.rsocket_pair import Pair, Side
+from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import (
     DIRECT_BYTES_MIN,
     ZERO_COPY_BYTES_MIN,
     Memory,
+    MemorySource,
     Shut,
     StreamSettings,
     StreamState,
@@ -125,10 +127,16 @@ class Actor:
 class World:
     """Two actors and their pair."""
 
-    def __init__(self, seed: int, *, are_urds: tuple[bool, bool] = (True, True)) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        are_urds: tuple[bool, bool] = (True, True),
+        make: Callable[[StreamSettings, MemorySource], StreamCore] = StreamCore,
+    ) -> None:
         self.rng = rng = random.Random(f"{seed}{are_urds}")
         settings = [settings_of(rng, is_urds=is_urds) for is_urds in are_urds]
-        self.pair = Pair(f"seed {seed}", (settings[0], settings[1]))
+        self.pair = Pair(f"seed {seed}", (settings[0], settings[1]), make)
         self.cut_at = rng.randrange(2 * STEPS) if rng.random() < 0.25 else -1
         self.actors = [self._actor(side) for side in self.pair.sides]
         # Who starves: of each kind of step, how often it is taken.

@@ -25,6 +25,7 @@ mod plane;
 mod shm_stream;
 mod signals;
 mod snapshots;
+mod stream_core;
 mod streams;
 mod subscriptions;
 #[cfg(feature = "broken-rules")]
@@ -49,6 +50,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<external::ExternalPath>()?;
     module.add_class::<shm_stream::ShmStream>()?;
     verbs::add(module)?;
+    module.add_class::<stream_core::StreamCore>()?;
     module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
     module.add_function(wrap_pyfunction!(attached::memory_formats, module)?)?;
     #[cfg(feature = "broken-rules")]

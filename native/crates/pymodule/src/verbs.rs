@@ -14,6 +14,7 @@ mod requests;
 mod shm;
 mod values;
 
+pub use memory::Buffer;
 use pyo3::prelude::*;
 
 /// Add the classes of the engine to the module.

@@ -213,6 +213,11 @@ impl<M: Memory> ReceiveRing<M> {
         }
     }
 
+    pub(crate) fn begin_at(&mut self, messages: u64) {
+        self.messages_received = messages;
+        self.updates.begin_at(messages);
+    }
+
     /// Return how many bytes are to be read, those that arrived in place not among them.
     pub fn readable_bytes(&self) -> usize {
         self.readable_bytes

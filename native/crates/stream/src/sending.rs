@@ -136,6 +136,11 @@ impl Sending {
         };
     }
 
+    pub(crate) fn begin_at(&mut self, messages: u64) {
+        let [low, high, ..] = messages.to_le_bytes();
+        self.sequence = u16::from_le_bytes([low, high]);
+    }
+
     /// Return the ordinal of the last `send` or `write_mapped`, which posts name.
     pub fn last_send(&self) -> u64 {
         self.sends

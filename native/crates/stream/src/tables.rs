@@ -358,6 +358,12 @@ impl SglUpdates {
         }
     }
 
+    pub fn begin_at(&mut self, messages: u64) {
+        self.messages_read = messages;
+        self.limit = messages + self.queue;
+        self.threshold = messages + self.half;
+    }
+
     /// Take where the peer's table is.
     pub fn adopt(&mut self, table: Sge, is_big_endian: bool, is_urds: bool) {
         self.table = table;
