@@ -6,7 +6,8 @@ emulation of librdmacm is Python's alone: `make_native` gives that for its setti
 
 from __future__ import annotations
 
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import (
@@ -31,10 +32,25 @@ class Part:
     def __getattr__(self, name: str) -> Any:
         if (call := getattr(self.core, f"{self.name}_{name}", None)) is not None:
             return call
+        values = self.core.values()
+        if name == "_buffer":
+            return SimpleNamespace(byte_count=values["ring_bytes"], step=values["ring_step"])
+        if name == "_unfilled_bytes":
+            return values["unfilled_bytes"]
         try:
-            return self.core.values()[f"{self.name}.{name}"]
+            return values[f"{self.name}.{name}"]
         except KeyError:
             raise AttributeError(name) from None
+
+
+class LiveStats:
+    """The counters of a compiled core, each as it is when it is read."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(StreamStats(*self._native.stats()), name)
 
 
 class NativeCore:
@@ -64,7 +80,7 @@ class NativeCore:
 
     @property
     def stats(self) -> StreamStats:
-        return StreamStats(*self.native.stats())
+        return cast(StreamStats, LiveStats(self.native))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "native":

@@ -7,11 +7,19 @@ land at the peer, `complete` tells the core so. `Pair.run` does all of it until 
 
 import errno
 import itertools
+from collections.abc import Callable
 
 from urds.rsocket.core.stream.core import StreamCore
-from urds.rsocket.core.stream.records import Memory, Post, PostKind, StreamSettings
+from urds.rsocket.core.stream.records import (
+    Memory,
+    MemorySource,
+    Post,
+    PostKind,
+    StreamSettings,
+)
 
 STEPS_MAX = 100_000
+make_core: Callable[[StreamSettings, MemorySource], StreamCore] = StreamCore  # see conftest
 
 
 class Host:
@@ -54,7 +62,7 @@ class Side:
 
     def __init__(self, settings: StreamSettings, base: int) -> None:
         self.host = Host(base)
-        self.stream = StreamCore(settings, self.host)
+        self.stream = make_core(settings, self.host)
         self.posted: list[Post] = []  # not landed
         self.landed: list[Post] = []  # not completed
         self.log: list[Post] = []  # all that was ever posted

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.rsocket.stream import stream_pair
 from tests.rsocket.stream.stream_pair import Host, Pair, Side
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream.core import StreamCore
@@ -27,7 +28,7 @@ URDS = StreamSettings()
 
 
 def fresh(settings: StreamSettings = URDS) -> StreamCore:
-    return StreamCore(settings, Host(BASE))
+    return stream_pair.make_core(settings, Host(BASE))
 
 
 def test_the_offer_of_our_own() -> None:

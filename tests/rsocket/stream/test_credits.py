@@ -3,6 +3,7 @@
 import pytest
 
 from tests.rsocket.stream.stream_pair import Pair, Side
+from tests.support.native_stream import NativeCore
 from urds.common.errors import RemoteProtocolError
 from urds.rsocket.core.stream.records import PostKind, StreamSettings
 from urds.rsocket.wire.stream import Op, emit_imm_data
@@ -97,6 +98,9 @@ def wrapped(pair: Pair, sequence: int) -> None:
     Reaches into the cores: 65,536 real messages take longer than a unit test may.
     """
     for side in (pair.left, pair.right):
+        if isinstance(side.stream, NativeCore):
+            side.stream.begin_at(sequence)
+            continue
         sending, receive_ring = side.stream.sending, side.stream.receive_ring
         sending._sequence = sequence
         updates = receive_ring._updates

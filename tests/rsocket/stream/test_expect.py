@@ -309,6 +309,7 @@ def test_a_long_wait_holds_the_window_back() -> None:
     assert right.stats.bytes_copied_out + right.stats.bytes_direct == 8 * 512 * KIB
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(
     ("byte_count", "held"),
     [(1 << 20, 128 * KIB), (1 << 21, 256 * KIB), (1 << 24, 256 * KIB)],

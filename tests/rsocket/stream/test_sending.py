@@ -320,6 +320,7 @@ def test_completions_of_all_kinds_come_back_in_order() -> None:
     assert left.stream.is_drained
 
 
+@pytest.mark.reference
 def test_a_completion_without_a_post_is_our_own_mistake() -> None:
     pair = Pair(is_settled=True)
     with pytest.raises(AssertionError, match="without a post"):

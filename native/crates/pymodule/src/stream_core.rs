@@ -16,7 +16,8 @@ use urds_verbs::memory::Memory as _;
 use crate::deferred;
 use crate::verbs::Buffer;
 
-static ERRORS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static REMOTE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static LOCAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// A buffer of Python that the peer writes, or that is sent.
 #[derive(Clone)]
@@ -59,8 +60,8 @@ fn region_of(memory: &Bound<'_, PyAny>, address: u64, rkey: u32) -> PyResult<Reg
     })
 }
 
-fn named(py: Python<'_>, class: &str, text: &str) -> PyErr {
-    let made = ERRORS
+fn made(py: Python<'_>, lock: &PyOnceLock<Py<PyAny>>, class: &str, text: &str) -> PyErr {
+    let made = lock
         .import(py, "urds.common.errors", class)
         .and_then(|class| class.call1((text,)));
     made.map_or_else(|failure| failure, PyErr::from_value)
@@ -71,7 +72,7 @@ fn refused(error: Refused) -> PyErr {
 }
 
 fn remote(py: Python<'_>, error: &ProtocolError) -> PyErr {
-    named(py, "RemoteProtocolError", &error.0)
+    made(py, &REMOTE, "RemoteProtocolError", &error.0)
 }
 
 /// Read `StreamSettings` of Python.
@@ -260,7 +261,7 @@ impl StreamCore {
         let region = region_of(memory, address, rkey)?;
         self.0.expect(region, byte_count).map_err(|_| {
             let text = "another receive is expected already";
-            named(memory.py(), "LocalProtocolError", text)
+            made(memory.py(), &LOCAL, "LocalProtocolError", text)
         })
     }
 
