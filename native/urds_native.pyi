@@ -11,7 +11,7 @@ any time; `help` belongs to one thread. The interpreter lock is released for eve
 writes of more than 128 KiB.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from urds.rsocket.core.stream.records import StreamSettings
@@ -585,9 +585,13 @@ class ShmEngine(Engine):
         *,
         gid: bytes,
         on_pass: Callable[[], object] | None = None,
+        on_idle: Callable[[], object] | None = None,
         placed_bytes_min: int = 256,
     ) -> Self:
-        """`on_pass` is called when a poll has found work for the adapter; keys are random.
+        """`on_pass` is called when a call has left work to the adapter; keys are random.
+
+        `on_idle` is called by threads that use `public_poll` in a loop, at most once per
+        millisecond: sockets and timers are no channels.
 
         Writes from `placed_bytes_min` on go into mapped memory without a packet.
 
@@ -647,6 +651,15 @@ class ShmEngine(Engine):
         """Have peers ring from now on; false if there is something to do instead."""
 
     def disarm_doorbell(self) -> None: ...
+    def plan(self, at_ns: int | None, /) -> None:
+        """Note when the adapter's timer runs; what is due sooner is told by `on_pass`."""
+
+    def watch(self, change: int, /) -> None:
+        """Count a thread of the adapter that waits for completions, 1, or a wait that ended, -1.
+
+        While there are any, calls that complete something are told by `on_pass`.
+        """
+
     def take_channel_events(self) -> list[tuple[Any, ...]]:
         """Return what the device has to do, and forget it.
 
@@ -704,6 +717,12 @@ class CompletionQueue:
     def lost_count(self) -> int: ...
     def __len__(self) -> int: ...
     def poll(self, count: int = 1, /) -> list[WC]: ...
+    def public_poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
+        """`urds.verbs.CQ.poll`: looks at the channels where none is queued. From any thread."""
+
+    def close(self) -> None:
+        """End the public calls; the queue stays the engine's."""
+
     def arm(self, solicited_only: bool = False) -> None: ...
     def resize(self, capacity: int) -> None: ...
     def discard(self, qpn: int) -> None: ...
@@ -769,6 +788,14 @@ class QueuePair:
     def post_recv(self, wr: _RecvWR | Sequence[_RecvWR], now_ns: int = 0, /) -> None:
         """Queue receives; those before a rejected one stay."""
 
+    # As `urds.verbs.QP` has them, errors included: they send, and do what that leaves to the device.
+    # From any thread; a list or chain is one piece of work.
+    def public_post_send(self, wr: _SendWR | Iterable[_SendWR]) -> None: ...
+    def public_post_recv(self, wr: _RecvWR | Iterable[_RecvWR]) -> None: ...
+    def public_send(self, octets: _Buffer, wr_id: int = 0, flags: int = 2) -> None: ...
+    def public_write(
+        self, octets: _Buffer, address: int, rkey: int, wr_id: int = 0, flags: int = 2
+    ) -> None: ...
     def recv_query(self) -> tuple[int, int]: ...
     def set_recv_watermarks(self, soft: int | None, hard: int | None) -> None: ...
     @property

@@ -302,9 +302,7 @@ class QP(Resource):
         with self._lock:
             self._post(wr, self.engine.post_recv, may_speak=self.engine.state is QPState.ERR)
 
-    def send(
-        self, octets: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED
-    ) -> None:
+    def send(self, octets: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
         """Post a SEND of bytes without a work request and without a key: the short form.
 
         `octets` is `bytes`, or anything whose bytes lie in one piece; they must not change until

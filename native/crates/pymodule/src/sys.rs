@@ -427,21 +427,21 @@ pub fn owned(descriptor: i32) -> std::os::fd::OwnedFd {
 }
 
 /// Make an instance of a subclass of `tuple` that adds nothing to it, as `tuple.__new__` does.
-pub fn tuple_of_class<'py>(
+pub fn tuple_of_class<'py, const N: usize>(
     class: &Bound<'py, PyType>,
-    values: Bound<'py, PyTuple>,
+    values: [Bound<'py, PyAny>; N],
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = class.py();
-    let arguments = PyTuple::new(py, [values])?;
-    // SAFETY: `tuple` has this slot, which takes a subclass, a tuple of arguments and no names;
-    // null comes with an error.
+    // SAFETY: the allocator of a class whose instances vary in length makes one with room for so many
+    // members, null for now; it is ours alone, so that its members may be set. Null comes with an error.
     unsafe {
-        let slot = ffi::PyType_GetSlot(&raw mut ffi::PyTuple_Type, ffi::Py_tp_new);
-        let Some(slot) = NonNull::new(slot) else {
-            return class.call1(arguments);
-        };
-        let call = std::mem::transmute::<NonNull<std::ffi::c_void>, ffi::newfunc>(slot);
-        let made = call(class.as_type_ptr(), arguments.as_ptr(), ptr::null_mut());
-        Bound::from_owned_ptr_or_err(py, made)
+        let made = ffi::PyType_GenericAlloc(class.as_type_ptr(), N.cast_signed());
+        let made = Bound::from_owned_ptr_or_err(py, made)?;
+        for (place, value) in values.into_iter().enumerate() {
+            if ffi::PyTuple_SetItem(made.as_ptr(), place.cast_signed(), value.into_ptr()) != 0 {
+                return Err(PyErr::fetch(py));
+            }
+        }
+        Ok(made)
     }
 }

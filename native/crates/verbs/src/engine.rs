@@ -2,15 +2,14 @@
 //!
 //! The caller serialises the calls, passes the time and gives an `Outlet` for packets.
 
-use std::collections::{BTreeSet, HashMap};
-
 use crate::attributes::Attributes;
 use crate::completions::{CompletionQueue, Told};
 use crate::consumer::{Consumer, Post};
 use crate::errors::Rejected;
-use crate::keys::{Draw, Keys};
+use crate::keys::{Draw, Keys, Map};
 use crate::memory::Payload;
 use crate::numbers::{QpKind, QpState};
+use crate::ordered::Ordered;
 use crate::packets::{self, Packet};
 use crate::queue_pair::{Outlet, QueuePair, Setup, Shared};
 use crate::receives::ReceiveQueue;
@@ -44,13 +43,13 @@ pub struct Engine {
     pub shared: Shared,
     pub counters: Counters,
     queue_pairs: Slots<Served>,
-    by_qpn: HashMap<u32, u32>,
+    by_qpn: Map<u32, u32>,
     serial: u64,
     /// Those that may have something to send: an idle queue pair costs nothing.
-    ready: BTreeSet<(u64, u32)>,
+    ready: Ordered<(u64, u32)>,
     /// Those whose packets find no room.
-    starved: BTreeSet<(u64, u32)>,
-    deadlines: BTreeSet<(i64, u64, u32)>,
+    starved: Ordered<(u64, u32)>,
+    deadlines: Ordered<(i64, u64, u32)>,
     has_checksum: bool,
     /// Numbers of queue pairs that have entered ERR, for an owner that asked to be told.
     pub failed: Vec<u32>,
@@ -86,11 +85,11 @@ impl Engine {
             },
             counters: Counters::default(),
             queue_pairs: Slots::default(),
-            by_qpn: HashMap::new(),
+            by_qpn: Map::default(),
             serial: 0,
-            ready: BTreeSet::new(),
-            starved: BTreeSet::new(),
-            deadlines: BTreeSet::new(),
+            ready: Ordered::default(),
+            starved: Ordered::default(),
+            deadlines: Ordered::default(),
             has_checksum,
             failed: Vec::new(),
             tells_failures: false,

@@ -66,7 +66,7 @@ impl Hasher for KeyHasher {
     }
 }
 
-type Map<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
 
 /// Registered memory.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ pub mod errors;
 pub mod keys;
 pub mod memory;
 pub mod numbers;
+mod ordered;
 pub mod packets;
 pub mod queue_pair;
 pub mod receives;

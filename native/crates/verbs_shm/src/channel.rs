@@ -242,6 +242,15 @@ impl Channel {
         self.error.is_none() && self.reader.is_ready(&self.memory.direction(1 - self.own))
     }
 
+    /// Return whether a look would find nothing and change nothing.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        let direction = self.memory.direction(1 - self.own);
+        !(self.reader.is_ready(&direction) || self.is_starved)
+            && self.acks.is_empty()
+            && (self.error.is_none() || self.is_reported)
+    }
+
     /// Copy the next packet out, its payload to `room`, which holds the longest; `None` if there is none.
     pub fn take(&mut self, room: &mut Vec<u8>) -> Option<(Fields, usize)> {
         if self.error.is_some() {

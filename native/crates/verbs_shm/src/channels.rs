@@ -231,6 +231,12 @@ impl Channels {
         found
     }
 
+    /// Return whether a look would find nothing; timers are not looked at.
+    #[inline]
+    pub fn is_quiet(&self, engine: &Engine) -> bool {
+        !engine.has_ready() && self.open.iter().all(|(_, channel)| channel.is_quiet())
+    }
+
     /// Take packets of one channel; return whether there were any.
     fn read(&mut self, place: usize, engine: &mut Engine, now_ns: i64) -> bool {
         let (gid, channel) = &mut self.open[place];

@@ -34,6 +34,8 @@ use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of
 const LOOK_NS: i64 = 1_000_000;
 /// Empty polls after which a thread lets others of its process run, if they have devices.
 const EMPTY_POLLS_MAX: u32 = 32;
+/// Of so many empty polls one reads the clock, for timers.
+const TIMED: u32 = 16;
 /// Of which the kernel makes some 60 microseconds.
 const GIVE_WAY: Duration = Duration::from_micros(1);
 
@@ -140,28 +142,36 @@ impl Core {
     /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
     pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
         let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
-        let is_empty = taken.is_empty();
         self.finish_pass(py, left)?;
-        let Some(at_ns) = left.looked_at_ns else {
-            return Ok(taken);
+        let is_late = match left.looked_at_ns {
+            Some(at_ns) => self.idle(py, at_ns)?,
+            None => false,
         };
-        let is_late = at_ns - self.looked_ns.load(Relaxed) >= LOOK_NS;
-        if is_late && let Some(on_idle) = &self.on_idle {
-            self.looked_ns.store(at_ns, Relaxed);
-            on_idle.call0(py)?;
-        }
-        if !is_empty {
-            self.empty_polls.store(0, Relaxed);
+        if !taken.is_empty() {
+            self.empty_polls.store(1, Relaxed);
             return Ok(taken);
         }
-        if self.empty_polls.fetch_add(1, Relaxed) >= EMPTY_POLLS_MAX {
-            self.empty_polls.store(0, Relaxed);
+        let polls = self.empty_polls.load(Relaxed).wrapping_add(1);
+        self.empty_polls.store(polls, Relaxed);
+        if polls.is_multiple_of(EMPTY_POLLS_MAX) {
             self.give_way(py);
         }
         if is_late {
             return self.take(py, number, count);
         }
         Ok(taken)
+    }
+
+    /// Have the adapter look at what no channel shows, if it did not lately; return whether it did.
+    ///
+    /// For calls that look at channels again and again, the clock's time given.
+    pub fn idle(&self, py: Python<'_>, at_ns: i64) -> PyResult<bool> {
+        let is_late = at_ns - self.looked_ns.load(Relaxed) >= LOOK_NS;
+        if is_late && let Some(on_idle) = &self.on_idle {
+            self.looked_ns.store(at_ns, Relaxed);
+            on_idle.call0(py)?;
+        }
+        Ok(is_late)
     }
 
     /// Let whoever could bring something run, after many polls for nothing.
@@ -189,6 +199,9 @@ impl Core {
         };
         if poll(machine) && self.has_channels.load(Relaxed) {
             let mut channels = self.channels.lock();
+            if channels.is_quiet(machine) && !self.empty_polls.load(Relaxed).is_multiple_of(TIMED) {
+                return (taken, left);
+            }
             let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
             channels.progress(machine, now_ns);
             poll(machine);

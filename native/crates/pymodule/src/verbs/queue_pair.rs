@@ -14,9 +14,9 @@ use urds_verbs::receives::HeldWord;
 use urds_verbs::work::{Element, Route};
 
 use crate::verbs::engine::Core;
+use crate::verbs::public_calls;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::requests::{each, recv_work, send_work};
-use crate::verbs::public_calls;
 use crate::verbs::values::{attributes_of, closed, gid_of, integer, tables};
 
 /// What remains of a queue pair that is closed.

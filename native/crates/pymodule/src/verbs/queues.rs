@@ -67,6 +67,9 @@ impl CompletionQueue {
 /// Make the records of completions, with no lock held.
 pub fn listed<'py>(py: Python<'py>, completions: &[Completion]) -> PyResult<Bound<'py, PyList>> {
     let tables = tables(py)?;
+    if let [completion] = completions {
+        return PyList::new(py, [tables.completion(py, completion)?]);
+    }
     let list = PyList::empty(py);
     for completion in completions {
         list.append(tables.completion(py, completion)?)?;

@@ -4,7 +4,7 @@ use pyo3::exceptions::{PyBaseException, PyOSError, PyOverflowError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyType};
 use urds_verbs::attributes::{Attributes, Cap, FIELDS};
 use urds_verbs::errors::Rejected;
 use urds_verbs::keys::Domain;
@@ -121,27 +121,24 @@ impl Tables {
         py: Python<'py>,
         completion: &Completion,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let values = PyTuple::new(
-            py,
-            [
-                completion.wr_id.into_pyobject(py)?.into_any(),
-                self.statuses[completion.status as usize].bind(py).clone(),
-                self.opcodes[completion.opcode as usize].bind(py).clone(),
-                completion.byte_len.into_pyobject(py)?.into_any(),
-                completion.qpn.into_pyobject(py)?.into_any(),
-                completion.src_qpn.into_pyobject(py)?.into_any(),
-                completion.imm_data.into_pyobject(py)?.into_any(),
-                self.wc_flags[usize::from(completion.flags) % WC_FLAGS]
-                    .bind(py)
-                    .clone(),
-                0_u8.into_pyobject(py)?.into_any(),
-                completion
-                    .solicited
-                    .into_pyobject(py)?
-                    .to_owned()
-                    .into_any(),
-            ],
-        )?;
+        let values = [
+            completion.wr_id.into_pyobject(py)?.into_any(),
+            self.statuses[completion.status as usize].bind(py).clone(),
+            self.opcodes[completion.opcode as usize].bind(py).clone(),
+            completion.byte_len.into_pyobject(py)?.into_any(),
+            completion.qpn.into_pyobject(py)?.into_any(),
+            completion.src_qpn.into_pyobject(py)?.into_any(),
+            completion.imm_data.into_pyobject(py)?.into_any(),
+            self.wc_flags[usize::from(completion.flags) % WC_FLAGS]
+                .bind(py)
+                .clone(),
+            0_u8.into_pyobject(py)?.into_any(),
+            completion
+                .solicited
+                .into_pyobject(py)?
+                .to_owned()
+                .into_any(),
+        ];
         tuple_of_class(self.wc.bind(py), values)
     }
 
