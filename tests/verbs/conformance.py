@@ -6,7 +6,6 @@ shows is held to that: the fixture asks the world at the end. Each region lies b
 that have to be whole at the end of every test.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.sim.plain_headers import emit_plain, parse_plain
+from urds.common.implementation import missing
 from urds.common.types import HostPort
 from urds.verbs import (
     CQ,
@@ -69,7 +69,7 @@ SIMULATED = ("sim", "sim-lossless", "sim-native", "bare")
 # Rows over shared memory, and what opens their devices in turns: the two sides of a pair in a row
 # of two openers are of different ones.
 SHM_OPENERS: dict[str, tuple[Callable[..., ShmAdapter], ...]] = {"shm": (ShmAdapter,)}
-if os.environ.get("TEST_SHM_NATIVE"):  # not the product's choice before every test passes on it
+if not missing():
     from urds.verbs.providers.shm.native_adapter import NativeShmAdapter
 
     SHM_OPENERS["shm-native"] = (NativeShmAdapter,)

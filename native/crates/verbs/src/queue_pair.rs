@@ -312,6 +312,12 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Copy what requests still need of their callers' bytes; return how many bytes that were.
+    pub fn detach_data(&mut self) -> u64 {
+        let requests = self.started.iter_mut().chain(&mut self.posted);
+        requests.map(Request::detach).sum()
+    }
+
     /// Have a consumer from here on: before anything came or was posted.
     ///
     /// # Errors

@@ -97,6 +97,23 @@ impl Request {
         }
     }
 
+    /// Copy what is still needed of the caller's bytes; return how many that were.
+    pub fn detach(&mut self) -> u64 {
+        let Own::Kept(memory, length) = &self.work.own else {
+            return 0;
+        };
+        if self.is_placed {
+            return 0; // nothing reads them any more
+        }
+        let mut bytes = Vec::new();
+        if self.psn_count == 0 || self.unanswered > 0 {
+            memory.append_to(0, *length, &mut bytes);
+        }
+        let copied = bytes.len() as u64;
+        self.work.own = Own::Copied(bytes.into());
+        copied
+    }
+
     pub fn is_answered(&self) -> bool {
         self.kind.is_some_and(Kind::is_answered)
     }

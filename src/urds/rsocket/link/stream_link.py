@@ -67,7 +67,8 @@ class _SendQueue:
     """The queue pair of a link, and what was posted to it from the caller's memory."""
 
     qp: QueuePair | None = None
-    zero_copy_posts: list[tuple[SendRequest, Post]] = field(default_factory=list)
+    # Each with its record, where the engine gives one.
+    zero_copy_posts: list[tuple[SendRequest | None, Post]] = field(default_factory=list)
 
     def post_all(self, stream: StreamCore, adapter: base.Adapter) -> None:
         """Post all that the stream has to send, and have it progress."""
@@ -84,18 +85,21 @@ class _SendQueue:
                 data=post.data,
             )
             request = qp.post_send(wr, 0)  # only datagrams and timers look at the time
-            if post.is_zero_copy and request is not None:
+            if post.is_zero_copy:
                 self.zero_copy_posts.append((request, post))
             has_posted = True
         if has_posted:
             adapter.progress_qp(qp)
             if self.zero_copy_posts:
-                self._detach(stream)
+                self._detach(qp, stream)
 
-    def _detach(self, stream: StreamCore) -> None:
+    def _detach(self, qp: QueuePair, stream: StreamCore) -> None:
         """Give the caller its memory back: what has not left the queue pair yet is copied."""
+        if any(request is None for request, _ in self.zero_copy_posts):
+            stream.stats.bytes_copied_in += qp.detach_data()
         for request, post in self.zero_copy_posts:
-            stream.stats.bytes_copied_in += request.detach()
+            if request is not None:
+                stream.stats.bytes_copied_in += request.detach()
             post.data = b""
         self.zero_copy_posts.clear()
 

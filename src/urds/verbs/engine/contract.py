@@ -186,6 +186,13 @@ class QueuePair(Protocol):
     def post_send(self, wr: SendWR, now_ns: int, /) -> Any:
         """Queue a request. Raises OSError: EINVAL, ENOMEM."""
 
+    def detach_data(self) -> int:
+        """Copy what requests still need of `SendWR.data`, whose owner has it again afterwards.
+
+        Returns how many bytes that were. Call it after the `progress_qp` that sends what can be
+        sent at once.
+        """
+
     def post_recv(self, wr: RecvWR, now_ns: int, /) -> None:
         """Queue a receive. Raises OSError: EINVAL, ENOMEM."""
 

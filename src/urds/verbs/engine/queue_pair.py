@@ -169,6 +169,13 @@ class QueuePair:
 
     # -- work
 
+    def detach_data(self) -> int:
+        """Stop using the memory of `SendWR.data`; return how many bytes were copied for that.
+
+        See `SendRequest.detach`, which does so for one request.
+        """
+        return self._sends.detach_data()
+
     def post_send(self, wr: SendWR, now_ns: int) -> SendRequest | None:
         """Queue a request; return its record, `None` if it was flushed at once.
 

@@ -466,6 +466,10 @@ class SendQueue:
     def __len__(self) -> int:
         return len(self.posted) + len(self.started)
 
+    def detach_data(self) -> int:
+        """See `SendRequest.detach`: of all that is queued or under way."""
+        return sum(request.detach() for request in (*self.started, *self.posted))
+
     def complete(self) -> None:
         """Complete requests from the oldest on, up to the first unanswered one."""
         while self.started:

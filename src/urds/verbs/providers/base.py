@@ -9,7 +9,8 @@ over: `finish_pass` gives each sink what has completed, then the owner its event
 
 **Ownership of data.** Memory behind keys is the device's until its request completes. So is
 `SendWR.data`, unless its owner needs it earlier: `QueuePair.post_send` returns the request, and
-`SendRequest.detach()` gives the data back, after the `progress_qp`. It copies what may still be
+`SendRequest.detach()` gives the data back, after the `progress_qp`. The compiled engine returns no
+record; there `QueuePair.detach_data()` does so for all requests. It copies what may still be
 sent or retried, which is nothing of a WRITE that `shm` has placed. All providers but `tcp` have
 copied a packet's bytes when `progress_qp` returns; the out-queue of `tcp` holds views of what the
 connection did not take yet, and copies those with the detach.

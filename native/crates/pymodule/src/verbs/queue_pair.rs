@@ -345,6 +345,11 @@ impl QueuePair {
         })
     }
 
+    fn detach_data(&self, py: Python<'_>) -> PyResult<u64> {
+        let copied = self.change(py, |queue_pair, _| queue_pair.detach_data())?;
+        Ok(copied.unwrap_or(0))
+    }
+
     // -- work, as `urds.verbs.QP` has it: see `public_calls`
 
     fn public_post_send(&self, wr: &Bound<'_, PyAny>) -> PyResult<()> {
