@@ -234,7 +234,9 @@ impl Channels {
     /// Return whether a look would find nothing; timers are not looked at.
     #[inline]
     pub fn is_quiet(&self, engine: &Engine) -> bool {
-        !engine.has_ready() && self.open.iter().all(|(_, channel)| channel.is_quiet())
+        !engine.has_ready()
+            && self.looped.is_empty()
+            && self.open.iter().all(|(_, channel)| channel.is_quiet())
     }
 
     /// Take packets of one channel; return whether there were any.

@@ -293,10 +293,25 @@ impl Core {
         reference.bind(py).upgrade()
     }
 
+    /// Let go of the handles of regions and windows, whose engine is gone.
+    fn forget_memory(&self) {
+        let regions = std::mem::take(&mut *self.regions.lock());
+        let windows = std::mem::take(&mut *self.windows.lock());
+        drop((regions, windows));
+    }
+
     /// Return the region of a key.
     pub fn region(&self, py: Python<'_>, key: u32) -> Option<Py<Region>> {
         let regions = self.regions.lock();
         regions.get(&key).map(|region| region.clone_ref(py))
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // What keys and requests held is released now: no call may come that does it.
+        *self.machine.get_mut() = Machine::new(None, false);
+        Python::try_attach(deferred::drain);
     }
 }
 
@@ -839,9 +854,14 @@ impl Engine {
     }
 
     fn __clear__(&self) {
-        let regions = std::mem::take(&mut *self.core.regions.lock());
-        let windows = std::mem::take(&mut *self.core.windows.lock());
-        drop((regions, windows));
+        self.core.forget_memory();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Each holds the core, which holds them.
+        self.core.forget_memory();
     }
 }
 
