@@ -63,9 +63,9 @@ def test_the_short_form_sends_bytes_of_any_kind(world: World, size: int) -> None
     pair = world.pair()
     left, right = pair.left, pair.right
     content = bytes(place & 255 for place in range(size))
-    for wr_id, octets in enumerate((content, bytearray(content), memoryview(content))):
+    for wr_id, data in enumerate((content, bytearray(content), memoryview(content))):
         right.receive(size, wr_id=wr_id)
-        left.qp.send(octets, wr_id)
+        left.qp.send(data, wr_id)
         assert right.received()[0].byte_len == size
         assert right.mr.read(size) == content
         sent = left.sent()[0]
@@ -97,7 +97,7 @@ def test_a_short_form_completes_only_if_it_asks_for_it(world: World) -> None:
 
 def test_bytes_that_are_not_in_one_piece_are_refused(world: World) -> None:
     left = world.pair().left
-    for call in (left.qp.send, lambda octets: left.qp.write(octets, 0, 0)):
+    for call in (left.qp.send, lambda data: left.qp.write(data, 0, 0)):
         with pytest.raises(VerbsPostError, match=r"one piece") as caught:
             call(memoryview(bytes(10))[::2])
         assert (caught.value.bad_wr, caught.value.errno) == (0, 22)

@@ -302,18 +302,17 @@ class QP(Resource):
         with self._lock:
             self._post(wr, self.engine.post_recv, may_speak=self.engine.state is QPState.ERR)
 
-    def send(self, octets: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
+    def send(self, data: BytesLike, wr_id: int = 0, flags: SendFlag = SendFlag.SIGNALED) -> None:
         """Post a SEND of bytes without a work request and without a key: the short form.
 
-        `octets` is `bytes`, or anything whose bytes lie in one piece; they must not change until
+        `data` is `bytes`, or anything whose bytes lie in one piece; they must not change until
         the request completes. For connected queue pairs. Raises VerbsPostError as `post_send`.
         """
-        data = _own_bytes(octets)
-        self.post_send(SendWR(wr_id, WROpcode.SEND, send_flags=flags, data=data))
+        self.post_send(SendWR(wr_id, WROpcode.SEND, send_flags=flags, data=_own_bytes(data)))
 
     def write(
         self,
-        octets: BytesLike,
+        data: BytesLike,
         address: int,
         rkey: int,
         wr_id: int = 0,
@@ -327,7 +326,7 @@ class QP(Resource):
                 send_flags=flags,
                 remote_addr=address,
                 rkey=rkey,
-                data=_own_bytes(octets),
+                data=_own_bytes(data),
             )
         )
 
@@ -415,11 +414,11 @@ def engine_form(wr: SendWR, is_datagram: bool) -> SendWR:
     return wr if is_datagram or wr.ah is None else replace(wr, ah=None)
 
 
-def _own_bytes(octets: BytesLike) -> bytes | memoryview:
+def _own_bytes(data: BytesLike) -> bytes | memoryview:
     """Return bytes as a request brings them. Raises VerbsPostError: not in one piece."""
-    if isinstance(octets, bytes):
-        return octets
-    view = memoryview(octets)
+    if isinstance(data, bytes):
+        return data
+    view = memoryview(data)
     if not view.c_contiguous:
         raise VerbsPostError(errno.EINVAL, "memory that is not in one piece", 0)
     return view.cast("B") if view.format != "B" or view.ndim != 1 else view

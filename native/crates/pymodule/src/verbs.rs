@@ -4,6 +4,7 @@
 //! taken with the interpreter held and nothing of Python is made, called or released under it.
 
 mod engine;
+mod looking;
 mod memory;
 mod public_calls;
 mod queue_pair;

@@ -3,15 +3,14 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
 use urds_channel::slots::PAYLOAD_BYTES_MAX;
-use urds_channel::sys::{Errno, random, thread};
+use urds_channel::sys::{Errno, random};
 use urds_dataplane::clock::Clock;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
@@ -24,31 +23,12 @@ use urds_verbs_shm::Channels;
 
 use crate::deferred;
 use crate::errors::{EIO, os_error};
+use crate::verbs::looking::Looks;
 use crate::verbs::memory::Buffer;
 use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::regions::{Extent, MemoryWindow, Region};
 use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of, tables, wide};
-
-/// How often a thread that polls also looks at sockets and timers.
-const LOOK_NS: i64 = 1_000_000;
-/// Empty polls after which a thread lets others of its process run, if they have devices.
-const EMPTY_POLLS_MAX: u32 = 32;
-/// Of so many empty polls one reads the clock, for timers.
-const TIMED: u32 = 16;
-/// Of which the kernel makes some 60 microseconds.
-const GIVE_WAY: Duration = Duration::from_micros(1);
-
-/// Open engines with channels of this process.
-pub static DEVICES: AtomicUsize = AtomicUsize::new(0);
-
-/// What a call leaves to the adapter.
-#[derive(Clone, Copy, Default)]
-pub struct Left {
-    is_due: bool,
-    /// When it has looked at channels, if it has.
-    looked_at_ns: Option<i64>,
-}
 
 /// Random numbers of one system call.
 const DRAWN_MAX: usize = 32;
@@ -62,16 +42,7 @@ pub struct Core {
     /// Where packets go, of an engine whose own they are. Its lock is taken inside the machine's.
     pub channels: Mutex<Channels>,
     pub has_channels: AtomicBool,
-    /// Called when a call has left something that the adapter has to do.
-    on_pass: Option<Py<PyAny>>,
-    /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
-    on_idle: Option<Py<PyAny>>,
-    looked_ns: AtomicI64,
-    /// When the adapter's timer runs.
-    planned_ns: AtomicI64,
-    /// Threads of the adapter that wait for completions.
-    pub watchers: AtomicUsize,
-    empty_polls: AtomicU32,
+    pub looks: Looks,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
     /// Regions by key and windows by number, which are there until they are taken back.
@@ -130,112 +101,6 @@ impl Core {
             }
             taken
         })
-    }
-
-    /// Take completions of a queue; if there are none and there are channels, look at those before.
-    pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
-        self.finish_pass(py, left)?;
-        Ok(taken)
-    }
-
-    /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
-    pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
-        self.finish_pass(py, left)?;
-        let is_late = match left.looked_at_ns {
-            Some(at_ns) => self.idle(py, at_ns)?,
-            None => false,
-        };
-        if !taken.is_empty() {
-            self.empty_polls.store(1, Relaxed);
-            return Ok(taken);
-        }
-        let polls = self.empty_polls.load(Relaxed).wrapping_add(1);
-        self.empty_polls.store(polls, Relaxed);
-        if polls.is_multiple_of(EMPTY_POLLS_MAX) {
-            self.give_way(py);
-        }
-        if is_late {
-            return self.take(py, number, count);
-        }
-        Ok(taken)
-    }
-
-    /// Have the adapter look at what no channel shows, if it did not lately; return whether it did.
-    ///
-    /// For calls that look at channels again and again, the clock's time given.
-    pub fn idle(&self, py: Python<'_>, at_ns: i64) -> PyResult<bool> {
-        let is_late = at_ns - self.looked_ns.load(Relaxed) >= LOOK_NS;
-        if is_late && let Some(on_idle) = &self.on_idle {
-            self.looked_ns.store(at_ns, Relaxed);
-            on_idle.call0(py)?;
-        }
-        Ok(is_late)
-    }
-
-    /// Let whoever could bring something run, after many polls for nothing.
-    #[cold]
-    fn give_way(&self, py: Python<'_>) {
-        if DEVICES.load(Relaxed) > 1 {
-            // The peer may be of this process, and wants the interpreter.
-            py.detach(|| urds_dataplane::sys::pause(GIVE_WAY));
-            return;
-        }
-        let shares = |number| self.channels.lock().shares_processor(number);
-        if thread::processor().is_some_and(shares) {
-            py.detach(std::thread::yield_now);
-        }
-    }
-
-    fn look(&self, machine: &mut Machine, number: u32, count: usize) -> (Vec<Completion>, Left) {
-        let mut taken = Vec::new();
-        let mut left = Left::default();
-        let mut poll = |machine: &mut Machine| {
-            if let Some(queue) = machine.shared.completions.get_mut(number) {
-                queue.poll(count, &mut taken);
-            }
-            taken.is_empty()
-        };
-        if poll(machine) && self.has_channels.load(Relaxed) {
-            let mut channels = self.channels.lock();
-            if channels.is_quiet(machine) && !self.empty_polls.load(Relaxed).is_multiple_of(TIMED) {
-                return (taken, left);
-            }
-            let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
-            channels.progress(machine, now_ns);
-            poll(machine);
-            left = self.left(machine, &channels, pushed);
-            left.looked_at_ns = Some(now_ns);
-        }
-        (taken, left)
-    }
-
-    /// Return what a call leaves to the adapter; `pushed` is the count before it.
-    pub fn left(&self, machine: &Machine, channels: &Channels, pushed: u64) -> Left {
-        let told = &machine.shared.told;
-        let is_awaited = told.pushed != pushed && self.watchers.load(Relaxed) > 0;
-        let has_news = !(told.fed.is_empty() && told.events.is_empty());
-        let is_wanted = !(channels.events.is_empty() && machine.failed.is_empty());
-        let due_ns = machine.poll_timeout().unwrap_or(i64::MAX);
-        let is_sooner = due_ns < self.planned_ns.load(Relaxed);
-        Left {
-            is_due: is_awaited || has_news || is_wanted || is_sooner,
-            looked_at_ns: None,
-        }
-    }
-
-    /// Have the adapter do what a call has left to it; no lock held.
-    pub fn finish_pass(&self, py: Python<'_>, left: Left) -> PyResult<()> {
-        if let (true, Some(on_pass)) = (left.is_due, &self.on_pass) {
-            on_pass.call0(py)?;
-        }
-        Ok(())
-    }
-
-    /// Note when the adapter's timer runs, `None` for never.
-    pub fn plan(&self, at_ns: Option<i64>) {
-        self.planned_ns.store(at_ns.unwrap_or(i64::MAX), Relaxed);
     }
 
     /// Do work that may be refused.
@@ -395,12 +260,7 @@ impl Engine {
                 is_broken: AtomicBool::new(false),
                 has_channels: AtomicBool::new(has_channels),
                 channels: Mutex::new(channels.unwrap_or_default()),
-                on_pass,
-                on_idle,
-                looked_ns: AtomicI64::new(0),
-                planned_ns: AtomicI64::new(i64::MAX),
-                watchers: AtomicUsize::new(0),
-                empty_polls: AtomicU32::new(0),
+                looks: Looks::new(on_pass, on_idle),
                 elements: Mutex::default(),
                 regions: Mutex::default(),
                 windows: Mutex::default(),
@@ -838,8 +698,7 @@ impl Engine {
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.core.on_pass)?;
-        visit.call(&self.core.on_idle)?;
+        self.core.looks.traverse(&visit)?;
         if let Some(regions) = self.core.regions.try_lock() {
             for region in regions.values() {
                 visit.call(region)?;

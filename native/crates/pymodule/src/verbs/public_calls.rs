@@ -108,41 +108,41 @@ pub fn post_recv(qp: &QueuePair, wr: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 /// Post a SEND of bytes.
-pub fn send(qp: &QueuePair, octets: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
-    let py = octets.py();
+pub fn send(qp: &QueuePair, data: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
+    let py = data.py();
     qp.demand_open(py)?;
     let mut work = SendWork::new(wr_id, Opcode::Send, Pieces::None);
     work.flags = flags;
-    post_bytes(qp, py, work, octets)
+    post_bytes(qp, py, work, data)
 }
 
 /// Post a WRITE of bytes.
 pub fn write(
     qp: &QueuePair,
-    octets: &Bound<'_, PyAny>,
+    data: &Bound<'_, PyAny>,
     address: u64,
     rkey: u32,
     wr_id: u64,
     flags: u32,
 ) -> PyResult<()> {
-    let py = octets.py();
+    let py = data.py();
     qp.demand_open(py)?;
     let mut work = SendWork::new(wr_id, Opcode::RdmaWrite, Pieces::None);
     (work.flags, work.remote_addr, work.rkey) = (flags, address, rkey);
-    post_bytes(qp, py, work, octets)
+    post_bytes(qp, py, work, data)
 }
 
 fn post_bytes(
     qp: &QueuePair,
     py: Python<'_>,
     mut work: SendWork,
-    octets: &Bound<'_, PyAny>,
+    data: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    work.own = match octets.cast_exact::<PyBytes>() {
+    work.own = match data.cast_exact::<PyBytes>() {
         Ok(bytes) if bytes.as_bytes().len() <= COPIED_BYTES_MAX => {
             Own::Copied(bytes.as_bytes().into())
         }
-        _ => own_bytes(octets).map_err(|error| rejected(py, error, 0))?,
+        _ => own_bytes(data).map_err(|error| rejected(py, error, 0))?,
     };
     post_one(qp, py, Send(Opcoded::Known(work), Doubts::default()))
 }

@@ -360,21 +360,21 @@ impl QueuePair {
         public_calls::post_recv(self, wr)
     }
 
-    #[pyo3(signature = (octets, wr_id=0, flags=SEND_SIGNALED))]
-    fn public_send(&self, octets: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
-        public_calls::send(self, octets, wr_id, flags)
+    #[pyo3(signature = (data, wr_id=0, flags=SEND_SIGNALED))]
+    fn public_send(&self, data: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
+        public_calls::send(self, data, wr_id, flags)
     }
 
-    #[pyo3(signature = (octets, address, rkey, wr_id=0, flags=SEND_SIGNALED))]
+    #[pyo3(signature = (data, address, rkey, wr_id=0, flags=SEND_SIGNALED))]
     fn public_write(
         &self,
-        octets: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
         address: u64,
         rkey: u32,
         wr_id: u64,
         flags: u32,
     ) -> PyResult<()> {
-        public_calls::write(self, octets, address, rkey, wr_id, flags)
+        public_calls::write(self, data, address, rkey, wr_id, flags)
     }
 
     // -- receive buffers

@@ -14,7 +14,8 @@ use urds_verbs_shm::{Channels, Event, PLACED_BYTES_MIN, Region};
 
 use crate::deferred;
 use crate::errors::os_error;
-use crate::verbs::engine::{Core, DEVICES, Engine};
+use crate::verbs::engine::{Core, Engine};
+use crate::verbs::looking::DEVICES;
 use crate::verbs::values::gid_of;
 
 /// See the stub.
@@ -209,7 +210,7 @@ impl ShmEngine {
     /// Count a thread that waits for completions, 1, or one that is done, -1.
     #[pyo3(signature = (change, /))]
     fn watch(&self, change: isize) {
-        let watchers = &self.core.watchers;
+        let watchers = &self.core.looks.watchers;
         if change > 0 {
             watchers.fetch_add(1, Relaxed);
         } else {

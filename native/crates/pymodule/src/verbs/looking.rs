@@ -1,0 +1,177 @@
+//! Looks at channels: by who polls, and what is left to the adapter after a call.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use urds_channel::sys::thread;
+use urds_verbs::Engine as Machine;
+use urds_verbs::work::Completion;
+use urds_verbs_shm::Channels;
+
+use crate::verbs::engine::{Core, now_ns};
+
+/// How often a thread that polls also looks at sockets and timers.
+const LOOK_NS: i64 = 1_000_000;
+/// Empty polls after which a thread lets others of its process run, if they have devices.
+const EMPTY_POLLS_MAX: u32 = 32;
+/// Of so many empty polls one reads the clock, for timers.
+const TIMED: u32 = 16;
+/// Of which the kernel makes some 60 microseconds.
+const GIVE_WAY: Duration = Duration::from_micros(1);
+
+/// Open engines with channels of this process.
+pub static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+/// What a call leaves to the adapter.
+#[derive(Clone, Copy, Default)]
+pub struct Left {
+    is_due: bool,
+    /// When it has looked at channels, if it has.
+    looked_at_ns: Option<i64>,
+}
+
+/// What an engine with channels knows of its adapter and of those who poll.
+pub struct Looks {
+    /// Called when a call has left something that the adapter has to do.
+    on_pass: Option<Py<PyAny>>,
+    /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
+    on_idle: Option<Py<PyAny>>,
+    looked_ns: AtomicI64,
+    /// When the adapter's timer runs.
+    planned_ns: AtomicI64,
+    /// Threads of the adapter that wait for completions.
+    pub watchers: AtomicUsize,
+    empty_polls: AtomicU32,
+}
+
+impl Looks {
+    pub fn new(on_pass: Option<Py<PyAny>>, on_idle: Option<Py<PyAny>>) -> Self {
+        Self {
+            on_pass,
+            on_idle,
+            looked_ns: AtomicI64::new(0),
+            planned_ns: AtomicI64::new(i64::MAX),
+            watchers: AtomicUsize::new(0),
+            empty_polls: AtomicU32::new(0),
+        }
+    }
+
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.on_pass)?;
+        visit.call(&self.on_idle)
+    }
+}
+
+impl Core {
+    /// Take completions of a queue; if there are none and there are channels, look at those before.
+    pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+        self.finish_pass(py, left)?;
+        Ok(taken)
+    }
+
+    /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
+    pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+        self.finish_pass(py, left)?;
+        let is_late = match left.looked_at_ns {
+            Some(at_ns) => self.idle(py, at_ns)?,
+            None => false,
+        };
+        if !taken.is_empty() {
+            self.looks.empty_polls.store(1, Relaxed);
+            return Ok(taken);
+        }
+        let polls = self.looks.empty_polls.load(Relaxed).wrapping_add(1);
+        self.looks.empty_polls.store(polls, Relaxed);
+        if polls.is_multiple_of(EMPTY_POLLS_MAX) {
+            self.give_way(py);
+        }
+        if is_late {
+            return self.take(py, number, count);
+        }
+        Ok(taken)
+    }
+
+    /// Have the adapter look at what no channel shows, if it did not lately; return whether it did.
+    ///
+    /// For calls that look at channels again and again, the clock's time given.
+    pub fn idle(&self, py: Python<'_>, at_ns: i64) -> PyResult<bool> {
+        let is_late = at_ns - self.looks.looked_ns.load(Relaxed) >= LOOK_NS;
+        if is_late && let Some(on_idle) = &self.looks.on_idle {
+            self.looks.looked_ns.store(at_ns, Relaxed);
+            on_idle.call0(py)?;
+        }
+        Ok(is_late)
+    }
+
+    /// Let whoever could bring something run, after many polls for nothing.
+    #[cold]
+    fn give_way(&self, py: Python<'_>) {
+        if DEVICES.load(Relaxed) > 1 {
+            // The peer may be of this process, and wants the interpreter.
+            py.detach(|| urds_dataplane::sys::pause(GIVE_WAY));
+            return;
+        }
+        let shares = |number| self.channels.lock().shares_processor(number);
+        if thread::processor().is_some_and(shares) {
+            py.detach(std::thread::yield_now);
+        }
+    }
+
+    fn look(&self, machine: &mut Machine, number: u32, count: usize) -> (Vec<Completion>, Left) {
+        let mut taken = Vec::new();
+        let mut left = Left::default();
+        let mut poll = |machine: &mut Machine| {
+            if let Some(queue) = machine.shared.completions.get_mut(number) {
+                queue.poll(count, &mut taken);
+            }
+            taken.is_empty()
+        };
+        if poll(machine) && self.has_channels.load(Relaxed) {
+            let mut channels = self.channels.lock();
+            if channels.is_quiet(machine)
+                && !self.looks.empty_polls.load(Relaxed).is_multiple_of(TIMED)
+            {
+                return (taken, left);
+            }
+            let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
+            channels.progress(machine, now_ns);
+            poll(machine);
+            left = self.left(machine, &channels, pushed);
+            left.looked_at_ns = Some(now_ns);
+        }
+        (taken, left)
+    }
+
+    /// Return what a call leaves to the adapter; `pushed` is the count before it.
+    pub fn left(&self, machine: &Machine, channels: &Channels, pushed: u64) -> Left {
+        let told = &machine.shared.told;
+        let is_awaited = told.pushed != pushed && self.looks.watchers.load(Relaxed) > 0;
+        let has_news = !(told.fed.is_empty() && told.events.is_empty());
+        let is_wanted = !(channels.events.is_empty() && machine.failed.is_empty());
+        let due_ns = machine.poll_timeout().unwrap_or(i64::MAX);
+        let is_sooner = due_ns < self.looks.planned_ns.load(Relaxed);
+        Left {
+            is_due: is_awaited || has_news || is_wanted || is_sooner,
+            looked_at_ns: None,
+        }
+    }
+
+    /// Have the adapter do what a call has left to it; no lock held.
+    pub fn finish_pass(&self, py: Python<'_>, left: Left) -> PyResult<()> {
+        if let (true, Some(on_pass)) = (left.is_due, &self.looks.on_pass) {
+            on_pass.call0(py)?;
+        }
+        Ok(())
+    }
+
+    /// Note when the adapter's timer runs, `None` for never.
+    pub fn plan(&self, at_ns: Option<i64>) {
+        self.looks
+            .planned_ns
+            .store(at_ns.unwrap_or(i64::MAX), Relaxed);
+    }
+}
