@@ -35,6 +35,7 @@ from urds.rsocket.wire.stream import (
 
 STEPS_MAX: Final = 300  # of a side whose peer is hostile
 REPORT_EVERY_S: Final = 30.0
+POSTS_MAX: Final = 1000  # that one step can cause
 CREDITS: Final = 20  # of the hostile peer, see `private_data`
 _EMULATED: Final = 2  # flag of `Besieged` for a core that is librdmacm
 _ORDERS: Final = ("little", "big")
@@ -84,6 +85,18 @@ class Run:
                 print(f"{self.worlds} worlds, {self.cases} cases", flush=True)
 
 
+class Quick(Besieged):
+    """A side whose posts land at once; slots of the send queue are then no limit."""
+
+    def post(self) -> None:
+        for _ in range(POSTS_MAX):
+            if (post := self.stream.poll_transmit()) is None:
+                return
+            self._kinds.append(post.kind)
+            self.stream.handle_posted()
+        raise AssertionError("no end of posts")
+
+
 def besiege(rng: random.Random, make: Any) -> None:
     """Let a peer connect and say and write nearly good things, among calls of an application."""
     choices = rng.randrange(32) & ~(1 << _EMULATED)
@@ -92,7 +105,7 @@ def besiege(rng: random.Random, make: Any) -> None:
         place = rng.randrange(len(data))
         data = data[:place] + rng.randbytes(rng.randrange(1, 9)) + data[place + 1 :]
     try:
-        side = Besieged(choices, data, make)
+        side = rng.choice([Besieged, Quick])(choices, data, make)
     except RemoteProtocolError:
         return
     badness = rng.choice([0, 0.01, 0.1])

@@ -116,6 +116,29 @@ def test_chunks_are_equal_up_to_the_end_of_the_space() -> None:
     assert data_lengths(pair) == [4011, 4011, 4010]
 
 
+def test_what_is_done_when_posted_waits_for_no_completion() -> None:
+    """Small sends do not gather, and room and slots are free; DISCONNECT still waits."""
+    pair = Pair(StreamSettings(send_queue=5, send_bytes=4096), is_settled=True)
+    stream = pair.left.stream
+    for number in range(6):
+        assert pair.left.send(bytes([number])) == 1
+        pair.left.post()
+        stream.handle_posted()
+        stream.handle_posted()  # once is enough
+        assert stream.unsent_bytes == 0
+    assert data_lengths(pair) == [1] * 6
+    assert not stream.is_drained
+    stream.lifecycle.shut_down(Shut.RDWR)
+    assert pair.left.post() != []
+    stream.handle_posted()
+    pair.left.deliver()
+    pair.left.complete(6)
+    assert not stream.wants_disconnect
+    pair.left.complete(1)
+    assert stream.wants_disconnect
+    assert pair.right.read() == bytes(range(6))
+
+
 @pytest.mark.rule("rsocket-send-needs-both")
 def test_bytes_do_not_overtake_those_that_wait_for_space() -> None:
     """Space has come and nothing is under way, but the older bytes have not been posted yet."""

@@ -201,6 +201,10 @@ impl StreamCore {
         self.0.poll_transmit().map(|post| plain(py, &post))
     }
 
+    fn handle_posted(&mut self) {
+        self.0.handle_posted();
+    }
+
     fn handle_sent(&mut self) {
         self.0.handle_sent();
     }

@@ -414,6 +414,14 @@ impl<M: Memory> StreamCore<M> {
         }
     }
 
+    /// Have the newest post be done before its completion: its bytes are at the peer.
+    ///
+    /// For an owner whose posts land before the call ends. Slot, room and bytes are free then; what
+    /// its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it.
+    pub fn handle_posted(&mut self) {
+        self.sending.handle_posted();
+    }
+
     /// Be over, in order if `error` is 0: no request completes any more.
     ///
     /// What arrived stays readable; what was not sent is lost.

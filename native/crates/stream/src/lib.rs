@@ -21,3 +21,6 @@ pub use records::{
     Data, IsExpecting, Mapped, Memory, Post, PostKind, ProtocolError, Refused, Region, Source,
     StreamSettings, StreamStats,
 };
+
+#[cfg(test)]
+mod core_tests;

@@ -45,6 +45,7 @@ struct InFlight {
     kind: PostKind,
     is_zero_copy: bool,
     is_disconnect: bool,
+    is_done: bool, // before its completion: `handle_posted`
     byte_count: usize,
 }
 
@@ -352,6 +353,7 @@ impl Sending {
             kind: post.kind,
             is_zero_copy: post.is_zero_copy(),
             is_disconnect: post.word == Some(DISCONNECT),
+            is_done: false,
             byte_count: post.data.length(),
         });
     }
@@ -501,14 +503,35 @@ impl Sending {
     /// Take the completion of the oldest post in flight; `None` without one.
     pub(crate) fn handle_sent(&mut self) -> Option<Sent> {
         let post = self.in_flight.pop_front()?;
+        if !post.is_done {
+            self.finish(post);
+        }
+        Some(match post.kind {
+            PostKind::Keepalive => Sent::Keepalive,
+            _ if post.is_disconnect => Sent::Disconnect,
+            _ => Sent::Data,
+        })
+    }
+
+    /// Have the newest post be done, unless its completion tells something.
+    pub(crate) fn handle_posted(&mut self) {
+        if let Some(newest) = self.in_flight.back_mut()
+            && !newest.is_done
+            && !newest.is_disconnect
+            && newest.kind != PostKind::Keepalive
+        {
+            newest.is_done = true;
+            let post = *newest;
+            self.finish(post);
+        }
+    }
+
+    /// Give back what a post occupied.
+    fn finish(&mut self, post: InFlight) {
         match post.kind {
             PostKind::Credit | PostKind::Control | PostKind::Keepalive => {
                 self.control_slots += 1;
-                return Some(match post.kind {
-                    PostKind::Keepalive => Sent::Keepalive,
-                    _ if post.is_disconnect => Sent::Disconnect,
-                    _ => Sent::Data,
-                });
+                return;
             }
             PostKind::Data => self.unfinished -= 1,
             PostKind::Iomap | PostKind::Direct => (),
@@ -519,7 +542,6 @@ impl Sending {
         } else if post.kind != PostKind::Iomap {
             self.buffered_bytes -= post.byte_count;
         }
-        Some(Sent::Data)
     }
 
     /// Forget what is not in flight: the peer takes no more messages.
@@ -532,7 +554,7 @@ impl Sending {
         self.zero_copy_bytes = 0;
         self.buffered_bytes = 0;
         for post in &self.in_flight {
-            if matches!(post.kind, PostKind::Data | PostKind::Direct) {
+            if matches!(post.kind, PostKind::Data | PostKind::Direct) && !post.is_done {
                 if post.is_zero_copy {
                     self.zero_copy_bytes += post.byte_count;
                 } else {

@@ -439,6 +439,14 @@ class StreamCore:
         elif post.imm_data == _DISCONNECT:
             self._end("disconnected")
 
+    def handle_posted(self) -> None:
+        """Have the newest post be done before its completion: its bytes are at the peer.
+
+        For an owner whose posts land before the call ends. Slot, room and bytes are free then; what
+        its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it.
+        """
+        self.sending.handle_posted()
+
     def handle_disconnected(self, reason: str, error: int) -> None:
         """Be over, in order if `error` is 0: no request completes any more.
 

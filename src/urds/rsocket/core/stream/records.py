@@ -65,6 +65,7 @@ class Post:
     imm_data: int | None  # immediate data; None is a plain write
     is_zero_copy: bool = False
     zero_copy_bytes: int = 0  # how many bytes, dropped or not
+    is_done: bool = False  # before its completion
 
 
 class Shut(IntEnum):

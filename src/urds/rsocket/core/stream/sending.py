@@ -31,7 +31,7 @@ from urds.rsocket.core.stream.records import (
     StreamStats,
 )
 from urds.rsocket.core.stream.tables import RemoteRange
-from urds.rsocket.wire.stream import ARGUMENT_MAX, Op, emit_imm_data
+from urds.rsocket.wire.stream import ARGUMENT_MAX, Control, Op, emit_imm_data
 
 COALESCE_BYTES_MAX: Final = 1 << 14
 UNFINISHED_MAX: Final = 1  # data writes under way beside which a small send is still posted
@@ -44,6 +44,7 @@ _DATA_IMM: Final = emit_imm_data(Op.DATA, 0)
 _SEQUENCE_MASK: Final = 0xFFFF
 _IN_DATA_SLOTS: Final = (PostKind.DATA, PostKind.DIRECT, PostKind.IOMAP)
 _DATA: Final = PostKind.DATA
+_DISCONNECT: Final = emit_imm_data(Op.CONTROL, Control.DISCONNECT)
 
 
 def chunk_of(byte_count: int, chunk_max: int) -> int:
@@ -360,17 +361,31 @@ class Sending:
     def handle_sent(self) -> Post:
         """Take the completion of the oldest post in flight and return it."""
         post = self.in_flight.pop(0)
+        if not post.is_done:
+            self._finish(post)
+        return post
+
+    def handle_posted(self) -> None:
+        """Have the newest post be done, unless its completion tells something."""
+        post = self.in_flight[-1] if self.in_flight else None
+        if post is None or post.is_done or post.kind is PostKind.KEEPALIVE:
+            return
+        if post.imm_data != _DISCONNECT:
+            post.is_done = True
+            self._finish(post)
+
+    def _finish(self, post: Post) -> None:
+        """Give back what a post occupied."""
         if post.kind is _DATA:
             self._unfinished -= 1
         elif post.kind not in _IN_DATA_SLOTS:
             self.control_slots += 1
-            return post
+            return
         self.data_slots += 1
         if post.is_zero_copy:
             self.zero_copy_bytes -= post.zero_copy_bytes
         elif post.kind is not PostKind.IOMAP:
             self.buffered_bytes -= len(post.data)
-        return post
 
     def drop_waiting(self) -> None:
         """Forget what is not in flight: the peer takes no more messages."""
@@ -378,7 +393,8 @@ class Sending:
         self.updates.clear()
         self._pending.clear()
         self._block, self._block_used, self.pending_bytes = None, 0, 0
-        kept = [post for post in self.in_flight if post.kind in (PostKind.DATA, PostKind.DIRECT)]
+        kinds = (PostKind.DATA, PostKind.DIRECT)
+        kept = [post for post in self.in_flight if post.kind in kinds and not post.is_done]
         self.zero_copy_bytes = sum(post.zero_copy_bytes for post in kept)
         self.buffered_bytes = sum(len(post.data) for post in kept if not post.is_zero_copy)
 
