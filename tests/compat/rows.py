@@ -48,6 +48,7 @@ _TCP = {"URDS_TRANSPORT": "tcp"}
 _RDMA = {"URDS_TRANSPORT": "ib"}
 CARRIERS = (
     Carrier("tcp", "tcp", {**_TCP, "URDS_SHARED_MEMORY": "0"}),
+    # Shm streams of another version fall back to TCP; the greeting's version tells.
     Carrier("shared memory", "shm", {**_TCP, "URDS_SHARED_MEMORY": "1"}),
     # Contexts with another version of the channel find no listener at shm0, and meet over tcp0.
     Carrier("RDMA shm0", "infiniband", {**_RDMA, "URDS_RDMA_DEVICES": "shm0,tcp0"}),

@@ -7,20 +7,12 @@
 
 #![forbid(unsafe_code)]
 
-mod atomics {
-    pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-}
+pub mod bytes;
 pub mod congestion_map;
 pub mod core_pair;
 pub mod header;
 pub mod incoming;
 pub mod mailboxes;
-pub mod ring;
 pub mod slots;
 pub mod socket_memory;
 pub mod verbs_engine;
-
-/// The data plane's own source, with its words open to us; linted where it lives.
-#[path = "../../crates/channel/src/ring.rs"]
-#[allow(dead_code, clippy::pedantic)]
-mod shared_ring;

@@ -63,8 +63,8 @@ fn congestion_map() {
 }
 
 #[test]
-fn ring() {
-    try_all(urds_fuzz::ring::run, include_str!("../seeds/ring.hex"));
+fn bytes_of_a_stream() {
+    try_all(urds_fuzz::bytes::run, include_str!("../seeds/bytes.hex"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What no lock guards, in every order of two threads; `cargo test --release` in this folder.
 //!
-//! The state of a waiter, the ring of a shm stream, the slots of a verbs channel and the words of sleepers are the
+//! The state of a waiter, the bytes of a shm stream, the slots of a verbs channel and the words of sleepers are the
 //! product's own sources; what lies around them is a model, in `tests`. A thread that would sleep for ever is a deadlock, which loom reports.
 
 mod atomics {
@@ -18,9 +18,9 @@ mod rules {
     }
 }
 // Linted where they live; what the models do not drive is no dead code there.
-#[path = "../../crates/channel/src/ring.rs"]
+#[path = "../../crates/channel/src/bytes.rs"]
 #[allow(dead_code, clippy::pedantic)]
-pub mod ring;
+pub mod bytes;
 #[path = "../../crates/channel/src/sleep.rs"]
 #[allow(dead_code, clippy::pedantic)]
 pub mod sleep;

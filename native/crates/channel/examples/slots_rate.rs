@@ -15,12 +15,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use urds_channel::channel_memory::{ChannelMemory, Direction, FILE_BYTES};
-use urds_channel::ring::Apart;
 use urds_channel::slots::{Fields, Reader, SlotMemory, Writer, flags, kinds};
 use urds_channel::sys::{area, raw};
 
 /// Operations of a window.
 const STEP: u32 = 64;
+
+/// Alone in the cache lines that processors fetch together.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
 
 #[derive(Default)]
 struct Stage {

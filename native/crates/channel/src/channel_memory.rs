@@ -5,7 +5,8 @@ use crate::slots::{Freed, RING_BYTES, SLOT_BYTES, SLOTS, SlotMemory, Word};
 use crate::sys::Errno;
 use crate::sys::area::Area;
 
-const WORDS_BYTES: usize = 4096;
+/// Bytes of the words of both directions.
+pub(crate) const WORDS_BYTES: usize = 4096;
 const DIRECTION_BYTES: usize = SLOTS * SLOT_BYTES + RING_BYTES;
 /// Bytes of the file.
 pub const FILE_BYTES: usize = WORDS_BYTES + 2 * DIRECTION_BYTES;
@@ -16,6 +17,27 @@ const AT_WRITER_ASLEEP: usize = 384;
 const AT_PLACING: usize = 512;
 const AT_ENDED: usize = 640;
 const AT_PROCESSOR: usize = 768;
+
+/// Return where a word lies among those of a direction.
+#[inline]
+pub(crate) fn word_at(word: Word) -> usize {
+    match word {
+        Word::ReaderAsleep => AT_READER_ASLEEP,
+        Word::WriterAsleep => AT_WRITER_ASLEEP,
+        Word::Placing => AT_PLACING,
+        Word::Ended => AT_ENDED,
+        Word::Processor => AT_PROCESSOR,
+    }
+}
+
+/// Return where a count lies among the words of a direction.
+#[inline]
+pub(crate) fn freed_at(which: Freed) -> usize {
+    match which {
+        Freed::Slots => AT_FREED,
+        Freed::Ring => AT_FREED + 8,
+    }
+}
 
 /// A mapping of a channel's file.
 #[derive(Debug)]
@@ -71,23 +93,12 @@ impl<'a> Direction<'a> {
 impl SlotMemory for Direction<'_> {
     #[inline]
     fn word(&self, word: Word) -> &AtomicU32 {
-        let at = match word {
-            Word::ReaderAsleep => AT_READER_ASLEEP,
-            Word::WriterAsleep => AT_WRITER_ASLEEP,
-            Word::Placing => AT_PLACING,
-            Word::Ended => AT_ENDED,
-            Word::Processor => AT_PROCESSOR,
-        };
-        self.area.word(self.words + at)
+        self.area.word(self.words + word_at(word))
     }
 
     #[inline]
     fn freed(&self, which: Freed) -> &AtomicU64 {
-        let at = match which {
-            Freed::Slots => AT_FREED,
-            Freed::Ring => AT_FREED + 8,
-        };
-        self.area.long(self.words + at)
+        self.area.long(self.words + freed_at(which))
     }
 
     #[inline]

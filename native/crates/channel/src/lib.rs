@@ -8,12 +8,12 @@
 mod atomics {
     pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
+pub mod bytes;
 pub mod channel_memory;
 pub mod congestion;
 pub mod journal;
 pub mod lock;
 pub mod path_journal;
-pub mod ring;
 mod rules {
     /// Every rule holds; a test that breaks one compiles the sources with a `rules` of its own.
     #[inline]
@@ -24,4 +24,5 @@ mod rules {
 pub mod sleep;
 pub mod slots;
 pub mod socket_memory;
+pub mod stream_memory;
 pub mod sys;

@@ -18,6 +18,16 @@ pub fn must_ring(asleep: &AtomicU32) -> bool {
     asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
 }
 
+/// The same for a sleeper that waits for more than any work: `is_due` judges what it wrote.
+///
+/// Only what is due wakes it: else its word stays.
+#[inline]
+pub fn must_ring_if(asleep: &AtomicU32, is_due: impl FnOnce(u32) -> bool) -> bool {
+    fence(Ordering::SeqCst);
+    let what = asleep.load(Ordering::Relaxed);
+    what != 0 && is_due(what) && asleep.swap(0, Ordering::Relaxed) != 0
+}
+
 /// Set the word, then look again; return whether there is nothing to do, so that one may sleep.
 ///
 /// When there is something the word is cleared: no thread needs to ring.

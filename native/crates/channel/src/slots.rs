@@ -47,10 +47,10 @@ pub const BURST_BYTES_MAX: usize =
 
 const AT_FIELDS: usize = 8;
 const AT_PAYLOAD: usize = 48;
-const RING_STEP_BYTES: usize = 64;
+pub(crate) const RING_STEP_BYTES: usize = 64;
 const BURST_HEADER_BYTES: usize = 32;
 const BURST_STEP_BYTES: usize = 16;
-const EIGHTHS: usize = 8;
+pub(crate) const EIGHTHS: usize = 8;
 
 /// What the other side wrote that breaks the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,14 +129,14 @@ pub trait SlotMemory {
 
 /// Return what the upper half of the stamp of slot `number` is.
 #[inline]
-fn ordinal(number: u64) -> u32 {
+pub(crate) fn ordinal(number: u64) -> u32 {
     // Below 2^32 - 1: it fits, and is not 0 with one more.
     u32::try_from(number % u64::from(u32::MAX)).map_or(0, |rest| rest + 1)
 }
 
 /// Return where slot `number` begins, from the first slot on, and its place among the slots.
 #[inline]
-fn slot_place<M: SlotMemory>(number: u64) -> (usize, usize) {
+pub(crate) fn slot_place<M: SlotMemory>(number: u64) -> (usize, usize) {
     let place = low(number) & (M::SLOTS - 1);
     (place * SLOT_BYTES, place)
 }
@@ -144,7 +144,7 @@ fn slot_place<M: SlotMemory>(number: u64) -> (usize, usize) {
 /// Return a count's low bits, of which masks take what they need.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // on purpose
-fn low(number: u64) -> usize {
+pub(crate) fn low(number: u64) -> usize {
     number as usize
 }
 

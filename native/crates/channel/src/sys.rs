@@ -5,7 +5,6 @@ pub mod doorbell;
 pub mod futex;
 pub mod random;
 pub mod raw;
-pub mod shared_memory;
 #[cfg(test)]
 pub mod stepped;
 pub mod thread;

@@ -1,4 +1,4 @@
-//! A shm stream between two processes of one host: two rings in shared memory and a control socket.
+//! A shm stream between two processes of one host: slots and rings in shared memory, and a control socket.
 //!
 //! The path above uses it like a TCP connection: bytes in order, until it ends. The protocol runs
 //! over it unchanged, and a broken one is treated like a broken connection: published bytes lie in
@@ -6,7 +6,7 @@
 //!
 //! The control socket is an `AF_UNIX` stream. It is what epoll watches: a byte on it is a doorbell,
 //! its end means that the other process is gone, for any reason. A side that is awake needs no
-//! doorbell, so two busy processes make no system call. See `ring` for why no wake-up is lost.
+//! doorbell, so two busy processes make no system call. See `bytes` for why no wake-up is lost.
 
 use std::any::Any;
 use std::io::{self, ErrorKind, IoSlice};
@@ -14,11 +14,11 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use urds_channel::ring::{Control, ProtocolError, Reader, RingMemory, Writer};
-use urds_channel::ring::{RING_BYTES_MAX, RING_BYTES_MIN};
+use urds_channel::bytes::{Place, Reader, Writer};
+use urds_channel::slots::ChannelError;
+use urds_channel::stream_memory::{StreamDirection, StreamMemory, file_bytes};
 use urds_channel::sys::Errno;
 use urds_channel::sys::doorbell::{self, Heard};
-use urds_channel::sys::shared_memory::{CONTROL_BYTES, MapError, SharedMemory};
 use urds_path::SocketAddress;
 
 use crate::stream::Stream;
@@ -33,52 +33,14 @@ pub enum Side {
 
 /// Return the bytes of shared memory for rings of this size.
 pub fn memory_bytes(ring_bytes: usize) -> usize {
-    CONTROL_BYTES + 2 * ring_bytes
+    file_bytes(ring_bytes)
 }
 
 fn of_system(Errno(number): Errno) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
-fn mapped(file: RawFd, length: usize) -> io::Result<SharedMemory> {
-    SharedMemory::map(file, length).map_err(|reason| match reason {
-        MapError::Unsealed => ErrorKind::InvalidData.into(),
-        MapError::System(number) => of_system(number),
-    })
-}
-
-/// One direction in the mapping.
-struct Way<'a> {
-    memory: &'a SharedMemory,
-    direction: usize,
-    ring_bytes: usize,
-}
-
-impl Way<'_> {
-    fn first(&self) -> usize {
-        CONTROL_BYTES + self.direction * self.ring_bytes
-    }
-}
-
-impl RingMemory for Way<'_> {
-    fn control(&self) -> &Control {
-        self.memory.control(self.direction)
-    }
-
-    fn ring_bytes(&self) -> usize {
-        self.ring_bytes
-    }
-
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        self.memory.copy_in(self.first() + at, bytes);
-    }
-
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        self.memory.copy_out(self.first() + at, bytes);
-    }
-}
-
-/// The writing side, and the state of the release of its idle ring.
+/// The writing side, and the state of the release of its idle memory.
 #[derive(Default)]
 struct Outward {
     writer: Writer,
@@ -89,20 +51,19 @@ struct Outward {
 
 /// A shm stream; any thread may make any call, and none waits for the other process.
 pub struct ShmStream {
-    memory: SharedMemory,
+    memory: StreamMemory,
     line: Descriptor,
-    ring_bytes: usize,
     side: Side,
     addresses: (SocketAddress, SocketAddress),
     inward: Mutex<Reader>,
     outward: Mutex<Outward>,
-    /// Position of `inward`, to be read without its lock.
-    taken: AtomicU64,
+    /// Place of `inward`, to be read without its lock.
+    place: AtomicU64,
     /// What `rest` waits for, in bytes.
     expected: AtomicUsize,
     /// The other side is gone; what it published can still be read.
     gone: AtomicBool,
-    /// The other side wrote positions that break the protocol.
+    /// The other side wrote counts or lengths that break the protocol.
     has_protocol_error: AtomicBool,
     /// Our process: a child of a fork has copies of everything and touches nothing.
     process: u32,
@@ -113,8 +74,8 @@ impl ShmStream {
     /// caller's. `addresses` are ours and the peer's.
     ///
     /// # Errors
-    /// `InvalidInput` for a size that no ring has, `InvalidData` for memory that is not sealed or
-    /// not of that size; of the system.
+    /// EINVAL for a size that no ring has, and for memory that is not sealed or not of that size; of
+    /// the system.
     pub fn new(
         line: RawFd,
         memory: RawFd,
@@ -122,19 +83,14 @@ impl ShmStream {
         side: Side,
         addresses: (SocketAddress, SocketAddress),
     ) -> io::Result<Self> {
-        let has_size = (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&ring_bytes);
-        if !has_size || !ring_bytes.is_power_of_two() {
-            return Err(ErrorKind::InvalidInput.into());
-        }
         Ok(Self {
-            memory: mapped(memory, memory_bytes(ring_bytes))?,
+            memory: StreamMemory::map(memory, ring_bytes).map_err(of_system)?,
             line: Descriptor::new(doorbell::duplicate(line).map_err(of_system)?),
-            ring_bytes,
             side,
             addresses,
             inward: Mutex::default(),
             outward: Mutex::default(),
-            taken: AtomicU64::new(0),
+            place: AtomicU64::new(Reader::default().place().to_u64()),
             expected: AtomicUsize::new(1),
             gone: AtomicBool::new(false),
             has_protocol_error: AtomicBool::new(false),
@@ -142,25 +98,13 @@ impl ShmStream {
         })
     }
 
-    fn way(&self, direction: usize) -> Way<'_> {
-        Way {
-            memory: &self.memory,
-            direction,
-            ring_bytes: self.ring_bytes,
-        }
+    pub(crate) fn inward_way(&self) -> StreamDirection<'_> {
+        self.memory.direction(usize::from(self.side == Side::Dials))
     }
 
-    fn inward_way(&self) -> Way<'_> {
-        self.way(usize::from(self.side == Side::Dials))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn inward_control(&self) -> &Control {
-        self.memory.control(self.inward_way().direction)
-    }
-
-    fn outward_way(&self) -> Way<'_> {
-        self.way(usize::from(self.side == Side::Accepts))
+    fn outward_way(&self) -> StreamDirection<'_> {
+        self.memory
+            .direction(usize::from(self.side == Side::Accepts))
     }
 
     fn doorbell(&self) {
@@ -169,9 +113,9 @@ impl ShmStream {
         }
     }
 
-    /// Check the result of a ring: a protocol error ends the stream.
-    fn checked<T>(&self, result: Result<T, ProtocolError>) -> io::Result<T> {
-        result.map_err(|ProtocolError| {
+    /// Check a result of the memory: a protocol error ends the stream.
+    fn checked<T>(&self, result: Result<T, ChannelError>) -> io::Result<T> {
+        result.map_err(|_| {
             self.has_protocol_error.store(true, Ordering::Relaxed);
             doorbell::end(self.line.get());
             io::Error::from_raw_os_error(libc::EPROTO)
@@ -191,18 +135,23 @@ impl ShmStream {
         }
     }
 
-    /// Give the memory of our ring back if nothing was written since the last call and all of it
-    /// was read. The page of the positions then leaves our mapping until its next use: an idle shm
+    /// Give the memory of our slots and ring back if nothing was written since the last call and all of
+    /// it was read. The page of the words then leaves our mapping until its next use: an idle shm
     /// stream costs that page, once for both processes.
     pub fn rest_memory(&self) {
         let way = self.outward_way();
         let mut outward = self.outward.lock();
-        let position = outward.writer.position();
+        let position = outward.writer.written();
         let was_idle = std::mem::replace(&mut outward.looked_at, position) == position;
-        if was_idle && outward.given_back_at != position && outward.writer.pending(&way) == Ok(0) {
+        if was_idle
+            && outward.given_back_at != position
+            && self
+                .checked(outward.writer.pending(&way))
+                .is_ok_and(|bytes| bytes == 0)
+        {
             outward.given_back_at = position;
-            self.memory.give_back(way.first(), self.ring_bytes);
-            self.memory.rest_control();
+            way.give_back();
+            self.memory.rest_words();
         }
     }
 }
@@ -223,11 +172,11 @@ impl Stream for ShmStream {
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         let way = self.inward_way();
         // The end before the bytes: what was published before it is read first.
-        let has_ended = self.gone.load(Ordering::Acquire) || Reader::has_ended(way.control());
+        let has_ended = self.gone.load(Ordering::Acquire) || Reader::has_ended(&way);
         let read = {
             let mut reader = self.inward.lock();
             let read = reader.read(&way, first, second, &mut || self.doorbell());
-            self.taken.store(reader.position(), Ordering::Relaxed);
+            self.place.store(reader.place().to_u64(), Ordering::Relaxed);
             read
         };
         match self.checked(read)? {
@@ -257,7 +206,7 @@ impl Stream for ShmStream {
     }
 
     fn shutdown(&self) -> io::Result<()> {
-        self.outward.lock().writer.end(self.outward_way().control());
+        self.outward.lock().writer.end(&self.outward_way());
         self.doorbell();
         Ok(())
     }
@@ -272,7 +221,8 @@ impl Stream for ShmStream {
     }
 
     fn has_come(&self, bytes: usize) -> bool {
-        self.waiting() >= bytes.min(self.ring_bytes / 2)
+        let come = self.inward.lock().has_come(&self.inward_way(), bytes);
+        self.checked(come).unwrap_or(false)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
@@ -292,22 +242,25 @@ impl Stream for ShmStream {
 
     fn rest(&self) -> bool {
         let wanted = self.expected.load(Ordering::Relaxed);
-        let asleep = self.inward.lock().sleep(&self.inward_way(), wanted);
+        let way = self.inward_way();
+        let mut reader = self.inward.lock();
+        let asleep = reader.sleep(&way, wanted, &mut || self.doorbell());
+        drop(reader);
         // After a protocol error some thread has to come and find it.
         self.checked(asleep).unwrap_or(false)
     }
 
     fn wake(&self) {
-        Reader::wake(self.inward_way().control());
+        Reader::awake(&self.inward_way());
     }
 
     fn has_news(&self) -> bool {
-        Reader::head(self.inward_way().control()) != self.taken.load(Ordering::Relaxed)
+        Place::of(self.place.load(Ordering::Relaxed)).has_news(&self.inward_way())
     }
 
     fn has_room(&self) -> bool {
-        let pending = self.outward.lock().writer.pending(&self.outward_way());
-        pending != Ok(self.ring_bytes) // a write after a protocol error finds it
+        let has_room = self.outward.lock().writer.has_room(&self.outward_way());
+        has_room.unwrap_or(true) // a write after a protocol error finds it
     }
 
     fn carrier(&self) -> &'static str {

@@ -3,7 +3,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
-use urds_channel::sys::shared_memory;
+use urds_channel::bytes::{ByteMemory, INLINE_BYTES, RING_BYTES_MIN};
+use urds_channel::slots::{SlotMemory, Word};
+use urds_channel::sys::area;
 use urds_path::Address;
 
 use super::*;
@@ -12,9 +14,7 @@ use crate::sys::sockets::{poll_for, unix_pair};
 const RING_BYTES: usize = RING_BYTES_MIN;
 
 fn make(length: usize) -> io::Result<Descriptor> {
-    Ok(Descriptor::new(
-        shared_memory::make(length).map_err(of_system)?,
-    ))
+    Ok(Descriptor::new(area::make(length).map_err(of_system)?.0))
 }
 
 fn address(last: u8, port: u16) -> SocketAddress {
@@ -92,18 +92,32 @@ fn a_sleeping_side_is_rung_once_and_a_running_one_never() {
 #[test]
 fn a_full_ring_rings_once_half_of_it_is_free() {
     let (dials, accepts) = pair();
-    let bytes = vec![1; RING_BYTES + 10];
-    assert_eq!(write(&dials, &bytes).unwrap(), RING_BYTES);
-    assert_eq!(kind(&write(&dials, b"more")), Some(ErrorKind::WouldBlock));
+    assert_eq!(write(&dials, &vec![1; RING_BYTES]).unwrap(), RING_BYTES);
+    let more = vec![2; INLINE_BYTES + 1];
+    assert_eq!(kind(&write(&dials, &more)), Some(ErrorKind::WouldBlock));
     assert!(!dials.has_room());
     assert_eq!(dials.unacknowledged().unwrap(), RING_BYTES as u64);
     let mut some = [0; 100];
     accepts.read(&mut some, &mut []).unwrap();
-    assert!(dials.has_room() && !is_rung(&dials));
+    assert!(!dials.has_room() && !is_rung(&dials));
     read(&accepts).unwrap();
-    assert!(is_rung(&dials));
+    assert!(is_rung(&dials) && dials.has_room());
     dials.hear();
-    assert_eq!(write(&dials, b"more").unwrap(), 4);
+    assert_eq!(write(&dials, &more).unwrap(), more.len());
+}
+
+#[test]
+fn a_reader_that_sleeps_has_told_what_it_took() {
+    let (dials, accepts) = pair();
+    write(&dials, b"three").unwrap();
+    let mut some = [0; 3];
+    accepts.read(&mut some, &mut []).unwrap();
+    assert_eq!(dials.unacknowledged().unwrap(), 5);
+    assert!(!accepts.rest(), "two are left");
+    assert_eq!(dials.unacknowledged().unwrap(), 2);
+    read(&accepts).unwrap();
+    assert!(accepts.rest());
+    assert_eq!(dials.unacknowledged().unwrap(), 0);
 }
 
 #[test]
@@ -155,11 +169,12 @@ fn half_an_end_leaves_the_other_direction() {
 }
 
 #[test]
-fn a_wrong_position_ends_the_stream() {
+fn a_wrong_count_or_length_ends_the_stream() {
     let (dials, accepts) = pair();
     write(&dials, b"x").unwrap();
-    let control = accepts.inward_way().memory.control(0);
-    control.head.0.store(1 << 40, Ordering::Relaxed);
+    let stamp = accepts.inward_way();
+    stamp.stamp(0).store(1 << 32 | 1 << 20, Ordering::Relaxed);
+    assert!(accepts.has_news(), "an error to find");
     assert_eq!(
         read(&accepts).unwrap_err().raw_os_error(),
         Some(libc::EPROTO)
@@ -168,12 +183,9 @@ fn a_wrong_position_ends_the_stream() {
     dials.hear();
     assert!(write(&dials, b"x").is_err());
     let (dials, accepts) = pair();
-    let control = accepts.memory.control(0);
-    control.tail.0.store(5, Ordering::Relaxed);
-    assert_eq!(
-        write(&dials, b"x").unwrap_err().raw_os_error(),
-        Some(libc::EPROTO)
-    );
+    let freed = accepts.inward_way();
+    freed.freed_bytes().store(5, Ordering::Relaxed);
+    assert!(dials.unacknowledged().is_err() && dials.has_protocol_error());
     assert!(dials.has_room() && dials.waiting() == 0);
 }
 
@@ -188,7 +200,7 @@ fn memory_is_taken_only_if_it_cannot_shrink() {
     assert!(open(sealed.get(), RING_BYTES).is_ok());
     assert_eq!(
         kind(&open(sealed.get(), 2 * RING_BYTES)),
-        Some(ErrorKind::InvalidData)
+        Some(ErrorKind::InvalidInput)
     );
     assert_eq!(
         kind(&open(sealed.get(), RING_BYTES + 1)),
@@ -206,17 +218,21 @@ fn an_idle_ring_gives_its_memory_back_and_goes_on() {
         dials.rest_memory(); // no effect: it is not read yet
     }
     assert_eq!(read(&accepts).unwrap(), vec![9; RING_BYTES]);
+    assert!(accepts.rest());
     dials.rest_memory();
     let mut bytes = [0; 1];
-    accepts.memory.copy_out(CONTROL_BYTES, &mut bytes);
+    let way = accepts.inward_way();
+    way.copy_out(0, &mut bytes);
     assert_eq!(bytes, [0]);
+    assert_eq!(way.stamp(0).load(Ordering::Relaxed), 0);
     write(&dials, b"again").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"again");
 }
 
-/// Return whether the positions page is in the process's memory; Source: proc(5), pagemap.
-fn keeps_positions(stream: &ShmStream) -> bool {
-    let page = std::ptr::from_ref(stream.memory.control(0)).addr() / CONTROL_BYTES;
+/// Return whether the page of the words is in the process's memory; Source: proc(5), pagemap.
+fn keeps_words(stream: &ShmStream) -> bool {
+    let word = std::ptr::from_ref(stream.memory.direction(0).word(Word::Ended));
+    let page = word.addr() / 4096;
     let mut entry = [0; 8];
     let map = std::fs::File::open("/proc/self/pagemap").unwrap();
     map.read_exact_at(&mut entry, page as u64 * 8).unwrap();
@@ -224,20 +240,21 @@ fn keeps_positions(stream: &ShmStream) -> bool {
 }
 
 #[test]
-fn an_idle_stream_gives_memory_back_and_keeps_its_positions() {
+fn an_idle_stream_gives_memory_back_and_keeps_its_words() {
     let (dials, accepts) = pair();
     write(&dials, b"once").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"once");
+    assert!(accepts.rest());
     dials.rest_memory();
-    assert!(keeps_positions(&dials));
+    assert!(keeps_words(&dials));
     for _ in 0..3 {
         dials.rest_memory(); // the later ones change nothing
     }
-    assert!(!keeps_positions(&dials));
-    assert!(keeps_positions(&accepts));
+    assert!(!keeps_words(&dials));
+    assert!(keeps_words(&accepts));
     write(&dials, b"again").unwrap();
     assert_eq!(read(&accepts).unwrap(), b"again");
-    assert!(keeps_positions(&dials));
+    assert!(keeps_words(&dials));
 }
 
 /// Two threads that sleep in `poll` whenever they can, as two planes do.

@@ -2,8 +2,9 @@ use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use urds_channel::ring::RING_BYTES_MIN;
-use urds_channel::sys::shared_memory::make;
+use urds_channel::bytes::RING_BYTES_MIN;
+use urds_channel::slots::{SlotMemory, Word};
+use urds_channel::sys::area;
 use urds_path::{Header, Hold, Limits, SocketAddress};
 
 use super::*;
@@ -40,8 +41,8 @@ struct Pair {
 impl Pair {
     fn attached(plane: &Plane, peer: u8) -> Self {
         let (near, far) = unix_pair().expect("descriptors are left");
-        let memory = make(memory_bytes(RING_BYTES_MIN)).expect("there is memory");
-        let memory = Descriptor::new(memory);
+        let made = area::make(memory_bytes(RING_BYTES_MIN)).expect("there is memory");
+        let memory = Descriptor::new(made.0);
         let ends = [address(1), address(peer)].map(|end| SocketAddress::new(end, PORT));
         let open = |line, side, ends| {
             ShmStream::new(line, memory.get(), RING_BYTES_MIN, side, ends)
@@ -70,8 +71,8 @@ impl Pair {
 
     /// Return whether a write of the peer would ring.
     fn is_at_rest(&self) -> bool {
-        let word = &self.ours.inward_control().reader_asleep.0;
-        word.load(Ordering::Relaxed) != 0
+        let way = self.ours.inward_way();
+        way.word(Word::ReaderAsleep).load(Ordering::Relaxed) != 0
     }
 }
 

@@ -15,12 +15,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{ADDRESS, End, GIDS, REGION_BYTES, pair};
-use urds_channel::ring::Apart;
 use urds_verbs::numbers::{Opcode, WcOpcode};
 use urds_verbs::work::SendWork;
 use urds_verbs_shm::{Event, Region};
 
 const STEP: u32 = 64;
+
+/// Alone in the cache lines that processors fetch together.
+#[repr(align(128))]
+struct Apart<T>(T);
 
 fn pin(processor: usize) {
     let own = std::fs::read_link("/proc/thread-self").unwrap();

@@ -6,7 +6,7 @@ The connecting side sends one greeting with the memory, sealed against shrinking
 checks it and answers; from then on the connection carries nothing but the doorbell, and its end is
 the end of the process. Both sides ask the system for the user of the other process. Any mismatch
 ends the connection, and the connecting side uses TCP. `runtime.shm_connect` decides when to connect
-and when to use TCP; the rings are native/crates/channel/src/ring.rs.
+and when to use TCP; the memory is that of docs/protocol/shm-stream.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urds.common.types import IPAddress
 from urds.rds.addresses import address_of, packed_of
 
 _MAGIC: Final = b"urdslane"
-VERSION: Final = 1
+VERSION: Final = 2
 #                        magic version port ring family local scope peer scope
 _GREETING: Final = Struct(">8s H H I B 16s I 16s I")
 ANSWER: Final = Struct(">8s H").pack(_MAGIC, VERSION)
@@ -104,7 +104,14 @@ def connect(peer: IPAddress, port: int) -> socket.socket | None:
 
 def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> None:
     """Send the greeting with the memory. Raises OSError."""
-    data = _GREETING.pack(
+    data = packed(greeting)
+    if send_with_files(control, data, [memory]) != len(data):
+        raise OSError("a greeting was cut")
+
+
+def packed(greeting: Greeting) -> bytes:
+    """Return a greeting as it is sent."""
+    return _GREETING.pack(
         _MAGIC,
         VERSION,
         greeting.source_port,
@@ -113,8 +120,6 @@ def send_greeting(control: socket.socket, greeting: Greeting, memory: int) -> No
         *packed_of(greeting.local),
         *packed_of(greeting.peer),
     )
-    if send_with_files(control, data, [memory]) != len(data):
-        raise OSError("a greeting was cut")
 
 
 def receive_greeting(control: socket.socket) -> tuple[Greeting, int]:

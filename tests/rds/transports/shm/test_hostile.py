@@ -19,7 +19,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import Node
 from tests.support.waiting import wait_until
-from urds.common.passed_files import sealed_file
+from urds.common.passed_files import sealed_file, send_with_files
 from urds.rds.constants import RDS_TCP_PORT
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime import shm_connect
@@ -28,11 +28,16 @@ from urds.rds.transports import shm
 from urds.rds.wire.header import HEADER_BYTES
 
 RING_BYTES: Final = 1 << 16
-CONTROL_BYTES: Final = 4096
-MEMORY_BYTES: Final = CONTROL_BYTES + 2 * RING_BYTES
+# Source: docs/protocol/shm-stream.md. The side that connects writes the first direction.
+WORDS_BYTES: Final = 4096
+WORDS_OF_ONE: Final = WORDS_BYTES // 2
+SLOTS: Final = 512
+SLOT_BYTES: Final = 128
+MEMORY_BYTES: Final = WORDS_BYTES + 2 * (SLOTS * SLOT_BYTES + RING_BYTES)
+RING: Final = WORDS_BYTES + SLOTS * SLOT_BYTES
+SLOTS_FREED, RING_FREED, BYTES_FREED = 128, 136, 144
+SLOT_TELLS_MAX: Final = 73_728
 CUT_S: Final = 3.0  # sooner than a node gives up who does not say hello, `hello_wait_ns`
-# Of a direction: the dialling side writes the first. Source: native/crates/channel/src/ring.rs.
-DIRECTION, HEAD, TAIL = CONTROL_BYTES // 2, 0, 128
 
 
 class Hostile:
@@ -68,9 +73,18 @@ class Hostile:
             return self.line.recv(byte_count)
         return b""
 
-    def write(self, at: int, position: int) -> None:
-        """Write a position into the shared memory."""
-        pack_into("=Q", self.memory, at, position)
+    def write(self, at: int, word: int) -> None:
+        """Write a count or a stamp into the shared memory."""
+        pack_into("=Q", self.memory, at, word)
+
+    def publish(self, number: int, byte_count: int) -> None:
+        """Write the stamp of a slot, counted from 0."""
+        self.write(WORDS_BYTES + number * SLOT_BYTES, (number + 1) << 32 | byte_count)
+
+    def has_stamp(self, direction: int) -> bool:
+        """Tell whether something was published in a direction."""
+        at = WORDS_BYTES + direction * (SLOTS * SLOT_BYTES + RING_BYTES)
+        return self.memory[at : at + 8] != bytes(8)
 
     def ring(self) -> None:
         """Have the node look."""
@@ -123,7 +137,8 @@ def node(lab: Lab) -> Iterator[Node]:
         {"memory_bytes": MEMORY_BYTES + 4096},
         {"ring_bytes": RING_BYTES + 4096},
         {"ring_bytes": 0},
-        {"ring_bytes": 1 << 24, "memory_bytes": CONTROL_BYTES + (2 << 24)},
+        {"ring_bytes": 1 << 24, "memory_bytes": WORDS_BYTES + 2 * (SLOTS * SLOT_BYTES + (1 << 24))},
+        {"memory_bytes": WORDS_BYTES + 2 * RING_BYTES},  # of version 1
         {"peer": "127.9.9.9"},
     ],
     ids=str,
@@ -143,31 +158,49 @@ def test_who_does_not_greet_is_dismissed(lab: Lab, node: Node, data: bytes) -> N
     hostile.close()
 
 
-@pytest.mark.parametrize("position", [RING_BYTES + 1, 1 << 40, (1 << 64) - 1])
-def test_a_wrong_write_position_ends_the_stream(lab: Lab, node: Node, position: int) -> None:
+@pytest.mark.parametrize("byte_count", [0, RING_BYTES + 1, SLOT_TELLS_MAX + 1, (1 << 32) - 1])
+def test_a_wrong_length_ends_the_stream(lab: Lab, node: Node, byte_count: int) -> None:
     hostile = Hostile(lab, 1, node)
     assert hostile.greet() == shm.ANSWER
-    hostile.write(HEAD, position)
+    hostile.publish(0, byte_count)
     assert hostile.is_cut()
     hostile.close()
 
 
-@pytest.mark.parametrize("position", [1 << 20, 1 << 40, (1 << 64) - 1])
-def test_a_wrong_read_position_ends_the_stream(lab: Lab, node: Node, position: int) -> None:
-    """The node looks at it when it writes: its hello, which waits for a first frame of ours."""
+@pytest.mark.parametrize("at", [SLOTS_FREED, RING_FREED, BYTES_FREED])
+@pytest.mark.parametrize("count", [1 << 20, 1 << 40, (1 << 64) - 1])
+def test_a_wrong_count_of_what_was_freed_ends_the_stream(
+    lab: Lab, node: Node, at: int, count: int
+) -> None:
+    """The node looks at it when it knows of no room, and when it gives idle memory back."""
     hostile = Hostile(lab, 1, node)
     assert hostile.greet() == shm.ANSWER
-    hostile.write(DIRECTION + TAIL, position)
-    hostile.write(HEAD, HEADER_BYTES)  # of zeros, which acknowledge nothing
+    hostile.publish(0, HEADER_BYTES)  # of zeros, which acknowledge nothing
+    hostile.write(WORDS_OF_ONE + at, count)
+    wait_until(lambda: hostile.has_stamp(1))  # its hello
+    path = node.peer_paths(lab.address(1)).paths[0]
+    stream: Any = node.driver.streams._attached[path]
+    for _ in range(2):
+        stream.rest_memory()
     assert hostile.is_cut()
+    hostile.close()
+
+
+def test_a_version_1_greeting_is_refused(lab: Lab, node: Node) -> None:
+    """Who is refused takes TCP."""
+    hostile = Hostile(lab, 1, node)
+    greeting = bytearray(shm.packed(hostile.greeting))
+    greeting[8:10] = (1).to_bytes(2, "big")
+    send_with_files(hostile.line, bytes(greeting), [hostile.file])
+    assert hostile.hear() == b""
     hostile.close()
 
 
 def test_bytes_that_are_no_header_end_the_stream(lab: Lab, node: Node) -> None:
     hostile = Hostile(lab, 1, node)
-    hostile.memory[CONTROL_BYTES : CONTROL_BYTES + RING_BYTES] = b"\xff" * RING_BYTES
+    hostile.memory[RING : RING + RING_BYTES] = b"\xff" * RING_BYTES
     assert hostile.greet() == shm.ANSWER
-    hostile.write(HEAD, RING_BYTES)
+    hostile.publish(0, RING_BYTES)
     assert hostile.is_cut()
     hostile.close()
 
@@ -179,11 +212,17 @@ def test_scribbling_over_everything_harms_no_other_peer(lab: Lab, node: Node, se
     assert hostile.greet() == shm.ANSWER
     until_s = time.monotonic() + 0.5
     while time.monotonic() < until_s:
-        if rng.random() < 0.5:
-            place = rng.choice([0, DIRECTION]) + rng.choice([0, 128, 256, 384, 512])
-            hostile.write(place, rng.choice([0, 1, 48, RING_BYTES, rng.getrandbits(64)]))
+        turn = rng.random()
+        if turn < 0.3:
+            place = rng.choice([0, WORDS_OF_ONE])
+            place += rng.choice([SLOTS_FREED, RING_FREED, BYTES_FREED, 256, 384, 512, 640])
+            hostile.write(place, rng.choice([0, 1, 64, RING_BYTES, rng.getrandbits(64)]))
+        elif turn < 0.7:
+            hostile.publish(
+                rng.randrange(SLOTS), rng.choice([1, 48, 120, 1000, rng.getrandbits(32)])
+            )
         else:
-            at = rng.randrange(CONTROL_BYTES, MEMORY_BYTES - 4096)
+            at = rng.randrange(WORDS_BYTES, MEMORY_BYTES - 4096)
             hostile.memory[at : at + 4096] = rng.randbytes(4096)
         hostile.ring()
         with suppress(OSError):

@@ -180,6 +180,19 @@ impl Area {
         }
     }
 
+    /// Unmap the first pages until they are used again; they keep what is in them.
+    ///
+    /// # Panics
+    /// Beyond its end.
+    pub fn rest(&self, length: usize) {
+        assert!(self.has(0, length), "within the memory");
+        // SAFETY: the range is within the mapping, which is shared: its bytes stay in the file, and
+        // the next access finds them there.
+        unsafe {
+            libc::madvise(self.first.as_ptr().cast(), length, libc::MADV_DONTNEED);
+        }
+    }
+
     #[inline]
     fn has(&self, at: usize, length: usize) -> bool {
         at.checked_add(length).is_some_and(|end| end <= self.length)
