@@ -72,15 +72,7 @@ impl Plane {
         mut make: impl FnMut(Received<'_>),
     ) -> Result<(), Rejected> {
         self.taking(mailbox, |state| {
-            for _ in 0..count_max {
-                let is_first_a_notice = state.open_mailbox(mailbox)?.has_notice();
-                if is_first_a_notice
-                    || matches!(state.take_next(mailbox, false, &mut make)?, Taken::Nothing)
-                {
-                    break;
-                }
-            }
-            Ok(())
+            state.take_run(mailbox, count_max, &mut make)
         })
     }
 
@@ -207,7 +199,7 @@ impl State {
         };
         let queued_ns = (arrived_ns != 0).then(|| self.now_ns().saturating_sub(arrived_ns));
         let mailbox = self.open_mailbox(id)?;
-        let handed = mailbox.hand_over(peek, queued_ns, make);
+        let handed = mailbox.hand_over(peek, |_| queued_ns, make);
         if peek {
             // This thread was notified of a message and leaves it: another waiter may want it.
             self.counters.recv_delivered += 1; // Linux counts peeks as well
@@ -223,43 +215,77 @@ impl State {
     }
 }
 
+impl State {
+    /// See `Plane::take_burst`: what `take_next` does, without a look at the mailbox for each message.
+    fn take_run(
+        &mut self,
+        id: MailboxId,
+        count_max: usize,
+        make: &mut impl FnMut(Received<'_>),
+    ) -> Result<(), Rejected> {
+        let now_ns = self.now_ns();
+        let mailbox = self.open_mailbox(id)?;
+        if mailbox.has_notice() {
+            return Ok(());
+        }
+        let mut is_touched = false;
+        for _ in 0..count_max {
+            let queued_ns =
+                |arrived_ns| (arrived_ns != 0).then(|| now_ns.saturating_sub(arrived_ns));
+            if mailbox.hand_over(false, queued_ns, &mut *make).is_none() {
+                break;
+            }
+            is_touched |= mailbox.special
+                || mailbox.inbox.receive_queued_bytes < mailbox.inbox.clear_below_bytes;
+        }
+        if is_touched {
+            self.touched.insert(id);
+        }
+        Ok(())
+    }
+}
+
 impl Mailbox {
-    /// Pass the front of the queue to `make`, and remove it unless this is a peek.
+    /// Pass the front of the queue to `make`, and remove it unless this is a peek. `queued_ns` tells
+    /// how long it was queued, from when it arrived.
+    #[inline]
     fn hand_over<T>(
         &mut self,
         peek: bool,
-        queued_ns: Option<u64>,
+        queued_ns: impl FnOnce(u64) -> Option<u64>,
         make: impl FnOnce(Received<'_>) -> T,
     ) -> Option<T> {
         let front = self.inbox.front()?;
         let (source, extension) = (front.source, front.extension);
+        let queued_ns = queued_ns(front.arrived_ns);
         let time_ns = if self.settings.timestamps {
             front.wall_ns
         } else {
             0
         };
-        if !peek && let Some(body) = self.inbox.take_body() {
-            let payload = ArrivingPayload::Whole(body);
-            return Some(make(Received {
+        let is_long = !peek && self.inbox.is_front_long();
+        if !is_long {
+            let payload = ArrivingPayload::Borrowed(front.payload);
+            let message = make(Received {
                 payload,
                 source,
                 extension,
                 time_ns,
                 queued_ns,
-            }));
+            });
+            if !peek {
+                self.inbox.pop();
+            }
+            return Some(message);
         }
-        let payload = ArrivingPayload::Borrowed(self.inbox.front()?.payload);
-        let message = make(Received {
+        let payload = ArrivingPayload::Whole(self.inbox.take_body()?);
+        Some(make(Received {
             payload,
             source,
             extension,
             time_ns,
             queued_ns,
-        });
-        if !peek {
-            self.inbox.pop();
-        }
-        Some(message)
+        }))
     }
 }
 

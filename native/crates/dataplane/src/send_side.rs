@@ -4,7 +4,7 @@
 //! account. A wait ends when the message is queued, when it never can be, or when its time is over.
 //! Source: linux v6.12 net/rds/send.c (`rds_sendmsg`).
 
-use urds_path::constants::LONG_BYTES;
+use urds_path::constants::{HEADER_BYTES, LONG_BYTES};
 use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE};
@@ -122,6 +122,14 @@ enum Way {
     Loop,
 }
 
+/// Where messages of a burst go that need no decision of their own.
+struct Run {
+    mailbox: MailboxId,
+    target: SocketAddress,
+    path: PathId,
+    destination: DestinationId,
+}
+
 /// Result of one attempt to queue a message.
 enum Attempt {
     Queued(Way),
@@ -158,14 +166,25 @@ impl Plane {
     ) -> (usize, Result<Sent, Rejected>) {
         let waits = wait_ns != Some(0) && !self.is_virtual();
         let mut state = self.lock();
-        let mut count = 0;
-        for mut message in messages {
+        let (mut messages, mut count) = (messages, 0);
+        let (mut next, mut before) = (messages.next(), None);
+        while let Some(mut message) = next {
+            let target = message.target;
             match state.try_send(&mut message, waits) {
                 Ok(Tried::Done) => count += 1,
                 Ok(Tried::Leaves(leaving)) => return (count + 1, Ok(Sent::Leaves(leaving))),
                 Ok(unfinished) => return (count, Ok(unfinished.with(message))),
                 Err(refused) => return (count, Err(refused)),
             }
+            let is_same = before.replace(target) == Some(target);
+            let run = is_same.then(|| state.run_to(message.mailbox, &target));
+            next = if let Some(run) = run.flatten() {
+                let (queued, unlike) = state.queue_run(&run, &mut messages);
+                count += queued;
+                unlike
+            } else {
+                messages.next()
+            };
         }
         (count, Ok(Sent::Done))
     }
@@ -465,6 +484,64 @@ impl State {
         let delivery = Delivery::Unnoted;
         self.deliver_here(*id, target, receiver, payload.bytes(), *extension, delivery);
         Attempt::Queued(Way::Loop)
+    }
+
+    /// Return where the messages go that follow one which was queued and left nothing to do: to a batch
+    /// of the same destination, so that all checks but those of room have been made.
+    fn run_to(&mut self, id: MailboxId, target: &SocketAddress) -> Option<Run> {
+        let mailbox = self.mailboxes.get_mut(id)?;
+        let Some(Route::Stream(path)) = mailbox.route_to(&target.address) else {
+            return None;
+        };
+        let record = self.paths.get(path)?;
+        if !record.is_batching || record.full || mailbox.descriptor.is_some() {
+            return None;
+        }
+        Some(Run {
+            mailbox: id,
+            target: *target,
+            path,
+            destination: mailbox.accounts.known(&target.address)?,
+        })
+    }
+
+    /// Queue messages as long as they belong to the run and the batch stays one. Returns how many, and
+    /// the first that does not.
+    fn queue_run(
+        &mut self,
+        run: &Run,
+        messages: &mut impl Iterator<Item = Message>,
+    ) -> (usize, Option<Message>) {
+        let mailbox = self.mailboxes.get_mut(run.mailbox);
+        let (Some(mailbox), Some(record)) = (mailbox, self.paths.get_mut(run.path)) else {
+            return (0, messages.next());
+        };
+        let mut count = 0;
+        for message in messages {
+            let bytes = message.payload.len();
+            let pending_bytes = record.core.sender.pending_bytes + HEADER_BYTES + bytes;
+            let belongs = message.target == run.target
+                && message.mailbox == run.mailbox
+                && !message.asks_all
+                && bytes <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
+                && pending_bytes < record.flush_bytes
+                && mailbox
+                    .accounts
+                    .has_room(run.destination, bytes, mailbox.send_queued_bytes);
+            if !belongs {
+                return (count, Some(message));
+            }
+            if mailbox.count_queued(run.destination, bytes) {
+                record.want_acknowledgement();
+            }
+            let owner = Owner(run.mailbox.to_u64());
+            let (payload, extension) = (message.payload, message.extension);
+            record
+                .core
+                .send(owner, mailbox.port, run.target.port, payload, extension);
+            count += 1;
+        }
+        (count, None)
     }
 
     /// Decide, after a message was queued, what is left to do without the lock.

@@ -209,6 +209,12 @@ impl Inbox {
         })
     }
 
+    /// Return whether the next message has memory of its own, to be taken by `take_body`.
+    #[inline]
+    pub fn is_front_long(&self) -> bool {
+        self.items.front().is_some_and(|item| item.kind.has_body)
+    }
+
     /// Take the next message out of the queue and the account.
     #[inline]
     pub fn pop(&mut self) {

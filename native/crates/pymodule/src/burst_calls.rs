@@ -6,7 +6,7 @@
 use pyo3::exceptions::{PyOSError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple, PyType};
-use urds_dataplane::receive_side::{Received, Taken};
+use urds_dataplane::receive_side::Received;
 use urds_dataplane::send_side::{Message, Sent};
 use urds_path::{NO_EXTENSION, Payload, SocketAddress};
 
@@ -194,22 +194,23 @@ fn recv_many<'py>(
     };
     let count_max = usize::try_from(sys::integer(count_max)?).unwrap_or(0);
     let bytes_max = usize::try_from(sys::integer(bytes_max)?).unwrap_or(0);
-    let mut came: Vec<Came<'py>> = Vec::new();
-    let list = PyList::empty(py);
+    let mut came = Vec::with_capacity(BURST_MESSAGES.min(count_max));
     take_burst(mailbox, count_max, bytes_max, &mut came)?;
+    let mut pairs = Vec::with_capacity(came.len());
     if came.is_empty() {
         let wait_ns = own.receive_wait_ns();
         let make = |received: Received<'_>| Came::of(py, received, bytes_max);
         let first = fast_calls::take(mailbox, wait_ns, false, make)?;
-        list.append(fast_calls::named(mailbox, first, bytes_max, wait_ns)?)?;
         // A socket closed meanwhile is an error of the next call: this one has a message.
         let _ = take_burst(mailbox, count_max.saturating_sub(1), bytes_max, &mut came);
+        pairs.reserve_exact(1 + came.len());
+        pairs.push(fast_calls::named(mailbox, first, bytes_max, wait_ns)?);
     }
+    let mut sources = fast_calls::Sources::default();
     for one in came {
-        let taken = Taken::Message(one);
-        list.append(fast_calls::named(mailbox, taken, bytes_max, None)?)?;
+        pairs.push(sources.named(mailbox, one, bytes_max)?);
     }
-    Ok(list.into_any())
+    Ok(PyList::new(py, pairs)?.into_any())
 }
 
 /// Take what is queued, at most `count_max` messages, up to a notice.

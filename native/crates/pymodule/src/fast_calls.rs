@@ -8,9 +8,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyType};
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple, PyType};
 use urds_dataplane::errors::{ErrorReason, Rejected};
 use urds_dataplane::receive_side::{Received, Taken};
 use urds_dataplane::send_side::{Leaving, Message, Sent};
@@ -358,9 +358,38 @@ impl<'py> Came<'py> {
     }
 }
 
+/// The source of the last message, as Python has it: that of the next one as a rule.
+#[derive(Default)]
+pub struct Sources<'py> {
+    last: Option<(SocketAddress, Bound<'py, PyTuple>)>,
+}
+
+impl<'py> Sources<'py> {
+    /// Return a message as `recvfrom` does.
+    pub fn named(
+        &mut self,
+        mailbox: &Bound<'py, Mailbox>,
+        came: Came<'py>,
+        bytes_max: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = mailbox.py();
+        let payload = came.payload.into_bytes(py, bytes_max)?;
+        let source = match &self.last {
+            Some((last, tuple)) if *last == came.source => tuple.clone(),
+            _ => {
+                let tuple = mailbox.get().source(py, &came.source)?;
+                self.last = Some((came.source, tuple.clone()));
+                tuple
+            }
+        };
+        Ok((payload, source).into_pyobject(py)?.into_any())
+    }
+}
+
 /// A payload between the queue and Python.
 enum Payloads<'py> {
-    Bytes(PyResult<Bound<'py, PyBytes>>),
+    /// None: there was no memory for them. Small, for it is moved.
+    Bytes(Option<Bound<'py, PyBytes>>),
     /// A long one, to be turned into `bytes` without the plane's lock.
     Whole(Body),
 }
@@ -374,7 +403,7 @@ fn payload_of<'py>(
 ) -> Payloads<'py> {
     match payload {
         ArrivingPayload::Borrowed(bytes) => {
-            Payloads::Bytes(sys::bytes_of(py, &bytes[..bytes.len().min(bytes_max)]))
+            Payloads::Bytes(sys::bytes_of(py, &bytes[..bytes.len().min(bytes_max)]).ok())
         }
         ArrivingPayload::Whole(body) => Payloads::Whole(body),
     }
@@ -383,7 +412,9 @@ fn payload_of<'py>(
 impl<'py> Payloads<'py> {
     fn into_bytes(self, py: Python<'py>, bytes_max: usize) -> PyResult<Bound<'py, PyBytes>> {
         match self {
-            Self::Bytes(bytes) => bytes,
+            Self::Bytes(bytes) => {
+                bytes.ok_or_else(|| PyMemoryError::new_err("no memory for a message"))
+            }
             Self::Whole(body) if body.len() > bytes_max => {
                 sys::bytes_of(py, &body.bytes()[..bytes_max])
             }
