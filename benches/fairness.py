@@ -21,9 +21,10 @@ from typing import Any
 from pair import Answer, Order, Sample, obey, sample_of, window_for
 from peers import BY_NAME
 from peers.base import Address, Kind, written_payload
-from peers.ours import Urds
+from peers.ours import Urds, plane
 from peers.rds import PORT
-from results import MESSAGES_PER_S, NS, Line, Table
+from results import MESSAGES_PER_S, NS, Line, Table, Verdict
+from works import NATIVE
 
 KIND = "fairness"
 _SMALL_BYTES = 64
@@ -45,6 +46,8 @@ _WAYS = {
 # Raw TCP, whose every call gives up the interpreter, sends some hundred messages a second here: too
 # few for a rate in this time.
 _CONTENDERS = {Kind.ONE_WAY: ("urds",), Kind.ROUND_TRIP: ("urds", "tcp")}
+
+_SLOWED_MAX = 2.0  # the rate alone, divided by that beside a thread that computes
 
 _BROKEN = ("cut", "a process")
 
@@ -204,6 +207,7 @@ def _line(
 ) -> Line:
     figures = _figures(kind, samples)
     median = statistics.median(figures)
+    ratio = statistics.median(alone) / median if any(way) else None
     return Line(
         name=name + _WAYS[way].replace(", ", "_").replace(" ", "_"),
         label=BY_NAME[name].label + _WAYS[way],
@@ -212,8 +216,17 @@ def _line(
         highest=max(figures),
         p99_ns=statistics.median(one.p99_ns for one in samples) if kind.asks else None,
         cpu_ns=statistics.median(one.cpu_ns for one in samples),
-        ratio=statistics.median(alone) / median if any(way) else None,
+        ratio=ratio,
+        verdicts=_verdicts(kind, ratio),
     )
+
+
+def _verdicts(kind: Kind, ratio: float | None) -> tuple[Verdict, ...]:
+    """Return the goal of a rate beside a thread that computes; the Python plane has none."""
+    if ratio is None or kind.asks:
+        return ()
+    reached = ratio <= _SLOWED_MAX if plane() == NATIVE else None
+    return (Verdict(NATIVE, _SLOWED_MAX, at_most=True, reached=reached),)
 
 
 # -- shares

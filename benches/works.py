@@ -15,7 +15,7 @@ SENDERS = 8
 PYTHON, NATIVE = "python", "native"
 _SMALL_BYTES = 64
 ONE_WAY_BYTES = (64, 1 << 10, 64 << 10, 1 << 20)
-_MEMORY_BYTES = (64, 64 << 10, 1 << 20)
+_MEMORY_BYTES = (64, 1 << 10, 8 << 10, 64 << 10, 1 << 20)
 _NODE_BYTES = (64, 8 << 10, 64 << 10)
 _REUSED_BYTES = (64 << 10, 1 << 20)
 _SUBJECTS = {
@@ -137,31 +137,40 @@ def works(sizes: tuple[int, ...] | None) -> list[Work]:
 
 
 _ONE_WAY_SMALL = (
-    Goal("dealer_router", 1.5, PYTHON),
+    Goal("dealer_router", 1.0, PYTHON),
     Goal("dealer_router", 14, NATIVE),
     Goal("push_pull", 4, NATIVE),
 )
-_ONE_WAY_LARGE = (
-    Goal("tcp", 0.95),
-    Goal("dealer_router_nocopy", 1, NATIVE),
-    Goal("push_pull_nocopy", 1, NATIVE),
-)
+_ONE_WAY_LARGE = {
+    64 << 10: (
+        Goal("tcp", 0.95, PYTHON),
+        Goal("tcp", 2.5, NATIVE),
+        Goal("dealer_router_nocopy", 2, NATIVE),
+        Goal("push_pull_nocopy", 2, NATIVE),
+    ),
+    1 << 20: (
+        Goal("tcp", 0.95, PYTHON),
+        Goal("tcp", 1.4, NATIVE),
+        Goal("dealer_router_nocopy", 1.5, NATIVE),
+        Goal("push_pull_nocopy", 1.5, NATIVE),
+    ),
+}
 _ROUND_TRIP = {
     Placement.SAME: (
-        Goal("tcp", 1.5, PYTHON),
-        Goal("tcp", 1.1, NATIVE),
-        Goal("dealer_router", 0.4, NATIVE),
+        Goal("tcp", 5, PYTHON),
+        Goal("tcp", 1.0, NATIVE),
+        Goal("dealer_router", 0.35, NATIVE),
     ),
-    Placement.TWO: (Goal("tcp", 1.1, NATIVE), Goal("dealer_router", 0.7, NATIVE)),
+    Placement.TWO: (Goal("tcp", 0.9, NATIVE), Goal("dealer_router", 0.6, NATIVE)),
 }
 _OTHERS = {
     Kind.REUSED_ONE_WAY: (Goal("tcp", 0.9),),
     Kind.BURSTS_ONE_WAY: (Goal("push_pull", 8, NATIVE),),
     Kind.MEMORY_BURSTS: (Goal("push_pull_ipc", 8, NATIVE),),
-    Kind.MANY_SENDERS: (Goal("dealer_router", 1.5, PYTHON), Goal("dealer_router", 7, NATIVE)),
-    Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 2),),
-    Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.3),),
-    Kind.MEMORY_ROUND_TRIP: (Goal("seqpacket_spins", 0.2, NATIVE),),
+    Kind.MANY_SENDERS: (Goal("dealer_router", 8, NATIVE),),
+    Kind.LOOP_ONE_WAY: (Goal("dealer_router_asyncio", 20, NATIVE),),
+    Kind.LOOP_ROUND_TRIP: (Goal("asyncio_streams", 1.0, NATIVE),),
+    Kind.MEMORY_ROUND_TRIP: (Goal("seqpacket_spins", 0.35, NATIVE),),
     Kind.PEERS_RUNS: (Goal(f"urds_{PEER_COUNTS[0]}", 4),),
     Kind.PEERS_ASKED: (Goal(f"urds_{PEER_COUNTS[0]}", 1.3),),
 }
@@ -171,6 +180,7 @@ _MEMORY_ONE_WAY = {
     64: (Goal("push_pull_ipc", 5, NATIVE),),
     1 << 20: (Goal("push_pull_ipc", 4, NATIVE),),
 }
+_NO_SLOWER = Goal("urds_memory_tcp", 1, NATIVE)  # at any size
 
 
 _NODE_ONE_WAY = {
@@ -186,11 +196,11 @@ def goals_for(work: Work) -> tuple[Goal, ...]:
         case Kind.ONE_WAY if work.payload_bytes == _SMALL_BYTES:
             return _ONE_WAY_SMALL
         case Kind.ONE_WAY:
-            return _ONE_WAY_LARGE if work.payload_bytes >= 64 << 10 else ()
+            return _ONE_WAY_LARGE.get(work.payload_bytes, ())
         case Kind.ROUND_TRIP:
             return _ROUND_TRIP[work.placement]
         case Kind.MEMORY_ONE_WAY:
-            return _MEMORY_ONE_WAY.get(work.payload_bytes, ())
+            return (*_MEMORY_ONE_WAY.get(work.payload_bytes, ()), _NO_SLOWER)
         case Kind.NODE_ONE_WAY:
             return _NODE_ONE_WAY.get(work.payload_bytes, ())
         case Kind.NODE_ROUND_TRIP:

@@ -36,6 +36,15 @@ class UrdsOverMemory(Urds):
         return problem
 
 
+class UrdsBesideMemory(Urds):
+    """urds over TCP of the same host, which shared memory should not be slower than at any size."""
+
+    name = "urds_memory_tcp"
+    label = "urds, loopback TCP"
+    kinds = frozenset({Kind.MEMORY_ONE_WAY})
+    row = 9
+
+
 class UrdsOverMemorySpinning(UrdsOverMemory):
     """The same with SO_BUSY_POLL."""
 

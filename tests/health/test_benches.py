@@ -18,7 +18,7 @@ import pytest
 
 from tests.health.sources import ROOT
 from tests.support import planes
-from urds.rds.plane.choose import NATIVE
+from urds.rds.plane.choose import NATIVE, PYTHON
 
 BENCHES = ROOT / "benches"
 MODULES = ("measuring", "results", "tables", "works", "pair", "page")
@@ -297,7 +297,7 @@ def test_rounds_are_interleaved_and_a_failure_takes_its_figures(bench: Any) -> N
     table = bench.measuring.tabulate(work, rows, bench.works.goals_for(work), "python")
     text = bench.tables.render(table)
     assert "  b                     broke off" in text
-    assert ">= 1.5: missed, native: >= 14" in text
+    assert ">= 1: reached, native: >= 14" in text
 
 
 @pytest.mark.parametrize(("ratio", "reached"), [(1.29, True), (1.31, False)])
@@ -322,6 +322,21 @@ def test_a_stream_is_as_fast_as_its_slower_side(
     answers = [bench.pair.Answer(elapsed_ns, 50) for elapsed_ns in (receiver_ns, sender_ns)]
     sample = bench.pair.sample_of(bench.works.Kind.ONE_WAY, order, answers)
     assert (sample.messages, sample.elapsed_ns, sample.cpu_ns) == (9, 900, 10)
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(1.99, True), (2.01, False)])
+def test_a_rate_beside_a_computing_thread_is_judged(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, ratio: float, reached: bool
+) -> None:
+    """The rate may halve; a round trip has no goal, and neither has the other plane."""
+    fairness, kind = importlib.import_module("fairness"), bench.works.Kind
+    monkeypatch.setattr(fairness, "plane", lambda: NATIVE)
+    (verdict,) = fairness._verdicts(kind.ONE_WAY, ratio)
+    assert (verdict.at_most, verdict.bound, verdict.reached) == (True, 2, reached)
+    assert fairness._verdicts(kind.ROUND_TRIP, ratio) == ()
+    monkeypatch.setattr(fairness, "plane", lambda: PYTHON)
+    (verdict,) = fairness._verdicts(kind.ONE_WAY, ratio)
+    assert verdict.reached is None
 
 
 def test_every_goal_names_a_peer_of_its_work(bench: Any) -> None:
