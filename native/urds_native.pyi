@@ -726,6 +726,12 @@ class CompletionQueue:
     def arm(self, solicited_only: bool = False) -> None: ...
     def resize(self, capacity: int) -> None: ...
     def discard(self, qpn: int) -> None: ...
+    def drain(self) -> None: ...
+    def look(self) -> None:
+        """Look at the channels; give the sink what completed, or have `on_pass` tell all there is.
+
+        The caller holds the lock that the sink asks for.
+        """
 
 class SharedReceiveQueue:
     """`contract.SharedReceiveQueue`; made by `Engine.shared_receive_queue`."""
@@ -750,6 +756,7 @@ class QueuePair:
     gid: bytes
     mtu_bytes: int
     hold_receives: bool
+    pd: object
 
     @property
     def qpn(self) -> int: ...
@@ -761,8 +768,6 @@ class QueuePair:
     def receive_order(self) -> ReceiveOrder: ...
     @property
     def sq_sig_all(self) -> bool: ...
-    @property
-    def pd(self) -> object: ...
     @property
     def send_cq(self) -> CompletionQueue: ...
     @property

@@ -10,6 +10,8 @@ from typing import Any
 
 from urds import dat
 from urds.dat.records import RmrTriplet
+from urds.verbs.engine.contract import EngineFactory
+from urds.verbs.engine.engine import Engine
 from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import Packet, PacketKind, emit_packet
 from urds.verbs.providers.sim import PacketHold, SimAdapter, SimNetwork
@@ -23,6 +25,20 @@ WAIT_S = 30.0
 DEPTH = 256
 
 THRESHOLD = dat.CompletionFlag.EVD_THRESHOLD
+# Networks: one where messages overtake each other, and two without loss, on either engine.
+ROWS = ("sim", "sim-lossless", "sim-native")
+
+
+def network_of(row: str) -> SimNetwork:
+    """Return a network of a row."""
+    if row == "sim":
+        return SimNetwork(mtu_bytes=PACKET_BYTES)
+    engine: EngineFactory = Engine
+    if row == "sim-native":
+        import urds_native
+
+        engine = urds_native.Engine
+    return SimNetwork(mtu_bytes=PACKET_BYTES, lossless=True, engine=engine)
 
 
 class End:
@@ -139,7 +155,9 @@ def connect_endpoints(
 
 
 class Scene:
-    """A sender `a` and a receiver `b`."""
+    """A sender `a` and a receiver `b`; by default it accepts messages ahead of others, if any."""
+
+    row = ROWS[0]  # of the network, if none is given
 
     def __init__(
         self,
@@ -147,7 +165,7 @@ class Scene:
         *,
         completed: int = 0,
         connected: bool = True,
-        receive_order: ReceiveOrder = ReceiveOrder.ARRIVAL_ORDER,
+        receive_order: ReceiveOrder | None = None,
         support: dat.Support | None = None,
         network: SimNetwork | None = None,
         a_attr: dict[str, Any] | None = None,
@@ -158,7 +176,7 @@ class Scene:
         After `completed` messages A's messages are kept back, and the events of those completed
         are taken and their buffers gone.
         """
-        self.network = network or SimNetwork(mtu_bytes=PACKET_BYTES)
+        self.network = network or network_of(self.row)
         self.a = End(self.network, name="a", **(a_attr or {}))
         support = support or dat.Support(receive_order=receive_order)
         self.b = End(self.network, name="b", buffers=buffers, support=support, **b)
@@ -212,6 +230,36 @@ class Scene:
         assert self.hold is not None
         assert self.hold.release(lambda packet: packet.msn == message)
         self.run()
+
+    def begin(self, *messages: int) -> None:
+        """Let messages take their buffers, and complete none.
+
+        Half of each arrives. Where they keep their order the second would not get one so: there
+        all of each arrives, and B's completions are held as before the event of a connection.
+        """
+        if self.overtakes:
+            for message in messages:
+                self.part(message, 0)
+            return
+        with self.network.lock:
+            self.b.ep.engine.hold_receives = True
+        for message in messages:
+            self.whole(message)
+
+    def finish(self, *messages: int) -> None:
+        """Complete all messages that have begun."""
+        if self.overtakes:
+            for message in messages:
+                self.part(message, 1)
+            return
+        with self.network.lock:
+            self.b.ep.engine.hold_receives = False
+            self.b.adapter.finish_pass()
+
+    @property
+    def overtakes(self) -> bool:
+        """Return whether a message may come ahead of others."""
+        return self.row == ROWS[0]
 
     def repeat(self, message: int, half: int = 0) -> None:
         """Let a packet that A has sent before arrive once more."""

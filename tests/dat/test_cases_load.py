@@ -97,6 +97,7 @@ class RecordingTracker(ReceiveTracker):
         super().__setattr__(name, value)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-atomic-counters", "dat-snapshot", "dat-span-at-least-count")
 def test_k1_queries_while_messages_come_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is a pair of counts that held at a moment between the call and its return."""
@@ -133,6 +134,7 @@ def test_a_query_waits_for_no_lock() -> None:
         assert found == [(dat.DAT_SUCCESS, 0, 0), (0, 0)]
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-thread-unsafe")
 def test_several_threads_may_ask_at_once() -> None:
     """The specification allows a provider to forbid it; this one says that it is safe, and is."""
@@ -181,6 +183,7 @@ def interrupted(ep: dat.Endpoint, before: int, change: Callable[[], None]) -> tu
     return tuple(sample), left < 0
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-atomic-counters", "dat-snapshot")
 def test_a_query_is_whole_before_whichever_instruction_a_thread_comes_in() -> None:
     """Tries all of them, where threads would meet the wrong one once in many thousand times."""
@@ -235,6 +238,7 @@ class CountingDict(dict[int, None]):
         return super().__len__()
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-single-scan", "dat-atomic-counters", "dat-snapshot")
 def test_k2_one_query_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urds.verbs.engine.queue_pair.ReceiveTracker", CountingTracker)
@@ -266,6 +270,7 @@ class TwoPhaseTracker(ReceiveTracker):
         """Publish nothing."""
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-single-scan")
 def test_k3_the_check_finds_two_phases_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urds.verbs.engine.queue_pair.ReceiveTracker", TwoPhaseTracker)
@@ -281,6 +286,7 @@ def test_k3_the_check_finds_two_phases_out(monkeypatch: pytest.MonkeyPatch) -> N
             check(sample)
 
 
+@pytest.mark.rows("sim", "sim-native")
 def test_k4_a_thousand_endpoints_on_one_shared_queue() -> None:
     with Scene(buffers=0, srq_depth=2000) as scene:
         end = scene.b
@@ -322,6 +328,7 @@ def end_evds(end: End) -> tuple[dat.EventDispatcher, dat.EventDispatcher]:
 # -- E
 
 
+@pytest.mark.rows("sim")
 def test_e2_ten_connections_on_a_shared_queue_as_dtestsrq_makes_them() -> None:
     """Messages with a header, the endpoint's number and one of their own; counts sampled."""
     bursts, burst, header = 6, 10, 0xD7
@@ -429,6 +436,7 @@ def stream(scene: Scene, consumer: Refiller, count: int) -> Iterator[None]:
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.parametrize("count", [3000, pytest.param(100_000, marks=SLOW)])
 def test_e4_who_refills_by_the_counts_never_stalls(count: int) -> None:
     """Buffers for the gaps, and a margin far below what may be on its way."""
@@ -439,6 +447,7 @@ def test_e4_who_refills_by_the_counts_never_stalls(count: int) -> None:
         assert (consumer.received, scene.b.info) == (count, (0, 0))
 
 
+@pytest.mark.rows("sim")
 def test_who_only_gives_back_what_completed_stalls_for_good() -> None:
     """The messages that came first hold all buffers; the one that is next gets none."""
     with Scene(network=SimNetwork(3, mtu_bytes=PACKET_BYTES, **ROUGH), buffers=0) as scene:
@@ -454,6 +463,7 @@ def test_who_only_gives_back_what_completed_stalls_for_good() -> None:
 # -- any order
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-span-at-least-count", "dat-sequence-order", "dat-deliver-in-order")
 @settings(max_examples=examples(40))
 @given(

@@ -47,6 +47,7 @@ def test_o2_a_full_software_dispatcher_says_so() -> None:
         assert len(drain(evd)) == 2
 
 
+@pytest.mark.rows("sim")
 def test_o3_a_freed_endpoint_leaks_no_buffers() -> None:
     with worked_example(spare=20) as scene:
         assert dat.dat_ep_free(scene.b.ep) == dat.DAT_SUCCESS

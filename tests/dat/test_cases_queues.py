@@ -247,6 +247,7 @@ def test_counts_that_are_not_supported_are_unknown(
         assert [param.available_dto_count, param.outstanding_dto_count] == known
 
 
+@pytest.mark.rows("sim")
 def test_buffers_on_a_freed_queue_are_dropped_without_an_event() -> None:
     with worked_example() as scene:
         scene.b.ep.free()

@@ -21,6 +21,7 @@ from tests.dat.scene import (
 from urds import dat
 from urds.verbs.engine.numbers import ReceiveOrder
 from urds.verbs.engine.packets import PacketKind
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.sim import SimNetwork
 
 DTO = dat.DtoStatus
@@ -76,6 +77,7 @@ def test_s3_the_first_fragment_takes_a_buffer() -> None:
         assert scene.b.counts == (9, 10)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-example", "dat-gaps", "dat-span-sequence", "dat-span-meaning", "dat-span")
 def test_s4_fragments_of_19_22_and_23_in_arrival_order() -> None:
     with worked_example(spare=SPARE) as scene:
@@ -83,6 +85,7 @@ def test_s4_fragments_of_19_22_and_23_in_arrival_order() -> None:
         assert scene.b.counts == (SPARE - 3, SPARE)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-fill-gaps-allowed", "dat-span-at-least-count")
 def test_s5_the_same_fragments_with_the_gap_filled() -> None:
     with worked_example(spare=SPARE, receive_order=ReceiveOrder.FILL_GAPS) as scene:
@@ -90,6 +93,7 @@ def test_s5_the_same_fragments_with_the_gap_filled() -> None:
         assert scene.b.counts == (SPARE - 5, SPARE)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-gaps", "dat-span-sequence")
 def test_s6_the_same_fragments_the_other_way_round() -> None:
     with Scene(buffers=18 + SPARE, completed=18) as scene:
@@ -100,6 +104,7 @@ def test_s6_the_same_fragments_the_other_way_round() -> None:
             assert scene.b.info == expected
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-deliver-in-order")
 def test_s7_all_bytes_of_22_and_23_do_not_complete_them() -> None:
     with worked_example() as scene:
@@ -109,6 +114,7 @@ def test_s7_all_bytes_of_22_and_23_do_not_complete_them() -> None:
         assert len(scene.b.recv) == 0
 
 
+@pytest.mark.rows("sim")
 def test_s8_19_is_finished() -> None:
     with worked_example() as scene:
         scene.part(19, 1)
@@ -116,6 +122,7 @@ def test_s8_19_is_finished() -> None:
         assert scene.b.info == (2, 4)
 
 
+@pytest.mark.rows("sim")
 def test_s9_20_arrives_whole() -> None:
     with worked_example() as scene:
         scene.part(19, 1)
@@ -124,6 +131,7 @@ def test_s9_20_arrives_whole() -> None:
         assert scene.b.info == (2, 3)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-deliver-in-order", "dat-sequence-order")
 def test_s10_21_releases_22_and_23() -> None:
     with worked_example() as scene:
@@ -139,6 +147,7 @@ def test_s10_21_releases_22_and_23() -> None:
         assert scene.b.info == (0, 0)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-span-sequence", "dat-span-at-least-count", "dat-span")
 def test_s11_only_a_far_message_has_begun() -> None:
     with Scene(buffers=20, completed=3) as scene:
@@ -149,6 +158,7 @@ def test_s11_only_a_far_message_has_begun() -> None:
         assert scene.b.info == (1, 100)
 
 
+@pytest.mark.rows("sim")
 def test_s12_repeated_fragments_take_nothing() -> None:
     with worked_example() as scene:
         before = scene.b.counts
@@ -157,6 +167,7 @@ def test_s12_repeated_fragments_take_nothing() -> None:
             assert (scene.b.info, scene.b.counts) == ((3, 5), before)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-sequence-sends-only")
 def test_s13_writes_between_the_messages_have_no_number() -> None:
     with Scene(buffers=18 + SPARE, completed=18) as scene:
@@ -172,6 +183,7 @@ def test_s13_writes_between_the_messages_have_no_number() -> None:
         assert scene.b.info == (0, 0)
 
 
+@pytest.mark.rows("sim")
 def test_s14_without_a_buffer_the_next_message_waits() -> None:
     with worked_example(spare=3) as scene:
         assert scene.b.available == 0
@@ -187,6 +199,7 @@ def test_s14_without_a_buffer_the_next_message_waits() -> None:
         assert (scene.b.info, scene.b.available) == ((4, 5), 0)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-allocated-completes")
 @pytest.mark.parametrize("how", ["a disconnects", "b disconnects", "a is killed"])
 def test_s15_the_end_flushes_what_is_held(how: str) -> None:
@@ -222,6 +235,7 @@ def second_pair(scene: Scene) -> tuple[End, dat.Endpoint]:
     return sender, ep
 
 
+@pytest.mark.rows("sim")
 def test_s16_each_endpoint_counts_its_own_buffers() -> None:
     with worked_example(spare=SPARE) as scene:
         sender, other = second_pair(scene)
@@ -233,6 +247,7 @@ def test_s16_each_endpoint_counts_its_own_buffers() -> None:
         assert scene.b.counts == (SPARE - 4, SPARE)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-sequence-order", "dat-span-at-least-count", "dat-snapshot")
 @pytest.mark.parametrize("seed", range(3))
 def test_s17_two_endpoints_under_random_traffic(seed: int) -> None:
@@ -290,9 +305,11 @@ def test_s18_what_ends_before_established_is_told_after_it() -> None:
         scene.run()
         assert b.ep.state is dat.EpState.COMPLETION_PENDING
         with b.ia.lock:  # past the adapter, for which a packet of data is as good as the RTU
-            for packet, *_ in held.held:
-                if is_message(packet):
+            for packet, data, source, _ in held.held:
+                if is_message(packet) and scene.overtakes:
                     b.ep.engine.receive_packet(packet, b.adapter.now_ns())
+                elif is_message(packet):
+                    b.adapter.engine.receive(data, AddressVector(source.gid), b.adapter.now_ns())
         assert (b.info, len(both), b.counts) == ((1, 1), 0, (3, 4))
         held.close()
         scene.wait_for_state(dat.EpState.CONNECTED, b)
@@ -302,6 +319,7 @@ def test_s18_what_ends_before_established_is_told_after_it() -> None:
         assert b.info == (0, 0)
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-sequence-always", "dat-span-sequence")
 def test_s19_numbers_on_the_way_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wire's field is made 8 bits wide; the connection counts to its end by itself."""
@@ -325,6 +343,7 @@ def test_s19_numbers_on_the_way_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [event.status for event in scene.b.taken()] == [DTO.SUCCESS] * 3
 
 
+@pytest.mark.rows("sim")
 def test_s20_an_endpoint_on_a_shared_queue_takes_no_receives_of_its_own() -> None:
     with worked_example() as scene:
         before = scene.b.info, scene.b.counts
@@ -365,6 +384,7 @@ def test_s22_while_it_drains_it_still_receives() -> None:
         assert scene.b.connection_events() == [dat.EventNumber.CONNECTION_DISCONNECTED]
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.rule("dat-sequence-always")
 def test_s23_after_a_reset_numbers_begin_anew() -> None:
     with worked_example(spare=SPARE) as scene:
@@ -383,6 +403,7 @@ def test_s23_after_a_reset_numbers_begin_anew() -> None:
         assert dat.dat_srq_free(scene.b.srq) == dat.DAT_INVALID_STATE
 
 
+@pytest.mark.rows("sim")
 def test_what_is_held_back_arrives_in_the_end() -> None:
     """The example ends well, with the bytes in the buffers that were taken out of order."""
     with worked_example() as scene:

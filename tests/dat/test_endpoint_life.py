@@ -276,6 +276,7 @@ def test_what_can_be_told_at_once() -> None:
 # -- how a connection ends
 
 
+@pytest.mark.rows("sim")
 @pytest.mark.parametrize("lossy", [False, True])
 def test_connect_disconnect_and_again_at_once(lossy: bool) -> None:
     """Without a pause: what is left of the old connection does not touch the new one."""

@@ -228,7 +228,7 @@ def test_an_event_that_does_not_signal_wakes_no_thread(ia: InterfaceAdapter) -> 
 def test_what_signals(
     attribute: CompletionFlag, posted: CompletionFlag, solicited: bool, signals: bool
 ) -> None:
-    assert is_signalled(attribute, posted, solicited=solicited) is signals
+    assert is_signalled(attribute, posted, solicited) is signals
 
 
 def test_one_thread_waits_and_no_other_dequeues_meanwhile(ia: InterfaceAdapter) -> None:

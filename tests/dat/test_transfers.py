@@ -246,6 +246,7 @@ def test_memory_freed_under_a_posted_receive_is_a_protection_error() -> None:
         assert scene.a.request.wait(WAIT_S).status is DTO.ERR_REMOTE_RESPONDER
 
 
+@pytest.mark.rows("sim")
 def test_a_peer_that_does_not_answer_is_a_transport_error() -> None:
     with Scene(buffers=1) as scene:
         scene.network.cut(scene.a.adapter, scene.b.adapter)

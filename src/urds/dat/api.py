@@ -95,6 +95,7 @@ LmrOutputs = tuple[
 ]  # ret, lmr, lmr_context, rmr_context, registered_size, registered_address
 
 _NS_PER_S: Final = 1e9
+_QUEUE_EMPTY: Final = DatReturn.error(ReturnType.QUEUE_EMPTY)
 
 # Mask bits whose field is not named after them.
 _FIELD_OF: Final = {
@@ -430,19 +431,17 @@ def dat_ep_recv_query(
     Source: docs/reference/dat.md 13.
     """
     try:
-        endpoint = live(ep, Endpoint)
+        found = ep if type(ep) is Endpoint and ep.live else live(ep, Endpoint)
         if want_nbufs is not True:
             demand_bool(want_nbufs, argument=2)
         if want_span is not True:
             demand_bool(want_span, argument=3)
-        count, span = endpoint.recv_counts()
+        count, span = found.recv_counts()
     except DatError as error:
         return error.ret, None, None
-    return (
-        SUCCESS,
-        or_unknown(count) if want_nbufs else None,
-        or_unknown(span) if want_span else None,
-    )
+    if count is None or span is None:
+        count, span = or_unknown(count), or_unknown(span)
+    return SUCCESS, count if want_nbufs else None, span if want_span else None
 
 
 @no_output
@@ -600,13 +599,15 @@ def _wait(evd: object, timeout_us: int, threshold: int) -> Event:
     return live(evd, EventDispatcher).wait_ns(ns_of_us(timeout_us, argument=2), threshold)
 
 
-@one_output
-def dat_evd_dequeue(evd: object) -> Event:
+def dat_evd_dequeue(evd: object) -> tuple[DatReturn, Event | None]:
     """Take the oldest event; `ret, event`."""
-    event = live(evd, EventDispatcher).dequeue()
-    if event is None:
-        raise dat_error(ReturnType.QUEUE_EMPTY)
-    return event
+    ret, event = _dequeue(evd)
+    return (_QUEUE_EMPTY, None) if event is None and ret is SUCCESS else (ret, event)
+
+
+@one_output
+def _dequeue(evd: object) -> Event | None:
+    return live(evd, EventDispatcher).dequeue()
 
 
 @no_output

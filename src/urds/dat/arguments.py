@@ -86,6 +86,8 @@ def segments_of(count: int, iov: Sequence[A] | None) -> Sequence[A]:
     given: Sequence[A] = () if iov is None else iov
     if not isinstance(given, Sequence):
         raise bad_argument(3, f"{given!r} is no list of segments")
+    if count == len(given):
+        return given
     if not 0 <= count <= len(given):
         raise bad_argument(2, f"{count} segments of {len(given)}")
     return given[:count]

@@ -35,7 +35,7 @@ from urds.verbs.engine.numbers import AsyncEventType, QPType, ReceiveOrder, WROp
 from urds.verbs.engine.queue_pair import QPCap, QueuePair
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from urds.dat.records import LmrTriplet, RmrTriplet
     from urds.dat.srq import SharedReceiveQueue
@@ -136,12 +136,17 @@ class Endpoint(DatObject, kind=HandleType.EP):
             checked = creation_attr(limits, attr, recv_evd, request_evd, srq)
             super().__init__(ia)
             self.state = EpState.UNCONNECTED
-            self._recv_info = EpRecvInfo(self.device.provider_attr.ep_recv_info_supported)
             self._config = EpConfig(self, checked, srq)
             self.connection = EpConnection(self, self._config)
             self.transfers = Transfers(self, self._config, self.connection, self._dto_event)
             self._config.feed(recv_evd, request_evd, connect_evd, checked)
             self.engine = self._make_engine(pz)
+            # What the provider supports does not change: both counts are one read of the engine's.
+            self.recv_counts: Callable[[], tuple[int | None, int | None]] = (
+                self.engine.recv_query
+                if self.device.provider_attr.ep_recv_info_supported == _RECV_INFO_ALL
+                else self._supported_counts
+            )
             self.connection.prepare()
             if srq is not None:
                 self._set_watermarks()
@@ -225,7 +230,8 @@ class Endpoint(DatObject, kind=HandleType.EP):
         not change in this state; see `urds.dat.ep_config`.
         """
         self._config.modify(changes, self.state)
-        self.engine.pd = self.pz
+        if "pz_handle" in changes:
+            self.engine.pd = self.pz
         if self.srq is not None and changes.keys() & {"srq_soft_hw", "max_recv_dtos"}:
             self._set_watermarks()
 
@@ -241,20 +247,19 @@ class Endpoint(DatObject, kind=HandleType.EP):
         DatModelNotSupported is raised. Allowed in every state. Takes no lock.
         Source: docs/reference/dat.md 13.
         """
+        self.demand_live()
         return RecvInfo(*self.recv_counts())
 
-    def recv_counts(self) -> tuple[int | None, int | None]:
-        """Return the same as a plain tuple, which takes half the time."""
-        self.demand_live()
-        if self._recv_info == _RECV_INFO_ALL:
-            return self.engine.recv_query()
-        if not self._recv_info:
+    def _supported_counts(self) -> tuple[int | None, int | None]:
+        """Return the counts that the provider supports, where these are not both."""
+        info = self.device.provider_attr.ep_recv_info_supported
+        if not info:
             detail = "neither count: see ep_recv_info_supported"
             raise dat_error(ReturnType.MODEL_NOT_SUPPORTED, detail=detail)
         count, span = self.engine.recv_query()
         return (
-            count if EpRecvInfo.NBUFS_ALLOCATED in self._recv_info else None,
-            span if EpRecvInfo.BUFS_ALLOC_SPAN in self._recv_info else None,
+            count if info & EpRecvInfo.NBUFS_ALLOCATED else None,
+            span if info & EpRecvInfo.BUFS_ALLOC_SPAN else None,
         )
 
     @while_live
@@ -284,7 +289,6 @@ class Endpoint(DatObject, kind=HandleType.EP):
 
     # -- transfers
 
-    @while_live
     def post_recv(
         self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT
     ) -> None:
@@ -292,9 +296,11 @@ class Endpoint(DatObject, kind=HandleType.EP):
 
         Raises DatInvalidState on an endpoint with a shared receive queue.
         """
-        if self.srq is not None:
-            raise wrong_state(self.state, f"receives come from {self.srq!r}")
-        self.transfers.post_receive(iov, cookie, flags)
+        with self.lock:
+            self.demand_live()
+            if self.srq is not None:
+                raise wrong_state(self.state, f"receives come from {self.srq!r}")
+            self.transfers.post_receive(iov, cookie, flags)
 
     def post_send(
         self, iov: Sequence[LmrTriplet], cookie: Any = None, flags: int = CompletionFlag.DEFAULT

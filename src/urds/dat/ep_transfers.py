@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from urds.dat.constants import CompletionFlag, DtoStatus, EpState
 from urds.dat.ep_state import wrong_state
@@ -16,7 +17,7 @@ from urds.dat.errors import bad_argument, dat_error, from_os_error
 from urds.dat.evd_streams import is_signalled
 from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.numbers import SendFlag, WCStatus, WROpcode
+from urds.verbs.engine.numbers import QPState, SendFlag, WCStatus, WROpcode
 from urds.verbs.engine.work import RecvWR, SendWR
 
 if TYPE_CHECKING:
@@ -60,13 +61,25 @@ DTO_STATUS_OF: Final[dict[WCStatus, DtoStatus]] = {
     WCStatus.GENERAL_ERR: DtoStatus.ERR_TRANSPORT,
 }
 assert DTO_STATUS_OF.keys() == set(WCStatus), "each verbs status has its DAT status"
+_SEND: Final = WROpcode.SEND
 _HARMLESS: Final = {DtoStatus.SUCCESS, DtoStatus.ERR_FLUSHED}  # all else breaks the connection
 
 
-@dataclass(frozen=True, slots=True)
+class _Wanted(NamedTuple):
+    """What the flags of a post mean."""
+
+    flags: CompletionFlag
+    send_flags: SendFlag = SendFlag.SIGNALED
+    is_suppressed: bool = False
+
+
+_DEFAULT: Final = _Wanted(CompletionFlag.DEFAULT)
+
+
+@dataclass(slots=True)
 class _Posted:
     cookie: Any
-    flags: CompletionFlag
+    wanted: _Wanted
     byte_count: int = 0  # of a request; verbs completions of requests do not tell
     make_event: EventMaker | None = None  # of a bind
     on_done: Callable[[], None] | None = None  # of a bind
@@ -79,6 +92,7 @@ class Transfers:
         self, ep: EpOwner, config: EpConfig, connection: EpConnection, make_event: EventMaker
     ) -> None:
         self._ep = ep
+        self._adapter = ep.device.adapter
         self._config = config
         self._connection = connection
         self._make_event = make_event
@@ -102,11 +116,11 @@ class Transfers:
         """Post a message. Raises DatInvalidParameter: longer than the attribute allows."""
         wanted = self._demand_request(flags, _SEND_FLAGS, argument=5)
         attr = self._config.attr
-        sg = self._pieces(iov, attr.max_request_iov, write=False)
-        byte_count, limit = sum(segment.segment_length for segment in iov), attr.max_message_size
-        if byte_count > limit:
+        sg, byte_count = self._pieces(iov, attr.max_request_iov, write=False)
+        if byte_count > (limit := attr.max_message_size):
             raise bad_argument(3, f"message of {byte_count} bytes, max_message_size is {limit}")
-        self._post_request(SendWR(opcode=WROpcode.SEND, sg=sg), cookie, wanted)
+        request = SendWR(next(self._request_numbers), _SEND, sg, wanted.send_flags)
+        self._post_request(request, _Posted(cookie, wanted, byte_count))
 
     def post_bind(
         self,
@@ -121,7 +135,8 @@ class Transfers:
         Raises as `post_send`.
         """
         wanted = self._demand_request(flags, _RDMA_FLAGS, argument=6)
-        self._post_request(request, cookie, wanted, make_event, on_done)
+        request.wr_id, request.send_flags = next(self._request_numbers), wanted.send_flags
+        self._post_request(request, _Posted(cookie, wanted, 0, make_event, on_done))
 
     def post_rdma(
         self,
@@ -140,70 +155,68 @@ class Transfers:
             raise bad_argument(5, f"{remote!r} is no piece of a peer's memory")
         attr, is_read = self._config.attr, opcode is WROpcode.RDMA_READ
         segments_max = attr.max_rdma_read_iov if is_read else attr.max_rdma_write_iov
-        sg = self._pieces(iov, segments_max, write=is_read)
-        byte_count = sum(segment.segment_length for segment in iov)
+        sg, byte_count = self._pieces(iov, segments_max, write=is_read)
         if byte_count > min(remote.segment_length, attr.max_rdma_size):
             room = f"the peer's segment has {remote.segment_length}"
             detail = f"{byte_count} bytes, {room}, max_rdma_size is {attr.max_rdma_size}"
             raise dat_error(ReturnType.LENGTH_ERROR, detail=detail)
-        request = SendWR(opcode=opcode, sg=sg)
-        request.set_wr_rdma(remote.rmr_context, remote.target_address)
-        self._post_request(request, cookie, wanted)
+        request = SendWR(
+            next(self._request_numbers),
+            opcode,
+            sg,
+            wanted.send_flags,
+            remote_addr=remote.target_address,
+            rkey=remote.rmr_context,
+        )
+        self._post_request(request, _Posted(cookie, wanted, byte_count))
 
     def post_receive(self, iov: Sequence[LmrTriplet], cookie: Any, flags: int) -> None:
         """Post a receive. Raises DatInsufficientResources: `max_recv_dtos` are outstanding."""
-        wanted, attr = CompletionFlag(flags), self._config.attr
-        _demand_flags(wanted, CompletionFlag.UNSIGNALLED, attr.recv_completion_flags, argument=5)
-        sg = self._pieces(iov, attr.max_recv_iov, write=True)
+        attr = self._config.attr
+        wanted = _checked_flags(flags, CompletionFlag.UNSIGNALLED, attr.recv_completion_flags, 5)
+        sg, _ = self._pieces(iov, attr.max_recv_iov, write=True)
         _demand_slot("recv", len(self._receives), attr.max_recv_dtos)
         number = next(self._receive_numbers)
         self._receives[number] = _Posted(cookie, wanted)
-        adapter = self._ep.device.adapter
-        self._ep.engine.post_recv(RecvWR(number, sg), adapter.now_ns())
-        adapter.progress_qp(self._ep.engine)
+        engine = self._ep.engine
+        engine.post_recv(RecvWR(number, sg), self._adapter.now_ns())
+        if engine.state is QPState.ERR:  # else it gives nothing to tell before a message comes
+            self._adapter.progress_qp(engine)
 
-    def _pieces(self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool) -> list[SGE]:
-        """Return segments as the engine takes them. Raises DatInvalidState without a zone."""
+    def _pieces(
+        self, iov: Sequence[LmrTriplet], segments_max: int, *, write: bool
+    ) -> tuple[list[SGE], int]:
+        """Return segments as the engine takes them, and their bytes.
+
+        Raises DatInvalidState without a zone, and as `OpenDevice.pieces`.
+        """
         zone = self._config.pz
         if zone is None:
             subtype = Subtype.INVALID_STATE_EP_NOTREADY
             raise dat_error(ReturnType.INVALID_STATE, subtype, "no protection zone")
         return self._ep.device.pieces(iov, zone, write=write, segments_max=segments_max)
 
-    def _demand_request(
-        self, flags: int, allowed: CompletionFlag, *, argument: int
-    ) -> CompletionFlag:
-        """Return the flags of a request. Raises DatInvalidState where none may be posted."""
+    def _demand_request(self, flags: int, allowed: CompletionFlag, *, argument: int) -> _Wanted:
+        """Return what its flags ask for. Raises DatInvalidState where none may be posted."""
         ep = self._ep
         ep.demand_live()
-        if ep.state not in (EpState.CONNECTED, EpState.DISCONNECTED):
+        if ep.state is not EpState.CONNECTED and ep.state is not EpState.DISCONNECTED:
             raise wrong_state(ep.state, "requests need a connection")
-        wanted, attribute = CompletionFlag(flags), self._config.attr.request_completion_flags
-        _demand_flags(wanted, allowed, attribute, argument=argument)
-        return wanted
+        attribute = self._config.attr.request_completion_flags
+        return _checked_flags(flags, allowed, attribute, argument)
 
-    def _post_request(
-        self,
-        request: SendWR,
-        cookie: Any,
-        flags: CompletionFlag,
-        make_event: EventMaker | None = None,
-        on_done: Callable[[], None] | None = None,
-    ) -> None:
+    def _post_request(self, request: SendWR, posted: _Posted) -> None:
         """Post a request. Raises DatInsufficientResources: `max_request_dtos` are outstanding."""
-        _demand_slot("request", len(self._requests), self._config.attr.max_request_dtos)
-        request.wr_id = next(self._request_numbers)
-        request.send_flags = _send_flags(flags)
-        self._requests[request.wr_id] = _Posted(
-            cookie, flags, sum(piece.length for piece in request.sg), make_event, on_done
-        )
-        adapter = self._ep.device.adapter
+        requests, device = self._requests, self._ep.device
+        _demand_slot("request", len(requests), self._config.attr.max_request_dtos)
+        number, engine = request.wr_id, self._ep.engine
+        requests[number] = posted
         try:
-            self._ep.engine.post_send(request, adapter.now_ns())
+            engine.post_send(request, self._adapter.now_ns())
         except OSError as error:
-            del self._requests[request.wr_id]
+            del requests[number]
             raise from_os_error(error) from error
-        adapter.progress_qp(self._ep.engine)
+        self._adapter.finish_post(engine, device.completions)
 
     # -- completions, at the end of a pass
 
@@ -229,10 +242,10 @@ class Transfers:
         if posted.on_done is not None:
             posted.on_done()
         evd = self._config.request_evd
-        suppressed = wc.status is WCStatus.SUCCESS and CompletionFlag.SUPPRESS in posted.flags
-        if suppressed or evd is None:
+        if evd is None or (posted.wanted.is_suppressed and status is DtoStatus.SUCCESS):
             return
-        signals = is_signalled(self._config.attr.request_completion_flags, posted.flags)
+        attribute = self._config.attr.request_completion_flags
+        signals = is_signalled(attribute, posted.wanted.flags, False)
         make_event = posted.make_event or self._make_event
         evd.queue(make_event(evd, posted.cookie, status, posted.byte_count), signals=signals)
 
@@ -242,41 +255,39 @@ class Transfers:
             posted, on_taken = self._receives.pop(wc.wr_id), None
         else:
             cookie = srq.cookie_of(wc.wr_id)
-            posted, on_taken = _Posted(cookie, CompletionFlag.DEFAULT), srq.count_taken
+            posted, on_taken = _Posted(cookie, _DEFAULT), srq.count_taken
         status = self._status_of(wc)
         evd = self._config.recv_evd
         if evd is None:
             if on_taken is not None:
                 on_taken()
             return
-        solicited = wc.solicited or wc.status is not WCStatus.SUCCESS
-        signals = is_signalled(
-            self._config.attr.recv_completion_flags, posted.flags, solicited=solicited
-        )
+        solicited = wc.solicited or status is not DtoStatus.SUCCESS
+        attribute = self._config.attr.recv_completion_flags
+        signals = is_signalled(attribute, posted.wanted.flags, solicited)
         event = self._make_event(evd, posted.cookie, status, wc.byte_len)
         evd.queue(event, signals=signals, on_taken=on_taken)
 
 
-def _demand_flags(
-    flags: CompletionFlag, allowed: CompletionFlag, attribute: CompletionFlag, *, argument: int
-) -> None:
-    """Raise DatInvalidParameter: flags that this post does not take.
+@lru_cache(maxsize=256)  # arithmetic of flags costs more than the rest of a post
+def _checked_flags(
+    flags: int, allowed: CompletionFlag, attribute: CompletionFlag, argument: int
+) -> _Wanted:
+    """Return what the flags of a post mean. Raises DatInvalidParameter: not for this post.
 
     UNSIGNALLED needs the endpoint's attribute for the direction to be UNSIGNALLED too.
     """
-    if int(flags) & ~int(allowed):
-        raise bad_argument(argument, f"completion flags {flags!r}, allowed are {allowed!r}")
-    if CompletionFlag.UNSIGNALLED in flags and CompletionFlag.UNSIGNALLED not in attribute:
+    wanted = CompletionFlag(flags)
+    if flags & ~int(allowed):
+        raise bad_argument(argument, f"completion flags {wanted!r}, allowed are {allowed!r}")
+    if CompletionFlag.UNSIGNALLED in wanted and CompletionFlag.UNSIGNALLED not in attribute:
         raise bad_argument(argument, f"UNSIGNALLED on an endpoint with {attribute!r}")
-
-
-def _send_flags(flags: CompletionFlag) -> SendFlag:
-    found = SendFlag.SIGNALED
-    if CompletionFlag.SOLICITED_WAIT in flags:
-        found |= SendFlag.SOLICITED
-    if CompletionFlag.BARRIER_FENCE in flags:
-        found |= SendFlag.FENCE
-    return found
+    send_flags = SendFlag.SIGNALED
+    if CompletionFlag.SOLICITED_WAIT in wanted:
+        send_flags |= SendFlag.SOLICITED
+    if CompletionFlag.BARRIER_FENCE in wanted:
+        send_flags |= SendFlag.FENCE
+    return _Wanted(wanted, send_flags, CompletionFlag.SUPPRESS in wanted)
 
 
 def _demand_slot(direction: str, outstanding: int, limit: int) -> None:

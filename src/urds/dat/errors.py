@@ -9,7 +9,7 @@ Source: docs/reference/dat.md 6, 20.1, 20.3.
 import errno
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from urds.dat.constants import DtoStatus
 from urds.dat.returns import DatReturn, ReturnType, Subtype
@@ -222,16 +222,16 @@ def raise_for(status: DtoStatus, what: str) -> None:
 # -- calls that return instead of raising
 
 
-def _run(call: Callable[P, A], args: Any, kwargs: Any) -> tuple[DatReturn, A | None]:
-    try:
-        return SUCCESS, call(*args, **kwargs)
-    except DatError as error:
-        return error.ret, None
-    except OSError as error:
-        return from_os_error(error).ret, None
-    except MemoryError:
-        kind = ReturnType.INSUFFICIENT_RESOURCES
-        return DatReturn.error(kind, Subtype.RESOURCE_MEMORY), None
+_FAILURES: Final = (DatError, OSError, MemoryError)
+
+
+def ret_of(error: BaseException) -> DatReturn:
+    """Return what a call returns that ended with one of `_FAILURES`."""
+    if isinstance(error, DatError):
+        return error.ret
+    if isinstance(error, OSError):
+        return from_os_error(error).ret
+    return DatReturn.error(ReturnType.INSUFFICIENT_RESOURCES, Subtype.RESOURCE_MEMORY)
 
 
 def no_output(call: Callable[P, object]) -> Callable[P, DatReturn]:
@@ -239,7 +239,11 @@ def no_output(call: Callable[P, object]) -> Callable[P, DatReturn]:
 
     @wraps(call)
     def returned(*args: P.args, **kwargs: P.kwargs) -> DatReturn:
-        return _run(call, args, kwargs)[0]
+        try:
+            call(*args, **kwargs)
+        except _FAILURES as error:
+            return ret_of(error)
+        return SUCCESS
 
     return returned
 
@@ -249,7 +253,10 @@ def one_output(call: Callable[P, A]) -> Callable[P, tuple[DatReturn, A | None]]:
 
     @wraps(call)
     def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None]:
-        return _run(call, args, kwargs)
+        try:
+            return SUCCESS, call(*args, **kwargs)
+        except _FAILURES as error:
+            return ret_of(error), None
 
     return returned
 
@@ -261,8 +268,10 @@ def two_outputs(
 
     @wraps(call)
     def returned(*args: P.args, **kwargs: P.kwargs) -> tuple[DatReturn, A | None, B | None]:
-        ret, outputs = _run(call, args, kwargs)
-        return (ret, None, None) if outputs is None else (ret, *outputs)
+        try:
+            return SUCCESS, *call(*args, **kwargs)
+        except _FAILURES as error:
+            return ret_of(error), None, None
 
     return returned
 
@@ -276,7 +285,9 @@ def three_outputs(
     def returned(
         *args: P.args, **kwargs: P.kwargs
     ) -> tuple[DatReturn, A | None, B | None, C | None]:
-        ret, outputs = _run(call, args, kwargs)
-        return (ret, None, None, None) if outputs is None else (ret, *outputs)
+        try:
+            return SUCCESS, *call(*args, **kwargs)
+        except _FAILURES as error:
+            return ret_of(error), None, None, None
 
     return returned

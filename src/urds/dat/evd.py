@@ -144,7 +144,7 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
         Raises DatInvalidState while a thread waits on the dispatcher.
         """
         if not self._queue and self.live:
-            self.device.adapter.progress()
+            self.device.adapter.look(self.device.completions)
         with self.lock:
             self.demand_live()
             self._demand_no_waiter()

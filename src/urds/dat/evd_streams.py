@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from urds.dat.constants import CompletionFlag, EvdFlag, EvdState
@@ -51,9 +52,8 @@ MERGING: Final = tuple(
 _KNOWN_FLAGS: Final = EvdFlag.SOFTWARE | EvdFlag.DEFAULT
 
 
-def is_signalled(
-    attribute: CompletionFlag, posted: CompletionFlag, *, solicited: bool = False
-) -> bool:
+@lru_cache(maxsize=64)  # once per completion, and arithmetic of flags is slow
+def is_signalled(attribute: CompletionFlag, posted: CompletionFlag, solicited: bool) -> bool:
     """Return whether a completion wakes a waiter and triggers the notification point.
 
     `attribute` is the endpoint's for this direction, `posted` the flags of the post. With

@@ -16,7 +16,7 @@ Rules for a class of objects (Endpoint, SharedReceiveQueue, service points):
   must not fail: an abrupt close calls it in any state. Override `demand_free` to forbid a free,
   `handle_async` and `handle_evd_overflow` for what the layers below tell.
 - `self.device.adopt(engine, self)` makes the adapter hand on asynchronous events about an engine
-  object (queue pair, shared queue) and finds the owner of a region; `disown(engine)` ends it.
+  object (queue pair, shared queue); `disown(engine)` ends it.
 - `__init__` ends with `self.device.add(self)`: then the adapter closes the object with itself.
 - How events are fed is at the top of `urds.dat.evd`.
 """
@@ -27,7 +27,17 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+)
 
 from urds.dat.constants import HandleType
 from urds.dat.errors import bad_argument, dat_error
@@ -62,6 +72,15 @@ _LIMIT_OF: Final[dict[HandleType, tuple[str, Subtype]]] = {
 }
 
 
+class Memory(Protocol):
+    """What a post asks of a local memory region."""
+
+    pz: DatObject
+    address: int
+    size: int
+    is_writable: bool
+
+
 @dataclass(eq=False)
 class OpenDevice:
     """What the objects of one interface adapter share: the device below, its lock and limits.
@@ -82,6 +101,8 @@ class OpenDevice:
     post_async: Callable[[EventNumber, DatObject], None] = lambda _number, _subject: None
     _counts: Counter[HandleType] = field(default_factory=Counter)
     _owners: dict[int, DatObject] = field(default_factory=dict)  # of engine objects, by identity
+    # By their contexts: each piece of each post is looked up.
+    memories: dict[int, Memory] = field(default_factory=dict)
     _unbinding: dict[DatObject, Region] = field(default_factory=dict)  # by zone
     # What takes a completed transfer, by queue pair.
     finishers: dict[int, Callable[[WC], None]] = field(default_factory=dict)
@@ -144,8 +165,8 @@ class OpenDevice:
 
     def pieces(
         self, iov: Sequence[LmrTriplet], pz: object, *, write: bool, segments_max: int
-    ) -> list[SGE]:
-        """Return segments as the engine takes them; those of length 0 mean nothing and go.
+    ) -> tuple[list[SGE], int]:
+        """Return segments as the engine takes them, and their bytes; those of length 0 go.
 
         `write`: the memory will be written. Raises DatInvalidParameter: too many segments, one
         that is none or outside its region. DatProtectionViolation: a region of another zone.
@@ -154,16 +175,16 @@ class OpenDevice:
         """
         if len(iov) > segments_max:
             raise bad_argument(2, f"{len(iov)} segments, limit {segments_max}")
-        found = []
+        found, byte_count = [], 0
         for segment in iov:
             if not isinstance(segment, LmrTriplet):
                 raise bad_argument(3, f"{segment!r} is no piece of local memory")
-            if segment.segment_length:
-                region = self.adapter.find_region(segment.lmr_context)
-                _check_piece(segment, region, pz, write=write)
-                piece = SGE(segment.virtual_address, segment.segment_length, segment.lmr_context)
-                found.append(piece)
-        return found
+            if length := segment.segment_length:
+                context, address = segment.lmr_context, segment.virtual_address
+                _check_piece(segment, self.memories.get(context), pz, write=write)
+                found.append(SGE(address, length, context))
+                byte_count += length
+        return found, byte_count
 
     def unbinding_region(self, zone: DatObject) -> Region:
         """Return the region that a bind of no bytes in a zone names: it must name one."""
@@ -332,22 +353,23 @@ def _take_one(counts: Counter[DatObject], item: DatObject) -> None:
         del counts[item]
 
 
-def _check_piece(segment: LmrTriplet, region: Region | None, pz: object, *, write: bool) -> None:
+def _check_piece(segment: LmrTriplet, lmr: Memory | None, pz: object, *, write: bool) -> None:
+    length = segment.segment_length
+    if lmr is not None and lmr.pz is pz and (lmr.is_writable or not write):
+        if 0 <= segment.virtual_address - lmr.address <= lmr.size - length and length > 0:
+            return
+        raise bad_argument(
+            3,
+            f"{length} bytes at {segment.virtual_address:#x}, lmr_context "
+            f"{segment.lmr_context:#x} has {lmr.size} at {lmr.address:#x}",
+        )
     context = f"lmr_context {segment.lmr_context:#x}"
     wanted = Subtype.PRIVILEGES_WRITE if write else Subtype.PRIVILEGES_READ
-    if region is None:
+    if lmr is None:
         raise dat_error(ReturnType.PRIVILEGES_VIOLATION, wanted, f"{context} is not valid")
-    if region.pd is not pz:
+    if lmr.pz is not pz:
         subtype = Subtype.PROTECTION_WRITE if write else Subtype.PROTECTION_READ
         raise dat_error(
             ReturnType.PROTECTION_VIOLATION, subtype, f"{context} is of another protection zone"
         )
-    if write and AccessFlag.LOCAL_WRITE not in region.access:
-        raise dat_error(ReturnType.PRIVILEGES_VIOLATION, wanted, f"{context} may not be written")
-    offset = segment.virtual_address - region.address
-    if segment.segment_length < 0 or not 0 <= offset <= region.length - segment.segment_length:
-        raise bad_argument(
-            3,
-            f"{segment.segment_length} bytes at {segment.virtual_address:#x}, {context} has "
-            f"{region.length} at {region.address:#x}",
-        )
+    raise dat_error(ReturnType.PRIVILEGES_VIOLATION, wanted, f"{context} may not be written")

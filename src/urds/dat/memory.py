@@ -134,7 +134,10 @@ class ProtectionZone(DatObject, kind=HandleType.PZ):
 
 
 class LocalMemory(DatObject, kind=HandleType.LMR):
-    """A registered buffer; the buffer stays alive and exported until the region is freed."""
+    """A registered buffer; the buffer stays alive and exported until the region is freed.
+
+    `address` is that of its first byte, `size` how many bytes are registered, 0 once freed.
+    """
 
     def __init__(
         self,
@@ -165,9 +168,11 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
             self.pz: DatObject = pz
             self._origin = source if isinstance(source, LocalMemory) else None
             self._view = view
+            self.address, self.size = self.region.address, self.region.length
+            self.is_writable = AccessFlag.LOCAL_WRITE in access
             self.hold(pz)
             self.device.add(self)
-            self.device.adopt(self.region, self)
+            self.device.memories[self.lmr_context] = self
 
     # -- what it is
 
@@ -180,16 +185,6 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
     def rmr_context(self) -> int:
         """Return the context for peers, 0 if the privileges let none in."""
         return self.region.rkey if self.privileges & _REMOTE else 0
-
-    @property
-    def address(self) -> int:
-        """Return the address of the first byte."""
-        return self.region.address
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes are registered; 0 once freed."""
-        return self.region.length
 
     @property
     @while_live
@@ -260,8 +255,9 @@ class LocalMemory(DatObject, kind=HandleType.LMR):
         return view[:count], address_of(view)
 
     def _dispose(self) -> None:
-        self.device.disown(self.region)
+        del self.device.memories[self.lmr_context]
         self.device.adapter.deregister(self.region)
+        self.size = 0
         self._origin = None
         # A slice that a program holds keeps the buffer exported; that is its own affair.
         with suppress(BufferError):
@@ -415,8 +411,7 @@ def find_piece(device: OpenDevice, triplet: LmrTriplet, *, argument: int = 2) ->
     Raises DatPrivilegesViolation: no region has this context. DatInvalidParameter: the piece is
     not inside.
     """
-    region = device.adapter.find_region(triplet.lmr_context)
-    lmr = None if region is None else device.owner_of(region)
+    lmr = device.memories.get(triplet.lmr_context)
     if not isinstance(lmr, LocalMemory):
         detail = f"context {triplet.lmr_context:#x} is not valid"
         raise dat_error(ReturnType.PRIVILEGES_VIOLATION, detail=detail)

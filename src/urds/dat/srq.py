@@ -74,7 +74,7 @@ class SharedReceiveQueue(DatObject, kind=HandleType.SRQ):
         Raises DatInsufficientResources: `max_recv_dtos` are outstanding, completions that are
         not dequeued included. DatInvalidParameter, DatProtectionViolation, DatPrivilegesViolation.
         """
-        sg = self.device.pieces(iov, self.pz, write=True, segments_max=self.max_recv_iov)
+        sg, _ = self.device.pieces(iov, self.pz, write=True, segments_max=self.max_recv_iov)
         if self.outstanding >= self.max_recv_dtos:
             raise dat_error(
                 ReturnType.INSUFFICIENT_RESOURCES,

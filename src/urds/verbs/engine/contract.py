@@ -111,6 +111,9 @@ class CompletionQueue(Protocol):
     def discard(self, qpn: int) -> None:
         """Drop the completions of a queue pair."""
 
+    def drain(self) -> None:
+        """Give the sink what is queued, if anything is."""
+
 
 class SharedReceiveQueue(Protocol):
     """Receives of several queue pairs; `limit` is 0 while none is armed."""
@@ -145,6 +148,7 @@ class QueuePair(Protocol):
     gid: bytes
     mtu_bytes: int
     hold_receives: bool
+    pd: Any
 
     @property
     def qpn(self) -> int:

@@ -190,6 +190,13 @@ class Adapter(Objects, ABC):
     def progress(self) -> None:
         """Process what has arrived and run what is due, without waiting. Takes the lock."""
 
+    def look(self, cq: CompletionQueue) -> None:
+        """Make progress for who polls `cq`, a queue with a sink; without the lock.
+
+        An adapter that can tell cheaply that nothing has arrived overrides it.
+        """
+        self.progress()
+
     @abstractmethod
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Wait until `is_ready()` (called with the lock held) or the time is over.
@@ -294,6 +301,13 @@ class Adapter(Objects, ABC):
 
         Called with the lock held after each call that may have given it something to send.
         """
+
+    def finish_post(self, qp: QueuePair, cq: CompletionQueue) -> None:
+        """Send what was posted to a queue pair that completes in `cq`, a queue with a sink.
+
+        As `progress_qp`, after nothing but posts: an adapter whose posts send overrides it.
+        """
+        self.progress_qp(qp)
 
     # -- memory
 

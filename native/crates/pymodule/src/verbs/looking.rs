@@ -27,7 +27,7 @@ pub static DEVICES: AtomicUsize = AtomicUsize::new(0);
 /// What a call leaves to the adapter.
 #[derive(Clone, Copy, Default)]
 pub struct Left {
-    is_due: bool,
+    pub is_due: bool,
     /// When it has looked at channels, if it has.
     looked_at_ns: Option<i64>,
 }
@@ -144,6 +144,28 @@ impl Core {
             left.looked_at_ns = Some(now_ns);
         }
         (taken, left)
+    }
+
+    /// Look at the channels, and take all of a queue with a sink, unless there is more to tell: a
+    /// pass tells all of it then, in its order.
+    pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Vec<Completion>, Left)> {
+        self.call(py, |machine| {
+            let mut channels = self.channels.lock();
+            if self.has_channels.load(Relaxed) {
+                channels.progress(machine, now_ns());
+            }
+            let mut taken = Vec::new();
+            let told = &mut machine.shared.told;
+            let is_all = told.fed == [number] && told.events.is_empty();
+            if is_all && channels.events.is_empty() && machine.failed.is_empty() {
+                told.fed.clear();
+                if let Some(queue) = machine.shared.completions.get_mut(number) {
+                    queue.poll(usize::MAX, &mut taken);
+                }
+            }
+            let pushed = machine.shared.told.pushed;
+            (taken, self.left(machine, &channels, pushed))
+        })
     }
 
     /// Return what a call leaves to the adapter; `pushed` is the count before it.

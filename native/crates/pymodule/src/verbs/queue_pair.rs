@@ -17,7 +17,7 @@ use crate::verbs::engine::Core;
 use crate::verbs::public_calls;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::requests::{each, recv_work, send_work};
-use crate::verbs::values::{attributes_of, closed, gid_of, integer, tables};
+use crate::verbs::values::{attributes_of, closed, domain_of, gid_of, integer, tables};
 
 /// What remains of a queue pair that is closed.
 #[derive(Clone, Copy)]
@@ -41,7 +41,7 @@ impl Last {
 
 /// Objects that a queue pair uses, which live as long as it does.
 struct Kept {
-    pd: Py<PyAny>,
+    pd: Mutex<Py<PyAny>>,
     send_cq: Py<CompletionQueue>,
     recv_cq: Py<CompletionQueue>,
     srq: Option<Py<SharedReceiveQueue>>,
@@ -98,7 +98,7 @@ impl QueuePair {
         srq: Option<&Bound<'_, SharedReceiveQueue>>,
     ) -> Self {
         self.kept = Some(Kept {
-            pd: pd.clone().unbind(),
+            pd: Mutex::new(pd.clone().unbind()),
             send_cq: send_cq.clone().unbind(),
             recv_cq: recv_cq.clone().unbind(),
             srq: srq.map(|srq| srq.clone().unbind()),
@@ -172,7 +172,26 @@ impl QueuePair {
 
     #[getter]
     fn pd(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.kept.as_ref().map(|kept| kept.pd.clone_ref(py))
+        let kept = self.kept.as_ref()?;
+        Some(kept.pd.lock().clone_ref(py))
+    }
+
+    /// Use the keys of another domain from now on.
+    #[setter]
+    fn set_pd(&self, py: Python<'_>, pd: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Some(kept) = &self.kept else {
+            return Ok(());
+        };
+        let domain = domain_of(pd)?;
+        let srq = kept.srq.as_ref();
+        let shared = srq.map(|srq| srq.get().domain(py)).transpose()?.flatten();
+        self.change(py, |machine, _| {
+            machine.setup.domain = domain;
+            machine.setup.receive_domain = shared.unwrap_or(domain);
+        })?;
+        let before = std::mem::replace(&mut *kept.pd.lock(), pd.clone().unbind());
+        drop(before);
+        Ok(())
     }
 
     #[getter]
@@ -434,7 +453,9 @@ impl QueuePair {
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         if let Some(kept) = &self.kept {
-            visit.call(&kept.pd)?;
+            if let Some(pd) = kept.pd.try_lock() {
+                visit.call(&*pd)?;
+            }
             visit.call(&kept.send_cq)?;
             visit.call(&kept.recv_cq)?;
             visit.call(&kept.srq)?;

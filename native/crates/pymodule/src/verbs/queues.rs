@@ -37,14 +37,10 @@ impl CompletionQueue {
         self.core.poll(py, self.number, count)
     }
 
-    /// Give the sink what is queued, if anything is.
-    ///
-    /// It does not look at channels: what arrives there is the next pass's.
-    pub fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        let taken = self.core.take(py, self.number, usize::MAX)?;
+    fn feed(&self, py: Python<'_>, taken: &[Completion]) -> PyResult<()> {
         match &self.sink {
             Some(sink) if !taken.is_empty() => {
-                sink.bind(py).call1((listed(py, &taken)?,))?;
+                sink.bind(py).call1((listed(py, taken)?,))?;
                 Ok(())
             }
             _ => Ok(()),
@@ -97,6 +93,20 @@ impl CompletionQueue {
     /// End the public calls: the object that had them is closed.
     fn close(&self) {
         self.is_closed.store(true, Relaxed);
+    }
+
+    /// Give the sink what is queued, if anything is.
+    ///
+    /// It does not look at channels: what arrives there is the next pass's.
+    pub fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        self.feed(py, &self.core.take(py, self.number, usize::MAX)?)
+    }
+
+    /// Look at the channels; give the sink what completed, if nothing else is to be told.
+    ///
+    /// Else a pass tells it all, in its order. The caller holds the adapter's lock, as sinks ask.
+    fn look(&self, py: Python<'_>) -> PyResult<()> {
+        self.feed(py, &self.core.look(py, self.number)?)
     }
 
     #[pyo3(signature = (solicited_only=false))]
