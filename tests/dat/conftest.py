@@ -1,7 +1,10 @@
-"""Rows of the cases of DAT: the simulated networks that their scenes stand on."""
+"""Rows of the tests of DAT: networks that scenes stand on, and devices by what opens them."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from tests.dat.devices import opening
 from tests.dat.scene import ROWS, Scene
 
 
@@ -20,3 +23,10 @@ def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.importorskip("urds_native", reason="the compiled engine is not built")
     monkeypatch.setattr(Scene, "row", name)
     return name
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the name of a device that can be opened; a test gets it from `DEVICES`."""
+    with opening(request.param) as name:
+        yield name

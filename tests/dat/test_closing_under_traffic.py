@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.dat.devices import DEVICES
 from urds import dat
 
 WAIT_S = 20.0
@@ -96,7 +97,7 @@ WAYS: dict[str, Callable[[End], None]] = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_the_other_side_learns_of_it_and_nothing_hangs(ends: tuple[End, End], way: str) -> None:
     left, right = ends
     connect(left, right)

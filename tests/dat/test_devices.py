@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.dat.devices import DEVICES
 from urds import dat
 from urds.dat import (
     ConnectionEvent,
@@ -27,7 +28,7 @@ WAIT_S = 20.0
 ESTABLISHED = EventNumber.CONNECTION_ESTABLISHED
 DISCONNECTED = EventNumber.CONNECTION_DISCONNECTED
 
-pytestmark = pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
+pytestmark = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
 @dataclass

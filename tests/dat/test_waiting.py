@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from tests.dat.devices import DEVICES
 from urds import dat
 from urds.dat import EvdFlag
 from urds.dat.evd import EventDispatcher
@@ -21,7 +22,7 @@ LIMIT_S = 20.0  # of a wait
 SOON_S = 5.0  # a wake-up takes microseconds; this bounds a loaded machine
 LOOPS_MAX = 10_000
 
-pytestmark = pytest.mark.parametrize("device", ["shm0", "tcp0", "udp0"])
+pytestmark = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
 @pytest.fixture

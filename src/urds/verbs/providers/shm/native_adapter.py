@@ -101,14 +101,20 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self.progress()
             return
         with self.lock:
-            cq.look()  # type: ignore[attr-defined]  # a compiled one
+            self._look(cq)
 
     def finish_post(self, qp: QueuePair, cq: CompletionQueue) -> None:
         """See `Adapter.finish_post`: the post has sent, and may have completed something."""
         if self._depth:
             self.progress_qp(qp)
         else:
-            cq.look()  # type: ignore[attr-defined]  # a compiled one
+            self._look(cq)
+
+    def _look(self, cq: CompletionQueue) -> None:
+        cq.look()  # type: ignore[attr-defined]  # a compiled one
+        due_ns = self.engine.poll_timeout()  # of a post, or of a receiver that was not ready
+        if due_ns is not None and (self._timer is None or due_ns < self._timer.deadline_ns):
+            self._batch_done()
 
     def read_channels(self) -> bool:
         """Read every channel, a bounded number of slots each; return whether there were any."""
