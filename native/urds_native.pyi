@@ -727,10 +727,10 @@ class CompletionQueue:
     def resize(self, capacity: int) -> None: ...
     def discard(self, qpn: int) -> None: ...
     def drain(self) -> None: ...
-    def look(self) -> None:
+    def look(self) -> bool:
         """Look at the channels; give the sink what completed, or have `on_pass` tell all there is.
 
-        The caller holds the lock that the sink asks for.
+        Returns whether there was anything. The caller holds the lock that the sink asks for.
         """
 
 class SharedReceiveQueue:

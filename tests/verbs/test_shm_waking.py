@@ -222,12 +222,12 @@ def test_a_thread_that_spins_without_success_gives_way_to_other_contexts(
     # Of the openings in this process these two count: other tests have left theirs.
     monkeypatch.setattr(adapter, "_alive", WeakSet([left.adapter, right.adapter]))
     naps = napping(monkeypatch)
-    for _ in range(3 * adapter._IDLE_PASSES):
+    for _ in range(3 * adapter.IDLE_PASSES):
         left.adapter.progress()
     assert len(naps) in (2, 3)  # greetings may still arrive
     naps.clear()
     right.close()
-    for _ in range(3 * adapter._IDLE_PASSES):
+    for _ in range(3 * adapter.IDLE_PASSES):
         left.adapter.progress()
     assert naps == []
 
@@ -241,7 +241,7 @@ def test_a_thread_that_spins_with_success_does_not_give_way(
     right.poll()  # the channel is there, and the threads leave the driving to us
     left.poll()
     naps = napping(monkeypatch)
-    for _ in range(3 * adapter._IDLE_PASSES):
+    for _ in range(3 * adapter.IDLE_PASSES):
         right.receive(8)
         left.send(8)
         # The device's own thread may be faster: then one turn finds nothing, but not many in a row.

@@ -99,14 +99,19 @@ impl CompletionQueue {
     ///
     /// It does not look at channels: what arrives there is the next pass's.
     pub fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        self.feed(py, &self.core.take(py, self.number, usize::MAX)?)
+        let taken = self.core.take(py, self.number, usize::MAX)?;
+        self.feed(py, &taken)
     }
 
     /// Look at the channels; give the sink what completed, if nothing else is to be told.
     ///
-    /// Else a pass tells it all, in its order. The caller holds the adapter's lock, as sinks ask.
-    fn look(&self, py: Python<'_>) -> PyResult<()> {
-        self.feed(py, &self.core.look(py, self.number)?)
+    /// Else a pass tells it all, in its order. Return whether there was anything. The caller holds
+    /// the adapter's lock, as sinks ask.
+    fn look(&self, py: Python<'_>) -> PyResult<bool> {
+        let (taken, left) = self.core.take_fed(py, self.number)?;
+        self.feed(py, &taken)?;
+        self.core.finish_pass(py, left)?;
+        Ok(left.is_due || !taken.is_empty())
     }
 
     #[pyo3(signature = (solicited_only=false))]

@@ -51,7 +51,7 @@ from urds.verbs.providers.shm.slots import PAYLOAD_BYTES_MAX, SLOT_BYTES
 PLACED_BYTES_MIN: Final = 256  # a shorter write is carried along, and shares a line with its slot
 LOOPED_BYTES_MAX: Final = 1 << 20  # under way to ourselves, slots included
 _LOOKS: Final = 2  # that find nothing before an acknowledgement goes alone
-_IDLE_PASSES: Final = 32  # empty ones after which a spinning caller yields to other adapters
+IDLE_PASSES: Final = 32  # empty ones after which a spinning caller yields to other adapters
 _EXIT_WAIT_S: Final = 1.0  # for a thread that has the lock when the program ends
 _GIVE_WAY_S: Final = 0.000_001  # of which the kernel makes some 60 microseconds
 _RECEIVING: Final = (QPState.RTR, QPState.RTS, QPState.SQD)
@@ -123,7 +123,7 @@ class ShmAdapter(LoopPacketAdapter):
 
     def _count_idle_pass(self) -> None:
         self._idle_passes += 1
-        if self._idle_passes >= _IDLE_PASSES and len(_alive) > 1:
+        if self._idle_passes >= IDLE_PASSES and len(_alive) > 1:
             self._idle_passes = 0
             time.sleep(_GIVE_WAY_S)
 

@@ -20,7 +20,6 @@ import urds_native
 
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN
-from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPState, QPType
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
@@ -36,7 +35,7 @@ from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.peers import Peers
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 
-LOOKS_MAX: Final = 64  # until a whole pass
+LOOKS_MAX: Final = 32  # until a whole pass
 RETRY_NS: Final = 20_000_000  # until a peer with a full backlog is tried again
 _PAUSES_MAX: Final = 64  # of one look at the channels, for receives that sinks give back
 _PLACED, _LOST = 4, 6  # among the engine's counters
@@ -50,6 +49,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
     _is_taking_news = False
     _has_read = False  # packets, in the pass under way
     _looks = 0  # since the last whole pass
+    _has_found = False  # by one of them
 
     def _make_peers(self) -> "NativePeers":
         engine: Any = urds_native.ShmEngine(
@@ -93,28 +93,27 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
                 for _ in range(len(self._waiting)):
                     self._send_message(*self._waiting.popleft())
 
-    def look(self, cq: CompletionQueue) -> None:
-        """See `Adapter.look`; now and then there is a whole pass, for sockets and timers."""
-        self._looks += 1
-        if self._looks >= LOOKS_MAX:
-            self._looks = 0
-            self.progress()
-            return
-        with self.lock:
-            self._look(cq)
+    def look(self, cq: Any) -> None:
+        """See `Adapter.look`; now and then there is a whole pass, for sockets and timers.
 
-    def finish_post(self, qp: QueuePair, cq: CompletionQueue) -> None:
+        If no look since the last one has found anything, other threads get the interpreter.
+        """
+        self._looks += 1
+        if self._looks < LOOKS_MAX:
+            with self.lock:
+                self._has_found |= cq.look()
+            return
+        if not self._has_found:
+            self._idle_passes = reference.IDLE_PASSES
+        self._looks, self._has_found = 0, False
+        self.progress()
+
+    def finish_post(self, qp: QueuePair, cq: Any) -> None:
         """See `Adapter.finish_post`: the post has sent, and may have completed something."""
         if self._depth:
             self.progress_qp(qp)
         else:
-            self._look(cq)
-
-    def _look(self, cq: CompletionQueue) -> None:
-        cq.look()  # type: ignore[attr-defined]  # a compiled one
-        due_ns = self.engine.poll_timeout()  # of a post, or of a receiver that was not ready
-        if due_ns is not None and (self._timer is None or due_ns < self._timer.deadline_ns):
-            self._batch_done()
+            cq.look()
 
     def read_channels(self) -> bool:
         """Read every channel, a bounded number of slots each; return whether there were any."""
