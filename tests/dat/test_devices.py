@@ -25,6 +25,7 @@ from urds.dat.ia import InterfaceAdapter
 from urds.dat.memory import LocalMemory
 
 WAIT_S = 20.0
+WRITES_MAX = 1000
 ESTABLISHED = EventNumber.CONNECTION_ESTABLISHED
 DISCONNECTED = EventNumber.CONNECTION_DISCONNECTED
 
@@ -228,3 +229,24 @@ def test_closing_an_adapter_breaks_its_connections(pair: Pair) -> None:
     flushed = pair.client.next_completion()
     assert (flushed.user_cookie, flushed.status) == ("never", DtoStatus.ERR_FLUSHED)
     assert pair.client.ep.recv_query() == (0, 0)
+
+
+def test_a_write_into_mapped_memory_completes_within_its_post(pair: Pair, device: str) -> None:
+    """No call has to look for what the post itself has done."""
+    if not device.startswith("shm"):
+        pytest.skip("no memory of a peer is mapped")
+    client, server = pair.client, pair.server
+    memory = server.ia.adapter.allocate(4096)
+    with server.ep.pz.register(memory) as target:
+        pair.ask().accept(server.ep)
+        assert pair.events() == [ESTABLISHED, ESTABLISHED]
+        source, remote = [client.memory.triplet()], target.remote_triplet(0, 1024)
+        for _ in range(WRITES_MAX):  # until the memory is mapped
+            client.ep.post_rdma_write(source, remote)
+            client.next_completion()
+            if client.ia.adapter.writes_placed:
+                break
+        client.ep.post_rdma_write(source, remote, "placed")
+        assert len(client.transfers) == 1
+        assert client.next_completion().user_cookie == "placed"
+        client.ep.disconnect()
