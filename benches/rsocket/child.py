@@ -7,8 +7,11 @@ one work per line and answers each with a line. Both are JSON objects.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 
@@ -19,7 +22,11 @@ def main() -> int:
         from benches.rsocket.probes import count_locks_and_clocks
 
         count_locks_and_clocks()
+    if start["processor"] is not None:
+        os.sched_setaffinity(0, {start["processor"]})
     try:
+        if start["polling_us"] is not None:
+            _poll_for(start["polling_us"])
         if start["port"] is None:
             _serve(start["way"])
         else:
@@ -28,6 +35,15 @@ def main() -> int:
         _tell({"error": f"{start['way']}: {failure}"})
         return 1
     return 0
+
+
+def _poll_for(polling_us: int) -> None:
+    """Have rsockets of this process ask for so long before they sleep."""
+    from urds.rsocket import settings
+
+    with TemporaryDirectory() as directory:
+        Path(directory, "polling_time").write_text(str(polling_us), "ascii")
+        settings.configure(directory=directory)
 
 
 def _serve(way: str) -> None:

@@ -35,7 +35,7 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
     with Progress(quiet=options.json_wanted) as progress:
         for number, way in enumerate(options.ways):
             rows = []
-            with pair(way) as both:
+            with pair(way, **options.conditions) as both:
                 for index, size_bytes in enumerate(sorted(sizes)):
                     done = (number + index / len(sizes)) / len(options.ways)
                     progress.update(done, f"{way}, {size_bytes} bytes")

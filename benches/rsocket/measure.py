@@ -2,7 +2,8 @@
 
 `rr` and `stream` print the lines of netperf's TCP_RR and TCP_STREAM; `curve`, `connections` and
 `--breakdown` have modules of their own. Both ends are processes of this host, started anew for
-each way: the kernel's TCP, then rsockets over each device. No process is bound to a processor.
+each way: the kernel's TCP, then rsockets over each device. Bound to processors they are with
+`--place` only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benches.rsocket.conditions import look, processors_of, show
 from benches.rsocket.end import SIZE_MAX
 from benches.rsocket.pair import pair
 from urds.cli.output import Column, Exit, Output, Progress, UsageError
@@ -40,6 +42,13 @@ class RsocketBenchOptions:
     seconds: float = option(
         "--seconds", metavar="S", default=0.5, low=0.01, high=60, help="How long each row takes."
     )
+    place: str | None = option(
+        "--place", metavar="A,B", help="Processors of client and server, not bound without it."
+    )
+    polling_us: int | None = option(
+        "--polling", metavar="US", low=0, high=1_000_000,
+        help="How long rsockets poll before they sleep, 0 for not at all.",
+    )  # fmt: skip
     device: str = device_option("shm,tcp")
     json_wanted: bool = json_option()
 
@@ -48,6 +57,11 @@ class RsocketBenchOptions:
         """Return what is measured, the baseline first."""
         return (KERNEL, *device_names(self.device))
 
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Return where both processes run, and how long they poll: arguments of `pair`."""
+        return {"processors": processors_of(self.place), "polling_us": self.polling_us}
+
     def check(self) -> None:
         """Raise UsageError for wrong options."""
         if self.kind is not None and self.kind not in KINDS:
@@ -55,6 +69,9 @@ class RsocketBenchOptions:
         if self.connections is not None and self.kind != "connections":
             raise UsageError(f"{self.connections}: only connections has a count")
         check_ranges(self)
+        is_conditioned = self.kind != "connections" and not self.is_breakdown
+        if not is_conditioned and self.conditions != {"processors": None, "polling_us": None}:
+            raise UsageError("--place and --polling are for rr, stream and curve")
         device_names(self.device)
 
 
@@ -62,7 +79,9 @@ def run(options: RsocketBenchOptions) -> Exit:
     """Measure and print the tables."""
     options.check()
     output = Output(json_wanted=options.json_wanted)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"conditions": look(**options.conditions)}
+    if not options.json_wanted:
+        show(output, found["conditions"])
     if options.is_breakdown:
         from benches.rsocket.breakdown import measure as break_down
 
@@ -94,7 +113,7 @@ def _measure_lines(options: RsocketBenchOptions, output: Output) -> dict[str, An
     steps, done = len(options.ways) * sum(len(sizes[kind]) for kind in wanted), 0
     with Progress(quiet=options.json_wanted) as progress:
         for way in options.ways:
-            with pair(way) as both:
+            with pair(way, **options.conditions) as both:
                 for kind in wanted:
                     for size_bytes in sizes[kind]:
                         progress.update(done / steps, f"{way}, {kind}, {size_bytes} bytes")

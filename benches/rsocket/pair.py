@@ -82,11 +82,22 @@ _MODULE: Final = "benches.rsocket.child"
 
 
 @contextmanager
-def pair(way: str, *, is_counted: bool = False) -> Iterator[Pair]:
-    """Start both processes and connect them over one way."""
-    with child(_MODULE, way=way, port=None, is_counted=is_counted) as server:
+def pair(
+    way: str,
+    *,
+    is_counted: bool = False,
+    processors: tuple[int, int] | None = None,
+    polling_us: int | None = None,
+) -> Iterator[Pair]:
+    """Start both processes and connect them over one way.
+
+    `processors` are those of client and server.
+    """
+    start: dict[str, Any] = {"way": way, "is_counted": is_counted, "polling_us": polling_us}
+    places = processors or (None, None)
+    with child(_MODULE, **start, processor=places[1], port=None) as server:
         port = server.hear()["port"]
-        with child(_MODULE, way=way, port=port, is_counted=is_counted) as client:
+        with child(_MODULE, **start, processor=places[0], port=port) as client:
             client.hear()
             yield Pair(client)
 

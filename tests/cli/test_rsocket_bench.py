@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,31 @@ def test_figures_are_of_what_was_asked_for() -> None:
     assert isinstance(rows, list)
     assert [(row["way"], row["size_bytes"]) for row in rows] == [("kernel", 8), ("shm0", 8)]
     assert all(row["per_s"] > 0 and row["median_us"] <= row["p99_us"] for row in rows)
+
+
+def test_the_conditions_stand_above_the_figures() -> None:
+    processor = min(os.sched_getaffinity(0))
+    place = f"{processor},{processor}"
+    found = bench("rr", "--size", "8", "--device", "shm", "--place", place, "--polling", "0")
+    conditions = found["conditions"]
+    assert isinstance(conditions, dict)
+    assert conditions["processors"] == [processor, processor]
+    assert (conditions["polling_us"], conditions["floor_ns"]) == (0, None)
+    assert all(rate > 0 for rate in conditions["copy_gb_per_s"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rr", "--place", "0"), "--place 0: must be two of"),
+        (("rr", "--place", "0,9999"), "must be two of"),
+        (("connections", "--polling", "5"), "are for rr, stream and curve"),
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = urds(*arguments, program=PROGRAM)
+    assert done.code != 0
+    assert words in done.err
 
 
 @pytest.mark.parametrize("device", ["shm", "tcp"])
