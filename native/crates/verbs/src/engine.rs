@@ -28,13 +28,16 @@ pub struct Counters {
     pub dropped_source: u64,
 }
 
-/// One queue pair and its place in the order of service: the order in which they were made.
+/// One queue pair and its place in the order of service: the order in which they were made, but that one
+/// which has used up the room of its path goes behind those that wait for it.
 #[derive(Debug)]
 struct Served {
     queue_pair: QueuePair,
     serial: u64,
     deadline_ns: Option<i64>,
     has_failed: bool,
+    /// Since it last found no room.
+    has_sent: bool,
 }
 
 /// The engine of one opened device.
@@ -126,6 +129,7 @@ impl Engine {
             serial: self.serial,
             deadline_ns: None,
             has_failed: false,
+            has_sent: false,
         });
         if let Some(served) = self.queue_pairs.get_mut(number) {
             served.queue_pair.number = number;
@@ -285,13 +289,15 @@ impl Engine {
             let peer = self.get(number).and_then(|queue_pair| queue_pair.peer);
             if peer.is_some_and(|peer| !outlet.has_room(&peer)) {
                 self.ready.remove(&(serial, number));
+                let serial = self.serial_without_room(serial, number);
                 self.starved.insert((serial, number));
                 continue;
             }
-            let is_sent = self
-                .queue_pairs
-                .get_mut(number)
-                .is_some_and(|served| served.queue_pair.poll(now_ns, &mut self.shared, outlet));
+            let is_sent = self.queue_pairs.get_mut(number).is_some_and(|served| {
+                let is_sent = served.queue_pair.poll(now_ns, &mut self.shared, outlet);
+                served.has_sent |= is_sent;
+                is_sent
+            });
             self.plan(number);
             if is_sent {
                 return true;
@@ -299,6 +305,23 @@ impl Engine {
             self.ready.remove(&(serial, number));
         }
         false
+    }
+
+    /// Return the place of a queue pair that found no room: the last one, if it has sent before.
+    fn serial_without_room(&mut self, serial: u64, number: u32) -> u64 {
+        let Some(served) = self.queue_pairs.get_mut(number) else {
+            return serial;
+        };
+        if !std::mem::take(&mut served.has_sent) {
+            return serial;
+        }
+        self.serial += 1;
+        served.serial = self.serial;
+        if let Some(deadline_ns) = served.deadline_ns {
+            self.deadlines.remove(&(deadline_ns, serial, number));
+            self.deadlines.insert((deadline_ns, self.serial, number));
+        }
+        self.serial
     }
 
     /// Serve the queue pairs again that found no room.

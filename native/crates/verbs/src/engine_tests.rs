@@ -57,6 +57,27 @@ impl Guarded {
     }
 }
 
+fn setup(qpn: u32, cq: u32, route: Route, acks_wait: bool) -> Setup {
+    Setup {
+        qpn,
+        kind: QpKind::Rc,
+        domain: PD,
+        receive_domain: PD,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        cap: CAP,
+        sq_sig_all: true,
+        link: Link {
+            mtu_bytes: 64,
+            payload_bytes_max: None,
+            retries: true,
+            acks_wait,
+        },
+        gid: route.gid,
+    }
+}
+
 struct Side {
     engine: Engine,
     qp: u32,
@@ -86,24 +107,7 @@ impl Side {
             gid: [u8::try_from(qpn).expect("a small number"); 16],
             port: 0,
         };
-        let qp = engine.queue_pair(Setup {
-            qpn,
-            kind: QpKind::Rc,
-            domain: PD,
-            receive_domain: PD,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            cap: CAP,
-            sq_sig_all: true,
-            link: Link {
-                mtu_bytes: 64,
-                payload_bytes_max: None,
-                retries: true,
-                acks_wait,
-            },
-            gid: route.gid,
-        });
+        let qp = engine.queue_pair(setup(qpn, cq, route, acks_wait));
         Self {
             engine,
             qp,
@@ -230,6 +234,18 @@ fn a_message_of_several_packets_arrives_across_the_wrap_of_psns() {
     let mut bytes = [0; 200];
     right.memory.read(128, &mut bytes);
     assert_eq!(bytes, [9; 200]);
+}
+
+#[test]
+fn a_write_ends_where_its_region_does() {
+    for (length, expected) in [(256, Status::Success), (257, Status::RemAccessErr)] {
+        let (mut left, mut right) = pair(0);
+        let key = right.key;
+        left.post(Opcode::RdmaWrite, length, key);
+        exchange(&mut left, &mut right, 0);
+        assert_eq!(left.statuses(), [expected]);
+        assert!(right.memory.is_whole());
+    }
 }
 
 #[test]
@@ -410,6 +426,52 @@ fn the_acknowledgement_that_waits_outlives_a_reset() {
     assert_eq!(result, Ok(()));
     assert_eq!(pass(&mut right, &mut left, outlet).len(), 1);
     assert_eq!(left.statuses(), [Status::Success]);
+}
+
+/// Has room for so many packets, and counts them by queue pair.
+#[derive(Default)]
+struct Narrow {
+    room: usize,
+    counts: [u32; 3],
+}
+
+impl Outlet for Narrow {
+    fn packet(&mut self, _to: &Route, packet: &Packet, _payload: Payload<'_>) {
+        self.room -= 1;
+        self.counts[packet.target_qpn as usize - 100] += 1;
+    }
+
+    fn has_room(&mut self, _to: &Route) -> bool {
+        self.room > 0
+    }
+}
+
+#[test]
+fn queue_pairs_that_share_a_narrow_path_are_served_in_turn() {
+    let (mut left, right) = (Side::new(16, false), Side::new(17, false));
+    for index in 0..3 {
+        left.qp = left
+            .engine
+            .queue_pair(setup(20 + index, left.cq, left.route, false));
+        left.lead(&right, 100 + i64::from(index), 13);
+        for _ in 0..12 {
+            left.post(Opcode::Send, 8, 0);
+        }
+    }
+    let mut outlet = Narrow::default();
+    for turn in 1..=9 {
+        outlet.room = 4;
+        left.engine.resume();
+        while left.engine.poll(0, &mut outlet) {}
+        if turn % 3 == 0 {
+            assert_eq!(outlet.counts, [turn / 3 * 4; 3]);
+        }
+    }
+    assert!(left.engine.poll_timeout().is_some());
+    for number in [1, 2, 3] {
+        left.engine.close_queue_pair(number);
+    }
+    assert_eq!(left.engine.poll_timeout(), None, "no deadline is left");
 }
 
 proptest! {

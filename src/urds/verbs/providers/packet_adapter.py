@@ -53,6 +53,7 @@ from urds.verbs.providers.base import (
     PortSpace,
     VerbsConnection,
 )
+from urds.verbs.providers.blocked import Blocked
 from urds.verbs.providers.packet_connection import PacketConnection, PacketListener, QueuePairEntry
 
 BACKLOG_DEFAULT: Final = 1024  # of `listen` with 0. Source: docs/reference/verbs-and-roce.md 14.3
@@ -119,7 +120,7 @@ class PacketAdapter(PacketForm, Adapter):
         self.entries: dict[int, QueuePairEntry] = {}
         self._deadlines: Deadlines[int] = Deadlines()
         self._dirty: dict[int, QueuePairEntry] = {}
-        self._blocked: dict[AddressVector, dict[int, QueuePairEntry]] = {}
+        self._blocked = Blocked()
         self._soon: deque[Callable[[], None]] = deque()
         self._depth = 0
         self._is_lossless = attributes.link.lossless
@@ -199,8 +200,7 @@ class PacketAdapter(PacketForm, Adapter):
         del self.entries[qp.qpn]
         self._dirty.pop(qp.qpn, None)
         self._deadlines.cancel(qp.qpn)
-        for blocked in self._blocked.values():
-            blocked.pop(qp.qpn, None)
+        self._blocked.forget(qp.qpn)
 
     def progress_qp(self, qp: QueuePair) -> None:
         """Send what the queue pair has to send, now or at the end of the batch."""
@@ -248,6 +248,7 @@ class PacketAdapter(PacketForm, Adapter):
         while self._may_transmit(entry) and (packet := qp.poll_transmit(now_ns)) is not None:
             destination = packet.destination or qp.peer
             if destination is not None:
+                entry.has_sent = True
                 self._transmit_packet(packet, destination)
         # After a reset it is as useless to its connection as one that has failed.
         if entry.connection is not None and qp.state in (QPState.ERR, QPState.RESET):
@@ -274,7 +275,7 @@ class PacketAdapter(PacketForm, Adapter):
         peer = entry.qp.peer
         if peer is None or entry.qp.qp_type is not QPType.RC or self._has_room(peer):
             return True
-        self._blocked.setdefault(peer, {})[entry.qp.qpn] = entry
+        self._blocked.add(peer, entry)
         return False
 
     def _resume(self, destination: AddressVector) -> None:
@@ -282,7 +283,7 @@ class PacketAdapter(PacketForm, Adapter):
         for _ in range(len(self._waiting)):
             route, data = self._waiting.popleft()
             self._send_message(route, data)
-        self._dirty.update(self._blocked.pop(destination, {}))
+        self._dirty |= self._blocked.take(destination)  # `flush` serves the last one first
         self.flush()
 
     def _transmit_packet(self, packet: Packet, destination: AddressVector) -> None:

@@ -52,6 +52,8 @@ class QueuePairEntry:
 
     qp: QueuePair
     connection: "PacketConnection | None" = None
+    has_sent: bool = False  # since it last found no room
+    rank: int = 0  # among those that wait for room: the lowest is served first
 
 
 @dataclass(eq=False, repr=False)

@@ -250,7 +250,7 @@ class UdpAdapter(LoopPacketAdapter):
             endpoint.is_full = False
             self.loop.change(endpoint.socket.fileno(), EPOLLIN)
             with self.batch():
-                for destination in list(self._blocked):
+                for destination in self._blocked.paths():
                     self._resume(destination)
 
     def _close_retired(self) -> None:
