@@ -35,7 +35,7 @@ PLACES: Final = 16
 # In the slot, in the ring, several packets.
 LENGTHS: Final = (9, 80, 81, 300, 4096, 20_000, 40_000)
 REGION_BYTES: Final = 8 << 20  # a copy takes a good while
-EDGE_BYTES: Final = 1 << 16  # of a region, which nobody writes to
+EDGE_BYTES: Final = 1 << 16  # of a region, which no peer writes to
 WRITE_BYTES: Final = 8192
 DELAY_S: Final = 0.02  # at most, from the first message to the kill
 LATE_S: Final = 0.1
@@ -135,7 +135,7 @@ def read_messages(end: End, _: dict[str, Any]) -> None:
 
 
 def place_writes(end: End, told: dict[str, Any]) -> None:
-    """Write into memory of the other process, which it lends."""
+    """Write into memory of the other process, which it has mapped."""
     length, has_told = REGION_BYTES - 2 * EDGE_BYTES, False
     while not end.is_over:
         end.write(told["key"], EDGE_BYTES, length)
@@ -147,7 +147,7 @@ def place_writes(end: End, told: dict[str, Any]) -> None:
 
 
 def map_memory(end: End, _: dict[str, Any]) -> None:
-    """Lend new memory, write into memory that is lent to us, take it back, and so on."""
+    """Register memory, write into memory of the other end, take the own one back, and so on."""
     swap_keys(end, is_first=True)
 
 
@@ -161,16 +161,16 @@ ROLES: Final = {
 
 def swap_keys(end: End, *, is_first: bool, on_turn: Callable[[], None] = lambda: None) -> None:
     """Tell the other end a key in turn; each writes behind what it is told."""
-    adapter, lent = end.side.adapter, []
+    adapter, mapped = end.side.adapter, []
 
-    def lend() -> None:
+    def map_new() -> None:
         view = adapter.allocate(1 << 16)
         with adapter.lock:
-            lent.append(adapter.register(end.side.pd, view, BASE, ACCESS))
-        end.send(b"k" + lent[-1].rkey.to_bytes(4, "big"))
+            mapped.append(adapter.register(end.side.pd, view, BASE, ACCESS))
+        end.send(b"k" + mapped[-1].rkey.to_bytes(4, "big"))
 
     if is_first:
-        lend()
+        map_new()
     seen = 0
     while not end.is_over:
         on_turn()
@@ -180,12 +180,12 @@ def swap_keys(end: End, *, is_first: bool, on_turn: Callable[[], None] = lambda:
             key = int.from_bytes(message[1:5], "big")
             for _ in range(3):
                 end.write(key, 0, WRITE_BYTES)
-            if len(lent) > 1:
+            if len(mapped) > 1:
                 with adapter.lock:
-                    adapter.deregister(lent.pop(0))
-            lend()
+                    adapter.deregister(mapped.pop(0))
+            map_new()
         seen = len(end.heard)
-    for region in lent:
+    for region in mapped:
         with adapter.lock:
             adapter.deregister(region)
 
@@ -221,7 +221,7 @@ class Nursery:
 
     @staticmethod
     def _serve(connection: socket.socket) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the killed
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no thread waits for the killed
         while True:
             data, descriptors, _, _ = socket.recv_fds(connection, 100, 1)
             if not data:
@@ -305,7 +305,7 @@ class Survivor:
         assert self._late_looks <= 1, "waits for a process that has ended"
 
     def _pause(self) -> None:
-        """Pause, as a deregistration does that waits for a copy, and see whether it is in vain."""
+        """Pause, as a deregistration does that waits for a copy; count those after the end."""
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         self._late_looks += bool(poller.poll(0))
@@ -359,7 +359,7 @@ class Survivor:
         channel = adapter.peers.find(peer.dgid)
         assert channel is not None
         adapter.wait(lambda: False, int(self.rng.random() * DELAY_S * 1e9))
-        with adapter.lock:  # nobody sees the end before the memory is taken back
+        with adapter.lock:  # no thread sees the end before the memory is taken back
             for _ in range(LOOKS_MAX):
                 if channel.is_placing:
                     break

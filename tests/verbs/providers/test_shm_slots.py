@@ -321,6 +321,23 @@ def test_fields_and_a_short_payload_do_not_change_any_more() -> None:
     assert slot == Slot(fields(1), b"honest")
 
 
+@pytest.mark.parametrize("size", [0, 9, INLINE_BYTES_MAX + 1])
+def test_the_stamp_is_written_last(size: int) -> None:
+    """What a reader finds with the stamp is whole: fields and payload do not change any more."""
+    this = world()
+    seen: list[tuple[bytes, bytes]] = []
+
+    class Stamps:
+        def __setitem__(self, place: int, stamp: int) -> None:
+            seen.append((bytes(this.memory.slots[8:SLOT_BYTES]), bytes(this.memory.ring[:size])))
+            this.memory.stamps[place] = stamp
+
+    this.writer._stamps = Stamps()  # type: ignore[assignment]
+    this.write(1, bytes(range(1, size + 1)))
+    assert seen == [(bytes(this.memory.slots[8:SLOT_BYTES]), bytes(this.memory.ring[:size]))]
+    assert this.take() == (1, bytes(range(1, size + 1)))
+
+
 def test_a_burst_lies_in_the_ring_however_short() -> None:
     this = world()
     FIELDS.pack_into(this.memory.slots, 8, *fields(1, BURST))

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use support::{ADDRESS, End, GIDS, GUARD_BYTES, MTU_BYTES, REGION_BYTES, pair, pair_with_memory};
 use urds_channel::channel_memory::ChannelMemory;
-use urds_channel::slots::{Freed, SLOT_BYTES, SLOTS, SlotMemory};
+use urds_channel::slots::{Freed, SLOT_BYTES, SLOTS, SlotMemory, flags};
 use urds_verbs::memory::Memory;
 use urds_verbs::numbers::{Opcode, Status, WcOpcode};
 use urds_verbs::work::{Completion, SendWork};
@@ -162,6 +162,42 @@ fn many_unanswered_packets_are_acknowledged_at_once() {
         assert!(ends[1].progress());
     }
     assert_eq!(ends[1].channels.counters().slots_sent, 1, "one for 32");
+}
+
+#[test]
+fn acknowledgements_ride_to_their_own_queue_pair() {
+    let (mut ends, _heard, shared) = pair_with_memory([MTU_BYTES; 2]);
+    let channel = ends[0].channels.channel(&GIDS[1]).unwrap();
+    channel.acknowledge(0x55, 7, 1); // of no queue pair that sends here
+    channel.acknowledge(0x11, 9, 1);
+    let expected = [(flags::ACKNOWLEDGES, 9_u32), (0, 0)];
+    for (slot, expected) in expected.into_iter().enumerate() {
+        ends[0].send(1, 0, 8);
+        let mut fields = [0; 40];
+        shared
+            .direction(0)
+            .copy_out(slot * SLOT_BYTES + 8, &mut fields);
+        assert_eq!(fields[1] & flags::ACKNOWLEDGES, expected.0);
+        assert_eq!(fields[20..24], expected.1.to_ne_bytes());
+    }
+}
+
+#[test]
+fn a_quiet_peer_acknowledges_unsignalled_sends() {
+    let (mut ends, _heard) = pair();
+    for round in 0..300 {
+        for id in 0..5 {
+            ends[1].receive(id, 0, 64);
+            let mut work = SendWork::new(id, Opcode::Send, ends[0].piece(0, 8));
+            work.flags = 0;
+            ends[0].post(work); // the queue has room: all before was acknowledged
+        }
+        ends[0].flush();
+        let [sent, received] = run(&mut ends);
+        assert_eq!((sent.len(), received.len()), (0, 5), "round {round}");
+        let queue_pair = ends[0].engine.get(ends[0].number).unwrap();
+        assert_eq!(queue_pair.outstanding_requests(), 0);
+    }
 }
 
 #[test]

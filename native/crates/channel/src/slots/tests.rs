@@ -324,6 +324,79 @@ fn what_was_published_a_lap_ago_is_none() {
 }
 
 /// Return the descriptor and the mapping of a channel's file.
+#[test]
+fn a_record_that_is_longer_than_its_burst_is_not_given_out() {
+    let mut pair = Pair::starting_at(0, 0);
+    pair.burst(&[16, 0]);
+    pair.memory
+        .copy_in(Own::SLOTS * SLOT_BYTES, &256_u16.to_ne_bytes());
+    let taken = Reader::default().take(&pair.memory, &mut || ());
+    assert_eq!(taken, Err(ChannelError::Burst));
+}
+
+/// Counts how often each byte and each stamp is read.
+struct Counting {
+    memory: Own,
+    bytes: Vec<Cell<u32>>,
+    stamps: Vec<Cell<u32>>,
+}
+
+impl SlotMemory for Counting {
+    const SLOTS: usize = Own::SLOTS;
+    const RING_BYTES: usize = Own::RING_BYTES;
+    const PAYLOAD_BYTES_MAX: usize = Own::PAYLOAD_BYTES_MAX;
+
+    fn word(&self, word: Word) -> &AtomicU32 {
+        self.memory.word(word)
+    }
+
+    fn freed(&self, which: Freed) -> &AtomicU64 {
+        self.memory.freed(which)
+    }
+
+    fn stamp(&self, place: usize) -> &AtomicU64 {
+        self.stamps[place].update(|count| count + 1);
+        self.memory.stamp(place)
+    }
+
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        self.memory.copy_in(at, bytes);
+    }
+
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        for count in &self.bytes[at..at + bytes.len()] {
+            count.update(|count| count + 1);
+        }
+        self.memory.copy_out(at, bytes);
+    }
+}
+
+/// What is read again after it was judged could be another thing by then.
+#[test]
+fn each_word_of_a_packet_is_read_once() {
+    let mut pair = Pair::starting_at(0, 0);
+    for bytes in [0, 5, 80, 81, 4000] {
+        pair.put(bytes);
+    }
+    pair.burst(&[3, 0, 256]);
+    let length = Own::SLOTS * SLOT_BYTES + Own::RING_BYTES;
+    let counting = Counting {
+        memory: pair.memory,
+        bytes: vec![Cell::new(0); length],
+        stamps: vec![Cell::new(0); Own::SLOTS],
+    };
+    let mut reader = Reader::default();
+    let mut count = 0;
+    while let Ok(Some(taken)) = reader.take(&counting, &mut || ()) {
+        let mut payload = vec![0; taken.bytes];
+        counting.copy_out(taken.at, &mut payload);
+        count += 1;
+    }
+    assert_eq!(count, 8);
+    assert!(counting.bytes.iter().all(|count| count.get() <= 1));
+    assert!(counting.stamps.iter().all(|count| count.get() <= 1));
+}
+
 pub(super) fn real() -> (i32, ChannelMemory) {
     let (file, area) = area::make(FILE_BYTES).expect("memory");
     drop(area);
