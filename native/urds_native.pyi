@@ -1002,3 +1002,103 @@ class StreamCore:
 
     def stats(self) -> list[int]:
         """Return the counters in the order of `StreamStats`."""
+
+class Stream:
+    """The stream of an rsocket over a `shm` device: `urds.rsocket.link.native_stream` has its words.
+
+    Any thread, with or without the device's lock. `send_some`, `take_some` and the like never wait;
+    `send`, `recv` and `recv_into` are placed in a socket, and call `transfer` for what they leave.
+    """
+
+    def __new__(cls, engine: ShmEngine, qp: QueuePair, settings: object, source: object) -> Self:
+        """Make a stream on a queue pair in INIT; `source` has `allocate` and `release`.
+
+        Raises OSError: EINVAL in another state, what `source` raises.
+        """
+
+    @property
+    def connect_data(self) -> bytes: ...
+    def adopt(self, data: bytes) -> str | None:
+        """Take the private data of the peer; return what is wrong with them."""
+
+    def begin(self) -> None:
+        """Take words that came before the connect data, and begin to send."""
+
+    def send_some(self, data: object, may_zero_copy: bool = True) -> int:
+        """Take bytes to send; return how many. Raises OSError: ENOTCONN, EPIPE, ECONNRESET."""
+
+    def write_some(self, data: object, offset: int) -> int:
+        """Write into buffers of the peer; else as `send_some`."""
+
+    def take_some(self, bytes_max: int, peek: bool) -> bytes:
+        """Return bytes that are there, after a look at the channels."""
+
+    def take_some_into(self, view: object, peek: bool) -> int:
+        """Copy bytes that are there; return how many."""
+
+    def post_pending(self) -> None: ...
+    def expect(self, memory: object, byte_count: int) -> int:
+        """Raises RuntimeError: another receive is expected."""
+
+    def end_expect(self) -> int: ...
+    def holds(self, address: int, length: int) -> bool: ...
+    def map_buffer(self, address: int, rkey: int, length: int, offset: int) -> None:
+        """Raises OSError: EINVAL, ENOMEM."""
+
+    def unmap(self, rkey: int, address: int) -> None:
+        """Raises OSError: EINVAL."""
+
+    def is_mapped(self, offset: int) -> bool: ...
+    def shut_down(self, how: int) -> None: ...
+    def handle_disconnected(self, reason: str, error: int) -> None: ...
+    def take_error(self) -> int: ...
+    def take_cut(self) -> str | None:
+        """Return why the connection is to be cut."""
+
+    def close(self) -> None: ...
+    def poll_timeout(self) -> int | None: ...
+    def handle_timeout(self, now_ns: int) -> None: ...
+    def set_keepalive(self, interval_ns: int | None, /) -> None: ...
+    def set_no_delay(self, no_delay: bool) -> None: ...
+    @property
+    def word(self) -> int:
+        """Bits: readable, writable, ended, can read, can write, over, wants to disconnect, cut."""
+
+    def listen(self) -> None:
+        """Have changes of readiness told, until `leave`; look at the word afterwards."""
+
+    def leave(self) -> None: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def error(self) -> int: ...
+    @property
+    def is_connected(self) -> bool: ...
+    @property
+    def is_urds_peer(self) -> bool: ...
+    @property
+    def is_drained(self) -> bool: ...
+    def counts(self) -> tuple[int, int, int, bool]:
+        """Readable, expected and missing, unsent bytes; whether a mapped write would take some."""
+
+    def stats(self) -> tuple[int, ...]:
+        """Return the fields of `StreamStats`."""
+
+    def place(self, transfer: object, look_ns: int) -> None:
+        """Have `transfer` do what `send`, `recv` and `recv_into` leave.
+
+        Before they sleep they look for news that long, without the interpreter.
+        """
+
+    def set_wait_ns(self, wait_ns: int) -> None:
+        """Say how long they may wait, -1 for ever."""
+
+    def set_expecting(self, is_expecting: bool) -> None: ...
+    def set_watched(self, is_watched: bool) -> None:
+        """Have changes of readiness told, and `transfer.tell` called after each call."""
+
+    def send(self, data: object, flags: int = 0, /) -> int: ...
+    def recv(self, bytes_max: int, flags: int = 0, /) -> bytes: ...
+    def recv_into(self, buffer: object, bytes_max: int = 0, flags: int = 0) -> int: ...

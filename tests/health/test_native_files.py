@@ -28,6 +28,7 @@ CRATES = (
     "verbs",
     "verbs_shm",
     "stream",
+    "stream_link",
 )
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")

@@ -254,6 +254,9 @@ class ProgressMemory(Protocol):
     def disarm_doorbell(self) -> None:
         """Ask them not to."""
 
+    def progressed_ns(self) -> int:
+        """Return when a call past the loop processed something last; 0 if there are none such."""
+
 
 class ProgressLoop:
     """The epoll set of one device, its timers, its calls, and the threads that wait for it.
@@ -621,11 +624,18 @@ class ProgressLoop:
         """Go on leading in the thread, unless a thread waited here lately."""
         if self.is_closed:
             return
-        if self._external_count or time.monotonic_ns() - self._progressed_ns >= PARK_NS:
+        if self._external_count or time.monotonic_ns() - self._last_ns() >= PARK_NS:
             self._sleep_in_thread()
         else:
             self._take_lead()
-            self._plan_check(self._progressed_ns + PARK_NS)
+            self._plan_check(self._last_ns() + PARK_NS)
+
+    def _last_ns(self) -> int:
+        """Return when a thread of the application made progress last."""
+        memory = self._memory
+        if memory is None:
+            return self._progressed_ns
+        return max(self._progressed_ns, memory.progressed_ns())
 
     def _sleep_in_thread(self) -> None:
         """Let the thread sleep, or have it come again at once; `leader` is set."""
@@ -653,7 +663,7 @@ class ProgressLoop:
             if self.is_closed or self.leader is self._thread_leads:
                 return
             now_ns = time.monotonic_ns()
-            left_ns = self._progressed_ns + PARK_NS - now_ns
+            left_ns = self._last_ns() + PARK_NS - now_ns
             if self.leader is not None or self._waiters:
                 if left_ns <= -PARK_NS:
                     return  # a long wait: who leaves it has the thread check again

@@ -50,7 +50,8 @@ _STATES: Final = {
 class StreamSocket(Socket, kind=system.SOCK_STREAM):
     """A stream: reliable bytes in order, between two sockets."""
 
-    __slots__ = ("_has_reported", "_listener", "_mapped", "_reservation", "_transfer")
+    # With a dict: methods of a compiled stream are placed in the socket.
+    __slots__ = ("__dict__", "_has_reported", "_listener", "_mapped", "_reservation", "_transfer")
 
     def _begin(self, family: int, kind: int, proto: int, chosen: options.RsocketOptions) -> None:
         self._transfer = StreamTransfer(self.watchers)
@@ -69,12 +70,12 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         """
         self._check_open()
         name = addresses.unmapped(addresses.parse(address, self._family, "bind"))
-        if self._is_foreign(name):
+        if _is_foreign(self, name):
             raise os_error(errno.EINVAL, f"IPV6_V6ONLY, and {name[0]} is IPv4")
         with self._lock:
             if self._reservation is not None or self._readiness_source() is not None:
                 raise os_error(errno.EINVAL, f"bound to {self.getsockname()} already")
-            is_dual, reuse = self._is_dual(name), self._options.reuse_address
+            is_dual, reuse = _is_dual(self, name), self._options.reuse_address
             self._reservation = PortReservation(
                 name, devices.contexts(), is_dual=is_dual, reuse=reuse
             )
@@ -100,20 +101,11 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 backlog,
                 options.stream_settings(self._options),
                 devices.contexts(),
-                is_dual=self._is_dual(address),
+                is_dual=_is_dual(self, address),
             )
             self._listener.on_change = self.watchers.tell
             self._attend()
             self.watchers.tell()
-
-    def _is_dual(self, address: HostPort) -> bool:
-        """Return whether an address of this socket is one of both IP versions."""
-        return address[0] == "::" and not self._options.v6_only
-
-    def _is_foreign(self, address: HostPort) -> bool:
-        """Return whether it is an IPv4 address and the socket has IPv6 only."""
-        is_ipv4 = ":" not in address[0]
-        return is_ipv4 and self._family == system.AF_INET6 and self._options.v6_only
 
     def accept(self) -> tuple[StreamSocket, Any]:
         """Take the next connection; return its socket and the peer's address.
@@ -141,7 +133,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
     def _adopt(self, link: StreamLink, listener: StreamSocket) -> None:
         self._begin(listener._family, listener._kind, listener._proto, listener._options)
         self._transfer.link, self._has_reported = link, True
-        link.on_change = self.watchers.tell
+        link.show(self.watchers)
+        _place(self)
 
     def _hand_over(self, heir: StreamSocket) -> None:
         """Give what stands behind to a socket that has none yet, and close."""
@@ -152,9 +145,12 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             heir._transfer.link, self._transfer.link = self._transfer.link, None
             heir._listener, self._listener = self._listener, None
             heir._reservation, self._reservation = self._reservation, None
-            source = heir._readiness_source()
-            if source is not None:
-                source.on_change = heir.watchers.tell
+            if heir._transfer.link is not None:
+                heir._transfer.link.show(heir.watchers)
+            elif heir._listener is not None:
+                heir._listener.on_change = heir.watchers.tell
+            self.__dict__.clear()
+            _place(heir)
         self.close()
 
     def connect(self, address: Any, /) -> None:
@@ -171,6 +167,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         self._check_open()
         if link.state is LinkState.CONNECTED or link.stream is not None:
             self._has_reported = True
+            _place(self)
             return
         raise _connect_error(link.take_error(), link.peer, link.reason)
 
@@ -179,7 +176,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         self._check_open()
         peer = addresses.unmapped(addresses.parse(address, self._family, "connect"))
         peer = addresses.reachable(peer)
-        if self._is_foreign(peer):
+        if _is_foreign(self, peer):
             raise os_error(errno.ENETUNREACH, f"IPV6_V6ONLY, and {peer[0]} is IPv4")
         with self._lock:
             self._check_open()
@@ -197,8 +194,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
                 local = self._reservation.address
             link = StreamLink(devices.contexts(), options.stream_settings(self._options))
             self._transfer.link = link
-            link.on_change = self.watchers.tell
-            if local is not None and self._is_dual(local) and ":" not in peer[0]:
+            link.show(self.watchers)
+            if local is not None and _is_dual(self, local) and ":" not in peer[0]:
                 local = ANY_IPV4, local[1]
             try:
                 link.connect(peer, local=local)
@@ -218,6 +215,11 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
             raise os_error(errno.EISCONN, f"with {link.peer}")
         return link
 
+    def settimeout(self, wait_s: float | None, /) -> None:
+        """See `Socket.settimeout`."""
+        super().settimeout(wait_s)
+        self._transfer.set_wait(self._timeout_s)
+
     # -- sending
 
     def send(self, data: Any, flags: int = 0, /) -> int:
@@ -226,6 +228,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         From 16 KiB up they are written from the caller's memory, which is free again on return.
         Raises OSError: EAGAIN, ETIMEDOUT, ENOTCONN, EPIPE (shut down), ECONNRESET.
         """
+        if self._transfer.may_serve:
+            _place(self)
         return self._transfer.send(memoryview(data).cast("B"), flags, self._timeout_s)
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
@@ -270,6 +274,8 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         """
         if bytes_max < 0:
             raise ValueError("negative buffersize in recv")
+        if self._transfer.may_serve:
+            _place(self)
         return self._transfer.receive(bytes_max, flags, self._timeout_s)
 
     def recv_into(self, buffer: Any, bytes_max: int = 0, flags: int = 0) -> int:
@@ -377,14 +383,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         return self._reservation.address if found is None and self._reservation else found
 
     def _socket_info(self) -> options.SocketInfo:
-        link = self._transfer.link
-        state, segment_bytes = options.TcpState.CLOSE, None
-        if self._listener is not None:
-            state = options.TcpState.LISTEN
-        elif link is not None:
-            state = _STATES[link.state]
-            segment_bytes = link.context.adapter.attributes.link.mtu_bytes
-        return options.SocketInfo(state, segment_bytes, family=self._family)
+        return _info(self, self._transfer.link)
 
     def _apply(self, level: int, option: int) -> None:
         link = self._transfer.link
@@ -420,6 +419,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 
     def _release(self) -> None:
         self._transfer.is_closed = True
+        self.__dict__.clear()
         for one in (self._reservation, self._listener):
             if one is not None:
                 one.close()
@@ -442,6 +442,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 
     def _abandon_in_child(self) -> None:
         super()._abandon_in_child()
+        self.__dict__.clear()
         self._transfer.is_closed = True
         self._transfer.link = self._listener = None
         if self._reservation is not None:
@@ -451,6 +452,39 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
 def socket(family: int = system.AF_INET, type: int = system.SOCK_STREAM, proto: int = 0) -> Socket:
     """Return a new socket, as `socket.socket` does; see `Socket`."""
     return Socket(family, type, proto)
+
+
+def _place(socket: StreamSocket) -> None:
+    """Place the calls of a compiled stream in the socket, where none is overridden."""
+    link, own = socket._transfer.link, type(socket)
+    if link is None or link.native is None or link.state is LinkState.CONNECTING:
+        return
+    native = link.native.native
+    socket._transfer.serve(native, socket._timeout_s)
+    for name in ("send", "recv", "recv_into"):
+        if getattr(own, name) is getattr(StreamSocket, name):
+            socket.__dict__[name] = getattr(native, name)
+
+
+def _info(socket: StreamSocket, link: StreamLink | None) -> options.SocketInfo:
+    state, segment_bytes = options.TcpState.CLOSE, None
+    if socket._listener is not None:
+        state = options.TcpState.LISTEN
+    elif link is not None:
+        state = _STATES[link.state]
+        segment_bytes = link.context.adapter.attributes.link.mtu_bytes
+    return options.SocketInfo(state, segment_bytes, family=socket._family)
+
+
+def _is_dual(socket: StreamSocket, address: HostPort) -> bool:
+    """Return whether an address of the socket is one of both IP versions."""
+    return address[0] == "::" and not socket._options.v6_only
+
+
+def _is_foreign(socket: StreamSocket, address: HostPort) -> bool:
+    """Return whether it is an IPv4 address and the socket has IPv6 only."""
+    is_ipv4 = ":" not in address[0]
+    return is_ipv4 and socket._family == system.AF_INET6 and socket._options.v6_only
 
 
 def _connect_error(code: int | None, peer: HostPort | None, reason: str | None) -> OSError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,14 +29,15 @@ from typing import Any, Final, NamedTuple
 from weakref import finalize
 
 from urds.common.buffers import address_of
-from urds.common.receive_buffers import fill
+from urds.common.receive_buffers import fill, writable
+from urds.rsocket import settings
 from urds.rsocket.constants import ANY_OFFSET, PROT_NONE, PROT_WRITE
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import DIRECT_BYTES_MIN, ZERO_COPY_BYTES_MIN, Memory
 from urds.rsocket.errors import closed, os_error
 from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext
-from urds.rsocket.link.stream_link import LinkState, StreamLink
+from urds.rsocket.link.stream_link import LinkState, StreamLink, wait_on
 from urds.rsocket.waiting import CallTimeout, Wait, Watchers
 
 
@@ -90,6 +92,8 @@ def _forget(array_id: int) -> None:
             context.adapter.call_soon(partial(context.release, memory))
 
 
+_NS: Final = 1_000_000_000
+_NS_PER_US: Final = 1000
 ZERO_COPY_WAIT_S: Final = 0.005  # some wake-ups of a peer that does read
 
 # As integers: an enum makes each operation on flags twenty times as long. MSG_NOSIGNAL and the
@@ -116,13 +120,26 @@ class StreamTransfer:
     EAGAIN, ETIMEDOUT, ENOTCONN, EOPNOTSUPP (flags), ECONNRESET.
     """
 
-    __slots__ = ("_is_expecting", "is_closed", "link", "watchers")
+    __slots__ = ("_expecting", "_served", "_wait_s", "is_closed", "link", "watchers")
 
     def __init__(self, watchers: Watchers) -> None:
         self.link: StreamLink | None = None
         self.is_closed = False  # the socket
         self.watchers = watchers
-        self._is_expecting = False  # whether a receive has given its memory to the peer
+        self._expecting = False
+        self._served: Any = None  # the compiled stream whose placed methods call here
+        self._wait_s: float | None = None  # of these
+
+    @property
+    def _is_expecting(self) -> bool:
+        """Whether a receive has given its memory to the peer."""
+        return self._expecting
+
+    @_is_expecting.setter
+    def _is_expecting(self, is_expecting: bool) -> None:
+        self._expecting = is_expecting
+        if self._served is not None:
+            self._served.set_expecting(is_expecting)
 
     def connected_link(self, call_timeout: CallTimeout) -> StreamLink:
         """Return the link, connected: a connect under way is waited for."""
@@ -141,6 +158,58 @@ class StreamTransfer:
     def _check_open(self) -> None:
         if self.is_closed:
             raise closed()
+
+    # -- for the methods of a compiled stream, which do what is done at once
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether the link has a compiled stream whose methods are not placed yet."""
+        return self._served is None and self.link is not None and self.link.native is not None
+
+    def serve(self, native: Any, wait_s: float | None) -> None:
+        """Do from now on what these methods leave."""
+        look_ns = settings.current().polling_time * _NS_PER_US if _may_look() else 0
+        native.place(self, look_ns)
+        self._served = native
+        self.set_wait(wait_s)
+
+    def set_wait(self, wait_s: float | None) -> None:
+        """Have them wait that long."""
+        self._wait_s = wait_s
+        if self._served is not None:
+            self._served.set_wait_ns(-1 if wait_s is None else int(wait_s * _NS))
+
+    def send_given(self, data: Any, flags: int) -> int:
+        """Send; see `StreamSocket.send`."""
+        return self.send(memoryview(data).cast("B"), flags, self._wait_s)
+
+    def send_rest_given(self, data: Any, sent: int) -> int:
+        """Go on after `sent` bytes; see `StreamSocket.send`."""
+        view = memoryview(data).cast("B")
+        if not sent or self.link is None:
+            return self.send(view, 0, self._wait_s)
+        try:
+            sent = self._send_rest(self.link, view, sent, CallTimeout(self._wait_s))
+        except OSError:
+            if self.is_closed:
+                raise closed() from None
+            raise
+        self.watchers.tell()
+        return sent
+
+    def receive_given(self, bytes_max: int, flags: int) -> bytes:
+        """Receive; see `StreamSocket.recv`."""
+        if bytes_max < 0:
+            raise ValueError("negative buffersize in recv")
+        return self.receive(bytes_max, flags, self._wait_s)
+
+    def receive_into_given(self, buffer: Any, bytes_max: int, flags: int) -> int:
+        """Receive; see `StreamSocket.recv_into`."""
+        return self.receive_into(writable(buffer, bytes_max, "recv_into"), flags, self._wait_s)
+
+    def tell(self) -> None:
+        """Tell watchers after a call that has done something."""
+        self.watchers.tell()
 
     # -- sending
 
@@ -396,13 +465,18 @@ class StreamTransfer:
         return has_bytes
 
 
+def _may_look() -> bool:
+    """Return whether a peer can run while a thread of ours looks for its answer."""
+    return len(os.sched_getaffinity(0)) > 1
+
+
 def _call_timeout(flags: int, wait_s: float | None) -> CallTimeout:
     return CallTimeout(0.0 if flags & _DONTWAIT else wait_s)
 
 
 def _wait_on(link: StreamLink) -> Wait:
     """Return how to wait for what happens on a link that is connected."""
-    return partial(devices.wait, (link.context,))
+    return partial(wait_on, link)
 
 
 _MAPPED_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -68,16 +68,18 @@ class Watchers:
     Any thread adds and removes; `tell` takes no lock, for the callbacks are replaced, not changed.
     """
 
-    __slots__ = ("_callbacks", "_lock")
+    __slots__ = ("_callbacks", "_follower", "_lock")
 
     def __init__(self) -> None:
         self._callbacks: tuple[Watcher, ...] = ()
+        self._follower: Callable[[bool], None] | None = None
         self._lock = renewed(threading.Lock())
 
     def add(self, callback: Watcher) -> None:
         """Call it at each change from now on, as often as it was added."""
         with self._lock:
             self._callbacks = (*self._callbacks, callback)
+            self._note()
 
     def remove(self, callback: Watcher) -> None:
         """Remove one registration of a callback, if it has one. A call may be under way."""
@@ -86,6 +88,17 @@ class Watchers:
             if callback in left:
                 left.remove(callback)
                 self._callbacks = tuple(left)
+                self._note()
+
+    def follow(self, follower: Callable[[bool], None] | None) -> None:
+        """Tell `follower` whether there are any, now and at each change."""
+        with self._lock:
+            self._follower = follower
+            self._note()
+
+    def _note(self) -> None:
+        if self._follower is not None:
+            self._follower(bool(self._callbacks))
 
     def tell(self) -> None:
         """Call all: the readiness may have changed, in either direction, or the end came."""

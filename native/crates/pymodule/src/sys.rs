@@ -183,6 +183,20 @@ impl Export {
         }
     }
 
+    /// Copy bytes of another export in, both in one piece; this one may be written.
+    pub fn copy_from(&self, at: usize, from: &Self, from_at: usize, length: usize) {
+        let fits = at + length <= self.length() && from_at + length <= from.length();
+        assert!(
+            fits && !self.is_readonly(),
+            "a range outside an export, or of one that is read"
+        );
+        // SAFETY: as above, for both; `copy` allows that they are the same.
+        unsafe {
+            let to = self.0.buf.cast::<u8>().add(at);
+            ptr::copy(from.0.buf.cast::<u8>().add(from_at), to, length);
+        }
+    }
+
     /// Copy bytes that are not contiguous.
     pub fn gather(&mut self, py: Python<'_>) -> PyResult<Vec<u8>> {
         let mut bytes = vec![0; self.length()];

@@ -13,6 +13,8 @@ mod records;
 mod regions;
 mod requests;
 mod shm;
+mod stream;
+mod stream_bytes;
 mod values;
 
 pub use memory::Buffer;
@@ -22,6 +24,7 @@ use pyo3::prelude::*;
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<shm::ShmEngine>()?;
+    module.add_class::<stream::Stream>()?;
     module.add_class::<queue_pair::QueuePair>()?;
     module.add_class::<queues::CompletionQueue>()?;
     module.add_class::<queues::SharedReceiveQueue>()?;

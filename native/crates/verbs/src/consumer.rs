@@ -12,9 +12,9 @@ use crate::numbers::Status;
 
 /// Bytes of one packet, to be copied once to where they belong.
 #[derive(Clone, Copy, Debug)]
-pub struct Octets<'a>(&'a [u8]);
+pub struct Content<'a>(&'a [u8]);
 
-impl<'a> Octets<'a> {
+impl<'a> Content<'a> {
     pub(crate) fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -41,7 +41,7 @@ impl<'a> Octets<'a> {
 /// One packet of a SEND. Those of a message follow each other, none is missing.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    pub octets: Octets<'a>,
+    pub content: Content<'a>,
     /// Of its first byte in the message.
     pub offset: u32,
     pub is_last: bool,

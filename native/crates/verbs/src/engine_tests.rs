@@ -523,11 +523,11 @@ impl fmt::Debug for Notes {
 
 impl Consumer for Notes {
     fn message(&mut self, part: Part<'_>) -> Result<(), Refused> {
-        let mut bytes = vec![0; part.octets.len()];
-        part.octets.copy_to(&mut bytes);
+        let mut bytes = vec![0; part.content.len()];
+        part.content.copy_to(&mut bytes);
         let first = bytes.first().copied().unwrap_or(0);
         let mut last = [0; 1];
-        part.octets.copy_out(bytes.len() - 1, &mut last);
+        part.content.copy_out(bytes.len() - 1, &mut last);
         let said = format!("{}+{} {first} {}", part.offset, bytes.len(), last[0]);
         self.heard.push(said);
         if part.is_last {

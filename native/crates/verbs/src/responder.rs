@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::attributes::Field;
-use crate::consumer::{Octets, Part};
+use crate::consumer::{Content, Part};
 use crate::errors::{ACK, Fault, NAK_REMOTE_ACCESS, RNR_NAK};
 use crate::memory::{Extent, Payload};
 use crate::numbers::{
@@ -304,7 +304,7 @@ impl QueuePair {
             if let Some(consumer) = &mut self.consumer {
                 let is_last = packet.has(LAST);
                 let part = Part {
-                    octets: Octets::of(payload),
+                    content: Content::of(payload),
                     offset: packet.offset,
                     is_last,
                     is_solicited: packet.has(SOLICITED),

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import not_
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from urds.common.buffers import address_of
 from urds.common.forks import renewed
@@ -163,8 +163,16 @@ class DeviceContext:
         self.links[qp.qpn] = link
         return qp
 
+    def hear_stream(self, qpn: int, handler: Callable[[], None]) -> None:
+        """Have a compiled stream tell what it leaves to its link."""
+        adapter: Any = self.adapter
+        adapter.on_stream[qpn] = handler
+
     def forget(self, qp: QueuePair) -> None:
         """Drop a queue pair."""
+        handlers = getattr(self.adapter, "on_stream", None)
+        if handlers is not None:
+            handlers.pop(qp.qpn, None)
         if self.links.pop(qp.qpn, None) is not None:
             self._receives.attached -= 1
             self.adapter.remove(qp)

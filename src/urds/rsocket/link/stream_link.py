@@ -7,6 +7,8 @@ the links that they concern finish then. `on_change` tells what shows or awaits 
 A connect tries the devices in their order: the next one when no peer listens on the one before.
 """
 
+from __future__ import annotations
+
 import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from urds.common.errors import RemoteProtocolError
 from urds.common.progress import progress_thread
@@ -22,12 +24,17 @@ from urds.common.timers import Timer
 from urds.common.types import HostPort
 from urds.rsocket.core.stream.core import StreamCore
 from urds.rsocket.core.stream.records import Post, Shut, StreamSettings
+from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext, Readiness
+from urds.rsocket.link.native_stream import NativeStream, may_be_native
 from urds.verbs.engine.numbers import QPState, WCOpcode, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QueuePair
 from urds.verbs.engine.requests import SendRequest
 from urds.verbs.engine.work import WC, SendWR
 from urds.verbs.providers import base
+
+if TYPE_CHECKING:
+    from urds.rsocket.waiting import Watchers
 
 LINGER_S: Final = 30.0  # how long a closed link goes on sending what was accepted
 _NS: Final = 1_000_000_000
@@ -158,6 +165,9 @@ class StreamLink:
         self.peer: HostPort | None = None
         self.on_change: Callable[[], None] | None = None
         self.stream: StreamCore | None = None
+        self.native: NativeStream | None = None  # `stream` too, where it is compiled
+        self._watchers: Watchers | None = None
+        self._is_cut = False
         self._send_queue = _SendQueue()
         self._early_imm_data: list[int] = []  # of messages before the peer's connect data
         self._connection: base.VerbsConnection | None = None
@@ -242,9 +252,19 @@ class StreamLink:
         )
 
     def _prepare(self) -> tuple[StreamCore, QueuePair]:
-        self.stream = StreamCore(self.settings, self.context)
-        self._send_queue.qp = self.context.queue_pair(self, self.settings.send_queue)
-        return self.stream, self._send_queue.qp
+        stream, qp = _make_stream(self, self.context)
+        self.stream, self._send_queue.qp = stream, qp
+        self._follow_watchers()
+        return stream, qp
+
+    def show(self, watchers: Watchers) -> None:
+        """Tell these watchers of changes from now on."""
+        self._watchers, self.on_change = watchers, watchers.tell
+        self._follow_watchers()
+
+    def _follow_watchers(self) -> None:
+        if self.native is not None and self._watchers is not None:
+            self._watchers.follow(self.native.native.set_watched)
 
     def answer(self, connection: base.VerbsConnection, private_data: bytes) -> None:
         """Accept a request, whose private data are an rsocket's; lock held.
@@ -333,7 +353,7 @@ class StreamLink:
         self._send_queue.forget(self.context)
         if self.stream is not None:
             self.stream.close()
-            self.stream = None
+            self.stream = self.native = None
 
     # -- data
 
@@ -344,7 +364,7 @@ class StreamLink:
         Raises OSError: ECONNRESET, ENOTCONN.
         """
         with self.context.adapter.lock:
-            stream = self._connected()
+            stream = _connected(self)
             taken = stream.send(data, may_zero_copy=may_zero_copy)
             self._post_all(stream)  # what gathered before may go even if nothing was taken
             return taken
@@ -355,30 +375,23 @@ class StreamLink:
         Raises OSError: ENOTCONN; what broke the connection, once all that arrived was taken.
         """
         with self.context.adapter.lock:
-            stream = self._connected()
+            stream = _connected(self)
             taken = stream.receive_ring.receive_into(view, peek=peek)
-            self._note_taken(stream, taken, len(view))
+            _note_taken(self, stream, taken, len(view))
             return taken
 
     def receive(self, byte_count_max: int, *, peek: bool = False) -> bytes:
         """Return bytes that are there, in one copy; otherwise as `receive_into`."""
         with self.context.adapter.lock:
-            stream = self._connected()
+            stream = _connected(self)
             data = stream.receive_ring.receive(byte_count_max, peek=peek)
-            self._note_taken(stream, len(data), byte_count_max)
+            _note_taken(self, stream, len(data), byte_count_max)
             return data
-
-    def _note_taken(self, stream: StreamCore, taken: int, wanted: int) -> None:
-        """Announce the space; OSError if the connection broke and nothing of it is left to take."""
-        if taken:
-            self._post_all(stream)
-        elif wanted and stream.lifecycle.error and not stream.receive_ring.readable_bytes:
-            raise OSError(stream.lifecycle.take_error(), self.reason or "the connection is broken")
 
     def shut_down(self, how: Shut) -> None:
         """End one direction or both. Raises OSError: ENOTCONN."""
         with self.context.adapter.lock:
-            stream = self._connected()
+            stream = _connected(self)
             stream.lifecycle.shut_down(how)
             self._post_all(stream)
             self._tell()
@@ -388,35 +401,19 @@ class StreamLink:
         if self.stream is not None:
             self._post_all(self.stream)
 
-    def _connected(self) -> StreamCore:
-        stream = self.stream
-        if self.context.is_abandoned:
-            raise OSError(errno.EBADF, "the socket belongs to the parent of this process")
-        if stream is None or self.state in (LinkState.IDLE, LinkState.CONNECTING):
-            raise OSError(errno.ENOTCONN, f"the socket is not connected ({self.state.name})")
-        return stream
-
     def _post_all(self, stream: StreamCore) -> None:
-        if self.state is not LinkState.CONNECTING:
+        if self.state is LinkState.CONNECTING:
+            return
+        if self.native is not None:
+            self.native.post_pending()
+        else:
             self._send_queue.post_all(stream, self.context.adapter)
 
     # -- readiness
 
     def readiness(self) -> Readiness:
         """Tell what may be done without waiting. Safe without the lock."""
-        stream = self.stream
-        if self.state is LinkState.CONNECTING or self.state is LinkState.IDLE:
-            return Readiness(False, False, self.state is LinkState.IDLE, False)
-        if stream is None:
-            return Readiness(True, True, True, bool(self.error))
-        failed = bool(stream.lifecycle.error or self.error)
-        is_over = self.state is LinkState.OVER
-        return Readiness(
-            stream.is_readable or is_over or failed,
-            stream.is_writable or is_over or failed,
-            is_over or not (stream.lifecycle.can_read or stream.lifecycle.can_write),
-            failed,
-        )
+        return _readiness(self)
 
     @property
     def is_ended(self) -> bool:
@@ -463,7 +460,7 @@ class StreamLink:
         if event.connection is not self._connection:
             return
         if self.state is LinkState.CONNECTING:
-            self._fail_connect(event)
+            _fail_connect(self, event)
         elif self.state is LinkState.CONNECTED:
             # In order the peer's DISCONNECT comes before: then the stream is over already.
             self._lose(errno.ECONNRESET, event.reason or f"connection ended: {event.kind.name}")
@@ -481,20 +478,10 @@ class StreamLink:
         self.state = LinkState.CONNECTED
         self.contexts = [self.context]
         self.local, self.peer = connection.local, connection.peer
+        if self.native is not None:
+            self.native.begin()
         while self._early_imm_data:
             self._take_imm_data(stream, self._early_imm_data.pop(0))
-        self.context.mark(self)
-
-    def _fail_connect(self, event: base.VerbsConnectionEvent) -> None:
-        self._connection = None
-        self._drop()
-        if event.kind is base.ConnectionEventKind.REFUSED and self._untried:
-            # Not here: the lock of this device is held, and the next one has its own.
-            progress_thread.call_soon(self._go_on)
-            return
-        self.error = _CONNECT_ERRNO[event.kind]
-        self.reason = event.reason or f"connect to {self.peer}: {event.kind.name}"
-        self.state = LinkState.OVER
         self.context.mark(self)
 
     def handle_received(self, wc: WC) -> None:
@@ -528,6 +515,17 @@ class StreamLink:
         elif wc.status is not WCStatus.WR_FLUSH_ERR:
             self._cut_soon(f"a write failed: {wc.status.name}")
 
+    def handle_news(self) -> None:
+        """Hear that the compiled stream has changed. Lock held."""
+        native = self.native
+        if native is None:
+            return
+        cut = native.native.take_cut()
+        if cut is not None and not self._is_cut:
+            self._is_cut = True
+            self._cut_soon(cut)
+        self.context.mark(self)
+
     def _cut_soon(self, reason: str) -> None:
         """Break off a connection whose peer broke the protocol, after the call that says so."""
         self.context.stats.cut_links += 1
@@ -543,3 +541,77 @@ class StreamLink:
                 stream.handle_timeout(time.monotonic_ns())
                 self._post_all(stream)
                 self._timers.plan_keepalive(stream.poll_timeout(), self._keep_alive)
+
+
+def _readiness(link: StreamLink) -> Readiness:
+    stream = link.stream
+    if link.state is LinkState.CONNECTING or link.state is LinkState.IDLE:
+        return Readiness(False, False, link.state is LinkState.IDLE, False)
+    if stream is None:
+        return Readiness(True, True, True, bool(link.error))
+    failed = bool(stream.lifecycle.error or link.error)
+    is_over = link.state is LinkState.OVER
+    return Readiness(
+        stream.is_readable or is_over or failed,
+        stream.is_writable or is_over or failed,
+        is_over or not (stream.lifecycle.can_read or stream.lifecycle.can_write),
+        failed,
+    )
+
+
+def _make_stream(link: StreamLink, context: DeviceContext) -> tuple[StreamCore, QueuePair]:
+    """Make stream and queue pair of a link, compiled where the device's engine is."""
+    settings = link.settings
+    if not may_be_native(context, settings):
+        stream = link.stream = StreamCore(settings, context)  # given back if there is no queue pair
+        return stream, context.queue_pair(link, settings.send_queue)
+    qp = context.queue_pair(link, settings.send_queue)
+    try:
+        link.native = NativeStream(context, qp, settings)
+    except OSError:
+        context.forget(qp)
+        raise
+    context.hear_stream(qp.qpn, link.handle_news)
+    return cast(StreamCore, link.native), qp  # all of it that is called here
+
+
+def wait_on(link: StreamLink, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait for what happens on a link that is connected; see `devices.wait`."""
+    native = link.native
+    if native is None:
+        return devices.wait((link.context,), is_ready, timeout_s)
+    native.native.listen()
+    try:
+        return devices.wait((link.context,), is_ready, timeout_s)
+    finally:
+        native.native.leave()
+
+
+def _note_taken(link: StreamLink, stream: StreamCore, taken: int, wanted: int) -> None:
+    """Announce the space; OSError if the connection broke and nothing of it is left to take."""
+    if taken:
+        link._post_all(stream)
+    elif wanted and stream.lifecycle.error and not stream.receive_ring.readable_bytes:
+        raise OSError(stream.lifecycle.take_error(), link.reason or "the connection is broken")
+
+
+def _connected(link: StreamLink) -> StreamCore:
+    stream = link.stream
+    if link.context.is_abandoned:
+        raise OSError(errno.EBADF, "the socket belongs to the parent of this process")
+    if stream is None or link.state in (LinkState.IDLE, LinkState.CONNECTING):
+        raise OSError(errno.ENOTCONN, f"the socket is not connected ({link.state.name})")
+    return stream
+
+
+def _fail_connect(link: StreamLink, event: base.VerbsConnectionEvent) -> None:
+    link._connection = None
+    link._drop()
+    if event.kind is base.ConnectionEventKind.REFUSED and link._untried:
+        # Not here: the lock of this device is held, and the next one has its own.
+        progress_thread.call_soon(link._go_on)
+        return
+    link.error = _CONNECT_ERRNO[event.kind]
+    link.reason = event.reason or f"connect to {link.peer}: {event.kind.name}"
+    link.state = LinkState.OVER
+    link.context.mark(link)

@@ -12,6 +12,7 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefRefe
 use urds_channel::slots::PAYLOAD_BYTES_MAX;
 use urds_channel::sys::{Errno, random};
 use urds_dataplane::clock::Clock;
+use urds_stream_link::News;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
 use urds_verbs::errors::{EOPNOTSUPP, Rejected};
@@ -37,12 +38,16 @@ const DRAWN_MAX: usize = 32;
 ///
 /// Locks: the machine's is held without any Python code; the maps' for a look-up.
 pub struct Core {
-    machine: Mutex<Machine>,
-    is_broken: AtomicBool,
+    pub machine: Mutex<Machine>,
+    pub is_broken: AtomicBool,
     /// Where packets go, of an engine whose own they are. Its lock is taken inside the machine's.
     pub channels: Mutex<Channels>,
     pub has_channels: AtomicBool,
     pub looks: Looks,
+    /// Streams whose links have something to do.
+    pub news: Arc<News>,
+    /// When a call made progress last, for the thread that makes it otherwise.
+    pub progressed_ns: AtomicI64,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
     /// Regions by key and windows by number, which are there until they are taken back.
@@ -261,6 +266,8 @@ impl Engine {
                 has_channels: AtomicBool::new(has_channels),
                 channels: Mutex::new(channels.unwrap_or_default()),
                 looks: Looks::new(on_pass, on_idle),
+                news: Arc::default(),
+                progressed_ns: AtomicI64::new(0),
                 elements: Mutex::default(),
                 regions: Mutex::default(),
                 windows: Mutex::default(),

@@ -35,7 +35,7 @@ pub struct Left {
 /// What an engine with channels knows of its adapter and of those who poll.
 pub struct Looks {
     /// Called when a call has left something that the adapter has to do.
-    on_pass: Option<Py<PyAny>>,
+    pub on_pass: Option<Py<PyAny>>,
     /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
     on_idle: Option<Py<PyAny>>,
     looked_ns: AtomicI64,
@@ -174,6 +174,7 @@ impl Core {
         let is_awaited = told.pushed != pushed && self.looks.watchers.load(Relaxed) > 0;
         let has_news = !(told.fed.is_empty() && told.events.is_empty());
         let is_wanted = !(channels.events.is_empty() && machine.failed.is_empty());
+        let is_wanted = is_wanted || self.news.has();
         let due_ns = machine.poll_timeout().unwrap_or(i64::MAX);
         let is_sooner = due_ns < self.looks.planned_ns.load(Relaxed);
         Left {

@@ -32,6 +32,11 @@ impl Buffer {
     pub fn is_readonly(&self) -> bool {
         self.export().is_readonly()
     }
+
+    /// Copy bytes of another buffer in, at once.
+    pub fn copy_from(&self, at: usize, from: &Self, from_at: usize, length: usize) {
+        self.export().copy_from(at, from.export(), from_at, length);
+    }
 }
 
 impl Memory for Buffer {

@@ -150,7 +150,7 @@ impl QueuePair {
 #[pymethods]
 impl QueuePair {
     #[getter]
-    fn qpn(&self) -> u32 {
+    pub fn qpn(&self) -> u32 {
         self.setup.qpn
     }
 

@@ -29,6 +29,10 @@ fn raised(error: Errno) -> PyErr {
 }
 
 impl ShmEngine {
+    pub fn core(&self) -> std::sync::Arc<Core> {
+        self.core.clone()
+    }
+
     fn with<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Channels) -> T) -> PyResult<T> {
         let channels = &self.core.channels;
         self.core.call(py, |_| work(&mut channels.lock()))
@@ -185,6 +189,11 @@ impl ShmEngine {
         for qpn in failed {
             list.append(("failed", qpn))?;
         }
+        if self.core.news.has() {
+            for qpn in self.core.news.take() {
+                list.append(("stream", qpn))?;
+            }
+        }
         Ok(list)
     }
 
@@ -293,6 +302,12 @@ impl ShmEngine {
     #[getter]
     fn regions_mapped(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |channels| channels.mapped())
+    }
+
+    /// When a call of a stream looked at the channels last, on the monotonic clock; 0 for never.
+    #[getter]
+    fn progressed_ns(&self) -> i64 {
+        self.core.progressed_ns.load(Relaxed)
     }
 
     #[getter]

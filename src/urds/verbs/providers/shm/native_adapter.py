@@ -60,6 +60,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             placed_bytes_min=reference.PLACED_BYTES_MIN,
         )
         self.channel_engine = engine
+        self.on_stream: dict[int, Callable[[], None]] = {}  # by queue pair, of compiled streams
         self.use(engine)
         return NativePeers(self, engine, self._rendezvous)
 
@@ -192,6 +193,20 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def _handle_ended(self, gid: bytes) -> None:
         self.call_soon(partial(self.peers.lose_peer, gid))
+
+    def stream(self, qp: Any, settings: object, source: object) -> Any:
+        """Make the compiled stream of a queue pair in INIT. Raises OSError: EINVAL, ENOMEM."""
+        return urds_native.Stream(self.channel_engine, qp, settings, source)
+
+    def _handle_stream(self, qpn: int) -> None:
+        handler = self.on_stream.get(qpn)
+        if handler is not None:
+            handler()
+
+    def progressed_ns(self) -> int:
+        """Return when a call that takes no lock of Python made progress last."""
+        at_ns: int = self.channel_engine.progressed_ns
+        return at_ns
 
     def _handle_failed(self, qpn: int) -> None:
         entry = self.entries.get(qpn)
@@ -355,6 +370,7 @@ _HANDLERS: Final[dict[str, Any]] = {
     "gone": NativeShmAdapter._handle_ended,
     "error": NativeShmAdapter._handle_error,
     "failed": NativeShmAdapter._handle_failed,
+    "stream": NativeShmAdapter._handle_stream,
 }
 
 

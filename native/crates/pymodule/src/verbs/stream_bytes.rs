@@ -1,0 +1,335 @@
+//! How calls of a stream reach the engine, look for news, and leave to Python what they do not do.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use urds_stream::Region;
+use urds_stream_link::{self as link, SendContent};
+use urds_verbs::Engine as Machine;
+use urds_verbs::memory::Extent;
+use urds_verbs_shm::Channels;
+
+use crate::deferred;
+use crate::errors::os_error;
+use crate::sys::{self, NewBytes};
+use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::memory::Buffer;
+use crate::verbs::stream::{Ram, Stream, region_of};
+
+/// Up to so many bytes are received by way of the stack.
+const SHORT_BYTES: usize = 256;
+/// Looks for news between two readings of the clock.
+const LOOKS: u32 = 16;
+
+/// The bytes of a call, as long as it lasts.
+pub enum Given<'a> {
+    Bytes(&'a [u8]),
+    Buffer(Arc<Buffer>),
+}
+
+impl<'a> Given<'a> {
+    /// Raises `TypeError` without bytes, `OSError` unless they are in one piece.
+    pub fn of(data: &'a Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+            return Ok(Self::Bytes(bytes.as_bytes()));
+        }
+        Ok(Self::Buffer(Arc::new(Buffer::of(data)?)))
+    }
+
+    pub fn length(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.length(),
+        }
+    }
+
+    /// Return the bytes from `at` on.
+    pub fn content(&self, at: usize) -> SendContent<'_> {
+        match self {
+            Self::Bytes(bytes) => SendContent::Bytes(&bytes[at..]),
+            Self::Buffer(buffer) => SendContent::Memory(Extent {
+                memory: buffer.clone(),
+                at,
+                length: buffer.length() - at,
+            }),
+        }
+    }
+}
+
+impl Stream {
+    /// Work with the engine, then have the device do what that left.
+    pub fn through<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine, &mut Channels, u32) -> T,
+    ) -> PyResult<T> {
+        let number = self.qp.get().number();
+        let (result, left) = self.core.through(py, |machine, channels, now_ns| {
+            let pushed = machine.shared.told.pushed;
+            let result = work(machine, channels, number);
+            if machine.has_ready() {
+                channels.flush(machine, now_ns);
+            }
+            (result, self.core.left(machine, channels, pushed))
+        })?;
+        self.core.finish_pass(py, left)?;
+        Ok(result)
+    }
+
+    /// Post what is due, and give the memory back that is free.
+    pub fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.through(py, |machine, channels, number| {
+            link::post_pending(machine, number, &self.link, channels);
+        })?;
+        self.tend(py)
+    }
+
+    /// Give the ring the memory that it wants, and the source what is free.
+    pub fn tend(&self, py: Python<'_>) -> PyResult<()> {
+        let (wanted, released) = {
+            let mut link = self.link.lock();
+            (link.core.wanted_ring(), link.core.take_released())
+        };
+        if wanted.is_none() && released.is_none() {
+            return Ok(());
+        }
+        self.tend_now(py, wanted, released)
+    }
+
+    #[cold]
+    pub fn tend_now(
+        &self,
+        py: Python<'_>,
+        wanted: Option<usize>,
+        mut released: Option<Region<Ram>>,
+    ) -> PyResult<()> {
+        let source = self.source.lock().as_ref().map(|one| one.clone_ref(py));
+        let Some(source) = source else {
+            return Ok(());
+        };
+        if let Some(bytes) = wanted {
+            match source.call_method1(py, intern!(py, "allocate"), (bytes,)) {
+                Ok(memory) => {
+                    let region = region_of(memory.bind(py))?;
+                    let rkey = region.rkey;
+                    self.memories.lock().insert(rkey, memory);
+                    self.link.lock().core.grow(region);
+                }
+                Err(_) => self.link.lock().core.refuse_growth(),
+            }
+            self.through(py, |machine, channels, number| {
+                link::post_pending(machine, number, &self.link, channels);
+            })?;
+        }
+        while let Some(region) = released
+            .take()
+            .or_else(|| self.link.lock().core.take_released())
+        {
+            let rkey = region.rkey;
+            drop(region);
+            deferred::drain(py);
+            let memory = self.memories.lock().remove(&rkey);
+            if let Some(memory) = memory {
+                source.call_method1(py, intern!(py, "release"), (memory,))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Look for news for a moment, without the interpreter, until a bit of the word is set.
+    pub fn look(&self, py: Python<'_>, bit: u32) -> PyResult<bool> {
+        let look_ns = self.look_ns.load(Relaxed);
+        if look_ns <= 0 {
+            return Ok(false);
+        }
+        let (core, attention) = (&self.core, &self.attention);
+        let mut until_ns = 0;
+        loop {
+            let found = py.detach(|| {
+                let mut looks = 0;
+                loop {
+                    let is_due = core.look_outside()?;
+                    if attention.word() & bit != 0 || is_due {
+                        return Some(is_due);
+                    }
+                    if looks % LOOKS == 0 {
+                        let now_ns = core.now_ns();
+                        if until_ns == 0 {
+                            until_ns = now_ns + look_ns;
+                        } else if now_ns >= until_ns {
+                            return Some(false);
+                        }
+                    }
+                    looks += 1;
+                    std::hint::spin_loop();
+                }
+            });
+            match found {
+                Some(true) => self.core.pass(py)?,
+                Some(false) => return Ok(self.attention.word() & bit != 0),
+                None => return Ok(false), // the engine is broken: the next call says so
+            }
+            if self.attention.word() & bit != 0 {
+                return Ok(true);
+            }
+        }
+    }
+
+    pub fn may_wait(&self) -> bool {
+        self.wait_ns.load(Relaxed) != 0
+    }
+
+    /// Have Python do a call, whole or what is left of it.
+    #[cold]
+    pub fn leave_to<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        arguments: impl pyo3::call::PyCallArgs<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let transfer = self.transfer.lock().as_ref().map(|one| one.clone_ref(py));
+        match transfer {
+            Some(transfer) => transfer.into_bound(py).call_method1(name, arguments),
+            None => Err(os_error(crate::errors::EBADF, "closed")),
+        }
+    }
+
+    /// Tell those who show readiness that it may have changed.
+    #[inline]
+    pub fn tell(&self, py: Python<'_>) -> PyResult<()> {
+        if self.has_watchers.load(Relaxed) {
+            self.leave_to(py, "tell", ())?;
+        }
+        Ok(())
+    }
+
+    /// Take bytes into `to`, which is filled from its front; return how many.
+    pub fn take(
+        &self,
+        py: Python<'_>,
+        wanted: usize,
+        peek: bool,
+        mut put: impl FnMut(&Ram, usize, usize),
+    ) -> PyResult<usize> {
+        let mut taken = 0;
+        if self.link.lock().core.receive_ring.available() == 0 {
+            self.look_once(py)?;
+        }
+        let has_more = {
+            let mut link = self.link.lock();
+            if wanted > 0 {
+                taken = link.core.receive_into(wanted, peek, &mut put);
+            }
+            link.update();
+            taken > 0 && !peek
+        };
+        if has_more {
+            self.finish(py)?;
+        }
+        Ok(taken)
+    }
+
+    /// Look at the channels once.
+    pub fn look_once(&self, py: Python<'_>) -> PyResult<()> {
+        let left = self.core.through(py, |machine, channels, now_ns| {
+            let pushed = machine.shared.told.pushed;
+            channels.progress(machine, now_ns);
+            self.core.left(machine, channels, pushed)
+        })?;
+        self.core.finish_pass(py, left)
+    }
+
+    pub fn take_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        bytes_max: usize,
+        peek: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let mut readable = self.link.lock().core.receive_ring.available();
+        if readable == 0 {
+            self.look_once(py)?;
+            readable = self.link.lock().core.receive_ring.available();
+        }
+        let wanted = bytes_max.min(readable);
+        if wanted <= SHORT_BYTES {
+            let mut room = [0; SHORT_BYTES];
+            let mut done = 0;
+            let taken = self.take(py, wanted, peek, |ram, at, length| {
+                urds_stream::Memory::read(ram, at, &mut room[done..done + length]);
+                done += length;
+            })?;
+            return sys::bytes_of(py, &room[..taken]);
+        }
+        let mut made = NewBytes::to_be_filled(py, wanted)?;
+        let mut done = 0;
+        let taken = self.take(py, wanted, peek, |ram, at, length| {
+            let room = &mut made.bytes_mut()[done..done + length];
+            urds_stream::Memory::read(ram, at, room);
+            done += length;
+        })?;
+        if taken == wanted {
+            return Ok(made.into_object().into_bound(py));
+        }
+        let short = sys::bytes_of(py, &made.bytes()[..taken])?;
+        drop(made.into_object().into_bound(py));
+        Ok(short)
+    }
+
+    pub fn take_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Buffer,
+        wanted: usize,
+        peek: bool,
+    ) -> PyResult<usize> {
+        let mut done = 0;
+        self.take(py, wanted, peek, |ram, at, length| {
+            buffer.copy_from(done, &ram.0, at, length);
+            done += length;
+        })
+    }
+}
+
+impl Core {
+    /// Have the adapter do what it has to do.
+    #[cold]
+    pub fn pass(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.looks.on_pass {
+            Some(on_pass) => on_pass.call0(py).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    pub fn now_ns(&self) -> i64 {
+        let now_ns = now_ns();
+        self.progressed_ns.store(now_ns, Relaxed);
+        now_ns
+    }
+
+    /// Look at the channels without the interpreter; return whether the adapter has something to do.
+    ///
+    /// `None` after a panic.
+    pub fn look_outside(&self) -> Option<bool> {
+        if self.is_broken.load(Relaxed) {
+            return None; // in the child of a fork the lock may be held for ever
+        }
+        let mut machine = self.machine.lock();
+        if self.is_broken.load(Relaxed) {
+            return None;
+        }
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            let mut channels = self.channels.lock();
+            let pushed = machine.shared.told.pushed;
+            channels.progress(&mut machine, now_ns());
+            self.left(&machine, &channels, pushed).is_due
+        }));
+        if found.is_err() {
+            self.is_broken.store(true, Relaxed);
+        }
+        found.ok()
+    }
+}

@@ -1,0 +1,427 @@
+//! Two streams on two engines: bytes come whole and in order, and hostile words cut.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex as StdMutex};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use urds_stream::{Region, Shut, StreamCore, StreamSettings};
+use urds_stream_link::{Attention, ENDED, Link, News, READABLE, SendContent, SharedLink, WRITABLE};
+use urds_stream_link::{attach, post_pending, send};
+use urds_verbs::Engine;
+use urds_verbs::attributes::{self, Attributes, Cap, FIELDS};
+use urds_verbs::consumer::{Post, PostKind};
+use urds_verbs::keys::{Domain, Registration};
+use urds_verbs::memory::{Extent, Memory, Payload};
+use urds_verbs::numbers::{QpKind, QpState};
+use urds_verbs::packets::{self, Packet};
+use urds_verbs::queue_pair::{Outlet, Setup};
+use urds_verbs::work::Route;
+
+const PD: Domain = Domain {
+    own: 1,
+    outer: None,
+};
+const CAP: Cap = Cap {
+    max_send_wr: 64,
+    max_recv_wr: 0,
+    max_send_sge: 1,
+    max_recv_sge: 1,
+    max_inline_data: 0,
+};
+const ADDRESS: u64 = 0x1_0000;
+
+/// Memory of a stream, which the engine writes.
+#[derive(Clone)]
+struct Ram(Arc<StdMutex<Vec<u8>>>);
+
+impl urds_stream::Memory for Ram {
+    fn read(&self, at: usize, to: &mut [u8]) {
+        to.copy_from_slice(&self.0.lock().expect("whole")[at..at + to.len()]);
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        self.0.lock().expect("whole")[at..at + from.len()].copy_from_slice(from);
+    }
+}
+
+impl Memory for Ram {
+    fn read(&self, at: usize, to: &mut [u8]) {
+        urds_stream::Memory::read(self, at, to);
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        urds_stream::Memory::write(self, at, from);
+    }
+}
+
+/// Packets under way, which find room or not.
+#[derive(Default)]
+struct Wire {
+    packets: VecDeque<Vec<u8>>,
+    is_full: bool,
+}
+
+impl Outlet for Wire {
+    fn packet(&mut self, _to: &Route, packet: &Packet, payload: Payload<'_>) {
+        let mut bytes = Vec::new();
+        packets::emit(packet, payload, false, &mut bytes);
+        self.packets.push_back(bytes);
+    }
+
+    fn has_room(&mut self, _to: &Route) -> bool {
+        !self.is_full
+    }
+}
+
+struct Side {
+    engine: Engine,
+    number: u32,
+    link: SharedLink<Ram>,
+    attention: Arc<Attention>,
+    news: Arc<News>,
+    wire: Wire,
+    route: Route,
+    address: u64,
+}
+
+impl Side {
+    fn new(qpn: u32, settings: StreamSettings) -> Self {
+        let mut engine = Engine::new(None, false);
+        let cq = engine.completion_queue(1, false).expect("one entry");
+        let route = Route {
+            gid: [u8::try_from(qpn).expect("small"); 16],
+            port: 0,
+        };
+        let number = engine.queue_pair(Setup {
+            qpn,
+            kind: QpKind::Rc,
+            domain: PD,
+            receive_domain: PD,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            cap: CAP,
+            sq_sig_all: true,
+            link: attributes::Link {
+                mtu_bytes: 4096,
+                payload_bytes_max: None,
+                retries: true,
+                acks_wait: false,
+            },
+            gid: route.gid,
+        });
+        let news = Arc::new(News::default());
+        let attention = Arc::new(Attention::new(qpn, Arc::clone(&news)));
+        let address = ADDRESS;
+        let mut made = Self {
+            link: Arc::new(Mutex::new(Link::new(
+                StreamCore::new(
+                    settings,
+                    region(&mut engine, settings.region_bytes(), address),
+                ),
+                Arc::clone(&attention),
+                usize::from(settings.receive_queue),
+            ))),
+            engine,
+            number,
+            attention,
+            news,
+            wire: Wire::default(),
+            route,
+            address,
+        };
+        attach(&mut made.engine, number, &made.link).expect("in RESET");
+        made
+    }
+
+    fn lead(&mut self, peer: Route, peer_qpn: i64) {
+        let mut given = Attributes::new(CAP);
+        let numbers = FIELDS.map(|(_, name, _)| match name {
+            "qp_access_flags" => 3,
+            "rnr_retry" => 7,
+            "min_rnr_timer" => 12,
+            "dest_qp_num" => peer_qpn,
+            _ => 0,
+        });
+        given.set_numbers(numbers);
+        given.route = Some(peer);
+        let init = attributes::PKEY_INDEX | attributes::PORT | attributes::ACCESS_FLAGS;
+        let rtr = attributes::AV | attributes::PATH_MTU | attributes::DEST_QPN | attributes::RQ_PSN;
+        let rtr = rtr | attributes::MAX_DEST_RD_ATOMIC | attributes::MIN_RNR_TIMER;
+        let rts = attributes::SQ_PSN | attributes::MAX_QP_RD_ATOMIC | attributes::RETRY_CNT;
+        let rts = rts | attributes::RNR_RETRY | attributes::TIMEOUT;
+        for (state, mask) in [
+            (QpState::Init, init),
+            (QpState::Rtr, rtr),
+            (QpState::Rts, rts),
+        ] {
+            given.state = state;
+            let mask = mask | attributes::STATE;
+            assert_eq!(self.engine.modify(self.number, &given, mask), Ok(()));
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> usize {
+        let content = SendContent::Bytes(bytes);
+        let taken = send(
+            &mut self.engine,
+            self.number,
+            &self.link,
+            &content,
+            true,
+            &mut self.wire,
+        );
+        taken.expect("the stream is open")
+    }
+
+    fn receive(&mut self, wanted: usize) -> Vec<u8> {
+        let mut got = Vec::new();
+        let grown = {
+            let mut link = self.link.lock();
+            link.core
+                .receive_into(wanted, false, &mut |ram: &Ram, at, length| {
+                    let begin = got.len();
+                    got.resize(begin + length, 0);
+                    urds_stream::Memory::read(ram, at, &mut got[begin..]);
+                });
+            link.update();
+            link.core.wanted_ring()
+        };
+        if let Some(bytes) = grown {
+            self.address += 1 << 24;
+            let made = region(&mut self.engine, bytes, self.address);
+            self.link.lock().core.grow(made);
+        }
+        post_pending(&mut self.engine, self.number, &self.link, &mut self.wire);
+        got
+    }
+}
+
+fn region(engine: &mut Engine, length: usize, address: u64) -> Region<Ram> {
+    let memory = Ram(Arc::new(StdMutex::new(vec![0; length])));
+    let registration = Registration {
+        memory: Arc::new(memory.clone()),
+        length: length as u64,
+        is_readonly: false,
+        address: i128::from(address),
+        access: 3,
+    };
+    let keys = &mut engine.shared.keys;
+    let (_, rkey) = keys.register(1, registration, None).expect("a fresh key");
+    Region {
+        memory,
+        address,
+        rkey,
+        length,
+    }
+}
+
+fn pair(settings: StreamSettings) -> [Side; 2] {
+    let mut sides = [Side::new(16, settings), Side::new(17, settings)];
+    let routes = [sides[0].route, sides[1].route];
+    sides[0].lead(routes[1], 17);
+    sides[1].lead(routes[0], 16);
+    let data = [0, 1].map(|side: usize| *sides[side].link.lock().core.connect_data());
+    for side in [0, 1] {
+        let mut link = sides[side].link.lock();
+        link.core.adopt(&data[1 - side]).expect("data of ours");
+        link.begin();
+    }
+    sides
+}
+
+/// Move packets until none is left.
+fn exchange(sides: &mut [Side; 2]) {
+    let mut moved = true;
+    while std::mem::take(&mut moved) {
+        for from in [0, 1] {
+            let source = sides[from].route;
+            let side = &mut sides[from];
+            side.engine.resume();
+            while side.engine.poll(0, &mut side.wire) {}
+            while let Some(bytes) = sides[from].wire.packets.pop_front() {
+                sides[1 - from].engine.receive(&bytes, source, 0);
+                moved = true;
+            }
+        }
+    }
+}
+
+fn pattern(from: usize, length: usize) -> Vec<u8> {
+    (from..from + length)
+        .map(|at| (at % 251).to_le_bytes()[0])
+        .collect()
+}
+
+#[test]
+fn bytes_and_the_end_come_through_and_the_word_says_so() {
+    let mut sides = pair(StreamSettings::default());
+    exchange(&mut sides);
+    assert_eq!(sides[1].attention.word() & (READABLE | WRITABLE), WRITABLE);
+    assert_eq!(sides[0].send(b"hello"), 5);
+    exchange(&mut sides);
+    assert_eq!(sides[1].attention.word() & READABLE, READABLE);
+    assert_eq!(sides[1].receive(100), b"hello");
+    assert_eq!(sides[1].attention.word() & READABLE, 0);
+    {
+        let mut link = sides[0].link.lock();
+        link.core.lifecycle.shut_down(Shut::RdWr);
+        link.update();
+    }
+    sides[0].receive(0);
+    exchange(&mut sides);
+    assert_eq!(sides[1].attention.word() & ENDED, ENDED);
+    assert_eq!(sides[1].news.take(), [17], "the end is told unasked");
+    assert!(sides[0].link.lock().core.wants_disconnect());
+    assert_eq!(sides[0].news.take(), [16]);
+}
+
+#[test]
+fn nothing_leaves_before_the_connection_is_known_and_early_words_are_kept() {
+    let settings = StreamSettings {
+        receive_queue: 2,
+        ..StreamSettings::default()
+    };
+    let mut sides = [Side::new(16, settings), Side::new(17, settings)];
+    let routes = [sides[0].route, sides[1].route];
+    sides[0].lead(routes[1], 17);
+    sides[1].lead(routes[0], 16);
+    let data = [0, 1].map(|side: usize| *sides[side].link.lock().core.connect_data());
+    sides[0].link.lock().core.adopt(&data[1]).expect("ours");
+    assert_eq!(sides[0].send(b"early"), 5);
+    exchange(&mut sides);
+    assert_eq!(sides[1].engine.counters.received, 0);
+    sides[0].link.lock().begin();
+    sides[0].receive(0);
+    exchange(&mut sides);
+    assert!(sides[1].engine.counters.received > 0);
+    let mut link = sides[1].link.lock();
+    assert!(!link.core.is_readable() && link.cut.is_none());
+    link.core.adopt(&data[0]).expect("ours");
+    link.begin();
+    assert!(link.core.is_readable());
+}
+
+fn post(side: &mut Side, kind: PostKind, word: Option<u32>) {
+    let post = Post {
+        kind,
+        word,
+        payload: Payload::Bytes(&[]),
+        address: 0,
+        rkey: 0,
+        is_apart: true,
+    };
+    assert!(side.engine.post(side.number, &post, &mut side.wire));
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_is_cut_once_with_its_reason() {
+    for (kind, word, reason) in [
+        (PostKind::Send, None, "RECV where a write"),
+        (PostKind::Write, Some(1 << 29), "operation"),
+        (PostKind::Write, Some(1 << 20), "message of 1048576 bytes"),
+        (PostKind::Write, Some(0), "message of 0 bytes"),
+        (PostKind::Write, Some(4 << 29 | 0xFFFF), "limit"),
+        (PostKind::Write, Some(6 << 29 | 9), "iomap slot 9"),
+    ] {
+        let mut sides = pair(StreamSettings::default());
+        exchange(&mut sides);
+        sides[1].news.take();
+        post(&mut sides[0], kind, word);
+        post(&mut sides[0], PostKind::Write, Some(0));
+        exchange(&mut sides);
+        let cut = sides[1].link.lock().cut.clone().expect("it is cut");
+        assert!(cut.contains(reason), "{cut}");
+        assert_eq!(sides[1].news.take(), [17]);
+    }
+}
+
+#[test]
+fn a_write_that_the_peer_rejects_is_a_reason_to_cut() {
+    let mut sides = pair(StreamSettings::default());
+    exchange(&mut sides);
+    let post = Post {
+        kind: PostKind::Write,
+        word: None,
+        payload: Payload::Bytes(&[1; 8]),
+        address: 1,
+        rkey: 99,
+        is_apart: true,
+    };
+    let side = &mut sides[0];
+    assert!(side.engine.post(side.number, &post, &mut side.wire));
+    exchange(&mut sides);
+    let cut = sides[0].link.lock().cut.clone();
+    assert_eq!(cut.as_deref(), Some("a write failed: REM_ACCESS_ERR"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Sends and receives of any size, whatever room the wire has.
+    #[test]
+    fn bytes_come_whole_and_in_order(
+        steps in prop::collection::vec((0..2usize, 1..100_000usize, 0..4u8), 1..60),
+        ring in 1..64usize,
+    ) {
+        let settings = StreamSettings {
+            ring_first_bytes: ring * 512,
+            ring_max_bytes: 1 << 16,
+            send_bytes: 1 << 15,
+            chunk_max_bytes: 1 << 13,
+            receive_queue: 16,
+            ..StreamSettings::default()
+        };
+        let mut sides = pair(settings);
+        let (mut sent, mut got) = ([0; 2], [0; 2]);
+        for (from, length, what) in steps {
+            if what == 0 {
+                let bytes = sides[1 - from].receive(length);
+                prop_assert!(bytes == pattern(got[from], bytes.len()));
+                got[from] += bytes.len();
+            } else {
+                sent[from] += sides[from].send(&pattern(sent[from], length));
+            }
+            sides[from].wire.is_full = what == 1;
+            if what != 3 {
+                exchange(&mut sides);
+            }
+        }
+        for side in &mut sides {
+            side.wire.is_full = false;
+        }
+        for _ in 0..400 {
+            if got == sent {
+                break;
+            }
+            exchange(&mut sides);
+            for from in [0, 1] {
+                let bytes = sides[1 - from].receive(usize::MAX >> 1);
+                prop_assert!(bytes == pattern(got[from], bytes.len()));
+                got[from] += bytes.len();
+            }
+        }
+        prop_assert_eq!(got, sent);
+        prop_assert!(sides.iter().all(|side| side.link.lock().cut.is_none()));
+    }
+
+    /// Bytes of memory that changes meanwhile are read, never borrowed.
+    #[test]
+    fn bytes_of_a_buffer_are_copied_from_where_they_lie(at in 0..1000usize, length in 1..50_000usize) {
+        let mut sides = pair(StreamSettings::default());
+        exchange(&mut sides);
+        let memory = Ram(Arc::new(StdMutex::new(pattern(0, at + length))));
+        let extent = Extent { memory: Arc::new(memory), at, length };
+        let side = &mut sides[0];
+        let content = SendContent::Memory(extent);
+        let taken = send(
+            &mut side.engine, side.number, &side.link, &content, true, &mut side.wire,
+        );
+        let taken = taken.expect("open");
+        exchange(&mut sides);
+        let got = sides[1].receive(length);
+        prop_assert!(!got.is_empty() && got.len() <= taken);
+        prop_assert!(got == pattern(at, got.len()));
+    }
+}
