@@ -50,7 +50,7 @@ class Row:
         return f"{self.plane}/{self.work}"
 
 
-# Rsockets, verbs, uDAPL and RDS over RDMA are Python on either plane.
+# Rsockets, verbs and uDAPL are Python on either plane.
 ROWS = (
     Row("rds_one_way_64", "python", 120_000),
     Row("rds_one_way_1k", "python", 70_000),
@@ -65,6 +65,7 @@ ROWS = (
     Row("rds_shm_one_way_64", "native", 800_000),
     Row("rds_shm_round_trip_64", "native", 20_000),
     Row("rds_rdma_one_way_64", "python", 4_000),
+    Row("rds_rdma_one_way_64", "native", 200_000),
     Row("rsocket_stream_64", "python", 40_000),
     Row("rsocket_stream_64k", "python", 5_000),
     Row("verbs_send_64", "python", 8_000),

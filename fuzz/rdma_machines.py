@@ -55,6 +55,7 @@ class Besieged:
         self.accounts: list[Any] = [Account(), Account()]  # in place of mailboxes
         self.operations: list[Operation] = []
         self.ended: Counter[int] = Counter()
+        self.is_paused = False
         self.core = ConnectionCore(
             self.limits, Counters(), RdmaCounters(), self, sequence_first=1 + (choices >> 4)
         )

@@ -488,6 +488,21 @@ class ExternalPath:
     def deliver(
         self, source_port: int, target_port: int, payload: bytes, extension: bytes, /
     ) -> bool: ...
+    def set_gathering(self, room_bytes: int, /) -> None:
+        """Have plain messages of less than so many bytes gather, with their headers; 0 for none."""
+
+    def take_gathered(self) -> GatheredMessages | None:
+        """Take what has gathered, if anything has; nothing gathers any more."""
+
+    def deliver_plain(
+        self, frame: bytes | memoryview, payload_bytes_max: int, sequence_expected: int, /
+    ) -> tuple[int, int, int, int, bool]:
+        """Put the plain messages at the front of a frame's bytes into their mailboxes.
+
+        Returns the bytes that they take, the next expected number, how many there are, how many of
+        them ask for an acknowledgement, and whether the path has to pause.
+        """
+
     def take_peer_map(self, data: bytes, /) -> None: ...
     def local_map(self) -> bytes: ...
     def peer_is_congested(self, port: int, /) -> bool: ...
@@ -495,6 +510,36 @@ class ExternalPath:
     def set_connected(self, connected: bool, /) -> None: ...
     def fail(self, mailbox: Mailbox, /) -> None: ...
     def close(self) -> None: ...
+
+class GatheredMessages:
+    """Messages that gathered in the plane for a path, in the order of their sends."""
+
+    def __len__(self) -> int: ...
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of all, with their headers."""
+
+    @property
+    def payload_bytes(self) -> int: ...
+    def emit(
+        self,
+        sequence: int,
+        acknowledgement: int,
+        credit: int,
+        budget: tuple[int, int, int, int],
+        /,
+    ) -> tuple[bytes, int, int, int]:
+        """Return the bytes of a frame; the first message has `sequence` and acknowledges.
+
+        `budget`: messages and bytes left until one asks for an acknowledgement, and of a whole
+        budget. Returns also how many ask because it was spent, and what is left of it.
+        """
+
+    def accounts(self) -> list[tuple[int, int, int]]:
+        """Return numbers of mailboxes, each with its messages and their bytes."""
+
+    def messages(self) -> list[tuple[int, int, int, bytes, bool]]:
+        """Return number of the mailbox, source and target port, payload, whether it asks."""
 
 # -- the verbs engine: see `urds.verbs.engine.contract`
 

@@ -215,13 +215,16 @@ def test_both_carry_at_once_and_survive_resets_of_both(pair: Pair) -> None:
             broken.append(pair.nodes[len(broken) % 2].break_connections())
 
     breaker = threading.Thread(target=reset)
-    receivers = [stream(pair.near[one], pair.far[one], count) for one in (TCP, IB)] + [
-        stream(pair.far[one], pair.near[one], count) for one in (TCP, IB)
-    ]
     breaker.start()
     try:
-        for receive in receivers:
-            assert receive() == list(range(count))
+        while len(broken) < 4:
+            receivers = [
+                stream(sender[one], receiver[one], count)
+                for sender, receiver in ((pair.near, pair.far), (pair.far, pair.near))
+                for one in (TCP, IB)
+            ]
+            for receive in receivers:
+                assert receive() == list(range(count))
     finally:
         over.set()
         breaker.join()

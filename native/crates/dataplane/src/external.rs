@@ -17,6 +17,7 @@ use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress
 
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
+use crate::gathering::Gathering;
 use crate::host::MapBytes;
 use crate::mailbox::{Mailbox, Route};
 use crate::plane::Plane;
@@ -53,6 +54,7 @@ pub struct ExternalPath {
     /// Mailboxes whose senders wait for `full` to end.
     room_wanted: Vec<MailboxId>,
     held: HashMap<MailboxId, Held>,
+    pub(crate) gathering: Gathering,
 }
 
 /// What became of a charge.
@@ -198,6 +200,7 @@ impl Plane {
             missing_at_ns: None,
             room_wanted: Vec::new(),
             held: HashMap::new(),
+            gathering: Gathering::default(),
         });
         if let Some(host) = state.hosts.get_mut(host) {
             host.externals.push(id);
@@ -283,7 +286,7 @@ impl ExternalPath {
 }
 
 impl State {
-    fn charge(
+    pub(crate) fn charge(
         &mut self,
         path: ExternalId,
         mailbox: MailboxId,
@@ -423,7 +426,7 @@ impl State {
         self.note_freed(id);
     }
 
-    fn deliver_external(
+    pub(crate) fn deliver_external(
         &mut self,
         path: ExternalId,
         source_port: u16,

@@ -19,6 +19,7 @@ pub mod events;
 pub mod external;
 #[cfg(test)]
 mod external_tests;
+pub mod gathering;
 pub mod host;
 pub mod loop_path;
 pub mod mailbox;

@@ -120,6 +120,8 @@ enum Way {
     Asked(PathId),
     /// Delivered within the process.
     Loop,
+    /// It waits for a transport of messages.
+    Gathered,
 }
 
 /// Where messages of a burst go that need no decision of their own.
@@ -342,8 +344,12 @@ impl State {
         let Some(route) = mailbox.route_to(&target.address) else {
             return Ok(Attempt::NoRoute);
         };
-        if matches!(route, Route::External(_)) {
-            return Ok(Attempt::External);
+        if let Route::External(path) = route {
+            return Ok(if self.gather(path, message)? {
+                Attempt::Queued(Way::Gathered)
+            } else {
+                Attempt::External
+            });
         }
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
             let peer = target.address;
@@ -573,7 +579,7 @@ impl State {
                 leaving.sync = has_descriptor;
                 self.push(path, &mut leaving);
             }
-            Way::Loop => {
+            Way::Loop | Way::Gathered => {
                 leaving.sync = has_descriptor;
                 leaving.finish_pass = !self.touched.is_empty();
             }

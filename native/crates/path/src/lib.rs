@@ -16,6 +16,7 @@ pub mod header;
 pub mod inbox;
 pub mod kinds;
 pub mod limits;
+pub mod packed_frames;
 pub mod path;
 pub mod payload;
 pub mod peer_generations;

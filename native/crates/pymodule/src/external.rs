@@ -14,9 +14,11 @@ use urds_dataplane::external::{Charge, ExternalId, TransportPlane};
 use urds_dataplane::host::MapBytes;
 use urds_dataplane::plane::Plane as Shell;
 
+use crate::gathered::GatheredMessages;
 use crate::mailbox::Mailbox;
 use crate::plane::Plane;
 use crate::signals::Signals;
+use crate::sys::Export;
 use crate::{addresses, errors, memory, values};
 
 /// See `contract.ExternalPath` and the stub.
@@ -145,6 +147,36 @@ impl ExternalPath {
         self.call(py, |shell| {
             shell.deliver(self.id, source_port, target_port, arriving, extension)
         })
+    }
+
+    #[pyo3(signature = (room_bytes, /))]
+    fn set_gathering(&self, py: Python<'_>, room_bytes: usize) -> PyResult<()> {
+        self.call(py, |shell| shell.set_gathering(self.id, room_bytes))
+    }
+
+    fn take_gathered(&self, py: Python<'_>) -> PyResult<Option<GatheredMessages>> {
+        let taken = self.call(py, |shell| shell.take_gathered(self.id))?;
+        Ok((!taken.messages.is_empty()).then_some(GatheredMessages(taken)))
+    }
+
+    #[pyo3(signature = (frame, payload_bytes_max, sequence_expected, /))]
+    fn deliver_plain(
+        &self,
+        py: Python<'_>,
+        frame: &Bound<'_, PyAny>,
+        payload_bytes_max: usize,
+        sequence_expected: u64,
+    ) -> PyResult<(usize, u64, usize, usize, bool)> {
+        let export = Export::of(frame)?;
+        let delivered = self.call(py, |shell| {
+            let bytes = export.bytes();
+            shell.deliver_plain(self.id, bytes, payload_bytes_max, sequence_expected)
+        });
+        export.release(py);
+        let found = delivered?;
+        let (messages, asked) = (found.messages, found.asked);
+        let expected = found.sequence_expected;
+        Ok((found.bytes, expected, messages, asked, found.pauses))
     }
 
     #[pyo3(signature = (data, /))]

@@ -17,6 +17,7 @@ mod events;
 mod external;
 mod fast_calls;
 mod ffi;
+mod gathered;
 mod gil;
 mod mailbox;
 mod memory;
@@ -48,6 +49,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<attached_mailbox::AttachedMailbox>()?;
     module.add_class::<path::Path>()?;
     module.add_class::<external::ExternalPath>()?;
+    module.add_class::<gathered::GatheredMessages>()?;
     module.add_class::<shm_stream::ShmStream>()?;
     verbs::add(module)?;
     module.add_class::<stream_core::StreamCore>()?;

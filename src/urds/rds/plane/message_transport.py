@@ -49,7 +49,83 @@ class Charge(Enum):
     NO_ROUTE = auto()  # the path is no longer the sender's route to the peer: resolve again
 
 
-class ExternalPath(Protocol):
+class Gathered(Protocol):
+    """Plain messages of a path that gathered in the plane, in the order of their sends.
+
+    Each was charged when it was sent. Calls need no lock, and take none.
+    """
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of all, with headers."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all, without headers."""
+
+    def __len__(self) -> int:
+        """Return how many there are, at least one."""
+
+    def emit(
+        self, sequence: int, acknowledgement: int, credit: int, budget: tuple[int, int, int, int]
+    ) -> tuple[bytes, int, int, int]:
+        """Return them as a frame; the first has `sequence`, acknowledges and grants.
+
+        `budget`: messages and bytes left until one asks for an acknowledgement, and of a whole
+        budget. Returns also how many ask because it was spent, and what is left of it.
+        """
+
+    def accounts(self) -> list[tuple[Mailbox, int, int]]:
+        """Return mailboxes, each with its messages and their bytes."""
+
+    def messages(self) -> list[tuple[Mailbox, int, int, bytes, bool]]:
+        """Return for each mailbox, source and target port, payload, whether it was ASKS."""
+
+
+class Gatherer(Protocol):
+    """What a plane does of a transport's work per message, if it can: docs/adr/0047."""
+
+    def set_gathering(self, room_bytes: int) -> None:
+        """Have plain messages of less than so many bytes in all, with headers, gather; 0: none.
+
+        Sends of them do not reach the transport until then. They come behind all that it has.
+        """
+
+    def take_gathered(self) -> Gathered | None:
+        """Take what has gathered, if anything has; nothing gathers any more."""
+
+    def deliver_plain(
+        self, frame: memoryview, payload_bytes_max: int, sequence_expected: int
+    ) -> tuple[int, int, int, int, bool]:
+        """Put the plain messages at the front of a frame's bytes into their mailboxes.
+
+        Plain are new messages to a port without extension, acknowledgement and credits, of at most
+        so many bytes. Returns how many bytes they take, the next expected number, how many there
+        are, how many of them ask for an acknowledgement, and whether the path has to pause.
+        """
+
+
+class NothingGathers:
+    """A plane that leaves each message to the transport, as the specification does."""
+
+    def set_gathering(self, room_bytes: int) -> None:
+        """Do nothing."""
+
+    def take_gathered(self) -> Gathered | None:
+        """Return None."""
+        return None
+
+    def deliver_plain(
+        self,
+        frame: memoryview,
+        payload_bytes_max: int,
+        sequence_expected: int,
+    ) -> tuple[int, int, int, int, bool]:
+        """Deliver nothing."""
+        return 0, sequence_expected, 0, 0, False
+
+
+class ExternalPath(Gatherer, Protocol):
     """The plane's part of one path over a message transport; any thread may make any call."""
 
     local: IPAddress

@@ -91,12 +91,39 @@ class Path(urds_native.Path):
         super().control(source_port, target_port, extension, hello)
 
 
+class Gathered:
+    """See `message_transport.Gathered`."""
+
+    def __init__(self, messages: urds_native.GatheredMessages, plane: Plane) -> None:
+        self._messages = messages
+        self._owners = {number: plane.mailboxes[number] for number, _, _ in messages.accounts()}
+        self.frame_bytes, self.payload_bytes = messages.frame_bytes, messages.payload_bytes
+        self.emit = messages.emit
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._messages)
+
+    def accounts(self) -> list[tuple[contract.Mailbox, int, int]]:
+        """Return mailboxes, each with its messages and their bytes."""
+        accounts = self._messages.accounts()
+        return [(self._owners[number], count, size) for number, count, size in accounts]
+
+    def messages(self) -> list[tuple[contract.Mailbox, int, int, bytes, bool]]:
+        """Return each with its mailbox."""
+        return [
+            (self._owners[number], source_port, target_port, payload, asks)
+            for number, source_port, target_port, payload, asks in self._messages.messages()
+        ]
+
+
 class ExternalPath(urds_native.ExternalPath):
     """See `message_transport.ExternalPath`; calls not defined here are the module's own."""
 
     local: IPAddress
     peer: IPAddress
     transport: MessageTransport
+    closed: set[Mailbox]  # kept for what of them has gathered
     _plane: Plane
 
     def __new__(
@@ -114,6 +141,7 @@ class ExternalPath(urds_native.ExternalPath):
             cls, plane, *packed_of(local), *packed_of(peer), tos, message_bytes_max
         )
         path.local, path.peer, path.transport, path._plane = local, peer, transport, plane
+        path.closed = set()
         return path
 
     def charge(
@@ -145,6 +173,13 @@ class ExternalPath(urds_native.ExternalPath):
         """Return how many messages of a mailbox are charged, and their bytes."""
         assert isinstance(mailbox, Mailbox), "a mailbox of this plane"
         return super().held(mailbox)
+
+    def take_gathered(self) -> message_transport.Gathered | None:
+        """Take what has gathered, if anything has."""
+        messages = super().take_gathered()
+        gathered = None if messages is None else Gathered(messages, self._plane)
+        self.closed.clear()
+        return gathered
 
     def fail(self, mailbox: contract.Mailbox) -> None:
         """Note that messages to the peer were dropped."""
@@ -304,6 +339,9 @@ class Mailbox(urds_native.Mailbox):
 
     def close(self, linger_ns: int | None = None) -> None:
         """Unbind; what message transports still have after `linger_ns` is cancelled."""
+        for path in () if self._is_closed else self.plane.external_paths_of(self.local):
+            if path.held(self)[0]:
+                path.closed.add(self)
         super().close(linger_ns)
         if self._is_closed:
             return

@@ -49,6 +49,7 @@ class Side:
         self.account = Account()
         self.map = bytes(CONGESTION_MAP_BYTES)
         self.answers_pings = True
+        self.is_paused = False
         self.got: list[tuple[int, int, bytes, bytes]] = []
         self.maps: list[bytes] = []
         self.keys: list[int] = []

@@ -14,7 +14,7 @@ from urds.common.errors import ErrorReason, os_error
 from urds.common.types import IPAddress
 from urds.rds.plane import contract
 from urds.rds.plane.contract import GiveUp, Resumed
-from urds.rds.plane.message_transport import Charge
+from urds.rds.plane.message_transport import Charge, NothingGathers
 from urds.rds.plane.python.mailbox import Mailbox
 from urds.rds.plane.python.send_side import AS_CONGESTED, RoomWaiters, SendSide, Target, no_room
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from urds.rds.plane.python.state import Host, State
 
 
-class ExternalPath:
+class ExternalPath(NothingGathers):
     """See `message_transport.ExternalPath`; the plane's lock guards what it has."""
 
     index = 0  # a peer has one connection of a type of service

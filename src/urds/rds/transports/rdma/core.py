@@ -64,6 +64,8 @@ class CoreLimits:
 class Around(Protocol):
     """What a shell does for a core; called with the core's lock held."""
 
+    is_paused: bool  # set where a mailbox is far over its buffer: receive no more for now
+
     def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
         """Put a message into its inbox; `extension` is empty if all its bytes are 0."""
 
@@ -170,7 +172,9 @@ class ConnectionCore:
         self._ack_wr_id = 0
         self._credits.end()
         self.incoming.end_connection()
+        self._is_packed = self.outgoing.is_packed = False
         self.outgoing.end_connection()
+        self.update_gathering()
         self.counters.conn_reset += 1
         self._tell_ended()
 
@@ -237,11 +241,16 @@ class ConnectionCore:
             return self._post_piece()
         if want is Want.NOTHING:
             self.rdma.ib_ack_send_delayed += self._acknowledgement_is_due()
+            self.update_gathering()
             return None
         if not self._credits.may_take():
             self.rdma.ib_tx_throttle += 1
             return None
         return self._post_frame()
+
+    def update_gathering(self) -> None:
+        """Tell the plane how many bytes may gather there, now that nothing leaves."""
+        self.outgoing.gatherer.set_gathering(self.outgoing.room_bytes if self._gathers() else 0)
 
     def _want(self) -> Want:
         if self.map_due and self.outgoing.current is None:
@@ -386,11 +395,31 @@ class ConnectionCore:
         """
         if not self.is_attached:
             return None
-        reason, end = self._take_header(data)
-        while reason is None and end < len(data):
+        while True:
+            end = self._take_plain(data)
+            if not end:
+                reason, end = self._take_header(data)
+                if reason is not None:
+                    return reason
+            if end >= len(data):
+                return None
             data = data[end:]
-            reason, end = self._take_header(data)
-        return reason
+
+    def _take_plain(self, data: memoryview) -> int:
+        """Have the plane deliver the plain messages that come next; return their bytes."""
+        incoming = self.incoming
+        if incoming.is_partial or not self._is_packed:
+            return 0
+        bytes_max = min(LONG_FRAGMENT_BYTES, self.limits.message_bytes_max)
+        delivered = self.outgoing.gatherer.deliver_plain(
+            data, bytes_max, incoming.sequence_expected
+        )
+        taken_bytes, sequence_expected, messages, asked, pauses = delivered
+        if messages:
+            incoming.note_plain(sequence_expected, messages, asked)
+        if pauses:
+            self._around.is_paused = True
+        return taken_bytes
 
     def _take_header(self, data: memoryview) -> tuple[str | None, int]:
         """Take a header and its payload; return the protocol error, and where they end."""

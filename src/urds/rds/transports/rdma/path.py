@@ -133,6 +133,7 @@ class RdmaPath:
             message_bytes_max=min(limits.message_bytes_max, MAX_MESSAGE_BYTES),
             transport=self,
         )
+        self.core.outgoing.gatherer = self.outside
         self.mailboxes: set[Mailbox] = set()  # routed here; control lock
         self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
@@ -166,12 +167,11 @@ class RdmaPath:
                 if "reason" not in error.__dict__:  # of a signal's handler, at any place
                     self._reconcile(sender)
                 raise
-            leaves = self.core.wants_work() or self.link is None
+            leaves = self.link is None or self.core.wants_work()
+            if not leaves:
+                self.core.update_gathering()
         if charge is Charge.QUEUED or charge is Charge.ASKS:
-            if leaves:
-                self.push()
-            else:
-                self._node.plane.finish_pass()
+            self.push() if leaves else self._node.plane.finish_pass()
         return charge
 
     def _queue(

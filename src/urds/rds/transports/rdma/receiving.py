@@ -119,6 +119,16 @@ class Incoming:
             self.acknowledgement_asked = True
             self._counters.recv_ack_required += 1
 
+    def note_plain(self, sequence_expected: int, messages: int, asked: int) -> None:
+        """Note new messages that the plane has delivered; so many ask for an acknowledgement."""
+        self._rdma.ib_rx_total_incs += messages
+        self._rdma.ib_rx_total_frags += messages
+        self.sequence_expected = sequence_expected
+        self.acknowledgement = sequence_expected - 1
+        if asked:
+            self.acknowledgement_asked = True
+            self._counters.recv_ack_required += asked
+
     def _take_map(self, payload: bytes) -> None:
         if len(payload) == CONGESTION_MAP_BYTES:
             self._around.take_map(payload)

@@ -24,25 +24,25 @@ docs/reference/rds.md 1.6, 1.7.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from urds.rds.constants import HeaderFlag, RdmaStatus
 from urds.rds.plane.contract import AtomicOperation, Buffer, Operation, RdmaTransfer
+from urds.rds.plane.message_transport import Gathered
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,
     PACKED_BYTES,
     Frame,
     Message,
-    MessageEntry,
     MessageHeader,
     Piece,
     Task,
     fragment_count,
     with_keys,
 )
+from urds.rds.transports.rdma.queues import Bundle, Queues
 
 if TYPE_CHECKING:
     from urds.rds.plane.contract import Mailbox as Owner
@@ -82,31 +82,38 @@ class _Budget:
         self._bytes_left -= payload_bytes
         return True
 
+    def emit(
+        self, gathered: Gathered, sequence: int, acknowledgement: int, credit: int
+    ) -> tuple[bytes, int]:
+        """Spend gathered messages; return their bytes, and how many had too little."""
+        limits = self._limits
+        left = (self._packets_left, self._bytes_left)
+        data, asked, *left_then = gathered.emit(
+            sequence,
+            acknowledgement,
+            credit,
+            (*left, limits.unacked_packets_max, limits.unacked_bytes_max),
+        )
+        self._packets_left, self._bytes_left = left_then
+        return data, asked
+
     def refill(self) -> None:
         """Have the whole budget again."""
         self._packets_left = self._limits.unacked_packets_max
         self._bytes_left = self._limits.unacked_bytes_max
 
 
-class Outgoing:
+class Outgoing(Queues):
     """Queues, numbers and operations of one direction of a connection."""
 
     def __init__(self, limits: CoreLimits, counters: Counters, *, sequence_first: int) -> None:
+        super().__init__(counters)
         self.limits = limits
-        self.counters = counters
         self.sequence_next = sequence_first
-        self.unsent: deque[Message] = deque()
-        self.current: Message | None = None
-        self.unacked: deque[Message] = deque()
-        self.retransmits: deque[Message] = deque()
-        # Messages and their bytes, by owner, that left since the shell looked.
-        self.freed: dict[Owner, tuple[int, int]] = {}
         self.ended: deque[tuple[Owner, Operation]] = deque()  # to be told by the core
-        self._silents: dict[Message, None] = {}
         self._running: dict[Task, None] = {}  # handed over and not ended, in their order
         self.fragment_bytes = FRAGMENT_BYTES  # of this connection
         self.is_packed = False  # frames of this connection may hold several messages
-        self._unsent_bytes = 0  # with their headers
         self._fragment = 0  # frames of `current` that were posted
         self._header: MessageHeader | None = None
         self._budget = _Budget(limits)
@@ -126,6 +133,8 @@ class Outgoing:
     ) -> None:
         """Queue one message, which is charged to its owner until it is in `freed`.
 
+        What has gathered comes before it.
+
         `ack_required` asks for an acknowledgement: the account is half full with this message.
         """
         message = Message(
@@ -141,51 +150,11 @@ class Outgoing:
             message.tasks = tuple(Task(message, owner, operation) for operation in ordered)
             message.extension = with_keys(extension, ordered)
             self.counters.send_rdma += sum(isinstance(one, RdmaTransfer) for one in ordered)
-        self.unsent.append(message)
+        self._absorb()
+        self._unsent.append(message)
         self._unsent_bytes += message.frame_bytes
         self.counters.send_queued += 1
         self.counters.copy_from_user += len(payload)
-
-    def message_count(self) -> int:
-        """Return how many messages are queued or unacknowledged; the map does not count."""
-        count = len(self.unsent) + len(self.retransmits) + len(self.unacked) + len(self._silents)
-        return count + len(self._tracked_current())
-
-    def holds(self, owner: Owner | None = None) -> bool:
-        """Tell whether a message of the owner, or of any socket, is queued or unacknowledged."""
-        owners = (message.owner for message in self._messages())
-        return any(one is not None and owner in (None, one) for one in owners)
-
-    def counts(self, owner: Owner | None = None) -> tuple[int, int]:
-        """Count the messages of the owner, or of any: never sent, and not acknowledged."""
-        unsent, every = (
-            sum(one.owner is not None and owner in (None, one.owner) for one in messages)
-            for messages in (self.unsent, self._messages())
-        )
-        return unsent, every - unsent
-
-    def held(self, owner: Owner) -> tuple[int, int]:
-        """Return how many messages of an owner are queued or unacknowledged, and their bytes."""
-        held = [len(one.payload) for one in self._messages() if one.owner is owner]
-        return len(held), sum(held)
-
-    def _messages(self) -> Iterator[Message]:
-        current = self._tracked_current()
-        return chain(self.unsent, self.retransmits, self.unacked, self._silents, current)
-
-    def _tracked_current(self) -> tuple[Message, ...]:
-        current = self.current
-        is_tracked = current is not None and not current.is_map and not current.is_taken_back
-        return (current,) if current is not None and is_tracked else ()
-
-    def unsent_entries(self) -> Iterator[MessageEntry]:
-        """List what was never sent."""
-        return (message.entry() for message in self.unsent)
-
-    def sent_entries(self) -> Iterator[MessageEntry]:
-        """List what was sent and is not acknowledged, in the order of numbers."""
-        sent = chain(self._silents, self.unacked, self._tracked_current(), self.retransmits)
-        return (message.entry() for message in sent)
 
     # -- what is posted
 
@@ -195,17 +164,14 @@ class Outgoing:
         if message is None:
             if self.retransmits:
                 return Want.FRAME
-            if not self.unsent:
+            self._absorb()
+            if not self._unsent:
                 return Want.NOTHING
-            message = self.unsent[0]
+            first = self._unsent[0]
+            if isinstance(first, Bundle):
+                return Want.FRAME
+            message = first
         return Want.PIECE if message.next_task() else Want.FRAME
-
-    def may_gather(self) -> bool:
-        """Tell whether the next frame has room for messages that are not queued yet.
-
-        What was sent before, and a message that has begun, never wait.
-        """
-        return self.current is None and not self.retransmits and self._unsent_bytes < PACKED_BYTES
 
     def take_piece(self, wr_id: int) -> tuple[Piece, Task]:
         """Take the next piece of an operation, and with its first one the message, for posting."""
@@ -234,6 +200,9 @@ class Outgoing:
 
         The last frame is solicited in any case.
         """
+        if self.is_packed and not self.current and not self.retransmits and self._bundle_is_next():
+            data = self._pack(self._take_bundle(acknowledgement, credit))
+            return Frame(wr_id, data, solicited=True)
         message = self._begin_next()
         is_first = self._header is None
         fence = is_first and bool(message.tasks) and message.asks_fence()
@@ -254,7 +223,7 @@ class Outgoing:
         if is_last:
             self.current = None
             if not message.is_map and not message.is_taken_back:
-                self.unacked.append(message)
+                self._unacked.append(message)
         return data, is_last
 
     def _pack(self, first: bytes) -> bytes:
@@ -262,21 +231,52 @@ class Outgoing:
 
         One that brings operations begins a frame: they are posted before it.
         """
+        self._absorb()
         parts, room_bytes = [first], PACKED_BYTES - len(first)
-        while (queue := self.retransmits or self.unsent) and not queue[0].tasks:
-            room_bytes -= queue[0].frame_bytes
-            if room_bytes < 0:
-                break
+        while queue := self.retransmits or self._unsent:
+            head = queue[0]
+            if isinstance(head, Bundle) and head.gathered.frame_bytes > room_bytes:
+                head = self.unsent[0]  # some of its messages may fit
             # The first header of a frame acknowledges and grants.
-            parts.append(self._take_fragment(self._begin_next(), 0, 0)[0])
+            if isinstance(head, Bundle):
+                data = self._take_bundle(0, 0)
+            elif head.tasks or head.frame_bytes > room_bytes:
+                break
+            else:
+                data, _ = self._take_fragment(self._begin_next(), 0, 0)
+            parts.append(data)
+            room_bytes -= len(data)
         return b"".join(parts) if len(parts) > 1 else first
+
+    def _bundle_is_next(self) -> bool:
+        return bool(self._unsent) and isinstance(self._unsent[0], Bundle)
+
+    def _take_bundle(self, acknowledgement: int, credit: int) -> bytes:
+        """Take the bundle that is next for posting; its messages get their numbers."""
+        bundle = self._unsent.popleft()
+        assert isinstance(bundle, Bundle), "the caller asks first"
+        gathered = bundle.gathered
+        self._unsent_bytes -= gathered.frame_bytes
+        bundle.first = self.sequence_next
+        self.sequence_next += len(gathered)
+        bundle.sequence = self.sequence_next - 1
+        data, asked = self._budget.emit(gathered, bundle.first, acknowledgement, credit)
+        self.counters.send_ack_required += asked
+        self._unacked.append(bundle)
+        return data
 
     def _begin_next(self) -> Message:
         message = self.current
         if message is None:
-            queue = self.retransmits or self.unsent
-            message = queue.popleft()
-            self._unsent_bytes -= message.frame_bytes if queue is self.unsent else 0
+            if self.retransmits:
+                message = self.retransmits.popleft()
+            else:
+                first = self._unsent.popleft()
+                if isinstance(first, Bundle):  # frames are not packed any more
+                    self._unsent.appendleft(first)
+                    first = self.unsent.popleft()
+                message = first
+                self._unsent_bytes -= message.frame_bytes
             self._begin(message)
         return message
 
@@ -309,9 +309,17 @@ class Outgoing:
         """Free everything up to `sequence`; False if that was never sent."""
         if sequence > self._sent_last():
             return False
-        for queue in (self.unacked, self.retransmits):
-            while queue and queue[0].sequence <= sequence:
-                self._free(queue.popleft())
+        while self._unacked and self._unacked[0].sequence <= sequence:
+            done = self._unacked.popleft()
+            if isinstance(done, Bundle):
+                self._free_bundle(done)
+            else:
+                self._free(done)
+        if self._unacked and isinstance(first := self._unacked[0], Bundle):
+            while first.first <= sequence and self.unacked[0].sequence <= sequence:
+                self._free(self.unacked.popleft())
+        while self.retransmits and self.retransmits[0].sequence <= sequence:
+            self._free(self.retransmits.popleft())
         return True
 
     def _sent_last(self) -> int:
@@ -443,7 +451,6 @@ class Outgoing:
         if not chosen:
             return
         self.unsent = deque(one for one in self.unsent if one not in chosen)
-        self._unsent_bytes = sum(one.frame_bytes for one in self.unsent)
         self.retransmits = deque(one for one in self.retransmits if one not in chosen)
         self.unacked = deque(one for one in self.unacked if one not in chosen)
         self._silents = {one: None for one in self._silents if one not in chosen}

@@ -1,0 +1,190 @@
+//! Messages that gather in the plane until a transport of messages makes a frame of them.
+//!
+//! While a frame of a connection is under way, what follows waits for others anyway. So the
+//! transport tells how many bytes may gather, and sends of plain messages end here, without a call
+//! of the transport, until it takes them or the room is used up. To the transport they are queued
+//! behind everything that it has.
+
+use urds_path::constants::{FLAG_ACK_REQUIRED, HEADER_BYTES};
+use urds_path::packed_frames::{Budget, PlainMessage};
+use urds_path::{ArrivingPayload, Header, NO_EXTENSION, Payload};
+
+use crate::errors::Rejected;
+use crate::external::{Charge, ExternalId};
+use crate::plane::Plane;
+use crate::send_side::Message;
+use crate::state::{MailboxId, State};
+
+/// One message, charged to its mailbox.
+#[derive(Debug)]
+pub struct GatheredMessage {
+    pub mailbox: MailboxId,
+    pub source_port: u16,
+    pub target_port: u16,
+    pub payload: Payload,
+    /// The account was half full with it.
+    pub asks: bool,
+}
+
+/// Messages in the order of their sends.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    pub messages: Vec<GatheredMessage>,
+    pub payload_bytes: usize,
+}
+
+/// What gathers on one path.
+#[derive(Debug, Default)]
+pub struct Gathering {
+    room_bytes: usize,
+    gathered: Gathered,
+}
+
+/// What was taken of a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivered {
+    /// Bytes of the frame; where something else begins.
+    pub bytes: usize,
+    pub sequence_expected: u64,
+    pub messages: usize,
+    /// Of them, that ask for an acknowledgement.
+    pub asked: usize,
+    /// A mailbox is over its hard bound: the path pauses.
+    pub pauses: bool,
+}
+
+impl Gathered {
+    pub fn frame_bytes(&self) -> usize {
+        self.messages.len() * HEADER_BYTES + self.payload_bytes
+    }
+
+    /// Return the bytes of a frame, and how many messages ask for an acknowledgement because the
+    /// budget is spent. The first one has `sequence`, acknowledges and grants.
+    pub fn emit(
+        &self,
+        sequence: u64,
+        acknowledgement: u64,
+        credit: u8,
+        budget: &mut Budget,
+    ) -> (Vec<u8>, usize) {
+        let mut bytes = Vec::with_capacity(self.frame_bytes());
+        let mut asked = 0;
+        let numbered = (sequence..).zip(&self.messages).enumerate();
+        for (place, (sequence, message)) in numbered {
+            let mut flags = if message.asks { FLAG_ACK_REQUIRED } else { 0 };
+            if !budget.take(message.payload.len()) {
+                flags |= FLAG_ACK_REQUIRED;
+                asked += 1;
+            }
+            let header = Header {
+                sequence,
+                ack: if place == 0 { acknowledgement } else { 0 },
+                payload_bytes: message.payload.len(),
+                source_port: message.source_port,
+                target_port: message.target_port,
+                flags,
+                credit: if place == 0 { credit } else { 0 },
+                ..Header::default()
+            };
+            bytes.extend_from_slice(&header.emit(true));
+            bytes.extend_from_slice(message.payload.bytes());
+        }
+        (bytes, asked)
+    }
+
+    /// Return mailboxes, and the messages and bytes that they have here.
+    pub fn accounts(&self) -> Vec<(MailboxId, usize, usize)> {
+        let mut accounts: Vec<(MailboxId, usize, usize)> = Vec::new();
+        for message in &self.messages {
+            let bytes = message.payload.len();
+            let known = accounts
+                .iter_mut()
+                .rev()
+                .find(|known| known.0 == message.mailbox);
+            match known {
+                Some(known) => (known.1, known.2) = (known.1 + 1, known.2 + bytes),
+                None => accounts.push((message.mailbox, 1, bytes)),
+            }
+        }
+        accounts
+    }
+}
+
+impl Plane {
+    /// Have plain messages of less than so many bytes in all, with their headers, gather from now
+    /// on; 0: they go to the transport.
+    pub fn set_gathering(&self, path: ExternalId, room_bytes: usize) {
+        if let Some(external) = self.lock().externals.get_mut(path) {
+            external.gathering.room_bytes = room_bytes;
+        }
+    }
+
+    /// Take what has gathered, and have nothing gather any more.
+    pub fn take_gathered(&self, path: ExternalId) -> Gathered {
+        let mut state = self.lock();
+        let taken = state.externals.get_mut(path);
+        taken.map_or_else(Gathered::default, |external| {
+            std::mem::take(&mut external.gathering).gathered
+        })
+    }
+
+    /// Put the plain messages at the front of a frame's bytes into their mailboxes.
+    pub fn deliver_plain(
+        &self,
+        path: ExternalId,
+        frame: &[u8],
+        payload_bytes_max: usize,
+        sequence_expected: u64,
+    ) -> Delivered {
+        let mut delivered = Delivered {
+            sequence_expected,
+            ..Delivered::default()
+        };
+        let mut state = self.lock();
+        while let Some(message) = PlainMessage::peek(&frame[delivered.bytes..], payload_bytes_max) {
+            let (source, target) = (message.header.source_port, message.header.target_port);
+            let payload = ArrivingPayload::Borrowed(message.payload);
+            let goes_on = state.deliver_external(path, source, target, payload, NO_EXTENSION);
+            delivered.bytes += message.frame_bytes();
+            delivered.sequence_expected = message.header.sequence.wrapping_add(1);
+            delivered.messages += 1;
+            delivered.asked += usize::from(message.asks());
+            delivered.pauses |= !goes_on;
+        }
+        delivered
+    }
+}
+
+impl State {
+    /// Charge a message and keep it, if it may gather; false: it is the transport's.
+    ///
+    /// # Errors
+    /// As `TransportPlane::charge`.
+    pub(crate) fn gather(&mut self, path: ExternalId, message: &Message) -> Result<bool, Rejected> {
+        let bytes = message.payload.len();
+        let has_room = self.externals.get(path).is_some_and(|external| {
+            let gathering = &external.gathering;
+            gathering.gathered.frame_bytes() + HEADER_BYTES + bytes < gathering.room_bytes
+        });
+        if !has_room || message.extension != NO_EXTENSION {
+            return Ok(false);
+        }
+        let charged = self.charge(path, message.mailbox, message.target.port, bytes, true)?;
+        let Charge::Queued { asks } = charged else {
+            return Ok(false);
+        };
+        let source_port = self.mailboxes.get(message.mailbox).map(|one| one.port);
+        if let (Some(external), Some(source_port)) = (self.externals.get_mut(path), source_port) {
+            let gathered = &mut external.gathering.gathered;
+            gathered.payload_bytes += bytes;
+            gathered.messages.push(GatheredMessage {
+                mailbox: message.mailbox,
+                source_port,
+                target_port: message.target.port,
+                payload: message.payload.clone(),
+                asks,
+            });
+        }
+        Ok(true)
+    }
+}
