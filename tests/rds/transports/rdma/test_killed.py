@@ -151,7 +151,7 @@ class Survivor:
         assert node is not None
         [device] = node.devices
         with self.backend._driver.lock, device.adapter.lock:
-            keys = len(device.adapter.keys._regions)
+            keys = device.adapter.keys.region_count
             counts = (len(device.links), len(node._attempts._attempts), keys)
         return (*counts, len(os.listdir("/proc/self/fd")))
 
