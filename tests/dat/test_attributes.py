@@ -82,7 +82,7 @@ def test_an_abrupt_close_frees_everything_whatever_uses_it() -> None:
     ia.close()
     assert [item.live for item in objects] == [False] * len(objects)
     assert not ia.children
-    assert ia.adapter.keys.region_count == 0
+    assert ia.adapter.region_count == 0
     for item in objects:
         assert dat.dat_get_handle_type(item)[0] == dat.DAT_INVALID_HANDLE
 

@@ -215,6 +215,8 @@ def test_words_without_a_receive_wait_and_keep_their_order(device: str) -> None:
         until_quiet(scene, unknown_peer)
         already = len(unknown_peer.words)
         receives, taken = scene.context._receives, 0
+        if not hasattr(receives, "take"):
+            pytest.skip("the compiled queue gives no receive away")
         with scene.context.adapter.lock:
             while receives.take() is not None:
                 taken += 1

@@ -70,7 +70,7 @@ def test_a_closed_socket_leaves_nothing_behind() -> None:
             there.close()
 
         def left() -> tuple[int, ...]:
-            regions = [each.adapter.keys.region_count for each in contexts]
+            regions = [each.adapter.region_count for each in contexts]
             return len(os.listdir("/proc/self/fd")), *regions
 
         one_life()

@@ -409,7 +409,7 @@ class World:
             for host in node.rdma.hosts.values()
             for peer in host.endpoint.peers
         )
-        keys = node.adapter.keys.region_count
+        keys = node.adapter.region_count
         attempts = node.rdma._attempts  # what it holds shows in no public place
         held = {
             "queue pairs": (len(device.links), links),

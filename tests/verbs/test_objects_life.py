@@ -179,11 +179,11 @@ def test_calls_of_closed_objects_say_so() -> None:
 def test_what_is_not_referenced_is_closed() -> None:
     world = World()
     adapter = world.left.context.adapter
-    pd, keys = world.left.pd, adapter.keys
+    pd = world.left.pd
     mr = MR(pd, bytearray(8))
-    before = keys.region_count
+    before = adapter.region_count
     del mr
-    assert keys.region_count == before - 1
+    assert adapter.region_count == before - 1
     child = QP(pd, world.left.init_attr)
     alive = weakref.ref(child)
     del child
@@ -212,15 +212,15 @@ def test_a_child_keeps_its_parents() -> None:
 
 def test_collection_in_the_middle_of_a_call_is_left_to_another_thread(context: Context) -> None:
     mr = MR(PD(context), 8)
-    keys = context.adapter.keys
-    with context.adapter.lock:
+    adapter = context.adapter
+    with adapter.lock:
         del mr
         gc.collect()
-        assert keys.region_count == 1
+        assert adapter.region_count == 1
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(10)
-    assert keys.region_count == 0
+    assert adapter.region_count == 0
 
 
 def test_a_forked_child_leaves_the_device_alone(context: Context) -> None:
@@ -266,7 +266,7 @@ def test_objects_are_made_and_closed_by_many_threads(context: Context) -> None:
     for thread in threads:
         thread.join(30)
     assert failures == []
-    assert context.adapter.keys.region_count == 0
+    assert context.adapter.region_count == 0
 
 
 # -- errors

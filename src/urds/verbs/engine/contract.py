@@ -281,6 +281,10 @@ class Engine(Protocol):
     def free_window(self, window: Any) -> None:
         """Forget a window; its key is invalid from here on."""
 
+    @property
+    def region_count(self) -> int:
+        """How many regions are registered."""
+
     def receive(self, data: BytesLike, source: AddressVector, now_ns: int) -> None:
         """Process the bytes of one packet that arrived, laid out as in `engine.packets`."""
 

@@ -68,6 +68,11 @@ class Objects:
         """Return the region of a local key, `None` if there is none."""
         return self.keys.region(lkey)
 
+    @property
+    def region_count(self) -> int:
+        """How many regions are registered."""
+        return self.keys.region_count
+
     def window(self, pd: object, kind: int) -> MemoryWindow:
         """Make an unbound memory window of type 1 or 2. Raises OSError: EINVAL, ENOMEM."""
         return self.keys.new_window(pd, kind=kind)

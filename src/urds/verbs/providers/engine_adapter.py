@@ -115,6 +115,11 @@ class EngineAdapter(PacketAdapter):
         found: Region | None = self.engine.find_region(lkey)
         return found
 
+    @property
+    def region_count(self) -> int:
+        """See `Adapter.region_count`."""
+        return self.engine.region_count
+
     def window(self, pd: object, kind: int) -> MemoryWindow:
         """See `Adapter.window`."""
         made: MemoryWindow = self.engine.window(pd, kind)

@@ -151,7 +151,7 @@ class Survivor:
         assert node is not None
         [device] = node.devices
         with self.backend._driver.lock, device.adapter.lock:
-            keys = device.adapter.keys.region_count
+            keys = device.adapter.region_count
             counts = (len(device.links), len(node._attempts._attempts), keys)
         return (*counts, len(os.listdir("/proc/self/fd")))
 

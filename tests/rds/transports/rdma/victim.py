@@ -124,7 +124,7 @@ class Node:
                 "links": len(device.links),
                 "attempts": len(self._node._attempts._attempts),
                 "requests": len(self._node._attempts._requests),
-                "regions": len(device.adapter.keys._regions),
+                "regions": device.adapter.region_count,
             }
 
     @property
