@@ -66,12 +66,18 @@ UNIT = (
     "tests/rsocket/wire",
 )
 COMPUTING = (*UNIT, "tests/vectors", "tests/property", "tests/health", "tests/sim")
-# Tests that use a plane: of the other plane all of them run in `beyond`, and a part in `test`.
+# Tests that use a plane, or an engine of verbs: of the other plane all of them run in `beyond`, and a part in `test`.
 EACH_PLANE = (
     "tests/rds/plane",
     "tests/parity",
     "tests/rds/runtime",
     "tests/rds/sockets/test_wakeups.py",
+    "tests/verbs/test_shm_channel.py",
+    "tests/verbs/test_shm_hostile.py",
+    "tests/verbs/test_shm_kills.py",
+    "tests/verbs/test_shm_pairs.py",
+    "tests/verbs/test_shm_processes.py",
+    "tests/verbs/test_shm_waking.py",
 )
 SEES_A_PLANE = (
     "tests/rds/aio",
@@ -79,6 +85,9 @@ SEES_A_PLANE = (
     "tests/rds/transports",
     "tests/faults",
     "tests/cli",
+    "tests/verbs",
+    "tests/rsocket",
+    "tests/dat",
 )
 # Tests of sockets and tasks that also run over nodes, other processes that have their addresses.
 OVER_NODES = (

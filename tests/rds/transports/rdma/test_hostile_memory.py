@@ -188,7 +188,7 @@ def test_a_region_for_one_use_is_over_with_the_message_that_says_so(siege: Siege
     unknown_peer.send(*congestion_map(), *message(b"used", extension=used))
     assert siege.victim.ask("collect", count=1) == [b"used".hex()]
     siege.until(lambda: siege.victim.ask("is_over", number=number) is True)
-    siege.until(lambda: cookie & 0xFFFFFFFF not in siege.victim.ask("keys"))
+    siege.until(lambda: not siege.victim.ask("knows", key=cookie & 0xFFFFFFFF))
     for way in WAYS:
         refused(siege, way, cookie)
     siege.untouched(number, b"W" * 64 + CANARY * (SIZE - 64))

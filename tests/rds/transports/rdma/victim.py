@@ -171,11 +171,11 @@ class Node:
         """Return a region's memory with what stands before it and behind it."""
         return self._memories[number].hex()
 
-    def keys(self) -> list[int]:
-        """Return the keys that the device knows."""
+    def knows(self, key: int) -> bool:
+        """Tell whether a region of the device has this key."""
         adapter = self._device().adapter
         with adapter.lock:
-            return [region.rkey for region in adapter.keys._regions.values()]
+            return adapter.find_region(key) is not None
 
     def ring_keys(self) -> list[int]:
         """Return the keys of the receive rings, which no peer is told."""
