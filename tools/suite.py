@@ -66,7 +66,8 @@ UNIT = (
     "tests/rsocket/wire",
 )
 COMPUTING = (*UNIT, "tests/vectors", "tests/property", "tests/health", "tests/sim")
-# Tests that use a plane, or an engine of verbs: of the other plane all of them run in `beyond`, and a part in `test`.
+# Tests that use a plane, or an engine of verbs: of the other one all of them run in `beyond`, and a
+# part in `test`.
 EACH_PLANE = (
     "tests/rds/plane",
     "tests/parity",
