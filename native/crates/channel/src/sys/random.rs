@@ -2,7 +2,7 @@
 
 use super::Errno;
 
-/// Fill memory with random bytes, which nobody can foresee.
+/// Fill memory with random bytes, which cannot be foreseen.
 ///
 /// # Errors
 /// Of the system: it has none, or forbids the call.
