@@ -890,7 +890,7 @@ class MemoryWindow:
     def region(self) -> Region | None: ...
 
 class SGE:
-    """As `urds.verbs.engine.work.SGE`; raises OverflowError beyond 64, 64 and 32 bits."""
+    """As `urds.verbs.engine.work.SGE`."""
 
     def __new__(cls, addr: int, length: int, lkey: int) -> Self: ...
     @property

@@ -45,6 +45,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "rds.plane.native",
         "rds.plane.attached",
         "verbs.providers.shm.native_adapter",
+        "verbs.records",
     ),
 }
 # The queue of log lines, the log of a process of our own, the command line, and what runs in the

@@ -27,7 +27,7 @@ from urds.verbs.engine.numbers import (
     WCStatus,
     WROpcode,
 )
-from urds.verbs.engine.work import SGE, WC, AddressVector, RecvWR, SendWR
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import (
     VerbsArgumentError,
     VerbsClosedError,
@@ -39,6 +39,7 @@ from urds.verbs.errors import (
 from urds.verbs.mr import MR, MW, MWBind, MWBindInfo, MWType
 from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.qp import QP, SRQ, QPInitAttr, SrqAttr, SrqInitAttr
+from urds.verbs.records import SGE, WC, RecvWR, SendWR
 
 __all__ = [
     "AH",

@@ -27,7 +27,7 @@ from urds.verbs.context import AH, PD, Context, weak_call
 from urds.verbs.cq import CQ
 from urds.verbs.engine.attributes import QPAttr
 from urds.verbs.engine.numbers import PEER_ACCESS, AccessFlag, QPType, SendFlag, WROpcode
-from urds.verbs.engine.work import WC, AddressVector, RecvWR, SendWR
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import VerbsArgumentError
 from urds.verbs.mr import MR
 from urds.verbs.providers.base import (
@@ -39,6 +39,7 @@ from urds.verbs.providers.base import (
     VerbsConnectionEvent,
 )
 from urds.verbs.qp import QP, QPInitAttr
+from urds.verbs.records import WC, RecvWR, SendWR
 from urds.verbs.resource import Resource
 
 BACKLOG: Final = 128

@@ -15,8 +15,8 @@ from urds.common.buffers import address_of, bytes_of
 from urds.verbs.context import PD
 from urds.verbs.engine.keys import WindowBinding
 from urds.verbs.engine.numbers import AccessFlag, SendFlag, UnsupportedAccessFlag
-from urds.verbs.engine.work import SGE
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError
+from urds.verbs.records import SGE
 from urds.verbs.resource import Resource
 
 _UNSUPPORTED_ACCESS: Final = sum(UnsupportedAccessFlag)

@@ -26,16 +26,16 @@ from urds.verbs.engine.numbers import (
     UnsupportedQPType,
     WROpcode,
 )
-from urds.verbs.engine.work import AddressVector, RecvWR, SendWR
+from urds.verbs.engine.work import AddressVector
 from urds.verbs.errors import VerbsArgumentError, VerbsNotSupportedError, VerbsPostError
 from urds.verbs.mr import MW, MWBind, MWBindInfo
 from urds.verbs.providers.base import DeviceAttributes
+from urds.verbs.records import POSTED, RecvWR, SendWR
 from urds.verbs.resource import Resource
 
 _Request = TypeVar("_Request", SendWR, RecvWR)
 
 REQUESTS_MAX: Final = 1 << 20  # of one call: a chain may lead back to its start
-_ONE: Final = (SendWR, RecvWR)
 # Which capability of a device an opcode needs; the others every device has.
 _CAPABILITY: Final = {
     WROpcode.SEND_WITH_IMM: "send_with_imm",
@@ -467,7 +467,7 @@ def _requests_of(given: _Request | Iterable[_Request]) -> Iterable[_Request]:
 
     Iterating raises VerbsArgumentError beyond REQUESTS_MAX.
     """
-    if isinstance(given, _ONE):
+    if isinstance(given, POSTED):
         return (given,) if given.next_wr is None else _unchained((given,))
     return _unchained(given)
 

@@ -13,45 +13,96 @@ use crate::verbs::values::tables;
 
 /// One piece of registered memory.
 #[allow(clippy::upper_case_acronyms)] // the name in verbs
-#[pyclass(frozen, eq, hash, subclass, weakref, module = "urds_native")]
-#[derive(PartialEq, Eq, Hash)]
+#[pyclass(frozen, subclass, weakref, module = "urds_native")]
 pub struct SGE {
-    #[pyo3(get)]
-    addr: u64,
-    #[pyo3(get)]
-    length: i64,
-    #[pyo3(get)]
-    lkey: u32,
+    /// Plain integers of the width that each field has; else what was given.
+    value: Result<Piece, [Py<PyAny>; 3]>,
 }
 
+const SGE_FIELDS: [&str; 3] = ["addr", "length", "lkey"];
+
 impl SGE {
-    pub fn piece(&self) -> Piece {
-        Piece {
-            address: i128::from(self.addr),
-            length: self.length,
-            lkey: self.lkey,
+    /// Return the piece; `None` if a value is no plain integer, or too wide.
+    #[inline]
+    pub fn piece(&self) -> Option<Piece> {
+        self.value.as_ref().ok().copied()
+    }
+
+    fn field<'py>(&self, py: Python<'py>, place: usize) -> PyResult<Bound<'py, PyAny>> {
+        match (&self.value, place) {
+            (Err(given), _) => Ok(given[place].bind(py).clone()),
+            (Ok(piece), 0) => Ok(piece.address.into_pyobject(py)?.into_any()),
+            (Ok(piece), 1) => Ok(piece.length.into_pyobject(py)?.into_any()),
+            (Ok(piece), _) => Ok(piece.lkey.into_pyobject(py)?.into_any()),
         }
+    }
+
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<[Bound<'py, PyAny>; 3]> {
+        Ok([self.field(py, 0)?, self.field(py, 1)?, self.field(py, 2)?])
     }
 }
 
 #[pymethods]
 impl SGE {
     #[new]
-    fn new(addr: u64, length: i64, lkey: u32) -> Self {
-        Self { addr, length, lkey }
+    fn new(addr: &Bound<'_, PyAny>, length: &Bound<'_, PyAny>, lkey: &Bound<'_, PyAny>) -> Self {
+        let plain = || {
+            let address = addr.cast_exact::<PyInt>().ok()?.extract::<u64>().ok()?;
+            Some(Piece {
+                address: i128::from(address),
+                length: length.cast_exact::<PyInt>().ok()?.extract().ok()?,
+                lkey: lkey.cast_exact::<PyInt>().ok()?.extract().ok()?,
+            })
+        };
+        let given = || [addr, length, lkey].map(|value| value.clone().unbind());
+        Self {
+            value: plain().ok_or_else(given),
+        }
+    }
+
+    #[getter]
+    fn addr<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.field(py, 0)
+    }
+
+    #[getter]
+    fn length<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.field(py, 1)
+    }
+
+    #[getter]
+    fn lkey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.field(py, 2)
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        let sge = slf.get();
-        let class = slf.get_type().qualname()?;
-        let (addr, length, lkey) = (sge.addr, sge.length, sge.lkey);
-        Ok(format!(
-            "{class}(addr={addr}, length={length}, lkey={lkey})"
-        ))
+        described(slf.as_any(), &SGE_FIELDS)
     }
 
-    fn __getnewargs__(&self) -> (u64, i64, u32) {
-        (self.addr, self.length, self.lkey)
+    fn __richcmp__(
+        slf: &Bound<'_, Self>,
+        other: &Bound<'_, PyAny>,
+        operation: CompareOp,
+    ) -> PyResult<Py<PyAny>> {
+        compared(slf.as_any(), other, operation, &SGE_FIELDS)
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
+        PyTuple::new(py, self.fields(py)?)?.hash()
+    }
+
+    fn __getnewargs__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.fields(py)?)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let Err(given) = &self.value {
+            for value in given {
+                visit.call(value)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -187,8 +187,10 @@ fn pieces_of(object: &Bound<'_, PyAny>) -> PyResult<Pieces> {
 }
 
 fn piece_of(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
-    if let Ok(native) = object.cast_exact::<SGE>() {
-        return Ok(native.get().piece());
+    if let Ok(native) = object.cast_exact::<SGE>()
+        && let Some(piece) = native.get().piece()
+    {
+        return Ok(piece);
     }
     let py = object.py();
     let length = integer(&object.getattr(intern!(py, "length"))?)?;
