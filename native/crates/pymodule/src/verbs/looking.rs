@@ -107,7 +107,7 @@ impl Core {
         Ok(is_late)
     }
 
-    /// Let whoever could bring something run, after many polls for nothing.
+    /// Let the threads that could bring something run, after many polls for nothing.
     #[cold]
     fn give_way(&self, py: Python<'_>) {
         if DEVICES.load(Relaxed) > 1 {
