@@ -13,13 +13,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import fields
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final
 
 from benches.rsocket.probes import Probe, costs, probe_of
 from urds.cli.rsocket.sockets import AnySocket, new_memory
+from urds.rsocket.core.stream.records import StreamStats
 
 SIZE_MAX: Final = 16 << 20
 _BULK_BYTES: Final = 256 << 10  # a receive takes what is there, up to so much, for small messages
@@ -220,7 +221,7 @@ class End:
         }
         stats = getattr(self._sock, "stats", None)
         if stats is not None:
-            found |= asdict(stats)
+            found |= {one.name: getattr(stats, one.name) for one in fields(StreamStats)}
         return found | _of_device(self._sock)
 
     def _filled(self, place: memoryview) -> bool:
