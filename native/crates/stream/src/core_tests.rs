@@ -209,7 +209,6 @@ fn nothing_that_a_peer_says_breaks_the_core() {
     assert!(refusals > 100, "{refusals}: no seed is hostile");
 }
 
-#[allow(clippy::too_many_lines)] // one arm for each call
 fn besiege(numbers: &mut Numbers, side: &mut Side, under_way: &mut u32, refusals: &mut u32) {
     match numbers.below(16) {
         0..5 => {
@@ -220,26 +219,7 @@ fn besiege(numbers: &mut Numbers, side: &mut Side, under_way: &mut u32, refusals
                 *under_way = 0;
             }
         }
-        5 => {
-            let slot = numbers.below(4) * 16;
-            let entry = Sge {
-                address: (1 << 41) | (numbers.next() & 0xFFFF_FFFF),
-                key: 1,
-                length: numbers.word() >> numbers.below(32),
-            };
-            let bytes = entry.emit(numbers.below(8) == 0);
-            side.regions[0].memory.write(slot, &bytes);
-        }
-        6 => {
-            let slot = 64 + numbers.below(2) * 24;
-            let entry = IomapEntry {
-                offset: numbers.next() >> numbers.below(64),
-                address: numbers.next() >> numbers.below(64),
-                key: 1,
-                length: numbers.word() >> numbers.below(32),
-            };
-            side.regions[0].memory.write(slot, &entry.emit(false));
-        }
+        5 | 6 => write(numbers, &side.regions[0].memory),
         7 | 8 => {
             let data = vec![3; numbers.below(30_000)];
             let _ = side.core.send(&data[..], numbers.below(2) == 0);
@@ -278,6 +258,27 @@ fn besiege(numbers: &mut Numbers, side: &mut Side, under_way: &mut u32, refusals
             }
         }
     }
+}
+
+/// Write an entry into one of the tables.
+fn write(numbers: &mut Numbers, memory: &Plain) {
+    if numbers.below(2) == 0 {
+        let entry = Sge {
+            address: (1 << 41) | (numbers.next() & 0xFFFF_FFFF),
+            key: 1,
+            length: numbers.word() >> numbers.below(32),
+        };
+        let bytes = entry.emit(numbers.below(8) == 0);
+        memory.write(numbers.below(4) * 16, &bytes);
+        return;
+    }
+    let entry = IomapEntry {
+        offset: numbers.next() >> numbers.below(64),
+        address: numbers.next() >> numbers.below(64),
+        key: 1,
+        length: numbers.word() >> numbers.below(32),
+    };
+    memory.write(64 + numbers.below(2) * 24, &entry.emit(false));
 }
 
 fn word_of(numbers: &mut Numbers, side: &Side) -> u32 {
