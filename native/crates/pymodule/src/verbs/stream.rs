@@ -1,8 +1,8 @@
 //! The stream of an rsocket over a `shm` device: its core, and the calls that move bytes.
 //!
 //! Connecting, flags, timeouts, readiness and the end are Python's (`urds.rsocket`), which calls the
-//! methods here; `send`, `recv`, `recv_into` and `write_mapped` are placed in a socket. They do what can be
-//! done at once, look for news without the interpreter for a moment, and leave the rest to Python.
+//! methods here; `send`, `recv` and `recv_into` are placed in a socket. They do what can be done at once,
+//! look for news without the interpreter for a moment, and leave the rest to Python.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -238,6 +238,7 @@ impl Stream {
         let left = self.core.through(py, |machine, channels, now_ns| {
             let pushed = machine.shared.told.pushed;
             channels.progress(machine, now_ns);
+            self.core.progressed_ns.store(now_ns, Relaxed);
             self.core.left(machine, channels, pushed)
         })?;
         self.core.finish_pass(py, left)
