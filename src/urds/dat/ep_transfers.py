@@ -18,7 +18,7 @@ from urds.dat.evd_streams import is_signalled
 from urds.dat.records import RmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import QPState, SendFlag, WCStatus, WROpcode
-from urds.verbs.engine.work import RecvWR, SendWR
+from urds.verbs.records import RecvWR, SendWR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ from urds.dat.errors import bad_argument, dat_error
 from urds.dat.records import LmrTriplet
 from urds.dat.returns import ReturnType, Subtype
 from urds.verbs.engine.numbers import AccessFlag
-from urds.verbs.engine.work import SGE
+from urds.verbs.records import SGE
 
 if TYPE_CHECKING:
     import threading

@@ -26,7 +26,7 @@ from urds.dat.returns import ReturnType, Subtype
 from urds.dat.srq import SharedReceiveQueue
 from urds.verbs.engine.keys import MemoryWindow, WindowBinding, next_variant
 from urds.verbs.engine.numbers import AccessFlag, WROpcode
-from urds.verbs.engine.work import SendWR
+from urds.verbs.records import SendWR
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -16,7 +16,7 @@ from urds.dat.errors import bad_argument, dat_error
 from urds.dat.handles import DatObject, live_zone, while_live
 from urds.dat.records import SrqAttr
 from urds.dat.returns import ReturnType, Subtype
-from urds.verbs.engine.work import RecvWR
+from urds.verbs.records import RecvWR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
