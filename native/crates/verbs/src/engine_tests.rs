@@ -447,7 +447,7 @@ impl Outlet for Narrow {
 }
 
 #[test]
-fn queue_pairs_that_share_a_narrow_path_are_served_in_turn() {
+fn queue_pairs_that_share_a_narrow_path_send_alike() {
     let (mut left, right) = (Side::new(16, false), Side::new(17, false));
     for index in 0..3 {
         left.qp = left
