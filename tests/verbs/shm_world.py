@@ -223,7 +223,7 @@ def joined(directory: Path, *, liar: bool = False, **keywords: Any) -> tuple[Sid
 
     `liar`: tests reach into the channel of the left one, which is the reference's then.
     """
-    opener = {"opener": ShmAdapter} if liar else {}
+    opener: dict[str, Any] = {"opener": ShmAdapter} if liar else {}
     left, right = Side(directory, **opener, **keywords), Side(directory, **keywords)
     left.lead(left.qp, right.adapter.gid, right.qp.qpn)
     right.lead(right.qp, left.adapter.gid, left.qp.qpn)

@@ -139,11 +139,14 @@ class ShmAdapter(LoopPacketAdapter):
         _alive.discard(self)
         self.loop.close()
         with self.lock:
-            for name in self._names.values():
-                name.close()
-            self._names.clear()
-            self._rendezvous.close()
+            self._release_names()
             self.peers.close()
+
+    def _release_names(self) -> None:
+        for name in self._names.values():
+            name.close()
+        self._names.clear()
+        self._rendezvous.close()
 
     def _abandon_in_child(self) -> None:
         """Close this copy of the device in the child of a fork; the peers are not told."""

@@ -10,8 +10,10 @@ engine reads no further until the message had its effect: data right behind a re
 queue pair ready.
 """
 
+import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -46,6 +48,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     has_public_calls = True
     peers: "NativePeers"
+    has_failed = False  # the engine has
+    _is_released = False  # though it has failed
     _is_taking_news = False
     _has_read = False  # packets, in the pass under way
     _looks = 0  # since the last whole pass
@@ -75,8 +79,13 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self.channel_engine.watch(-1)
 
     def _batch_done(self) -> None:
-        super()._batch_done()
-        self.channel_engine.plan(None if self._timer is None else self._timer.deadline_ns)
+        with self.guarded():
+            super()._batch_done()
+            self.channel_engine.plan(None if self._timer is None else self._timer.deadline_ns)
+
+    def _handle_timer(self) -> None:
+        with self.guarded():
+            super()._handle_timer()
 
     def progress(self) -> None:
         """Read the channels and run what is due; see `ShmAdapter.progress`."""
@@ -89,7 +98,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
     def poll_memory(self) -> None:
         """Read all channels, and do what they left to the device."""
         if not self.is_closed:
-            with self.batch():
+            with self.guarded(), self.batch():
                 self.read_channels()
                 for _ in range(len(self._waiting)):
                     self._send_message(*self._waiting.popleft())
@@ -116,6 +125,50 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         else:
             cq.look()
 
+    def arm_doorbell(self) -> bool:
+        """See `ShmAdapter.arm_doorbell`."""
+        with self.guarded():
+            return super().arm_doorbell()
+        return True
+
+    def disarm_doorbell(self) -> None:
+        """See `ShmAdapter.disarm_doorbell`."""
+        if not self.is_closed:
+            with self.guarded():
+                super().disarm_doorbell()
+
+    # -- an engine that has failed
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Part with all peers if the engine has panicked: it does nothing any more but refuse."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._fail()
+
+    def _fail(self) -> None:
+        if not self.has_failed:
+            self.has_failed = self.is_closed = True
+            self.entries.clear()
+            self._dirty.clear()
+            self.peers.part()
+            self.notify()
+
+    def close(self) -> None:
+        """See `ShmAdapter.close`. A device whose engine has failed closes as well."""
+        with self.lock:
+            if not self.is_closed:
+                self.acknowledge()  # which tells whether it has
+        super().close()
+        if self.has_failed and not self._is_released:
+            self._is_released = True
+            self.loop.close()
+            with self.lock:
+                self._release_names()
+
     def read_channels(self) -> bool:
         """Read every channel, a bounded number of slots each; return whether there were any."""
         return self._take_from(self.channel_engine.progress)
@@ -138,7 +191,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def acknowledge(self) -> None:
         """Send all acknowledgements that wait, as far as there is room."""
-        self.channel_engine.acknowledge()
+        with self.guarded():
+            self.channel_engine.acknowledge()
 
     def _abandon_in_child(self) -> None:
         self.channel_engine.abandon_in_child()
@@ -148,7 +202,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         """Do what a poll has found."""
         with self.lock:
             if not self.is_closed:
-                with self.batch():
+                with self.guarded(), self.batch():
                     self._take_news()
 
     def _take_news(self) -> None:
@@ -429,6 +483,20 @@ class NativePeers(Peers[NativeChannel]):
         self._trim_timer = None
         if self._engine.trim():
             self._plan_trim()
+
+    def _receive_messages(self, channel: NativeChannel, events: int) -> None:
+        with self._adapter.guarded():
+            super()._receive_messages(channel, events)
+
+    def part(self) -> None:
+        """Close all sockets: peers see the end. The engine is not asked."""
+        for connection in list(self._pending):
+            self._drop_pending(connection)
+        for channel in tuple(self._channels):
+            self._loop.unwatch(channel.socket.fileno())
+            channel.abandon()
+        self._channels.clear()
+        self._routes.clear()
 
     def lose_peer(self, gid: bytes) -> None:
         """Close the channels of a peer that has ended and wrote no more than was read."""
