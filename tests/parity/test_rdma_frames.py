@@ -135,7 +135,7 @@ class PathWorld:
 
     def complete(self, count: int) -> None:
         if self.path.link is not None:
-            self.path.link.complete(count)  # type: ignore[attr-defined]
+            self.path.link.complete(count)  # type: ignore[attr-defined]  # of the stand-in
 
     def receive(self, data: bytes) -> None:
         if self.path.link is not None:

@@ -234,6 +234,6 @@ def test_a_request_with_an_address_goes_its_connected_way(world: World) -> None:
     pair: Pair = world.pair()
     pair.right.receive()
     left = pair.left
-    left.qp.post_send(SendWR(1, sg=[left.mr.sge(0, 4)], ah=left.route()))  # type: ignore[arg-type]
+    left.qp.post_send(SendWR(1, sg=[left.mr.sge(0, 4)], ah=left.route()))  # type: ignore[arg-type]  # of the stand-in
     assert left.sent()[0].status is WCStatus.SUCCESS
     assert QPInitAttr().qp_type is QPType.RC

@@ -332,7 +332,7 @@ def test_the_stamp_is_written_last(size: int) -> None:
             seen.append((bytes(this.memory.slots[8:SLOT_BYTES]), bytes(this.memory.ring[:size])))
             this.memory.stamps[place] = stamp
 
-    this.writer._stamps = Stamps()  # type: ignore[assignment]
+    this.writer._stamps = Stamps()  # type: ignore[assignment]  # of the stand-in
     this.write(1, bytes(range(1, size + 1)))
     assert seen == [(bytes(this.memory.slots[8:SLOT_BYTES]), bytes(this.memory.ring[:size]))]
     assert this.take() == (1, bytes(range(1, size + 1)))

@@ -183,14 +183,14 @@ fn what_is_sent_arrives() {
 /// Nearly good words and tables, and calls of an application: it ends with a refusal, or goes on.
 #[test]
 fn nothing_that_a_peer_says_breaks_the_core() {
-    let mut refusals = 0;
+    let mut rejected = 0;
     for seed in 0..3000 {
         let mut numbers = Numbers(seed);
         let [mut side, mut peer] = pair(small());
         side.tell(&mut peer);
         let mut under_way = 0;
         for _ in 0..numbers.below(200) {
-            besiege(&mut numbers, &mut side, &mut under_way, &mut refusals);
+            besiege(&mut numbers, &mut side, &mut under_way, &mut rejected);
             while let Some(post) = side.core.poll_transmit() {
                 under_way += 1;
                 assert!(post.data.length() <= 1000 || post.kind == PostKind::Data);
@@ -206,15 +206,15 @@ fn nothing_that_a_peer_says_breaks_the_core() {
         side.core.close();
         assert!(side.core.poll_transmit().is_none());
     }
-    assert!(refusals > 100, "{refusals}: no seed is hostile");
+    assert!(rejected > 100, "{rejected}: no seed is hostile");
 }
 
-fn besiege(numbers: &mut Numbers, side: &mut Side, under_way: &mut u32, refusals: &mut u32) {
+fn besiege(numbers: &mut Numbers, side: &mut Side, under_way: &mut u32, rejected: &mut u32) {
     match numbers.below(16) {
         0..5 => {
             let word = word_of(numbers, side);
             if let Err(error) = side.core.receive_data(word) {
-                *refusals += 1;
+                *rejected += 1;
                 side.core.handle_disconnected(&error.0, 104);
                 *under_way = 0;
             }

@@ -459,12 +459,12 @@ fn queue_pairs_that_share_a_narrow_path_send_alike() {
         }
     }
     let mut outlet = Narrow::default();
-    for turn in 1..=9 {
+    for count in 1..=9 {
         outlet.room = 4;
         left.engine.resume();
         while left.engine.poll(0, &mut outlet) {}
-        if turn % 3 == 0 {
-            assert_eq!(outlet.counts, [turn / 3 * 4; 3]);
+        if count % 3 == 0 {
+            assert_eq!(outlet.counts, [count / 3 * 4; 3]);
         }
     }
     assert!(left.engine.poll_timeout().is_some());
