@@ -10,13 +10,12 @@ which one may be an emulated librdmacm; the others are a side whose peer writes 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from typing import Any, Final
 
 from fuzz.rsocket_machines import Besieged, private_data
+from tests.parity.runs import Runs, carry_out
 from tests.parity.stream_twin import Twin
 from tests.sim.rsocket_world import World
 from urds.common.errors import RemoteProtocolError
@@ -34,23 +33,25 @@ from urds.rsocket.wire.stream import (
 )
 
 STEPS_MAX: Final = 300  # of a side whose peer is hostile
-REPORT_EVERY_S: Final = 30.0
 POSTS_MAX: Final = 1000  # that one step can cause
 CREDITS: Final = 20  # of the hostile peer, see `private_data`
 _EMULATED: Final = 2  # flag of `Besieged` for a core that is librdmacm
 _ORDERS: Final = ("little", "big")
 
 
-class Run:
-    """Worlds that were made, and the cases in them."""
+class Run(Runs):
+    """See `Runs`."""
+
+    seen = Twin.seen
 
     def __init__(self) -> None:
-        self.worlds = 0
+        super().__init__()
         self._cases_before = Twin.calls
         self._twins: list[Twin] = []
 
     @property
     def cases(self) -> int:
+        """How many calls there were."""
         return Twin.calls - self._cases_before
 
     def make(self, settings: StreamSettings, source: MemorySource) -> Any:
@@ -60,7 +61,7 @@ class Run:
         self._twins.append(Twin(settings, source))
         return self._twins[-1]
 
-    def world(self, seed: int) -> None:
+    def make_world(self, seed: int) -> None:
         """Make one world. Raises AssertionError, with its seed and the last calls."""
         self._twins.clear()
         try:
@@ -73,16 +74,6 @@ class Run:
             lines = [f"  {line}" for twin in self._twins for line in [*twin.log, ""]]
             text = "\n".join(lines)
             raise AssertionError(f"seed {seed}: {error!r}\n{text}") from error
-        self.worlds += 1
-
-    def until(self, cases: int, seed: int) -> None:
-        """Make worlds from `seed` on until there were so many cases."""
-        told_s = time.monotonic()
-        while self.cases < cases:
-            self.world(seed + self.worlds)
-            if time.monotonic() - told_s > REPORT_EVERY_S:
-                told_s = time.monotonic()
-                print(f"{self.worlds} worlds, {self.cases} cases", flush=True)
 
 
 class Quick(Besieged):
@@ -193,24 +184,5 @@ def _write(rng: random.Random) -> tuple[int, bytes]:
     return rng.randrange(256, 1 << 14), rng.randbytes(rng.randrange(600))
 
 
-def main() -> int:
-    """Carry out the command line; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first world")
-    options = parser.parse_args()
-    run = Run()
-    began_s = time.monotonic()
-    try:
-        run.until(options.cases, options.seed)
-    except AssertionError as error:
-        print(error)
-        return 1
-    spent_s = time.monotonic() - began_s
-    print(f"{run.cases} cases in {run.worlds} worlds alike in {spent_s:.0f} s")
-    print(", ".join(f"{name} {count}" for name, count in sorted(Twin.seen.items())))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(Run(), __doc__))

@@ -9,28 +9,32 @@ that can be seen of it, memory included. A world is a seed: two devices, some fi
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections import Counter
 from typing import Any, Final
 
+from tests.parity.runs import Runs, carry_out
 from tests.parity.verbs_random import RandomWorld
 
 STEPS: Final = 40  # of a world, of several cases each
 SHOWN_CASES: Final = 40
-REPORT_EVERY_S: Final = 30.0
 
 
-class Run:
-    """Worlds that were made, and what happened in them."""
+class Run(Runs):
+    """See `Runs`."""
 
     def __init__(self, native: Any) -> None:
+        super().__init__()
         self._native = native
         self.seen: Counter[str] = Counter()
-        self.cases = self.worlds = 0
+        self._cases = 0
 
-    def world(self, seed: int) -> None:
+    @property
+    def cases(self) -> int:
+        """How many cases there were."""
+        return self._cases
+
+    def make_world(self, seed: int) -> None:
         """Make one world. Raises AssertionError, with its seed and its last cases."""
         world: RandomWorld | None = None
         try:
@@ -40,41 +44,12 @@ class Run:
             nodes = [] if world is None else world.nodes
             lines = "\n".join(f"  {line}" for node in nodes for line in node.log[-SHOWN_CASES:])
             raise AssertionError(f"seed {seed}: {error!r}\n{lines}") from error
-        self.worlds += 1
         for node in world.nodes:
             self.seen.update(node.seen)
-            self.cases += node.calls
-
-    def until(self, cases: int, seed: int) -> None:
-        """Make worlds from `seed` on until there were so many cases."""
-        told_s = time.monotonic()
-        while self.cases < cases:
-            self.world(seed + self.worlds)
-            if time.monotonic() - told_s > REPORT_EVERY_S:
-                told_s = time.monotonic()
-                print(f"{self.worlds} worlds, {self.cases} cases", flush=True)
-
-
-def main() -> int:
-    """Carry out the command line; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first world")
-    options = parser.parse_args()
-    import urds_native
-
-    run = Run(urds_native)
-    began_s = time.monotonic()
-    try:
-        run.until(options.cases, options.seed)
-    except AssertionError as error:
-        print(error)
-        return 1
-    spent_s = time.monotonic() - began_s
-    print(f"{run.cases} cases in {run.worlds} worlds alike in {spent_s:.0f} s")
-    print(", ".join(f"{name} {count}" for name, count in sorted(run.seen.items())))
-    return 0
+            self._cases += node.calls
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import urds_native
+
+    sys.exit(carry_out(Run(urds_native), __doc__))

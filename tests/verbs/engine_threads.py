@@ -6,17 +6,14 @@ a lock of the engine keeps the interpreter, so no test could end it: each is a p
 
 import errno
 import gc
-import os
 import random
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
-from tests.verbs.test_shm_engine import CHANNEL_BYTES, Side
-from urds.common.passed_files import sealed_file
+from tests.verbs.test_shm_engine import Side, joined
 from urds.verbs.engine.numbers import QPType, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QPCap
 from urds.verbs.engine.work import RecvWR, SendWR
@@ -24,21 +21,6 @@ from urds.verbs.engine.work import RecvWR, SendWR
 ROUNDS: Final = 300
 THREADS: Final = 4
 REFUSED: Final = (errno.EINVAL, errno.ENOMEM)  # closed or not connected; full
-
-
-@contextmanager
-def joined() -> Iterator[tuple[Side, Side]]:
-    """Return two sides over a channel, connected."""
-    first, second = Side(0), Side(1)
-    file = sealed_file("urds-test-channel", CHANNEL_BYTES)
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for side, peer, end in ((first, second, ends[0]), (second, first, ends[1])):
-        side.engine.attach(peer.gid, file, end.fileno(), side is first)
-        side.connect(peer)
-    os.close(file)
-    yield first, second
-    for end in ends:
-        end.close()
 
 
 class Cycle:

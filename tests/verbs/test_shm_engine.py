@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -77,8 +78,9 @@ class Side:
         return SGE(ADDRESS + start, length, self.region.lkey)
 
 
-@pytest.fixture
-def sides() -> Iterator[tuple[Side, Side]]:
+@contextmanager
+def joined() -> Iterator[tuple[Side, Side]]:
+    """Return two sides over a channel, connected."""
     first, second = Side(0), Side(1)
     file = sealed_file("urds-test-channel", CHANNEL_BYTES)
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,6 +91,12 @@ def sides() -> Iterator[tuple[Side, Side]]:
     yield first, second
     for end in ends:
         end.close()
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    with joined() as both:
+        yield both
 
 
 def poll(*sides: Side) -> list[Any]:

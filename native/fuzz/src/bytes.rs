@@ -100,10 +100,6 @@ impl ByteMemory for Memory {
     fn ring_bytes(&self) -> usize {
         self.ring_bytes
     }
-
-    fn freed_bytes(&self) -> &AtomicU64 {
-        &self.freed[2]
-    }
 }
 
 struct World {

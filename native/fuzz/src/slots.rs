@@ -18,7 +18,7 @@ use urds_channel::slots::{
 };
 
 const STEPS_MAX: usize = 60;
-/// Before and behind the direction: what nobody may write.
+/// Before and behind the direction: what no side may write.
 const GUARD_BYTES: usize = 64;
 const GUARD: u8 = 0xA5;
 /// Longer ones cost time and find little.

@@ -66,10 +66,6 @@ impl ByteMemory for Direction {
     fn ring_bytes(&self) -> usize {
         RING_BYTES
     }
-
-    fn freed_bytes(&self) -> &AtomicU64 {
-        &self.freed[2]
-    }
 }
 
 impl Direction {

@@ -15,7 +15,7 @@
 
 use core::ops::Deref;
 
-use crate::atomics::{AtomicU64, Ordering};
+use crate::atomics::Ordering;
 use crate::rules::holds;
 use crate::sleep::{awake, must_ring_if, set_waiting};
 use crate::slots::{
@@ -44,9 +44,6 @@ const POSITION_MASK: u32 = (1 << POSITION_BITS) - 1;
 pub trait ByteMemory: SlotMemory {
     /// Return the bytes of the ring, a power of two.
     fn ring_bytes(&self) -> usize;
-
-    /// Return the count of bytes that the reader has taken, which it tells.
-    fn freed_bytes(&self) -> &AtomicU64;
 }
 
 /// Return what the word of a sleeper holds that waits for a position of the stream.
@@ -160,7 +157,7 @@ impl Writer {
     fn look_freed<M: ByteMemory>(&mut self, memory: &M) -> Result<(), ChannelError> {
         let slots = memory.freed(Freed::Slots).load(Ordering::Acquire);
         let ring = memory.freed(Freed::Ring).load(Ordering::Acquire);
-        let bytes = memory.freed_bytes().load(Ordering::Acquire);
+        let bytes = memory.freed(Freed::Bytes).load(Ordering::Acquire);
         // Not back, and not beyond what was published.
         let is_right = |told: u64, before: u64, ours: u64| {
             told.wrapping_sub(before) <= ours.wrapping_sub(before)
@@ -496,7 +493,9 @@ impl Reader {
         memory
             .freed(Freed::Ring)
             .store(self.position, Ordering::Release);
-        memory.freed_bytes().store(self.bytes, Ordering::Release);
+        memory
+            .freed(Freed::Bytes)
+            .store(self.bytes, Ordering::Release);
         (self.slots_told, self.ring_told) = (self.slots, self.position);
         self.bytes_told = self.bytes;
         let is_due = |word| is_reached(word, self.bytes);

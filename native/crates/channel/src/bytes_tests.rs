@@ -1,9 +1,8 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::thread;
-use std::{assert, assert_eq, boxed::Box, vec, vec::Vec};
+use std::{assert, assert_eq, vec, vec::Vec};
 
 use proptest::prelude::*;
 
@@ -11,67 +10,7 @@ use super::*;
 use crate::stream_memory::{StreamDirection, StreamMemory, file_bytes};
 use crate::sys::stepped::{self, Run};
 use crate::sys::{area, raw};
-
-/// A direction in private memory.
-struct Own {
-    words: [AtomicU32; 5],
-    freed: [AtomicU64; 3],
-    stamps: Vec<AtomicU64>,
-    bytes: Box<[AtomicU8]>,
-    ring_bytes: usize,
-}
-
-impl Own {
-    fn new(ring_bytes: usize) -> Self {
-        let bytes = Self::SLOTS * SLOT_BYTES + ring_bytes;
-        Self {
-            words: Default::default(),
-            freed: Default::default(),
-            stamps: (0..Self::SLOTS).map(|_| AtomicU64::new(0)).collect(),
-            bytes: (0..bytes).map(|_| AtomicU8::new(0)).collect(),
-            ring_bytes,
-        }
-    }
-}
-
-impl SlotMemory for Own {
-    const SLOTS: usize = 16;
-
-    fn word(&self, word: Word) -> &AtomicU32 {
-        &self.words[word as usize]
-    }
-
-    fn freed(&self, which: Freed) -> &AtomicU64 {
-        &self.freed[which as usize]
-    }
-
-    fn stamp(&self, place: usize) -> &AtomicU64 {
-        &self.stamps[place]
-    }
-
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        for (place, &byte) in self.bytes[at..at + bytes.len()].iter().zip(bytes) {
-            place.store(byte, Ordering::Relaxed);
-        }
-    }
-
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        let places = &self.bytes[at..at + bytes.len()];
-        for (place, byte) in places.iter().zip(bytes) {
-            *byte = place.load(Ordering::Relaxed);
-        }
-    }
-}
-
-impl ByteMemory for Own {
-    fn ring_bytes(&self) -> usize {
-        self.ring_bytes
-    }
-
-    fn freed_bytes(&self) -> &AtomicU64 {
-        &self.freed[2]
-    }
-}
+use crate::test_memory::Own;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -182,7 +121,7 @@ impl Pair {
 }
 
 proptest! {
-    /// A stream is a queue of bounded length; who sleeps is rung for at most once, and when it matters.
+    /// A stream is a queue of bounded length; a side that sleeps is rung at most once, when it matters.
     #[test]
     fn a_stream_is_a_queue(
         steps in proptest::collection::vec(step(), 0..200), bits in 8u32..12, late in any::<bool>(),

@@ -11,6 +11,7 @@ mod atomics {
 pub mod bytes;
 pub mod channel_memory;
 pub mod congestion;
+pub mod direction;
 pub mod journal;
 pub mod lock;
 pub mod path_journal;
@@ -26,3 +27,5 @@ pub mod slots;
 pub mod socket_memory;
 pub mod stream_memory;
 pub mod sys;
+#[cfg(test)]
+mod test_memory;

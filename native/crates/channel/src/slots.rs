@@ -100,6 +100,8 @@ pub enum Word {
 pub enum Freed {
     Slots,
     Ring,
+    /// Bytes that were taken of a stream.
+    Bytes,
 }
 
 /// Memory of a direction: its words, and its slots with the ring behind them.

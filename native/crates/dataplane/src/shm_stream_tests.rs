@@ -3,8 +3,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
-use urds_channel::bytes::{ByteMemory, INLINE_BYTES, RING_BYTES_MIN};
-use urds_channel::slots::{SlotMemory, Word};
+use urds_channel::bytes::{INLINE_BYTES, RING_BYTES_MIN};
+use urds_channel::slots::{Freed, SlotMemory, Word};
 use urds_channel::sys::area;
 use urds_path::Address;
 
@@ -184,7 +184,7 @@ fn a_wrong_count_or_length_ends_the_stream() {
     assert!(write(&dials, b"x").is_err());
     let (dials, accepts) = pair();
     let freed = accepts.inward_way();
-    freed.freed_bytes().store(5, Ordering::Relaxed);
+    freed.freed(Freed::Bytes).store(5, Ordering::Relaxed);
     assert!(dials.unacknowledged().is_err() && dials.has_protocol_error());
     assert!(dials.has_room() && dials.waiting() == 0);
 }

@@ -396,31 +396,6 @@ impl StreamCore {
 
     /// Counters, in the order of `StreamStats` of Python.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let stats = &self.0.stats;
-        let counters = [
-            stats.bytes_copied_in,
-            stats.bytes_zero_copy,
-            stats.bytes_sent,
-            stats.bytes_copied_out,
-            stats.bytes_direct,
-            stats.bytes_received,
-            stats.bytes_mapped,
-            stats.messages_sent,
-            stats.messages_received,
-            stats.credits_sent,
-            stats.entries_sent,
-            stats.credits_received,
-            stats.entries_received,
-            stats.iomap_sent,
-            stats.iomap_received,
-            stats.controls_sent,
-            stats.keepalives_sent,
-            stats.blocked_on_credit,
-            stats.blocked_on_space,
-            stats.blocked_on_slots,
-            stats.ring_grown,
-            stats.ring_growth_failed,
-        ];
-        PyList::new(py, counters)
+        PyList::new(py, self.0.stats.counts())
     }
 }

@@ -333,3 +333,33 @@ pub struct StreamStats {
     /// There was no memory to grow into.
     pub ring_growth_failed: u64,
 }
+
+impl StreamStats {
+    /// Return all of them, in the order of the fields.
+    pub fn counts(&self) -> [u64; 22] {
+        [
+            self.bytes_copied_in,
+            self.bytes_zero_copy,
+            self.bytes_sent,
+            self.bytes_copied_out,
+            self.bytes_direct,
+            self.bytes_received,
+            self.bytes_mapped,
+            self.messages_sent,
+            self.messages_received,
+            self.credits_sent,
+            self.entries_sent,
+            self.credits_received,
+            self.entries_received,
+            self.iomap_sent,
+            self.iomap_received,
+            self.controls_sent,
+            self.keepalives_sent,
+            self.blocked_on_credit,
+            self.blocked_on_space,
+            self.blocked_on_slots,
+            self.ring_grown,
+            self.ring_growth_failed,
+        ]
+    }
+}

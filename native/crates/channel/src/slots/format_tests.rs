@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::tests::{Own, real, send, write};
+use super::tests::{real, send, write};
 use super::*;
 use crate::channel_memory::{ChannelMemory, Direction, FILE_BYTES};
 use crate::sys::{area, raw};
+use crate::test_memory::Own;
 
 const WHOLE: u8 = flags::FIRST | flags::LAST;
 
@@ -105,7 +106,7 @@ fn verdict(
     bytes: usize,
     spoil: impl Fn(&Own),
 ) -> Result<Option<Taken>, ChannelError> {
-    let own = Own::new();
+    let own = Own::new(Own::RING_BYTES);
     let mut writer = Writer::default();
     assert_eq!(writer.put(&own, fields, bytes, |_| ()), Ok(true));
     spoil(&own);
@@ -231,7 +232,7 @@ fn records_that_do_not_fill_their_burst_are_refused() {
         (48, 0, ChannelError::Burst),  // the last one is shorter
         (48, 33, ChannelError::Burst), // or longer
     ] {
-        let own = Own::new();
+        let own = Own::new(Own::RING_BYTES);
         let mut writer = Writer::default();
         let mut burst = writer.burst(&own).unwrap().expect("room");
         assert!(burst.add(&write(1), 16, |_| ()) && burst.add(&send(2), 17, |_| ()));

@@ -1,6 +1,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 use std::vec;
 use std::vec::Vec;
 
@@ -10,28 +10,11 @@ use super::*;
 use crate::channel_memory::{ChannelMemory, FILE_BYTES};
 use crate::sys::area;
 use crate::sys::raw;
-
-/// A small direction in private memory.
-pub(super) struct Own {
-    pub(super) words: [AtomicU32; 5],
-    freed: [AtomicU64; 2],
-    pub(super) stamps: Vec<AtomicU64>,
-    bytes: Vec<AtomicU8>,
-}
+use crate::test_memory::Own;
 
 impl Own {
-    pub(super) fn new() -> Self {
-        let bytes = Self::SLOTS * SLOT_BYTES + Self::RING_BYTES;
-        Self {
-            words: Default::default(),
-            freed: Default::default(),
-            stamps: (0..Self::SLOTS).map(|_| AtomicU64::new(0)).collect(),
-            bytes: (0..bytes).map(|_| AtomicU8::new(0)).collect(),
-        }
-    }
-
     fn starting_at(slots: u64, position: u64) -> Self {
-        let own = Self::new();
+        let own = Self::new(Self::RING_BYTES);
         own.freed(Freed::Slots).store(slots, Ordering::Relaxed);
         own.freed(Freed::Ring).store(position, Ordering::Relaxed);
         own
@@ -41,37 +24,6 @@ impl Own {
         let mut payload = vec![0; taken.bytes];
         self.copy_out(taken.at, &mut payload);
         payload
-    }
-}
-
-impl SlotMemory for Own {
-    const SLOTS: usize = 16;
-    const RING_BYTES: usize = 32 << 10;
-    const PAYLOAD_BYTES_MAX: usize = 10 << 10;
-
-    fn word(&self, word: Word) -> &AtomicU32 {
-        &self.words[word as usize]
-    }
-
-    fn freed(&self, which: Freed) -> &AtomicU64 {
-        &self.freed[which as usize]
-    }
-
-    fn stamp(&self, place: usize) -> &AtomicU64 {
-        &self.stamps[place]
-    }
-
-    fn copy_in(&self, at: usize, bytes: &[u8]) {
-        for (place, &byte) in self.bytes[at..at + bytes.len()].iter().zip(bytes) {
-            place.store(byte, Ordering::Relaxed);
-        }
-    }
-
-    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        let places = &self.bytes[at..at + bytes.len()];
-        for (place, byte) in places.iter().zip(bytes) {
-            *byte = place.load(Ordering::Relaxed);
-        }
     }
 }
 
@@ -443,7 +395,7 @@ proptest! {
         steps in proptest::collection::vec(
             (0u8..12, 0usize..5000, any::<u64>(), 0usize..64), 0..400),
     ) {
-        let own = Own::new();
+        let own = Own::new(Own::RING_BYTES);
         let (mut writer, mut reader) = (Writer::default(), Reader::default());
         for (call, with, value, bit) in steps {
             let bytes = with.min(Own::PAYLOAD_BYTES_MAX);

@@ -432,34 +432,7 @@ impl Stream {
 
     /// The fields of `StreamStats`, in their order.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let stats = self.link.lock().core.stats;
-        PyTuple::new(
-            py,
-            [
-                stats.bytes_copied_in,
-                stats.bytes_zero_copy,
-                stats.bytes_sent,
-                stats.bytes_copied_out,
-                stats.bytes_direct,
-                stats.bytes_received,
-                stats.bytes_mapped,
-                stats.messages_sent,
-                stats.messages_received,
-                stats.credits_sent,
-                stats.entries_sent,
-                stats.credits_received,
-                stats.entries_received,
-                stats.iomap_sent,
-                stats.iomap_received,
-                stats.controls_sent,
-                stats.keepalives_sent,
-                stats.blocked_on_credit,
-                stats.blocked_on_space,
-                stats.blocked_on_slots,
-                stats.ring_grown,
-                stats.ring_growth_failed,
-            ],
-        )
+        PyTuple::new(py, self.link.lock().core.stats.counts())
     }
 
     // -- methods of a socket

@@ -231,9 +231,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         except BlockingIOError:  # its accept queue is full
             self.loop.call_at(self.now_ns() + RETRY_NS, partial(self._handle_connect, gid))
         except OSError:
-            self.call_soon(
-                partial(self.handle_gone, gid)
-            )  # no peer there: its queue pairs go to ERR
+            # No peer is there: its queue pairs go to ERR.
+            self.call_soon(partial(self.handle_gone, gid))
 
     def _handle_map(self, gid: bytes, qpn: int, rkey: int) -> None:
         channel = self.peers.find(gid)
