@@ -662,6 +662,9 @@ class ShmEngine(Engine):
     def abandon_in_child(self) -> None:
         """Forget all channels in the child of a fork, without a word to peers."""
 
+    def close(self) -> None:
+        """Send nothing any more: what is posted from here on stays in its queue pair."""
+
     def progress(self) -> bool:
         """Read all channels and send what is due; return whether packets came."""
 

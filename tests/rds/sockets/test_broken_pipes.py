@@ -44,10 +44,10 @@ with contextlib.suppress(BrokenPipeError):
     served._answer(ours)
 """,
     "shared memory of verbs": """
-from urds.verbs.providers.shm.peers import ChannelCounters, open_channel
+from urds.verbs.providers.shm.channels import open_channel
 theirs.close()
 with contextlib.suppress(BrokenPipeError):
-    open_channel(bytes(16), ours, own_gid=bytes(16), counters=ChannelCounters())
+    open_channel(bytes(16), ours, own_gid=bytes(16), make=print)
 """,
 }
 

@@ -38,7 +38,8 @@ const PARTS_HALF: usize = 2;
 #[derive(Debug)]
 struct RingBuffer<M> {
     number: u32,
-    region: Region<M>,
+    /// `None` once the core is closed.
+    region: Option<Region<M>>,
     start: usize,
     byte_count: usize,
     step: usize,         // less than that is not announced
@@ -59,7 +60,7 @@ impl<M> RingBuffer<M> {
     fn new(number: u32, region: Region<M>, start: usize, byte_count: usize, step: usize) -> Self {
         Self {
             number,
-            region,
+            region: Some(region),
             start,
             byte_count,
             step,
@@ -95,8 +96,10 @@ impl<M> RingBuffer<M> {
 
     /// Return the address and key of a range as the peer names it.
     fn place(&self, range: &BufferRange) -> (u64, u32) {
-        let address = self.region.address.wrapping_add(range.offset as u64);
-        (address, self.region.rkey)
+        self.region.as_ref().map_or((0, 0), |region| {
+            let address = region.address.wrapping_add(range.offset as u64);
+            (address, region.rkey)
+        })
     }
 }
 
@@ -383,7 +386,7 @@ impl<M: Memory> ReceiveRing<M> {
         if left.start == 0 {
             left.is_left = true;
             if left.free == left.byte_count {
-                self.released.push_back(left.region.clone());
+                self.released.extend(left.region.clone());
             }
         }
         self.others.push(left);
@@ -576,8 +579,10 @@ impl<M: Memory> ReceiveRing<M> {
             && let Some(&part) = self.unread.get(at)
         {
             let taken = part.byte_count.min(wanted - done);
-            let memory = &self.buffer(part.buffer).region.memory;
-            take(memory, part.offset, taken);
+            let Some(region) = &self.buffer(part.buffer).region else {
+                break;
+            };
+            take(&region.memory, part.offset, taken);
             done += taken;
             if peek {
                 at += 1;
@@ -624,9 +629,10 @@ impl<M: Memory> ReceiveRing<M> {
         let buffer = self.buffer_mut(number);
         buffer.free += byte_count;
         let has_step = buffer.free >= buffer.step;
-        let released =
-            (buffer.is_left && buffer.free == buffer.byte_count).then(|| buffer.region.clone());
-        self.released.extend(released);
+        if buffer.is_left && buffer.free == buffer.byte_count {
+            let released = buffer.region.clone();
+            self.released.extend(released);
+        }
         self.read += byte_count as u64;
         while self
             .message_ends
@@ -721,7 +727,9 @@ impl<M: Memory> ReceiveRing<M> {
     pub fn holds(&self, address: u64, length: usize) -> bool {
         let end = u128::from(address) + length as u128;
         self.unfilled.iter().chain(&self.unread).any(|range| {
-            let held = &self.buffer(range.buffer).region;
+            let Some(held) = &self.buffer(range.buffer).region else {
+                return false;
+            };
             let held_end = u128::from(held.address) + held.length as u128;
             u128::from(held.address) < end && u128::from(address) < held_end
         })
@@ -737,9 +745,12 @@ impl<M: Memory> ReceiveRing<M> {
         self.expected_range = None;
         self.wanted = None;
         let left = self.others.drain(..).filter(|buffer| buffer.is_left);
-        self.released.extend(left.map(|buffer| buffer.region));
+        self.released
+            .extend(left.filter_map(|buffer| buffer.region));
+        // Taken: who keeps the core does not keep the memory.
+        let region = self.ring.region.take();
         if self.ring.start == 0 {
-            self.released.push_back(self.ring.region.clone());
+            self.released.extend(region);
         }
     }
 

@@ -51,6 +51,8 @@ pub struct Channels {
     pub packets_lost: u64,
     /// A reader stopped where receives ran dry while sinks are due: they may give some back.
     pub is_paused: bool,
+    /// The device is closed: what is posted stays in its queue pair.
+    pub is_closed: bool,
     gid: Gid,
     /// The longest payload that is sent.
     mtu_bytes: usize,
@@ -296,6 +298,9 @@ impl Channels {
 
     /// Send what the engine has to send, to ourselves as well; then ring.
     pub fn flush(&mut self, engine: &mut Engine, now_ns: i64) {
+        if self.is_closed {
+            return;
+        }
         loop {
             while engine.poll(now_ns, self) {
                 engine.counters.sent += 1;

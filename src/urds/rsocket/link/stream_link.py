@@ -302,10 +302,11 @@ class StreamLink:
             if stream is None or self.state is not LinkState.CONNECTED or linger_s == 0:
                 self._end("closed")
                 return
-            stream.lifecycle.shut_down(Shut.RDWR)
             context.leaving.add(self)
-            self._post_all(stream)
-            self._leave_if_done()
+            stream.lifecycle.shut_down(Shut.RDWR)
+            if self in context.leaving:  # a compiled stream may be over when the call returns
+                self._post_all(stream)
+                self._leave_if_done()
             if self in context.leaving and context.adapter.has_own_time:
                 limit_ns = int((LINGER_S if linger_s is None else linger_s) * _NS)
                 self._timers.linger(limit_ns, self._give_up)

@@ -95,6 +95,11 @@ impl ShmEngine {
         self.core.abandon_in_child();
     }
 
+    /// Send nothing any more: what is posted from here on stays in its queue pair.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |channels| channels.is_closed = true)
+    }
+
     // -- progress
 
     /// Read all channels and send what is due; return whether packets came.

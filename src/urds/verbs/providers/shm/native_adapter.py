@@ -163,6 +163,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             if not self.is_closed:
                 self.acknowledge()  # which tells whether it has
         super().close()
+        with self.lock, self.guarded():
+            self.channel_engine.close()
         if self.has_failed and not self._is_released:
             self._is_released = True
             self.loop.close()
