@@ -289,8 +289,7 @@ impl Engine {
             let peer = self.get(number).and_then(|queue_pair| queue_pair.peer);
             if peer.is_some_and(|peer| !outlet.has_room(&peer)) {
                 self.ready.remove(&(serial, number));
-                let serial = self.serial_without_room(serial, number);
-                self.starved.insert((serial, number));
+                self.starve(number);
                 continue;
             }
             let is_sent = self.queue_pairs.get_mut(number).is_some_and(|served| {
@@ -307,21 +306,23 @@ impl Engine {
         false
     }
 
-    /// Return the place of a queue pair that found no room: the last one, if it has sent before.
-    fn serial_without_room(&mut self, serial: u64, number: u32) -> u64 {
+    /// Put a queue pair that found no room aside: behind the others, if it has sent before.
+    fn starve(&mut self, number: u32) {
         let Some(served) = self.queue_pairs.get_mut(number) else {
-            return serial;
+            return;
         };
-        if !std::mem::take(&mut served.has_sent) {
-            return serial;
+        let before = served.serial;
+        // It may wait already: what was posted since has made it ready again.
+        self.starved.remove(&(before, number));
+        if std::mem::take(&mut served.has_sent) {
+            self.serial += 1;
+            served.serial = self.serial;
+            if let Some(deadline_ns) = served.deadline_ns {
+                self.deadlines.remove(&(deadline_ns, before, number));
+                self.deadlines.insert((deadline_ns, self.serial, number));
+            }
         }
-        self.serial += 1;
-        served.serial = self.serial;
-        if let Some(deadline_ns) = served.deadline_ns {
-            self.deadlines.remove(&(deadline_ns, serial, number));
-            self.deadlines.insert((deadline_ns, self.serial, number));
-        }
-        self.serial
+        self.starved.insert((served.serial, number));
     }
 
     /// Serve the queue pairs again that found no room.

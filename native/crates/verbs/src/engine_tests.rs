@@ -467,6 +467,15 @@ fn queue_pairs_that_share_a_narrow_path_send_alike() {
             assert_eq!(outlet.counts, [count / 3 * 4; 3]);
         }
     }
+    for round in 0..2 {
+        outlet.room = round % 2;
+        left.post(Opcode::Send, 8, 0); // which makes one ready that waits
+        left.engine.resume();
+        while left.engine.poll(0, &mut outlet) {}
+        left.post(Opcode::Send, 8, 0);
+        outlet.room = 1;
+        while left.engine.poll(0, &mut outlet) {}
+    }
     assert!(left.engine.poll_timeout().is_some());
     for number in [1, 2, 3] {
         left.engine.close_queue_pair(number);

@@ -111,26 +111,12 @@ impl Channel {
 
     /// Return whether a packet of `bytes` has room; without it the peer rings once there is.
     pub fn has_room(&mut self, bytes: usize) -> bool {
-        if self.error.is_some() {
-            return false;
+        let has_room = self.find_room(bytes);
+        if !has_room {
+            self.counters.waits_for_room += u64::from(!self.is_starved);
+            self.is_starved = true; // until `has_room_again`: others may find room before those that wait
         }
-        let direction = Self::out(&self.memory, self.own);
-        let found = self.writer.has_room(&direction, bytes);
-        let found = match found {
-            Ok(false) => self.writer.sleep(&direction, bytes).map(|asleep| !asleep),
-            found => found,
-        };
-        match found {
-            Ok(has_room) => {
-                self.is_starved = !has_room;
-                self.counters.waits_for_room += u64::from(!has_room);
-                has_room
-            }
-            Err(error) => {
-                self.error = Some(error);
-                false
-            }
-        }
+        has_room
     }
 
     /// Return whether there is room again for what waited, and forget that it waited.
@@ -138,11 +124,21 @@ impl Channel {
         if !self.is_starved || self.error.is_some() {
             return false;
         }
-        let direction = Self::out(&self.memory, self.own);
-        let has_room = self.writer.has_room(&direction, bytes);
-        self.error = has_room.err();
-        self.is_starved = has_room == Ok(false);
+        self.is_starved = !self.find_room(bytes);
         !self.is_starved
+    }
+
+    fn find_room(&mut self, bytes: usize) -> bool {
+        if self.error.is_some() {
+            return false;
+        }
+        let direction = Self::out(&self.memory, self.own);
+        let found = match self.writer.has_room(&direction, bytes) {
+            Ok(false) => self.writer.sleep(&direction, bytes).map(|asleep| !asleep),
+            found => found,
+        };
+        self.error = found.err();
+        found == Ok(true)
     }
 
     /// Publish a packet, with the acknowledgement that waits for its queue pair; false without room.

@@ -129,6 +129,20 @@ fn more_than_the_channel_holds_waits_for_room() {
 }
 
 #[test]
+fn who_finds_room_first_does_not_forget_those_that_wait() {
+    let (mut ends, _heard) = pair();
+    for id in 0..100 {
+        ends[1].receive(id, 0, LENGTH);
+        ends[0].send(id, 0, LENGTH);
+    }
+    while ends[1].progress() {}
+    let channel = ends[0].channels.channel(&GIDS[1]).expect("open");
+    assert!(channel.has_room(8), "for another queue pair");
+    let [sent, _] = run(&mut ends);
+    assert_eq!(sent.len(), 100);
+}
+
+#[test]
 fn an_acknowledgement_rides_on_the_answer() {
     let (mut ends, _heard) = pair();
     for id in 0..200 {
