@@ -125,6 +125,19 @@ def test_only_a_view_of_all_is_found() -> None:
     assert allocations.find(memoryview(bytearray(BYTES))) is None
 
 
+def test_memory_at_an_address_of_memory_that_goes_stays_known() -> None:
+    """Another thread may get the address as soon as the memory is unmapped."""
+    allocations = Allocations()
+    first, second = allocations.allocate(BYTES), allocations.allocate(BYTES)
+    kept = allocations.find(second)
+    [address] = {address for address, one in allocations._by_address.items() if one is not kept}
+    assert kept is not None
+    allocations._by_address[address] = kept
+    del first
+    gc.collect()
+    assert allocations._by_address[address] is kept
+
+
 def test_memory_goes_with_its_last_view() -> None:
     allocations = Allocations()
     view = allocations.allocate(BYTES)

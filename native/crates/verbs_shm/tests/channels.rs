@@ -129,7 +129,7 @@ fn more_than_the_channel_holds_waits_for_room() {
 }
 
 #[test]
-fn who_finds_room_first_does_not_forget_those_that_wait() {
+fn room_found_for_one_is_told_to_those_that_wait() {
     let (mut ends, _heard) = pair();
     for id in 0..100 {
         ends[1].receive(id, 0, LENGTH);

@@ -142,13 +142,14 @@ class Allocations:
         view = memoryview(mapping)[CONTROL_BYTES:]
         address = address_of(view)
         self._by_address[address] = SharedAllocation(descriptor, mapping, view_bytes)
-        # Runs before the memory goes, so the address cannot belong to another one yet.
         weakref.finalize(mapping, _forget, self._by_address, address, descriptor)
         return view
 
 
 def _forget(by_address: dict[int, SharedAllocation], address: int, descriptor: int) -> None:
-    del by_address[address]
+    # CPython unmaps before it tells: meanwhile another thread may have memory at this address.
+    if (found := by_address.get(address)) is not None and found.descriptor == descriptor:
+        del by_address[address]
     os.close(descriptor)
 
 
