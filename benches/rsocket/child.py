@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from urds.cli.child import run_child, start_line
+
 
 def main() -> int:
     """Run one end."""
-    start = json.loads(sys.stdin.readline())
+    start = start_line()
     if start["is_counted"]:  # before any lock is made, and any module keeps a clock of its own
         from benches.rsocket.probes import count_locks_and_clocks
 
@@ -82,7 +83,4 @@ def _tell(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
-        sys.exit(128 + signal.SIGINT)
+    run_child(main)

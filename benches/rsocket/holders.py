@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import select
-import signal
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from urds.cli.child import run_child, start_line
 from urds.cli.rsocket.sockets import (
     KERNEL,
     LOOPBACK,
@@ -242,7 +242,7 @@ class Client:
 
 def main() -> int:
     """Run one of both."""
-    start = json.loads(sys.stdin.readline())
+    start = start_line()
     way = start["way"]
     choose_devices(() if way == KERNEL else (way,))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -267,7 +267,4 @@ def _tell(**answer: Any) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
-        sys.exit(128 + signal.SIGINT)
+    run_child(main)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from urds.cli.processes import environment
+from urds.cli import processes
 
 _END_S: Final = 10.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class Child:
-    """One process; orders and answers are lines of JSON."""
+    """One process; orders and answers are lines of JSON. As a context manager it ends with it."""
 
     def __init__(self, module: str, **start: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(_ROOT),
-        )  # fmt: skip
+        self._process = processes.start(module, folders=[_ROOT])
         self.tell(start)
 
     def tell(self, command: dict[str, Any]) -> None:
@@ -42,6 +38,14 @@ class Child:
         if "error" in said:
             raise OSError(said["error"])
         return said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
 
     def close(self) -> None:
         """Let it end; kill it if it does not."""
@@ -106,10 +110,6 @@ def pair(
 def child(module: str, **start: Any) -> Iterator[Child]:
     """Start a process; let it end, or kill it where something went wrong."""
     with ExitStack() as stack:
-        one = Child(module, **start)
-        stack.callback(one.close)
-        try:
-            yield one
-        except BaseException:
-            one.kill()
-            raise
+        with processes.ctrl_c_held():
+            one = stack.enter_context(Child(module, **start))
+        yield one

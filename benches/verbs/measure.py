@@ -12,20 +12,19 @@ import json
 import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from benches.verbs.connections import ConnectionFigures, measure_connections
 from benches.verbs.ends import LAST, SIZE_MAX, End, StreamEnd, VerbsEnd, connected
 from urds import verbs
+from urds.cli import processes
 from urds.cli.output import Column, Exit, Output, Progress, UsageError
 from urds.cli.parser import check_ranges, json_option, option
-from urds.cli.processes import environment
 
 SOCKETS: Final = ("tcp", "unix")
 DEVICES: Final = ("shm0", "tcp0", "udp0")
@@ -131,10 +130,7 @@ class _Server:
     """The process on the other side."""
 
     def __init__(self, device: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benches.verbs.server"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(_ROOT),
-        )  # fmt: skip
+        self._process = processes.start("benches.verbs.server", folders=[_ROOT])
         self.tell(device=device)
 
     def tell(self, **details: Any) -> None:
@@ -151,6 +147,14 @@ class _Server:
             raise OSError(f"the bench's server ended with exit code {self._process.wait()}")
         return dict(json.loads(line))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # it may wait for us
+            self._process.kill()
+        self.close()
+
     def close(self) -> None:
         """Let it end; kill it if it does not."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -166,8 +170,9 @@ class _Server:
 @contextmanager
 def _peers(kind: str) -> Iterator[tuple[End, _Server, dict[str, Any]]]:
     """Yield our end, the server, and where its memory is (nothing for sockets)."""
-    server = _Server(kind)
-    try:
+    with ExitStack() as stack:
+        with processes.ctrl_c_held():
+            server = stack.enter_context(_Server(kind))
         found = server.hear()
         if kind in SOCKETS:
             family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
@@ -179,8 +184,6 @@ def _peers(kind: str) -> Iterator[tuple[End, _Server, dict[str, Any]]]:
         else:
             with verbs.Context(kind) as context:
                 yield connected(context, found["port"]), server, server.hear()
-    finally:
-        server.close()
 
 
 def _measure(

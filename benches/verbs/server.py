@@ -7,7 +7,6 @@ device, or "tcp" and "unix" for plain sockets; the answer is where to connect.
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 
 from benches.verbs.ends import LAST, End, StreamEnd, accepted, listening
 from urds import verbs
+from urds.cli.child import run_child, start_line
 
 
 def serve(end: End) -> None:
@@ -40,7 +40,7 @@ def serve(end: End) -> None:
 
 def main() -> int:
     """Run one server."""
-    kind = json.loads(sys.stdin.readline())["device"]
+    kind = start_line()["device"]
     with ExitStack() as stack:
         if kind in ("tcp", "unix"):
             serve(StreamEnd(stack.enter_context(_accepted_socket(kind, stack))))
@@ -76,7 +76,4 @@ def _tell(**details: Any) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # of the terminal: the bench prints what follows
-        sys.exit(128 + signal.SIGINT)
+    run_child(main)

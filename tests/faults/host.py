@@ -25,6 +25,7 @@ from typing import Any, Final
 import urds
 from tests.faults.board import Board, Sent
 from tests.faults.messages import DamagedError, MessageLog, Sizes, Writer, parse
+from urds.cli.child import start_line
 from urds.rds.runtime import process as backend
 from urds.rds.runtime.inprocess import InProcess
 
@@ -224,7 +225,7 @@ def _break_rule(rule: str) -> None:
 
 def main() -> int:
     """Carry out the plan on the first line of standard input."""
-    plan = HostPlan(**json.loads(sys.stdin.readline()))
+    plan = HostPlan(**start_line())
     if plan.broken_rule:
         _break_rule(plan.broken_rule)
     urds.configure(drain_s=0.0, linger_s=0.0, **plan.settings)

@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from urds.cli import parser
-from urds.cli.output import Exit
+from urds.cli.output import interrupted
 from urds.cli.parser import Group
 
 ABOUT: Final = "Reliable Datagram Sockets in user space."
@@ -72,4 +72,4 @@ def main() -> int:
     try:
         return parser.main(ABOUT, GROUPS, sys.argv[1:])
     except KeyboardInterrupt:  # while modules load; commands handle their own
-        return Exit.INTERRUPTED
+        return interrupted()

@@ -49,7 +49,7 @@ def guarded(name: str, run: Callable[[], Exit]) -> Exit:
         code = run()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+        return interrupted()
     except BrokenPipeError:
         # The reader of the pipe ended. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,7 +60,19 @@ def guarded(name: str, run: Callable[[], Exit]) -> Exit:
     except OSError as failure:
         complain(name, failure.strerror or str(failure))
         return Exit.FAILED
-    return code
+    return interrupted() if code is Exit.INTERRUPTED else code
+
+
+def interrupted() -> Exit:
+    """Return the exit code of a process that ends because of Ctrl-C, and have it be that.
+
+    Python notes that KeyboardInterrupt has left code that it was given as a string, such as the
+    methods of a dataclass that it makes, and does not ask who handled it: a process of `-m` then
+    ends by the signal, whatever its exit code. The next string clears the note.
+    Source: CPython v3.11 Python/pythonrun.c (run_eval_code_obj), Modules/main.c (Py_RunMain).
+    """
+    exec("")
+    return Exit.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)

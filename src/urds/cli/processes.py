@@ -14,13 +14,14 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import urds
+from urds.cli.child import let_ctrl_c_in
 from urds.cli.output import Exit, guarded
 
 _END_S: Final = 10.0
@@ -36,14 +37,42 @@ def environment(*folders: Path) -> dict[str, str]:
 
 
 @contextmanager
+def ctrl_c_held() -> Iterator[None]:
+    """Hold Ctrl-C back in this thread, and in processes that it starts until they let it in.
+
+    So it never finds a process that nobody has taken in hand yet, nor one that loads its modules.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(
+    module: str, *arguments: str, folders: Sequence[Path] = (), own_session: bool = False
+) -> subprocess.Popen[str]:
+    """Start a module of ours, with pipes for its input and output; Ctrl-C is to be held.
+
+    In a session of its own the terminal's Ctrl-C does not reach it. What happens to the process
+    from then on, `urds.cli.child` says.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(*folders),
+        start_new_session=own_session,
+    )  # fmt: skip
+
+
+@contextmanager
 def own_server(module: str, options: Any) -> Iterator[int]:
     """Start the server of a tool; yield its port. Raises OSError: it failed."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(asdict(options))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
-    assert server.stdin is not None and server.stdout is not None, "they are piped"
-    try:
+    with ExitStack() as stack:
+        with ctrl_c_held():
+            server = start(module, json.dumps(asdict(options)))
+            stack.callback(_end, server)
+        assert server.stdin is not None and server.stdout is not None, "they are piped"
         ready = re.search(r"port\W+(\d+)", server.stdout.readline())
         if ready is None:
             raise OSError(f"the server did not start: exit code {server.wait(_END_S)}")
@@ -51,22 +80,20 @@ def own_server(module: str, options: Any) -> Iterator[int]:
         server.stdin.close()
         if server.wait(_END_S):
             raise OSError(f"the server ended with exit code {server.returncode}")
-    finally:
-        _end(server)
-        server.stdin.close()
-        server.stdout.close()
 
 
 def _end(server: subprocess.Popen[str]) -> None:
     """Let it clean up as after Ctrl-C, which it may have had already; kill it if it does not."""
-    if server.poll() is not None:
-        return
-    server.send_signal(signal.SIGINT)
-    try:
-        server.wait(_TIDY_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+    if server.poll() is None:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(_TIDY_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+    for pipe in (server.stdin, server.stdout):
+        assert pipe is not None, "it is piped"
+        pipe.close()
 
 
 def tell_port(port: int, *, json_wanted: bool) -> None:
@@ -88,6 +115,7 @@ def serve_child(tool: str, options_type: type[Any], serve: Callable[..., None]) 
     options = options_type(**json.loads(sys.argv[1]))
 
     def run() -> Exit:
+        let_ctrl_c_in()
         serve(options, wait_s=CLIENT_WAIT_S)
         return Exit.OK
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import IO, Any, Final, Self
 
 from urds.cli.output import BAD, GOOD, TITLE, Exit, Output, Progress, UsageError, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
-from urds.cli.processes import environment
+from urds.cli.processes import ctrl_c_held, start
 from urds.cli.rds.demo_host import PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN, Plan
 from urds.rds.runtime.process import plane_in_use
 
@@ -294,7 +293,8 @@ class Hosts:
 
     def __enter__(self) -> Self:
         try:
-            self._start()
+            with ctrl_c_held():
+                self._start()
         except BaseException:
             self._end()
             raise
@@ -306,14 +306,7 @@ class Hosts:
     def _start(self) -> None:
         """Start one process per plan, out of reach of the terminal's Ctrl-C."""
         for index, plan in enumerate(self._plans):
-            child = subprocess.Popen(
-                [sys.executable, "-m", "urds.cli.rds.demo_host"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment(),
-                start_new_session=True,
-            )
+            child = start("urds.cli.rds.demo_host", own_session=True)
             self._children.append(child)
             assert child.stdout is not None
             threading.Thread(target=self._listen, args=(index, child.stdout), daemon=True).start()

@@ -26,6 +26,7 @@ from struct import Struct
 from typing import Any, Final
 
 import urds
+from urds.cli.child import run_child, start_line
 from urds.rds.runtime import process as backend
 from urds.rds.runtime.inprocess import InProcess
 
@@ -287,7 +288,7 @@ def tell(event: str, **details: Any) -> None:
 
 def main() -> int:
     """Run the plan on the first line of standard input."""
-    plan = Plan(**json.loads(sys.stdin.readline()))
+    plan = Plan(**start_line())
     urds.configure(drain_s=_DRAIN_AT_END_S)
     try:
         host = Host(plan)
@@ -310,4 +311,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(main)
