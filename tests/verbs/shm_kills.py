@@ -58,9 +58,9 @@ class End:
         self.sent = self.done = self.flushed = 0
         self.heard: list[bytes] = []  # messages that were taken
 
-    def lead(self, told: dict[str, Any]) -> None:
-        """Connect to the end that told about itself."""
-        self.side.lead(self.qp, bytes.fromhex(told["gid"]), told["qpn"])
+    def lead(self, told: dict[str, Any], timeout: int = 0) -> None:
+        """Connect to the end that told about itself; without `timeout` its end is told at once."""
+        self.side.lead(self.qp, bytes.fromhex(told["gid"]), told["qpn"], timeout=timeout)
 
     def describe(self, **more: Any) -> dict[str, Any]:
         """Return what the other end must know."""

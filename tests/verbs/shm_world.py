@@ -86,7 +86,7 @@ class Side:
             )
         return qp
 
-    def lead(self, qp: QueuePair, gid: bytes, qpn: int) -> None:
+    def lead(self, qp: QueuePair, gid: bytes, qpn: int, *, timeout: int = 14) -> None:
         """Lead a queue pair to RTS by hand."""
         mask, now_ns = QPAttrMask, self.adapter.now_ns()
         reliable = qp.qp_type is QPType.RC
@@ -112,7 +112,7 @@ class Side:
                     max_rd_atomic=8,
                     retry_cnt=7,
                     rnr_retry=7,
-                    timeout=14,
+                    timeout=timeout,
                 ),
                 mask.STATE | mask.SQ_PSN | mask.MAX_QP_RD_ATOMIC | mask.RETRY_CNT
                 | mask.RNR_RETRY | mask.TIMEOUT if reliable else mask.STATE | mask.SQ_PSN,

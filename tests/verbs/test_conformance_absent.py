@@ -28,6 +28,7 @@ RETRIES = 3
 PATIENCE_S = (RETRIES + 1) * (4096 << TIMEOUT) / 1e9
 LATE_S = 20.0  # of a loaded machine
 STOPPED_S = float(os.environ.get("TEST_STOPPED_S", "1.5"))  # 12 by hand
+OPCODES = (WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ)
 ABSENCES = ("unknown", "init", "reset", "closed", "error")
 
 
@@ -69,9 +70,7 @@ def take_away(pair: Pair, absence: str) -> None:
 
 @shows(WCStatus.RETRY_EXC_ERR, WCStatus.WR_FLUSH_ERR)
 @pytest.mark.parametrize("absence", ABSENCES)
-@pytest.mark.parametrize(
-    "opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda one: one.name)
 def test_a_request_to_a_queue_pair_that_is_not_there_fails_in_time(
     raw: World, absence: str, opcode: WROpcode
 ) -> None:
@@ -85,6 +84,25 @@ def test_a_request_to_a_queue_pair_that_is_not_there_fails_in_time(
     took_s = moment_s(raw) - began_s
     assert PATIENCE_S * 0.99 <= took_s < PATIENCE_S + LATE_S
     assert pair.left.qp.qp_state is QPState.ERR
+
+
+@shows(WCStatus.RETRY_EXC_ERR, WCStatus.WR_FLUSH_ERR)
+@pytest.mark.parametrize("opcode", OPCODES, ids=lambda one: one.name)
+def test_a_device_that_has_closed_is_a_silent_one(raw: World, opcode: WROpcode) -> None:
+    """Also where the link tells that it has ended."""
+    pair = raw.pair(connected=False).by_hand(timeout=TIMEOUT, retry_cnt=RETRIES)
+    left, right = pair.left, pair.right
+    right.receive(8)
+    left.post()
+    assert left.ended() == [WCStatus.SUCCESS]
+    fields = {"rkey": right.mr.rkey, "remote_addr": right.mr.buf}
+    right.context.close()
+    began_s = moment_s(raw)
+    with left.context.adapter.lock:
+        for number in range(3):
+            left.post(opcode, 3000, wr_id=number, **fields)
+    broke_in_order(left.ended(3), WCStatus.RETRY_EXC_ERR)
+    assert PATIENCE_S * 0.99 <= moment_s(raw) - began_s < PATIENCE_S + LATE_S
 
 
 def test_another_queue_pair_of_the_same_devices_goes_on(raw: World) -> None:

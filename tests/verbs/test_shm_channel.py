@@ -259,8 +259,8 @@ def test_the_word_that_a_peer_has_ended_is_an_end(place: Path) -> None:
         channel_of(left).ring_doorbell()
     (got,) = right.poll()
     assert got.status == WCStatus.SUCCESS
-    assert right.adapter.wait(lambda: right.qp.state is QPState.ERR, PATIENCE_NS)
-    assert right.adapter.channel_counters().peers_gone == 1
+    counters = right.adapter.channel_counters
+    assert right.adapter.wait(lambda: counters().peers_gone == 1, PATIENCE_NS)
     left.close()
     right.close()
 

@@ -34,6 +34,7 @@ from urds.common.errors import RemoteProtocolError
 from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
+from urds.verbs.engine.flight import FIRST_NS, timeout_ns
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
 from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import LinkTraits, QPAttr, QueuePair
@@ -95,6 +96,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._early: dict[bytes, Packet] = {}  # first packets to peers with a full backlog
         self._acks_pending: dict[bytes, dict[int, QueuePairEntry]] = {}  # acknowledgements, by peer
         self._sources: dict[bytes, AddressVector] = {}  # peers that sent something
+        self._fading: set[int] = set()  # queue pairs whose peer is gone, and that have time left
         self._looped: deque[Packet] = deque()  # packets to ourselves
         self._looped_bytes = 0
         self._idle_passes = 0  # of `progress`, in a row
@@ -213,8 +215,11 @@ class ShmAdapter(LoopPacketAdapter):
         else:
             channel.send_message(answer[0], [answer[1]])
 
-    def handle_gone(self, gid: bytes) -> None:
-        """Break what was connected with a peer: connections, then queue pairs without one."""
+    def handle_gone(self, gid: bytes, *, is_cut: bool = False) -> None:
+        """Break what was connected with a peer: connections, then queue pairs without one.
+
+        Those with a `timeout` get the time of a silent peer, unless this side has cut it off.
+        """
         route = AddressVector(gid)
         self._starved.discard(route)
         self._early.pop(gid, None)
@@ -224,10 +229,24 @@ class ShmAdapter(LoopPacketAdapter):
             self.cm.handle_route_lost(route)
             for entry in list(self.entries.values()):
                 qp = entry.qp
-                is_peer = qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid
-                if is_peer and qp.state in _RECEIVING:
-                    qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, self.now_ns())
+                patience_ns = None if is_cut else _patience_ns(qp.attr)
+                if _leads_to(qp, gid) and patience_ns is None:
+                    _enter_error(qp, self.now_ns())
                     self._dirty[qp.qpn] = entry
+                elif _leads_to(qp, gid) and qp.qpn not in self._fading:
+                    self._fading.add(qp.qpn)
+                    call = partial(self._fade, entry, gid)
+                    self.loop.call_at(self.now_ns() + (patience_ns or 0), call)
+
+    def _fade(self, entry: QueuePairEntry, gid: bytes) -> None:
+        """Fail a queue pair whose peer is gone, unless a timer of its requests will."""
+        qp = entry.qp
+        self._fading.discard(qp.qpn)
+        is_there = self.entries.get(qp.qpn) is entry and _leads_to(qp, gid)
+        if is_there and self.peers.find(gid) is None and qp.poll_timeout() is None:
+            with self.batch():
+                _enter_error(qp, self.now_ns())
+                self._dirty[qp.qpn] = entry
 
     # -- queue pairs and memory
 
@@ -481,6 +500,22 @@ def _acknowledge_at_exit() -> None:
 
 
 atexit.register(_acknowledge_at_exit)
+
+
+def _enter_error(qp: QueuePair, now_ns: int) -> None:
+    qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
+
+
+def _leads_to(qp: QueuePair, gid: bytes) -> bool:
+    """Return whether a queue pair is connected with a peer."""
+    is_peer = qp.qp_type is QPType.RC and qp.peer is not None and qp.peer.dgid == gid
+    return is_peer and qp.state in _RECEIVING
+
+
+def _patience_ns(attr: QPAttr) -> int | None:
+    """Return for how long a silent peer is asked; `None` if `timeout` sets no end to that."""
+    wait_ns = timeout_ns(attr.timeout)
+    return None if wait_ns is None else (attr.retry_cnt + 1) * max(wait_ns, FIRST_NS)
 
 
 def may_map(qp: QueuePair) -> bool:

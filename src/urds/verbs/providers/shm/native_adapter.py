@@ -268,10 +268,10 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         if entry is not None:
             self._dirty[qpn] = entry
 
-    def handle_gone(self, gid: bytes) -> None:
-        """Break what was connected with a peer."""
+    def handle_gone(self, gid: bytes, *, is_cut: bool = False) -> None:
+        """Break what was connected with a peer; see `ShmAdapter.handle_gone`."""
         self.channel_engine.detach(gid)
-        super().handle_gone(gid)
+        super().handle_gone(gid, is_cut=is_cut)
 
     # -- queue pairs and memory
 

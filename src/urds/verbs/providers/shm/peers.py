@@ -77,8 +77,8 @@ class PeersOwner(Protocol):
     def handle_map_request(self, channel: ChannelEnd, request: MapRequest) -> None:
         """Answer a request to map memory."""
 
-    def handle_gone(self, gid: bytes) -> None:
-        """React to a peer that is gone; its channels are closed."""
+    def handle_gone(self, gid: bytes, *, is_cut: bool = False) -> None:
+        """React to a peer that is gone, or was cut off by this side; its channels are closed."""
 
 
 class Peers(ABC, Generic[End]):
@@ -172,7 +172,7 @@ class Peers(ABC, Generic[End]):
         """Close all channels with a peer after a protocol error."""
         if channel.is_open:
             self.counters.peers_broke_protocol += 1
-            self._lose(channel.gid)
+            self._lose(channel.gid, is_cut=True)
 
     def close_borrower(self, borrower: Borrower) -> None:
         """Close all channels with a peer that is one of `self`."""
@@ -208,7 +208,7 @@ class Peers(ABC, Generic[End]):
         """Close the channels of a peer that is gone and wrote no more than was read."""
         if channel.is_open:
             self.counters.peers_gone += 1
-            self._lose(channel.gid)
+            self._lose(channel.gid, is_cut=False)
 
     def _plan_trim(self) -> None:
         """Look at the channels again in a second, one of which has been written to."""
@@ -316,12 +316,12 @@ class Peers(ABC, Generic[End]):
         self._loop.unwatch(connection.fileno())
         connection.close()
 
-    def _lose(self, gid: bytes) -> None:
+    def _lose(self, gid: bytes, *, is_cut: bool) -> None:
         """Close every channel with a peer and tell the owner."""
         for channel in tuple(self._channels):
             if channel.gid == gid:
                 self._close(channel)
-        self._owner.handle_gone(gid)
+        self._owner.handle_gone(gid, is_cut=is_cut)
 
     def _close(self, channel: End) -> None:
         self._loop.unwatch(channel.socket.fileno())
