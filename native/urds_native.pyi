@@ -631,12 +631,19 @@ class ShmEngine(Engine):
         gid: bytes,
         on_pass: Callable[[], object] | None = None,
         on_idle: Callable[[], object] | None = None,
+        owner: object = None,
+        set: int = -1,
+        doorbell: int = -1,
         placed_bytes_min: int = 256,
     ) -> Self:
         """`on_pass` is called when a call has left work to the adapter; keys are random.
 
         `on_idle` is called by threads that use `public_poll` in a loop, at most once per
         millisecond: sockets and timers are no channels.
+
+        `owner` is the loop of threads that wait: `run_due` for what the engine does not do itself,
+        `yield_lead` where the progress thread leads, `handle_left` where no thread waits any more;
+        each is called without locks. `set` and `doorbell` are the loop's epoll set and an eventfd in it.
 
         Writes from `placed_bytes_min` on go into mapped memory without a packet.
 
@@ -645,6 +652,63 @@ class ShmEngine(Engine):
 
     @property
     def has_channels(self) -> bool: ...
+    def begin_wait(self) -> int:
+        """Begin a wait for what the loop tells, and return its number; `end_wait` ends it."""
+
+    def end_wait(self, number: int, /) -> None: ...
+    def tell(self, number: int, /) -> None:
+        """Tell a thread that its wait is over, or may be. Any thread."""
+
+    def wait(self, number: int, until_ns: int | None, /) -> bool:
+        """Wait until the loop tells, and make progress meanwhile, without the interpreter.
+
+        What was told since the last return counts. Returns false at `until_ns` of the monotonic
+        clock, and where no thread may wait any more. Raises what signal handlers and the calls of the
+        adapter raise. Call it without locks.
+        """
+
+    def forget_doorbell(self) -> None:
+        """Have no doorbell any more: the loop closes it."""
+
+    nap_ns: int
+    """The longest sleep, the net below a lost ring and below a signal just before a sleep."""
+
+    @property
+    def sleepers(self) -> int:
+        """How many threads sleep, or are about to."""
+
+    @property
+    def has_waiters(self) -> bool: ...
+    def note_due(self) -> None:
+        """Have the loop called before the next sleep, and end one."""
+
+    def note_timer(self, at_ns: int, /) -> None:
+        """Have the loop called at a time, if that is sooner than planned."""
+
+    def plan_loop(self, at_ns: int | None, /) -> None:
+        """Have the loop called at a time, `None` for never, instead of what was planned."""
+
+    def rearm(self) -> None:
+        """Have the leader arm its doorbells anew: another thread may have heard them."""
+
+    def lead_in_thread(self) -> bool:
+        """Have the progress thread lead; false while a thread waits, and `handle_left` follows."""
+
+    def take_from_thread(self) -> None:
+        """Take the lead from the progress thread."""
+
+    def want(self, is_coming: bool = False, /) -> bool:
+        """Ask for `handle_left` behind the last thread that waits; false if none does.
+
+        `is_coming`: one is about to wait.
+        """
+
+    def end_waits(self) -> None:
+        """End all waits, for good."""
+
+    def note_trim(self, is_planned: bool, /) -> None:
+        """Note whether a timer of the loop gives memory of idle channels back."""
+
     def attach(self, gid: bytes, memory: int, socket: int, is_connector: bool, /) -> None:
         """Use a channel after its greeting; both descriptors stay the caller's.
 
@@ -767,6 +831,13 @@ class CompletionQueue:
     def poll(self, count: int = 1, /) -> list[WC]: ...
     def public_poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """`urds.verbs.CQ.poll`: looks at the channels where none is queued. From any thread."""
+
+    def wait_for(self, count: int, until_ns: int | None, /) -> list[WC] | None:
+        """Wait until `count` completions are queued and take them; the caller makes progress.
+
+        `None` at `until_ns` of the monotonic clock, and where no thread may wait any more; nothing is
+        taken then. Raises VerbsClosedError, and as `ShmEngine.wait`.
+        """
 
     def close(self) -> None:
         """End the public calls; the queue stays the engine's."""
@@ -1144,6 +1215,9 @@ class Stream:
         """Say how long they may wait, -1 for ever."""
 
     def set_expecting(self, is_expecting: bool) -> None: ...
+    def end_waits(self) -> None:
+        """End the waits of placed methods: the socket is closed. Any thread."""
+
     def set_watched(self, is_watched: bool) -> None:
         """Have changes of readiness told, and `transfer.tell` called after each call."""
 

@@ -4,6 +4,9 @@ Heavy traffic hides a lost wake-up, for the next message repeats the last one. S
 sends one message at the worst moment and then nothing more, and what hides a lost wake-up, the
 bounded sleeps and the looks of the progress thread, takes an hour. A rule has two tests: the
 scenario holds, and with the rule broken on purpose it finds the hang within its bound.
+
+`shm-native` is the compiled engine, in which threads wait themselves: its rules are broken where
+they are Python; those of the engine are broken by `tools/mutants.toml`.
 """
 
 import threading
@@ -12,7 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +26,20 @@ from urds.common import progress
 from urds.common.progress import ProgressLoop, Waiters
 from urds.verbs import Context, RecvWR
 from urds.verbs.providers.base import LoopAdapter
-from urds.verbs.providers.shm import ShmAdapter, open_adapter
+from urds.verbs.providers.shm.adapter import ShmAdapter
 from urds.verbs.providers.tcp import TcpAdapter
 from urds.verbs.providers.udp import UdpAdapter
 
 HOLDS_S = 10.0
 BROKEN_S = 0.4
 HOUR_NS = 3600 * 10**9
+NATIVE = "shm-native"
 PROVIDERS = ("shm", "tcp", "udp")
+ALL = (*PROVIDERS, NATIVE)
+
+
+def has_native() -> bool:
+    return find_spec("urds_native") is not None
 
 
 class World:
@@ -55,7 +66,7 @@ class World:
     def waiter(self, is_ready: Callable[[], bool], timeout_ns: int | None = None) -> list[bool]:
         """Let a thread wait; return the list that gets how it went, once the thread sleeps."""
         said: list[bool] = []
-        before = len(self.loop._waiters)
+        before = self.waiting()
 
         def run() -> None:
             said.append(self.adapter.wait(lambda: self.is_over or is_ready(), timeout_ns))
@@ -66,7 +77,18 @@ class World:
         assert self.wait_for(lambda: bool(said) or self.sleepers() > before)
         return said
 
+    def waiting(self) -> int:
+        engine = self.engine
+        return len(self.loop._waiters) if engine is None else int(engine.sleepers)
+
+    @property
+    def engine(self) -> Any:
+        """The compiled engine, if threads wait there."""
+        return getattr(self.adapter, "channel_engine", None)
+
     def sleepers(self) -> int:
+        if self.engine is not None:
+            return self.waiting()
         with self.adapter.lock:
             return sum(
                 waiter.is_asleep or waiter is self.loop.leader for waiter in self.loop._waiters
@@ -94,21 +116,47 @@ class World:
         self.right.context.close()
 
 
+def native_adapter(place: Path) -> ShmAdapter:
+    from urds.verbs.providers.shm.native_adapter import NativeShmAdapter
+
+    return NativeShmAdapter(directory=place)
+
+
+def patch_all(patch: pytest.MonkeyPatch, base: type, name: str, made: Callable[..., Any]) -> None:
+    """Break a method of the loop or its waiters, and of the compiled engine's."""
+    patch.setattr(base, name, made)
+    if has_native():
+        from urds.verbs.providers.shm import native_loop
+
+        other = native_loop.NativeLoop if base is ProgressLoop else native_loop.Outside
+        if name in vars(other):
+            patch.setattr(other, name, made)
+
+
 @contextmanager
 def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
     """Yield a pair that only its callers drive."""
     park_ns, nap_ns = progress.PARK_NS, progress.NAP_NS
-    make = {"shm": lambda: open_adapter(directory=place), "tcp": TcpAdapter, "udp": UdpAdapter}
+    make: dict[str, Callable[[], Any]] = {
+        "shm": lambda: ShmAdapter(directory=place),
+        "tcp": TcpAdapter,
+        "udp": UdpAdapter,
+        NATIVE: lambda: native_adapter(place),
+    }
     left, right = (End(Context(adapter=make[provider]())) for _ in range(2))
     connect(left, right, ("127.0.0.1", 0))
     scene = World(left, right, bound_s)
     progress.PARK_NS = progress.NAP_NS = HOUR_NS
     try:
         for end in (left, right):
+            if scene.engine is not None:
+                end.adapter.channel_engine.nap_ns = HOUR_NS  # type: ignore[attr-defined]  # it has one
             end.adapter.progress()
             timer = getattr(end.adapter, "_timer", None)
             if timer is not None:  # of the connect: it would wake a thread in between
                 timer.cancel()
+            if scene.engine is not None:
+                end.adapter.channel_engine.plan_loop(None)  # type: ignore[attr-defined]  # as above
         yield scene
     finally:
         progress.PARK_NS, progress.NAP_NS = park_ns, nap_ns
@@ -130,7 +178,7 @@ def a_follower_takes_over(scene: World) -> bool:
 
 
 def no_successor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Waiters, "wake_successor", lambda self: None)
+    patch_all(patch, Waiters, "wake_successor", lambda self: None)
 
 
 def a_follower_hears_what_the_leader_took_in(scene: World) -> bool:
@@ -142,7 +190,7 @@ def a_follower_hears_what_the_leader_took_in(scene: World) -> bool:
 
 
 def no_follower_is_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Waiters, "wake_ready", lambda self: False)
+    patch_all(patch, Waiters, "wake_ready", lambda self: False)
 
 
 def a_leader_hears_of_another_threads_doing(scene: World) -> bool:
@@ -154,7 +202,13 @@ def a_leader_hears_of_another_threads_doing(scene: World) -> bool:
 
 
 def no_ring(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "_ring", lambda self: None)
+    patch_all(patch, ProgressLoop, "_ring", lambda self: None)
+    if has_native():
+        from urds.verbs.providers.shm.native_loop import NativeLoop, Outside
+
+        patch.setattr(Outside, "wake_ready", lambda self: False)
+        patch.setattr(NativeLoop, "defer", ProgressLoop.defer)
+        patch.setattr(NativeLoop, "_tell_pass", lambda self, has_heard: None)
 
 
 def a_call_without_the_lock_is_heard(scene: World) -> bool:
@@ -174,7 +228,7 @@ def a_call_without_the_lock_is_heard(scene: World) -> bool:
 
 
 def a_call_is_only_listed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "call_soon", lambda self, call: self._soon.append(call))
+    patch_all(patch, ProgressLoop, "call_soon", lambda self, call: self._soon.append(call))
 
 
 def an_earlier_timer_shortens_a_sleep(scene: World) -> bool:
@@ -186,7 +240,9 @@ def an_earlier_timer_shortens_a_sleep(scene: World) -> bool:
 
 
 def timers_are_only_listed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "call_at", lambda self, at_ns, call: self._timers.add(at_ns, call))
+    patch_all(
+        patch, ProgressLoop, "call_at", lambda self, at_ns, call: self._timers.add(at_ns, call)
+    )
 
 
 def close_wakes_all(scene: World) -> bool:
@@ -197,8 +253,8 @@ def close_wakes_all(scene: World) -> bool:
 
 
 def a_close_tells_only_the_leader(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Waiters, "wake_all", lambda self: None)
-    patch.setattr(Waiters, "wake_successor", lambda self: None)
+    patch_all(patch, Waiters, "wake_all", lambda self: None)
+    patch_all(patch, Waiters, "wake_successor", lambda self: None)
 
 
 # -- the progress thread
@@ -217,7 +273,7 @@ def the_thread_takes_over_for_a_sleeper_outside(scene: World) -> bool:
 
 
 def no_lead_for_the_thread(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "_lead_in_thread", lambda self: None)
+    patch_all(patch, ProgressLoop, "_lead_in_thread", lambda self: None)
 
 
 def a_waiter_takes_the_lead_and_gives_it_back(scene: World) -> bool:
@@ -232,7 +288,7 @@ def a_waiter_takes_the_lead_and_gives_it_back(scene: World) -> bool:
 
 
 def no_lead_is_given_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "_leave", lambda self: None)
+    patch_all(patch, ProgressLoop, "_leave", lambda self: None)
 
 
 def the_thread_leads_where_no_thread_waits(scene: World) -> bool:
@@ -248,7 +304,7 @@ def the_thread_leads_where_no_thread_waits(scene: World) -> bool:
 
 
 def the_thread_only_looks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProgressLoop, "_check_in_thread", lambda self: None)
+    patch_all(patch, ProgressLoop, "_check_in_thread", lambda self: None)
 
 
 def what_was_put_off_is_done(scene: World) -> bool:
@@ -287,19 +343,22 @@ class Rule:
 
 RULES = [
     Rule("name a successor", a_follower_takes_over, no_successor),
-    Rule("tell followers", a_follower_hears_what_the_leader_took_in, no_follower_is_told),
-    Rule("ring the leader", a_leader_hears_of_another_threads_doing, no_ring),
+    Rule("tell followers", a_follower_hears_what_the_leader_took_in, no_follower_is_told, ALL),
+    Rule("ring the leader", a_leader_hears_of_another_threads_doing, no_ring, ALL),
     Rule("lead before the last look", a_call_without_the_lock_is_heard, a_call_is_only_listed),
-    Rule("ring for a timer", an_earlier_timer_shortens_a_sleep, timers_are_only_listed),
-    Rule("close wakes all", close_wakes_all, a_close_tells_only_the_leader),
+    Rule("ring for a timer", an_earlier_timer_shortens_a_sleep, timers_are_only_listed, ALL),
+    Rule("close wakes all", close_wakes_all, a_close_tells_only_the_leader, ALL),
     Rule(
         "lead for sleepers outside",
         the_thread_takes_over_for_a_sleeper_outside,
         no_lead_for_the_thread,
+        ALL,
     ),
-    Rule("give the lead back", a_waiter_takes_the_lead_and_gives_it_back, no_lead_is_given_back),
-    Rule("lead in the end", the_thread_leads_where_no_thread_waits, the_thread_only_looks),
-    Rule("ring for what was put off", what_was_put_off_is_done, no_ring),
+    Rule(
+        "give the lead back", a_waiter_takes_the_lead_and_gives_it_back, no_lead_is_given_back, ALL
+    ),
+    Rule("lead in the end", the_thread_leads_where_no_thread_waits, the_thread_only_looks, ALL),
+    Rule("ring for what was put off", what_was_put_off_is_done, no_ring, ALL),
     Rule(
         "ask for the doorbell",
         a_sleeper_asks_for_the_doorbell,
@@ -312,13 +371,24 @@ CASES = [
     pytest.param(rule, provider, id=f"{rule.name}-{provider}")
     for rule in RULES
     for provider in rule.providers
+    if provider != NATIVE or has_native()
 ]
 TRIES = 5
 
 each_case = pytest.mark.parametrize(("rule", "provider"), CASES)
 
 
-@each_case
+HOLD_CASES = [
+    *CASES,
+    *(
+        pytest.param(rule, NATIVE, id=f"{rule.name}-{NATIVE}")
+        for rule in RULES
+        if rule.name in ("name a successor", "ask for the doorbell") and has_native()
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "provider"), HOLD_CASES)
 def test_the_scenario_ends_well(rule: Rule, provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path / "meet", HOLDS_S) as scene:
         assert rule.scenario(scene)

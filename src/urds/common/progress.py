@@ -419,7 +419,7 @@ class ProgressLoop:
                 self.leader = None
             self._ring()
             # A thread that is still in the set would sleep on a closed descriptor.
-            self._has_left.wait_for(lambda: self.leader is None, JOIN_S)
+            self._has_left.wait_for(self._is_vacant, JOIN_S)
             # Before the last look of the thread: else it would stay until they are due.
             for timer in (self._check, self._due):
                 if timer is not None:
@@ -451,6 +451,9 @@ class ProgressLoop:
         self._on_abandon()
 
     # -- waiting
+
+    def _is_vacant(self) -> bool:
+        return self.leader is None
 
     def _wait_once(self, waiter: Waiter, end_ns: int | None) -> None:
         if self.leader is self._thread_leads:
@@ -555,7 +558,7 @@ class ProgressLoop:
         elif self._external_count:
             self._lead_in_thread()
         else:
-            self._plan_check(now_ns + PARK_NS)
+            self._plan_later(now_ns)
 
     def _ring(self) -> None:
         """Wake the leader, if there is one: it has something to do now."""
@@ -672,6 +675,9 @@ class ProgressLoop:
                 self._lead_in_thread()
                 return
             self._plan_check(now_ns + left_ns)
+
+    def _plan_later(self, now_ns: int) -> None:
+        self._plan_check(now_ns + PARK_NS)
 
     def _plan_check(self, at_ns: int) -> None:
         if self._check is None:

@@ -120,15 +120,25 @@ class StreamTransfer:
     EAGAIN, ETIMEDOUT, ENOTCONN, EOPNOTSUPP (flags), ECONNRESET.
     """
 
-    __slots__ = ("_expecting", "_served", "_wait_s", "is_closed", "link", "watchers")
+    __slots__ = ("_closed", "_expecting", "_served", "_wait_s", "link", "watchers")
 
     def __init__(self, watchers: Watchers) -> None:
         self.link: StreamLink | None = None
-        self.is_closed = False  # the socket
         self.watchers = watchers
-        self._expecting = False
+        self._closed = self._expecting = False
         self._served: Any = None  # the compiled stream whose placed methods call here
         self._wait_s: float | None = None  # of these
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the socket is closed."""
+        return self._closed
+
+    @is_closed.setter
+    def is_closed(self, is_closed: bool) -> None:
+        self._closed = is_closed
+        if is_closed and self._served is not None:
+            self._served.end_waits()
 
     @property
     def _is_expecting(self) -> bool:

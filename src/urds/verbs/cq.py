@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urds.verbs.context import Context
 from urds.verbs.engine.numbers import QPState
 from urds.verbs.engine.work import WC
-from urds.verbs.errors import VerbsArgumentError, VerbsTimeoutError
+from urds.verbs.errors import VerbsArgumentError, VerbsError, VerbsTimeoutError, verbs_error
 from urds.verbs.resource import EventSource, Resource
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _Event = TypeVar("_Event")
 _IDLE_S: Final = 0.001
+_NS: Final = 1_000_000_000
 
 
 class EventChannel(EventSource[_Event]):
@@ -256,13 +257,14 @@ class CQ(Resource):
         if not 1 <= count <= self.cqe:
             raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
 
-        def take() -> list[WC]:
-            self._demand_open()
-            return self.engine.poll(count)
-
-        found = self.context.wait_to_take(
-            lambda: self.closed or len(self.engine) >= count, take, timeout_s
-        )
+        if self.context.adapter.has_native_waits:
+            found = self._wait_outside(count, timeout_s)
+        else:
+            found = self.context.wait_to_take(
+                lambda: self.closed or len(self.engine) >= count,
+                lambda: self._take(count),
+                timeout_s,
+            )
         if found is None:
             raise VerbsTimeoutError(f"{len(self.engine)} of {count} completions in {timeout_s} s")
         return found
@@ -332,6 +334,23 @@ class CQ(Resource):
                 adapter.progress_qp(engine)
 
     # -- inside
+
+    def _take(self, count: int) -> list[WC]:
+        self._demand_open()
+        return self.engine.poll(count)
+
+    def _wait_outside(self, count: int, timeout_s: float | None) -> list[WC] | None:
+        """Wait in the engine; `None` when the time is over."""
+        until_ns = None
+        if timeout_s is not None:
+            until_ns = self.context.adapter.now_ns() + max(0, int(timeout_s * _NS))
+        engine: Any = self.engine
+        self._demand_open()
+        try:
+            found: list[WC] | None = engine.wait_for(count, until_ns)
+        except OSError as error:
+            raise error if isinstance(error, VerbsError) else verbs_error(error) from error
+        return found
 
     def _demand_capacity(self, cqe: int) -> None:
         cqe_max = self.context.attributes.max_cqe

@@ -16,6 +16,7 @@ mod shm;
 mod stream;
 mod stream_bytes;
 mod values;
+mod waiting;
 
 pub use memory::Buffer;
 use pyo3::prelude::*;

@@ -10,4 +10,4 @@ mod attention;
 mod link;
 
 pub use attention::{Attention, ENDED, News, READABLE, WRITABLE};
-pub use link::{Link, SendContent, SharedLink, attach, post_pending, send, send_mapped};
+pub use link::{CUT, Link, OVER, SendContent, SharedLink, attach, post_pending, send, send_mapped};

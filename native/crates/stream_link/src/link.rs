@@ -17,9 +17,9 @@ use crate::attention::{Attention, ENDED, READABLE, WRITABLE};
 /// Bits of the word of which every change is told.
 const CAN_READ: u32 = 8;
 const CAN_WRITE: u32 = 16;
-const IS_OVER: u32 = 32;
+pub const OVER: u32 = 32;
 const WANTS_DISCONNECT: u32 = 64;
-const IS_CUT: u32 = 128;
+pub const CUT: u32 = 128;
 const KEEPALIVE_OUT: u32 = 256;
 
 /// What the owner of a link and its queue pair share.
@@ -100,9 +100,9 @@ impl<M: Memory> Link<M> {
             (core.is_ended(), ENDED),
             (lifecycle.can_read, CAN_READ),
             (lifecycle.can_write, CAN_WRITE),
-            (is_over, IS_OVER),
+            (is_over, OVER),
             (is_over && core.wants_disconnect(), WANTS_DISCONNECT),
-            (self.cut.is_some(), IS_CUT),
+            (self.cut.is_some(), CUT),
             (core.keepalive.is_out, KEEPALIVE_OUT),
         ] {
             word |= if holds { bit } else { 0 };

@@ -61,6 +61,8 @@ pub struct Channel {
     /// Slots that were published since the last look whether to ring.
     has_published: bool,
     is_starved: bool,
+    /// A ring was seen on the socket and is not taken yet.
+    is_rung: bool,
     /// The processor that the peer was told of, plus 1.
     told_processor: u32,
     /// Slots that were written when it was last seen idle, and when its memory was given back.
@@ -88,6 +90,7 @@ impl Channel {
             empty_looks: 0,
             has_published: false,
             is_starved: false,
+            is_rung: false,
             told_processor: 0,
             looked_at: 0,
             trimmed_at: 0,
@@ -289,6 +292,20 @@ impl Channel {
             self.send_acks();
             self.ring();
         }
+    }
+
+    /// Note that the socket is readable, if it is ours.
+    pub fn note_rung(&mut self, socket: i32) -> bool {
+        self.is_rung |= self.socket == socket;
+        self.socket == socket
+    }
+
+    /// Take a ring that was seen; return whether the socket has something for its owner instead.
+    ///
+    /// It is taken late, before the next sleep: the peer does not wait for this.
+    pub fn take_ring(&mut self) -> bool {
+        std::mem::take(&mut self.is_rung)
+            && doorbell::take(self.socket, DOORBELL) == doorbell::Taken::Other
     }
 
     /// Prepare to sleep; return false if there is something to do instead.

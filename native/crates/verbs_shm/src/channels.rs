@@ -340,6 +340,21 @@ impl Channels {
         asleep
     }
 
+    /// Note that a socket is readable; false if it is none of a channel.
+    pub fn note_rung(&mut self, socket: i32) -> bool {
+        let mut channels = self.open.iter_mut();
+        channels.any(|(_, channel)| channel.note_rung(socket))
+    }
+
+    /// Take the rings that were seen; return whether a socket has something for its owner.
+    pub fn take_rings(&mut self) -> bool {
+        let mut has_other = false;
+        for (_, channel) in &mut self.open {
+            has_other |= channel.take_ring();
+        }
+        has_other
+    }
+
     /// Return whether a peer published last on the processor with this number.
     pub fn shares_processor(&self, number: u32) -> bool {
         let mut channels = self.open.iter();

@@ -10,9 +10,13 @@ mod acknowledgements;
 mod channel;
 mod channels;
 mod early;
+mod lead;
+#[cfg(test)]
+mod lead_tests;
 mod mappings;
 mod records;
 
 pub use channel::Channel;
 pub use channels::{Channels, Event, Gid, PLACED_BYTES_MIN};
+pub use lead::{Claim, Lead, Sleep, Waiter, Wakes};
 pub use mappings::Region;

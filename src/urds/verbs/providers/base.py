@@ -178,6 +178,7 @@ class Adapter(Objects, ABC):
     port: int = 0  # of this context, where several share a GID: goes into their AddressVector
     has_own_time: bool = True  # False: the clock moves only in `progress` and `wait`
     has_public_calls: bool = False  # the engine's `public_*` methods may stand in verbs objects
+    has_native_waits: bool = False  # threads wait in the engine itself
     _is_finishing_pass = False
 
     # -- time and progress
@@ -350,6 +351,7 @@ class LoopAdapter(Adapter):
     """An adapter in real time: its loop has the descriptors, the timers and the waiting threads."""
 
     loop: ProgressLoop
+    _loop_kind: type[ProgressLoop] = ProgressLoop
 
     def now_ns(self) -> int:
         """Return the monotonic clock."""

@@ -78,6 +78,34 @@ pub fn hear(socket: i32) -> Heard {
     }
 }
 
+/// What `take` found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    Nothing,
+    Ring,
+    /// A message, or the end: it is still there.
+    Other,
+}
+
+/// Take one ring with a byte of a value from a socket of messages, and leave all else.
+pub fn take(socket: i32, byte: u8) -> Taken {
+    let mut bytes = [0u8; 2];
+    let mut read = |flags| {
+        let place = bytes.as_mut_ptr().cast();
+        // SAFETY: all of `bytes` is writable.
+        let count = unsafe { libc::recv(socket, place, 2, flags | libc::MSG_DONTWAIT) };
+        (count, bytes[0])
+    };
+    match read(libc::MSG_PEEK) {
+        (1, first) if first == byte => {
+            read(0);
+            Taken::Ring
+        }
+        (-1, _) if matches!(Errno::last().0, libc::EAGAIN | libc::EINTR) => Taken::Nothing,
+        _ => Taken::Other,
+    }
+}
+
 /// Read all that arrived, also from a side that filled the socket on purpose; never waits.
 pub fn empty(socket: i32) -> Heard {
     let mut heard = Heard::Nothing;

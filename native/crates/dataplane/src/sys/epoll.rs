@@ -105,44 +105,51 @@ impl Epoll {
     /// # Errors
     /// Of the system: `Interrupted` by a signal.
     pub fn wait(&self, ready: &mut Ready, timeout_ns: Option<u64>) -> io::Result<usize> {
-        if timeout_ns.is_some_and(|ns| ns > 0) && !MILLISECONDS_ONLY.load(Ordering::Relaxed) {
-            let told = self.wait_exactly(ready, timeout_ns.unwrap_or(0));
-            match told {
-                Err(failure) if failure.raw_os_error() == Some(libc::ENOSYS) => {
-                    MILLISECONDS_ONLY.store(true, Ordering::Relaxed);
-                }
-                told => return told,
-            }
-        }
-        let milliseconds = match timeout_ns {
-            None => -1,
-            Some(ns) => i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX),
-        };
-        // SAFETY: room for `READY_MAX` events.
-        let told =
-            unsafe { libc::epoll_wait(self.0.get(), ready.as_mut_ptr(), ROOM, milliseconds) };
-        check(told).map(|count| usize::try_from(count).unwrap_or(0))
-    }
-
-    fn wait_exactly(&self, ready: &mut Ready, timeout_ns: u64) -> io::Result<usize> {
-        let time = super::timespec(timeout_ns);
-        // SAFETY: room for `READY_MAX` events; `time` lives through the call; no signal mask.
-        let told = unsafe {
-            libc::syscall(
-                libc::SYS_epoll_pwait2,
-                libc::c_long::from(self.0.get()),
-                ready.as_mut_ptr(),
-                libc::c_long::from(ROOM),
-                &raw const time,
-                std::ptr::null::<libc::sigset_t>(),
-                0usize,
-            )
-        };
-        usize::try_from(told).map_err(|_| io::Error::last_os_error())
+        wait_in(self.0.get(), ready, timeout_ns)
     }
 
     /// Close the set for all of its handles; its members stay open.
     pub fn close(&self) {
         self.0.close();
     }
+}
+
+/// As `Epoll::wait`, in a set of the caller's.
+///
+/// # Errors
+/// Of the system: `Interrupted` by a signal.
+pub fn wait_in(set: i32, ready: &mut Ready, timeout_ns: Option<u64>) -> io::Result<usize> {
+    if timeout_ns.is_some_and(|ns| ns > 0) && !MILLISECONDS_ONLY.load(Ordering::Relaxed) {
+        let told = wait_exactly(set, ready, timeout_ns.unwrap_or(0));
+        match told {
+            Err(failure) if failure.raw_os_error() == Some(libc::ENOSYS) => {
+                MILLISECONDS_ONLY.store(true, Ordering::Relaxed);
+            }
+            told => return told,
+        }
+    }
+    let milliseconds = match timeout_ns {
+        None => -1,
+        Some(ns) => i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX),
+    };
+    // SAFETY: room for `READY_MAX` events.
+    let told = unsafe { libc::epoll_wait(set, ready.as_mut_ptr(), ROOM, milliseconds) };
+    check(told).map(|count| usize::try_from(count).unwrap_or(0))
+}
+
+fn wait_exactly(set: i32, ready: &mut Ready, timeout_ns: u64) -> io::Result<usize> {
+    let time = super::timespec(timeout_ns);
+    // SAFETY: room for `READY_MAX` events; `time` lives through the call; no signal mask.
+    let told = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            libc::c_long::from(set),
+            ready.as_mut_ptr(),
+            libc::c_long::from(ROOM),
+            &raw const time,
+            std::ptr::null::<libc::sigset_t>(),
+            0usize,
+        )
+    };
+    usize::try_from(told).map_err(|_| io::Error::last_os_error())
 }

@@ -29,21 +29,31 @@ impl EventFd {
 
     /// Make it readable; no effect once closed.
     pub fn ring(&self) {
-        // A full counter is readable anyhow.
-        if let Ok(own) = borrowed(self.0.get()) {
-            let _ = rustix::io::write(own, &1u64.to_ne_bytes());
-        }
+        ring_at(self.0.get());
     }
 
     /// Make it not readable.
     pub fn silence(&self) {
-        if let Ok(own) = borrowed(self.0.get()) {
-            let _ = rustix::io::read(own, &mut [0u8; 8]);
-        }
+        silence_at(self.0.get());
     }
 
     /// Close it, once.
     pub fn close(&self) {
         self.0.close();
+    }
+}
+
+/// Make one of the caller's readable; no effect for -1.
+pub fn ring_at(descriptor: i32) {
+    // A full counter is readable anyhow.
+    if let Ok(own) = borrowed(descriptor) {
+        let _ = rustix::io::write(own, &1u64.to_ne_bytes());
+    }
+}
+
+/// Make one of the caller's unreadable.
+pub fn silence_at(descriptor: i32) {
+    if let Ok(own) = borrowed(descriptor) {
+        let _ = rustix::io::read(own, &mut [0u8; 8]);
     }
 }

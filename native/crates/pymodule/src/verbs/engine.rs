@@ -30,6 +30,7 @@ use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::regions::{Extent, MemoryWindow, Region};
 use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of, tables, wide};
+use crate::verbs::waiting::Waits;
 
 /// Random numbers of one system call.
 const DRAWN_MAX: usize = 32;
@@ -48,6 +49,8 @@ pub struct Core {
     pub news: Arc<News>,
     /// When a call made progress last, for the thread that makes it otherwise.
     pub progressed_ns: AtomicI64,
+    /// Threads that wait, if there are channels.
+    pub waits: Option<Waits>,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
     /// Regions by key and windows by number, which are there until they are taken back.
@@ -67,7 +70,11 @@ impl Core {
         } else {
             let mut machine = self.machine.lock();
             let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
-            if is_broken() { None } else { work() }
+            let result = if is_broken() { None } else { work() };
+            let wakes = self.ready_waiters(&machine, None);
+            drop(machine);
+            self.wake(&wakes);
+            result
         };
         deferred::drain(py);
         result.ok_or_else(|| {
@@ -152,6 +159,9 @@ impl Core {
     /// Forget all channels in the child of a fork. Where a thread of the parent was at work in that
     /// moment, every call fails from now on, as after a panic.
     pub fn abandon_in_child(&self) {
+        if let Some(waits) = &self.waits {
+            waits.lead.abandon_in_child();
+        }
         match (self.machine.try_lock(), self.channels.try_lock()) {
             (Some(_), Some(mut channels)) => channels.abandon(),
             _ => self.is_broken.store(true, Relaxed),
@@ -243,8 +253,8 @@ impl Engine {
         gid: &Bound<'_, PyAny>,
         checksum: bool,
         channels: Option<Channels>,
-        on_pass: Option<Py<PyAny>>,
-        on_idle: Option<Py<PyAny>>,
+        looks: Looks,
+        waits: Option<Waits>,
         has_random_keys: bool,
     ) -> PyResult<Self> {
         let holds = |name: &str| link.getattr(name)?.extract::<bool>();
@@ -265,7 +275,8 @@ impl Engine {
                 is_broken: AtomicBool::new(false),
                 has_channels: AtomicBool::new(has_channels),
                 channels: Mutex::new(channels.unwrap_or_default()),
-                looks: Looks::new(on_pass, on_idle),
+                looks,
+                waits,
                 news: Arc::default(),
                 progressed_ns: AtomicI64::new(0),
                 elements: Mutex::default(),
@@ -295,7 +306,8 @@ impl Engine {
         checksum: bool,
         has_random_keys: bool,
     ) -> PyResult<Self> {
-        Self::over(link, gid, checksum, None, None, None, has_random_keys)
+        let looks = Looks::default();
+        Self::over(link, gid, checksum, None, looks, None, has_random_keys)
     }
 
     #[getter]
@@ -323,7 +335,7 @@ impl Engine {
                 number,
                 core,
                 sink,
-                is_closed: AtomicBool::new(false),
+                is_closed: Arc::default(),
             },
         )?;
         let element = Element::CompletionQueue(number);

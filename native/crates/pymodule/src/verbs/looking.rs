@@ -38,6 +38,8 @@ pub struct Looks {
     pub on_pass: Option<Py<PyAny>>,
     /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
     on_idle: Option<Py<PyAny>>,
+    /// The adapter's loop: `run_due`, `yield_lead` and `handle_left` are for threads that wait.
+    pub owner: Option<Py<PyAny>>,
     looked_ns: AtomicI64,
     /// When the adapter's timer runs.
     planned_ns: AtomicI64,
@@ -46,11 +48,22 @@ pub struct Looks {
     empty_polls: AtomicU32,
 }
 
+impl Default for Looks {
+    fn default() -> Self {
+        Self::new(None, None, None)
+    }
+}
+
 impl Looks {
-    pub fn new(on_pass: Option<Py<PyAny>>, on_idle: Option<Py<PyAny>>) -> Self {
+    pub fn new(
+        on_pass: Option<Py<PyAny>>,
+        on_idle: Option<Py<PyAny>>,
+        owner: Option<Py<PyAny>>,
+    ) -> Self {
         Self {
             on_pass,
             on_idle,
+            owner,
             looked_ns: AtomicI64::new(0),
             planned_ns: AtomicI64::new(i64::MAX),
             watchers: AtomicUsize::new(0),
@@ -60,6 +73,7 @@ impl Looks {
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.on_pass)?;
+        visit.call(&self.owner)?;
         visit.call(&self.on_idle)
     }
 }

@@ -1,7 +1,7 @@
 //! Completion queues and shared receive queues.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -12,6 +12,7 @@ use crate::verbs::engine::Core;
 use crate::verbs::public_calls;
 use crate::verbs::requests::{each, recv_work};
 use crate::verbs::values::{closed, domain_of, refused, tables};
+use crate::verbs::waiting::{Awaited, Woken};
 
 /// See `contract.CompletionQueue` and the stub.
 #[pyclass(frozen, weakref, module = "urds_native")]
@@ -19,7 +20,7 @@ pub struct CompletionQueue {
     pub number: u32,
     pub core: Arc<Core>,
     pub sink: Option<Py<PyAny>>,
-    pub is_closed: AtomicBool,
+    pub is_closed: Arc<AtomicBool>,
 }
 
 impl CompletionQueue {
@@ -90,9 +91,43 @@ impl CompletionQueue {
         public_calls::poll(self, py, num_entries)
     }
 
+    /// Wait until `count` completions are queued and take them; `None` at `until_ns` of the clock, and
+    /// where no thread may wait any more. Raises `VerbsClosedError`.
+    #[pyo3(signature = (count, until_ns, /))]
+    fn wait_for<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        until_ns: Option<i64>,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        let is_closed = Arc::clone(&self.is_closed);
+        let awaited = Awaited::Completions(self.number, count, is_closed);
+        loop {
+            self.demand_open(py)?;
+            let taken = self.core.call(py, |machine| {
+                let mut taken = Vec::new();
+                let queue = machine.shared.completions.get_mut(self.number);
+                if let Some(queue) = queue.filter(|queue| queue.len() >= count) {
+                    queue.poll(count, &mut taken);
+                }
+                taken
+            })?;
+            if !taken.is_empty() {
+                return listed(py, &taken).map(Some);
+            }
+            if self.core.wait(py, &awaited, until_ns)? != Woken::Ready {
+                self.demand_open(py)?;
+                return Ok(None);
+            }
+        }
+    }
+
     /// End the public calls: the object that had them is closed.
     fn close(&self) {
-        self.is_closed.store(true, Relaxed);
+        self.is_closed.store(true, SeqCst);
+        if let Some(waits) = &self.core.waits {
+            waits.wake_all();
+        }
     }
 
     /// Give the sink what is queued, if anything is.

@@ -10,13 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use urds_channel::channel_memory::ChannelMemory;
 use urds_channel::sys::Errno;
-use urds_verbs_shm::{Channels, Event, PLACED_BYTES_MIN, Region};
+use urds_verbs_shm::{Channels, Event, Lead, PLACED_BYTES_MIN, Region, Wakes};
 
 use crate::deferred;
 use crate::errors::os_error;
 use crate::verbs::engine::{Core, Engine};
-use crate::verbs::looking::DEVICES;
+use crate::verbs::looking::{DEVICES, Looks};
 use crate::verbs::values::gid_of;
+use crate::verbs::waiting::{Awaited, Waits, Woken};
 
 /// See the stub.
 #[pyclass(extends = Engine, frozen, subclass, weakref, module = "urds_native")]
@@ -39,22 +40,43 @@ impl ShmEngine {
     }
 }
 
+impl ShmEngine {
+    fn waits(&self) -> Option<&Waits> {
+        self.core.waits.as_ref()
+    }
+
+    fn wake(&self, work: impl FnOnce(&Lead<Awaited>) -> Wakes<Awaited>) {
+        if let Some(waits) = self.waits() {
+            waits.wake(&work(&waits.lead));
+        }
+    }
+}
+
 #[pymethods]
 impl ShmEngine {
     #[new]
     #[pyo3(signature = (
-        link, *, gid, on_pass=None, on_idle=None, placed_bytes_min=PLACED_BYTES_MIN
+        link, *, gid, on_pass=None, on_idle=None, owner=None, set=-1, doorbell=-1,
+        placed_bytes_min=PLACED_BYTES_MIN
     ))]
+    #[allow(clippy::too_many_arguments)] // as Python names them
     fn new(
         link: &Bound<'_, PyAny>,
         gid: &Bound<'_, PyAny>,
         on_pass: Option<Py<PyAny>>,
         on_idle: Option<Py<PyAny>>,
+        owner: Option<Py<PyAny>>,
+        set: i32,
+        doorbell: i32,
         placed_bytes_min: u64,
     ) -> PyResult<PyClassInitializer<Self>> {
         let mtu_bytes: usize = link.getattr("mtu_bytes")?.extract()?;
         let channels = Channels::new(gid_of(gid)?, mtu_bytes, placed_bytes_min);
-        let engine = Engine::over(link, gid, false, Some(channels), on_pass, on_idle, true)?;
+        let engine = {
+            let looks = Looks::new(on_pass, on_idle, owner);
+            let waits = Some(Waits::new(set, doorbell));
+            Engine::over(link, gid, false, Some(channels), looks, waits, true)?
+        };
         let core = engine.core();
         DEVICES.fetch_add(1, Relaxed);
         Ok(PyClassInitializer::from(engine).add_subclass(Self { core }))
@@ -229,6 +251,118 @@ impl ShmEngine {
             watchers.fetch_add(1, Relaxed);
         } else {
             watchers.fetch_sub(1, Relaxed);
+        }
+    }
+
+    // -- threads that wait, and the loop in whose set they sleep
+
+    /// Begin a wait for what the loop tells, and return its number; `end_wait` ends it.
+    fn begin_wait(&self) -> u64 {
+        self.waits().map_or(0, Waits::begin)
+    }
+
+    #[pyo3(signature = (number, /))]
+    fn end_wait(&self, number: u64) {
+        if let Some(waits) = self.waits() {
+            waits.end(number);
+        }
+    }
+
+    /// Tell a thread that its wait is over, or may be.
+    #[pyo3(signature = (number, /))]
+    fn tell(&self, number: u64) {
+        if let Some(waits) = self.waits() {
+            waits.tell(number);
+        }
+    }
+
+    /// Wait until the loop has told since the last return, or until `until_ns` of the clock; return
+    /// false then, and where no thread may wait any more.
+    #[pyo3(signature = (number, until_ns, /))]
+    fn wait(&self, py: Python<'_>, number: u64, until_ns: Option<i64>) -> PyResult<bool> {
+        let woken = self.core.wait_told(py, number, until_ns)?;
+        Ok(woken == Woken::Ready)
+    }
+
+    /// Have no doorbell any more: the loop closes it.
+    fn forget_doorbell(&self) {
+        if let Some(waits) = self.waits() {
+            waits.forget_doorbell();
+        }
+    }
+
+    /// The longest sleep of a thread, the net below a lost ring.
+    #[getter]
+    fn nap_ns(&self) -> i64 {
+        self.waits().map_or(0, |waits| waits.nap_ns.load(Relaxed))
+    }
+
+    #[setter]
+    fn set_nap_ns(&self, nap_ns: i64) {
+        if let Some(waits) = self.waits() {
+            waits.nap_ns.store(nap_ns, Relaxed);
+        }
+    }
+
+    /// How many threads sleep, or are about to.
+    #[getter]
+    fn sleepers(&self) -> usize {
+        self.waits().map_or(0, |waits| waits.lead.sleepers())
+    }
+
+    #[getter]
+    fn has_waiters(&self) -> bool {
+        self.waits().is_some_and(|waits| waits.lead.has_waiters())
+    }
+
+    /// Have the loop called before the next sleep.
+    fn note_due(&self) {
+        self.wake(|lead| lead.note_due(None));
+    }
+
+    /// Have the loop called at a time, if that is sooner than planned.
+    #[pyo3(signature = (at_ns, /))]
+    fn note_timer(&self, at_ns: i64) {
+        self.wake(|lead| lead.note_due(Some(at_ns)));
+    }
+
+    /// Have the loop called at a time, `None` for never, instead of what was planned.
+    #[pyo3(signature = (at_ns, /))]
+    fn plan_loop(&self, at_ns: Option<i64>) {
+        self.wake(|lead| lead.plan(at_ns.unwrap_or(i64::MAX)));
+    }
+
+    /// Have the leader arm its doorbells anew: they may have been heard by another thread.
+    fn rearm(&self) {
+        self.wake(Lead::rearm);
+    }
+
+    /// Have the progress thread lead; false while a thread waits.
+    fn lead_in_thread(&self) -> bool {
+        self.waits().is_none_or(|waits| waits.lead.lead_in_thread())
+    }
+
+    /// Take the lead from the progress thread.
+    fn take_from_thread(&self) {
+        self.wake(Lead::take_from_thread);
+    }
+
+    /// Ask for `handle_left` when no thread waits any more; false if none does, and none is coming.
+    #[pyo3(signature = (is_coming=false, /))]
+    fn want(&self, is_coming: bool) -> bool {
+        self.waits().is_some_and(|waits| waits.lead.want(is_coming))
+    }
+
+    /// End all waits.
+    fn end_waits(&self) {
+        self.wake(Lead::end);
+    }
+
+    /// Whether a timer of the loop gives memory of idle channels back.
+    #[pyo3(signature = (is_planned, /))]
+    fn note_trim(&self, is_planned: bool) {
+        if let Some(waits) = self.waits() {
+            waits.is_trim_planned.store(is_planned, Relaxed);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
@@ -15,7 +15,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use urds_stream::{Mapped, Region, Shut, StreamCore, StreamSettings};
-use urds_stream_link::{self as link, Attention, Link, READABLE, SharedLink, WRITABLE};
+use urds_stream_link::{self as link, Attention, Link, SharedLink};
 use urds_verbs::memory::Memory;
 
 use crate::deferred;
@@ -57,6 +57,8 @@ pub struct Stream {
     pub look_ns: AtomicI64,
     /// Whether a receive has given its memory to the peer, and others wait.
     pub is_expecting: AtomicBool,
+    /// The socket is closed: no call waits any more.
+    pub is_closed: Arc<AtomicBool>,
     /// Whether something shows readiness, and is told after each call.
     pub has_watchers: AtomicBool,
 }
@@ -136,6 +138,7 @@ impl Stream {
             wait_ns: AtomicI64::new(-1),
             look_ns: AtomicI64::new(0),
             is_expecting: AtomicBool::new(false),
+            is_closed: Arc::default(),
             has_watchers: AtomicBool::new(false),
         })
     }
@@ -453,6 +456,14 @@ impl Stream {
         self.is_expecting.store(is_expecting, Relaxed);
     }
 
+    /// End the waits of placed methods: the socket is closed.
+    fn end_waits(&self) {
+        self.is_closed.store(true, SeqCst);
+        if let Some(waits) = &self.core.waits {
+            waits.wake_all();
+        }
+    }
+
     fn set_watched(&self, is_watched: bool) {
         if self.has_watchers.swap(is_watched, Relaxed) == is_watched {
             return;
@@ -490,7 +501,7 @@ impl Stream {
                 Ok(taken) => sent += taken,
                 Err(_) => is_refused = true,
             }
-            if sent == length || is_refused || !self.may_wait() || !self.look(py, WRITABLE)? {
+            if sent == length || is_refused || !self.may_go_on(py, sent)? {
                 break;
             }
         }
@@ -515,11 +526,11 @@ impl Stream {
         let (true, Some(wanted @ 1..)) = (is_plain, wanted) else {
             return self.leave_to(py, "receive_given", (bytes_max, flags));
         };
+        let mut until_ns = None;
         loop {
             let bytes = self.take_bytes(py, wanted, false)?;
             if bytes.as_bytes().is_empty() {
-                let is_idle = self.attention.word() & READABLE == 0;
-                if is_idle && self.may_wait() && self.look(py, READABLE)? {
+                if self.may_take(py, &mut until_ns)? {
                     continue;
                 }
                 return self.leave_to(py, "receive_given", (bytes_max, flags));
@@ -546,11 +557,10 @@ impl Stream {
         let Some(room) = room.filter(|room| room.length() > 0) else {
             return self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags));
         };
-        let mut taken;
-        loop {
+        let (mut taken, mut until_ns) = (0, None);
+        while taken == 0 {
             taken = self.take_into(py, &room, room.length(), false)?;
-            let is_idle = taken == 0 && self.attention.word() & READABLE == 0;
-            if !(is_idle && self.may_wait() && self.look(py, READABLE)?) {
+            if taken == 0 && !self.may_take(py, &mut until_ns)? {
                 break;
             }
         }

@@ -4,11 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use urds_stream::Region;
-use urds_stream_link::{self as link, SendContent};
+use urds_stream_link::{self as link, CUT, OVER, READABLE, SendContent, WRITABLE};
 use urds_verbs::Engine as Machine;
 use urds_verbs::memory::Extent;
 use urds_verbs_shm::Channels;
@@ -19,9 +20,12 @@ use crate::sys::{self, NewBytes};
 use crate::verbs::engine::{Core, now_ns};
 use crate::verbs::memory::Buffer;
 use crate::verbs::stream::{Ram, Stream, region_of};
+use crate::verbs::waiting::{Awaited, Woken};
 
 /// Up to so many bytes are received by way of the stack.
 const SHORT_BYTES: usize = 256;
+/// So long a sender waits for room at the peer before its bytes are copied.
+const ZERO_COPY_WAIT_NS: i64 = 5_000_000;
 /// Looks for news between two readings of the clock.
 const LOOKS: u32 = 16;
 
@@ -143,7 +147,7 @@ impl Stream {
     /// Look for news for a moment, without the interpreter, until a bit of the word is set.
     pub fn look(&self, py: Python<'_>, bit: u32) -> PyResult<bool> {
         let look_ns = self.look_ns.load(Relaxed);
-        if look_ns <= 0 {
+        if look_ns <= 0 || self.core.shares_processor() {
             return Ok(false);
         }
         let (core, attention) = (&self.core, &self.attention);
@@ -179,8 +183,51 @@ impl Stream {
         }
     }
 
-    pub fn may_wait(&self) -> bool {
-        self.wait_ns.load(Relaxed) != 0
+    /// Wait for something to receive, `until_ns` being known from the first wait on; return false to
+    /// leave it to Python. Raises `TimeoutError`.
+    pub fn may_take(&self, py: Python<'_>, until_ns: &mut Option<i64>) -> PyResult<bool> {
+        let wait_ns = self.wait_ns.load(Relaxed);
+        if wait_ns == 0 || self.attention.word() & READABLE != 0 {
+            return Ok(false);
+        }
+        if wait_ns > 0 && until_ns.is_none() {
+            *until_ns = Some(now_ns().saturating_add(wait_ns));
+        }
+        match self.wait(py, READABLE, *until_ns)? {
+            Woken::Late => Err(PyTimeoutError::new_err("timed out")),
+            Woken::Ready => {
+                let is_here = self.attention.word() & READABLE != 0;
+                Ok(is_here && !self.is_expecting.load(Relaxed))
+            }
+            Woken::Ended => Ok(false),
+        }
+    }
+
+    /// Wait for room after `sent` bytes; return false to leave the rest to Python.
+    ///
+    /// That copies what finds no place at the peer in time, and keeps timeouts.
+    pub fn may_go_on(&self, py: Python<'_>, sent: usize) -> PyResult<bool> {
+        let wait_ns = self.wait_ns.load(Relaxed);
+        if wait_ns == 0 || self.attention.word() & WRITABLE != 0 {
+            return Ok(wait_ns != 0 && self.look(py, WRITABLE)?);
+        }
+        if sent > 0 && wait_ns > 0 {
+            return self.look(py, WRITABLE);
+        }
+        let rest_ns = if wait_ns < 0 { i64::MAX } else { wait_ns };
+        let until_ns = now_ns().saturating_add(rest_ns.min(ZERO_COPY_WAIT_NS));
+        let woken = self.wait(py, WRITABLE, Some(until_ns))?;
+        Ok(woken == Woken::Ready && self.attention.word() & WRITABLE != 0)
+    }
+
+    /// Look for a moment, then sleep, until a bit is set or all is over.
+    fn wait(&self, py: Python<'_>, bit: u32, until_ns: Option<i64>) -> PyResult<Woken> {
+        if self.look(py, bit)? {
+            return Ok(Woken::Ready);
+        }
+        let (attention, closed) = (Arc::clone(&self.attention), Arc::clone(&self.is_closed));
+        let awaited = Awaited::Bits(attention, bit | OVER | CUT, closed);
+        self.core.wait(py, &awaited, until_ns)
     }
 
     /// Have Python do a call, whole or what is left of it.
@@ -315,6 +362,20 @@ impl Core {
     ///
     /// `None` after a panic.
     pub fn look_outside(&self) -> Option<bool> {
+        let (is_due, wakes) = self.outside(|machine| {
+            let mut channels = self.channels.lock();
+            let pushed = machine.shared.told.pushed;
+            channels.progress(machine, now_ns());
+            let is_due = self.left(machine, &channels, pushed).is_due;
+            drop(channels);
+            (is_due, self.ready_waiters(machine, None))
+        })?;
+        self.wake(&wakes);
+        Some(is_due)
+    }
+
+    /// Work on the machine without the interpreter; `None` after a panic.
+    pub fn outside<T>(&self, work: impl FnOnce(&mut Machine) -> T) -> Option<T> {
         if self.is_broken.load(Relaxed) {
             return None; // in the child of a fork the lock may be held for ever
         }
@@ -322,15 +383,10 @@ impl Core {
         if self.is_broken.load(Relaxed) {
             return None;
         }
-        let found = catch_unwind(AssertUnwindSafe(|| {
-            let mut channels = self.channels.lock();
-            let pushed = machine.shared.told.pushed;
-            channels.progress(&mut machine, now_ns());
-            self.left(&machine, &channels, pushed).is_due
-        }));
-        if found.is_err() {
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut machine)));
+        if result.is_err() {
             self.is_broken.store(true, Relaxed);
         }
-        found.ok()
+        result.ok()
     }
 }

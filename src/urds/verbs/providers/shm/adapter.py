@@ -31,7 +31,6 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from urds.common.errors import RemoteProtocolError
-from urds.common.progress import ProgressLoop
 from urds.common.types import BytesLike, HostPort
 from urds.verbs.cm.records import CmSettings
 from urds.verbs.engine.flight import FIRST_NS, timeout_ns
@@ -101,7 +100,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._looped_bytes = 0
         self._idle_passes = 0  # of `progress`, in a row
         with self.lock:  # the progress thread waits for it until all is here
-            self.loop = ProgressLoop(self.lock, memory=self, on_abandon=self._abandon_in_child)
+            self.loop = self._loop_kind(self.lock, memory=self, on_abandon=self._abandon_in_child)
             self.peers = self._make_peers()
         _alive.add(self)
 

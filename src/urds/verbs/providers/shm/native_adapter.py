@@ -34,10 +34,12 @@ from urds.verbs.providers.shm import adapter as reference
 from urds.verbs.providers.shm.adapter import ShmAdapter, may_map
 from urds.verbs.providers.shm.channels import ChannelCounters, ChannelEnd
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
+from urds.verbs.providers.shm.native_loop import NativeLoop
 from urds.verbs.providers.shm.peers import Peers
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 LOOKS_MAX: Final = 32  # until a whole pass
+ROOM_NS: Final = 1_000_000  # until a message that found no room in its channel is tried again
 RETRY_NS: Final = 20_000_000  # until a peer with a full backlog is tried again
 _PAUSES_MAX: Final = 64  # of one look at the channels, for receives that sinks give back
 _PLACED, _LOST = 4, 6  # among the engine's counters
@@ -47,6 +49,9 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
     """One open `shm` device on the compiled engine."""
 
     has_public_calls = True
+    has_native_waits = True
+    _loop_kind = NativeLoop
+    loop: NativeLoop
     peers: "NativePeers"
     has_failed = False  # the engine has
     _is_released = False  # though it has failed
@@ -61,9 +66,12 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             gid=self.gid,
             on_pass=self._handle_pass,
             on_idle=self.progress,
+            owner=self.loop,
+            **self.loop.descriptors,
             placed_bytes_min=reference.PLACED_BYTES_MIN,
         )
         self.channel_engine = engine
+        self.loop.use(engine, self._before_sleep)
         self.on_stream: dict[int, Callable[[], None]] = {}  # by queue pair, of compiled streams
         self.use(engine)
         return NativePeers(self, engine, self._rendezvous)
@@ -77,6 +85,10 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             return super().wait(is_ready, timeout_ns)
         finally:
             self.channel_engine.watch(-1)
+
+    def _before_sleep(self) -> None:
+        with self.guarded():
+            self.peers.plan_trim()
 
     def _batch_done(self) -> None:
         with self.guarded():
@@ -397,6 +409,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self._manager_packets.sent += 1
         else:
             self._waiting.append((route, data))
+            self.loop.call_at(self.now_ns() + ROOM_NS, self.poll_memory)
 
     def _loop_back(self) -> None:
         """Process the messages to ourselves; what they cause is sent at the end."""
@@ -470,8 +483,7 @@ class NativePeers(Peers[NativeChannel]):
 
     def arm_doorbell(self) -> bool:
         """Ask all writers to ring; return whether no channel has anything."""
-        if self._trim_timer is None and self._engine.is_stirred:
-            self._plan_trim()
+        self.plan_trim()
         is_armed: bool = self._engine.arm_doorbell()
         return is_armed
 
@@ -482,8 +494,18 @@ class NativePeers(Peers[NativeChannel]):
     def trim(self) -> None:
         """Give memory of idle channels back; plan the next look while others are busy."""
         self._trim_timer = None
+        self._engine.note_trim(False)
         if self._engine.trim():
             self._plan_trim()
+
+    def plan_trim(self) -> None:
+        """Look at the channels in a second, if one was written to since its memory was given."""
+        if self._trim_timer is None and self._engine.is_stirred:
+            self._plan_trim()
+
+    def _plan_trim(self) -> None:
+        super()._plan_trim()
+        self._engine.note_trim(True)
 
     def _receive_messages(self, channel: NativeChannel, events: int) -> None:
         with self._adapter.guarded():

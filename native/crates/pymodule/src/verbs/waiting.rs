@@ -1,0 +1,366 @@
+//! Waiting on a device with channels: the thread that waits makes its progress, without the interpreter.
+//!
+//! It sleeps in the epoll set of the adapter's loop, where the doorbells of all channels are, the
+//! descriptors that Python handles, and the loop's own doorbell. Rings are for the engine; for all
+//! else the loop is called. Who leads is `urds_verbs_shm::Lead`'s to say, whose lock is the innermost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
+
+use parking_lot::Mutex;
+use pyo3::intern;
+use pyo3::prelude::*;
+use urds_channel::sys::thread;
+use urds_dataplane::sys::{epoll, eventfd, futex};
+use urds_stream_link::Attention;
+use urds_verbs::Engine as Machine;
+use urds_verbs_shm::{Claim, Lead, Sleep, Waiter, Wakes};
+
+use crate::verbs::engine::{Core, now_ns};
+
+const NAP_NS: i64 = 100_000_000;
+
+/// What a thread waits for.
+#[derive(Clone)]
+pub enum Awaited {
+    /// So many completions in a queue, or its end.
+    Completions(u32, usize, Arc<AtomicBool>),
+    /// One of these bits in the word of a stream, or its end.
+    Bits(Arc<Attention>, u32, Arc<AtomicBool>),
+    /// That the loop says so, which asks what Python waits for.
+    Told(Arc<AtomicBool>),
+}
+
+impl Awaited {
+    /// Return whether the wait is over. The machine's lock is held.
+    fn is_here(&self, machine: &Machine) -> bool {
+        match self {
+            Self::Completions(number, count, is_closed) => {
+                let queue = machine.shared.completions.get(*number);
+                is_closed.load(SeqCst) || queue.is_none_or(|queue| queue.len() >= *count)
+            }
+            Self::Bits(attention, bits, is_closed) => {
+                is_closed.load(SeqCst) || attention.word() & bits != 0
+            }
+            Self::Told(is_told) => is_told.load(SeqCst),
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    Ready,
+    Late,
+    /// The engine is closed, or broken: no thread waits here.
+    Ended,
+}
+
+/// What is to be done with the interpreter before a wait goes on.
+enum Next {
+    Done(Woken),
+    /// The adapter's pass.
+    Pass,
+    /// The loop has descriptors, calls or timers that are due.
+    Due,
+    /// The progress thread leads.
+    Yield,
+    Signal,
+}
+
+/// The threads that wait for an engine, and the loop in whose set the leader sleeps.
+pub struct Waits {
+    pub lead: Lead<Awaited>,
+    set: i32,
+    /// In the set, and the loop's as it is; -1 once that is closed. The lock is for the ring alone.
+    doorbell: Mutex<i32>,
+    /// The longest sleep: the net below a lost ring, and below a signal that came just before it.
+    pub nap_ns: AtomicI64,
+    /// Waits for what the loop tells, by number, and the last number.
+    told: Mutex<(u64, HashMap<u64, Arc<AtomicBool>>)>,
+    /// Memory of idle channels will be given back by a timer of the loop.
+    pub is_trim_planned: AtomicBool,
+}
+
+impl Waits {
+    pub fn new(set: i32, doorbell: i32) -> Self {
+        Self {
+            lead: Lead::default(),
+            set,
+            doorbell: Mutex::new(doorbell),
+            nap_ns: AtomicI64::new(NAP_NS),
+            told: Mutex::default(),
+            is_trim_planned: AtomicBool::new(false),
+        }
+    }
+
+    /// Have no doorbell any more: no thread waits, and the loop closes it.
+    pub fn forget_doorbell(&self) {
+        // In the child of a fork the lock may be held for ever; none rings there.
+        if let Some(mut doorbell) = self
+            .doorbell
+            .try_lock_for(std::time::Duration::from_secs(1))
+        {
+            *doorbell = -1;
+        }
+    }
+
+    /// Wake who was notified; no lock held.
+    pub fn wake(&self, wakes: &Wakes<Awaited>) {
+        if wakes.rings {
+            eventfd::ring_at(*self.doorbell.lock());
+        }
+        for waiter in &wakes.waiters {
+            futex::wake(waiter.word().0);
+        }
+    }
+
+    /// Begin a wait for what the loop tells; `end` ends it.
+    pub fn begin(&self) -> u64 {
+        let mut told = self.told.lock();
+        told.0 += 1;
+        let number = told.0;
+        told.1.insert(number, Arc::default());
+        number
+    }
+
+    pub fn end(&self, number: u64) {
+        self.told.lock().1.remove(&number);
+    }
+
+    fn told(&self, number: u64) -> Option<Arc<AtomicBool>> {
+        self.told.lock().1.get(&number).cloned()
+    }
+
+    /// Tell a thread that its wait is over, or may be.
+    pub fn tell(&self, number: u64) {
+        let Some(is_told) = self.told(number) else {
+            return;
+        };
+        is_told.store(true, SeqCst);
+        let is_it =
+            |awaited: &Awaited| matches!(awaited, Awaited::Told(one) if Arc::ptr_eq(one, &is_told));
+        self.wake(&self.lead.notify_ready(None, is_it));
+    }
+
+    /// Have all threads look again.
+    pub fn wake_all(&self) {
+        if self.lead.has_waiters() {
+            self.wake(&self.lead.notify_ready(None, |_| true));
+        }
+    }
+}
+
+impl Core {
+    /// Return whose waits are over after work on the machine, whose lock is held.
+    #[inline]
+    pub fn ready_waiters(
+        &self,
+        machine: &Machine,
+        but: Option<&Arc<Waiter<Awaited>>>,
+    ) -> Wakes<Awaited> {
+        match &self.waits {
+            Some(waits) if waits.lead.has_waiters() => waits
+                .lead
+                .notify_ready(but, |awaited| awaited.is_here(machine)),
+            _ => Wakes::default(),
+        }
+    }
+
+    /// Wake them; no lock held.
+    #[inline]
+    pub fn wake(&self, wakes: &Wakes<Awaited>) {
+        if let Some(waits) = &self.waits {
+            waits.wake(wakes);
+        }
+    }
+
+    /// Return whether a peer of ours runs on our processor: looking for its answer keeps it waiting.
+    pub fn shares_processor(&self) -> bool {
+        let shares = |number| self.channels.lock().shares_processor(number);
+        thread::processor().is_some_and(shares)
+    }
+
+    /// Wait until the loop tells, see `Waits::begin`.
+    pub fn wait_told(&self, py: Python<'_>, number: u64, until_ns: Option<i64>) -> PyResult<Woken> {
+        let Some(is_told) = self.waits.as_ref().and_then(|waits| waits.told(number)) else {
+            return Ok(Woken::Ended);
+        };
+        let woken = self.wait(py, &Awaited::Told(Arc::clone(&is_told)), until_ns)?;
+        is_told.store(false, SeqCst);
+        Ok(woken)
+    }
+
+    /// Wait, `None` for ever; exceptions are those of signal handlers and of passes.
+    pub fn wait(
+        &self,
+        py: Python<'_>,
+        awaited: &Awaited,
+        until_ns: Option<i64>,
+    ) -> PyResult<Woken> {
+        let Some(waits) = &self.waits else {
+            return Ok(Woken::Ended);
+        };
+        let mut is_late = false;
+        loop {
+            let Some(waiter) = waits.lead.enter(awaited.clone()) else {
+                return Ok(Woken::Ended);
+            };
+            let (next, tells) = py.detach(|| {
+                let next = self.wait_outside(waits, &waiter, until_ns, &mut is_late);
+                self.progressed_ns.store(now_ns(), Relaxed);
+                let (wakes, tells) = waits.lead.leave(&waiter);
+                waits.wake(&wakes);
+                (next, tells)
+            });
+            if tells {
+                self.call_loop(py, intern!(py, "handle_left"))?;
+            }
+            match next {
+                Next::Done(woken) => return Ok(woken),
+                Next::Pass => self.pass(py)?,
+                Next::Due => self.call_loop(py, intern!(py, "run_due"))?,
+                Next::Yield => self.call_loop(py, intern!(py, "yield_lead"))?,
+                Next::Signal => py.check_signals()?,
+            }
+        }
+    }
+
+    fn call_loop(&self, py: Python<'_>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<()> {
+        match &self.looks.owner {
+            Some(owner) => owner.call_method0(py, name).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_outside(
+        &self,
+        waits: &Waits,
+        waiter: &Arc<Waiter<Awaited>>,
+        until_ns: Option<i64>,
+        is_late: &mut bool,
+    ) -> Next {
+        let is_over = || until_ns.is_some_and(|until_ns| now_ns() >= until_ns);
+        loop {
+            waiter.clear();
+            match self.look_for(waits, waiter) {
+                None => return Next::Done(Woken::Ended),
+                Some((_, true)) => return Next::Pass,
+                Some((true, false)) => return Next::Done(Woken::Ready),
+                Some((false, false)) if *is_late => return Next::Done(Woken::Late),
+                Some((false, false)) => {}
+            }
+            match waits.lead.claim(waiter) {
+                Claim::Leads => match self.sleep_in_set(waits, waiter, until_ns) {
+                    Ok(()) => {}
+                    Err(next) => return next,
+                },
+                Claim::Follows => {
+                    let left_ns = until_ns.map_or(i64::MAX, |until_ns| until_ns - now_ns());
+                    let sleep_ns = left_ns.clamp(0, waits.nap_ns.load(Relaxed));
+                    let (word, looks) = waiter.word();
+                    let is_cut = futex::wait(word, looks, Some(sleep_ns.unsigned_abs())).is_err();
+                    if is_cut || (!waiter.is_notified() && !is_over()) {
+                        return Next::Signal;
+                    }
+                }
+                Claim::Thread => return Next::Yield,
+                Claim::Ended => return Next::Done(Woken::Ended),
+            }
+            *is_late = is_over();
+        }
+    }
+
+    /// Look at the channels; return whether the wait is over, and whether the adapter has something to
+    /// do. `None` after a panic.
+    fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<(bool, bool)> {
+        let (found, wakes) = self.outside(|machine| {
+            let mut channels = self.channels.lock();
+            let pushed = machine.shared.told.pushed;
+            channels.progress(machine, now_ns());
+            let is_due = self.left(machine, &channels, pushed).is_due;
+            drop(channels);
+            let is_here = waiter.awaited.is_here(machine);
+            ((is_here, is_due), self.ready_waiters(machine, Some(waiter)))
+        })?;
+        waits.wake(&wakes);
+        Some(found)
+    }
+
+    /// Sleep as the leader, until there may be something.
+    ///
+    /// Doorbells are armed, then all is looked at once more, then the thread sleeps.
+    fn sleep_in_set(
+        &self,
+        waits: &Waits,
+        waiter: &Arc<Waiter<Awaited>>,
+        until_ns: Option<i64>,
+    ) -> Result<(), Next> {
+        if !self.arm(waits)? {
+            return Ok(());
+        }
+        let now_ns = now_ns();
+        let due_ns = match waits.lead.may_sleep(waiter, now_ns) {
+            Sleep::Until(due_ns) => due_ns,
+            Sleep::No => return self.disarm(&[], -1).map(drop),
+            Sleep::Due => {
+                self.disarm(&[], -1)?;
+                return Err(Next::Due);
+            }
+        };
+        let wake_ns = due_ns.min(until_ns.unwrap_or(i64::MAX));
+        let left_ns = wake_ns.saturating_sub(now_ns);
+        let sleep_ns = left_ns.clamp(0, waits.nap_ns.load(Relaxed));
+        let mut ready = epoll::NOTHING;
+        let woken = epoll::wait_in(waits.set, &mut ready, Some(sleep_ns.unsigned_abs()));
+        waits.lead.wake();
+        let count = woken.as_ref().map_or(0, |count| *count);
+        let has_other = self.disarm(&ready[..count], *waits.doorbell.lock())?;
+        match woken {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Err(Next::Signal),
+            Err(_) => Err(Next::Done(Woken::Ended)),
+            Ok(_) if has_other => Err(Next::Due),
+            Ok(0) if until_ns.is_none_or(|until_ns| wake_ns < until_ns) => Err(Next::Signal),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Have peers ring; false if there is something to do instead.
+    fn arm(&self, waits: &Waits) -> Result<bool, Next> {
+        let armed = self.outside(|_| {
+            let mut channels = self.channels.lock();
+            let has_other = channels.take_rings();
+            let is_stirred = channels.is_stirred() && !waits.is_trim_planned.load(Relaxed);
+            (has_other || is_stirred, channels.sleep())
+        });
+        match armed {
+            None => Err(Next::Done(Woken::Ended)),
+            Some((false, is_armed)) => Ok(is_armed),
+            Some((true, _)) => {
+                self.disarm(&[], -1)?;
+                Err(Next::Due)
+            }
+        }
+    }
+
+    /// Have peers ring no more, and note what has rung; return whether Python has to look.
+    fn disarm(&self, ready: &[libc::epoll_event], doorbell: i32) -> Result<bool, Next> {
+        let found = self.outside(|_| {
+            let mut channels = self.channels.lock();
+            channels.awake();
+            let mut has_other = false;
+            for event in ready {
+                // Python keeps the number of a descriptor in the lower half.
+                let socket = i32::try_from(event.u64 & 0xffff_ffff).unwrap_or(-1);
+                if socket == doorbell {
+                    eventfd::silence_at(doorbell);
+                } else {
+                    has_other |= !channels.note_rung(socket);
+                }
+            }
+            has_other
+        });
+        found.ok_or(Next::Done(Woken::Ended))
+    }
+}
