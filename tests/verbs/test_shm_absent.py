@@ -17,17 +17,23 @@ from urds.verbs.engine.numbers import QPState, WCStatus
 
 TIMEOUT: Final = 13  # 33.6 ms
 WAITS: Final = 8  # `Side.lead` has 7 for `retry_cnt`
+LATE_S: Final = 20.0  # of a loaded machine
 PATIENCE_S: Final = WAITS * (4096 << TIMEOUT) / 1e9
 RETRY, FLUSHED = WCStatus.RETRY_EXC_ERR, WCStatus.WR_FLUSH_ERR
 RECEIVES: Final = (0, 1)  # of which each has the place of its number
+
+
+def state_of(task: Path) -> str:
+    """Return the letter of the state of a thread."""
+    return (task / "stat").read_text().rpartition(") ")[2][0]
 
 
 class Peer:
     """A process that takes messages, and the queue pair that leads to it, with receives posted."""
 
     def __init__(self, nursery: Nursery, side: Side, place: Path, timeout: int) -> None:
-        pid, self._connection = nursery.start()
-        self._process = os.pidfd_open(pid)
+        self._pid, self._connection = nursery.start()
+        self._process = os.pidfd_open(self._pid)
         self.end = end = End(side)
         told = end.describe(role="reader", directory=str(place))
         self._connection.send(json.dumps(told).encode())
@@ -43,6 +49,11 @@ class Peer:
     def stop(self) -> None:
         """Stop it: what is posted from now on gets no answer."""
         signal.pidfd_send_signal(self._process, signal.SIGSTOP)
+        end_s = time.monotonic() + LATE_S
+        tasks = Path(f"/proc/{self._pid}/task")
+        while any(state_of(task) != "T" for task in tasks.iterdir()):
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
 
     def kill(self) -> None:
         """Kill it, and wait until its end is known."""
