@@ -16,6 +16,7 @@ from urds.common.implementation import PYTHON
 from urds.verbs.engine.numbers import QPAttrMask, QPState, WCStatus, WROpcode
 from urds.verbs.engine.queue_pair import QPAttr
 from urds.verbs.engine.work import SendWR
+from urds.verbs.providers.shm import channels
 from urds.verbs.providers.shm.channels import Channel
 from urds.verbs.providers.shm.messages import MAGIC, Hello, emit_message
 from urds.verbs.providers.shm.rendezvous import Rendezvous
@@ -263,6 +264,23 @@ def test_the_word_that_a_peer_has_ended_is_an_end(place: Path) -> None:
     assert right.adapter.wait(lambda: counters().peers_gone == 1, PATIENCE_NS)
     left.close()
     right.close()
+
+
+def test_two_looks_tell_that_a_peer_was_killed(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first one a processor may not have heard of it yet."""
+    left, right = pair
+    right.receive(8)
+    left.send(8)
+    right.poll()
+    channel = next(iter(left.adapter.peers))
+    assert channel._pid == os.getpid()
+    assert not channel.look_for_end()
+    monkeypatch.setattr(channels, "is_ending", lambda pid: pid == os.getpid())
+    assert [channel.look_for_end() for _ in range(3)] == [False, True, True]
+    monkeypatch.setattr(channels, "is_ending", lambda pid: False)
+    assert not channel.look_for_end()
 
 
 def test_a_context_of_version_1_is_sent_away_in_both_directions(place: Path) -> None:

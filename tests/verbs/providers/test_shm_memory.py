@@ -14,6 +14,7 @@ from urds.verbs.providers.shm.mappings import (
     CONTROL_BYTES,
     MAPPABLE_BYTES_MIN,
     MAPPINGS_MAX,
+    REVOKE_WAIT_NS,
     Allocations,
     Borrower,
     MappableKeys,
@@ -43,6 +44,10 @@ class Peer:
 
     reader: SlotReader
     is_gone: bool = False
+    was_killed: bool = False
+
+    def look_for_end(self) -> bool:
+        return self.was_killed
 
     @property
     def is_placing(self) -> bool:
@@ -370,6 +375,19 @@ def test_the_end_of_a_peer_ends_the_wait_for_its_copy() -> None:
     world.peer.is_gone = True
     world.keys.deregister(region)
     assert (world.now_ns, world.overdue, world.keys.revocations_overdue) == (0, [], 0)
+
+
+def test_the_kill_of_a_peer_ends_the_wait_though_its_process_takes_long_to_end() -> None:
+    """It is asked after once the copy takes longer than most, so not before the first pause."""
+    world = World()
+    view = world.allocations.allocate(BYTES)
+    region = world.keys.register(world.pd, view, ADDRESS, WRITE)
+    world.map_remote(region.rkey)
+    world.words[Word.PLACING] = 1
+    world.peer.was_killed = True
+    world.keys.deregister(region)
+    assert 0 < world.now_ns < REVOKE_WAIT_NS
+    assert (world.overdue, world.keys.revocations_overdue) == ([], 0)
 
 
 def test_a_region_without_a_mapping_ends_without_a_wait() -> None:

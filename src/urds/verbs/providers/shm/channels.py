@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from urds.common.ending import is_ending, peer_process
 from urds.common.errors import RemoteProtocolError, WireError
 from urds.common.passed_files import receive_with_files, sealed_file, send_with_files
 from urds.verbs.engine.packets import Packet
@@ -78,6 +79,8 @@ class ChannelEnd(ABC):
         self.is_connector = is_connector
         self.is_open = True
         self._counters = counters
+        self._pid = peer_process(connection)
+        self._was_ending = False
 
     def note_wake_up(self) -> None:
         """Count a doorbell that was heard."""
@@ -90,12 +93,17 @@ class ChannelEnd(ABC):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the socket has ended, as that of a killed process does at once."""
+        """Whether the socket has ended: the last thing of a killed process that does."""
         if not self.is_open:
             return True
         poller = select.poll()
         poller.register(self.socket, select.POLLRDHUP)
         return bool(poller.poll(0))
+
+    def look_for_end(self) -> bool:
+        """Return whether the process was killed, as this look and the one before tell."""
+        was_ending, self._was_ending = self._was_ending, is_ending(self._pid)
+        return was_ending and self._was_ending
 
     def send_message(self, message: ChannelMessage, descriptors: Sequence[int] = ()) -> bool:
         """Send a message on the socket; return whether it was sent."""

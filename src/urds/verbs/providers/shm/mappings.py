@@ -16,7 +16,7 @@ adapter, since a mapping of a file covers all of it. Then it sends the file's de
 and then waits until no peer is marked as copying. A peer sets that mark first, then checks the
 generation, then copies. With the fences of `slots` one of both sees the other, so after a
 `deregister` no peer that keeps the rules writes any more. The mark of a peer that was killed
-stays: the end of its socket ends the wait.
+stays: its end ends the wait, and that it was killed, which is known before (`urds.common.ending`).
 
 **A hostile peer of the same user** keeps its mapping as long as it lives: it can read and write
 that one allocation after revocation, read it although the key allowed writing only, and write
@@ -50,6 +50,7 @@ _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1; without a name in Python
 _WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
+KILLED_AFTER_NS: Final = 1_000_000  # whose copy takes longer may have been killed
 _REVOKE_STEP_S: Final = 0.000_05
 MAPPINGS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
 COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
@@ -164,6 +165,12 @@ class Borrower(Protocol):
     def is_gone(self) -> bool:
         """Whether its process has ended: it copies nothing any more, whatever it says."""
 
+    def look_for_end(self) -> bool:
+        """Return whether its process was killed: it copies nothing more, and may end much later.
+
+        One look is not enough: look again after a pause.
+        """
+
 
 class MappableKeys(KeyTable):
     """The keys of an adapter whose memory peers may map. Lock: the adapter's."""
@@ -251,15 +258,23 @@ class MappableKeys(KeyTable):
 
     def _wait_for_copies(self) -> None:
         """Wait until each peer was seen not copying once: its next check sees the revocation."""
-        end_ns = self._now_ns() + REVOKE_WAIT_NS
+        waited_ns, began_ns = 0, self._now_ns()
         copying = list(self._borrowers())
-        while copying := [peer for peer in copying if peer.is_placing and not peer.is_gone]:
-            if self._now_ns() >= end_ns:
+        while copying := [peer for peer in copying if _may_copy(peer, waited_ns)]:
+            waited_ns = self._now_ns() - began_ns
+            if waited_ns >= REVOKE_WAIT_NS:
                 self.revocations_overdue += len(copying)
                 for peer in copying:
                     self._on_overdue(peer)
                 return
             self._pause()
+
+
+def _may_copy(peer: Borrower, waited_ns: int) -> bool:
+    """Return whether a peer may be copying still after a wait."""
+    if not peer.is_placing or peer.is_gone:
+        return False
+    return waited_ns < KILLED_AFTER_NS or not peer.look_for_end()
 
 
 @dataclass(slots=True)
