@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import EXTRAS, RUN_S_MAX, interrupt, started, urds
+from tests.support.ports import free_port
 from urds.cli.dat import load as dat_load
 from urds.cli.dat import test as dat_test
 from urds.cli.output import Exit
@@ -31,7 +32,7 @@ def test_the_demo_as_json_says_what_was_expected() -> None:
 @pytest.mark.parametrize("ia_name", ["shm0", "tcp0", "udp0"])
 @pytest.mark.parametrize("more", [(), ("-c", "-D"), ("-p", "-b", "5000")], ids=" ".join)
 def test_e1_two_processes_pass_dtests_steps(ia_name: str, more: tuple[str, ...]) -> None:
-    done = urds("dat", "test", "-P", ia_name, "-t", "--port", "21301", *more)
+    done = urds("dat", "test", "-P", ia_name, "-t", "--port", str(free_port()), *more)
     assert (done.code, done.err) == (0, ""), done.out
     lines = done.out.splitlines()
     assert lines[-1] == "PASSED"
@@ -45,7 +46,7 @@ def test_e1_two_processes_pass_dtests_steps(ia_name: str, more: tuple[str, ...])
 
 @pytest.mark.parametrize("more", [("-w",), ("-w", "-u"), ("-W", "-D")], ids=" ".join)
 def test_writes_alone_pass(more: tuple[str, ...]) -> None:
-    done = urds("dat", "test", "--json", "--port", "21302", *more)
+    done = urds("dat", "test", "--json", "--port", str(free_port()), *more)
     found = json.loads(done.out)
     assert (done.code, found["passed"], found["failure"]) == (0, True, "")
     assert [one["count"] for one in found["transfers"]] == [10]
@@ -60,7 +61,7 @@ def test_writes_alone_pass(more: tuple[str, ...]) -> None:
     ],
 )
 def test_answered_writes_grow_up_to_the_size(more: tuple[str, ...], sizes: list[int]) -> None:
-    done = urds("dat", "test", "--json", "--port", "21304", "-W", "-D", *more)
+    done = urds("dat", "test", "--json", "--port", str(free_port()), "-W", "-D", *more)
     found = json.loads(done.out)
     assert (done.code, found["failure"]) == (0, "")
     assert [one["size_bytes"] for one in found["transfers"]] == sizes
@@ -68,10 +69,11 @@ def test_answered_writes_grow_up_to_the_size(more: tuple[str, ...], sizes: list[
 
 def test_a_server_and_its_client_both_say_how_it_went() -> None:
     """The host may be a name; `-v` tells the addresses that both endpoints have."""
-    arguments = ("dat", "test", "-P", "tcp0", "-v", "--port", "21305")
+    port = str(free_port())
+    arguments = ("dat", "test", "-P", "tcp0", "-v", "--port", port)
     with started(*arguments, "-s") as server:
         assert server.stdout is not None
-        assert server.stdout.readline() == "server: tcp0 at 127.0.0.1, qualifier 21305\n"
+        assert server.stdout.readline() == f"server: tcp0 at 127.0.0.1, qualifier {port}\n"
         client = urds(*arguments, "-h", "localhost")
         served, _ = server.communicate(timeout=RUN_S_MAX)
     assert (server.returncode, client.code, client.err) == (0, 0, "")
@@ -79,7 +81,7 @@ def test_a_server_and_its_client_both_say_how_it_went() -> None:
     assert client.out.endswith("\nPASSED\n")
     ports = {out: re.findall(r"127\.0\.0\.1 port (\d+)", out) for out in (served, client.out)}
     assert ports[served] == ports[client.out][::-1]
-    assert "21305" in ports[served]
+    assert port in ports[served]
 
 
 def test_a_client_that_fails_takes_its_server_along(
@@ -89,13 +91,13 @@ def test_a_client_that_fails_takes_its_server_along(
     monkeypatch.setattr(dat_test, "_run_side", lambda _options: Exit.FAILED)
     monkeypatch.setattr(dat_test, "_LAST_WORD_S", 0.1)
     begin_s = time.monotonic()
-    assert dat_test.run(dat_test.DatTestOptions(conn_qual=21_307)) is Exit.FAILED
+    assert dat_test.run(dat_test.DatTestOptions(conn_qual=free_port())) is Exit.FAILED
     assert capsys.readouterr().err == "", "the server did start"
     assert time.monotonic() - begin_s < RUN_S_MAX
 
 
 def test_a_server_without_clients_ends_by_ctrl_c() -> None:
-    done = interrupt("dat", "test", "-s", "--port", "21306", after="server:")
+    done = interrupt("dat", "test", "-s", "--port", str(free_port()), after="server:")
     assert (done.code, done.err) == (130, "")
 
 

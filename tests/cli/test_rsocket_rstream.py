@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.cli.commands import EXTRAS, command, environment, interrupt, urds
+from tests.support.ports import free_port
 from urds.cli.rsocket.measure import line
 from urds.cli.rsocket.rstream import (
     HEADING,
@@ -136,7 +137,7 @@ def test_a_server_that_is_not_there_is_a_failure_on_one_line() -> None:
 @pytest.mark.parametrize("run", range(4))
 def test_a_client_of_both_devices_finds_a_server_on_the_second(run: int) -> None:
     """Four times: the answer of the second may come while the first still tells of its refusal."""
-    port = str(27471 + run)
+    port = str(free_port())
     words = ("rsocket", "rstream", "--serve", "--device", "tcp", "-p", port, *SHORT)
     with subprocess.Popen(
         command("without", *words), stdout=subprocess.PIPE, text=True, env=environment()

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.cli.commands import command, environment, urds
+from tests.support.ports import free_port
 from urds.cli.rsocket.udpong import SIZES
 
 KERNEL = ("-T", "s")
@@ -52,14 +53,15 @@ def test_a_size_beyond_the_device_is_left_out() -> None:
 
 def test_datagrams_that_are_not_taken_are_counted_as_lost() -> None:
     """The queue of this server has room for one or two of them."""
+    port = str(free_port())
     with subprocess.Popen(
-        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27174", "-B", "2304"),
+        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", port, "-B", "2304"),
         stdout=subprocess.PIPE, text=True, env=environment(),
     ) as server:  # fmt: skip
         assert server.stdout is not None
-        assert server.stdout.readline() == "listening on port 27174\n"
+        assert server.stdout.readline() == f"listening on port {port}\n"
         done = urds(
-            *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", "27174"),
+            *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", port),
             *("-S", "1536", "-C", "3000", "--json"),
         )
         server.terminate()
@@ -70,17 +72,18 @@ def test_datagrams_that_are_not_taken_are_counted_as_lost() -> None:
 
 
 def test_a_server_passes_over_what_is_no_message_of_it() -> None:
+    port = str(free_port())
     with subprocess.Popen(
-        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", "27175"),
+        command("without", "rsocket", "udpong", *KERNEL, "--serve", "-p", port),
         stdout=subprocess.PIPE, text=True, env=environment(),
     ) as server:  # fmt: skip
         assert server.stdout is not None
         server.stdout.readline()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unknown_peer:
             for data in (b"", b"\x00", b"\xff" * 8, bytes([2]) * 2000):
-                unknown_peer.sendto(data, ("127.0.0.1", 27175))
+                unknown_peer.sendto(data, ("127.0.0.1", int(port)))
         done = urds(
-            *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", "27175"),
+            *("rsocket", "udpong", *KERNEL, "-s", "127.0.0.1", "-p", port),
             *("-C", "3", "-S", "64", "--json"),
         )
         server.terminate()
