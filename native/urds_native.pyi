@@ -79,6 +79,14 @@ def open_socket(
 def memory_formats() -> list[str]:
     """Name the formats of the memories that a worker of a node can take over from another one."""
 
+def line_floor_ns(first: int, second: int, /) -> float:
+    """Return how long a cache line takes there and back between two processors, in nanoseconds.
+
+    Two threads bound to them measure it, for half a second at most; the best of many moments
+    counts. The interpreter lock is released meanwhile. Raises ValueError if both are one, or one
+    cannot be used by this process; OSError, EBUSY if others had them all the time.
+    """
+
 class Plane:
     """The plane of a process; see `contract.Plane`."""
 
@@ -810,6 +818,13 @@ class ShmEngine(Engine):
     @property
     def regions_mapped(self) -> int:
         """How many regions of peers are mapped."""
+
+    def costs(self) -> tuple[int, int, int, int]:
+        """Return how often the engine's lock was taken, and the bytes of payload that were copied:
+        into channels, out of them, into memory of peers.
+
+        Bytes that came out of a channel are copied once more, to where they belong.
+        """
 
     def channel_counters(self) -> tuple[int, int, int, int, int, int, int]:
         """Return slots sent and received, doorbells rung, waits for room, writes placed, directions

@@ -21,6 +21,7 @@ pub mod external;
 mod external_tests;
 pub mod gathering;
 pub mod host;
+pub mod line_floor;
 pub mod loop_path;
 pub mod mailbox;
 pub mod operations;

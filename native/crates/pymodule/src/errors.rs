@@ -9,6 +9,7 @@ use urds_dataplane::errors::{ErrorReason, Rejected};
 // The same on every Linux; the binding makes no system calls that would need more of libc.
 pub const EIO: i32 = 5;
 pub const EBADF: i32 = 9;
+pub const EBUSY: i32 = 16;
 pub const EINVAL: i32 = 22;
 
 static OS_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

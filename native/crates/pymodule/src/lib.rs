@@ -19,6 +19,7 @@ mod fast_calls;
 mod ffi;
 mod gathered;
 mod gil;
+mod line_floor;
 mod mailbox;
 mod memory;
 mod path;
@@ -55,6 +56,7 @@ fn urds_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream_core::StreamCore>()?;
     module.add_function(wrap_pyfunction!(attached::open_socket, module)?)?;
     module.add_function(wrap_pyfunction!(attached::memory_formats, module)?)?;
+    module.add_function(wrap_pyfunction!(line_floor::line_floor_ns, module)?)?;
     #[cfg(feature = "broken-rules")]
     switches::add(module)?;
     let mailbox = module.py().get_type::<mailbox::Mailbox>();

@@ -26,6 +26,8 @@ pub struct Counters {
     pub dropped_unknown: u64,
     /// From another place than the queue pair's peer.
     pub dropped_source: u64,
+    /// Times that a thread took the engine's lock; the one that takes it counts.
+    pub entered: u64,
 }
 
 /// One queue pair and its place in the order of service: the order in which they were made, but that one

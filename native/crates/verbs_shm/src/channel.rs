@@ -28,6 +28,10 @@ pub struct Counters {
     pub doorbells_rung: u64,
     pub waits_for_room: u64,
     pub writes_placed: u64,
+    /// Payload that was copied: into the channel, out of it, into memory of the peer.
+    pub bytes_put: u64,
+    pub bytes_taken: u64,
+    pub bytes_placed: u64,
     /// Memory of a direction was given back.
     pub trims: u64,
 }
@@ -39,6 +43,9 @@ impl Counters {
         self.doorbells_rung += other.doorbells_rung;
         self.waits_for_room += other.waits_for_room;
         self.writes_placed += other.writes_placed;
+        self.bytes_put += other.bytes_put;
+        self.bytes_taken += other.bytes_taken;
+        self.bytes_placed += other.bytes_placed;
         self.trims += other.trims;
     }
 }
@@ -165,7 +172,10 @@ impl Channel {
         match self.writer.put(&direction, fields, bytes, fill) {
             Ok(is_put) => {
                 self.has_published |= is_put;
-                self.counters.slots_sent += u64::from(is_put);
+                if is_put {
+                    self.counters.slots_sent += 1;
+                    self.counters.bytes_put += bytes as u64;
+                }
                 is_put
             }
             Err(error) => {
@@ -266,6 +276,7 @@ impl Channel {
                 let (area, at) = direction.place(taken.at);
                 area.copy_out(at, &mut room[..taken.bytes]);
                 self.counters.slots_received += 1;
+                self.counters.bytes_taken += taken.bytes as u64;
                 Some((taken.fields, taken.bytes))
             }
             Ok(None) => None,

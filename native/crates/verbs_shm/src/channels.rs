@@ -455,8 +455,10 @@ impl Outlet for Channels {
             }
             return false;
         };
+        let bytes = payload.len() as u64;
         if channel.place(write.target_qpn, write.rkey, write.address, payload) {
             channel.counters.writes_placed += 1;
+            channel.counters.bytes_placed += bytes;
             return true;
         }
         if channel.mappings.wants(write.target_qpn, write.rkey) {

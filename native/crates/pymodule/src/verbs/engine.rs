@@ -69,6 +69,7 @@ impl Core {
             None
         } else {
             let mut machine = self.machine.lock();
+            machine.counters.entered += 1;
             let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
             let result = if is_broken() { None } else { work() };
             let wakes = self.ready_waiters(&machine, None);

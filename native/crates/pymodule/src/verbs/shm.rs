@@ -437,6 +437,19 @@ impl ShmEngine {
         ))
     }
 
+    /// What work cost: the engine's lock taken, bytes put into channels, taken out, placed.
+    fn costs(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
+        self.core.through(py, |machine, channels, _| {
+            let copied = channels.counters();
+            (
+                machine.counters.entered,
+                copied.bytes_put,
+                copied.bytes_taken,
+                copied.bytes_placed,
+            )
+        })
+    }
+
     /// How many regions of peers are mapped.
     #[getter]
     fn regions_mapped(&self, py: Python<'_>) -> PyResult<usize> {

@@ -383,6 +383,7 @@ impl Core {
         if self.is_broken.load(Relaxed) {
             return None;
         }
+        machine.counters.entered += 1;
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut machine)));
         if result.is_err() {
             self.is_broken.store(true, Relaxed);
