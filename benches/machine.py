@@ -9,6 +9,8 @@ from pathlib import Path
 
 from peers.ours import plane
 
+from urds.cli.conditions import look, look_again, words
+
 _ROOT = Path(__file__).resolve().parent.parent
 _COMMAND_WAIT_S = 5.0
 
@@ -26,6 +28,23 @@ def machine() -> dict[str, str]:
         "commit": _commit(),
         "load": f"{os.getloadavg()[0]:.2f} at the start",
     }
+
+
+def conditions() -> dict[str, object]:
+    """Measure what figures of this moment depend on; `urds.cli.conditions` explains it."""
+    return look(None, spins="the rows that say so, and no other")
+
+
+def told(found: dict[str, object]) -> dict[str, str]:
+    """Return conditions as lines for the head of a report."""
+    placed = "round trips on one vCPU and on two, others where the scheduler puts them"
+    return {**words(found), "processes": placed}
+
+
+def told_after(found: dict[str, object]) -> str:
+    """Measure again and return what the end of a run was like, as a line."""
+    look_again(found)
+    return words({**found, **found["after"]})["cache line"]
 
 
 def _cpu_model() -> str:

@@ -16,7 +16,7 @@ import fairness
 import memory
 import node_costs
 import node_pauses
-from machine import machine
+from machine import conditions, machine, told, told_after
 from measuring import Pace, Row, measure, tabulate
 from pair import Pair
 from peers import ALL, BY_NAME
@@ -49,7 +49,8 @@ def main() -> int:
     kinds, peers = _chosen(options.only)
     rounds = options.rounds or (3 if options.quick else 5)
     pace = Pace(rounds, 0.05, 30.0) if options.quick else Pace(rounds, 0.4, 60.0)
-    place = machine()
+    found = conditions()
+    place = {**machine(), **told(found)}
     width = max(map(len, place))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in place.items()), flush=True)
     tables: list[Table] = []
@@ -81,6 +82,8 @@ def main() -> int:
         of_dask, broken = dask_costs.measure(min(pace.rounds, 3), limit_s=pace.limit_s)
         failed |= broken
         tables += map(_show, of_dask)
+    place["cache line at the end"] = told_after(found)
+    print(f"\ncache line at the end  {place['cache line at the end']}", flush=True)
     report = Report("Side by side on one machine", place, tuple(tables))
     if options.json:
         report.write(options.json)

@@ -13,8 +13,8 @@ from urds.cli.output import Exit
 from urds.cli.processes import ctrl_c_held, start
 
 CHILDREN = (
-    "benches.rsocket.child", "benches.rsocket.holders", "benches.verbs.server",
-    "urds.cli.rds.demo_host", "tests.faults.host",
+    "urds.cli.rsocket.bench_works.child", "urds.cli.rsocket.bench_works.holders",
+    "benches.verbs.server", "urds.cli.rds.demo_host", "tests.faults.host",
 )  # fmt: skip
 PYTHONPATH = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))}
 

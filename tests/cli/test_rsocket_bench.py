@@ -1,4 +1,4 @@
-"""`python -m benches.rsocket`, run as it is run by hand; no figure is judged."""
+"""`urds rsocket bench`, run as it is run by hand; no figure is judged."""
 
 import ast
 import json
@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benches.rsocket.breakdown import ROWS, STUDY
-from benches.rsocket.curve import SIZES, below
-from benches.rsocket.probes import COPYING
 from tests.cli.commands import EXTRAS, ROOT, interrupt, urds
+from urds.cli.rsocket.bench_works.breakdown import ROWS, STUDY
+from urds.cli.rsocket.bench_works.curve import SIZES, below
+from urds.cli.rsocket.bench_works.probes import COPYING
+from urds.cli.rsocket.bench_works.study import least
 
-PROGRAM = "benches.rsocket"
+BENCH = ("rsocket", "bench")
 SHORT = ("--seconds", "0.01")
 
 
 def bench(*arguments: str) -> dict[str, object]:
-    done = urds(*arguments, *SHORT, "--json", program=PROGRAM)
+    done = urds(*BENCH, *arguments, *SHORT, "--json")
     assert (done.code, done.err) == (0, "")
     found: dict[str, object] = json.loads(done.out)
     return found
@@ -25,10 +26,11 @@ def bench(*arguments: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_rr_and_stream_stand_beside_the_kernel(extra: str) -> None:
-    done = urds("--size", "64", *SHORT, extra=extra, program=PROGRAM)
+    done = urds(*BENCH, "--size", "64", *SHORT, extra=extra)
     assert (done.code, done.err) == (0, "")
-    rr, stream = done.out.split("TCP_STREAM: ")
-    assert "TCP_RR: " in rr
+    conditions, tables = done.out.split("TCP_RR: ")
+    assert "\ncache line " in conditions and "\nwho spins " in conditions
+    rr, stream = tables.split("\n\nafterwards ")[0].split("TCP_STREAM: ")
     for table in (rr, stream):
         ways = [
             line.split()[0] for line in table.splitlines() if line.endswith(tuple("0123456789"))
@@ -53,6 +55,9 @@ def test_the_conditions_stand_above_the_figures() -> None:
     assert isinstance(conditions, dict)
     assert conditions["processors"] == [processor, processor]
     assert (conditions["polling_us"], conditions["floor_ns"]) == (0, None)
+    assert conditions["floor_problem"] == "both ends are on one processor"
+    assert conditions["spins"] == "no rsocket; the kernel's TCP sleeps"
+    assert conditions["after"]["load"] >= 0
     assert all(rate > 0 for rate in conditions["copy_gb_per_s"].values())
 
 
@@ -61,11 +66,11 @@ def test_the_conditions_stand_above_the_figures() -> None:
     [
         (("rr", "--place", "0"), "--place 0: must be two of"),
         (("rr", "--place", "0,9999"), "must be two of"),
-        (("connections", "--polling", "5"), "are for rr, stream and curve"),
+        (("connections", "--polling", "5"), "are for rr, stream, curve and study"),
     ],
 )
 def test_conditions_that_cannot_be_are_refused(arguments: tuple[str, ...], words: str) -> None:
-    done = urds(*arguments, program=PROGRAM)
+    done = urds(*BENCH, *arguments)
     assert done.code != 0
     assert words in done.err
 
@@ -104,9 +109,27 @@ def test_the_breakdown_is_beside_the_studys() -> None:
     assert sum(column["percent"].values()) == pytest.approx(100)
     assert sum(column["parts_percent"].values()) == pytest.approx(100)
     for side in ("client", "server"):
-        assert set(column["per_message"][side]) == {"locks", "fences", "clocks"}
+        assert set(column["per_message"][side]) == {"locks", "fences", "clocks", "engine"}
     assert column["per_message"]["client"]["locks"] > 0
     assert "getrusage" in part["method"]
+
+
+def test_the_study_has_its_problems_in_a_table_of_markdown() -> None:
+    done = urds(*BENCH, "study", "20", "--device", "shm", *SHORT)
+    assert (done.code, done.err) == (0, "")
+    head, rule, *rows = [line for line in done.out.splitlines() if line.startswith("|")]
+    titles = [cell.strip() for cell in head.split("|")[1:-1]]
+    assert titles == ["", "study", "kernel", "shm0", "goal"]
+    assert rule == "|---|---|---|---|---|"
+    assert {row.count("|") for row in rows} == {len(titles) + 1}
+    names = [row.split("|")[1].strip() for row in rows]
+    assert [name[:2] for name in names if name[1:2] == "."] == ["1.", "2.", "3.", "4."]
+    assert "20 connections" in "".join(names)
+
+
+def test_the_least_of_a_curve_is_of_the_best_smaller_size() -> None:
+    rates = {1: 1.0, 2: 4.0, 4: 3.0, 8: 2.0, 16: 8.0, 8 << 20: 0.1}
+    assert least({size: {"gb_per_s": rate} for size, rate in rates.items()}) == 0.5
 
 
 def test_the_studys_columns_are_whole() -> None:
@@ -140,15 +163,16 @@ def test_connections_leave_nothing(device: str) -> None:
 
 
 def test_ctrl_c_ends_all_processes() -> None:
-    done = interrupt("curve", "--device", "shm", after="kernel", program=PROGRAM)
+    done = interrupt(*BENCH, "curve", "--device", "shm", after="kernel")
     assert (done.code, done.err) == (130, "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nothing",), "nothing: must be one of rr, stream, curve, connections"),
-        (("rr", "5"), "only connections has a count"),
+        (("nothing",), "nothing: must be one of rr, stream, curve, connections, study"),
+        (("rr", "5"), "only connections and study have a count"),
+        (("study", "--polling", "5"), "study has its own sizes"),
         (("connections", "0"), "N 0: must be from 1"),
         (("--size", "0"), "--size 0: must be from 1 to"),
         (("--seconds", "0"), "--seconds 0.0: must be from"),
@@ -156,6 +180,6 @@ def test_ctrl_c_ends_all_processes() -> None:
     ],
 )
 def test_what_cannot_be_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
-    done = urds(*arguments, program=PROGRAM)
+    done = urds(*BENCH, *arguments)
     assert done.code == 2
     assert words in done.err

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from benches.rsocket.probes import probe_of
 from tests.rsocket.ends import Ends, ends, send_all
 from tests.rsocket.socket_pairs import DEVICES, HOST, WAIT_S, Pair, Task, pair_over, using
 from urds import rsocket
+from urds.cli.rsocket.bench_works.probes import probe_of
 from urds.rsocket import create_connection, create_server
 from urds.rsocket.core.stream.records import Memory
 from urds.rsocket.link import devices

@@ -31,7 +31,10 @@ GROUPS: Final = (
     Group(
         "verbs",
         "Software RDMA verbs.",
-        {"devices": "Show the devices of this host, as ibv_devinfo."},
+        {
+            "devices": "Show the devices of this host, as ibv_devinfo.",
+            "bench": "Measure the calls: round trips, one way, writes beside copies.",
+        },
         package="urds.cli.verbs",
     ),
     Group(
@@ -52,12 +55,13 @@ GROUPS: Final = (
     ),
     Group(
         "rsocket",
-        "Sockets over RDMA: rstream, riostream, udpong and rcopy.",
+        "Sockets over RDMA: rstream, riostream, udpong, rcopy, and a bench.",
         {
             "rstream": "Measure latency and bandwidth of a stream, in rstream's table.",
             "riostream": "Measure writes into a mapped buffer of the peer, in rstream's table.",
             "udpong": "Measure datagrams: rate, losses and latency, in udpong's table.",
             "rcopy": "Copy a file over a stream, and check its size and digest.",
+            "bench": "Measure streams beside the kernel's TCP and a study of the original.",
         },
         package="urds.cli.rsocket",
     ),

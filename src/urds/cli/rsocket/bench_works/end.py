@@ -1,4 +1,4 @@
-"""One end of `benches.rsocket`: what client and server do with their connected socket.
+"""One end of `urds rsocket bench`: what client and server do with their connected socket.
 
 The client leads. Each work begins with a header of 16 bytes that describes it, so that both ends
 run plain loops of one size; a call carries JSON and is answered with JSON: samples of a process's
@@ -18,7 +18,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final
 
-from benches.rsocket.probes import Probe, costs, probe_of
+from urds.cli.rsocket.bench_works.probes import Probe, costs, probe_of
 from urds.cli.rsocket.sockets import AnySocket, new_memory
 from urds.rsocket.core.stream.records import StreamStats
 
@@ -238,11 +238,17 @@ class End:
 
 
 def _of_device(sock: AnySocket) -> Numbers:
-    """Return the counters of the shared memory device; the others have none of these."""
+    """Return the counters of the device; not all have them all."""
     link = getattr(sock, "link", None)
-    peers = getattr(getattr(getattr(link, "context", None), "adapter", None), "peers", None)
-    counters = getattr(peers, "counters", None)
-    return {} if counters is None else {"doorbells_rung": counters.doorbells_rung}
+    adapter = getattr(getattr(link, "context", None), "adapter", None)
+    if adapter is None:
+        return {}
+    found: Numbers = {}
+    if hasattr(adapter, "costs"):  # of a compiled engine; probes see those of Python's
+        found |= {f"engine_{name}": value for name, value in adapter.costs().items()}
+    if hasattr(adapter, "channel_counters"):
+        found["doorbells_rung"] = adapter.channel_counters().doorbells_rung
+    return found
 
 
 def _count(count: int, spent_s: float, wanted_s: float) -> int:

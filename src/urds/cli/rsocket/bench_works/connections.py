@@ -1,4 +1,4 @@
-"""`benches.rsocket connections N`: the cost of many open connections, and whether all of it ends.
+"""`urds rsocket bench connections N`: the cost of many connections, and whether all of it ends.
 
 One process holds all clients, one all servers. Memory is the growth of the resident set, shared
 memory included; an echo is 64 bytes there and back. The cost of one active connection is the median
@@ -11,10 +11,10 @@ import resource
 import time
 from typing import Any, Final
 
-from benches.rsocket.pair import Child, child
 from urds.cli.output import BAD, GOOD, Column, Output, Progress, UsageError
+from urds.cli.rsocket.bench_works.pair import Child, child
 
-_MODULE: Final = "benches.rsocket.holders"
+_MODULE: Final = "urds.cli.rsocket.bench_works.holders"
 _ECHOES: Final = 300
 _SPARE_DESCRIPTORS: Final = 100
 _STEP: Final = 256  # connections between two lines of progress
@@ -23,8 +23,8 @@ _LOOK_S: Final = 0.05
 _LEFT_DESCRIPTORS_MAX: Final = 0
 
 
-def measure(options: Any, output: Output, count: int) -> list[dict[str, Any]]:
-    """Measure every transport and print the table; return its rows. Raises UsageError, OSError."""
+def measure(options: Any, count: int) -> list[dict[str, Any]]:
+    """Measure every transport; return a row of each. Raises UsageError, OSError."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if count + _SPARE_DESCRIPTORS > limit != resource.RLIM_INFINITY:
         raise UsageError(
@@ -44,8 +44,6 @@ def measure(options: Any, output: Output, count: int) -> list[dict[str, Any]]:
                     rows.append(
                         {"way": way, "connections": count, **_row(client, server, count, show)}
                     )
-    if not options.json_wanted:
-        _print(output, rows)
     return rows
 
 
@@ -144,7 +142,8 @@ def _each(before: Any, after: Any, side: str, name: str, count: int) -> float:
     return float(after[side][name] - before[side][name]) / count
 
 
-def _print(output: Output, rows: list[dict[str, Any]]) -> None:
+def show(output: Output, rows: list[dict[str, Any]]) -> None:
+    """Print the table of `measure`."""
     names = [Column("", 38, left=True), *(Column(row["way"], 9) for row in rows)]
     lines = [
         ("connects per second", "{per_s:.0f}"),

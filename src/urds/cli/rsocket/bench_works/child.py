@@ -1,4 +1,4 @@
-"""A process of `benches.rsocket`: one end, over one transport, with its counts from the beginning.
+"""A process of `urds rsocket bench`: one end, over one transport, counted from the beginning.
 
 The first line of standard input configures it; a server answers with its port, a client then does
 one work per line and answers each with a line. Both are JSON objects.
@@ -20,7 +20,7 @@ def main() -> int:
     """Run one end."""
     start = start_line()
     if start["is_counted"]:  # before any lock is made, and any module keeps a clock of its own
-        from benches.rsocket.probes import count_locks_and_clocks
+        from urds.cli.rsocket.bench_works.probes import count_locks_and_clocks
 
         count_locks_and_clocks()
     if start["processor"] is not None:
@@ -48,7 +48,7 @@ def _poll_for(polling_us: int) -> None:
 
 
 def _serve(way: str) -> None:
-    from benches.rsocket.end import End
+    from urds.cli.rsocket.bench_works.end import End
     from urds.cli.rsocket.sockets import KERNEL, LOOPBACK, listening
 
     sock = _new_socket(way)
@@ -59,7 +59,7 @@ def _serve(way: str) -> None:
 
 
 def _measure(way: str, port: int) -> None:
-    from benches.rsocket.end import End
+    from urds.cli.rsocket.bench_works.end import End
     from urds.cli.rsocket.sockets import KERNEL, LOOPBACK
 
     with _new_socket(way) as sock:

@@ -1,4 +1,4 @@
-"""Probes: the locks, copies, clock readings and computing of one process of `benches.rsocket`.
+"""Probes: the locks, copies, clock readings and computing of one process of `urds rsocket bench`.
 
 Three ways to look, each with its cost, so each in a run of its own:
 
@@ -40,7 +40,6 @@ PARTS: Final = (
     ("urds/verbs/providers", "device"),
     ("urds/verbs", "device"),
     ("urds/cli", "the bench itself"),
-    ("benches/", "the bench itself"),
 )
 KERNEL_CALLS: Final = "kernel calls: doorbells, sockets"
 OTHERS: Final = "C functions and the rest of Python"
@@ -285,7 +284,7 @@ def _copies_alone(code: CodeType) -> bool:
 
 
 def _part(file: str) -> str:
-    start = next((one for one in ("src/urds/", "benches/rsocket/", "urds/") if one in file), "")
+    start = next((one for one in ("src/urds/", "urds/") if one in file), "")
     inner = file[file.find(start) :].removeprefix("src/")
     return next((part for begin, part in PARTS if inner.startswith(begin)), OTHERS)
 

@@ -1,4 +1,4 @@
-"""`benches.rsocket curve`: throughput from 1 byte to 16 MiB, its dips, copies and wake-ups.
+"""`urds rsocket bench curve`: throughput from 1 byte to 16 MiB, its dips, copies and wake-ups.
 
 A size lies below the curve if it moves less than a smaller size did; by more than a tenth it is a
 dip. The best of the rounds counts: other load on the machine hits single rounds. librdmacm falls by
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from benches.rsocket.end import SIZE_MAX
-from benches.rsocket.pair import Pair, pair
 from urds.cli.output import BAD, GOOD, Column, Output, Progress
+from urds.cli.rsocket.bench_works.end import SIZE_MAX
+from urds.cli.rsocket.bench_works.pair import Pair, pair
 from urds.cli.rsocket.sockets import KERNEL
 
 DIP: Final = 0.9  # of what a smaller size moved
@@ -69,7 +69,8 @@ def _row(both: Pair, way: str, size_bytes: int, seconds: float) -> dict[str, Any
 def _copies(both: Pair, size_bytes: int, figures: dict[str, Any]) -> float:
     """Return the bytes copied per byte delivered.
 
-    Streams count their own in the measured rounds; the device's are seen in a round of its own.
+    Streams and compiled engines count their own in the measured rounds; those of a device of Python
+    are seen in a round of its own.
     """
     byte_count = size_bytes * figures["count"]
     by_streams = figures["client_bytes_copied_in"] + figures["server_bytes_copied_out"]
@@ -78,6 +79,7 @@ def _copies(both: Pair, size_bytes: int, figures: dict[str, Any]) -> float:
     both.do("send_round", size_bytes=size_bytes, count=count)
     found = both.on_both(call="stop")
     by_device = sum(sum(one.values()) for one in found.values())
+    by_streams += sum(figures.get(f"{side}_engine_bytes", 0) for side in ("client", "server"))
     return float(by_streams / byte_count + by_device / (size_bytes * count))
 
 

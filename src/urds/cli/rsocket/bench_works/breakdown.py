@@ -1,4 +1,4 @@
-"""`benches.rsocket --breakdown`: the parts of a sender's processor time, beside the study's.
+"""`urds rsocket bench --breakdown`: the parts of a sender's processor time, beside the study's.
 
 Source of the study's columns: docs/reference/rsocket.md 17, its profile of a sender by library, put
 into the rows here: copy is libc, locks are libpthread and at 1 KiB the release of its fast locks,
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from benches.rsocket.pair import Pair, pair
 from urds.cli.output import Column, Output, Progress
+from urds.cli.rsocket.bench_works.pair import Pair, pair
 from urds.cli.rsocket.sockets import KERNEL
 
 SIZES: Final = (1024, 65_536, 1 << 20)
@@ -30,13 +30,16 @@ STUDY: Final = {
     "protocol": (48.3, 41.9, 30.3),
 }
 _PROBED_MESSAGES: Final = {1024: 4000, 65_536: 600, 1 << 20: 60}
+# Gb/s of the same sizes, on 40 Gb/s InfiniBand: the first is below the line rate.
+STUDY_GB_PER_S: Final = ("<39.4", "39.4", "25.8")
 _US: Final = 1e6
 
 METHOD: Final = (
     "Method: processor time by getrusage, of all threads of the sender. locks, clock: how many per"
     " message (counted in runs of their own) times the cost of one, measured there without"
-    " contention. copy: the time of the device's functions that do nothing else, by cProfile with"
-    " the profiler's own time taken off, and bytes copied by the stream times what one costs."
+    " contention; one of the compiled engine is priced as one of Python, which is too much. copy:"
+    " bytes copied by stream and compiled engine times what one costs, and the time of functions of"
+    " a device of Python that do nothing else, by cProfile with the profiler's own time taken off."
     " wake-ups: the kernel's part of the processor time; over tcp0 it holds its work on the data as"
     " well. protocol: the rest. Which part of it: the same profile of the sending thread,"
     " without sleep."
@@ -54,7 +57,7 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
             for index, size_bytes in enumerate(sizes):
                 done = (number + index / len(sizes)) / len(devices)
                 progress.update(done, f"{device}, {size_bytes} bytes")
-                found[device].append(_look(device, size_bytes, options.seconds))
+                found[device].append(look(device, size_bytes, options.seconds, options.conditions))
     if not options.json_wanted:
         for device, columns in found.items():
             _print_shares(output, device, columns)
@@ -65,20 +68,25 @@ def measure(options: Any, output: Output) -> dict[str, Any]:
     return {"method": METHOD, "study_percent": STUDY, "devices": found}
 
 
-def _look(device: str, size_bytes: int, seconds: float) -> dict[str, Any]:
-    with pair(device) as both:
+def look(
+    device: str, size_bytes: int, seconds: float, conditions: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure messages of one size over one device; `conditions` are arguments of `pair`."""
+    with pair(device, **conditions) as both:
         plain = both.do("stream", size_bytes=size_bytes, seconds=4 * seconds)
         copied = _copied(both, size_bytes)
         parts, device_copy_us = _profiled(both, size_bytes)
-    with pair(device, is_counted=True) as both:
+    with pair(device, is_counted=True, **conditions) as both:
         counts, costs = _counted(both, size_bytes, seconds)
     messages = plain["count"]
     user_us = plain["client_user_s"] * _US / messages
     system_us = plain["client_system_s"] * _US / messages
     spent_us = {
         "copy": device_copy_us
-        + copied["client"]["stream"] * costs["byte_s"][str(size_bytes)] * _US,
-        "locks": (counts["client"]["locks"] + counts["client"]["fences"]) * costs["lock_s"] * _US,
+        + (copied["client"]["stream"] + copied["client"]["engine"])
+        * (costs["byte_s"][str(size_bytes)] * _US),
+        "locks": sum(counts["client"][kind] for kind in ("locks", "fences", "engine"))
+        * (costs["lock_s"] * _US),
         "clock": counts["client"]["clocks"] * costs["clock_s"] * _US,
         "wake-ups": system_us,
     }
@@ -114,17 +122,21 @@ def _counted(
     """Return locks, fences and clocks per message of both sides, and the cost of each."""
     both.do("stream", size_bytes=size_bytes, seconds=seconds / 4)  # rings grow, caches warm up
     count = _probed_messages(size_bytes)
+    before = both.on_both(call="sample")
     both.on_both(call="start", probe="counts")
     both.do("send_round", size_bytes=size_bytes, count=count)
     found = both.on_both(call="stop")
+    after = both.on_both(call="sample")
     counts = {
-        side: {name: value / count for name, value in one.items()} for side, one in found.items()
+        side: {name: value / count for name, value in one.items()}
+        | {"engine": _more(before[side], after[side], "engine_locks") / count}
+        for side, one in found.items()
     }
     return counts, both.do("call", call={"call": "costs", "bytes": [size_bytes]})
 
 
 def _copied(both: Pair, size_bytes: int) -> dict[str, dict[str, float]]:
-    """Return the bytes that each side copies per message, in its stream and in its device."""
+    """Return the bytes that each side copies per message: its stream, its device, its engine."""
     count = _probed_messages(size_bytes)
     before = both.on_both(call="sample")
     both.on_both(call="start", probe="copies")
@@ -135,13 +147,18 @@ def _copied(both: Pair, size_bytes: int) -> dict[str, dict[str, float]]:
         side: {
             "device": sum(data.values()) / count,
             "stream": sum(
-                after[side].get(name, 0) - before[side].get(name, 0)
+                _more(before[side], after[side], name)
                 for name in ("bytes_copied_in", "bytes_copied_out")
             )
             / count,
+            "engine": _more(before[side], after[side], "engine_bytes") / count,
         }
         for side, data in found.items()
     }
+
+
+def _more(before: dict[str, Any], after: dict[str, Any], name: str) -> float:
+    return float(after.get(name, 0) - before.get(name, 0))
 
 
 def _profiled(both: Pair, size_bytes: int) -> tuple[dict[str, float], float]:
@@ -186,13 +203,13 @@ def _print_shares(output: Output, device: str, columns: list[dict[str, Any]]) ->
     rows.append(("CPU us", *(f"{one['cpu_us']:.1f}" for one in columns), *("-" for _ in compared)))
     rows.append(
         ("Gb/s", *(f"{one['gb_per_s']:.2f}" for one in columns),
-         *(("<39.4", "39.4", "25.8")[known[size]] for size in compared))
+         *(STUDY_GB_PER_S[known[size]] for size in compared))
     )  # fmt: skip
     output.table(f"Where a sender's processor time goes over {device}", titles, rows)
 
 
 def _print_counts(output: Output, device: str, columns: list[dict[str, Any]]) -> None:
-    titles = [Column("per message", 24, left=True)]
+    titles = [Column("per message", 28, left=True)]
     titles += [
         Column(f"{_name(one['size_bytes'])} {side}")
         for one in columns
@@ -201,8 +218,8 @@ def _print_counts(output: Output, device: str, columns: list[dict[str, Any]]) ->
     sides = [(one, side) for one in columns for side in ("client", "server")]
     rows = [
         (title, *(f"{one['per_message'][side][name]:.2f}" for one, side in sides))
-        for name, title in (("clocks", "clock reads"), ("locks", "lock acquisitions"),
-                            ("fences", "memory fences"))
+        for name, title in (("clocks", "clock reads"), ("locks", "locks of Python"),
+                            ("engine", "locks of the compiled engine"), ("fences", "memory fences"))
     ]  # fmt: skip
     rows.append(("sleeps", *(f"{one['sleeps_per_message'][side]:.3f}" for one, side in sides)))
     rows.append(

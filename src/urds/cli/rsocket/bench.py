@@ -1,4 +1,4 @@
-"""`python -m benches.rsocket`: rsockets beside plain TCP in the same run, and what limits them.
+"""`urds rsocket bench`: rsockets beside plain TCP in the same run, and what limits them.
 
 `rr` and `stream` print the lines of netperf's TCP_RR and TCP_STREAM; `curve`, `connections` and
 `--breakdown` have modules of their own. Both ends are processes of this host, started anew for
@@ -12,16 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benches.rsocket.conditions import look, processors_of, show
-from benches.rsocket.end import SIZE_MAX
-from benches.rsocket.pair import pair
+from urds.cli.conditions import (
+    look,
+    look_again,
+    place_option,
+    processors_of,
+    show,
+    show_after,
+)
 from urds.cli.output import Column, Exit, Output, Progress, UsageError
-from urds.cli.parser import check_ranges, json_option, option
+from urds.cli.parser import Command, check_ranges, json_option, option
+from urds.cli.rsocket.bench_works.end import SIZE_MAX
+from urds.cli.rsocket.bench_works.pair import pair
 from urds.cli.rsocket.sockets import KERNEL, device_names, device_option
 
-KINDS: Final = ("rr", "stream", "curve", "connections")
+KINDS: Final = ("rr", "stream", "curve", "connections", "study")
 CONNECTIONS_MAX: Final = 100_000
 _CONNECTIONS: Final = 1000
+_STUDY_CONNECTIONS: Final = 10_000
+_COUNTED_KINDS: Final = ("connections", "study")
 _REQUEST_SIZES: Final = (1, 64, 1024)
 _MESSAGE_SIZES: Final = (1024, 16_384, 65_536, 1 << 20)
 
@@ -30,9 +39,12 @@ _MESSAGE_SIZES: Final = (1024, 16_384, 65_536, 1 << 20)
 class RsocketBenchOptions:
     """What to measure."""
 
-    kind: str | None = option(metavar="KIND", help="rr, stream, curve or connections.")
+    kind: str | None = option(metavar="KIND", help="rr, stream, curve, connections or study.")
     connections: int | None = option(
-        metavar="N", low=1, high=CONNECTIONS_MAX, help="How many connections, 1000 without it."
+        metavar="N",
+        low=1,
+        high=CONNECTIONS_MAX,
+        help="How many connections; without it 1000, of study 10000.",
     )
     is_breakdown: bool = option("--breakdown", default=False, help="Say where the time goes.")
     sizes: Sequence[int] = option(
@@ -42,9 +54,7 @@ class RsocketBenchOptions:
     seconds: float = option(
         "--seconds", metavar="S", default=0.5, low=0.01, high=60, help="How long each row takes."
     )
-    place: str | None = option(
-        "--place", metavar="A,B", help="Processors of client and server, not bound without it."
-    )
+    place: str | None = place_option()
     polling_us: int | None = option(
         "--polling", metavar="US", low=0, high=1_000_000,
         help="How long rsockets poll before they sleep, 0 for not at all.",
@@ -66,40 +76,69 @@ class RsocketBenchOptions:
         """Raise UsageError for wrong options."""
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"{self.kind}: must be one of {', '.join(KINDS)}")
-        if self.connections is not None and self.kind != "connections":
-            raise UsageError(f"{self.connections}: only connections has a count")
+        if self.connections is not None and self.kind not in _COUNTED_KINDS:
+            raise UsageError(f"{self.connections}: only connections and study have a count")
         check_ranges(self)
-        is_conditioned = self.kind != "connections" and not self.is_breakdown
-        if not is_conditioned and self.conditions != {"processors": None, "polling_us": None}:
-            raise UsageError("--place and --polling are for rr, stream and curve")
         device_names(self.device)
+        has_own = self.polling_us is not None or self.sizes or self.is_breakdown
+        if self.kind == "study" and has_own:
+            raise UsageError("study has its own sizes and polls as its rows say")
+        is_unconditioned = self.conditions == {"processors": None, "polling_us": None}
+        if self.kind == "connections" and not is_unconditioned:
+            raise UsageError("--place and --polling are for rr, stream, curve and study")
 
 
 def run(options: RsocketBenchOptions) -> Exit:
     """Measure and print the tables."""
     options.check()
     output = Output(json_wanted=options.json_wanted)
-    found: dict[str, Any] = {"conditions": look(**options.conditions)}
+    conditions = look(options.conditions["processors"], spins=_who_spins(options))
+    conditions["polling_us"] = _polling_us(options)
+    found: dict[str, Any] = {"conditions": conditions}
     if not options.json_wanted:
-        show(output, found["conditions"])
+        show(output, conditions)
     if options.is_breakdown:
-        from benches.rsocket.breakdown import measure as break_down
+        from urds.cli.rsocket.bench_works.breakdown import measure as break_down
 
         found["breakdown"] = break_down(options, output)
     if options.kind == "curve":
-        from benches.rsocket.curve import measure as measure_curve
+        from urds.cli.rsocket.bench_works.curve import measure as measure_curve
 
         found["curve"] = measure_curve(options, output)
     elif options.kind == "connections":
-        from benches.rsocket.connections import measure as measure_connections
+        from urds.cli.rsocket.bench_works import connections
 
         count = options.connections or _CONNECTIONS
-        found["connections"] = measure_connections(options, output, count)
+        found["connections"] = connections.measure(options, count)
+        if not options.json_wanted:
+            connections.show(output, found["connections"])
+    elif options.kind == "study":
+        from urds.cli.rsocket.bench_works.study import measure as measure_study
+
+        found |= measure_study(options, output, options.connections or _STUDY_CONNECTIONS)
     elif options.kind is not None or not options.is_breakdown:
         found |= _measure_lines(options, output)
+    look_again(conditions)
     if options.json_wanted:
         output.document(found)
+    else:
+        show_after(output, conditions)
     return Exit.OK
+
+
+def _polling_us(options: RsocketBenchOptions) -> int:
+    from urds.rsocket import settings
+
+    given = options.polling_us
+    return settings.current().polling_time if given is None else given
+
+
+def _who_spins(options: RsocketBenchOptions) -> str:
+    if options.kind == "study":
+        return "rsockets where a row says so, as long as it says; the kernel's TCP sleeps"
+    polling_us = _polling_us(options)
+    who = f"rsockets for {polling_us} us before they sleep" if polling_us else "no rsocket"
+    return f"{who}; the kernel's TCP sleeps"
 
 
 def _measure_lines(options: RsocketBenchOptions, output: Output) -> dict[str, Any]:
@@ -178,3 +217,25 @@ def _print_stream(output: Output, rows: list[dict[str, Any]]) -> None:
             for row in sorted(rows, key=lambda row: row["size_bytes"])
         ),
     )  # fmt: skip
+
+
+COMMAND: Final = Command(
+    about="""
+    rr and stream print the lines of netperf's TCP_RR and TCP_STREAM (both without a KIND), curve
+    the throughput from 1 byte to 16 MiB with its dips, copies and wake-ups, connections what many
+    open connections cost. --breakdown says where a sender's processor time goes. study sets all
+    that a study of the original measured beside it, as a table in Markdown. Both ends are processes
+    of this host. What the figures depend on stands above them: processors, how long a cache line
+    takes between them, who spins, the rate of a copy.
+    """,
+    examples=(
+        ("urds rsocket bench", "rr and stream"),
+        ("urds rsocket bench rr --size 1 --place 0,1 --polling 200", "one byte, polling"),
+        ("urds rsocket bench curve --device shm --json", "the curve over shared memory"),
+        ("urds rsocket bench connections 10000", "10,000 connections"),
+        ("urds rsocket bench --breakdown --device shm", "where the time goes"),
+        ("urds rsocket bench study --device shm --place 0,1", "the study's rows beside ours"),
+    ),
+    options=RsocketBenchOptions,
+    run=run,
+)

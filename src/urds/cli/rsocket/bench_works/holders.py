@@ -1,4 +1,4 @@
-"""The two processes of `benches.rsocket connections`: one holds all clients, one all servers.
+"""The two processes of `urds rsocket bench connections`: one holds all clients, one all servers.
 
 The server waits for all its connections at once, in `Repoll` or the kernel's epoll, and echoes each
 message. The client makes them in batches, so that connects overlap, and does one work per line of

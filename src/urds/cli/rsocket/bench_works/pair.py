@@ -1,4 +1,4 @@
-"""The two processes that `benches.rsocket` measures, as the bench sees them."""
+"""The two processes that `urds rsocket bench` measures, as the bench sees them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final, Self
 
 from urds.cli import processes
 
 _END_S: Final = 10.0
-_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class Child:
     """One process; orders and answers are lines of JSON. As a context manager it ends with it."""
 
     def __init__(self, module: str, **start: Any) -> None:
-        self._process = processes.start(module, folders=[_ROOT])
+        self._process = processes.start(module)
         self.tell(start)
 
     def tell(self, command: dict[str, Any]) -> None:
@@ -82,7 +80,7 @@ class Pair:
         return {"server": self.do("remote", call=call), "client": self.do("call", call=call)}
 
 
-_MODULE: Final = "benches.rsocket.child"
+_MODULE: Final = "urds.cli.rsocket.bench_works.child"
 
 
 @contextmanager
