@@ -40,7 +40,7 @@ def environment(*folders: Path) -> dict[str, str]:
 def ctrl_c_held() -> Iterator[None]:
     """Hold Ctrl-C back in this thread, and in processes that it starts until they let it in.
 
-    So it never finds a process that nobody has taken in hand yet, nor one that loads its modules.
+    So it finds no process that nothing will end, and none that still loads its modules.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
