@@ -100,10 +100,17 @@ def test_all_connections_share_one_completion_queue_and_one_queue_of_receives(de
 # -- problem 2: copies
 
 
+def copied_by_engines(both: Ends) -> int:
+    """Return the bytes that compiled engines copied so far; a probe sees those of Python's."""
+    adapters = (both.here.adapter, both.there.adapter)
+    return sum(one.costs()["bytes"] for one in adapters if hasattr(one, "costs"))
+
+
 def copies_of(both: Ends, source: StreamLink, sink: StreamLink, data: bytes) -> float:
     """Send everything; return how many bytes were copied for each, by streams and device."""
     stats = [source.stream.stats, sink.stream.stats]  # type: ignore[union-attr]  # connected
     before = sum(one.bytes_copied_in + one.bytes_copied_out for one in stats)
+    before += copied_by_engines(both)
     probe = probe_of("copies")
     probe.start()
     try:
@@ -111,6 +118,7 @@ def copies_of(both: Ends, source: StreamLink, sink: StreamLink, data: bytes) -> 
     finally:
         probe.stop()
     after = sum(one.bytes_copied_in + one.bytes_copied_out for one in stats)
+    after += copied_by_engines(both)
     return (after - before + sum(probe.found().values())) / len(data)
 
 
@@ -122,7 +130,7 @@ def test_large_bytes_are_copied_once_on_each_side() -> None:
         data = bytes(range(256)) * (1 << 13)
         # First the window grows, and the sender's side learns where it is.
         copies = [copies_of(both, source, sink, data) for _ in range(12)]
-        assert min(copies) <= 2.01, copies
+        assert 1.99 <= min(copies) <= 2.01, copies
         assert source.stream is not None
         assert source.stream.stats.bytes_zero_copy > 10 * len(data)
 
@@ -136,7 +144,7 @@ def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memo
         sink.post_pending()
     data = memoryview(bytes(range(256)) * (size // 256))
     stats = (source.stream.stats, stream.stats)
-    before = stats[0].bytes_copied_in + stats[1].bytes_copied_out
+    before = stats[0].bytes_copied_in + stats[1].bytes_copied_out + copied_by_engines(both)
     probe = probe_of("copies")
     probe.start()
     sent = taken = 0
@@ -148,7 +156,8 @@ def receive_whole(both: Ends, source: StreamLink, sink: StreamLink, memory: Memo
     with both.there.adapter.lock:
         assert stream.receive_ring.end_expect() == size - first
     assert memory.view == data
-    copied = stats[0].bytes_copied_in + stats[1].bytes_copied_out - before
+    copied = stats[0].bytes_copied_in + stats[1].bytes_copied_out
+    copied += copied_by_engines(both) - before
     return (copied + sum(probe.found().values())) / size
 
 
@@ -169,7 +178,7 @@ def test_a_receive_that_waits_for_a_whole_buffer_costs_one_copy() -> None:
         with both.there.adapter.lock:
             memory = both.there.register(both.there.adapter.allocate(16 << 20))
         copies = [receive_whole(both, source, sink, memory) for _ in range(6)]
-        assert min(copies) <= 1.1, copies
+        assert 0.99 <= min(copies) <= 1.1, copies
 
 
 # -- problem 3: locks

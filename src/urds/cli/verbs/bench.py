@@ -220,14 +220,12 @@ def measure(
                 for row in _rows(side, options.count, address, rkey, is_far=is_far):
                     rows.append(row)
                     progress.update(len(rows) / _ROW_COUNT, row.operation)
-        except (
-            ConnectionError
-        ) as lost:  # of the line, not of standard output
+        except ConnectionError as lost:  # of the line, not of standard output
             raise OSError("the other process ended") from lost
         return rows
 
 
-_ROW_COUNT: Final = len(_ROUND_TRIPS) + 2 + len(_WRITES)
+_ROW_COUNT: Final = len(_ROUND_TRIPS) + 3 + len(_WRITES)
 
 
 def _rows(side: Side, count: int, address: int, rkey: int, *, is_far: bool) -> Iterator[Row]:
@@ -239,8 +237,19 @@ def _rows(side: Side, count: int, address: int, rkey: int, *, is_far: bool) -> I
     work = _exchange(lambda: line.send(b"8"), lambda: line.recv(9))
     yield _timed("SEQPACKET socket there and back", count, work, None)
     yield _one_way(side, count)
+    wr = verbs.SendWR(3, verbs.WROpcode.RDMA_WRITE, [side.mr.sge(0, 8)])
+    wr.set_wr_rdma(rkey, address)
+    while side.cq.poll(_BATCH)[0]:
+        pass  # of what came before
+    yield _timed("WRITE 8 B and its completion", count, lambda: _complete(side, wr), None)
     for size, span in _WRITES:
         yield _writes(side, size, span, address, rkey, max(10, count // 50))
+
+
+def _complete(side: Side, wr: verbs.SendWR) -> None:
+    side.qp.post_send(wr)
+    while not side.cq.poll()[0]:
+        pass
 
 
 def _exchange(send: Callable[[], Any], take: Callable[[], Any]) -> Callable[[], None]:
@@ -295,8 +304,6 @@ def _writes(side: Side, size: int, span: int, address: int, rkey: int, count: in
         wr = verbs.SendWR(3, verbs.WROpcode.RDMA_WRITE, [side.mr.sge(0, size)])
         wr.set_wr_rdma(rkey, address + offset)
         requests.append(wr)
-    while side.cq.poll(_BATCH)[0]:
-        pass  # of what came before
     source, target = side.view[:size], memoryview(bytearray(b"\1" * span))
     places = [target[offset : offset + size] for offset in range(0, span, size)]
     end_s = time.monotonic() + _WARM_S  # the first ones ask for the memory, and are packets
