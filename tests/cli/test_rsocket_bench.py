@@ -3,11 +3,13 @@
 import ast
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import EXTRAS, ROOT, interrupt, urds
+from tests.cli.commands import EXTRAS, ROOT, RUN_S_MAX, environment, interrupt, urds
 from urds.cli.rsocket.bench_works.breakdown import ROWS, STUDY
 from urds.cli.rsocket.bench_works.curve import SIZES, below
 from urds.cli.rsocket.bench_works.probes import COPYING
@@ -112,6 +114,19 @@ def test_the_breakdown_is_beside_the_studys() -> None:
         assert set(column["per_message"][side]) == {"locks", "fences", "clocks", "engine"}
     assert column["per_message"]["client"]["locks"] > 0
     assert "getrusage" in part["method"]
+
+
+def test_what_a_lock_and_a_clock_cost_is_measured_without_their_counting() -> None:
+    text = (
+        "from urds.cli.rsocket.bench_works import probes; probes.count_locks_and_clocks();"
+        "probe = probes.probe_of('counts'); probe.start(); probes.costs([]); probe.stop();"
+        "found = probe.found(); print(found['locks'], found['clocks'] < 1000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", text], check=True, capture_output=True, text=True,
+        env=environment(), timeout=RUN_S_MAX,
+    )  # fmt: skip
+    assert done.stdout.split() == ["0", "True"]
 
 
 def test_the_study_has_its_problems_in_a_table_of_markdown() -> None:

@@ -58,7 +58,10 @@ def test_a_run_measures_and_its_page_says_so(bench: Any, tmp_path: Path) -> None
         "--json", str(tmp_path / "out.json"),
     )  # fmt: skip
     assert code == 0, out + err
-    (table,) = bench.results.Report.read(tmp_path / "out.json").tables
+    report = bench.results.Report.read(tmp_path / "out.json")
+    assert {"processes", "cache line", "who spins", "a copy"} <= report.machine.keys()
+    assert "cache line at the end" in report.machine
+    (table,) = report.tables
     assert [line.name for line in table.lines] == ["urds", "tcp"]
     assert all(len(line.rounds) == 2 and line.median > 0 for line in table.lines)
     assert table.lines[1].ratio == pytest.approx(table.lines[0].median / table.lines[1].median)
