@@ -38,6 +38,7 @@ _ONE_WAY_BYTES: Final = 64
 _WRITES: Final = tuple(
     (1 << size, 1 << span) for size, span in ((16, 16), (16, 20), (16, 24), (20, 20), (20, 24))
 )
+_SHORT_BYTES: Final = 256  # of a write that is copied to its place at once
 _MEMORY_BYTES: Final = 1 << 24
 _WRITE_ROUNDS: Final = 5
 _RECV: Final = 1
@@ -237,13 +238,14 @@ def _rows(side: Side, count: int, address: int, rkey: int, *, is_far: bool) -> I
     work = _exchange(lambda: line.send(b"8"), lambda: line.recv(9))
     yield _timed("SEQPACKET socket there and back", count, work, None)
     yield _one_way(side, count)
-    wr = verbs.SendWR(3, verbs.WROpcode.RDMA_WRITE, [side.mr.sge(0, 8)])
-    wr.set_wr_rdma(rkey, address)
     while side.cq.poll(_BATCH)[0]:
         pass  # of what came before
-    yield _timed("WRITE 8 B and its completion", count, lambda: _complete(side, wr), None)
     for size, span in _WRITES:
         yield _writes(side, size, span, address, rkey, max(10, count // 50))
+    wr = verbs.SendWR(3, verbs.WROpcode.RDMA_WRITE, [side.mr.sge(0, _SHORT_BYTES)])
+    wr.set_wr_rdma(rkey, address)
+    name = f"WRITE {_SHORT_BYTES} B and its completion"
+    yield _timed(name, count, lambda: _complete(side, wr), None)
 
 
 def _complete(side: Side, wr: verbs.SendWR) -> None:
