@@ -121,7 +121,7 @@ def test_memory_is_given_back(both: Ends) -> None:
         link.close()
     both.wait(lambda: not (both.here.links or both.there.links))
     for one in (both.here, both.there):
-        with one.adapter.lock:  # whoever drops the queue pair gives the memory back right behind it
+        with one.adapter.lock:  # what drops the queue pair gives the memory back right behind it
             pass
     assert [one.memory_bytes for one in (both.here, both.there)] == before
 
