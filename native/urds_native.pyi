@@ -1141,7 +1141,7 @@ class Stream:
     """The stream of an rsocket over a `shm` device: `urds.rsocket.link.native_stream` has its words.
 
     Any thread, with or without the device's lock. `send_some`, `take_some` and the like never wait;
-    `send`, `recv` and `recv_into` are placed in a socket, and call `transfer` for what they leave.
+    the calls at the end are placed in a socket, and call `transfer` for what they leave.
     """
 
     def __new__(cls, engine: ShmEngine, qp: QueuePair, settings: object, source: object) -> Self:
@@ -1175,6 +1175,12 @@ class Stream:
         """Raises RuntimeError: another receive is expected."""
 
     def end_expect(self) -> int: ...
+    def take_ahead(self, view: object) -> int:
+        """Take bytes in front of those that are expected, while looking finds some."""
+
+    def look_filled(self) -> bool:
+        """Look for a moment whether all that is expected has come."""
+
     def holds(self, address: int, length: int) -> bool: ...
     def map_buffer(self, address: int, rkey: int, length: int, offset: int) -> None:
         """Raises OSError: EINVAL, ENOMEM."""
@@ -1196,7 +1202,10 @@ class Stream:
     def set_no_delay(self, no_delay: bool) -> None: ...
     @property
     def word(self) -> int:
-        """Bits: readable, writable, ended, can read, can write, over, wants to disconnect, cut."""
+        """Bits: readable, writable, ended, can read, can write, over, wants to disconnect, cut.
+
+        Then whether a keepalive is out, and whether nothing is expected that has not come.
+        """
 
     def listen(self) -> None:
         """Have changes of readiness told, until `leave`; look at the word afterwards."""
@@ -1221,9 +1230,10 @@ class Stream:
         """Return the fields of `StreamStats`."""
 
     def place(self, transfer: object, look_ns: int) -> None:
-        """Have `transfer` do what `send`, `recv` and `recv_into` leave.
+        """Have `transfer` do what the calls of a socket leave.
 
-        Before they sleep they look for news that long, without the interpreter.
+        Before they sleep they look for news that long, without the interpreter, unless the peer
+        ran last on the same processor.
         """
 
     def set_wait_ns(self, wait_ns: int) -> None:
@@ -1237,5 +1247,7 @@ class Stream:
         """Have changes of readiness told, and `transfer.tell` called after each call."""
 
     def send(self, data: object, flags: int = 0, /) -> int: ...
+    def sendall(self, data: object, flags: int = 0, /) -> None: ...
+    def write_mapped(self, data: object, offset: int, flags: int = 0) -> int: ...
     def recv(self, bytes_max: int, flags: int = 0, /) -> bytes: ...
     def recv_into(self, buffer: object, bytes_max: int = 0, flags: int = 0) -> int: ...

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,9 @@ from urds.rsocket.link import devices
 from urds.rsocket.link.devices import DeviceContext
 from urds.rsocket.link.listener import StreamListener
 from urds.rsocket.link.stream_link import LinkState
+from urds.rsocket.settings import configure
 from urds.rsocket.stream_socket import StreamSocket, create_server
+from urds.rsocket.stream_transfer import allocate
 from urds.verbs.providers.shm import ShmAdapter
 
 pytest.importorskip("urds_native")
@@ -48,14 +51,20 @@ def both(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    """Yield a pair of sockets on one compiled device, which both threads of a test drive."""
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """Yield a pair of sockets on one compiled device, which both threads of a test drive.
+
+    Each side offers slots for mapped buffers.
+    """
+    (tmp_path / "iomap_size").write_text("8")
+    configure(directory=tmp_path)
     adapter = NativeShmAdapter()
     with devices.use(adapter):
         made = Pair()
         yield made
         made.close()
     adapter.close()
+    configure(directory=None)
 
 
 def test_bytes_go_both_ways_whatever_the_engines(both: Ends) -> None:
@@ -126,13 +135,43 @@ def test_memory_is_given_back(both: Ends) -> None:
     assert [one.memory_bytes for one in (both.here, both.there)] == before
 
 
+def test_small_sends_go_at_once_until_the_peer_is_behind() -> None:
+    """Of a burst eight go alone, the others share messages; all of them do with an idle peer."""
+    both = OwnEnds((NativeShmAdapter, NativeShmAdapter))
+    source, sink = both.connect()
+    stream = source.stream
+    assert stream is not None
+    room = memoryview(bytearray(1 << 16))
+
+    def is_taken() -> bool:
+        sink.receive_into(room)
+        return bool(stream.is_drained)
+
+    both.wait(is_taken)
+    before = stream.stats.messages_sent
+    with both.here.adapter.lock, both.there.adapter.lock:  # nothing is taken meanwhile
+        for _ in range(100):
+            assert source.send(memoryview(b"x" * 100)) == 100
+        assert stream.stats.messages_sent - before == 8
+    both.wait(is_taken)
+    assert stream.stats.messages_sent - before <= 12
+    before = stream.stats.messages_sent
+    for number in range(20):
+        assert source.send(memoryview(b"x" * 100)) == 100
+        assert stream.stats.messages_sent - before == number + 1
+        both.wait(is_taken)
+    both.close()
+
+
 # -- the methods that are placed in a socket
+
+PLACED = {"send", "sendall", "write_mapped", "recv", "recv_into"}
 
 
 def test_methods_are_placed_and_do_what_those_of_the_class_do(pair: Pair) -> None:
     client, server = pair.both
     assert isinstance(client, StreamSocket) and isinstance(server, StreamSocket)
-    assert set(client.__dict__) == set(server.__dict__) == {"send", "recv", "recv_into"}
+    assert set(client.__dict__) == set(server.__dict__) == PLACED
     assert client.send(b"hello") == 5
     assert server.recv(3) == b"hel"
     room = bytearray(10)
@@ -143,6 +182,14 @@ def test_methods_are_placed_and_do_what_those_of_the_class_do(pair: Pair) -> Non
     assert server.recv(3, socket.MSG_WAITALL) == b"abc"
     assert client.send(b"") == 0
     assert server.recv(0) == b""
+    client.sendall(bytearray(b"all"))
+    client.sendall(b"")
+    client.sendall(b"of it", socket.MSG_NOSIGNAL)
+    assert server.recv_into(room, 5) == 5
+    assert room[:5] == b"allof"
+    assert server.recv_into(room, 2, socket.MSG_WAITALL) == 2
+    assert server.recv_into(room) == 1
+    assert room[:2] == b"ti"
 
 
 @pytest.mark.parametrize("flags", [0, socket.MSG_DONTWAIT])
@@ -165,6 +212,68 @@ def test_calls_that_may_not_wait_say_so(pair: Pair, flags: int) -> None:
         except BlockingIOError:
             devices.wait(server.contexts, lambda: server.readiness().readable, WAIT_S)
     assert got == sent
+
+
+def test_a_receive_of_all_goes_on_until_it_has_them_or_the_end_comes(pair: Pair) -> None:
+    client, server = pair.both
+    room = bytearray(6)
+    task = Task(lambda: server.recv_into(room, 0, socket.MSG_WAITALL))
+    client.sendall(b"abc")
+    client.sendall(b"defghi")
+    assert task.result() == 6
+    assert room == b"abcdef"
+    assert server.recv_into(memoryview(room)[:3], 3, socket.MSG_WAITALL | socket.MSG_PEEK) == 3
+    assert room == b"ghidef"
+    client.shutdown(socket.SHUT_WR)
+    assert server.recv_into(bytearray(6), 0, socket.MSG_WAITALL) == 3
+    assert server.recv_into(bytearray(6), 0, socket.MSG_WAITALL) == 0
+
+
+def test_a_receive_of_all_that_may_not_wait_gives_what_is_there(pair: Pair) -> None:
+    client, server = pair.both
+    client.sendall(b"abc")
+    server.setblocking(False)
+    devices.wait(server.contexts, lambda: server.readiness().readable, WAIT_S)
+    assert server.recv_into(bytearray(6), 0, socket.MSG_WAITALL) == 3
+    assert error_of(server.recv_into, bytearray(6), 0, socket.MSG_WAITALL) == errno.EAGAIN
+
+
+@pytest.mark.parametrize("length", [1 << 16, 5 << 20])
+@pytest.mark.parametrize("is_allocated", [False, True])
+def test_all_of_a_long_message_arrives_at_its_place(
+    pair: Pair, length: int, is_allocated: bool
+) -> None:
+    client, server = pair.both
+    client.settimeout(None)
+    server.settimeout(None)
+    data = random.Random(length).randbytes(length)
+    room = allocate(length) if is_allocated else memoryview(bytearray(length))
+    for _ in range(3):
+        room[:] = bytes(length)
+        task = Task(lambda: client.sendall(data))
+        assert server.recv_into(room, 0, socket.MSG_WAITALL) == length
+        assert room == data
+        task.result()
+
+
+def test_mapped_writes_of_a_placed_method_land_and_stop_where_nothing_is_mapped(pair: Pair) -> None:
+    client, server = pair.both
+    room = bytearray(200_000)
+    server.map_buffer(room, 1000)
+    server.sendall(b"mapped")
+    assert client.recv(6) == b"mapped"
+    data = random.Random(1).randbytes(150_000)
+    for begin in (0, 50_000):  # the second one at once, where the first was not mapped yet
+        assert client.write_mapped(memoryview(data), 1000 + begin) == len(data)
+        client.sendall(b"x")
+        assert server.recv(1) == b"x"
+        assert room[begin : begin + len(data)] == data
+    assert client.write_mapped(data, 1000 + 200_000 - 10) == 10
+    assert client.write_mapped(data, 1000 + 200_000) == 0
+    assert client.write_mapped(b"", 1000) == 0
+    assert error_of(client.write_mapped, data, 1000, socket.MSG_OOB) == errno.EOPNOTSUPP
+    client.shutdown(socket.SHUT_WR)
+    assert error_of(client.write_mapped, data, 1000) == errno.EPIPE
 
 
 def test_a_call_with_a_timeout_waits_so_long(pair: Pair) -> None:

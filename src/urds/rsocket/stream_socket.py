@@ -27,7 +27,7 @@ from urds.rsocket.link import devices
 from urds.rsocket.link.listener import ANY_IPV4, PortReservation, StreamListener
 from urds.rsocket.link.stream_link import LinkState, StreamLink
 from urds.rsocket.socket import Socket
-from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer
+from urds.rsocket.stream_transfer import MappedBuffers, StreamTransfer, write_mapped
 from urds.rsocket.waiting import CallTimeout
 
 BACKLOG_DEFAULT: Final = 128
@@ -345,7 +345,7 @@ class StreamSocket(Socket, kind=system.SOCK_STREAM):
         and in the same time, as `send`. From 16 KiB up they are written from the caller's memory
         straight into the peer's. Raises OSError as `send`.
         """
-        return self._mapped.write(data, offset, flags, self._timeout_s)
+        return write_mapped(self._transfer, data, offset, flags, self._timeout_s)
 
     # -- names and options
 
@@ -461,7 +461,7 @@ def _place(socket: StreamSocket) -> None:
         return
     native = link.native.native
     socket._transfer.serve(native, socket._timeout_s)
-    for name in ("send", "recv", "recv_into"):
+    for name in ("send", "sendall", "recv", "recv_into", "write_mapped"):
         if getattr(own, name) is getattr(StreamSocket, name):
             socket.__dict__[name] = getattr(native, name)
 

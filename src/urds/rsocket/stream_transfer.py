@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -178,8 +177,7 @@ class StreamTransfer:
 
     def serve(self, native: Any, wait_s: float | None) -> None:
         """Do from now on what these methods leave."""
-        look_ns = settings.current().polling_time * _NS_PER_US if _may_look() else 0
-        native.place(self, look_ns)
+        native.place(self, settings.current().polling_time * _NS_PER_US)
         self._served = native
         self.set_wait(wait_s)
 
@@ -207,15 +205,29 @@ class StreamTransfer:
         self.watchers.tell()
         return sent
 
+    def send_all_given(self, data: Any, flags: int, sent: int) -> None:
+        """Send what is behind `sent` bytes; see `StreamSocket.sendall`."""
+        self.send_all(memoryview(data).cast("B")[sent:], flags, self._wait_s)
+
     def receive_given(self, bytes_max: int, flags: int) -> bytes:
         """Receive; see `StreamSocket.recv`."""
         if bytes_max < 0:
             raise ValueError("negative buffersize in recv")
         return self.receive(bytes_max, flags, self._wait_s)
 
-    def receive_into_given(self, buffer: Any, bytes_max: int, flags: int) -> int:
-        """Receive; see `StreamSocket.recv_into`."""
-        return self.receive_into(writable(buffer, bytes_max, "recv_into"), flags, self._wait_s)
+    def receive_into_given(self, buffer: Any, bytes_max: int, flags: int, taken: int) -> int:
+        """Receive behind `taken` bytes; see `StreamSocket.recv_into`."""
+        view = writable(buffer, bytes_max, "recv_into")
+        return self.receive_into(view, flags, self._wait_s, taken)
+
+    def write_mapped_given(self, data: Any, offset: int, flags: int, written: int) -> int:
+        """Write what is behind `written` bytes; see `StreamSocket.write_mapped`."""
+        return write_mapped(self, data, offset, flags, self._wait_s, written)
+
+    @staticmethod
+    def is_allocated(buffer: Any) -> bool:
+        """Return whether `allocate` gave the memory of a buffer."""
+        return isinstance(buffer, memoryview) and id(buffer.obj) in _allocations
 
     def tell(self) -> None:
         """Tell watchers after a call that has done something."""
@@ -344,19 +356,25 @@ class StreamTransfer:
                 break
         return taken
 
-    def receive_into(self, view: memoryview, flags: int, wait_s: float | None) -> int:
-        """Receive into a buffer and return how many bytes, 0 at the end of the stream."""
+    def receive_into(
+        self, view: memoryview, flags: int, wait_s: float | None, taken: int = 0
+    ) -> int:
+        """Receive into a buffer and return how many bytes, 0 at the end of the stream.
+
+        `taken` bytes of it were received before.
+        """
         link, call_timeout = self._receiving_link(flags, wait_s)
         is_peek = bool(flags & _PEEK)
         is_whole = bool(flags & _WAITALL) and not is_peek
-        if is_whole and len(view) >= DIRECT_BYTES_MIN:
+        if is_whole and not taken and len(view) >= DIRECT_BYTES_MIN:
             memory = registered(view, link.context)
             if memory is not None:
                 call_timeout = call_timeout or _call_timeout(flags, wait_s)
                 return self._receive_in_place(link, memory, call_timeout)
         try:
             with link.context.adapter.lock:
-                taken = 0 if self._is_expecting else link.receive_into(view, peek=is_peek)
+                if not taken and not self._is_expecting:
+                    taken = link.receive_into(view, peek=is_peek)
             if taken < len(view) and (is_whole or not taken):
                 call_timeout = call_timeout or _call_timeout(flags, wait_s)
                 taken = self._receive_rest(link, view, taken, flags, call_timeout)
@@ -435,10 +453,14 @@ class StreamTransfer:
                     link.post_pending()
             if stream is None or not is_mine:
                 return self._receive_rest(link, view, 0, _WAITALL, call_timeout)
+            native, ahead = link.native, view[:direct_from]
+            if native is not None and direct_from:
+                taken = native.take_ahead(ahead)
             taken = self._receive_rest(
-                link, view[:direct_from], 0, _WAITALL, call_timeout, is_expecting=True
+                link, ahead, taken, _WAITALL, call_timeout, is_expecting=True
             )
-            if taken == direct_from < len(view):
+            is_direct = taken == direct_from < len(view)
+            if is_direct and not (native is not None and native.look_filled()):
                 call_timeout.until(_wait_on(link), self._is_filled(link, stream))
         except (BlockingIOError, TimeoutError) as error:
             problem = error
@@ -475,11 +497,6 @@ class StreamTransfer:
         return has_bytes
 
 
-def _may_look() -> bool:
-    """Return whether a peer can run while a thread of ours looks for its answer."""
-    return len(os.sched_getaffinity(0)) > 1
-
-
 def _call_timeout(flags: int, wait_s: float | None) -> CallTimeout:
     return CallTimeout(0.0 if flags & _DONTWAIT else wait_s)
 
@@ -500,7 +517,7 @@ class MappedBuffer(NamedTuple):
 
 
 class MappedBuffers:
-    """The buffers that one stream socket has mapped, and writes into those of its peer."""
+    """The buffers that one stream socket has mapped."""
 
     __slots__ = ("_buffers", "_transfer")
 
@@ -544,26 +561,6 @@ class MappedBuffers:
         for mapped in list(self._buffers):
             self._unmap(mapped)
 
-    def write(self, data: Any, offset: int, flags: int, wait_s: float | None) -> int:
-        """Write into what the peer has mapped; see `StreamSocket.write_mapped`."""
-        view = memoryview(data).cast("B")
-        if flags & ~_MAPPED_FLAGS:
-            raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_MAPPED_FLAGS:#x}")
-        call_timeout = CallTimeout(0.0 if flags & socket.MSG_DONTWAIT else wait_s)
-        link = self._transfer.connected_link(call_timeout)
-        try:
-            written = self._write(link, view, offset)
-            while written < len(view) and self._is_mapped(link, offset + written):
-                if written and not call_timeout.is_infinite:
-                    break
-                call_timeout.until(_wait_on(link), partial(self._can_write, link))
-                written += self._write(link, view[written:], offset + written)
-        except OSError:
-            if self._transfer.is_closed:
-                raise closed() from None
-            raise
-        return written
-
     def _mappable(self, protection: int) -> tuple[StreamLink, StreamCore]:
         if self._transfer.is_closed:
             raise closed()
@@ -588,23 +585,56 @@ class MappedBuffers:
             link.context.release(mapped.memory)
             return True
 
-    def _write(self, link: StreamLink, view: memoryview, offset: int) -> int:
-        with link.context.adapter.lock:
-            stream = link.stream
-            if stream is None:
-                raise os_error(errno.ENOTCONN)
-            taken = stream.write_mapped(view, offset, may_zero_copy=True)
-            if taken:
-                link.post_pending()
-            return taken
 
-    @staticmethod
-    def _is_mapped(link: StreamLink, offset: int) -> bool:
-        return link.stream is not None and link.stream.iomap.is_mapped(offset)
+def write_mapped(
+    transfer: StreamTransfer,
+    data: Any,
+    offset: int,
+    flags: int,
+    wait_s: float | None,
+    written: int = 0,
+) -> int:
+    """Write into what the peer has mapped; see `StreamSocket.write_mapped`.
 
-    def _can_write(self, link: StreamLink) -> bool:
+    `written` bytes were before.
+    """
+    view = memoryview(data).cast("B")
+    if flags & ~_MAPPED_FLAGS:
+        raise os_error(errno.EOPNOTSUPP, f"flags {flags & ~_MAPPED_FLAGS:#x}")
+    call_timeout = CallTimeout(0.0 if flags & socket.MSG_DONTWAIT else wait_s)
+    link = transfer.connected_link(call_timeout)
+
+    def can_write() -> bool:
         stream = link.stream
-        return self._transfer.is_closed or stream is None or stream.can_write_mapped
+        return transfer.is_closed or stream is None or stream.can_write_mapped
+
+    try:
+        written += _write_some(link, view[written:], offset + written)
+        while written < len(view) and _is_mapped(link, offset + written):
+            if written and not call_timeout.is_infinite:
+                break
+            call_timeout.until(_wait_on(link), can_write)
+            written += _write_some(link, view[written:], offset + written)
+    except OSError:
+        if transfer.is_closed:
+            raise closed() from None
+        raise
+    return written
+
+
+def _write_some(link: StreamLink, view: memoryview, offset: int) -> int:
+    with link.context.adapter.lock:
+        stream = link.stream
+        if stream is None:
+            raise os_error(errno.ENOTCONN)
+        taken = stream.write_mapped(view, offset, may_zero_copy=True)
+        if taken:
+            link.post_pending()
+        return taken
+
+
+def _is_mapped(link: StreamLink, offset: int) -> bool:
+    return link.stream is not None and link.stream.iomap.is_mapped(offset)
 
 
 def _writable(buffer: Any) -> memoryview:

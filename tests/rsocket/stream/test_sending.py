@@ -117,7 +117,7 @@ def test_chunks_are_equal_up_to_the_end_of_the_space() -> None:
 
 
 def test_what_is_done_when_posted_waits_for_no_completion() -> None:
-    """Small sends do not gather, and room and slots are free; DISCONNECT still waits."""
+    """Small sends leave one by one, and room and slots are free; DISCONNECT still waits."""
     pair = Pair(StreamSettings(send_queue=5, send_bytes=4096), is_settled=True)
     stream = pair.left.stream
     for number in range(6):
@@ -137,6 +137,29 @@ def test_what_is_done_when_posted_waits_for_no_completion() -> None:
     pair.left.complete(1)
     assert stream.wants_disconnect
     assert pair.right.read() == bytes(range(6))
+
+
+def test_small_sends_gather_behind_those_that_landed_and_are_not_completed() -> None:
+    """Eight short ones may be under way; long ones are none of them."""
+    pair = Pair(StreamSettings(), WIDE, is_settled=True)
+    stream = pair.left.stream
+
+    def send(data: bytes) -> None:
+        assert pair.left.send(data) == len(data)
+        while pair.left.post():
+            stream.handle_posted()
+
+    send(b"a")
+    stream.handle_posted()
+    for _ in range(10):
+        send(bytes(20_000))
+    for _ in range(20):
+        send(b"b" * 10)
+    lengths = data_lengths(pair)
+    assert [length for length in lengths if length < 20_000] == [1] + [10] * 7
+    assert sum(lengths) == 1 + 200_000 + 70
+    pair.run()
+    assert data_lengths(pair)[len(lengths) :] == [130]
 
 
 @pytest.mark.rule("rsocket-send-needs-both")

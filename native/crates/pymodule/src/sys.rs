@@ -13,6 +13,7 @@ use std::os::raw::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::atomic::AtomicU8;
 
 use pyo3::PyClass;
 use pyo3::exceptions::PyMemoryError;
@@ -169,6 +170,17 @@ impl Export {
         unsafe {
             let from = self.0.buf.cast::<u8>().add(at);
             ptr::copy(from, to.as_mut_ptr(), to.len());
+        }
+    }
+
+    /// Copy bytes to memory that other processes write meanwhile; of an export in one piece only.
+    pub fn copy_to(&self, at: usize, to: &[AtomicU8]) {
+        assert!(at + to.len() <= self.length(), "a range outside an export");
+        // SAFETY: as above; atomic bytes may be written through a shared reference, and who reads
+        // them meanwhile gets some of both. `copy` allows that the export is the same memory.
+        unsafe {
+            let from = self.0.buf.cast::<u8>().add(at);
+            ptr::copy(from, to.as_ptr().cast_mut().cast(), to.len());
         }
     }
 

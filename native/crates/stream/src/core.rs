@@ -228,6 +228,11 @@ impl<M: Memory> StreamCore<M> {
         self.receive_ring.take_released()
     }
 
+    /// Return whether `wanted_ring` or `take_released` has something.
+    pub fn has_memory_work(&self) -> bool {
+        self.receive_ring.has_memory_work()
+    }
+
     /// Let bytes of a wait arrive in place; see `ReceiveRing::expect`.
     ///
     /// # Errors
@@ -357,6 +362,15 @@ impl<M: Memory> StreamCore<M> {
 
     // -- the queue pair
 
+    /// Return whether `poll_transmit` may have something; false is certain.
+    pub fn may_post(&self) -> bool {
+        let is_due = self.receive_ring.may_be_due
+            || self.lifecycle.due.is_some()
+            || self.keepalive.is_due
+            || !self.sending.is_idle();
+        is_due && self.lifecycle.is_sending
+    }
+
     /// Return the next request to post, in order; `None` if there is none now.
     pub fn poll_transmit(&mut self) -> Option<Post> {
         if !self.lifecycle.is_sending {
@@ -417,7 +431,8 @@ impl<M: Memory> StreamCore<M> {
     /// Have the newest post be done before its completion: its bytes are at the peer.
     ///
     /// For an owner whose posts land before the call ends. Slot, room and bytes are free then; what
-    /// its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it.
+    /// its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it, and small
+    /// sends gather behind the first ones without completion.
     pub fn handle_posted(&mut self) {
         self.sending.handle_posted();
     }

@@ -410,6 +410,11 @@ impl<M: Memory> ReceiveRing<M> {
         self.released.pop_front()
     }
 
+    /// Return whether the owner has memory to bring or to take back.
+    pub fn has_memory_work(&self) -> bool {
+        self.wanted.is_some() || !self.released.is_empty()
+    }
+
     // -- what arrives
 
     /// Take the immediate data of a data message: its bytes have landed.
@@ -685,6 +690,12 @@ impl<M: Memory> ReceiveRing<M> {
         });
         self.may_be_due = true;
         Ok(ahead)
+    }
+
+    /// Return whether `expect` may do something for a wait for so many bytes.
+    pub fn may_expect(&self, byte_count: usize) -> bool {
+        let ahead = self.readable_bytes + self.unfilled_bytes;
+        byte_count >= self.held_wait_bytes || byte_count.saturating_sub(ahead) >= DIRECT_BYTES_MIN
     }
 
     /// Announce less of the ring until a long wait is over: an eighth of what it waits for.

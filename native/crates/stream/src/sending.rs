@@ -7,15 +7,15 @@
 //!                                                                             | handle_sent
 //! ```
 //! A data message costs a credit, a slot of the send queue and space at the peer; what lacks one of
-//! them waits in pending. Small bytes gather there while a write is under way; more than
+//! them waits in pending. Small bytes gather there while writes are under way; more than
 //! `COALESCE_BYTES_MAX` never waits for that reason. What is longer than a chunk leaves in equal ones.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::records::{
-    CONTROL_SLOTS, Data, Post, PostKind, ProtocolError, Source, StreamSettings, StreamStats,
-    WRITABLE_BYTES_MIN, ZERO_COPY_BYTES_MIN, copied,
+    CONTROL_SLOTS, Data, Post, PostKind, ProtocolError, SHORT_BYTES, Source, StreamSettings,
+    StreamStats, WRITABLE_BYTES_MIN, ZERO_COPY_BYTES_MIN, copied,
 };
 use crate::tables::{RemoteRange, Updates};
 use crate::wire::{ARGUMENT_MAX, Control, Op, emit_word};
@@ -23,7 +23,10 @@ use crate::wire::{ARGUMENT_MAX, Control, Op, emit_word};
 const COALESCE_BYTES_MAX: usize = 1 << 14;
 /// Data writes under way beside which a small send is still posted.
 const UNFINISHED_MAX: usize = 1;
+/// As `UNFINISHED_MAX`, with no delay or of posts that land at once.
 const UNFINISHED_NO_DELAY_MAX: usize = 8;
+/// Of a write into a mapped buffer that lands at once: no reader goes along with it.
+const DIRECT_BYTES_MAX: usize = 1 << 30;
 /// Of a gathering block; each that fills doubles the next.
 const BLOCK_BYTES_MIN: usize = 1 << 12;
 const BLOCK_BYTES_MAX: usize = 1 << 16;
@@ -49,6 +52,14 @@ struct InFlight {
     byte_count: usize,
 }
 
+impl InFlight {
+    /// Return whether it is among the unfinished: data, but for long ones that landed.
+    fn is_counted(&self) -> bool {
+        let has_landed = self.is_done && self.byte_count >= COALESCE_BYTES_MAX;
+        self.kind == PostKind::Data && !has_landed
+    }
+}
+
 /// What has completed, for the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -67,6 +78,7 @@ struct Piece {
 
 /// What one stream has to send, without its control messages.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub struct Sending {
     in_flight: VecDeque<InFlight>, // in the order of their completions
     ready: VecDeque<Post>,         // slots, credits and space are theirs already
@@ -90,8 +102,12 @@ pub struct Sending {
     pending: VecDeque<Piece>,
     block: Option<Vec<u8>>, // gathers, behind all of `pending`
     block_bytes: usize,
-    unfinished: usize, // data posts that are ready or in flight
+    unfinished: usize, // data posts that are ready or in flight; without long ones that landed
     unfinished_max: usize,
+    no_delay: bool,
+    lands: bool, // `handle_posted` was called
+    /// What a send makes ready leaves before its call ends: nothing is copied for later.
+    pub posts_at_once: bool,
     sends: u64,
     is_blocked: bool,
     is_update_paid: bool,
@@ -120,17 +136,25 @@ impl Sending {
             block_bytes: BLOCK_BYTES_MIN,
             unfinished: 0,
             unfinished_max: UNFINISHED_MAX,
+            no_delay: settings.no_delay,
+            lands: false,
+            posts_at_once: false,
             sends: 0,
             is_blocked: false,
             is_update_paid: true,
         };
-        made.set_no_delay(settings.no_delay);
+        made.choose_unfinished_max();
         made
     }
 
     /// Choose how many small writes may be under way before more of them gather.
     pub fn set_no_delay(&mut self, no_delay: bool) {
-        self.unfinished_max = if no_delay {
+        self.no_delay = no_delay;
+        self.choose_unfinished_max();
+    }
+
+    fn choose_unfinished_max(&mut self) {
+        self.unfinished_max = if self.no_delay || self.lands {
             UNFINISHED_NO_DELAY_MAX
         } else {
             UNFINISHED_MAX
@@ -207,6 +231,11 @@ impl Sending {
         self.ready.is_empty() && self.pending_bytes == 0 && self.updates.is_empty()
     }
 
+    /// Return whether small sends gather, as far as they do for what is under way.
+    pub fn is_gathering(&self) -> bool {
+        self.unfinished >= self.unfinished_max
+    }
+
     fn space(&self) -> usize {
         let space = self.spaces.front().map_or(0, |space| space.byte_count);
         usize::try_from(space).unwrap_or(usize::MAX)
@@ -231,20 +260,44 @@ impl Sending {
         if byte_count == 0 {
             return 0;
         }
-        self.buffered_bytes += byte_count;
-        stats.bytes_copied_in += byte_count as u64;
-        if self.unfinished < self.unfinished_max
+        let is_direct = !self.is_gathering()
             && self.pending_bytes == 0
             && self.can_post()
             && byte_count <= self.space()
             && byte_count <= self.chunk_max
-            && self.updates.is_empty()
-        {
-            self.post(Data::copy_of(data, 0, byte_count), stats);
-        } else {
-            self.gather(data, byte_count);
+            && self.updates.is_empty();
+        if is_direct {
+            let data = self.taken(data, 0, byte_count, stats);
+            self.post(data, stats);
+            return byte_count;
         }
+        self.buffered_bytes += byte_count;
+        stats.bytes_copied_in += byte_count as u64;
+        self.gather(data, byte_count);
         byte_count
+    }
+
+    /// Take bytes of a send that leave next: a copy, or their range where that lasts.
+    fn taken(
+        &mut self,
+        data: &(impl Source + ?Sized),
+        at: usize,
+        length: usize,
+        stats: &mut StreamStats,
+    ) -> Data {
+        if self.posts_at_once && length > SHORT_BYTES {
+            return self.borrowed(at, length, stats);
+        }
+        self.buffered_bytes += length;
+        stats.bytes_copied_in += length as u64;
+        Data::copy_of(data, at, length)
+    }
+
+    fn borrowed(&mut self, at: usize, length: usize, stats: &mut StreamStats) -> Data {
+        self.zero_copy_bytes += length;
+        stats.bytes_zero_copy += length as u64;
+        let send = self.sends;
+        Data::Caller { send, at, length }
     }
 
     /// Post straight from the caller's memory as far as can be posted at once.
@@ -256,16 +309,11 @@ impl Sending {
         let mut taken = 0;
         if self.can_zero_copy() {
             while taken < byte_count && self.can_post() {
-                let data = Data::Caller {
-                    send: self.sends,
-                    at: taken,
-                    length: chunk_of((byte_count - taken).min(self.space()), self.chunk_max),
-                };
-                taken += data.length();
+                let length = chunk_of((byte_count - taken).min(self.space()), self.chunk_max);
+                let data = self.borrowed(taken, length, stats);
+                taken += length;
                 self.post(data, stats);
             }
-            self.zero_copy_bytes += taken;
-            stats.bytes_zero_copy += taken as u64;
         }
         self.is_zero_copy_blocked = taken == 0;
         if taken == 0 {
@@ -336,7 +384,7 @@ impl Sending {
             if self.pending_bytes == 0 {
                 return None;
             }
-            if self.unfinished >= self.unfinished_max && self.pending_bytes < COALESCE_BYTES_MAX {
+            if self.is_gathering() && self.pending_bytes < COALESCE_BYTES_MAX {
                 return None;
             }
             if !self.can_post() {
@@ -446,7 +494,12 @@ impl Sending {
         let (address, rkey, byte_count) = place;
         let mut done = 0;
         while done < byte_count {
-            let mut length = chunk_of(byte_count - done, self.chunk_max);
+            let left = byte_count - done;
+            let mut length = if self.posts_at_once {
+                left.min(DIRECT_BYTES_MAX)
+            } else {
+                chunk_of(left, self.chunk_max)
+            };
             if !is_zero_copy {
                 length = length.min(self.room());
             }
@@ -455,14 +508,9 @@ impl Sending {
             }
             let at = taken + done;
             let data = if is_zero_copy {
-                self.zero_copy_bytes += length;
-                stats.bytes_zero_copy += length as u64;
-                let send = self.sends;
-                Data::Caller { send, at, length }
+                self.borrowed(at, length, stats)
             } else {
-                self.buffered_bytes += length;
-                stats.bytes_copied_in += length as u64;
-                Data::copy_of(data, at, length)
+                self.taken(data, at, length, stats)
             };
             self.data_slots -= 1;
             stats.bytes_mapped += length as u64;
@@ -506,6 +554,7 @@ impl Sending {
         if !post.is_done {
             self.finish(post);
         }
+        self.unfinished -= usize::from(post.is_counted());
         Some(match post.kind {
             PostKind::Keepalive => Sent::Keepalive,
             _ if post.is_disconnect => Sent::Disconnect,
@@ -514,13 +563,21 @@ impl Sending {
     }
 
     /// Have the newest post be done, unless its completion tells something.
+    ///
+    /// Short data are counted until it comes, so that small sends gather while the peer is behind.
     pub(crate) fn handle_posted(&mut self) {
+        if !self.lands {
+            self.lands = true;
+            self.choose_unfinished_max();
+        }
         if let Some(newest) = self.in_flight.back_mut()
             && !newest.is_done
             && !newest.is_disconnect
             && newest.kind != PostKind::Keepalive
         {
+            let was_counted = newest.is_counted();
             newest.is_done = true;
+            self.unfinished -= usize::from(was_counted && !newest.is_counted());
             let post = *newest;
             self.finish(post);
         }
@@ -533,8 +590,7 @@ impl Sending {
                 self.control_slots += 1;
                 return;
             }
-            PostKind::Data => self.unfinished -= 1,
-            PostKind::Iomap | PostKind::Direct => (),
+            PostKind::Data | PostKind::Iomap | PostKind::Direct => (),
         }
         self.data_slots += 1;
         if post.is_zero_copy {

@@ -11,8 +11,10 @@ pub const READABLE: u32 = 1;
 pub const WRITABLE: u32 = 2;
 /// No more bytes will come and all were taken.
 pub const ENDED: u32 = 4;
+/// Nothing is expected in memory of the application, or all of it has come.
+pub const FILLED: u32 = 512;
 /// Bits of the word that only a listener hears of. Each change of the others is told.
-const EDGES: u32 = READABLE | WRITABLE | ENDED;
+const EDGES: u32 = READABLE | WRITABLE | ENDED | FILLED;
 
 /// Streams whose owners have something to do, of one engine.
 #[derive(Debug, Default)]

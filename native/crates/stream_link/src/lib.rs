@@ -9,5 +9,5 @@
 mod attention;
 mod link;
 
-pub use attention::{Attention, ENDED, News, READABLE, WRITABLE};
+pub use attention::{Attention, ENDED, FILLED, News, READABLE, WRITABLE};
 pub use link::{CUT, Link, OVER, SendContent, SharedLink, attach, post_pending, send, send_mapped};

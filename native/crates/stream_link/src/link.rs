@@ -12,7 +12,7 @@ use urds_verbs::memory::{Extent, Payload};
 use urds_verbs::numbers::{QpState, Status};
 use urds_verbs::queue_pair::{Outlet, QueuePair};
 
-use crate::attention::{Attention, ENDED, READABLE, WRITABLE};
+use crate::attention::{Attention, ENDED, FILLED, READABLE, WRITABLE};
 
 /// Bits of the word of which every change is told.
 const CAN_READ: u32 = 8;
@@ -66,6 +66,7 @@ impl<M: Memory> Link<M> {
     /// Take the words that came before the connect data, and send from here on.
     pub fn begin(&mut self) {
         self.has_begun = true;
+        self.core.sending.posts_at_once = true;
         for word in std::mem::take(&mut self.early) {
             self.take_word(word);
         }
@@ -104,6 +105,7 @@ impl<M: Memory> Link<M> {
             (is_over && core.wants_disconnect(), WANTS_DISCONNECT),
             (self.cut.is_some(), CUT),
             (core.keepalive.is_out, KEEPALIVE_OUT),
+            (core.receive_ring.expected_left() == 0, FILLED),
         ] {
             word |= if holds { bit } else { 0 };
         }
@@ -155,6 +157,9 @@ impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
             } else {
                 None
             };
+            if post.is_some() {
+                link.core.handle_posted(); // what is given here leaves, or the engine keeps a copy
+            }
             link.update();
             post
         };
@@ -249,6 +254,7 @@ pub fn send<M: Memory>(
     outlet: &mut impl Outlet,
 ) -> Result<usize, Refused> {
     let mut link = link.lock();
+    let may_zero_copy = may_zero_copy && link.has_begun;
     let taken = link.core.send(content, may_zero_copy);
     post_all(engine, number, &mut link, Some(content), outlet);
     taken
@@ -267,7 +273,8 @@ pub fn send_mapped<M: Memory>(
     outlet: &mut impl Outlet,
 ) -> Result<usize, Refused> {
     let mut link = link.lock();
-    let taken = link.core.write_mapped(content, offset, true);
+    let may_zero_copy = link.has_begun;
+    let taken = link.core.write_mapped(content, offset, may_zero_copy);
     post_all(engine, number, &mut link, Some(content), outlet);
     taken
 }
@@ -313,6 +320,7 @@ fn post_all<M: Memory>(
                 engine.post(number, &request(&post, Payload::Bytes(own)), outlet);
             }
         }
+        link.core.handle_posted(); // placed, or a copy is the engine's
     }
     link.update();
 }

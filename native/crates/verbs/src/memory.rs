@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Memory of the owner's, which stays where it is while a region or request has it.
 ///
@@ -15,6 +16,15 @@ pub trait Memory: Send + Sync {
         let begin = out.len();
         out.resize(begin + length, 0);
         self.read(at, &mut out[begin..]);
+    }
+
+    /// Copy bytes to memory that others write meanwhile, without a place in between if it can.
+    fn copy_to(&self, at: usize, to: &[AtomicU8]) {
+        let mut bytes = vec![0; to.len()];
+        self.read(at, &mut bytes);
+        for (place, byte) in to.iter().zip(bytes) {
+            place.store(byte, Relaxed);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ const DOORBELL: u8 = 0;
 /// Looks without a slot after which an acknowledgement waits no longer.
 const EMPTY_LOOKS_MAX: u32 = 2;
 /// Bytes that are copied at once between memory that we may not borrow.
-pub(crate) const PIECE_BYTES: usize = 8 << 10;
+const PIECE_BYTES: usize = 8 << 10;
 
 /// Counts of a channel since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -425,7 +425,7 @@ fn copy_in(direction: &Direction<'_>, at: usize, bytes: usize, payload: Payload<
 }
 
 /// Copy ranges of memory out piece by piece: it may change meanwhile, so it is never borrowed.
-pub(crate) fn pieces(extents: &[Extent], mut give: impl FnMut(&[u8])) {
+fn pieces(extents: &[Extent], mut give: impl FnMut(&[u8])) {
     let mut room = [0; PIECE_BYTES];
     for extent in extents {
         let mut done = 0;

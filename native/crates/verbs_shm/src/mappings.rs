@@ -9,8 +9,6 @@ use urds_channel::sys::area::Area;
 use urds_verbs::errors::EINVAL;
 use urds_verbs::memory::{Extent, Payload};
 
-use crate::channel::pieces;
-
 /// Before the region in its file: the page with the generation.
 const CONTROL_BYTES: usize = 4096;
 /// Bytes that are copied at once: a longer copy looks at the generation in between.
@@ -130,10 +128,13 @@ impl Mappings {
                     area.copy_in(at, content);
                     at += content.len();
                 }
-                Payload::Extents(extents) => pieces(extents, |piece| {
-                    area.copy_in(at, piece);
-                    at += piece.len();
-                }),
+                Payload::Extents(extents) => {
+                    for extent in extents {
+                        let to = area.bytes(at, extent.length);
+                        extent.memory.copy_to(extent.at, to);
+                        at += extent.length;
+                    }
+                }
             })
         };
         let is_placed = match payload {

@@ -139,6 +139,15 @@ class NativeStream:
         offset: int = self.native.expect(memory, byte_count)
         return offset
 
+    def take_ahead(self, view: memoryview) -> int:
+        """Take bytes in front of those that are expected, while looking finds some."""
+        count: int = self.native.take_ahead(view)
+        return count
+
+    def look_filled(self) -> bool:
+        """Look for a moment whether all that is expected has come."""
+        return bool(self.native.look_filled())
+
     @property
     def expected_left(self) -> int:
         """See `ReceiveRing.expected_left`."""

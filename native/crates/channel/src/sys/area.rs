@@ -2,6 +2,7 @@
 
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::AtomicU8;
 
 use super::{Errno, check, raw};
 use crate::atomics::{AtomicU32, AtomicU64};
@@ -115,6 +116,17 @@ impl Area {
             let from = self.first.as_ptr().add(at);
             ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
         }
+    }
+
+    /// Return bytes of the memory as what they are: others write them at any time.
+    ///
+    /// # Panics
+    /// Beyond its end.
+    #[inline]
+    pub fn bytes(&self, at: usize, length: usize) -> &[AtomicU8] {
+        assert!(self.has(at, length), "within the memory");
+        // SAFETY: the range is ours as long as the mapping; an atomic byte has the layout of a byte.
+        unsafe { core::slice::from_raw_parts(self.first.as_ptr().add(at).cast(), length) }
     }
 
     /// Copy from memory of the caller's program.

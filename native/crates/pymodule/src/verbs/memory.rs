@@ -1,5 +1,7 @@
 //! Python buffers as memory of the engine.
 
+use std::sync::atomic::AtomicU8;
+
 use pyo3::prelude::*;
 use urds_verbs::memory::Memory;
 
@@ -46,6 +48,10 @@ impl Memory for Buffer {
 
     fn write(&self, at: usize, from: &[u8]) {
         self.export().copy_in(at, from);
+    }
+
+    fn copy_to(&self, at: usize, to: &[AtomicU8]) {
+        self.export().copy_to(at, to);
     }
 }
 

@@ -15,14 +15,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use urds_stream::{Mapped, Region, Shut, StreamCore, StreamSettings};
-use urds_stream_link::{self as link, Attention, Link, SharedLink};
+use urds_stream_link::{self as link, Attention, FILLED, Link, SharedLink};
 use urds_verbs::memory::Memory;
 
 use crate::deferred;
 use crate::verbs::engine::Core;
 use crate::verbs::memory::Buffer;
 use crate::verbs::queue_pair::QueuePair;
-use crate::verbs::stream_bytes::Given;
+use crate::verbs::stream_bytes::{Given, Sent, WAITALL};
 
 /// Memory of a stream: a buffer of Python's.
 #[derive(Clone)]
@@ -194,13 +194,7 @@ impl Stream {
 
     /// Write into buffers of the peer; return how many bytes were taken.
     fn write_some(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
-        let given = Given::of(data)?;
-        let taken = self.through(py, |machine, channels, number| {
-            let content = given.content(0);
-            link::send_mapped(machine, number, &self.link, &content, offset, channels)
-        })?;
-        drop(given);
-        deferred::drain(py);
+        let taken = self.write(py, Given::of(data)?, offset)?;
         taken.map_err(|error| raised(&error))
     }
 
@@ -220,7 +214,7 @@ impl Stream {
         peek: bool,
     ) -> PyResult<usize> {
         let buffer = Buffer::of(view)?;
-        let taken = self.take_into(py, &buffer, buffer.length(), peek);
+        let taken = self.take_into(py, &buffer, (0, buffer.length()), peek);
         drop(buffer);
         deferred::drain(py);
         taken
@@ -262,6 +256,21 @@ impl Stream {
         self.finish(py)?;
         deferred::drain(py);
         Ok(taken)
+    }
+
+    /// Take bytes in front of those that are expected, while looking finds some; return how many.
+    fn take_ahead(&self, py: Python<'_>, view: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let buffer = Buffer::of(view)?;
+        let taken = self.take_before_expected(py, &buffer);
+        drop(buffer);
+        deferred::drain(py);
+        taken
+    }
+
+    /// Look for a moment whether all that is expected has come.
+    fn look_filled(&self, py: Python<'_>) -> PyResult<bool> {
+        let is_filled = self.attention.word() & FILLED != 0;
+        Ok(is_filled || self.look(py, FILLED)?)
     }
 
     fn holds(&self, address: u64, length: usize) -> bool {
@@ -482,36 +491,47 @@ impl Stream {
         data: &Bound<'py, PyAny>,
         flags: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let given = if flags == 0 {
-            Given::of(data).ok()
-        } else {
-            None
-        };
-        let Some(given) = given else {
-            return self.leave_to(py, "send_given", (data, flags));
-        };
-        let (length, mut sent) = (given.length(), 0);
-        let mut is_refused = false;
-        loop {
-            let taken = self.through(py, |machine, channels, number| {
-                let content = given.content(sent);
-                link::send(machine, number, &self.link, &content, true, channels)
-            })?;
-            match taken {
-                Ok(taken) => sent += taken,
-                Err(_) => is_refused = true,
-            }
-            if sent == length || is_refused || !self.may_go_on(py, sent)? {
-                break;
+        match self.send_now(py, data, flags)? {
+            Sent::All(count) => Ok(count.into_pyobject(py)?.into_any()),
+            Sent::Part(count) => self.leave_to(py, "send_rest_given", (data, count)),
+            Sent::Nothing => self.leave_to(py, "send_given", (data, flags)),
+        }
+    }
+
+    #[pyo3(signature = (data, flags=0, /))]
+    fn sendall<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        flags: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match self.send_now(py, data, flags)? {
+            Sent::All(_) => Ok(py.None().into_bound(py)),
+            Sent::Part(count) => self.leave_to(py, "send_all_given", (data, flags, count)),
+            Sent::Nothing => self.leave_to(py, "send_all_given", (data, flags, 0)),
+        }
+    }
+
+    #[pyo3(signature = (data, offset, flags=0))]
+    fn write_mapped<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        offset: &Bound<'py, PyAny>,
+        flags: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut written = 0;
+        if flags == 0
+            && let Ok(from) = offset.extract::<u64>()
+            && let Ok(given) = Given::of(data)
+        {
+            let length = given.length();
+            written = self.write(py, given, from)?.unwrap_or(0);
+            if written > 0 && written == length {
+                return Ok(written.into_pyobject(py)?.into_any());
             }
         }
-        drop(given);
-        deferred::drain(py);
-        if sent == length && !is_refused {
-            self.tell(py)?;
-            return Ok(sent.into_pyobject(py)?.into_any());
-        }
-        self.leave_to(py, "send_rest_given", (data, sent))
+        self.leave_to(py, "write_mapped_given", (data, offset, flags, written))
     }
 
     #[pyo3(signature = (bytes_max, flags=0, /))]
@@ -521,23 +541,21 @@ impl Stream {
         bytes_max: i64,
         flags: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = usize::try_from(bytes_max).ok();
-        let is_plain = flags == 0 && !self.is_expecting.load(Relaxed);
-        let (true, Some(wanted @ 1..)) = (is_plain, wanted) else {
-            return self.leave_to(py, "receive_given", (bytes_max, flags));
-        };
+        let wanted = usize::try_from(bytes_max).unwrap_or(0);
         let mut until_ns = None;
-        loop {
-            let bytes = self.take_bytes(py, wanted, false)?;
-            if bytes.as_bytes().is_empty() {
-                if self.may_take(py, &mut until_ns)? {
-                    continue;
+        if flags == 0 && wanted > 0 {
+            while !self.is_expecting.load(Relaxed) {
+                let bytes = self.take_bytes(py, wanted, false)?;
+                if !bytes.as_bytes().is_empty() {
+                    self.tell(py)?;
+                    return Ok(bytes.into_any());
                 }
-                return self.leave_to(py, "receive_given", (bytes_max, flags));
+                if !self.may_take(py, &mut until_ns)? {
+                    break;
+                }
             }
-            self.tell(py)?;
-            return Ok(bytes.into_any());
         }
+        self.leave_to(py, "receive_given", (bytes_max, flags))
     }
 
     #[pyo3(signature = (buffer, bytes_max=0, flags=0))]
@@ -548,29 +566,27 @@ impl Stream {
         bytes_max: i64,
         flags: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let is_plain = flags == 0 && bytes_max == 0 && !self.is_expecting.load(Relaxed);
-        let room = if is_plain {
-            Buffer::of(buffer).ok().filter(|room| !room.is_readonly())
-        } else {
-            None
+        let is_whole = flags == WAITALL;
+        let room = match Buffer::of(buffer) {
+            Ok(room) if (flags == 0 || is_whole) && !room.is_readonly() => room,
+            _ => return self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags, 0)),
         };
-        let Some(room) = room.filter(|room| room.length() > 0) else {
-            return self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags));
+        let (mut taken, mut is_done) = (0, false);
+        let wanted = match usize::try_from(bytes_max) {
+            Ok(0) => room.length(),
+            Ok(wanted) if wanted <= room.length() => wanted,
+            _ => 0, // Python says what is wrong
         };
-        let (mut taken, mut until_ns) = (0, None);
-        while taken == 0 {
-            taken = self.take_into(py, &room, room.length(), false)?;
-            if taken == 0 && !self.may_take(py, &mut until_ns)? {
-                break;
-            }
+        if wanted > 0 && !(is_whole && self.may_arrive_in_place(py, buffer, wanted)?) {
+            (taken, is_done) = self.fill(py, &room, wanted, is_whole)?;
         }
         drop(room);
         deferred::drain(py);
-        if taken == 0 {
-            return self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags));
+        if is_done {
+            self.tell(py)?;
+            return Ok(taken.into_pyobject(py)?.into_any());
         }
-        self.tell(py)?;
-        Ok(taken.into_pyobject(py)?.into_any())
+        self.leave_to(py, "receive_into_given", (buffer, bytes_max, flags, taken))
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it

@@ -8,11 +8,11 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use urds_stream::Region;
+use urds_stream::{Refused, Region};
 use urds_stream_link::{self as link, CUT, OVER, READABLE, SendContent, WRITABLE};
 use urds_verbs::Engine as Machine;
 use urds_verbs::memory::Extent;
-use urds_verbs_shm::Channels;
+use urds_verbs_shm::{Channels, Wakes};
 
 use crate::deferred;
 use crate::errors::os_error;
@@ -28,6 +28,27 @@ const SHORT_BYTES: usize = 256;
 const ZERO_COPY_WAIT_NS: i64 = 5_000_000;
 /// Looks for news between two readings of the clock.
 const LOOKS: u32 = 16;
+/// Looks before the interpreter is given away: some two microseconds.
+const LOOKS_HELD: u32 = 64;
+
+/// What looks have found.
+enum Found {
+    News,
+    /// The adapter has something to do.
+    Work,
+    Nothing,
+}
+
+/// `MSG_WAITALL` of the system.
+pub const WAITALL: i64 = 0x100;
+
+/// What a send has done without waiting.
+pub enum Sent {
+    All(usize),
+    Part(usize),
+    /// Flags or bytes that are Python's to judge.
+    Nothing,
+}
 
 /// The bytes of a call, as long as it lasts.
 pub enum Given<'a> {
@@ -86,10 +107,14 @@ impl Stream {
 
     /// Post what is due, and give the memory back that is free.
     pub fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.post(py)?;
+        self.tend(py)
+    }
+
+    fn post(&self, py: Python<'_>) -> PyResult<()> {
         self.through(py, |machine, channels, number| {
             link::post_pending(machine, number, &self.link, channels);
-        })?;
-        self.tend(py)
+        })
     }
 
     /// Give the ring the memory that it wants, and the source what is free.
@@ -125,9 +150,7 @@ impl Stream {
                 }
                 Err(_) => self.link.lock().core.refuse_growth(),
             }
-            self.through(py, |machine, channels, number| {
-                link::post_pending(machine, number, &self.link, channels);
-            })?;
+            self.post(py)?;
         }
         while let Some(region) = released
             .take()
@@ -147,40 +170,48 @@ impl Stream {
     /// Look for news for a moment, without the interpreter, until a bit of the word is set.
     pub fn look(&self, py: Python<'_>, bit: u32) -> PyResult<bool> {
         let look_ns = self.look_ns.load(Relaxed);
-        if look_ns <= 0 || self.core.shares_processor() {
+        if look_ns <= 0 {
             return Ok(false);
         }
-        let (core, attention) = (&self.core, &self.attention);
+        // An answer that is near comes before the interpreter could be given away and taken back.
+        let mut found = self.search(bit, LOOKS_HELD, i64::MAX);
         let mut until_ns = 0;
         loop {
-            let found = py.detach(|| {
-                let mut looks = 0;
-                loop {
-                    let is_due = core.look_outside()?;
-                    if attention.word() & bit != 0 || is_due {
-                        return Some(is_due);
-                    }
-                    if looks % LOOKS == 0 {
-                        let now_ns = core.now_ns();
-                        if until_ns == 0 {
-                            until_ns = now_ns + look_ns;
-                        } else if now_ns >= until_ns {
-                            return Some(false);
-                        }
-                    }
-                    looks += 1;
-                    std::hint::spin_loop();
-                }
-            });
             match found {
-                Some(true) => self.core.pass(py)?,
-                Some(false) => return Ok(self.attention.word() & bit != 0),
+                Some(Found::Work) => self.core.pass(py)?,
+                Some(Found::Nothing) if until_ns > 0 => return Ok(false),
+                Some(_) => (),
                 None => return Ok(false), // the engine is broken: the next call says so
             }
             if self.attention.word() & bit != 0 {
                 return Ok(true);
             }
+            if until_ns == 0 {
+                if self.core.shares_processor() {
+                    return Ok(false); // looking would only keep the peer from running
+                }
+                until_ns = self.core.now_ns() + look_ns;
+            }
+            found = py.detach(|| self.search(bit, u32::MAX, until_ns));
         }
+    }
+
+    /// Look for a bit of the word, so often or until a time; `None` if the engine is broken.
+    fn search(&self, bit: u32, looks_max: u32, until_ns: i64) -> Option<Found> {
+        for looks in 0..looks_max {
+            let is_timed = looks % LOOKS == LOOKS - 1;
+            if self.core.look_outside(is_timed)? {
+                return Some(Found::Work);
+            }
+            if self.attention.word() & bit != 0 {
+                return Some(Found::News);
+            }
+            if is_timed && self.core.now_ns() >= until_ns {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        Some(Found::Nothing)
     }
 
     /// Wait for something to receive, `until_ns` being known from the first wait on; return false to
@@ -195,10 +226,7 @@ impl Stream {
         }
         match self.wait(py, READABLE, *until_ns)? {
             Woken::Late => Err(PyTimeoutError::new_err("timed out")),
-            Woken::Ready => {
-                let is_here = self.attention.word() & READABLE != 0;
-                Ok(is_here && !self.is_expecting.load(Relaxed))
-            }
+            Woken::Ready => Ok(self.attention.word() & READABLE != 0),
             Woken::Ended => Ok(false),
         }
     }
@@ -230,6 +258,69 @@ impl Stream {
         self.core.wait(py, &awaited, until_ns)
     }
 
+    /// Send what can be sent, and look for room for a moment where that is not all.
+    ///
+    /// What a send is refused for Python finds when it goes on.
+    pub fn send_now(&self, py: Python<'_>, data: &Bound<'_, PyAny>, flags: i64) -> PyResult<Sent> {
+        let Some(given) = (flags == 0).then(|| Given::of(data).ok()).flatten() else {
+            return Ok(Sent::Nothing);
+        };
+        let (length, mut sent, mut is_refused) = (given.length(), 0, false);
+        loop {
+            let taken = self.through(py, |machine, channels, number| {
+                if self.link.lock().core.sending.is_gathering() && !channels.is_quiet(machine) {
+                    channels.progress(machine, now_ns()); // the peer may have caught up
+                }
+                let content = given.content(sent);
+                link::send(machine, number, &self.link, &content, true, channels)
+            })?;
+            match taken {
+                Ok(taken) => sent += taken,
+                Err(_) => is_refused = true,
+            }
+            if sent == length || is_refused || !self.may_go_on(py, sent)? {
+                break;
+            }
+        }
+        drop(given);
+        deferred::drain(py);
+        if sent < length || is_refused {
+            return Ok(Sent::Part(sent));
+        }
+        self.tell(py)?;
+        Ok(Sent::All(sent))
+    }
+
+    /// Write into buffers of the peer; return how many bytes were taken.
+    pub fn write(
+        &self,
+        py: Python<'_>,
+        given: Given<'_>,
+        offset: u64,
+    ) -> PyResult<Result<usize, Refused>> {
+        let taken = self.through(py, |machine, channels, number| {
+            let content = given.content(0);
+            link::send_mapped(machine, number, &self.link, &content, offset, channels)
+        })?;
+        drop(given);
+        deferred::drain(py);
+        Ok(taken)
+    }
+
+    /// Return whether a receive of so many bytes at once may have the peer write them to their place.
+    pub fn may_arrive_in_place(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        wanted: usize,
+    ) -> PyResult<bool> {
+        if !self.link.lock().core.receive_ring.may_expect(wanted) {
+            return Ok(false);
+        }
+        let is_shared = self.leave_to(py, "is_allocated", (buffer,))?;
+        is_shared.is_truthy()
+    }
+
     /// Have Python do a call, whole or what is left of it.
     #[cold]
     pub fn leave_to<'py>(
@@ -254,41 +345,46 @@ impl Stream {
         Ok(())
     }
 
-    /// Take bytes into `to`, which is filled from its front; return how many.
-    pub fn take(
+    /// Return how many bytes may be taken now; looks at the channels once if there are none.
+    pub fn available(&self, py: Python<'_>) -> PyResult<usize> {
+        let available = || self.link.lock().core.receive_ring.available();
+        let found = available();
+        if found > 0 {
+            return Ok(found);
+        }
+        self.core
+            .through(py, |machine, channels, now_ns| {
+                let pushed = machine.shared.told.pushed;
+                channels.progress(machine, now_ns);
+                self.core.progressed_ns.store(now_ns, Relaxed);
+                self.core.left(machine, channels, pushed)
+            })
+            .and_then(|left| self.core.finish_pass(py, left))?;
+        Ok(available())
+    }
+
+    /// Hand bytes to `put`, up to `wanted` that are available; return how many.
+    fn take(
         &self,
         py: Python<'_>,
         wanted: usize,
         peek: bool,
         mut put: impl FnMut(&Ram, usize, usize),
     ) -> PyResult<usize> {
-        let mut taken = 0;
-        if self.link.lock().core.receive_ring.available() == 0 {
-            self.look_once(py)?;
-        }
-        let has_more = {
+        let (taken, may_post, has_memory_work) = {
             let mut link = self.link.lock();
-            if wanted > 0 {
-                taken = link.core.receive_into(wanted, peek, &mut put);
-            }
+            let taken = link.core.receive_into(wanted, peek, &mut put);
             link.update();
-            taken > 0 && !peek
+            let core = &link.core;
+            (taken, core.may_post(), core.has_memory_work())
         };
-        if has_more {
-            self.finish(py)?;
+        if may_post {
+            self.post(py)?;
+        }
+        if has_memory_work {
+            self.tend(py)?;
         }
         Ok(taken)
-    }
-
-    /// Look at the channels once.
-    pub fn look_once(&self, py: Python<'_>) -> PyResult<()> {
-        let left = self.core.through(py, |machine, channels, now_ns| {
-            let pushed = machine.shared.told.pushed;
-            channels.progress(machine, now_ns);
-            self.core.progressed_ns.store(now_ns, Relaxed);
-            self.core.left(machine, channels, pushed)
-        })?;
-        self.core.finish_pass(py, left)
     }
 
     pub fn take_bytes<'py>(
@@ -297,15 +393,10 @@ impl Stream {
         bytes_max: usize,
         peek: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let mut readable = self.link.lock().core.receive_ring.available();
-        if readable == 0 {
-            self.look_once(py)?;
-            readable = self.link.lock().core.receive_ring.available();
-        }
-        let wanted = bytes_max.min(readable);
+        let wanted = bytes_max.min(self.available(py)?);
+        let mut done = 0;
         if wanted <= SHORT_BYTES {
             let mut room = [0; SHORT_BYTES];
-            let mut done = 0;
             let taken = self.take(py, wanted, peek, |ram, at, length| {
                 urds_stream::Memory::read(ram, at, &mut room[done..done + length]);
                 done += length;
@@ -313,7 +404,6 @@ impl Stream {
             return sys::bytes_of(py, &room[..taken]);
         }
         let mut made = NewBytes::to_be_filled(py, wanted)?;
-        let mut done = 0;
         let taken = self.take(py, wanted, peek, |ram, at, length| {
             let room = &mut made.bytes_mut()[done..done + length];
             urds_stream::Memory::read(ram, at, room);
@@ -327,16 +417,65 @@ impl Stream {
         Ok(short)
     }
 
-    pub fn take_into(
+    /// Fill a buffer, or take what comes first unless `is_whole`, and wait for that; return how many
+    /// bytes, and false if the rest is Python's. Raises `TimeoutError`.
+    pub fn fill(
         &self,
         py: Python<'_>,
         buffer: &Buffer,
         wanted: usize,
+        is_whole: bool,
+    ) -> PyResult<(usize, bool)> {
+        let (mut taken, mut until_ns) = (0, None);
+        while !self.is_expecting.load(Relaxed) {
+            let count = self.take_into(py, buffer, (taken, wanted), false)?;
+            taken += count;
+            if taken == wanted || (count > 0 && !is_whole) {
+                return Ok((taken, true));
+            }
+            if count > 0 {
+                continue;
+            }
+            match self.may_take(py, &mut until_ns) {
+                Ok(true) => (),
+                Ok(false) => break,
+                Err(error) if taken > 0 && error.is_instance_of::<PyTimeoutError>(py) => {
+                    return Ok((taken, true));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((taken, false))
+    }
+
+    /// Take bytes in front of those that are expected, while looking finds some; return how many.
+    pub fn take_before_expected(&self, py: Python<'_>, buffer: &Buffer) -> PyResult<usize> {
+        let (wanted, mut taken) = (buffer.length(), 0);
+        loop {
+            let count = self.take_into(py, buffer, (taken, wanted), false)?;
+            taken += count;
+            let is_idle = count == 0 && self.attention.word() & READABLE == 0;
+            if taken == wanted || (count == 0 && !(is_idle && self.look(py, READABLE)?)) {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Take bytes into a buffer from `at` to `end`; return how many.
+    pub fn take_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Buffer,
+        (at, end): (usize, usize),
         peek: bool,
     ) -> PyResult<usize> {
-        let mut done = 0;
-        self.take(py, wanted, peek, |ram, at, length| {
-            buffer.copy_from(done, &ram.0, at, length);
+        let wanted = (end - at).min(self.available(py)?);
+        if wanted == 0 {
+            return Ok(0);
+        }
+        let mut done = at;
+        self.take(py, wanted, peek, |ram, from, length| {
+            buffer.copy_from(done, &ram.0, from, length);
             done += length;
         })
     }
@@ -360,10 +499,13 @@ impl Core {
 
     /// Look at the channels without the interpreter; return whether the adapter has something to do.
     ///
-    /// `None` after a panic.
-    pub fn look_outside(&self) -> Option<bool> {
+    /// Timers are looked at with `is_timed`. `None` after a panic.
+    fn look_outside(&self, is_timed: bool) -> Option<bool> {
         let (is_due, wakes) = self.outside(|machine| {
             let mut channels = self.channels.lock();
+            if !is_timed && channels.is_quiet(machine) {
+                return (false, Wakes::default());
+            }
             let pushed = machine.shared.told.pushed;
             channels.progress(machine, now_ns());
             let is_due = self.left(machine, &channels, pushed).is_due;

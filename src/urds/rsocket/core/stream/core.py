@@ -443,7 +443,8 @@ class StreamCore:
         """Have the newest post be done before its completion: its bytes are at the peer.
 
         For an owner whose posts land before the call ends. Slot, room and bytes are free then; what
-        its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it.
+        its completion tells (DISCONNECT, a keepalive, that all is out) still waits for it, and
+        small sends gather behind the first ones without completion.
         """
         self.sending.handle_posted()
 

@@ -59,9 +59,10 @@ class Sending:
 
     __slots__ = (
         "_block", "_block_bytes", "_block_used", "_chunk_max", "_is_blocked", "_is_update_paid",
-        "_limit", "_pending", "_send_bytes", "_sequence", "_spaces", "_stats", "_unfinished",
-        "_unfinished_max", "buffered_bytes", "control_slots", "credits", "data_slots", "in_flight",
-        "is_zero_copy_blocked", "pending_bytes", "ready", "updates", "zero_copy_bytes",
+        "_lands", "_limit", "_no_delay", "_pending", "_send_bytes", "_sequence", "_spaces",
+        "_stats", "_unfinished", "_unfinished_max", "buffered_bytes", "control_slots", "credits",
+        "data_slots", "in_flight", "is_zero_copy_blocked", "pending_bytes", "ready", "updates",
+        "zero_copy_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,8 @@ class Sending:
         self._block: bytearray | None = None  # gathers, behind all of `_pending`
         self._block_used = 0
         self._block_bytes = BLOCK_BYTES_MIN
-        self._unfinished = 0  # data posts that are ready or in flight
+        self._unfinished = 0  # data posts that are ready or in flight; no long ones that landed
+        self._lands = False  # `handle_posted` was called
         self._unfinished_max = UNFINISHED_MAX
         self._is_blocked = False
         self._is_update_paid = True
@@ -96,7 +98,9 @@ class Sending:
 
     def set_no_delay(self, no_delay: bool) -> None:
         """Choose how many small writes may be under way before more of them gather."""
-        self._unfinished_max = UNFINISHED_NO_DELAY_MAX if no_delay else UNFINISHED_MAX
+        self._no_delay = no_delay
+        is_many = no_delay or self._lands
+        self._unfinished_max = UNFINISHED_NO_DELAY_MAX if is_many else UNFINISHED_MAX
 
     # -- what the peer allows
 
@@ -363,22 +367,30 @@ class Sending:
         post = self.in_flight.pop(0)
         if not post.is_done:
             self._finish(post)
+        if post.kind is _DATA and not (post.is_done and _is_long(post)):
+            self._unfinished -= 1
         return post
 
     def handle_posted(self) -> None:
-        """Have the newest post be done, unless its completion tells something."""
+        """Have the newest post be done, unless its completion tells something.
+
+        Short data are counted until it comes, so that small sends gather while the peer is behind.
+        """
+        if not self._lands:
+            self._lands = True
+            self.set_no_delay(self._no_delay)
         post = self.in_flight[-1] if self.in_flight else None
         if post is None or post.is_done or post.kind is PostKind.KEEPALIVE:
             return
         if post.imm_data != _DISCONNECT:
             post.is_done = True
             self._finish(post)
+            if post.kind is _DATA and _is_long(post):
+                self._unfinished -= 1
 
     def _finish(self, post: Post) -> None:
         """Give back what a post occupied."""
-        if post.kind is _DATA:
-            self._unfinished -= 1
-        elif post.kind not in _IN_DATA_SLOTS:
+        if post.kind not in _IN_DATA_SLOTS:
             self.control_slots += 1
             return
         self.data_slots += 1
@@ -402,6 +414,11 @@ class Sending:
         """Forget everything: no completion will come that matters."""
         self.in_flight.clear()
         self.drop_waiting()
+
+
+def _is_long(post: Post) -> bool:
+    """Return whether what follows a post gains nothing by gathering."""
+    return max(len(post.data), post.zero_copy_bytes) >= COALESCE_BYTES_MAX
 
 
 class LibrdmacmSending(Sending):
