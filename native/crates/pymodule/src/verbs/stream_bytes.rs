@@ -170,8 +170,8 @@ impl Stream {
     /// Look for news for a moment, without the interpreter, until a bit of the word is set.
     pub fn look(&self, py: Python<'_>, bit: u32) -> PyResult<bool> {
         let look_ns = self.look_ns.load(Relaxed);
-        if look_ns <= 0 {
-            return Ok(false);
+        if look_ns <= 0 || self.core.shares_processor() {
+            return Ok(false); // looking would only keep the peer from running
         }
         // An answer that is near comes before the interpreter could be given away and taken back.
         let mut found = self.search(bit, LOOKS_HELD, i64::MAX);
@@ -187,9 +187,6 @@ impl Stream {
                 return Ok(true);
             }
             if until_ns == 0 {
-                if self.core.shares_processor() {
-                    return Ok(false); // looking would only keep the peer from running
-                }
                 until_ns = self.core.now_ns() + look_ns;
             }
             found = py.detach(|| self.search(bit, u32::MAX, until_ns));
