@@ -124,7 +124,7 @@ impl Stream {
             (link.core.wanted_ring(), link.core.take_released())
         };
         if wanted.is_none() && released.is_none() {
-            return Ok(());
+            return self.core.tell_ready(py); // the word may have changed without the engine
         }
         self.tend_now(py, wanted, released)
     }

@@ -168,6 +168,15 @@ impl Core {
         }
     }
 
+    /// Wake those whose waits ended without work on the machine.
+    pub fn tell_ready(&self, py: Python<'_>) -> PyResult<()> {
+        let has_waiters = |waits: &Waits| waits.lead.has_waiters();
+        if self.waits.as_ref().is_some_and(has_waiters) {
+            self.call(py, |_| ())?; // which does
+        }
+        Ok(())
+    }
+
     /// Wake them; no lock held.
     #[inline]
     pub fn wake(&self, wakes: &Wakes<Awaited>) {
