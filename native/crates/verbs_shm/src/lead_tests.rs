@@ -107,6 +107,7 @@ fn the_thread_leads_while_none_waits_and_hears_when_the_last_one_left() {
     let waiter = enter(&lead, "first");
     assert_eq!(lead.claim(&waiter), Claim::Thread);
     assert_eq!(woken(&lead.take_from_thread()), ["first"]);
+    assert!(!lead.lead_in_thread(), "one is about to lead");
     assert_eq!(lead.claim(&waiter), Claim::Leads);
     assert!(!lead.lead_in_thread(), "a thread waits");
     let second = enter(&lead, "second");
