@@ -82,9 +82,12 @@ class NativeLoop(ProgressLoop):
                 return True
             if self._is_processing or self.is_closed:
                 return False
-            number = engine.begin_wait()
-            asking[number] = is_ready
+        number = engine.begin_wait()
         try:
+            with self._lock:
+                asking[number] = is_ready
+                if is_ready():  # what was told before it asks
+                    return True
             end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
             while engine.wait(number, end_ns):
                 with self._lock:
