@@ -2,7 +2,7 @@
 
     python -m tools.native build               into .venv; exit 1 with the reason if it cannot
     python -m tools.native build --optional    the same for `make test`: says why not, exit 0
-    python -m tools.native test --junit FILE   the tests of the Rust crates, and `native/loom`
+    python -m tools.native test --junit FILE   the tests of the Rust crates, `loom` and `fuzz`
     python -m tools.native lint                rustfmt, clippy
     python -m tools.native ready               exit 0 if .venv holds what the sources say
     python -m tools.native found               exit 0 if there is a cargo that can build it
@@ -35,6 +35,7 @@ REPORTS = ROOT / ".reports"
 NEXTEST = ROOT / "tools" / "nextest.toml"
 RULES = WORKSPACE / "target" / "broken-rules"
 MODELS = WORKSPACE / "loom"
+TARGETS = WORKSPACE / "fuzz"
 STAMP = ".installed-native"
 # What maturin puts beside the module: the libraries for programs in C, and their header.
 DATA = WORKSPACE / "urds_native.data"
@@ -42,6 +43,7 @@ BACKEND = WORKSPACE / "backend" / "native_backend.py"  # builds them, for pip as
 SUFFIXES = {".rs", ".toml", ".lock", ".py", ".pyi", ".h"}
 BUILD_S_MAX = 900
 TEST_S_MAX = 600
+TARGETS_S_MAX = 600  # a minute of processor time with its build, a tenth of that without
 MODELS_S_MAX = 600  # a minute of processor time with its build, a quarter of that without
 LINT_S_MAX = 600
 SHOWN_LINES = 40
@@ -176,6 +178,7 @@ def test(options: argparse.Namespace) -> None:
     if code:
         raise Broken("Tests of the Rust crates failed.")
     _test_models(cargo, options.at)
+    _test_fuzz(cargo, options.at)
 
 
 def _test_models(cargo: Cargo, venv: Path) -> None:
@@ -192,6 +195,22 @@ def _test_models(cargo: Cargo, venv: Path) -> None:
     command = [str(cargo.path), "test", "--release", "--locked", "--offline"]
     command += ["--manifest-path", str(MODELS / "Cargo.toml")]
     _run("loom", cargo, venv, command, MODELS_S_MAX)
+
+
+def _test_fuzz(cargo: Cargo, venv: Path) -> None:
+    """Run the targets of `native/fuzz` on made-up bytes and on what was found: no nightly compiler.
+
+    A workspace of its own, as `native/loom` is.
+    """
+    try:
+        fetch(cargo, venv, TARGETS)
+    except Unavailable as reason:
+        print(f"Not run, what peers say at random (native/fuzz): {reason}.", flush=True)
+        return
+    print("Testing what peers say at random: native/fuzz.", flush=True)
+    command = [str(cargo.path), "test", "--locked", "--offline", "--no-default-features"]
+    command += ["--test", "made_up", "--manifest-path", str(TARGETS / "Cargo.toml")]
+    _run("fuzz", cargo, venv, command, TARGETS_S_MAX)
 
 
 def _write_one_case(path: Path, failure: Sequence[str]) -> None:

@@ -231,6 +231,42 @@ def test_without_the_crates_of_the_models_one_line_says_so(
     assert "Not run, every order of two threads" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("ends", "code"), [("true", 0), ("exit 101", 1)])
+def test_targets_of_fuzzing_run_on_made_up_bytes(
+    ends: str,
+    code: int,
+    bare: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_cargo(
+        bare,
+        "case $* in --version) echo cargo 1.95.0;; nextest*) exit 101;; "
+        f"*--no-default-features*--manifest-path*fuzz/Cargo.toml) echo 'a finding'; {ends};; esac",
+    )
+    monkeypatch.setattr(native, "REPORTS", tmp_path)
+    monkeypatch.setattr(native, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(tmp_path / "rust.xml")])
+    assert native.main() == code
+    said = capsys.readouterr().out
+    assert "Testing what peers say at random" in said
+    assert ("a finding" in said) == bool(code)
+
+
+def test_without_the_crates_of_the_targets_one_line_says_so(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_cargo(
+        bare,
+        "case $* in --version) echo cargo 1.95.0;; nextest*) exit 101;; "
+        "fetch*) case $PWD in */fuzz) echo 'no network' >&2; exit 101;; esac;; esac",
+    )
+    monkeypatch.setattr("sys.argv", ["native", "test", "--junit", str(tmp_path / "rust.xml")])
+    assert native.main() == 0
+    assert "Not run, what peers say at random" in capsys.readouterr().out
+
+
 def test_a_program_that_dies_is_a_failure(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,7 +179,11 @@ impl World {
                 let has_some = here.map(|bytes| bytes > 0);
                 self.judge(&has_some, &!self.queue.is_empty());
                 let has_news = Place::of(self.reader.place().to_u64()).has_news(&self.memory);
-                assert_eq!(has_news, has_some != Ok(false), "bytes, or an error to find");
+                assert_eq!(
+                    has_news,
+                    has_some != Ok(false),
+                    "bytes, or an error to find"
+                );
             }
             Step::End => {
                 self.writer.end(&self.memory);

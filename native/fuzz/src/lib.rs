@@ -15,4 +15,5 @@ pub mod incoming;
 pub mod mailboxes;
 pub mod slots;
 pub mod socket_memory;
+pub mod stream_words;
 pub mod verbs_engine;

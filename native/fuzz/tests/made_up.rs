@@ -87,3 +87,11 @@ fn verbs_engine() {
         include_str!("../seeds/verbs_engine.hex"),
     );
 }
+
+#[test]
+fn stream_words() {
+    try_all(
+        urds_fuzz::stream_words::run,
+        include_str!("../seeds/stream_words.hex"),
+    );
+}
