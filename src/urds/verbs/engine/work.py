@@ -7,6 +7,7 @@ bytes: a scatter/gather entry names memory by address and key, resolved when it 
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, NamedTuple
 
 from urds.verbs.engine.numbers import (
@@ -30,10 +31,10 @@ class SGE:
 
 
 def total_bytes(sg: Sequence[SGE]) -> int:
-    """Return the total length of the pieces in bytes."""
+    """Return the total length of the pieces in bytes. Raises TypeError: one is no integer."""
     if len(sg) == 1:
-        return sg[0].length
-    return sum(piece.length for piece in sg)
+        return index(sg[0].length)
+    return sum(index(piece.length) for piece in sg)
 
 
 def check_count(num_sge: int, sg: Sequence[SGE]) -> None:

@@ -332,14 +332,16 @@ impl SendWR {
 
     /// Return the length of its message in bytes: of its pieces, or of its own data.
     #[getter]
-    fn message_bytes(&self, py: Python<'_>) -> PyResult<i64> {
+    fn message_bytes(&self, py: Python<'_>) -> PyResult<i128> {
         let data = self.data.bind(py);
         if !data.is_none() {
-            return Ok(i64::try_from(data.len()?).unwrap_or(i64::MAX));
+            return Ok(i128::try_from(data.len()?).unwrap_or(i128::MAX));
         }
-        let mut total = 0;
+        let mut total = 0_i128;
         for piece in self.sg.bind(py).try_iter()? {
-            total += piece?.getattr("length")?.extract::<i64>()?;
+            let length = piece?.getattr("length")?;
+            let narrow = length.extract::<i64>().map(i128::from);
+            total = total.saturating_add(narrow.or_else(|_| length.extract())?);
         }
         Ok(total)
     }
