@@ -284,6 +284,7 @@ fn an_idle_queue_pair_is_not_polled() {
     exchange(&mut left, &mut right, 0);
     assert!(left.engine.poll_transmit(0).is_none());
     assert_eq!(left.engine.poll_timeout(), None);
+    assert!(!left.engine.has_ready() && !right.engine.has_ready());
 }
 
 // -- records of a channel: acknowledgements ride, bytes are placed

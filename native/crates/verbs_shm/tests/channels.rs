@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use support::{ADDRESS, End, GIDS, GUARD_BYTES, MTU_BYTES, REGION_BYTES, pair, pair_with_memory};
 use urds_channel::channel_memory::ChannelMemory;
 use urds_channel::slots::{Freed, SLOT_BYTES, SLOTS, SlotMemory, flags};
+use urds_channel::sys::thread;
 use urds_verbs::memory::Memory;
 use urds_verbs::numbers::{Opcode, Status, WcOpcode};
 use urds_verbs::work::{Completion, SendWork};
@@ -162,6 +163,22 @@ fn an_acknowledgement_rides_on_the_answer() {
     assert_eq!(ends[0].channels.counters().slots_sent, 101);
     let [_, last] = run(&mut ends);
     assert_eq!(last.last().map(|done| done.wr_id), Some(199));
+}
+
+#[test]
+fn a_side_knows_the_processor_on_which_its_peer_published_last() {
+    let (mut ends, _heard) = pair();
+    let number = (0..1000)
+        .find_map(|id| {
+            let before = thread::processor().expect("this system tells it");
+            ends[0].send(id, 0, 8);
+            ends[1].receive(id, 0, 8);
+            run(&mut ends);
+            (thread::processor() == Some(before)).then_some(before)
+        })
+        .expect("one of many is not moved meanwhile");
+    assert!(ends[1].channels.shares_processor(number));
+    assert!(!ends[1].channels.shares_processor(number + 1));
 }
 
 #[test]
