@@ -966,6 +966,69 @@ class Region:
     @property
     def windows(self) -> int: ...
 
+# What a connection core gives to a courier: messages without acknowledgement and without number, each
+# `GatheredMessages` or owner, ports, payload, whether it was ASKS. Then the next number; packets and bytes left
+# of the budget, and of a whole one; the next frame and those under way, each with whether it acknowledges alone;
+# of what was received: the number expected, named, whether that is asked for, told; receives in use and at most.
+_CourierMessages = tuple[list[Any], list[Any]]
+_CourierNumbers = tuple[
+    int, tuple[int, int, int, int], int, list[tuple[int, bool]],
+    tuple[int, int, bool, int], tuple[int, int],
+]  # fmt: skip
+# What it gets back: the same without what is constant; the highest number acknowledged; counts; messages; header
+# and bytes of one that has come in part; bytes that are done of the frame that completes next; whether the map
+# is due, whether the path pauses, and which receive was not posted again.
+_CourierBack = tuple[
+    tuple[
+        int, tuple[int, int], int, list[tuple[int, bool]], tuple[int, int, bool, int], int,
+    ],
+    int, list[int], GatheredMessages | None, GatheredMessages | None,
+    tuple[bytes, bytes] | None, int, tuple[bool, bool, int | None],
+]  # fmt: skip
+
+class RdmaCourier:
+    """The plain traffic of one connection of RDS over RDMA: `urds.rds.transports.rdma.courier`."""
+
+    def __new__(
+        cls,
+        engine: ShmEngine,
+        path: ExternalPath,
+        queues: tuple[QueuePair, CompletionQueue, SharedReceiveQueue],
+        memory: _Buffer,
+        lkey: int,
+        places: tuple[int, int, int],
+        limits: tuple[int, int, int],
+        doorbell: int,
+        acknowledges_unasked: bool,
+        /,
+    ) -> Self:
+        """Make one that does nothing. Raises OSError: EINVAL beside couriers of another plane.
+
+        `places`: receives with room for a long frame, bytes of such and of others. `limits`: receives,
+        frames under way, bytes of a message. `doorbell` is written to when Python has something to do.
+        """
+
+    @property
+    def is_on(self) -> bool: ...
+    @property
+    def is_ack_planned(self) -> bool:
+        """Whether an acknowledgement waits for a message to ride on."""
+
+    def give(self, messages: _CourierMessages, numbers: _CourierNumbers, /) -> None:
+        """Make and take frames from here on."""
+
+    def take(self) -> _CourierBack | None:
+        """Do nothing any more, and return the numbers; None: it did nothing."""
+
+    def acknowledge(self) -> bool:
+        """Acknowledge what waits for it; false: the courier does nothing, its owner does."""
+
+    def send_map(self) -> bool:
+        """Send the local congestion map; false as `acknowledge`."""
+
+    def close(self) -> None:
+        """Serve the queue pair no more; its owner has taken the numbers."""
+
 class MemoryWindow:
     """`contract.MemoryWindow`; made by `Engine.window`."""
 

@@ -29,6 +29,7 @@ CRATES = (
     "verbs_shm",
     "stream",
     "stream_link",
+    "rdma_courier",
 )
 # Where the work of a listed file begins: `message: numbered, kept, retransmitted`.
 WORK = ("message", "read", "write", "read and write", "byte", "wait")

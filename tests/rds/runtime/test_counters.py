@@ -28,7 +28,7 @@ LINUX = _TEXT.split()
 def rdma(counters: RdmaCounters, stats: RdmaStats) -> Rdma:
     """Return the RDMA of a process that counted so far."""
     made = Rdma(None)  # type: ignore[arg-type]  # its counters need no driver
-    node: Any = SimpleNamespace(counters=counters, stats=stats)
+    node: Any = SimpleNamespace(counters=counters, stats=stats, count_up=lambda: None)
     made.node = node
     return made
 

@@ -343,7 +343,7 @@ impl State {
         Ok(looked)
     }
 
-    fn count_refused(&mut self, reason: ErrorReason) {
+    pub(crate) fn count_refused(&mut self, reason: ErrorReason) {
         if reason == ErrorReason::QueueFull || reason == ErrorReason::ShareFull {
             self.counters.send_queue_full += 1;
         }
@@ -410,7 +410,13 @@ impl State {
         Ok(Charge::Queued { asks: false })
     }
 
-    fn refund(&mut self, path: ExternalId, id: MailboxId, messages: usize, bytes: usize) {
+    pub(crate) fn refund(
+        &mut self,
+        path: ExternalId,
+        id: MailboxId,
+        messages: usize,
+        bytes: usize,
+    ) {
         let Some(external) = self.externals.get_mut(path) else {
             return;
         };
@@ -426,7 +432,8 @@ impl State {
         self.note_freed(id);
     }
 
-    pub(crate) fn deliver_external(
+    /// Queue a message of the peer in its mailbox; see `TransportPlane::deliver`.
+    pub fn deliver_external(
         &mut self,
         path: ExternalId,
         source_port: u16,

@@ -5,18 +5,21 @@
 //! of the transport, until it takes them or the room is used up. To the transport they are queued
 //! behind everything that it has.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use urds_path::constants::{FLAG_ACK_REQUIRED, HEADER_BYTES};
-use urds_path::packed_frames::{Budget, PlainMessage};
+use urds_path::packed_frames::{Budget, PACKED_BYTES, PlainMessage};
 use urds_path::{ArrivingPayload, Header, NO_EXTENSION, Payload};
 
-use crate::errors::Rejected;
+use crate::errors::{ErrorReason, Rejected};
 use crate::external::{Charge, ExternalId};
 use crate::plane::Plane;
 use crate::send_side::Message;
 use crate::state::{MailboxId, State};
 
 /// One message, charged to its mailbox.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct GatheredMessage {
     pub mailbox: MailboxId,
     pub source_port: u16,
@@ -33,11 +36,36 @@ pub struct Gathered {
     pub payload_bytes: usize,
 }
 
+/// Sends what gathers on one path, in compiled code.
+pub trait Carrier: Debug + Send + Sync {
+    /// Send what may leave now. No lock of the plane is held; any thread.
+    fn push(&self);
+}
+
 /// What gathers on one path.
 #[derive(Debug, Default)]
 pub struct Gathering {
     room_bytes: usize,
+    /// More messages than these go to the transport, which counts them.
+    messages_max: usize,
     gathered: Gathered,
+    /// `None`: the transport itself takes what has gathered.
+    carrier: Option<Arc<dyn Carrier>>,
+    /// The carrier has nothing under way: it is told of the next message.
+    is_idle: bool,
+}
+
+/// What became of a message that may gather.
+#[derive(Debug)]
+pub(crate) enum Gather {
+    /// It is kept.
+    Kept,
+    /// It is kept, and the carrier is to be told.
+    Pushes(Arc<dyn Carrier>),
+    /// There is no room for it now; its carrier makes some.
+    Busy(ErrorReason),
+    /// It is the transport's.
+    Outside,
 }
 
 /// What was taken of a frame.
@@ -54,6 +82,14 @@ pub struct Delivered {
 }
 
 impl Gathered {
+    pub fn of(messages: Vec<GatheredMessage>) -> Self {
+        let payload_bytes = messages.iter().map(|one| one.payload.len()).sum();
+        Self {
+            messages,
+            payload_bytes,
+        }
+    }
+
     pub fn frame_bytes(&self) -> usize {
         self.messages.len() * HEADER_BYTES + self.payload_bytes
     }
@@ -116,6 +152,50 @@ impl Plane {
     pub fn set_gathering(&self, path: ExternalId, room_bytes: usize) {
         if let Some(external) = self.lock().externals.get_mut(path) {
             external.gathering.room_bytes = room_bytes;
+            external.gathering.messages_max = usize::MAX;
+        }
+    }
+
+    /// Have a carrier send all plain messages from now on; `None`: the transport does again.
+    pub fn set_carrier(&self, path: ExternalId, carrier: Option<Arc<dyn Carrier>>) {
+        let before = {
+            let mut state = self.lock();
+            let Some(external) = state.externals.get_mut(path) else {
+                return;
+            };
+            let gathering = &mut external.gathering;
+            gathering.is_idle = carrier.is_some();
+            gathering.room_bytes = if carrier.is_some() { usize::MAX } else { 0 };
+            gathering.messages_max = 0;
+            std::mem::replace(&mut gathering.carrier, carrier)
+        };
+        drop(before);
+    }
+
+    /// Take what has gathered for the carrier, which has room for so many messages more.
+    ///
+    /// `is_idle`: it has nothing under way. With nothing to take it is told of the next message.
+    pub fn take_for_carrier(
+        &self,
+        path: ExternalId,
+        is_idle: bool,
+        messages_max: usize,
+    ) -> Gathered {
+        let mut state = self.lock();
+        let taken = state.externals.get_mut(path);
+        taken.map_or_else(Gathered::default, |external| {
+            let gathering = &mut external.gathering;
+            gathering.messages_max = messages_max;
+            gathering.is_idle = is_idle && gathering.gathered.messages.is_empty();
+            std::mem::take(&mut gathering.gathered)
+        })
+    }
+
+    /// End the charge of messages that the peer has acknowledged.
+    pub fn refund_gathered(&self, path: ExternalId, gathered: &Gathered) {
+        let mut state = self.lock();
+        for (mailbox, messages, bytes) in gathered.accounts() {
+            state.refund(path, mailbox, messages, bytes);
         }
     }
 
@@ -124,7 +204,8 @@ impl Plane {
         let mut state = self.lock();
         let taken = state.externals.get_mut(path);
         taken.map_or_else(Gathered::default, |external| {
-            std::mem::take(&mut external.gathering).gathered
+            external.gathering.room_bytes = 0;
+            std::mem::take(&mut external.gathering.gathered)
         })
     }
 
@@ -156,35 +237,55 @@ impl Plane {
 }
 
 impl State {
-    /// Charge a message and keep it, if it may gather; false: it is the transport's.
+    /// Charge a message and keep it, if it may gather.
     ///
     /// # Errors
     /// As `TransportPlane::charge`.
-    pub(crate) fn gather(&mut self, path: ExternalId, message: &Message) -> Result<bool, Rejected> {
+    pub(crate) fn gather(
+        &mut self,
+        path: ExternalId,
+        message: &Message,
+    ) -> Result<Gather, Rejected> {
         let bytes = message.payload.len();
         let has_room = self.externals.get(path).is_some_and(|external| {
             let gathering = &external.gathering;
-            gathering.gathered.frame_bytes() + HEADER_BYTES + bytes < gathering.room_bytes
+            let frame_bytes = gathering.gathered.frame_bytes() + HEADER_BYTES + bytes;
+            frame_bytes < gathering.room_bytes
+                && gathering.gathered.messages.len() < gathering.messages_max
         });
         if !has_room || message.extension != NO_EXTENSION {
-            return Ok(false);
+            return Ok(Gather::Outside);
         }
         let charged = self.charge(path, message.mailbox, message.target.port, bytes, true)?;
-        let Charge::Queued { asks } = charged else {
-            return Ok(false);
-        };
         let source_port = self.mailboxes.get(message.mailbox).map(|one| one.port);
-        if let (Some(external), Some(source_port)) = (self.externals.get_mut(path), source_port) {
-            let gathered = &mut external.gathering.gathered;
-            gathered.payload_bytes += bytes;
-            gathered.messages.push(GatheredMessage {
-                mailbox: message.mailbox,
-                source_port,
-                target_port: message.target.port,
-                payload: message.payload.clone(),
-                asks,
-            });
-        }
-        Ok(true)
+        let (Some(external), Some(source_port)) = (self.externals.get_mut(path), source_port)
+        else {
+            return Ok(Gather::Outside);
+        };
+        let gathering = &mut external.gathering;
+        let asks = match charged {
+            Charge::Queued { asks } => asks,
+            Charge::Busy(reason) if gathering.carrier.is_some() => {
+                self.count_refused(reason);
+                return Ok(Gather::Busy(reason));
+            }
+            Charge::Busy(_) | Charge::NoRoute => return Ok(Gather::Outside),
+        };
+        let gathered = &mut gathering.gathered;
+        gathered.payload_bytes += bytes;
+        gathered.messages.push(GatheredMessage {
+            mailbox: message.mailbox,
+            source_port,
+            target_port: message.target.port,
+            payload: message.payload.clone(),
+            asks,
+        });
+        let leaves = gathered.frame_bytes() >= PACKED_BYTES;
+        Ok(match &gathering.carrier {
+            Some(carrier) if leaves || std::mem::take(&mut gathering.is_idle) => {
+                Gather::Pushes(Arc::clone(carrier))
+            }
+            _ => Gather::Kept,
+        })
     }
 }

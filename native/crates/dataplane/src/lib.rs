@@ -20,6 +20,7 @@ pub mod external;
 #[cfg(test)]
 mod external_tests;
 pub mod gathering;
+pub mod held_wakes;
 pub mod host;
 pub mod line_floor;
 pub mod loop_path;

@@ -16,6 +16,7 @@ use crate::background::ProgressThread;
 use crate::clock::{Clock, ClockFn};
 use crate::errors::Rejected;
 use crate::events::{Event, Interest};
+use crate::held_wakes;
 use crate::mailbox::{Mailbox, MailboxSettings};
 use crate::path::StreamPath;
 use crate::poll_set::KICK;
@@ -320,6 +321,6 @@ impl Drop for Locked<'_> {
         }
         let after = state.take_after();
         drop(state);
-        after.deliver(self.plane);
+        held_wakes::deliver(self.plane, after);
     }
 }

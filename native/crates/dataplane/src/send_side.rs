@@ -4,12 +4,15 @@
 //! account. A wait ends when the message is queued, when it never can be, or when its time is over.
 //! Source: linux v6.12 net/rds/send.c (`rds_sendmsg`).
 
+use std::sync::Arc;
+
 use urds_path::constants::{HEADER_BYTES, LONG_BYTES};
 use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
 
 use crate::accounts::{DestinationId, HERE};
 use crate::attached::Delivery;
 use crate::errors::{ErrorReason, Rejected};
+use crate::gathering::{Carrier, Gather};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::path::StreamPath;
 use crate::plane::Plane;
@@ -100,6 +103,7 @@ pub struct Leaving {
     look: bool,
     finish_pass: bool,
     sync: bool,
+    carrier: Option<Arc<dyn Carrier>>,
 }
 
 impl Leaving {
@@ -135,6 +139,8 @@ struct Run {
 /// Result of one attempt to queue a message.
 enum Attempt {
     Queued(Way),
+    /// It waits for a transport of messages, whose carrier is to be told.
+    Pushes(Arc<dyn Carrier>),
     /// There is no room, or the peer is congested; that may change while the caller waits.
     Busy(ErrorReason),
     NoRoute,
@@ -243,7 +249,11 @@ impl Plane {
             look,
             finish_pass,
             sync,
+            carrier,
         } = leaving;
+        if let Some(carrier) = carrier {
+            carrier.push();
+        }
         let is_full = writing.is_some_and(|writing| self.finish_write(writing));
         if finish_pass || is_full {
             self.finish_pass();
@@ -303,6 +313,7 @@ impl State {
     fn try_send(&mut self, message: &mut Message, waits: bool) -> Result<Tried, Rejected> {
         let reason = match self.attempt_send(message)? {
             Attempt::Queued(way) => return Ok(self.queued(message.mailbox, way)),
+            Attempt::Pushes(carrier) => return Ok(self.pushed(message.mailbox, carrier)),
             Attempt::NoRoute => return Ok(Tried::NoRoute),
             Attempt::External => return Ok(Tried::External),
             Attempt::Busy(reason) => reason,
@@ -345,10 +356,11 @@ impl State {
             return Ok(Attempt::NoRoute);
         };
         if let Route::External(path) = route {
-            return Ok(if self.gather(path, message)? {
-                Attempt::Queued(Way::Gathered)
-            } else {
-                Attempt::External
+            return Ok(match self.gather(path, message)? {
+                Gather::Kept => Attempt::Queued(Way::Gathered),
+                Gather::Pushes(carrier) => Attempt::Pushes(carrier),
+                Gather::Busy(reason) => Attempt::Busy(reason),
+                Gather::Outside => Attempt::External,
             });
         }
         if !mailbox.failed.is_empty() && mailbox.failed.remove(&target.address) {
@@ -563,6 +575,7 @@ impl State {
             look: false,
             finish_pass: false,
             sync: has_descriptor && mailbox.is_half_full(),
+            carrier: None,
         };
         match way {
             Way::Alone(path) => leaving.writing = self.begin_alone(path),
@@ -588,6 +601,20 @@ impl State {
             return Tried::Done;
         }
         Tried::Leaves(leaving)
+    }
+
+    /// Have the carrier of a gathered message told, without the lock.
+    fn pushed(&mut self, mailbox: MailboxId, carrier: Arc<dyn Carrier>) -> Tried {
+        let record = self.mailboxes.get(mailbox);
+        Tried::Leaves(Leaving {
+            mailbox,
+            path: None,
+            writing: None,
+            look: false,
+            finish_pass: !self.touched.is_empty(),
+            sync: record.is_some_and(|record| record.descriptor.is_some()),
+            carrier: Some(carrier),
+        })
     }
 
     /// Decide whether what is queued leaves now, and whether to look for room after it.

@@ -6,6 +6,11 @@
 use crate::constants::{FLAG_ACK_REQUIRED, HEADER_BYTES};
 use crate::header::Header;
 
+/// The payload of one frame between own nodes.
+pub const FRAGMENT_BYTES: usize = 65_536;
+/// The bytes of a frame of several messages.
+pub const PACKED_BYTES: usize = HEADER_BYTES + FRAGMENT_BYTES;
+
 /// What may be sent before a message asks for an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {

@@ -30,6 +30,11 @@ pub struct ExternalPath {
 }
 
 impl ExternalPath {
+    /// Return the plane that it is a part of.
+    pub fn plane(&self) -> &Arc<Shell> {
+        &self.shell
+    }
+
     fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&Arc<Shell>) -> T) -> PyResult<T> {
         self.plane.get().call_inside(py, work)
     }

@@ -3,6 +3,7 @@
 //! Thin: `urds_verbs` decides what a call means. Handles have plain values; the engine's lock is
 //! taken with the interpreter held and nothing of Python is made, called or released under it.
 
+mod couriers;
 mod engine;
 mod looking;
 mod memory;
@@ -26,6 +27,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<shm::ShmEngine>()?;
     module.add_class::<stream::Stream>()?;
+    module.add_class::<couriers::RdmaCourier>()?;
     module.add_class::<queue_pair::QueuePair>()?;
     module.add_class::<queues::CompletionQueue>()?;
     module.add_class::<queues::SharedReceiveQueue>()?;

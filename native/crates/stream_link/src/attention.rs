@@ -37,7 +37,8 @@ impl News {
         std::mem::take(&mut of)
     }
 
-    fn add(&self, qpn: u32) {
+    /// Add the number of a queue pair, unless it is there.
+    pub fn add(&self, qpn: u32) {
         let mut of = self.of.lock();
         if !of.contains(&qpn) {
             of.push(qpn);

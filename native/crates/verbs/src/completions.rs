@@ -90,6 +90,22 @@ impl CompletionQueue {
         taken.extend(self.entries.drain(..count));
     }
 
+    /// Return the first entry from `at` on of which `is_wanted` says so, and where it is.
+    pub fn find(
+        &self,
+        at: usize,
+        mut is_wanted: impl FnMut(&Completion) -> bool,
+    ) -> Option<(usize, Completion)> {
+        let mut entries = self.entries.iter().enumerate().skip(at);
+        let found = entries.find(|(_, entry)| is_wanted(entry));
+        found.map(|(place, entry)| (place, *entry))
+    }
+
+    /// Take the entry at a place out.
+    pub fn remove(&mut self, place: usize) {
+        self.entries.remove(place);
+    }
+
     /// Drop the completions of a queue pair that starts over or is gone.
     pub fn discard(&mut self, qpn: u32) {
         self.entries.retain(|completion| completion.qpn != qpn);

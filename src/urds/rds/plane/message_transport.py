@@ -63,6 +63,10 @@ class Gathered(Protocol):
     def payload_bytes(self) -> int:
         """Bytes of all, without headers."""
 
+    @property
+    def compiled(self) -> object:
+        """What compiled code has of them."""
+
     def __len__(self) -> int:
         """Return how many there are, at least one."""
 

@@ -95,7 +95,7 @@ class Gathered:
     """See `message_transport.Gathered`."""
 
     def __init__(self, messages: urds_native.GatheredMessages, plane: Plane) -> None:
-        self._messages = messages
+        self._messages = self.compiled = messages
         self._owners = {number: plane.mailboxes[number] for number, _, _ in messages.accounts()}
         self.frame_bytes, self.payload_bytes = messages.frame_bytes, messages.payload_bytes
         self.emit = messages.emit
@@ -180,6 +180,10 @@ class ExternalPath(urds_native.ExternalPath):
         gathered = None if messages is None else Gathered(messages, self._plane)
         self.closed.clear()
         return gathered
+
+    def gathered_of(self, messages: urds_native.GatheredMessages) -> message_transport.Gathered:
+        """Return messages that compiled code has taken of what gathered."""
+        return Gathered(messages, self._plane)
 
     def fail(self, mailbox: contract.Mailbox) -> None:
         """Note that messages to the peer were dropped."""
@@ -341,7 +345,7 @@ class Mailbox(urds_native.Mailbox):
         """Unbind; what message transports still have after `linger_ns` is cancelled."""
         for path in () if self._is_closed else self.plane.external_paths_of(self.local):
             if path.held(self)[0]:
-                path.closed.add(self)
+                path.closed = {one for one in path.closed if path.held(one)[0]} | {self}
         super().close(linger_ns)
         if self._is_closed:
             return

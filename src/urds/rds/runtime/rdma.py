@@ -155,6 +155,7 @@ class Rdma:
 
         with self._driver.lock:
             paths = node.paths()
+        node.count_up()
         with node.lock:
             own = asdict(node.message_counters)
         counters = {name: count + own.get(name, 0) for name, count in snapshot.counters.items()}
@@ -175,6 +176,7 @@ class Rdma:
             return {}
         from dataclasses import asdict
 
+        self.node.count_up()
         stats = self.node.stats
         return {
             **asdict(self.node.counters),

@@ -22,6 +22,15 @@ impl EventFd {
         Ok(Self(Descriptor::new(made.into_raw_fd())))
     }
 
+    /// Make another descriptor of one, which its owner keeps.
+    ///
+    /// # Errors
+    /// Of the system, when no descriptors are left.
+    pub fn duplicate(descriptor: i32) -> io::Result<Self> {
+        let made = rustix::io::fcntl_dupfd_cloexec(borrowed(descriptor)?, 0)?;
+        Ok(Self(Descriptor::new(made.into_raw_fd())))
+    }
+
     /// Return the number.
     pub fn descriptor(&self) -> i32 {
         self.0.get()

@@ -24,6 +24,7 @@ use urds_verbs_shm::Channels;
 
 use crate::deferred;
 use crate::errors::{EIO, os_error};
+use crate::verbs::couriers::Couriers;
 use crate::verbs::looking::Looks;
 use crate::verbs::memory::Buffer;
 use crate::verbs::queue_pair::QueuePair;
@@ -47,6 +48,8 @@ pub struct Core {
     pub looks: Looks,
     /// Streams whose links have something to do.
     pub news: Arc<News>,
+    /// Connections of RDS whose plain traffic passes here.
+    pub couriers: Couriers,
     /// When a call made progress last, for the thread that makes it otherwise.
     pub progressed_ns: AtomicI64,
     /// Threads that wait, if there are channels.
@@ -90,8 +93,13 @@ impl Core {
         py: Python<'_>,
         work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
     ) -> PyResult<T> {
-        self.call(py, |machine| {
-            work(machine, &mut self.channels.lock(), now_ns())
+        self.couriers.held(|| {
+            self.call(py, |machine| {
+                let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+                let result = work(machine, &mut channels, now_ns);
+                self.couriers.serve(machine, &mut channels, now_ns);
+                result
+            })
         })
     }
 
@@ -107,13 +115,25 @@ impl Core {
 
     /// Take completions of a queue.
     pub fn take(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        self.call(py, |machine| {
-            let mut taken = Vec::new();
+        let mut taken = Vec::new();
+        let mut poll = |machine: &mut Machine| {
             if let Some(queue) = machine.shared.completions.get_mut(number) {
                 queue.poll(count, &mut taken);
             }
-            taken
-        })
+        };
+        if self.couriers.has_any() {
+            // In the same section: what is a courier's must not be told to others.
+            self.couriers.held(|| {
+                self.call(py, |machine| {
+                    let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+                    self.couriers.serve(machine, &mut channels, now_ns);
+                    poll(machine);
+                })
+            })?;
+        } else {
+            self.call(py, poll)?;
+        }
+        Ok(taken)
     }
 
     /// Do work that may be refused.
@@ -279,6 +299,7 @@ impl Engine {
                 looks,
                 waits,
                 news: Arc::default(),
+                couriers: Couriers::default(),
                 progressed_ns: AtomicI64::new(0),
                 elements: Mutex::default(),
                 regions: Mutex::default(),

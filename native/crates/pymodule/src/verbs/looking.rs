@@ -163,10 +163,12 @@ impl Core {
     /// Look at the channels, and take all of a queue with a sink, unless there is more to tell: a
     /// pass tells all of it then, in its order.
     pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Vec<Completion>, Left)> {
-        self.call(py, |machine| {
+        let take = |machine: &mut Machine| {
             let mut channels = self.channels.lock();
             if self.has_channels.load(Relaxed) {
-                channels.progress(machine, now_ns());
+                let now_ns = now_ns();
+                channels.progress(machine, now_ns);
+                self.couriers.serve(machine, &mut channels, now_ns);
             }
             let mut taken = Vec::new();
             let told = &mut machine.shared.told;
@@ -179,7 +181,8 @@ impl Core {
             }
             let pushed = machine.shared.told.pushed;
             (taken, self.left(machine, &channels, pushed))
-        })
+        };
+        self.couriers.held(|| self.call(py, take))
     }
 
     /// Return what a call leaves to the adapter; `pushed` is the count before it.

@@ -284,15 +284,17 @@ impl Core {
     /// Look at the channels; return whether the wait is over, and whether the adapter has something to
     /// do. `None` after a panic.
     fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<(bool, bool)> {
-        let (found, wakes) = self.outside(|machine| {
-            let mut channels = self.channels.lock();
+        let look = |machine: &mut Machine| {
+            let (mut channels, now_ns) = (self.channels.lock(), now_ns());
             let pushed = machine.shared.told.pushed;
-            channels.progress(machine, now_ns());
+            channels.progress(machine, now_ns);
+            self.couriers.serve(machine, &mut channels, now_ns);
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);
             let is_here = waiter.awaited.is_here(machine);
             ((is_here, is_due), self.ready_waiters(machine, Some(waiter)))
-        })?;
+        };
+        let (found, wakes) = self.couriers.held(|| self.outside(look))?;
         waits.wake(&wakes);
         Some(found)
     }

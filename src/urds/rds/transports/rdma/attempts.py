@@ -195,7 +195,7 @@ class Attempts:
             return
         link.is_over = True
         if link.is_established:
-            useful = link.path.core.is_useful
+            useful = link.path.is_useful()
             reason = f"{event.kind.name.lower().replace('_', ' ')} by the peer or its device"
 
             def end() -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from urds.rds.constants import RdmaStatus
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
+from urds.rds.transports.rdma.core_numbers import CoreNumbers, Posted
 from urds.rds.transports.rdma.credits import CREDITS_MAX, Credits
 from urds.rds.transports.rdma.frames import (
     ACK_ONLY,
@@ -85,15 +86,14 @@ class Around(Protocol):
         """Note how an operation ended; its `status` is set."""
 
 
-# A work request that has not completed: its number, and whose piece it is; None: a frame.
-_Posted = tuple[int, Task | None]
-
-
-class ConnectionCore:
+class ConnectionCore(CoreNumbers):
     """State of one connection to a peer, over all its outages.
 
     The shell queues and counts messages in `outgoing`, whose `freed` it clears.
     """
+
+    outgoing: Outgoing
+    incoming: Incoming
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ConnectionCore:
         self.outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
         self.incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
         self._credits = Credits()
-        self._posted: deque[_Posted] = deque()  # at most `send_ring`
+        self._posted: deque[Posted] = deque()  # at most `send_ring`
         self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
         self._ack_wr_id = 0  # of the acknowledgement that is on its way, 0 if there is none
         self._told = 0  # the acknowledgement that the last frame sent named

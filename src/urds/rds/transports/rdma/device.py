@@ -11,10 +11,11 @@ Everything needs the adapter's lock, unless it says otherwise.
 from __future__ import annotations
 
 import errno
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from urds.common.types import HostPort, IPAddress
 from urds.verbs.device import find_device
@@ -63,10 +64,19 @@ class RdmaDevice:
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
         self.confine: Confine = let_out
-        self._completions = adapter.completion_queue(1, sink=self._take)
+        self.attending: threading.Thread | None = None
+        self.completions = adapter.completion_queue(1, sink=self._take)
         with adapter.lock:
             adapter.on_events = self._handle_events
             adapter.add_external_waiter()
+
+    def attend(self) -> None:
+        """Have a thread of its own make progress of compiled couriers: it needs no interpreter."""
+        if self.attending is None:
+            self.attending = threading.Thread(
+                target=_attend, args=(weakref.ref(self),), name="urds-couriers", daemon=True
+            )
+            self.attending.start()
 
     def domain_of(self, peer: IPAddress) -> NestedDomain:
         """Return the protection domain of one peer, which reaches what is for every peer too."""
@@ -86,8 +96,8 @@ class RdmaDevice:
         qp = adapter.queue_pair(
             kind=QPType.RC,
             pd=self.domain_of(peer),
-            send_cq=self._completions,
-            recv_cq=self._completions,
+            send_cq=self.completions,
+            recv_cq=self.completions,
             srq=adapter.shared_receive_queue(receive_ring, 1, pd=self.domain),
             cap=QPCap(max_send_wr=send_ring, max_recv_wr=0, max_send_sge=1, max_recv_sge=1),
             sq_sig_all=True,
@@ -142,6 +152,27 @@ class RdmaDevice:
         for link, taken in by_link.items():
             with self.confine(link.cut_after_fault):
                 link.take(taken)
+
+
+def _attend(device: weakref.ref[RdmaDevice]) -> None:
+    """Attend to a device until it is closed.
+
+    A fault of what is called ends it; then the progress thread of the process leads again.
+    """
+    own = device()
+    adapter: Any = None if own is None else own.adapter
+    del own
+
+    def is_over() -> bool:
+        return adapter.is_closed or device() is None
+
+    try:
+        if adapter is not None:
+            adapter.attend(is_over)
+    finally:
+        own = device()
+        if own is not None:
+            own.attending = None  # after a fault the next courier begins anew
 
 
 def open_devices(names: Sequence[str]) -> list[RdmaDevice]:

@@ -18,6 +18,7 @@ from urds.common.types import HostPort
 from urds.rds.constants import MAX_MESSAGE_BYTES
 from urds.rds.numbers import RDMA_PAGE_BYTES
 from urds.rds.plane.contract import AtomicOperation, RdmaRow, RdmaTransfer
+from urds.rds.transports.rdma.courier import Courier
 from urds.rds.transports.rdma.device import RdmaDevice
 from urds.rds.transports.rdma.frames import (
     FRAGMENT_BYTES,
@@ -98,6 +99,9 @@ class Link:
         )
         self._region = device.adapter.register(device.domain, self._view, 0, AccessFlag.LOCAL_WRITE)
         self._slots = receives_at_first(receive_ring)  # of the ring in use; grows with traffic
+        self._done_bytes = 0  # of the frame that is taken next
+        self._is_taking = False
+        self._courier: Courier | None = None
         self._slots_max = receive_ring
         for slot in range(self._slots):
             self._post_receive(slot)
@@ -134,11 +138,62 @@ class Link:
         early, self._early = self._early, []
         for wc in early:
             self._take_frame(wc)
+        if frame_format >= FrameFormat.PACKED and self._qp is not None:
+            self._courier = self.path.lock.courier = self._make_courier(self._qp)
         self.finish_pass()
+
+    def _make_courier(self, qp: QueuePair) -> Courier | None:
+        """Return a compiled courier, if device and plane are compiled."""
+        make = getattr(self.device.adapter, "rdma_courier", None)
+        native = (
+            None
+            if make is None
+            else make(
+                self.path.outside,
+                (qp, self.device.completions, qp.srq),
+                (self._view, self._region.lkey),
+                (_LONG_RECEIVES, _LONG_BYTES, _SHORT_BYTES),
+                (self.receive_ring, self.path.core.limits.send_ring),
+                self.path.core.limits.message_bytes_max,
+                self._handle_courier,
+            )
+        )
+        if native is None:
+            return None
+        self.device.attend()
+        return Courier(self, native)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many receives are in use, and at most."""
+        return self._slots, self._slots_max
+
+    def take_back(self, slots: int, done_bytes: int, pauses: bool, paused_slot: int | None) -> None:
+        """Go on from where a courier has stopped; the lock of the cores alone is held."""
+        self._slots, self._done_bytes = slots, done_bytes
+        if pauses:
+            self.path.is_paused = True
+        if paused_slot is not None:
+            self._hold(paused_slot)
+
+    def _handle_courier(self) -> None:
+        """Do what a courier leaves: plan an acknowledgement, or pause."""
+        courier = self._courier
+        if courier is None:
+            return
+        if courier.is_ack_planned:
+            self.path.plan_acknowledgement()
+        else:
+            self.finish_pass()
 
     def close(self) -> None:
         """End the connection and release everything; no event comes any more. Idempotent."""
         self.is_over, self._attached = True, False
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            with self.path.lock:  # which gives the numbers back
+                self.path.lock.courier = None
+            courier.close()
         connection, self.connection = self.connection, None
         if connection is not None:
             if self.is_established:
@@ -221,6 +276,13 @@ class Link:
                 return
             self.device.adapter.progress_qp(qp)
 
+    def give(self) -> None:
+        """Have a courier go on, if there is one. The lock of the cores is held as well."""
+        path, courier = self.path, self._courier
+        is_held_up = self._is_taking or self._held or path.is_paused
+        if courier is not None and not is_held_up and self._protocol_error is None:
+            courier.give(path.core)
+
     def _post(self, qp: QueuePair, works: list[Work]) -> bool:
         """Post work; if that fails, as a read from a peer that serves none, end the connection."""
         try:
@@ -286,8 +348,12 @@ class Link:
 
     def take(self, completions: list[WC]) -> None:
         """Take what completed in a pass: frames that arrived, work that is done."""
-        for wc in completions:
-            self._take(wc)
+        self._is_taking = True
+        try:
+            for wc in completions:
+                self._take(wc)
+        finally:
+            self._is_taking = False
         self.finish_pass()
 
     def _take(self, wc: WC) -> None:
@@ -315,7 +381,9 @@ class Link:
         start = _start(wc.wr_id)
         path = self.path
         with path.lock:
-            reason = path.core.handle_frame(self._view[start : start + wc.byte_len])
+            end, start = start + wc.byte_len, start + self._done_bytes
+            self._done_bytes = 0
+            reason = path.core.handle_frame(self._view[start:end])
             is_paused = path.is_paused  # read once: without the lock `resume` may change it
             grows = reason is None and not is_paused and self._slots < self._slots_max
             if reason is None and not is_paused:
@@ -340,7 +408,8 @@ class Link:
 
     def resume(self) -> None:
         """Post the receives that were held back while the path paused."""
-        held, self._held = self._held, []
+        with self.path.lock:
+            held, self._held = self._held, []
         if held and self._qp is not None:
             for slot in held:
                 self._post_receive(slot)

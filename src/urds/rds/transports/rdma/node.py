@@ -430,6 +430,11 @@ class RdmaNode:
             self.acknowledgements.forget(path)
         del self._paths[path]
 
+    def count_up(self) -> None:
+        """Count what compiled couriers have counted. No lock needed."""
+        for path in tuple(self._paths):
+            path.count_up()
+
     # -- ends
 
     def break_connections(self) -> int:

@@ -10,7 +10,6 @@ the control thread only, under the locks of the link's adapter and of the cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from threading import RLock
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,17 +18,15 @@ from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
 from urds.rds.control.rdma_events import Attach, PeerKey
 from urds.rds.plane.contract import (
     Buffer,
-    Carrier,
     Mailbox,
-    MessageRow,
     Operation,
     PathActivity,
-    PathRow,
-    RdmaRow,
 )
 from urds.rds.plane.message_transport import Charge
 from urds.rds.transports.peer_history import PeerName
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
+from urds.rds.transports.rdma.courier import CoreLock
+from urds.rds.transports.rdma.path_rows import PathRows
 
 if TYPE_CHECKING:
     from urds.common.types import IPAddress
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from urds.rds.transports.rdma.counters import RdmaCounters
     from urds.rds.transports.rdma.link import Link
 
-_ROWS_MAX: Final = 65536  # of each message table
 _ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
 
 
@@ -103,8 +99,11 @@ class Acknowledgements:
         self._times.pop(path, None)
 
 
-class RdmaPath:
+class RdmaPath(PathRows):
     """A `MessageTransport` over one RDMA connection, which comes and goes."""
+
+    core: ConnectionCore
+    link: Link | None
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class RdmaPath:
         self.key = key
         self.name = PeerName(local, self.peer, key.tos)
         self.index = 0
-        self.lock = node.lock
+        self.lock = CoreLock(node.lock)
         self.rdma_counters = node.counters
         self.core = ConnectionCore(
             limits, node.message_counters, node.counters, self, sequence_first=sequence_first
@@ -260,57 +259,6 @@ class RdmaPath:
         self.cancel(mailbox, None)
         return counts
 
-    # -- for snapshots; no lock held
-
-    def row(self) -> PathRow:
-        """Describe the path for rds-info."""
-        with self.lock:
-            return self._row()
-
-    def _row(self) -> PathRow:
-        core = self.core
-        unsent = sum(1 for _ in core.outgoing.unsent_entries())
-        return PathRow(
-            local=self.local,
-            peer=self.peer,
-            index=self.index,
-            transport=Carrier.RDMA,
-            tos=self.key.tos,
-            up=self.link is not None,
-            sending=core.wants_work(),
-            held=False,
-            sequence_next=core.outgoing.sequence_next,
-            sequence_expected=core.incoming.sequence_expected,
-            unsent_messages=unsent,
-            unacknowledged_messages=core.outgoing.message_count() - unsent,
-            local_stream=None,
-            peer_stream=None,
-            header_remaining_bytes=0,
-            data_remaining_bytes=0,
-            stream_sent_bytes=0,
-            stream_expected_bytes=0,
-            stream_acknowledged_bytes=0,
-            rdma=RdmaRow(self.key.passive) if self.link is None else self.link.row(),
-        )
-
-    def unsent_rows(self) -> list[MessageRow]:
-        """List what was never sent."""
-        with self.lock:
-            entries = self.core.outgoing.unsent_entries()
-            return [self._message_row(0, *one) for _, *one in islice(entries, _ROWS_MAX)]
-
-    def sent_rows(self) -> list[MessageRow]:
-        """List what was sent and is not acknowledged."""
-        with self.lock:
-            entries = self.core.outgoing.sent_entries()
-            return [self._message_row(*one) for one in islice(entries, _ROWS_MAX)]
-
-    def _message_row(
-        self, sequence: int, payload_bytes: int, source_port: int, target_port: int
-    ) -> MessageRow:
-        here, there = (self.local, source_port), (self.peer, target_port)
-        return MessageRow(sequence, payload_bytes, *here, *there, self.key.tos)
-
     def _check_full(self) -> None:
         full = self.core.outgoing.message_count() >= self._limits.messages_max
         if full is not self._full:
@@ -338,7 +286,10 @@ class RdmaPath:
                 except BaseException:  # of a signal's handler: what was posted is unknown
                     link.cut("a signal interrupted a send")
                     raise
-        self.finish_pass()  # also without a link: a full account shows at the descriptor
+                self._finish(link)
+        else:
+            self._finish(None)
+        self._node.plane.finish_pass()  # also without a link: a full account shows there
 
     def push_soon(self) -> None:
         """Have queued messages posted soon; waits for no lock."""
@@ -347,20 +298,27 @@ class RdmaPath:
             link.finish_soon()
 
     def resume(self) -> None:
-        """Receive messages again; waits for no lock."""
-        self.is_paused = False
+        """Receive messages again."""
+        with self.lock:  # a courier may have paused it
+            self.is_paused = False
         link = self.link
         if link is not None:
             link.device.soon(link, link.resume)
 
     def send_map(self) -> None:
         """Send the local congestion map, which has changed."""
+        courier = self.lock.courier
+        if courier is not None and courier.send_map():
+            return
         with self.lock:
             self.core.map_due = self.link is not None
         self.push_soon()
 
     def acknowledge(self) -> None:
         """Send an acknowledgement that found no message to ride on."""
+        courier = self.lock.courier
+        if courier is not None and courier.acknowledge():
+            return
         with self.lock:
             self.core.acknowledge()
         self.push()
@@ -381,18 +339,42 @@ class RdmaPath:
 
     def abandon_in_child(self) -> None:
         """Forget the connection: it is the parent's."""
-        self.lock, self.link = self._node.lock, None
+        self.lock, self.link = CoreLock(self._node.lock), None
 
     # -- for links; their adapter's lock held
 
     def finish_pass(self) -> None:
         """Tell the plane what a pass of the device changed."""
+        self._finish(self.link)
+        self._node.plane.finish_pass()
+
+    def _finish(self, link: Link | None) -> None:
+        """Give back what is done, see to acknowledgements, and have a courier go on.
+
+        The lock of a link's adapter is held.
+        """
         with self.lock:
             self.finish_freed()
             if self.core.has_ack_pending and self._acknowledges_unasked:
                 # The last messages of a burst ask for nothing.
                 self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
-        self._node.plane.finish_pass()
+            if link is not None and self.lock.courier is not None:
+                link.give()
+
+    def plan_acknowledgement(self) -> None:
+        """Have what a courier has received acknowledged soon."""
+        with self._node.lock:
+            self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
+
+    def count_up(self) -> None:
+        """Have the core's numbers and counters as they are."""
+        with self.lock:
+            pass
+
+    def is_useful(self) -> bool:
+        """Tell whether a message has passed on the connection that there is."""
+        with self.lock:
+            return self.core.is_useful
 
     def handle_protocol_error(self, link: Link, reason: str, *, wrong_key: bool = False) -> None:
         """Have the control plane end the connection: the peer broke the protocol."""

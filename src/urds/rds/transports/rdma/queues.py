@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urds.rds.plane.message_transport import Gathered, Gatherer, NothingGathers
 from urds.rds.transports.rdma.frames import PACKED_BYTES, Message, MessageEntry
@@ -39,6 +39,22 @@ class Bundle:
             message = Message(owner, source_port, target_port, payload, ack_required=asks)
             message.sequence = self.first + place if self.first else 0
             yield message
+
+
+def plain_of(queue: Iterable[Message | Bundle]) -> list[Any] | None:
+    """Return messages as compiled code takes them; None if one is not plain.
+
+    They are `urds_native.GatheredMessages`, or owner, ports, payload, whether it was ASKS.
+    """
+    plain: list[Any] = []
+    for one in queue:
+        if isinstance(one, Bundle):
+            plain.append(one.gathered.compiled)
+            continue
+        if one.owner is None or one.tasks or any(one.extension) or one.is_retransmit:
+            return None
+        plain.append((one.owner, one.source_port, one.target_port, one.payload, one.ack_required))
+    return plain
 
 
 class Queues:
@@ -96,11 +112,46 @@ class Queues:
         """Take over what has gathered in the plane, behind all that is queued."""
         gathered = self.gatherer.take_gathered()
         if gathered is not None:
-            self._unsent.append(Bundle(gathered))
-            self._unsent_bytes += gathered.frame_bytes
-            self._bundled += len(gathered) - 1
+            self.restore_unsent(Bundle(gathered))
             self.counters.send_queued += len(gathered)
             self.counters.copy_from_user += gathered.payload_bytes
+
+    def hand_over_messages(self, sequence_next: int) -> tuple[list[Any], list[Any]] | None:
+        """Give up what is not acknowledged, and what is not sent; None if any is not plain."""
+        if self.current or self.retransmits or self._silents:
+            return None
+        unacked, unsent = plain_of(self._unacked), plain_of(self._unsent)
+        if unacked is None or unsent is None:
+            return None
+        if self._unacked:
+            first = self._unacked[0]
+            number = first.first if isinstance(first, Bundle) else first.sequence
+            count = sum(
+                len(one.gathered) if isinstance(one, Bundle) else 1 for one in self._unacked
+            )
+            if number + count != sequence_next:
+                return None  # one was cancelled
+        self._unacked.clear()
+        self._unsent.clear()
+        self._unsent_bytes = self._bundled = 0
+        return unacked, unsent
+
+    def restore_unsent(self, bundle: Bundle) -> None:
+        """Queue messages without numbers; what no frame has room for are single ones."""
+        gathered = bundle.gathered
+        self._unsent_bytes += gathered.frame_bytes
+        if gathered.frame_bytes > PACKED_BYTES:
+            self._unsent.extend(bundle.messages())
+        else:
+            self._unsent.append(bundle)
+            self._bundled += len(gathered) - 1
+
+    def restore_unacked(self, bundle: Bundle, sequence_next: int) -> None:
+        """Keep messages that were sent, all before a number."""
+        bundle.sequence = sequence_next - 1
+        bundle.first = sequence_next - len(bundle.gathered)
+        self._unacked.append(bundle)
+        self._bundled += len(bundle.gathered) - 1
 
     def _free_bundle(self, bundle: Bundle) -> None:
         self._bundled -= len(bundle.gathered) - 1

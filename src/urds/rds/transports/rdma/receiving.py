@@ -119,6 +119,12 @@ class Incoming:
             self.acknowledgement_asked = True
             self._counters.recv_ack_required += 1
 
+    def restore_partial(self, fields: Fields, payload: bytes) -> None:
+        """Go on with a message of which these bytes have come, and were counted."""
+        self._header = fields
+        self._pieces = [payload]
+        self._missing_bytes = fields[2] - len(payload)
+
     def note_plain(self, sequence_expected: int, messages: int, asked: int) -> None:
         """Note new messages that the plane has delivered; so many ask for an acknowledgement."""
         self._rdma.ib_rx_total_incs += messages

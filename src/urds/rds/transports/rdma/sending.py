@@ -97,6 +97,16 @@ class _Budget:
         self._packets_left, self._bytes_left = left_then
         return data, asked
 
+    def left(self) -> tuple[int, int, int, int]:
+        """Return packets and bytes left, and of a whole budget."""
+        limits = self._limits
+        whole = limits.unacked_packets_max, limits.unacked_bytes_max
+        return self._packets_left, self._bytes_left, *whole
+
+    def take_back(self, packets_left: int, bytes_left: int) -> None:
+        """Have so much left."""
+        self._packets_left, self._bytes_left = packets_left, bytes_left
+
     def refill(self) -> None:
         """Have the whole budget again."""
         self._packets_left = self._limits.unacked_packets_max
@@ -116,7 +126,7 @@ class Outgoing(Queues):
         self.is_packed = False  # frames of this connection may hold several messages
         self._fragment = 0  # frames of `current` that were posted
         self._header: MessageHeader | None = None
-        self._budget = _Budget(limits)
+        self.budget = _Budget(limits)
 
     # -- queueing
 
@@ -260,7 +270,7 @@ class Outgoing(Queues):
         bundle.first = self.sequence_next
         self.sequence_next += len(gathered)
         bundle.sequence = self.sequence_next - 1
-        data, asked = self._budget.emit(gathered, bundle.first, acknowledgement, credit)
+        data, asked = self.budget.emit(gathered, bundle.first, acknowledgement, credit)
         self.counters.send_ack_required += asked
         self._unacked.append(bundle)
         return data
@@ -298,7 +308,7 @@ class Outgoing(Queues):
         if message.is_retransmit:
             flags |= _RETRANSMITTED | _ACK_REQUIRED
             self.counters.send_retransmitted += 1
-        if not self._budget.take(len(message.payload)):
+        if not self.budget.take(len(message.payload)):
             flags |= _ACK_REQUIRED
             self.counters.send_ack_required += 1
         return flags
@@ -398,7 +408,7 @@ class Outgoing(Queues):
             message.tasks = ()
         self.retransmits.extendleft(reversed(kept))
         self.counters.send_given_up += self._give_up(lost)
-        self._budget.refill()
+        self.budget.refill()
 
     def _return_to_unsent(self, message: Message) -> None:
         """Keep a message without a number, if its operations are done; they are not retried."""

@@ -33,6 +33,7 @@ from urds.verbs.providers.packet_connection import QueuePairEntry
 from urds.verbs.providers.shm import adapter as reference
 from urds.verbs.providers.shm.adapter import ShmAdapter, may_map
 from urds.verbs.providers.shm.channels import ChannelCounters, ChannelEnd
+from urds.verbs.providers.shm.couriers import make_courier
 from urds.verbs.providers.shm.messages import MapReject, MapReply, MapRequest
 from urds.verbs.providers.shm.native_loop import NativeLoop
 from urds.verbs.providers.shm.peers import Peers
@@ -259,6 +260,12 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         """Make the compiled stream of a queue pair in INIT. Raises OSError: EINVAL, ENOMEM."""
         return urds_native.Stream(self.channel_engine, qp, settings, source)
 
+    def attend(self, is_over: Callable[[], bool]) -> None:
+        """Make progress in the calling thread, without the interpreter where it can."""
+        self.loop.wait(is_over, None)
+
+    rdma_courier = make_courier
+
     def _handle_stream(self, qpn: int) -> None:
         handler = self.on_stream.get(qpn)
         if handler is not None:
@@ -287,6 +294,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def remove(self, qp: QueuePair) -> None:
         """Remove a queue pair; its peer may not write any more."""
+        self.on_stream.pop(qp.qpn, None)
         LoopPacketAdapter.remove(self, qp)
         self._end_mappings(qp)
         qp.close()

@@ -1,0 +1,435 @@
+//! Couriers of RDS over RDMA in a `shm` engine, and the class by which a connection gives and takes them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use urds_dataplane::gathering::{Carrier, Gathered, GatheredMessage};
+use urds_dataplane::held_wakes;
+use urds_dataplane::sys::eventfd::EventFd;
+use urds_path::packed_frames::Budget;
+use urds_rdma_courier::{Courier, Numbers, Setup};
+use urds_verbs::Engine as Machine;
+use urds_verbs_shm::Channels;
+
+use crate::deferred;
+use crate::errors::{EINVAL, os_error};
+use crate::external::ExternalPath;
+use crate::gathered::GatheredMessages;
+use crate::mailbox::Mailbox;
+use crate::memory::payload_referring_to;
+use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::memory::Buffer;
+use crate::verbs::queue_pair::QueuePair;
+use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
+use crate::verbs::shm::ShmEngine;
+
+/// Rounds of one pass: what a peer sends meanwhile does not keep the engine's lock.
+const ROUNDS_MAX: usize = 16;
+
+/// The couriers of one engine, all of one plane.
+#[derive(Default)]
+pub struct Couriers {
+    has_any: AtomicBool,
+    of: Mutex<Vec<Arc<Courier>>>,
+}
+
+impl Couriers {
+    /// Return whether there are any.
+    #[inline]
+    pub fn has_any(&self) -> bool {
+        self.has_any.load(Relaxed)
+    }
+
+    /// Do work that takes the engine's lock: threads of the plane are woken after it.
+    pub fn held<T>(&self, work: impl FnOnce() -> T) -> T {
+        if !self.has_any() {
+            return work();
+        }
+        let Some(plane) = self
+            .of
+            .lock()
+            .first()
+            .map(|courier| Arc::clone(courier.plane()))
+        else {
+            return work();
+        };
+        let result = held_wakes::hold(&plane, work);
+        plane.finish_pass();
+        result
+    }
+
+    /// Have couriers take what completed and post what may leave. The engine's lock is held.
+    #[inline]
+    pub fn serve(&self, machine: &mut Machine, channels: &mut Channels, now_ns: i64) {
+        if self.has_any() {
+            self.serve_all(machine, channels, now_ns);
+        }
+    }
+
+    fn serve_all(&self, machine: &mut Machine, channels: &mut Channels, now_ns: i64) {
+        let couriers = self.of.lock();
+        for _ in 0..ROUNDS_MAX {
+            let has_completed = complete(&couriers, machine);
+            let mut has_posted = false;
+            for courier in &*couriers {
+                has_posted |= courier.transmit(machine);
+            }
+            if has_posted {
+                channels.flush(machine, now_ns);
+            }
+            if has_completed && channels.is_paused {
+                channels.progress(machine, now_ns); // its receives are there again
+            } else if !has_posted && !has_completed {
+                break;
+            }
+        }
+    }
+
+    fn add(&self, courier: &Arc<Courier>) -> bool {
+        let mut couriers = self.of.lock();
+        let is_same = |one: &Arc<Courier>| {
+            Arc::ptr_eq(one.plane(), courier.plane())
+                && one.setup.completions == courier.setup.completions
+        };
+        if !couriers.iter().all(is_same) {
+            return false;
+        }
+        couriers.push(Arc::clone(courier));
+        self.has_any.store(true, Relaxed);
+        true
+    }
+
+    fn remove(&self, courier: &Arc<Courier>) {
+        let mut couriers = self.of.lock();
+        couriers.retain(|one| !Arc::ptr_eq(one, courier));
+        self.has_any.store(!couriers.is_empty(), Relaxed);
+    }
+}
+
+/// Have couriers take the completions that are theirs; return whether there were any.
+fn complete(couriers: &[Arc<Courier>], machine: &mut Machine) -> bool {
+    let Some(number) = couriers.first().map(|courier| courier.setup.completions) else {
+        return false;
+    };
+    let mut at = 0;
+    let mut has_completed = false;
+    loop {
+        let Some(queue) = machine.shared.completions.get_mut(number) else {
+            return has_completed;
+        };
+        let mut courier = None;
+        let found = queue.find(at, |completion| {
+            courier = couriers.iter().find(|courier| courier.takes(completion));
+            courier.is_some()
+        });
+        let (Some((place, completion)), Some(courier)) = (found, courier) else {
+            if queue.is_empty() {
+                machine.shared.told.fed.retain(|fed| *fed != number);
+            }
+            return has_completed;
+        };
+        at = place;
+        if courier.complete(&completion, machine) {
+            has_completed = true;
+            if let Some(queue) = machine.shared.completions.get_mut(number) {
+                queue.remove(place);
+            }
+        }
+    }
+}
+
+/// Pushes what has gathered for one courier, from any thread of the plane.
+struct Pusher {
+    core: Weak<Core>,
+    /// Of the adapter's loop: what a push leaves to Python is done there.
+    doorbell: EventFd,
+}
+
+impl fmt::Debug for Pusher {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Pusher")
+    }
+}
+
+impl Carrier for Pusher {
+    fn push(&self) {
+        let Some(core) = self.core.upgrade() else {
+            return;
+        };
+        let is_left = core.couriers.held(|| {
+            core.outside(|machine| {
+                let (mut channels, now_ns) = (core.channels.lock(), now_ns());
+                let pushed = machine.shared.told.pushed;
+                channels.progress(machine, now_ns);
+                core.couriers.serve(machine, &mut channels, now_ns);
+                core.left(machine, &channels, pushed).is_due
+            })
+        });
+        if is_left != Some(false) {
+            self.doorbell.ring();
+        }
+    }
+}
+
+/// See the stub.
+#[pyclass(frozen, weakref, module = "urds_native")]
+pub struct RdmaCourier {
+    core: Arc<Core>,
+    courier: Arc<Courier>,
+    pusher: Arc<Pusher>,
+    is_closed: AtomicBool,
+}
+
+/// Numbers of messages sent: the next one; packets and bytes left of the budget, of a whole one; of
+/// frames: the next one, those under way; of messages received: the next one, acknowledged, whether that
+/// is asked for, told; receives in use and at most.
+type Given = (
+    u64,
+    (usize, usize, usize, usize),
+    u64,
+    Vec<(u64, bool)>,
+    (u64, u64, bool, u64),
+    (u64, u64),
+);
+
+/// `Given` as it is now, without budgets' sizes; what was acknowledged; counts; messages without
+/// acknowledgement, and without number; header and bytes of a message in parts; bytes that are done of the
+/// frame that completes next; whether the path pauses, and for which receive.
+type Back<'py> = (
+    (
+        u64,
+        (usize, usize),
+        u64,
+        Vec<(u64, bool)>,
+        (u64, u64, bool, u64),
+        u64,
+    ),
+    u64,
+    [u64; 12],
+    Option<GatheredMessages>,
+    Option<GatheredMessages>,
+    Option<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>,
+    usize,
+    (bool, bool, Option<u64>),
+);
+
+/// Return messages that a core has had.
+fn plain(given: &[Bound<'_, PyAny>]) -> PyResult<Vec<GatheredMessage>> {
+    let mut messages = Vec::new();
+    for one in given {
+        if let Ok(gathered) = one.cast::<GatheredMessages>() {
+            messages.extend_from_slice(&gathered.get().0.messages);
+            continue;
+        }
+        let (owner, source_port, target_port, payload, asks): (
+            Bound<'_, Mailbox>,
+            u16,
+            u16,
+            Bound<'_, PyAny>,
+            bool,
+        ) = one.extract()?;
+        messages.push(GatheredMessage {
+            mailbox: owner.get().id,
+            source_port,
+            target_port,
+            payload: payload_referring_to(&payload)?,
+            asks,
+        });
+    }
+    Ok(messages)
+}
+
+#[pymethods]
+impl RdmaCourier {
+    /// `places`: long slots, bytes of a long and of a short one; `limits`: receive and send ring, bytes of a
+    /// message.
+    #[new]
+    #[pyo3(signature = (
+        engine, path, queues, memory, lkey, places, limits, doorbell, acknowledges_unasked, /
+    ))]
+    #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)] // as Python gives them, once
+    fn new(
+        engine: &Bound<'_, ShmEngine>,
+        path: &Bound<'_, ExternalPath>,
+        queues: (
+            Bound<'_, QueuePair>,
+            Bound<'_, CompletionQueue>,
+            Bound<'_, SharedReceiveQueue>,
+        ),
+        memory: &Bound<'_, PyAny>,
+        lkey: u32,
+        places: (u64, usize, usize),
+        limits: (u64, usize, usize),
+        doorbell: i32,
+        acknowledges_unasked: bool,
+    ) -> PyResult<Self> {
+        let core = engine.get().core();
+        let doorbell = EventFd::duplicate(doorbell)?;
+        let qpn = queues.0.get().qpn();
+        let setup = Setup {
+            number: queues.0.get().number(),
+            qpn,
+            completions: queues.1.get().number,
+            receives: queues.2.get().number,
+            memory: Arc::new(Buffer::of(memory)?),
+            lkey,
+            long_slots: places.0,
+            long_bytes: places.1,
+            short_bytes: places.2,
+            receive_ring: limits.0,
+            send_ring: limits.1,
+            message_bytes_max: limits.2,
+        };
+        let news = Arc::clone(&core.news);
+        let courier = Courier::new(
+            setup,
+            Arc::clone(path.get().plane()),
+            path.get().id,
+            Box::new(move || news.add(qpn)),
+            acknowledges_unasked,
+        );
+        let courier = Arc::new(courier);
+        if !core.couriers.add(&courier) {
+            return Err(os_error(EINVAL, "an engine has couriers of one plane"));
+        }
+        let pusher = Pusher {
+            core: Arc::downgrade(&core),
+            doorbell,
+        };
+        Ok(Self {
+            core,
+            courier,
+            pusher: Arc::new(pusher),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    #[getter]
+    fn is_on(&self) -> bool {
+        self.courier.is_on()
+    }
+
+    /// Make and take frames from here on.
+    ///
+    /// `messages`: without acknowledgement, and without number; see `Gathered.compiled`.
+    #[pyo3(signature = (messages, given, /))]
+    #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
+    fn give(
+        &self,
+        py: Python<'_>,
+        messages: (Vec<Bound<'_, PyAny>>, Vec<Bound<'_, PyAny>>),
+        given: Given,
+    ) -> PyResult<()> {
+        let (unacked, unsent) = (plain(&messages.0)?, plain(&messages.1)?);
+        let (sequence_next, budget, wr_id_next, posted, received, slots) = given;
+        let numbers = Numbers {
+            sequence_next,
+            budget: Budget {
+                packets_left: budget.0,
+                bytes_left: budget.1,
+                packets_max: budget.2,
+                bytes_max: budget.3,
+            },
+            wr_id_next,
+            posted: VecDeque::from(posted),
+            sequence_expected: received.0,
+            acknowledgement: received.1,
+            acknowledgement_asked: received.2,
+            told: received.3,
+            acknowledged: 0,
+            slots: slots.0,
+            slots_max: slots.1,
+        };
+        if self.is_closed.load(Relaxed) {
+            return Ok(());
+        }
+        let carrier: Arc<dyn Carrier> = self.pusher.clone();
+        self.core.through(py, |_, _, _| {
+            self.courier.give(numbers, unacked, unsent, carrier);
+        })
+    }
+
+    /// Do nothing any more, and return the numbers; `None`: it did nothing.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Back<'py>>> {
+        let taken = self.core.call(py, |_| self.courier.take())?;
+        let Some(taken) = taken else {
+            return Ok(None);
+        };
+        let (numbers, counts) = (taken.numbers, taken.counts);
+        let messages = |gathered: Gathered| {
+            (!gathered.messages.is_empty()).then_some(GatheredMessages(gathered))
+        };
+        let partial = taken.partial.map(|partial| {
+            let header = PyBytes::new(py, &partial.header.emit(false));
+            (
+                header,
+                PyBytes::new(py, &partial.body.bytes()[..partial.filled]),
+            )
+        });
+        Ok(Some((
+            (
+                numbers.sequence_next,
+                (numbers.budget.packets_left, numbers.budget.bytes_left),
+                numbers.wr_id_next,
+                numbers.posted.into(),
+                (
+                    numbers.sequence_expected,
+                    numbers.acknowledgement,
+                    numbers.acknowledgement_asked,
+                    numbers.told,
+                ),
+                numbers.slots,
+            ),
+            numbers.acknowledged,
+            [
+                counts.queued,
+                counts.queued_bytes,
+                counts.ack_required_sent,
+                counts.ack_required_received,
+                counts.fragments,
+                counts.messages,
+                counts.acks_sent,
+                counts.acks_received,
+                counts.acks_piggybacked,
+                counts.acks_delayed,
+                counts.ring_full,
+                counts.maps_sent,
+            ],
+            messages(taken.unacked),
+            messages(taken.unsent),
+            partial,
+            taken.done_bytes,
+            (taken.is_map_due, taken.pauses, taken.paused_slot),
+        )))
+    }
+
+    /// Acknowledge what waits for it; false: the courier does nothing, its owner does.
+    fn acknowledge(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core
+            .through(py, |_, _, _| self.courier.acknowledge().is_some())
+    }
+
+    /// Send the local congestion map; false: the courier does nothing, its owner does.
+    fn send_map(&self, py: Python<'_>) -> PyResult<bool> {
+        self.core.through(py, |_, _, _| self.courier.send_map())
+    }
+
+    /// Whether an acknowledgement waits for a message to ride on.
+    #[getter]
+    fn is_ack_planned(&self) -> bool {
+        self.courier.is_ack_planned()
+    }
+
+    /// Serve the queue pair no more; its owner has taken the numbers.
+    fn close(&self, py: Python<'_>) {
+        if !self.is_closed.swap(true, Relaxed) {
+            self.core.couriers.remove(&self.courier);
+        }
+        deferred::drain(py);
+    }
+}

@@ -1,0 +1,322 @@
+//! One courier: what it was given, and what it gives back.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use urds_dataplane::external::ExternalId;
+use urds_dataplane::gathering::{Carrier, Gathered, GatheredMessage};
+use urds_dataplane::plane::Plane;
+use urds_path::packed_frames::Budget;
+use urds_path::{Body, Header};
+use urds_verbs::Engine;
+use urds_verbs::memory::Memory;
+use urds_verbs::numbers::QpState;
+use urds_verbs::work::Completion;
+
+/// Messages that wait or are not acknowledged: with more the core counts them.
+const MESSAGES_MAX: usize = 32_768;
+
+/// What a courier needs to know once.
+#[derive(Clone)]
+pub struct Setup {
+    /// The queue pair's and its queues' numbers in the engine.
+    pub number: u32,
+    pub qpn: u32,
+    pub completions: u32,
+    pub receives: u32,
+    /// The memory of all receives, and its key. Those up to `long_slots` have room for long frames.
+    pub memory: Arc<dyn Memory>,
+    pub lkey: u32,
+    pub long_slots: u64,
+    pub long_bytes: usize,
+    pub short_bytes: usize,
+    /// Identifiers of receives are below it, those of frames are their number above it.
+    pub receive_ring: u64,
+    pub send_ring: usize,
+    pub message_bytes_max: usize,
+}
+
+impl Setup {
+    /// Return where the memory of a receive begins, and its length.
+    pub fn place_of(&self, slot: u64) -> (u64, usize) {
+        let long = slot.min(self.long_slots);
+        let short = slot.saturating_sub(self.long_slots);
+        let start = long * self.long_bytes as u64 + short * self.short_bytes as u64;
+        let bytes = if slot < self.long_slots {
+            self.long_bytes
+        } else {
+            self.short_bytes
+        };
+        (start, bytes)
+    }
+}
+
+/// A long message whose fragments come.
+pub struct Partial {
+    pub header: Header,
+    pub body: Body,
+    pub filled: usize,
+}
+
+/// What the core gives, and takes back.
+pub struct Numbers {
+    pub sequence_next: u64,
+    pub budget: Budget,
+    pub wr_id_next: u64,
+    /// Frames that are posted and not completed, and whether each acknowledges alone.
+    pub posted: VecDeque<(u64, bool)>,
+    pub sequence_expected: u64,
+    /// The number that frames name, whether the peer waits for one, and which one was named last.
+    pub acknowledgement: u64,
+    pub acknowledgement_asked: bool,
+    pub told: u64,
+    /// The highest number that the peer acknowledged; 0 if it did not on this connection.
+    pub acknowledged: u64,
+    /// Receives in use, and how many there may be.
+    pub slots: u64,
+    pub slots_max: u64,
+}
+
+/// What a courier has counted under names of Linux.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub queued: u64,
+    pub queued_bytes: u64,
+    pub ack_required_sent: u64,
+    pub ack_required_received: u64,
+    pub fragments: u64,
+    pub messages: u64,
+    pub acks_sent: u64,
+    pub acks_received: u64,
+    pub acks_piggybacked: u64,
+    pub acks_delayed: u64,
+    pub ring_full: u64,
+    pub maps_sent: u64,
+}
+
+/// What comes back.
+pub struct Taken {
+    pub numbers: Numbers,
+    pub counts: Counts,
+    /// Messages without acknowledgement; the last has the number before `sequence_next`.
+    pub unacked: Gathered,
+    /// Messages without a number.
+    pub unsent: Gathered,
+    /// The local congestion map is to be sent.
+    pub is_map_due: bool,
+    pub partial: Option<Partial>,
+    /// Bytes of the frame that completes next which are done.
+    pub done_bytes: usize,
+    /// A mailbox is over its hard bound.
+    pub pauses: bool,
+    /// Then: the receive of its message, which was not posted again.
+    pub paused_slot: Option<u64>,
+}
+
+/// A courier that is on.
+#[allow(clippy::struct_excessive_bools)] // each may hold beside each other
+pub(crate) struct State {
+    pub numbers: Numbers,
+    pub counts: Counts,
+    pub unacked: VecDeque<GatheredMessage>,
+    pub unsent: VecDeque<GatheredMessage>,
+    pub unsent_bytes: usize,
+    pub frames_under_way: usize,
+    pub acks_under_way: usize,
+    pub is_map_due: bool,
+    pub partial: Option<Partial>,
+    pub done_bytes: usize,
+    pub pauses: bool,
+    pub paused_slot: Option<u64>,
+    /// Something came that is the core's: nothing is done until it takes the numbers.
+    pub is_stopped: bool,
+    /// The owner was told that an acknowledgement waits.
+    pub is_ack_planned: bool,
+}
+
+/// Called when the owner has to do something; any thread, the engine's lock held.
+pub type Tell = Box<dyn Fn() + Send + Sync>;
+
+/// The courier of one connection. All calls but `new` are made with the engine's lock held.
+pub struct Courier {
+    pub setup: Setup,
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) path: ExternalId,
+    pub(crate) state: Mutex<Option<State>>,
+    pub(crate) scratch: Mutex<Vec<u8>>,
+    tell: Tell,
+    /// It waits for what it sent last: an own node.
+    acknowledges_unasked: bool,
+}
+
+impl fmt::Debug for Courier {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Courier({})", self.setup.qpn)
+    }
+}
+
+impl Courier {
+    pub fn new(
+        setup: Setup,
+        plane: Arc<Plane>,
+        path: ExternalId,
+        tell: Tell,
+        acknowledges_unasked: bool,
+    ) -> Self {
+        Self {
+            setup,
+            plane,
+            path,
+            state: Mutex::new(None),
+            scratch: Mutex::new(Vec::new()),
+            tell,
+            acknowledges_unasked,
+        }
+    }
+
+    pub fn plane(&self) -> &Arc<Plane> {
+        &self.plane
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.state.lock().is_some()
+    }
+
+    /// Go on from the core's numbers.
+    pub fn give(
+        &self,
+        numbers: Numbers,
+        unacked: Vec<GatheredMessage>,
+        unsent: Vec<GatheredMessage>,
+        carrier: Arc<dyn Carrier>,
+    ) {
+        let unsent = Gathered::of(unsent);
+        let acks = numbers.posted.iter().filter(|(_, is_ack)| *is_ack).count();
+        *self.state.lock() = Some(State {
+            frames_under_way: numbers.posted.len() - acks,
+            acks_under_way: acks,
+            is_map_due: false,
+            numbers,
+            counts: Counts::default(),
+            unacked: VecDeque::from(unacked),
+            unsent_bytes: unsent.frame_bytes(),
+            unsent: VecDeque::from(unsent.messages),
+            partial: None,
+            done_bytes: 0,
+            pauses: false,
+            paused_slot: None,
+            is_stopped: false,
+            is_ack_planned: false,
+        });
+        self.plane.set_carrier(self.path, Some(carrier));
+    }
+
+    /// Stop, and return the numbers; what has gathered and was not taken stays with the plane.
+    pub fn take(&self) -> Option<Taken> {
+        let state = self.state.lock().take()?;
+        self.plane.set_carrier(self.path, None);
+        Some(Taken {
+            numbers: state.numbers,
+            counts: state.counts,
+            unacked: Gathered::of(state.unacked.into()),
+            unsent: Gathered::of(state.unsent.into()),
+            is_map_due: state.is_map_due,
+            partial: state.partial,
+            done_bytes: state.done_bytes,
+            pauses: state.pauses,
+            paused_slot: state.paused_slot,
+        })
+    }
+
+    /// Return whether a completion is this courier's, which then takes it with `complete`.
+    pub fn takes(&self, completion: &Completion) -> bool {
+        let state = self.state.lock();
+        completion.qpn == self.setup.qpn && state.as_ref().is_some_and(|state| !state.is_stopped)
+    }
+
+    /// Do what a completion stands for; false: it is the core's, as is all that follows.
+    pub fn complete(&self, completion: &Completion, engine: &mut Engine) -> bool {
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        let is_done = if completion.wr_id >= self.setup.receive_ring {
+            state.take_sent(completion, self.setup.receive_ring)
+        } else {
+            self.take_frame(state, completion, engine)
+        };
+        if !is_done {
+            state.is_stopped = true;
+        }
+        if state.paused_slot.is_some() {
+            state.is_stopped = true;
+            (self.tell)();
+        }
+        is_done
+    }
+
+    /// Post what may leave; return whether anything was posted.
+    pub fn transmit(&self, engine: &mut Engine) -> bool {
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut().filter(|state| !state.is_stopped) else {
+            return false;
+        };
+        let sends = |qp: &urds_verbs::queue_pair::QueuePair| qp.state == QpState::Rts;
+        if !engine.get(self.setup.number).is_some_and(sends) {
+            return false;
+        }
+        self.gather(state);
+        let mut has_posted = false;
+        while self.post_next(state, engine) {
+            has_posted = true;
+        }
+        let numbers = &state.numbers;
+        if self.acknowledges_unasked
+            && numbers.acknowledgement != numbers.told
+            && !std::mem::replace(&mut state.is_ack_planned, true)
+        {
+            (self.tell)();
+        }
+        has_posted
+    }
+
+    /// Take what has gathered in the plane.
+    fn gather(&self, state: &mut State) {
+        let count = state.unacked.len() + state.unsent.len();
+        let room = MESSAGES_MAX.saturating_sub(count);
+        let is_idle = state.frames_under_way == 0 && state.unsent.is_empty();
+        let taken = self.plane.take_for_carrier(self.path, is_idle, room);
+        state.counts.queued += taken.messages.len() as u64;
+        state.counts.queued_bytes += taken.payload_bytes as u64;
+        state.unsent_bytes += taken.frame_bytes();
+        state.unsent.extend(taken.messages);
+    }
+
+    /// Have the local congestion map sent; false if the courier is off.
+    pub fn send_map(&self) -> bool {
+        let mut guard = self.state.lock();
+        let state = guard.as_mut().filter(|state| !state.is_stopped);
+        state.is_some_and(|state| {
+            state.is_map_due = true;
+            true
+        })
+    }
+
+    /// Make an acknowledgement that waits due; `None` if the courier is off, else whether there was one.
+    pub fn acknowledge(&self) -> Option<bool> {
+        let mut guard = self.state.lock();
+        let state = guard.as_mut().filter(|state| !state.is_stopped)?;
+        state.is_ack_planned = false;
+        let is_pending = state.numbers.acknowledgement != state.numbers.told;
+        state.numbers.acknowledgement_asked |= is_pending;
+        Some(is_pending)
+    }
+
+    /// Return whether the owner was told that an acknowledgement waits.
+    pub fn is_ack_planned(&self) -> bool {
+        let guard = self.state.lock();
+        guard.as_ref().is_some_and(|state| state.is_ack_planned)
+    }
+}

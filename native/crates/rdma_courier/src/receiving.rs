@@ -1,0 +1,251 @@
+//! Frames that arrive: plain messages, whole or in fragments, and acknowledgements.
+
+use urds_dataplane::external::TransportPlane;
+use urds_path::constants::{
+    CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES, LONG_BYTES,
+};
+use urds_path::packed_frames::FRAGMENT_BYTES;
+use urds_path::{ArrivingPayload, Body, Header, NO_EXTENSION};
+use urds_verbs::Engine;
+use urds_verbs::numbers::{Status, WcOpcode};
+use urds_verbs::work::{Completion, Piece, Pieces, RecvWork};
+
+use crate::courier::{Courier, Partial, State};
+
+/// A header that a courier understands.
+enum Kind {
+    AckOnly,
+    /// The whole message is in this frame.
+    Whole,
+    Fragment,
+    /// The peer's congestion map.
+    Map,
+}
+
+impl Courier {
+    /// Take what a receive brought; false: from `done_bytes` on it is the core's.
+    pub(crate) fn take_frame(
+        &self,
+        state: &mut State,
+        completion: &Completion,
+        engine: &mut Engine,
+    ) -> bool {
+        if completion.status != Status::Success || completion.opcode != WcOpcode::Recv {
+            return false;
+        }
+        let slot = completion.wr_id;
+        let (start, room) = self.setup.place_of(slot);
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        let length = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
+        if length > room {
+            return false;
+        }
+        if self.take_bytes(state, start, length).is_none() {
+            return false;
+        }
+        state.done_bytes = 0;
+        if state.pauses {
+            state.paused_slot = Some(slot);
+            return true;
+        }
+        self.post_receive(slot, engine);
+        if state.numbers.slots < state.numbers.slots_max {
+            self.post_receive(state.numbers.slots, engine);
+            state.numbers.slots += 1;
+        }
+        true
+    }
+
+    fn post_receive(&self, slot: u64, engine: &mut Engine) {
+        let (start, bytes) = self.setup.place_of(slot);
+        let piece = Piece {
+            address: i128::from(start),
+            length: i64::try_from(bytes).unwrap_or(i64::MAX),
+            lkey: self.setup.lkey,
+        };
+        let work = RecvWork {
+            wr_id: slot,
+            pieces: Pieces::One(piece),
+            num_sge: None,
+        };
+        if let Some(queue) = engine.shared.receives.get_mut(self.setup.receives) {
+            let _ = queue.post(work); // it has just had this one
+        }
+    }
+
+    /// Take the bytes of one frame; `None`: the rest is the core's.
+    fn take_bytes(&self, state: &mut State, start: usize, length: usize) -> Option<()> {
+        let mut header = [0; HEADER_BYTES];
+        if length < HEADER_BYTES {
+            return None;
+        }
+        self.setup.memory.read(start, &mut header);
+        let header = Header::parse(&header);
+        let payload_bytes = length - HEADER_BYTES;
+        match self.understand(state, &header, payload_bytes)? {
+            Kind::AckOnly => self.take_ack_only(state, &header),
+            Kind::Fragment => self.take_fragment(state, &header, start, payload_bytes),
+            Kind::Whole if header.payload_bytes == payload_bytes && payload_bytes >= LONG_BYTES => {
+                let mut body = Body::zeroed(payload_bytes);
+                self.setup
+                    .memory
+                    .read(start + HEADER_BYTES, body.bytes_mut());
+                self.acknowledge_for(state, &header)?;
+                self.deliver(state, &header, ArrivingPayload::Whole(body), 1);
+                Some(())
+            }
+            Kind::Whole | Kind::Map => self.take_packed(state, start, length),
+        }
+    }
+
+    /// Return what a header begins; `None`: it is the core's.
+    fn understand(&self, state: &State, header: &Header, payload_bytes: usize) -> Option<Kind> {
+        let is_map = header.flags == FLAG_CONG_BITMAP;
+        let is_plain = (is_map || header.flags & !FLAG_ACK_REQUIRED == 0)
+            && header.credit == 0
+            && header.ack < state.numbers.sequence_next
+            && header.sequence != u64::MAX
+            && header.payload_bytes <= self.setup.message_bytes_max
+            && !header.has_extension();
+        if !is_plain || !header.verify() {
+            return None;
+        }
+        if is_map {
+            let is_whole = header.payload_bytes == CONGESTION_MAP_BYTES
+                && payload_bytes >= CONGESTION_MAP_BYTES
+                && state.partial.is_none();
+            return is_whole.then_some(Kind::Map);
+        }
+        if header.source_port == 0 && header.target_port == 0 && header.payload_bytes == 0 {
+            return (payload_bytes == 0).then_some(Kind::AckOnly);
+        }
+        if header.target_port == 0 {
+            return None; // a ping
+        }
+        if let Some(partial) = &state.partial {
+            let identity = |one: &Header| {
+                let ports = (one.source_port, one.target_port);
+                (one.sequence, one.payload_bytes, ports)
+            };
+            let due = FRAGMENT_BYTES.min(partial.body.len() - partial.filled);
+            let is_next = identity(&partial.header) == identity(header) && due == payload_bytes;
+            return is_next.then_some(Kind::Fragment);
+        }
+        if header.payload_bytes <= payload_bytes {
+            return Some(Kind::Whole);
+        }
+        (payload_bytes == FRAGMENT_BYTES).then_some(Kind::Fragment)
+    }
+
+    /// Free what a header acknowledges.
+    fn acknowledge_for(&self, state: &mut State, header: &Header) -> Option<()> {
+        if header.ack == 0 {
+            return Some(());
+        }
+        let done = state.take_acknowledged(header.ack)?;
+        if !done.messages.is_empty() {
+            self.plane.refund_gathered(self.path, &done);
+        }
+        Some(())
+    }
+
+    fn take_ack_only(&self, state: &mut State, header: &Header) -> Option<()> {
+        self.acknowledge_for(state, header)?;
+        state.counts.acks_received += 1;
+        Some(())
+    }
+
+    fn take_fragment(
+        &self,
+        state: &mut State,
+        header: &Header,
+        start: usize,
+        payload_bytes: usize,
+    ) -> Option<()> {
+        self.acknowledge_for(state, header)?;
+        let mut partial = state.partial.take().unwrap_or_else(|| Partial {
+            header: *header,
+            body: Body::zeroed(header.payload_bytes),
+            filled: 0,
+        });
+        let end = partial.filled + payload_bytes;
+        let room = &mut partial.body.bytes_mut()[partial.filled..end];
+        self.setup.memory.read(start + HEADER_BYTES, room);
+        partial.filled = end;
+        if end < partial.header.payload_bytes {
+            state.counts.fragments += 1;
+            state.counts.messages += u64::from(end == payload_bytes);
+            state.partial = Some(partial);
+            return Some(());
+        }
+        state.counts.fragments += 1;
+        let payload = ArrivingPayload::Whole(partial.body);
+        self.deliver(state, &partial.header, payload, 0);
+        Some(())
+    }
+
+    /// Take a frame of whole messages.
+    fn take_packed(&self, state: &mut State, start: usize, length: usize) -> Option<()> {
+        let mut scratch = std::mem::take(&mut *self.scratch.lock());
+        scratch.resize(length, 0);
+        self.setup.memory.read(start, &mut scratch);
+        let taken = self.take_messages(state, &scratch);
+        *self.scratch.lock() = scratch;
+        taken
+    }
+
+    fn take_messages(&self, state: &mut State, bytes: &[u8]) -> Option<()> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let whole = Header::peek(&bytes[at..]).and_then(|header| {
+                let rest = bytes.len() - at - HEADER_BYTES;
+                match self.understand(state, &header, rest)? {
+                    Kind::Whole | Kind::Map => Some(header),
+                    Kind::AckOnly | Kind::Fragment => None,
+                }
+            });
+            let Some(header) = whole else {
+                state.done_bytes = at;
+                return None;
+            };
+            self.acknowledge_for(state, &header)?;
+            let begin = at + HEADER_BYTES;
+            at = begin + header.payload_bytes;
+            let payload = &bytes[begin..at];
+            if header.flags != FLAG_CONG_BITMAP {
+                let payload = ArrivingPayload::Borrowed(payload);
+                self.deliver(state, &header, payload, 1);
+            } else if let Ok(map) = payload.try_into() {
+                state.counts.messages += 1;
+                state.counts.fragments += 1;
+                self.plane.take_peer_map(self.path, map);
+            }
+        }
+        Some(())
+    }
+
+    /// Put a message into its mailbox; `counted` is 0 if its fragments were.
+    fn deliver(
+        &self,
+        state: &mut State,
+        header: &Header,
+        payload: ArrivingPayload<'_>,
+        counted: u64,
+    ) {
+        let (source, target) = (header.source_port, header.target_port);
+        let goes_on = {
+            let mut plane = self.plane.lock();
+            plane.deliver_external(self.path, source, target, payload, NO_EXTENSION)
+        };
+        let numbers = &mut state.numbers;
+        numbers.sequence_expected = header.sequence + 1;
+        numbers.acknowledgement = header.sequence;
+        state.counts.messages += counted;
+        state.counts.fragments += counted;
+        if header.flags & FLAG_ACK_REQUIRED != 0 {
+            numbers.acknowledgement_asked = true;
+            state.counts.ack_required_received += 1;
+        }
+        state.pauses |= !goes_on;
+    }
+}

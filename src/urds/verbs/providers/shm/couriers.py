@@ -1,0 +1,39 @@
+"""Couriers of RDS over RDMA on a compiled `shm` device: see `urds.rds.transports.rdma.courier`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import urds_native
+
+
+def make_courier(
+    adapter: Any,
+    path: object,
+    queues: tuple[Any, Any, Any],
+    memory: tuple[memoryview, int],
+    places: tuple[int, int, int],
+    rings: tuple[int, int],
+    message_bytes_max: int,
+    handler: Callable[[], None],
+) -> Any:
+    """Make a courier of RDS over RDMA; None for a path of another plane. Lock held.
+
+    `handler` is called with the lock held when the courier has something to tell.
+    """
+    if not isinstance(path, urds_native.ExternalPath):
+        return None
+    qpn = queues[0].qpn
+    courier = urds_native.RdmaCourier(
+        adapter.channel_engine,
+        path,
+        queues,
+        *memory,
+        places,
+        (*rings, message_bytes_max),
+        adapter.loop.doorbell,
+        True,
+    )
+    adapter.on_stream[qpn] = handler
+    return courier
