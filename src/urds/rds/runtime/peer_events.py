@@ -83,7 +83,8 @@ def on_peer_event(callback: Callback) -> Callable[[], None]:
     It is called in a thread of urds, never in that of a socket call and never with a lock of urds
     held; so it may send, bind and close. One event follows the other: while a callback runs, later
     events wait, and beyond 1024 they are dropped with a warning. What it raises is logged
-    (`urds.events`). Callbacks outlive sockets and a fork.
+    (`urds.events`). Callbacks outlive sockets and a fork. The connections of sockets at a node are
+    the node's: their events are in its log, and come to no callback.
 
     Returns a call that unregisters the callback. Events that wait are not passed on to it any more;
     a call that has begun in the thread of urds may still run.
