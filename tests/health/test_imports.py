@@ -44,6 +44,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "rds.plane.choose",
         "rds.plane.native",
         "rds.plane.attached",
+        "verbs.providers.shm.couriers",
         "verbs.providers.shm.native_adapter",
         "verbs.records",
     ),

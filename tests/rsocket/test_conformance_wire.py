@@ -240,6 +240,8 @@ def test_a_fifth_update_waits_over_a_device(device: str, monkeypatch: pytest.Mon
     step = 4096
     with siege(device, receive_queue=CREDITS, ring_first_bytes=8 * step) as scene:
         unknown_peer, victim = scene.connected()
+        if victim.native is not None:
+            pytest.skip("what a compiled stream posts is done at once (ADR 46)")
         stream = victim.stream
         until_quiet(scene, unknown_peer)
         assert unknown_peer.peer is not None

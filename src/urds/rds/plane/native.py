@@ -123,7 +123,7 @@ class ExternalPath(urds_native.ExternalPath):
     local: IPAddress
     peer: IPAddress
     transport: MessageTransport
-    closed: set[Mailbox]  # kept for what of them has gathered
+    closed: set[Mailbox]  # kept for messages of theirs that gather or that compiled code has taken
     _plane: Plane
 
     def __new__(
@@ -178,7 +178,8 @@ class ExternalPath(urds_native.ExternalPath):
         """Take what has gathered, if anything has."""
         messages = super().take_gathered()
         gathered = None if messages is None else Gathered(messages, self._plane)
-        self.closed.clear()
+        if self.closed:
+            self.closed = {one for one in self.closed if self.held(one)[0]}
         return gathered
 
     def gathered_of(self, messages: urds_native.GatheredMessages) -> message_transport.Gathered:

@@ -57,6 +57,16 @@ pub enum Woken {
     Ended,
 }
 
+/// What a look at the channels has found.
+struct Found {
+    /// The wait is over.
+    is_here: bool,
+    /// The adapter has something to do.
+    is_due: bool,
+    /// Something of a peer was processed.
+    has_read: bool,
+}
+
 /// What is to be done with the interpreter before a wait goes on.
 enum Next {
     Done(Woken),
@@ -131,6 +141,11 @@ impl Waits {
 
     fn told(&self, number: u64) -> Option<Arc<AtomicBool>> {
         self.told.lock().1.get(&number).cloned()
+    }
+
+    /// Return whether a thread waits for what Python alone can see.
+    fn has_told(&self) -> bool {
+        !self.told.lock().1.is_empty()
     }
 
     /// Tell a thread that its wait is over, or may be.
@@ -231,7 +246,12 @@ impl Core {
                 Next::Pass => self.pass(py)?,
                 Next::Due => self.call_loop(py, intern!(py, "run_due"))?,
                 Next::Yield => self.call_loop(py, intern!(py, "yield_lead"))?,
-                Next::Signal => py.check_signals()?,
+                Next::Signal => {
+                    py.check_signals()?;
+                    if matches!(awaited, Awaited::Told(_)) {
+                        self.call_loop(py, intern!(py, "run_due"))?; // the net below a lost ring
+                    }
+                }
             }
         }
     }
@@ -251,18 +271,24 @@ impl Core {
         is_late: &mut bool,
     ) -> Next {
         let is_over = || until_ns.is_some_and(|until_ns| now_ns() >= until_ns);
+        let mut has_woken = false;
         loop {
             waiter.clear();
             match self.look_for(waits, waiter) {
                 None => return Next::Done(Woken::Ended),
-                Some((_, true)) => return Next::Pass,
-                Some((true, false)) => return Next::Done(Woken::Ready),
-                Some((false, false)) if *is_late => return Next::Done(Woken::Late),
-                Some((false, false)) => {}
+                Some(found) if found.is_due => return Next::Pass,
+                Some(found) if found.is_here => return Next::Done(Woken::Ready),
+                Some(_) if *is_late => return Next::Done(Woken::Late),
+                // A write into memory tells of nothing, and may be all that Python waits for.
+                Some(found) if (found.has_read || has_woken) && waits.has_told() => {
+                    *is_late = is_over();
+                    return Next::Due;
+                }
+                Some(_) => {}
             }
             match waits.lead.claim(waiter) {
                 Claim::Leads => match self.sleep_in_set(waits, waiter, until_ns) {
-                    Ok(()) => {}
+                    Ok(()) => has_woken = true,
                     Err(next) => return next,
                 },
                 Claim::Follows => {
@@ -281,18 +307,21 @@ impl Core {
         }
     }
 
-    /// Look at the channels; return whether the wait is over, and whether the adapter has something to
-    /// do. `None` after a panic.
-    fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<(bool, bool)> {
+    /// Look at the channels; `None` after a panic.
+    fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<Found> {
         let look = |machine: &mut Machine| {
             let (mut channels, now_ns) = (self.channels.lock(), now_ns());
             let pushed = machine.shared.told.pushed;
-            channels.progress(machine, now_ns);
+            let has_read = channels.progress(machine, now_ns);
             self.couriers.serve(machine, &mut channels, now_ns);
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);
-            let is_here = waiter.awaited.is_here(machine);
-            ((is_here, is_due), self.ready_waiters(machine, Some(waiter)))
+            let found = Found {
+                is_here: waiter.awaited.is_here(machine),
+                is_due,
+                has_read,
+            };
+            (found, self.ready_waiters(machine, Some(waiter)))
         };
         let (found, wakes) = self.couriers.held(|| self.outside(look))?;
         waits.wake(&wakes);
