@@ -39,6 +39,7 @@ Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 BACKLOG: Final = 256
 # A peer may do to local regions what each of them allows.
+_JOIN_S: Final = 2.0  # a thread whose wait has ended
 _ACCESS: Final = (
     AccessFlag.LOCAL_WRITE
     | AccessFlag.REMOTE_WRITE
@@ -130,7 +131,11 @@ class RdmaDevice:
             return
         with self.adapter.lock:
             self.adapter.remove_external_waiter()
+        attending = self.attending
         self.adapter.close()
+        # A thread that comes back from compiled code while Python ends would end the process.
+        if attending is not None and attending is not threading.current_thread():
+            attending.join(_JOIN_S)
 
     def _handle_events(self, events: list[Event]) -> None:
         """Report access errors of peers to their links; those queue pairs are over."""
