@@ -20,7 +20,6 @@ import pytest
 from tests.rds.fairness.floods import PEERS, SHORT_BYTES
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import PORT, Node
-from tests.support import carriers
 from tests.support.waiting import wait_until
 from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.plane.contract import MailboxSettings
@@ -126,11 +125,7 @@ def test_peers_who_send_alike_are_heard_alike(
 def test_a_socket_that_is_not_emptied_holds_what_the_accounts_allow(
     receiver: Node, flood: Callable[[threading.Event], None]
 ) -> None:
-    """Four times SO_RCVBUF, where the map goes out at once, and what every peer had on the way.
-
-    Compiled couriers acknowledge before the map that follows is made: a peer may send once more.
-    """
-    on_the_way = (2 if carriers.is_rdma() else 1) * PEERS * ACCOUNT_BYTES
+    """Four times SO_RCVBUF, where the map goes out at once, and what every peer had on the way."""
     seen = [-1, -2]
     with running(flood):
         wait_until(lambda: receiver.account().congested, wait_s=END_S)
@@ -138,7 +133,7 @@ def test_a_socket_that_is_not_emptied_holds_what_the_accounts_allow(
         while seen[-1] != seen[-2] and time.monotonic() < deadline_s:
             time.sleep(0.3)
             seen.append(receiver.account().receive_queued_bytes)
-        assert ACCOUNT_BYTES < seen[-1] <= 4 * ACCOUNT_BYTES + on_the_way
+        assert ACCOUNT_BYTES < seen[-1] <= 4 * ACCOUNT_BYTES + PEERS * ACCOUNT_BYTES
         receiver.mailbox.recvfrom(SHORT_BYTES)  # a slow owner changes nothing
         time.sleep(0.1)
         assert receiver.account().receive_queued_bytes <= seen[-1]

@@ -48,6 +48,8 @@ pub struct ExternalPath {
     /// It is at its limit of messages: nothing more may be queued.
     pub full: bool,
     pub connected: bool,
+    /// The local map has changed since `State::take_map_due`.
+    pub(crate) map_due: bool,
     /// Messages have long waited for a connection.
     pub absent: bool,
     pub missing_at_ns: Option<u64>,
@@ -195,6 +197,7 @@ impl Plane {
             tos,
             message_bytes_max,
             full: false,
+            map_due: false,
             connected: false,
             absent: false,
             missing_at_ns: None,
@@ -430,6 +433,12 @@ impl State {
         let peer = external.peer;
         self.give_back_bytes(id, bytes, &peer);
         self.note_freed(id);
+    }
+
+    /// Return whether the local map has changed since the last call.
+    pub fn take_map_due(&mut self, path: ExternalId) -> bool {
+        let external = self.externals.get_mut(path);
+        external.is_some_and(|external| std::mem::take(&mut external.map_due))
     }
 
     /// Queue a message of the peer in its mailbox; see `TransportPlane::deliver`.

@@ -428,11 +428,14 @@ impl State {
             }
             self.flush_soon(path);
         }
-        if self
-            .hosts
-            .get(host_id)
-            .is_some_and(|host| !host.externals.is_empty())
-        {
+        let externals = self.hosts.get(host_id).map(|host| host.externals.clone());
+        let externals = externals.unwrap_or_default();
+        for &path in &externals {
+            if let Some(path) = self.externals.get_mut(path) {
+                path.map_due = true;
+            }
+        }
+        if !externals.is_empty() {
             self.emit(Event::LocalMapChanged { local });
         }
         let groups = if on { 0 } else { Mailbox::group_of(port) };

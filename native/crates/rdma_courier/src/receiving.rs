@@ -235,7 +235,10 @@ impl Courier {
         let (source, target) = (header.source_port, header.target_port);
         let goes_on = {
             let mut plane = self.plane.lock();
-            plane.deliver_external(self.path, source, target, payload, NO_EXTENSION)
+            let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
+            // The map goes before the acknowledgement, which lets the peer send once more.
+            state.is_map_due |= plane.take_map_due(self.path);
+            goes_on
         };
         let numbers = &mut state.numbers;
         numbers.sequence_expected = header.sequence + 1;
