@@ -37,6 +37,7 @@ pub struct Held {
 
 /// The plane's part of one path.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub struct ExternalPath {
     pub host: HostId,
     pub local: Address,
