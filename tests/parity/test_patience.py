@@ -30,7 +30,7 @@ OPCODES: Final = (
     WROpcode.ATOMIC_FETCH_AND_ADD,
 )
 ASKED_MAX: Final = 100  # for what goes on for ever
-PAUSE_MAX_NS: Final = 100_000_000  # of who asks for ever
+PAUSE_MAX_NS: Final = 100_000_000  # of a requester that asks for ever
 
 
 class Scene:

@@ -26,6 +26,7 @@ from urds.rds.plane.choose import NATIVE, attaches
 from urds.rds.runtime.attached import Attached
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.places import is_served
+from urds.rds.runtime.process import process
 from urds.rds.settings import Settings
 
 IS_ATTACHED: Final = carriers.IS_ATTACHED
@@ -83,6 +84,16 @@ def made(**values: object) -> Iterator[Backend]:
     finally:
         attached.close()
         node.is_used = False
+
+
+@contextmanager
+def in_use(backend: Backend) -> Iterator[None]:
+    """Have new sockets of this process be of a backend for a block."""
+    before = process.use(backend)
+    try:
+        yield
+    finally:
+        process.use(before)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ the signal that kills, or is on its way out, which `stat` tells, and then has no
 does before it hears of the signal, some microseconds. Source: proc_pid_stat(5), proc_pid_exe(5);
 Linux include/linux/sched.h, PF_EXITING.
 
-Who reads `stat` holds on to the memory of the process meanwhile: if that is where it would go, the
-reader gives it back. So `exe` is looked at before, and nothing at all where an end is not likely.
+A process that reads `stat` holds on to the memory of the other meanwhile: if that is where it would
+go, the reader gives it back. So `exe` is looked at before, and nothing at all where an end is not
+likely.
 """
 
 import signal

@@ -22,7 +22,7 @@ from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.python.plane import Plane
 
 STARVED = 20_000  # messages of a flood: a second of them, where a loop is quick
-STARVED_RDMA = 70_000  # two full rings of frames, of 500 messages each, may lie before one
+STARVED_RDMA = 70_000  # twice what a courier has under way, which may lie before one
 pytestmark = [pytest.mark.each_carrier("shm0"), pytest.mark.timeout(30)]
 
 Main = Callable[[], Coroutine[Any, Any, None]]

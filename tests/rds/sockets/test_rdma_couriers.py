@@ -12,16 +12,16 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import urds
 from tests.rds.sockets.hosts import host
+from tests.support.backends import in_use
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.runtime.inprocess import InProcess
-from urds.rds.runtime.process import process
 from urds.rds.settings import Settings
 from urds.rds.transports.rdma.courier import Courier
 from urds.rds.transports.rdma.link import Link
@@ -34,16 +34,6 @@ VALUES = {"drain_s": 0, "rdma_devices": ["shm0"], "info_socket": False}
 COUNTED = ("recv_queued", "recv_delivered", "recv_bytes_added_to_sock", "copy_from_user")
 
 
-@contextmanager
-def at(node: InProcess) -> Iterator[None]:
-    """Make it the node of this process's new sockets for a block."""
-    before = process.use(node)
-    try:
-        yield
-    finally:
-        process.use(before)
-
-
 class Pair:
     """Two nodes in this process, with a socket over RDMA each."""
 
@@ -53,7 +43,7 @@ class Pair:
         for number in (1, 2):
             node = InProcess(Settings.load(VALUES, environ={}))
             self.nodes.append(node)
-            with at(node):
+            with in_use(node):
                 self.sockets.append(self.bound(number, PORT))
 
     @staticmethod

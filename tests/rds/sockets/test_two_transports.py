@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import Final
 
 import pytest
@@ -22,11 +22,11 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_forks import code_of_child
+from tests.support.backends import in_use
 from tests.support.waiting import ends_with
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.plane.contract import Carrier
 from urds.rds.runtime.inprocess import InProcess
-from urds.rds.runtime.process import process
 from urds.rds.runtime.processes import Report, ask
 from urds.rds.settings import Settings
 
@@ -51,16 +51,6 @@ def bound(number: int, transport: Transport, port: int | None = None) -> urds.So
     return sock
 
 
-@contextmanager
-def at(node: InProcess) -> Iterator[None]:
-    """Make it the node of this process's new sockets for a block."""
-    before = process.use(node)
-    try:
-        yield
-    finally:
-        process.use(before)
-
-
 class Pair:
     """Two nodes in this process, with a socket of each transport in both."""
 
@@ -70,7 +60,7 @@ class Pair:
         for number in (NEAR, FAR):
             node = InProcess(Settings.load(VALUES, environ={}))
             self.nodes.append(node)
-            with at(node):
+            with in_use(node):
                 self.sockets.append({one: bound(number, one) for one in order})
         self.near, self.far = self.sockets
 
@@ -239,7 +229,7 @@ def test_a_port_is_reached_by_the_other_transport_too(
     pair: Pair, source: Transport, target: Transport
 ) -> None:
     """A socket sends by its transport and receives by any: from a peer, and from this process."""
-    with at(pair.nodes[0]):
+    with in_use(pair.nodes[0]):
         inner = bound(NEAR, source, 5000)
     for sender in (pair.far[source], inner):
         for number in range(3):
@@ -292,7 +282,7 @@ def test_a_source_that_moves_here_is_served_itself(pair: Pair) -> None:
     for sock in pair.far.values():
         sock.close()
     pair.nodes[1].close()
-    with at(pair.nodes[0]):
+    with in_use(pair.nodes[0]):
         moved = [bound(FAR, other, names[one][1]) for one, other in ORDERS]
     for sock in moved:
         for transport in (TCP, IB):
@@ -355,7 +345,7 @@ def test_a_close_waits_for_a_peer_of_either_transport(pair: Pair, transport: Tra
 
     def come_late() -> None:
         time.sleep(0.3)
-        with at(pair.nodes[1]):
+        with in_use(pair.nodes[1]):
             late.append(bound(3, transport, 6000))
 
     thread = threading.Thread(target=come_late)

@@ -163,7 +163,7 @@ fn answer(line: &Line, deadline: Instant) -> Result<usize, NoFloor> {
     }
 }
 
-/// Look at the word until it has a value. No pause: the floor is of who looks as fast as it can.
+/// Look at the word until it has a value. No pause: the floor is that of a thread which looks as fast as it can.
 #[inline]
 fn await_word(line: &Line, value: u64, deadline: Instant) -> Result<(), NoFloor> {
     loop {

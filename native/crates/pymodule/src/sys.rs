@@ -176,8 +176,8 @@ impl Export {
     /// Copy bytes to memory that other processes write meanwhile; of an export in one piece only.
     pub fn copy_to(&self, at: usize, to: &[AtomicU8]) {
         assert!(at + to.len() <= self.length(), "a range outside an export");
-        // SAFETY: as above; atomic bytes may be written through a shared reference, and who reads
-        // them meanwhile gets some of both. `copy` allows that the export is the same memory.
+        // SAFETY: as above; atomic bytes may be written through a shared reference, and a thread
+        // that reads them meanwhile gets some of both. `copy` allows that the export is the same memory.
         unsafe {
             let from = self.0.buf.cast::<u8>().add(at);
             ptr::copy(from, to.as_ptr().cast_mut().cast(), to.len());

@@ -1,9 +1,9 @@
 """The progress loop of a device whose threads wait in the compiled engine.
 
-Who waits sleeps there, in the set of this loop (`ShmEngine.wait`, ADR 51): it reads doorbells and
-channels without the interpreter, and calls the loop for everything else: descriptors that Python
-handles, calls, timers. Who leads is decided there as well, in one place; the loop asks before the
-progress thread leads. There are no waiting threads here: `Outside` stands for them.
+A thread that waits sleeps there, in the set of this loop (`ShmEngine.wait`, ADR 51): it reads
+doorbells and channels without the interpreter, and calls the loop for everything else: descriptors
+that Python handles, calls, timers. The leader is chosen there as well, in one place; the loop asks
+before the progress thread leads. There are no waiting threads here: `Outside` stands for them.
 """
 
 import time
