@@ -207,7 +207,7 @@ def test_what_is_under_way_to_ourselves_is_bounded(
         loop()
 
     monkeypatch.setattr(side.adapter, "_loop_back", watched)
-    with side.adapter.lock, side.adapter.batch():
+    with side.adapter.lock, side.adapter.flushing, side.adapter.batch:
         for _ in range(8):
             side.write(BUFFER_BYTES, key=side.region.rkey)
     assert {wc.status for wc in side.poll(8)} == {WCStatus.SUCCESS}

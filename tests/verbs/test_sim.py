@@ -332,5 +332,9 @@ def test_a_timer_that_comes_after_the_close_finds_nothing(pair: Pair) -> None:
     adapter = pair.adapters[0]
     assert adapter.deadline_ns() is not None
     adapter.close()
-    with adapter.lock, adapter.batch():  # as the progress thread does when it gets the lock
+    with (
+        adapter.lock,
+        adapter.flushing,
+        adapter.batch,
+    ):  # as the progress thread does when it gets the lock
         adapter._run_timers(adapter.now_ns() + 3600 * SECOND_NS)

@@ -21,6 +21,12 @@ doorbell. Doorbells are asked for by a leader that is about to sleep, and belong
 another thread cleared one before the leader wakes, the ring would be lost, and its writer does not
 ring again.
 
+**Signal handlers that raise.** The exception of a handler, KeyboardInterrupt among them, comes
+behind any call of the main thread: in the middle of a wait, or of what ends the wait. So what says
+that something is planned is written behind the plan, not before, and the end of a wait is begun
+again if it was cut short: a handler that raises once in a wait leaves the loop whole. A call that
+the loop has taken from a list at that moment may be lost.
+
 Datagram rsockets and the timers of streams use the thread itself: what it calls for them holds no
 lock. The locks of two loops are never held together here; that of a loop comes before the thread's.
 """
@@ -35,7 +41,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from urds.common.forks import renewed
@@ -56,6 +62,25 @@ Handler = Callable[[int], None]  # takes the events of a descriptor
 Ready = Callable[[], bool]
 Events = Sequence[tuple[int, int]]
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def unlocked(
+    lock: threading.RLock, call: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+) -> Result:
+    """Return what a call returns, made without the lock, which is held before and afterwards.
+
+    As `threading.Condition` does it: `acquire` may end with the exception of a signal handler both
+    with the lock and without.
+    """
+    state = (1, threading.get_ident())
+    try:
+        state = lock._release_save()  # type: ignore[attr-defined]  # as threading does
+        return call(*args, **kwargs)
+    finally:
+        lock._acquire_restore(state)  # type: ignore[attr-defined]  # as threading does
+
 
 class ProgressThread:
     """The progress thread of a process: descriptors, times and calls of other threads.
@@ -73,6 +98,7 @@ class ProgressThread:
         self._epoll: select.epoll | None = None  # with the thread
         self._doorbell = -1
         self._is_awake = False  # it looks at everything once more before it sleeps
+        self._wakes_ns: int | None = None  # when it does by itself
         self._handlers: dict[int, Call] = {}
         self._calls: deque[Call] = deque()
         self._timers = TimedCalls()
@@ -106,7 +132,7 @@ class ProgressThread:
         """Run `call` at a time of the monotonic clock, or shortly after."""
         with self._lock:
             timer = self._timers.add(deadline_ns, call)
-            if self._timers.next_ns() == deadline_ns:
+            if self._wakes_ns is None or deadline_ns < self._wakes_ns:
                 self._ring()
         return timer
 
@@ -162,7 +188,7 @@ class ProgressThread:
             self._is_awake = False  # before the look: what comes after it rings
             if self._calls:
                 return 0.0
-            next_ns = self._timers.next_ns()
+            self._wakes_ns = next_ns = self._timers.next_ns()
             if next_ns is not None:
                 left_s = (next_ns - time.monotonic_ns()) / _NS
                 return min(max(left_s, 0.0), _SLEEP_S_MAX)
@@ -193,26 +219,32 @@ progress_thread: Final = ProgressThread()
 class Waiter:
     """One thread that waits until `is_ready()`."""
 
-    __slots__ = ("_condition", "is_asleep", "is_ready")
+    __slots__ = ("_gate", "is_asleep", "is_ready")
 
     def __init__(self, is_ready: Ready) -> None:
         self.is_ready = is_ready
         self.is_asleep = False
-        self._condition: threading.Condition | None = None  # made when it first sleeps
+        self._gate: threading.Lock | None = None  # made when it first sleeps; closed while it does
 
     def sleep(self, lock: threading.RLock, wait_s: float | None) -> None:
         """Sleep until woken, or for a time; the lock is free meanwhile."""
-        if self._condition is None:
-            self._condition = threading.Condition(lock)
+        gate = self._gate = threading.Lock()
+        gate.acquire()
         self.is_asleep = True
-        self._condition.wait(wait_s)
-        self.is_asleep = False
+        try:
+            unlocked(
+                lock,
+                gate.acquire,
+                timeout=_SLEEP_S_MAX if wait_s is None else min(wait_s, _SLEEP_S_MAX),
+            )
+        finally:
+            self.is_asleep = False
 
     def wake(self) -> None:
         """Wake it to check again."""
-        if self.is_asleep and self._condition is not None:
+        if self.is_asleep and self._gate is not None:
             self.is_asleep = False
-            self._condition.notify()
+            self._gate.release()
 
 
 class Waiters(list[Waiter]):
@@ -289,6 +321,7 @@ class ProgressLoop:
         self._is_processing = False
         self._pass_count = 0
         self._progressed_ns = self._looked_ns = 0
+        self._wakes_ns: int | None = None  # when the leader does by itself
         self._external_count = 0
         self._check: Timer | None = None  # of the thread: whether to lead
         self._due: Timer | None = None  # of the thread, while it leads
@@ -323,11 +356,10 @@ class ProgressLoop:
     def call_at(self, deadline_ns: int, call: Call) -> Timer:
         """Run `call` at a time of the monotonic clock, or shortly after (`PARK_NS`)."""
         timer = self._timers.add(deadline_ns, call)
-        if self.leader is not None and self._timers.next_ns() == deadline_ns:
-            if self.leader is self._thread_leads:
-                self._plan_thread()
-            else:
-                self._ring()
+        if self.leader is self._thread_leads:
+            self._plan_thread()
+        elif self.leader is not None and (self._wakes_ns is None or deadline_ns < self._wakes_ns):
+            self._ring()
         return timer
 
     def replan(self, timer: Timer | None, deadline_ns: int | None, call: Call) -> Timer | None:
@@ -376,14 +408,16 @@ class ProgressLoop:
         with self._lock:
             if self._is_processing or self.is_closed:
                 return False
-            if self.leader is self._thread_leads and not self._external_count:
-                self._take_lead()
             try:
+                if self.leader is self._thread_leads and not self._external_count:
+                    self._take_lead()
                 self._do_deferred()
                 events = self._events_now()
                 self._pass(events)
-            finally:
                 self._leave()
+            except BaseException:
+                self._leave()  # also where the first was cut short
+                raise
             return bool(events)
 
     def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
@@ -396,22 +430,14 @@ class ProgressLoop:
                 return False
             end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
             waiter = Waiter(is_ready)
-            self._waiters.append(waiter)
             try:
-                if self._memory is not None:
-                    self._pass(())
-                    if is_ready():
-                        return True
-                while not self.is_closed:
-                    self._wait_once(waiter, end_ns)
-                    if is_ready():
-                        return True
-                    if end_ns is not None and time.monotonic_ns() >= end_ns:
-                        break
-                return False
-            finally:
-                self._waiters.remove(waiter)
-                self._leave()
+                self._waiters.append(waiter)
+                is_over = self._wait_until(waiter, end_ns)
+                self._depart(waiter)
+            except BaseException:
+                self._depart(waiter)  # also where the first was cut short
+                raise
+            return is_over
 
     def close(self) -> None:
         """End all waits; nothing is called any more. Call it without the lock, or in a handler."""
@@ -460,6 +486,26 @@ class ProgressLoop:
     def _is_vacant(self) -> bool:
         return self.leader is None
 
+    def _wait_until(self, waiter: Waiter, end_ns: int | None) -> bool:
+        if self._memory is not None:
+            self._pass(())
+            if waiter.is_ready():
+                return True
+        while not self.is_closed:
+            self._wait_once(waiter, end_ns)
+            if waiter.is_ready():
+                return True
+            if end_ns is not None and time.monotonic_ns() >= end_ns:
+                break
+        return False
+
+    def _depart(self, waiter: Waiter) -> None:
+        """End a wait; again, where that was cut short."""
+        self._end_lead(waiter)
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        self._leave()
+
     def _wait_once(self, waiter: Waiter, end_ns: int | None) -> None:
         if self.leader is self._thread_leads:
             self._take_lead()
@@ -479,27 +525,28 @@ class ProgressLoop:
             self.leader = waiter  # before the last look: calls without the lock ring from now on
             sleep_s = 0.0 if is_over or self._soon else self._sleep_s(end_ns)
             pass_count = self._pass_count
-            self._lock.release()
-            try:
-                events = self._epoll.poll(sleep_s, EVENTS_MAX)
-            finally:
-                self._lock.acquire()
-                self.leader = None
-                if memory is not None:
-                    memory.disarm_doorbell()
+            events = unlocked(self._lock, self._epoll.poll, sleep_s, EVENTS_MAX)
+            self._end_lead(waiter)
             # If another thread was faster, what it left is still ready and comes with the next.
             if pass_count != self._pass_count:
                 events = ()
-        if self.is_closed:
-            self._has_left.notify_all()
-        else:
+        if not self.is_closed:
             self._pass(events)
+
+    def _end_lead(self, waiter: Waiter) -> None:
+        if self.leader is waiter:
+            if self._memory is not None:
+                self._memory.disarm_doorbell()
+            self.leader = None
+            if self.is_closed:
+                self._has_left.notify_all()
 
     def _sleep_s(self, end_ns: int | None) -> float:
         """Return how long a leader may sleep that waits until `end_ns`, -1 for ever."""
         next_ns = self._timers.next_ns()
         if next_ns is None or (end_ns is not None and end_ns < next_ns):
             next_ns = end_ns
+        self._wakes_ns = next_ns
         if next_ns is None:
             return -1.0 if self._memory is None else NAP_NS / _NS
         left_ns = max(0, next_ns - time.monotonic_ns())
@@ -588,16 +635,16 @@ class ProgressLoop:
 
     def _lead_in_thread(self) -> None:
         """Have the thread lead from now on; no thread does."""
-        self.leader = self._thread_leads
         progress_thread.change(self._epoll.fileno(), select.EPOLLIN)
         self._sleep_in_thread()
+        self.leader = self._thread_leads
 
     def _take_lead(self) -> None:
         """Take the lead from the thread, without waking it."""
-        self.leader = None
         progress_thread.change(self._epoll.fileno(), 0)
         if self._memory is not None:
             self._memory.disarm_doorbell()
+        self.leader = None
 
     def _run_in_thread(self) -> None:
         """Make a pass, unless the thread does not lead any more."""
@@ -646,7 +693,7 @@ class ProgressLoop:
         return max(self._progressed_ns, memory.progressed_ns())
 
     def _sleep_in_thread(self) -> None:
-        """Let the thread sleep, or have it come again at once; `leader` is set."""
+        """Let the thread sleep, or have it come again at once."""
         is_armed = self._memory is None or self._memory.arm_doorbell()
         if not is_armed or self._soon or self._deferred:
             progress_thread.call_soon(self._run_in_thread)
@@ -661,7 +708,8 @@ class ProgressLoop:
         if next_ns is None or (self._due is not None and self._due.deadline_ns <= next_ns):
             return
         if self._due is not None:
-            self._due.cancel()
+            due, self._due = self._due, None
+            due.cancel()
         self._due = progress_thread.call_at(next_ns, self._run_in_thread)
 
     def _check_in_thread(self) -> None:

@@ -203,18 +203,23 @@ class DeviceContext:
                 watcher()
         self.adapter.notify()
 
-    def _take(self, completions: list[WC]) -> None:
+    def _take(self, completions: Iterable[WC]) -> None:
         """Hand the completions of a pass to their links, and let these finish."""
-        for wc in completions:
-            link = self.links.get(wc.qp_num)
-            if wc.wr_id:
-                self._receives.post(_RECEIVE)
-            if link is not None:
-                self._dirty[link] = None
+        left = iter(completions)
+        try:
+            for wc in left:
+                link = self.links.get(wc.qp_num)
                 if wc.wr_id:
-                    link.handle_received(wc)
-                else:
-                    link.handle_sent(wc)
+                    self._receives.post(_RECEIVE)
+                if link is not None:
+                    self._dirty[link] = None
+                    if wc.wr_id:
+                        link.handle_received(wc)
+                    else:
+                        link.handle_sent(wc)
+        except BaseException:
+            self.adapter.call_soon(partial(self._take, left))  # a signal handler may have raised
+            raise
         self._finish_passes()
 
 

@@ -363,7 +363,11 @@ class LoopAdapter(Adapter):
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Wait until `is_ready()`, and make progress meanwhile unless another thread does."""
-        return self.loop.wait(is_ready, timeout_ns)
+        try:
+            return self.loop.wait(is_ready, timeout_ns)
+        except BaseException:
+            self.call_soon(self.finish_pass)  # a signal handler may have raised within a pass
+            raise
 
     def add_external_waiter(self) -> None:
         """See `Adapter.add_external_waiter`."""

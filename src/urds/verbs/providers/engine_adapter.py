@@ -170,7 +170,7 @@ class EngineAdapter(PacketAdapter):
         peer: HostPort | None = None,
     ) -> None:
         """Process the bytes of one packet, within a batch."""
-        assert self._depth, "packets arrive within a batch"
+        assert self.is_in_batch, "packets arrive within a batch"
         qpn = int.from_bytes(data[_QPN], "big") if len(data) >= HEADER_BYTES else 0
         entry = self.entries.get(qpn)
         if entry is None:

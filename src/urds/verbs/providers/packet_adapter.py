@@ -122,7 +122,8 @@ class PacketAdapter(PacketForm, Adapter):
         self._dirty: dict[int, QueuePairEntry] = {}
         self._blocked = Blocked()
         self._soon: deque[Callable[[], None]] = deque()
-        self._depth = 0
+        self.batch = renewed(threading.RLock())  # held within one, by a thread that holds the lock
+        self.flushing = _Flushing(self)
         self._is_lossless = attributes.link.lossless
         self._moment_ns = 0  # of the current batch, once it was read; else 0
         self._qpn_next = rng.randrange(QPN_FIRST, QPN_LAST)
@@ -150,7 +151,7 @@ class PacketAdapter(PacketForm, Adapter):
 
     def notify(self) -> None:
         """Wake waiters; within a batch its end does."""
-        if not self._depth:
+        if not self.is_in_batch:
             self._batch_done()
 
     @abstractmethod
@@ -215,20 +216,26 @@ class PacketAdapter(PacketForm, Adapter):
         """Run `action` in the next `flush`, which the current call ends with, or soon."""
         self._soon.append(action)
         # Within a batch its end runs it; a finaliser may call from outside, without the lock.
-        if not (self._depth and self.lock._is_owned()):  # type: ignore[attr-defined]  # as Condition asks
+        if not self.is_in_batch:
             self._request_batch()
 
-    def batch(self) -> "_Batch":
-        """Defer sending within; everything is sent at the end."""
-        return _Batch(self)
+    @property
+    def is_in_batch(self) -> bool:
+        """Return whether this thread sends later, at the end of a batch.
+
+        A batch is the body of `with adapter.flushing, adapter.batch`. A signal handler may raise
+        where a method of Python begins, `__exit__` too: so what ends it is a lock, whose exit is
+        not Python's, and `flushing` only sends.
+        """
+        return bool(self.batch._is_owned())  # type: ignore[attr-defined]  # as Condition asks
 
     def flush(self) -> None:
         """Send everything that waits, unless a batch will do so."""
-        if self._depth:
+        if self.is_in_batch:
             return
-        self._depth, self._moment_ns = 1, 0
+        self._moment_ns = 0
         outbox = self.outbox
-        try:
+        with self.batch:
             while True:
                 self._flush_connections()
                 if outbox.fed or outbox.events:
@@ -239,8 +246,6 @@ class PacketAdapter(PacketForm, Adapter):
                     self._soon.popleft()()
                 elif not (self.later or self.cm.has_news):
                     break
-        finally:
-            self._depth = 0
         self._batch_done()
 
     def _progress_entry(self, entry: QueuePairEntry) -> None:
@@ -316,7 +321,7 @@ class PacketAdapter(PacketForm, Adapter):
         self, packet: Packet, source: AddressVector, local: HostPort | None, peer: HostPort | None
     ) -> None:
         """Process one packet, within a batch; its payload is not used after the return."""
-        assert self._depth, "packets arrive within a batch"
+        assert self.is_in_batch, "packets arrive within a batch"
         self.packets.received += 1
         if packet.target_qpn == CM_QPN:
             self._receive_message(packet, source, local, peer)
@@ -513,12 +518,12 @@ class LoopPacketAdapter(LoopAdapter, PacketAdapter):
 
     def _handle_timer(self) -> None:
         self._timer = None
-        with self.batch():
+        with self.flushing, self.batch:
             self._run_timers(self.now_ns())
 
 
-class _Batch:
-    """Context of one batch. After an exception inside, what waits is left to the next one."""
+class _Flushing:
+    """Context that sends at its end. After an exception inside, what waits is left to the next."""
 
     __slots__ = ("_adapter",)
 
@@ -526,10 +531,8 @@ class _Batch:
         self._adapter = adapter
 
     def __enter__(self) -> None:
-        self._adapter._depth += 1
         self._adapter._moment_ns = 0
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        self._adapter._depth -= 1
         if kind is None:
             self._adapter.flush()

@@ -364,14 +364,14 @@ class SimAdapter(PacketAdapter):
     def deliver(self, data: bytes, source: "SimAdapter") -> None:
         """Process one datagram."""
         if not (self.is_killed or self.is_closed):
-            with self.batch():
+            with self.flushing, self.batch:
                 self._receive(data, AddressVector(source.gid))
 
     def run_due(self) -> None:
         """Run the timers that are due."""
         deadline_ns = self.deadline_ns()
         if deadline_ns is not None and deadline_ns <= self.now_ns():
-            with self.batch():
+            with self.flushing, self.batch:
                 self._run_timers(self.now_ns())
 
     # -- hooks

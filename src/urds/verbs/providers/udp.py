@@ -239,7 +239,7 @@ class UdpAdapter(LoopPacketAdapter):
         return endpoint
 
     def _handle_ready(self, endpoint: UdpEndpoint, mask: int) -> None:
-        with self.batch():
+        with self.flushing, self.batch:
             for data, source in endpoint.receive():
                 local = endpoint.local_of(source)
                 self._receive(data, source, local=local, peer=(source.name[0], source.port))
@@ -249,7 +249,7 @@ class UdpAdapter(LoopPacketAdapter):
         if mask & EPOLLOUT and endpoint.is_full:
             endpoint.is_full = False
             self.loop.change(endpoint.socket.fileno(), EPOLLIN)
-            with self.batch():
+            with self.flushing, self.batch:
                 for destination in self._blocked.paths():
                     self._resume(destination)
 

@@ -38,7 +38,7 @@ pub struct Looks {
     pub on_pass: Option<Py<PyAny>>,
     /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
     on_idle: Option<Py<PyAny>>,
-    /// The adapter's loop: `run_due`, `yield_lead` and `handle_left` are for threads that wait.
+    /// The adapter's loop: `run_due`, `yield_lead`, `handle_left`, `resume` are for threads that wait.
     pub owner: Option<Py<PyAny>>,
     looked_ns: AtomicI64,
     /// When the adapter's timer runs.

@@ -256,9 +256,12 @@ impl ShmEngine {
 
     // -- threads that wait, and the loop in whose set they sleep
 
-    /// Begin a wait for what the loop tells, and return its number; `end_wait` ends it.
-    fn begin_wait(&self) -> u64 {
-        self.waits().map_or(0, Waits::begin)
+    /// Begin a wait for what the loop tells, with a number of its own; `end_wait` ends it.
+    #[pyo3(signature = (number, /))]
+    fn begin_wait(&self, number: u64) {
+        if let Some(waits) = self.waits() {
+            waits.begin(number);
+        }
     }
 
     #[pyo3(signature = (number, /))]

@@ -87,8 +87,8 @@ pub struct Waits {
     doorbell: Mutex<i32>,
     /// The longest sleep: the net below a lost ring, and below a signal that came just before it.
     pub nap_ns: AtomicI64,
-    /// Waits for what the loop tells, by number, and the last number.
-    told: Mutex<(u64, HashMap<u64, Arc<AtomicBool>>)>,
+    /// Waits for what the loop tells, by its numbers.
+    told: Mutex<HashMap<u64, Arc<AtomicBool>>>,
     /// Memory of idle channels will be given back by a timer of the loop.
     pub is_trim_planned: AtomicBool,
 }
@@ -127,25 +127,21 @@ impl Waits {
     }
 
     /// Begin a wait for what the loop tells; `end` ends it.
-    pub fn begin(&self) -> u64 {
-        let mut told = self.told.lock();
-        told.0 += 1;
-        let number = told.0;
-        told.1.insert(number, Arc::default());
-        number
+    pub fn begin(&self, number: u64) {
+        self.told.lock().insert(number, Arc::default());
     }
 
     pub fn end(&self, number: u64) {
-        self.told.lock().1.remove(&number);
+        self.told.lock().remove(&number);
     }
 
     fn told(&self, number: u64) -> Option<Arc<AtomicBool>> {
-        self.told.lock().1.get(&number).cloned()
+        self.told.lock().get(&number).cloned()
     }
 
     /// Return whether a thread waits for what Python alone can see.
     fn has_told(&self) -> bool {
-        !self.told.lock().1.is_empty()
+        !self.told.lock().is_empty()
     }
 
     /// Tell a thread that its wait is over, or may be.
@@ -226,6 +222,21 @@ impl Core {
         let Some(waits) = &self.waits else {
             return Ok(Woken::Ended);
         };
+        self.wait_at(py, waits, awaited, until_ns).inspect_err(|_| {
+            // It may have cut the loop short in a call that does what is due.
+            if let Err(second) = self.call_loop(py, intern!(py, "resume")) {
+                second.write_unraisable(py, None);
+            }
+        })
+    }
+
+    fn wait_at(
+        &self,
+        py: Python<'_>,
+        waits: &Waits,
+        awaited: &Awaited,
+        until_ns: Option<i64>,
+    ) -> PyResult<Woken> {
         let mut is_late = false;
         loop {
             let Some(waiter) = waits.lead.enter(awaited.clone()) else {

@@ -166,7 +166,7 @@ class ShmAdapter(LoopPacketAdapter):
     def poll_memory(self) -> None:
         """Read all slots, feed the paths that have room again, and send late acknowledgements."""
         if not self.is_closed:
-            with self.batch():
+            with self.flushing, self.batch:
                 self.peers.read_slots()
                 if self._starved:
                     self._feed()
@@ -224,7 +224,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._early.pop(gid, None)
         self._sources.pop(gid, None)
         self._acks_pending.pop(gid, None)
-        with self.batch():
+        with self.flushing, self.batch:
             self.cm.handle_route_lost(route)
             for entry in list(self.entries.values()):
                 qp = entry.qp
@@ -243,7 +243,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._fading.discard(qp.qpn)
         is_there = self.entries.get(qp.qpn) is entry and _leads_to(qp, gid)
         if is_there and self.peers.find(gid) is None and qp.poll_timeout() is None:
-            with self.batch():
+            with self.flushing, self.batch:
                 _enter_error(qp, self.now_ns())
                 self._dirty[qp.qpn] = entry
 
@@ -315,7 +315,7 @@ class ShmAdapter(LoopPacketAdapter):
                 self._send_ack(entry)
 
     def _send_ack(self, entry: QueuePairEntry) -> None:
-        if not self._depth:
+        if not self.is_in_batch:
             self._moment_ns = 0  # that of a batch which is over
         entry.qp.hurry_ack()
         self._progress_entry(entry)
@@ -426,7 +426,7 @@ class ShmAdapter(LoopPacketAdapter):
 
     def _loop_back(self) -> None:
         """Process the packets to ourselves; what they cause is sent at the end."""
-        with self.batch():
+        with self.flushing, self.batch:
             while self._looped:
                 packet = self._looped.popleft()
                 self._looped_bytes -= SLOT_BYTES + len(packet.payload)

@@ -111,7 +111,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
     def poll_memory(self) -> None:
         """Read all channels, and do what they left to the device."""
         if not self.is_closed:
-            with self.guarded(), self.batch():
+            with self.guarded(), self.flushing, self.batch:
                 self.read_channels()
                 for _ in range(len(self._waiting)):
                     self._send_message(*self._waiting.popleft())
@@ -133,7 +133,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def finish_post(self, qp: QueuePair, cq: Any) -> None:
         """See `Adapter.finish_post`: the post has sent, and may have completed something."""
-        if self._depth:
+        if self.is_in_batch:
             self.progress_qp(qp)
         else:
             cq.look()
@@ -211,7 +211,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         """Do what a poll has found."""
         with self.lock:
             if not self.is_closed:
-                with self.guarded(), self.batch():
+                with self.guarded(), self.flushing, self.batch:
                     self._take_news()
 
     def _take_news(self) -> None:
@@ -423,7 +423,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
 
     def _loop_back(self) -> None:
         """Process the messages to ourselves; what they cause is sent at the end."""
-        with self.batch():
+        with self.flushing, self.batch:
             while self._looped:
                 self._manager_packets.received += 1
                 packet = self._looped.popleft()

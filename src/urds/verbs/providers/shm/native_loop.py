@@ -56,6 +56,7 @@ class NativeLoop(ProgressLoop):
     """A loop in whose set threads sleep that wait in the engine."""
 
     _engine: Any = None
+    _wait_count = 0
 
     def use(self, engine: Any, on_sleep: Call) -> None:
         """Use the engine of the device; with the lock held, before any thread waits.
@@ -75,30 +76,40 @@ class NativeLoop(ProgressLoop):
 
     def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
         """See `ProgressLoop.wait`; `is_ready` is asked at the end of each pass and `tell`."""
-        engine, asking = self._engine, self._outside.asking
         with self._lock:
             if is_ready():
                 self._progressed_ns = time.monotonic_ns()
                 return True
             if self._is_processing or self.is_closed:
                 return False
-        number = engine.begin_wait()
+            self._wait_count += 1
+            number = self._wait_count
         try:
-            with self._lock:
-                asking[number] = is_ready
-                if is_ready():  # what was told before it asks
-                    return True
-            end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-            while engine.wait(number, end_ns):
-                with self._lock:
-                    if is_ready():
-                        return True
-        finally:
-            with self._lock:
-                asking.pop(number, None)
-                engine.end_wait(number)
+            self._wait_told(number, is_ready, timeout_ns)
+            self._end_wait(number)
+        except BaseException:
+            self._end_wait(number)  # also where the first was cut short
+            raise
         with self._lock:
             return is_ready()
+
+    def _wait_told(self, number: int, is_ready: Ready, timeout_ns: int | None) -> None:
+        engine = self._engine
+        engine.begin_wait(number)
+        with self._lock:
+            self._outside.asking[number] = is_ready
+            if is_ready():  # what was told before it asks
+                return
+        end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        while engine.wait(number, end_ns):
+            with self._lock:
+                if is_ready():
+                    return
+
+    def _end_wait(self, number: int) -> None:
+        with self._lock:
+            self._outside.asking.pop(number, None)
+            self._engine.end_wait(number)
 
     def run_due(self) -> None:
         """Do what a thread that waits leaves to Python; called without locks."""
@@ -106,21 +117,20 @@ class NativeLoop(ProgressLoop):
             if self.is_closed or self._is_processing:
                 return
             self.on_sleep()
-            try:
-                self._do_deferred()
-                self._pass(self._poll_now())
-            finally:
-                self._leave()
+            self._do_deferred()
+            self._pass(self._poll_now())
+            self._leave()
 
     def yield_lead(self) -> None:
         """Take the lead from the progress thread for a thread that waits."""
         with self._lock:
-            if self.leader is self._thread_leads:
-                self._take_lead()
-                if self._external_count:
-                    self._engine.want(True)  # it leads again behind the last one
-                else:
-                    self._plan_later(time.monotonic_ns())
+            if self.is_closed:
+                return
+            self._take_lead()
+            if self._external_count:
+                self._engine.want(True)  # it leads again behind the last one
+            else:
+                self._plan_later(time.monotonic_ns())
 
     def handle_left(self) -> None:
         """Go on where no thread waits any more."""
@@ -129,6 +139,13 @@ class NativeLoop(ProgressLoop):
                 self._has_left.notify_all()
             else:
                 self._leave()
+
+    def resume(self) -> None:
+        """Go on behind an exception that has cut a wait short: what was due then still is."""
+        with self._lock:
+            if not self.is_closed:
+                self._tell_pass(True)
+        self.handle_left()
 
     # -- what the engine is told
 

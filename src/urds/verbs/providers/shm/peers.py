@@ -68,8 +68,13 @@ _MUTED_NS: Final = 100_000_000  # pause of accepting without a free descriptor
 class PeersOwner(Protocol):
     """What the adapter does with what arrives from peers."""
 
-    def batch(self) -> AbstractContextManager[None]:
-        """Return the context in which packets are processed, and sent at its end."""
+    @property
+    def batch(self) -> AbstractContextManager[bool]:
+        """The context in which packets are processed."""
+
+    @property
+    def flushing(self) -> AbstractContextManager[None]:
+        """The context around it, at whose end is sent what packets caused."""
 
     def handle_packet(self, gid: bytes, packet: Packet) -> None:
         """Process one packet; its payload is not used after the return."""
@@ -216,7 +221,7 @@ class Peers(ABC, Generic[End]):
             self._trim_timer = self._loop.call_at(time.monotonic_ns() + IDLE_NS, self.trim)
 
     def _receive_messages(self, channel: End, _events: int) -> None:
-        with self._owner.batch():
+        with self._owner.flushing, self._owner.batch:
             for _ in range(_MESSAGES_PER_PASS):
                 if not channel.is_open or not self._receive_one(channel):
                     return

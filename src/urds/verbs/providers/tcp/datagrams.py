@@ -154,7 +154,7 @@ class DatagramAdapter(LoopPacketAdapter):
 
     def _handle_socket(self, readable: socket.socket) -> None:
         view, local = self._host.read_view, address_of(readable.getsockname())
-        with self.batch():
+        with self.flushing, self.batch:
             for _ in range(DATAGRAMS_MAX):
                 try:
                     count, name = readable.recvfrom_into(view)
