@@ -62,5 +62,4 @@ def test_a_receive_that_is_cut_leaves_the_device_whole(pair: Pair, wait_s: float
                 is_sent = settled(lambda: stream.stats.keepalives_sent > sent)
                 assert is_sent, f"no keepalive after an exception in {place}"
 
-    steps = through_all_steps(receive, assert_whole, within=_WAITING)
-    assert steps or wait_s == WAIT_S  # the compiled engine finds at once what is there
+    through_all_steps(receive, assert_whole, within=_WAITING)

@@ -219,22 +219,24 @@ progress_thread: Final = ProgressThread()
 class Waiter:
     """One thread that waits until `is_ready()`."""
 
-    __slots__ = ("_gate", "is_asleep", "is_ready")
+    __slots__ = ("_sleep_lock", "is_asleep", "is_ready")
 
     def __init__(self, is_ready: Ready) -> None:
         self.is_ready = is_ready
         self.is_asleep = False
-        self._gate: threading.Lock | None = None  # made when it first sleeps; closed while it does
+        self._sleep_lock: threading.Lock | None = (
+            None  # made when it first sleeps; taken while it does
+        )
 
     def sleep(self, lock: threading.RLock, wait_s: float | None) -> None:
         """Sleep until woken, or for a time; the lock is free meanwhile."""
-        gate = self._gate = threading.Lock()
-        gate.acquire()
+        sleep_lock = self._sleep_lock = threading.Lock()
+        sleep_lock.acquire()
         self.is_asleep = True
         try:
             unlocked(
                 lock,
-                gate.acquire,
+                sleep_lock.acquire,
                 timeout=_SLEEP_S_MAX if wait_s is None else min(wait_s, _SLEEP_S_MAX),
             )
         finally:
@@ -242,9 +244,9 @@ class Waiter:
 
     def wake(self) -> None:
         """Wake it to check again."""
-        if self.is_asleep and self._gate is not None:
+        if self.is_asleep and self._sleep_lock is not None:
             self.is_asleep = False
-            self._gate.release()
+            self._sleep_lock.release()
 
 
 class Waiters(list[Waiter]):
@@ -303,13 +305,19 @@ class ProgressLoop:
         *,
         memory: ProgressMemory | None = None,
         on_abandon: Call = lambda: None,
+        on_cut: Call = lambda: None,
     ) -> None:
-        """Begin; `on_abandon` is called in the child of a fork, after the loop was closed there."""
+        """Begin.
+
+        `on_abandon` is called in the child of a fork, after the loop was closed there; `on_cut` in
+        the pass that follows an exception of a wait or a pass.
+        """
         self.is_closed = False  # or the parent process's
         self.leader: Waiter | None = None  # sleeps in the set, or has it in the thread's
         self._lock = lock
         self._memory = memory
         self._on_abandon = on_abandon
+        self._on_cut = on_cut
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._timers = TimedCalls()
@@ -364,7 +372,9 @@ class ProgressLoop:
 
     def replan(self, timer: Timer | None, deadline_ns: int | None, call: Call) -> Timer | None:
         """Return `timer`, or a new one in its place if `deadline_ns` comes before it."""
-        if deadline_ns is None or (timer is not None and timer.deadline_ns <= deadline_ns):
+        is_planned = timer is not None and self._timers.is_set(timer)  # else it was called, or cut
+        planned_ns = timer.deadline_ns if timer is not None and is_planned else None
+        if deadline_ns is None or (planned_ns is not None and planned_ns <= deadline_ns):
             return timer
         if timer is not None:
             timer.cancel()
@@ -416,6 +426,7 @@ class ProgressLoop:
                 self._pass(events)
                 self._leave()
             except BaseException:
+                self._soon.append(self._on_cut)
                 self._leave()  # also where the first was cut short
                 raise
             return bool(events)
@@ -435,6 +446,7 @@ class ProgressLoop:
                 is_over = self._wait_until(waiter, end_ns)
                 self._depart(waiter)
             except BaseException:
+                self._soon.append(self._on_cut)
                 self._depart(waiter)  # also where the first was cut short
                 raise
             return is_over

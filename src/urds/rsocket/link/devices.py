@@ -181,9 +181,12 @@ class DeviceContext:
 
     def mark(self, changed: Finishable) -> None:
         """See to it that `changed.finish_pass()` runs once the pass under way is over."""
-        if not self._dirty:
-            self.adapter.call_soon(self._finish_passes)
         self._dirty[changed] = None
+        self.adapter.call_soon(self._finish_marked)
+
+    def _finish_marked(self) -> None:
+        if self._dirty:
+            self._finish_passes()
 
     def _finish_passes(self) -> None:
         dirty, self._dirty = self._dirty, {}

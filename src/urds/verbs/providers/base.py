@@ -363,11 +363,11 @@ class LoopAdapter(Adapter):
 
     def wait(self, is_ready: Callable[[], bool], timeout_ns: int | None) -> bool:
         """Wait until `is_ready()`, and make progress meanwhile unless another thread does."""
-        try:
-            return self.loop.wait(is_ready, timeout_ns)
-        except BaseException:
-            self.call_soon(self.finish_pass)  # a signal handler may have raised within a pass
-            raise
+        return self.loop.wait(is_ready, timeout_ns)
+
+    def go_on(self) -> None:
+        """Do what a pass that an exception has cut short did not come to. Lock held."""
+        self.call_soon(self.finish_pass)
 
     def add_external_waiter(self) -> None:
         """See `Adapter.add_external_waiter`."""

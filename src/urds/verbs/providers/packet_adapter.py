@@ -221,12 +221,7 @@ class PacketAdapter(PacketForm, Adapter):
 
     @property
     def is_in_batch(self) -> bool:
-        """Return whether this thread sends later, at the end of a batch.
-
-        A batch is the body of `with adapter.flushing, adapter.batch`. A signal handler may raise
-        where a method of Python begins, `__exit__` too: so what ends it is a lock, whose exit is
-        not Python's, and `flushing` only sends.
-        """
+        """Return whether this thread sends later, at the end of `with flushing, batch`."""
         return bool(self.batch._is_owned())  # type: ignore[attr-defined]  # as Condition asks
 
     def flush(self) -> None:
@@ -523,7 +518,10 @@ class LoopPacketAdapter(LoopAdapter, PacketAdapter):
 
 
 class _Flushing:
-    """Context that sends at its end. After an exception inside, what waits is left to the next."""
+    """Context that sends at its end. After an exception inside, what waits is left to the next.
+
+    What ends the batch is a lock: a signal handler may raise where a Python `__exit__` begins.
+    """
 
     __slots__ = ("_adapter",)
 

@@ -201,7 +201,7 @@ class UdpAdapter(LoopPacketAdapter):
         )
         self._endpoints: dict[HostPort, UdpEndpoint] = {}  # by host and port asked for; 0: any
         self._claims: dict[HostPort, int] = {}  # listeners per endpoint
-        self.loop = ProgressLoop(self.lock)
+        self.loop = ProgressLoop(self.lock, on_cut=self.go_on)
         try:
             with self.lock:
                 self._main = self._endpoint((self.settings.address, 0))

@@ -100,7 +100,9 @@ class ShmAdapter(LoopPacketAdapter):
         self._looped_bytes = 0
         self._idle_passes = 0  # of `progress`, in a row
         with self.lock:  # the progress thread waits for it until all is here
-            self.loop = self._loop_kind(self.lock, memory=self, on_abandon=self._abandon_in_child)
+            self.loop = self._loop_kind(
+                self.lock, memory=self, on_abandon=self._abandon_in_child, on_cut=self.go_on
+            )
             self.peers = self._make_peers()
         _alive.add(self)
 

@@ -89,6 +89,7 @@ class NativeLoop(ProgressLoop):
             self._end_wait(number)
         except BaseException:
             self._end_wait(number)  # also where the first was cut short
+            self.resume()
             raise
         with self._lock:
             return is_ready()
@@ -144,6 +145,7 @@ class NativeLoop(ProgressLoop):
         """Go on behind an exception that has cut a wait short: what was due then still is."""
         with self._lock:
             if not self.is_closed:
+                self._soon.append(self._on_cut)
                 self._tell_pass(True)
         self.handle_left()
 

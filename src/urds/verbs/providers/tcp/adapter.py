@@ -74,7 +74,7 @@ class TcpAdapter(LoopAdapter):
         self.owners: dict[int, TcpConnection] = {}  # by queue pair number
         self._qpn_next = _QPN_FIRST
         self._closed = False
-        self.loop = ProgressLoop(self.lock)
+        self.loop = ProgressLoop(self.lock, on_cut=self.go_on)
         self.datagrams = DatagramAdapter(self)
 
     @property
