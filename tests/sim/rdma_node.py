@@ -118,8 +118,6 @@ class SimPlane(Plane):
             return take(source_port, target_port, payload, extension)
 
         path.deliver = deliver  # type: ignore[method-assign]  # the judge listens
-        if isinstance(transport, RdmaPath):
-            _count_given_up(transport)
         return path
 
     def listen(self, on_want: Callable[[bool], None]) -> None:
@@ -233,7 +231,9 @@ class SimNode:
         return self._sequence_first
 
     def _resolve(self, mailbox: Any, peer: IPAddress) -> None:
-        self.rdma.resolve(mailbox, peer)
+        path = self.rdma.resolve(mailbox, peer)
+        if "give_up" not in vars(path):
+            _count_given_up(path)
 
     # -- the control thread
 

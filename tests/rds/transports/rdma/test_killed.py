@@ -39,8 +39,8 @@ from urds.rds.constants import MSG_DONTWAIT, RdmaStatus
 from urds.rds.plane.contract import Mailbox, Operation
 from urds.rds.runtime.process import process
 from urds.rds.transports.rdma.link import Link
-from urds.rds.transports.rdma.path import RdmaPath
 from urds.rds.transports.rdma.sending import Outgoing
+from urds.rds.transports.rdma.surroundings import Surroundings
 
 SEEDS = range(int(os.environ.get("TEST_KILL_SEEDS", "1")))  # more of them by hand
 DEVICES = ("shm0", "tcp0")
@@ -62,7 +62,7 @@ class Records:
         self.given_up: list[bytes] = []
         self.acknowledged: list[bytes] = []
         self.told: Counter[int] = Counter()
-        give_up, end_operation = Outgoing._give_up, RdmaPath.operation_ended
+        give_up, end_operation = Outgoing._give_up, Surroundings.operation_ended
         acknowledge = Outgoing.handle_acknowledged
 
         def note_given_up(outgoing: Outgoing, messages: Any) -> int:
@@ -76,13 +76,13 @@ class Records:
             self.acknowledged += [bytes(one.payload) for one in before if one.owner is None]
             return is_well
 
-        def note_told(path: RdmaPath, owner: Mailbox, operation: Operation) -> None:
+        def note_told(around: Surroundings, owner: Mailbox, operation: Operation) -> None:
             self.told[id(operation)] += 1
-            end_operation(path, owner, operation)
+            end_operation(around, owner, operation)
 
         monkeypatch.setattr(Outgoing, "_give_up", note_given_up)
         monkeypatch.setattr(Outgoing, "handle_acknowledged", note_acknowledged)
-        monkeypatch.setattr(RdmaPath, "operation_ended", note_told)
+        monkeypatch.setattr(Surroundings, "operation_ended", note_told)
         # A courier frees what is acknowledged without telling each; the victims have theirs.
         monkeypatch.setattr(Link, "_make_courier", lambda _link, _qp: None)
 

@@ -63,7 +63,7 @@ class FakePath:
         self.lock = Lock()
         self.core = FakeCore()
         self.rdma_counters = RdmaCounters()
-        self.is_paused = False
+        self.around = SimpleNamespace(is_paused=False)
         self.protocol_errors: list[str] = []
         self.wrong_keys = 0
 
@@ -124,14 +124,14 @@ def pair() -> Pair:
 
 def test_receives_are_held_back_while_the_path_pauses_and_counted(pair: Pair) -> None:
     path, counters = pair.paths[1], pair.paths[1].rdma_counters
-    path.is_paused = True
+    path.around.is_paused = True
     pair.say(b"1", b"2", b"3")
     assert (counters.ib_rx_alloc_limit, counters.ib_rx_ring_empty) == (3, 0)
     pair.say(b"4", b"5")
     assert path.core.heard == [b"1", b"2", b"3", b"4"], "the fifth waits at its sender"
     assert (counters.ib_rx_alloc_limit, counters.ib_rx_ring_empty) == (4, 1)
     assert (path.core.posted, counters.ib_rx_refill_from_thread) == (0, 0)
-    path.is_paused = False
+    path.around.is_paused = False
     pair.links[1].resume()
     pair.network.run(for_ns=1_000_000_000)
     assert path.core.heard[4:] == [b"5"]
@@ -140,7 +140,7 @@ def test_receives_are_held_back_while_the_path_pauses_and_counted(pair: Pair) ->
 
 def test_a_resume_between_two_looks_loses_no_credit(pair: Pair) -> None:
     path = pair.paths[1]
-    path.is_paused = True
+    path.around.is_paused = True
 
     class Releasing:
         """The lock of the cores; another thread resumes the path as soon as it is free."""
@@ -148,7 +148,7 @@ def test_a_resume_between_two_looks_loses_no_credit(pair: Pair) -> None:
         def __enter__(self) -> None: ...
 
         def __exit__(self, *_: object) -> None:
-            path.is_paused = False
+            path.around.is_paused = False
 
     path.lock = Releasing()
     pair.say(b"1")

@@ -19,13 +19,11 @@ docs/reference/rds.md 1, 4.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from urds.rds.constants import RdmaStatus
 from urds.rds.plane.contract import AtomicOperation, Operation, RdmaTransfer
-from urds.rds.transports.rdma.core_numbers import CoreNumbers, Posted
 from urds.rds.transports.rdma.credits import CREDITS_MAX, Credits
 from urds.rds.transports.rdma.frames import (
     ACK_ONLY,
@@ -37,6 +35,7 @@ from urds.rds.transports.rdma.frames import (
     Work,
     is_ack_only,
 )
+from urds.rds.transports.rdma.posted import PostedWork
 from urds.rds.transports.rdma.receiving import Incoming
 from urds.rds.transports.rdma.sending import Outgoing, Want
 from urds.rds.wire.checksum import header_intact
@@ -44,6 +43,8 @@ from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER, HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from urds.rds.plane.contract import Mailbox as Owner
     from urds.rds.plane.python.counters import Counters
     from urds.rds.transports.rdma.counters import RdmaCounters
@@ -86,14 +87,11 @@ class Around(Protocol):
         """Note how an operation ended; its `status` is set."""
 
 
-class ConnectionCore(CoreNumbers):
+class ConnectionCore:
     """State of one connection to a peer, over all its outages.
 
     The shell queues and counts messages in `outgoing`, whose `freed` it clears.
     """
-
-    outgoing: Outgoing
-    incoming: Incoming
 
     def __init__(
         self,
@@ -114,12 +112,8 @@ class ConnectionCore(CoreNumbers):
         self.outgoing = Outgoing(limits, counters, sequence_first=sequence_first)
         self.incoming = Incoming(limits, counters, rdma, around, answer_ping=self._answer_ping)
         self._credits = Credits()
-        self._posted: deque[Posted] = deque()  # at most `send_ring`
-        self._wr_id_next = 1  # never reused: a completion of an older connection finds nothing
-        self._ack_wr_id = 0  # of the acknowledgement that is on its way, 0 if there is none
-        self._told = 0  # the acknowledgement that the last frame sent named
+        self._posted = PostedWork()  # at most `send_ring`
         self._is_packed = False  # frames of this connection may hold several messages
-        self._frames_under_way = 0  # posted and not completed, without acknowledgements
 
     # -- the connection comes and goes
 
@@ -148,7 +142,6 @@ class ConnectionCore(CoreNumbers):
         self.is_attached = True
         self.map_due = True
         self._was_acknowledged = False
-        self._told = 0
         self._credits.begin(credits)
         is_long = frame_format >= FrameFormat.LONG
         fragment_bytes = LONG_FRAGMENT_BYTES if is_long else FRAGMENT_BYTES
@@ -167,9 +160,7 @@ class ConnectionCore(CoreNumbers):
             return
         self.is_attached = False
         self.map_due = False
-        self._posted.clear()
-        self._frames_under_way = 0
-        self._ack_wr_id = 0
+        self._posted.end_connection()
         self._credits.end()
         self.incoming.end_connection()
         self._is_packed = self.outgoing.is_packed = False
@@ -266,21 +257,21 @@ class ConnectionCore(CoreNumbers):
         """
         return (
             self._is_packed
-            and self._frames_under_way > 0
+            and self._posted.frames > 0
             and self.outgoing.may_gather()
             and not self._acknowledgement_may_go()
         )
 
     def _acknowledgement_may_go(self) -> bool:
         """Tell whether an acknowledgement of its own is due, and none is on its way."""
-        return self._acknowledgement_is_due() and not self._ack_wr_id
+        return self._acknowledgement_is_due() and not self._posted.has_acknowledgement
 
     def _acknowledgement_is_due(self) -> bool:
         return self.incoming.acknowledgement_asked or self._credits.update_is_due()
 
     def _post_piece(self) -> Work:
-        piece, task = self.outgoing.take_piece(self._wr_id_next)
-        self._note_posted(task)
+        piece, task = self.outgoing.take_piece(self._posted.wr_id_next)
+        self._posted.note_piece(task)
         return piece
 
     def _post_frame(self) -> Work:
@@ -292,39 +283,29 @@ class ConnectionCore(CoreNumbers):
         self.rdma.ib_ack_send_piggybacked += incoming.acknowledgement_asked
         credit = self._take_credit()
         frame = outgoing.take_frame(
-            self._wr_id_next,
+            self._posted.wr_id_next,
             acknowledgement=incoming.acknowledgement,
             credit=credit,
             # A peer that only solicited frames wake would else not grant the awaited credits.
             solicited=not self._credits.may_take(),
         )
-        self._frames_under_way += 1
-        self._note_told()
-        self._note_posted(None)
+        incoming.note_told()
+        self._posted.note_frame()
         return frame
 
     def _post_acknowledgement(self) -> Work:
         credit = self._take_credit()
         data = ACK_ONLY.emit(acknowledgement=self.incoming.acknowledgement, credit=credit)
-        frame = Frame(self._wr_id_next, data, solicited=True)
+        frame = Frame(self._posted.wr_id_next, data, solicited=True)
         self.rdma.ib_ack_sent += 1
-        self._ack_wr_id = frame.wr_id
-        self._note_told()
-        self._note_posted(None)
+        self.incoming.note_told()
+        self._posted.note_acknowledgement()
         return frame
 
     def _take_credit(self) -> int:
         credit = self._credits.take()
         self.rdma.ib_tx_credit_updates += credit > 0
         return credit
-
-    def _note_told(self) -> None:
-        self._told = self.incoming.acknowledgement
-        self.incoming.acknowledgement_asked = False
-
-    def _note_posted(self, task: Task | None) -> None:
-        self._posted.append((self._wr_id_next, task))
-        self._wr_id_next += 1
 
     @property
     def is_useful(self) -> bool:
@@ -334,7 +315,7 @@ class ConnectionCore(CoreNumbers):
     @property
     def has_ack_pending(self) -> bool:
         """Whether messages lie in inboxes that the peer was not told of."""
-        return self.is_attached and self.incoming.acknowledgement != self._told
+        return self.is_attached and self.incoming.has_untold
 
     def acknowledge(self) -> None:
         """Make a pending acknowledgement due at once: later there may be no connection."""
@@ -345,17 +326,8 @@ class ConnectionCore(CoreNumbers):
 
     def handle_completed(self, wr_id: int, outcome: Outcome) -> None:
         """Note how a work request ended; earlier ones that were not reported are done."""
-        posted = self._posted
-        if not posted or wr_id > posted[-1][0]:
-            return
-        while posted and posted[0][0] <= wr_id:
-            number, task = posted.popleft()
-            if number == self._ack_wr_id:
-                self._ack_wr_id = 0
-            elif task is None:
-                self._frames_under_way -= 1
-            if task is not None:
-                self._handle_piece_completed(task, outcome if number == wr_id else Outcome.DONE)
+        for task, is_reported in self._posted.complete(wr_id):
+            self._handle_piece_completed(task, outcome if is_reported else Outcome.DONE)
         if self.outgoing.ended:
             self._tell_ended()
 
@@ -456,3 +428,32 @@ class ConnectionCore(CoreNumbers):
             return
         self.outgoing.queue(None, 0, port, b"")
         self.counters.send_pong += 1
+
+    # -- a courier goes on from the numbers, and gives them back
+
+    def hand_over(self) -> tuple[Any, ...] | None:
+        """Return the numbers, for a courier to go on from; None while it could not."""
+        outgoing, incoming = self.outgoing, self.incoming
+        if not self._is_packed or self._credits.is_on or self.map_due or incoming.is_partial:
+            return None
+        posted = self._posted.hand_over()
+        if posted is None:
+            return None
+        messages = outgoing.hand_over_messages(outgoing.sequence_next)
+        if messages is None:
+            return None
+        left = outgoing.budget.left()
+        return messages, outgoing.sequence_next, left, *posted, incoming.numbers()
+
+    def take_back(
+        self,
+        frame_next: int,
+        posted: Sequence[tuple[int, bool]],
+        received: tuple[int, int, bool, int],
+        *,
+        acknowledged: int,
+    ) -> None:
+        """Go on from the numbers of a courier."""
+        self._posted.take_back(frame_next, posted)
+        self.incoming.take_back(received)
+        self._was_acknowledged |= acknowledged > 0

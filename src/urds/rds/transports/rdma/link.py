@@ -172,7 +172,7 @@ class Link:
         """Go on from where a courier has stopped; the lock of the cores alone is held."""
         self._slots, self._done_bytes = slots, done_bytes
         if pauses:
-            self.path.is_paused = True
+            self.path.around.is_paused = True
         if paused_slot is not None:
             self._hold(paused_slot)
 
@@ -279,7 +279,7 @@ class Link:
     def give(self) -> None:
         """Have a courier go on, if there is one. The lock of the cores is held as well."""
         path, courier = self.path, self._courier
-        is_held_up = self._is_taking or self._held or path.is_paused
+        is_held_up = self._is_taking or self._held or path.around.is_paused
         if courier is not None and not is_held_up and self._protocol_error is None:
             courier.give(path.core)
 
@@ -384,7 +384,7 @@ class Link:
             end, start = start + wc.byte_len, start + self._done_bytes
             self._done_bytes = 0
             reason = path.core.handle_frame(self._view[start:end])
-            is_paused = path.is_paused  # read once: without the lock `resume` may change it
+            is_paused = path.around.is_paused  # read once: without the lock `resume` may change it
             grows = reason is None and not is_paused and self._slots < self._slots_max
             if reason is None and not is_paused:
                 path.core.handle_posted(1 + grows)

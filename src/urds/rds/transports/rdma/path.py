@@ -9,7 +9,9 @@ the control thread only, under the locks of the link's adapter and of the cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from threading import RLock
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,24 +20,31 @@ from urds.rds.constants import MAX_MESSAGE_BYTES, RdmaStatus
 from urds.rds.control.rdma_events import Attach, PeerKey
 from urds.rds.plane.contract import (
     Buffer,
+    Carrier,
     Mailbox,
+    MessageRow,
     Operation,
     PathActivity,
+    PathRow,
+    RdmaRow,
 )
 from urds.rds.plane.message_transport import Charge
 from urds.rds.transports.peer_history import PeerName
+from urds.rds.transports.rdma.charges import Charges
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.courier import CoreLock
-from urds.rds.transports.rdma.path_rows import PathRows
+from urds.rds.transports.rdma.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from urds.common.types import IPAddress
     from urds.rds.plane.contract import Plane
     from urds.rds.plane.python.counters import Counters
     from urds.rds.transports.rdma.counters import RdmaCounters
+    from urds.rds.transports.rdma.frames import MessageEntry
     from urds.rds.transports.rdma.link import Link
 
 _ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
+_ROWS_MAX: Final = 65536  # of each message table
 
 
 class Shared(Protocol):
@@ -99,11 +108,8 @@ class Acknowledgements:
         self._times.pop(path, None)
 
 
-class RdmaPath(PathRows):
+class RdmaPath:
     """A `MessageTransport` over one RDMA connection, which comes and goes."""
-
-    core: ConnectionCore
-    link: Link | None
 
     def __init__(
         self,
@@ -122,9 +128,6 @@ class RdmaPath(PathRows):
         self.index = 0
         self.lock = CoreLock(node.lock)
         self.rdma_counters = node.counters
-        self.core = ConnectionCore(
-            limits, node.message_counters, node.counters, self, sequence_first=sequence_first
-        )
         self.outside = node.plane.external_path(
             local=local,
             peer=self.peer,
@@ -132,15 +135,18 @@ class RdmaPath(PathRows):
             message_bytes_max=min(limits.message_bytes_max, MAX_MESSAGE_BYTES),
             transport=self,
         )
+        self.around = Surroundings(
+            self.outside, partial(node.note_key_used, local), answers_pings=may_answer_ping
+        )
+        self.core = ConnectionCore(
+            limits, node.message_counters, node.counters, self.around, sequence_first=sequence_first
+        )
         self.core.outgoing.gatherer = self.outside
         self.mailboxes: set[Mailbox] = set()  # routed here; control lock
-        self.is_paused = False  # a mailbox is over its hard bound
         self.link: Link | None = None
         self.failure = ""  # why the last attempt to connect failed
         self._node = node
-        self._full = False
-        self._limits = limits
-        self._may_answer_ping = may_answer_ping
+        self._charges = Charges(self.outside, self.core.outgoing, messages_max=limits.messages_max)
         self._is_wanted = False
         self._acknowledges_unasked = False  # an own node: it waits for what it sent last
 
@@ -164,7 +170,7 @@ class RdmaPath(PathRows):
                 charge = self._queue(sender, port, payload, extension, operations, may_wait)
             except BaseException as error:
                 if "reason" not in error.__dict__:  # of a signal's handler, at any place
-                    self._reconcile(sender)
+                    self._charges.refund_unqueued(sender)
                 raise
             leaves = self.link is None or self.core.wants_work()
             if not leaves:
@@ -204,20 +210,9 @@ class RdmaPath(PathRows):
             # docs/reference/rds.md 1.6.
             ack_required=charge is Charge.ASKS,
         )
-        self._check_full()
+        self._charges.update_full()
         self._want()
         return charge
-
-    def _reconcile(self, sender: Mailbox) -> None:
-        """Refund what was charged and not queued: a signal's handler came between. Lock held."""
-        messages, payload_bytes = self.outside.held(sender)
-        for known, known_bytes in (
-            self.core.outgoing.held(sender),
-            self.core.outgoing.freed.get(sender, (0, 0)),
-        ):
-            messages, payload_bytes = messages - known, payload_bytes - known_bytes
-        if messages:
-            self.outside.refund(sender, messages=messages, payload_bytes=payload_bytes)
 
     def _want(self) -> None:
         """Ask the control plane for a connection, once per outage. Lock held."""
@@ -247,7 +242,7 @@ class RdmaPath(PathRows):
                 counters.send_cancelled += count
             else:
                 counters.send_given_up += count
-            self.finish_freed()
+            self._charges.refund_freed()
         self._node.plane.finish_pass()
         return count
 
@@ -258,21 +253,6 @@ class RdmaPath(PathRows):
             self._node.message_counters.send_linger_over += sum(counts)
         self.cancel(mailbox, None)
         return counts
-
-    def _check_full(self) -> None:
-        full = self.core.outgoing.message_count() >= self._limits.messages_max
-        if full is not self._full:
-            self._full = full
-            self.outside.set_full(full)
-
-    def finish_freed(self) -> None:
-        """Refund freed messages to their owners, and report room on the path. Lock held."""
-        freed = self.core.outgoing.freed
-        while freed:
-            owner, (messages, freed_bytes) = freed.popitem()
-            self.outside.refund(owner, messages=messages, payload_bytes=freed_bytes)
-        if self._full:
-            self._check_full()
 
     # -- work; no lock held
 
@@ -300,7 +280,7 @@ class RdmaPath(PathRows):
     def resume(self) -> None:
         """Receive messages again."""
         with self.lock:  # a courier may have paused it
-            self.is_paused = False
+            self.around.is_paused = False
         link = self.link
         if link is not None:
             link.device.soon(link, link.resume)
@@ -354,7 +334,7 @@ class RdmaPath(PathRows):
         The lock of a link's adapter is held.
         """
         with self.lock:
-            self.finish_freed()
+            self._charges.refund_freed()
             if self.core.has_ack_pending and self._acknowledges_unasked:
                 # The last messages of a burst ask for nothing.
                 self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
@@ -388,7 +368,7 @@ class RdmaPath(PathRows):
             with self.lock:
                 self.link = link
                 self._acknowledges_unasked = agreed.is_urds_peer
-                self.is_paused = self._is_wanted = False
+                self.around.is_paused = self._is_wanted = False
                 self.outside.set_connected(True)
                 self.core.attach(
                     acknowledged=agreed.acknowledged,
@@ -406,9 +386,9 @@ class RdmaPath(PathRows):
             link.close()
             with self.lock:
                 self.link = None
-                self.is_paused = self._is_wanted = False
+                self.around.is_paused = self._is_wanted = False
                 self.core.detach()
-                self.finish_freed()
+                self._charges.refund_freed()
                 if self.core.outgoing.holds():
                     self._want()
         self._node.plane.finish_pass()
@@ -420,7 +400,7 @@ class RdmaPath(PathRows):
             count = self.core.restart_peer()
             counters.peer_restarted += 1
             counters.send_given_up += count
-            self.finish_freed()
+            self._charges.refund_freed()
         self._node.plane.finish_pass()
         return count
 
@@ -432,7 +412,7 @@ class RdmaPath(PathRows):
             for owner in self.core.outgoing.freed:
                 self.outside.fail(owner)
             self._is_wanted = False
-            self.finish_freed()
+            self._charges.refund_freed()
         self._node.plane.finish_pass()
         return count
 
@@ -450,36 +430,49 @@ class RdmaPath(PathRows):
             received = incoming.sequence_expected + acknowledged
             return PathActivity(received, oldest, outgoing.sequence_next)
 
-    # -- as the core's surroundings; the lock of the cores is held
+    # -- what tables show; no lock held
 
-    def deliver(self, source_port: int, target_port: int, payload: bytes, extension: bytes) -> None:
-        """Put a whole message into its mailbox; one far over its buffer pauses the path."""
-        if not self.outside.deliver(source_port, target_port, payload, extension):
-            self.is_paused = True
+    def row(self) -> PathRow:
+        """Describe the path for rds-info."""
+        with self.lock:
+            core = self.core
+            unsent = sum(1 for _ in core.outgoing.unsent_entries())
+            return PathRow(
+                local=self.local,
+                peer=self.peer,
+                index=self.index,
+                transport=Carrier.RDMA,
+                tos=self.key.tos,
+                up=self.link is not None,
+                sending=core.wants_work(),
+                held=False,
+                sequence_next=core.outgoing.sequence_next,
+                sequence_expected=core.incoming.sequence_expected,
+                unsent_messages=unsent,
+                unacknowledged_messages=core.outgoing.message_count() - unsent,
+                local_stream=None,
+                peer_stream=None,
+                header_remaining_bytes=0,
+                data_remaining_bytes=0,
+                stream_sent_bytes=0,
+                stream_expected_bytes=0,
+                stream_acknowledged_bytes=0,
+                rdma=RdmaRow(self.key.passive) if self.link is None else self.link.row(),
+            )
 
-    def take_map(self, data: bytes) -> None:
-        """Put the peer's congestion map in force; monitors are told of cleared ports alone.
+    def unsent_rows(self) -> list[MessageRow]:
+        """List what was never sent."""
+        with self.lock:
+            return self._rows(self.core.outgoing.unsent_entries())
 
-        Source: linux v6.12 net/rds/ib_recv.c (rds_ib_cong_recv); docs/reference/rds.md 3.7.
-        """
-        self.outside.take_peer_map(data)
+    def sent_rows(self) -> list[MessageRow]:
+        """List what was sent and is not acknowledged."""
+        with self.lock:
+            return self._rows(self.core.outgoing.sent_entries())
 
-    def map_bytes(self) -> bytes:
-        """Return the local map as it is now."""
-        return self.outside.local_map()
-
-    def may_answer_ping(self, port: int) -> bool:
-        """Tell whether a pong may be sent: this node answers pings, and the target has room."""
-        return self._may_answer_ping and not self.outside.peer_is_congested(port)
-
-    def key_used(self, target_port: int, key: int) -> None:
-        """Note that the peer's operation has used a region of the socket that its message is for.
-
-        Another socket's regions are not the peer's to use up. Source: linux v6.12 net/rds/rdma.c
-        (rds_rdma_unuse).
-        """
-        self._node.note_key_used(self.local, target_port, key)
-
-    def operation_ended(self, owner: Mailbox, operation: Operation) -> None:
-        """Tell the sender how its operation ended."""
-        owner.note_operation(operation)
+    def _rows(self, entries: Iterable[MessageEntry]) -> list[MessageRow]:
+        local, peer, tos = self.local, self.peer, self.key.tos
+        return [
+            MessageRow(sequence, payload_bytes, local, source_port, peer, target_port, tos)
+            for sequence, payload_bytes, source_port, target_port in islice(entries, _ROWS_MAX)
+        ]
