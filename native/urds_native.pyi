@@ -658,8 +658,6 @@ class ShmEngine(Engine):
         Raises as `Engine`.
         """
 
-    @property
-    def has_channels(self) -> bool: ...
     def begin_wait(self) -> int:
         """Begin a wait for what the loop tells, and return its number; `end_wait` ends it."""
 

@@ -46,7 +46,7 @@ macro_rules! numbered {
         pub enum $name { $($member = $value),* }
 
         impl $name {
-            pub const ALL: &[Self] = &[$(Self::$member),*];
+            pub const NUMBERS: &[u8] = &[$($value),*];
 
             /// Return the member of a number, `None` if there is none.
             pub fn of(number: i64) -> Option<Self> {

@@ -3,20 +3,19 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use pyo3::PyClass;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyBytes, PyList, PyWeakrefMethods, PyWeakrefReference};
 use urds_channel::slots::PAYLOAD_BYTES_MAX;
-use urds_channel::sys::{Errno, random};
 use urds_dataplane::clock::Clock;
 use urds_stream_link::News;
 use urds_verbs::Engine as Machine;
 use urds_verbs::attributes::Link;
 use urds_verbs::errors::{EOPNOTSUPP, Rejected};
-use urds_verbs::keys::{Draw, Registration};
 use urds_verbs::numbers::{GID_BYTES, QpKind};
 use urds_verbs::queue_pair::Setup;
 use urds_verbs::work::{Completion, Element, Event};
@@ -26,15 +25,11 @@ use crate::deferred;
 use crate::errors::{EIO, os_error};
 use crate::verbs::couriers::Couriers;
 use crate::verbs::looking::Looks;
-use crate::verbs::memory::Buffer;
-use crate::verbs::queue_pair::QueuePair;
+use crate::verbs::queue_pair::{Kept, QueuePair};
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
-use crate::verbs::regions::{Extent, MemoryWindow, Region};
-use crate::verbs::values::{cap_of, domain_of, gid_of, integer, refused, route_of, tables, wide};
+use crate::verbs::regions::{MemoryWindow, Region, Registered, random_keys};
+use crate::verbs::values::{Gid, cap_of, domain_of, integer, refused, route_of, tables};
 use crate::verbs::waiting::Waits;
-
-/// Random numbers of one system call.
-const DRAWN_MAX: usize = 32;
 
 /// What the handles of one engine share.
 ///
@@ -56,35 +51,44 @@ pub struct Core {
     pub waits: Option<Waits>,
     /// Handles by what they stand for: events name them.
     elements: Mutex<HashMap<Element, Py<PyWeakrefReference>>>,
-    /// Regions by key and windows by number, which are there until they are taken back.
-    regions: Mutex<HashMap<u32, Py<Region>>>,
-    windows: Mutex<HashMap<u64, Py<MemoryWindow>>>,
+    pub registered: Registered,
 }
 
 impl Core {
-    /// Do work on the machine, then release what it dropped.
+    /// Do work on the machine, then wake who waits for what it brought, and release what it dropped.
     ///
     /// After a panic every call fails: EIO.
     pub fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Machine) -> T) -> PyResult<T> {
+        let result = self.enter(work, true);
+        deferred::drain(py);
+        result.ok_or_else(|| os_error(EIO, "a panic of the verbs engine, told on stderr"))
+    }
+
+    /// Work on the machine without the interpreter; `None` after a panic.
+    pub fn outside<T>(&self, work: impl FnOnce(&mut Machine) -> T) -> Option<T> {
+        self.enter(work, false)
+    }
+
+    #[inline]
+    fn enter<T>(&self, work: impl FnOnce(&mut Machine) -> T, wakes: bool) -> Option<T> {
         let is_broken = || self.is_broken.load(Relaxed);
         // Before the lock as well: in the child of a fork it may be held for ever.
-        let result = if is_broken() {
-            None
-        } else {
-            let mut machine = self.machine.lock();
-            machine.counters.entered += 1;
-            let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
-            let result = if is_broken() { None } else { work() };
+        if is_broken() {
+            return None;
+        }
+        let mut machine = self.machine.lock();
+        machine.counters.entered += 1;
+        let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
+        let result = if is_broken() { None } else { work() };
+        if result.is_none() {
+            self.is_broken.store(true, Relaxed);
+        }
+        if wakes {
             let wakes = self.ready_waiters(&machine, None);
             drop(machine);
             self.wake(&wakes);
-            result
-        };
-        deferred::drain(py);
-        result.ok_or_else(|| {
-            self.is_broken.store(true, Relaxed);
-            os_error(EIO, "a panic of the verbs engine, told on stderr")
-        })
+        }
+        result
     }
 
     /// Do work on the machine and its channels, at the time of the system's clock.
@@ -103,6 +107,21 @@ impl Core {
         })
     }
 
+    /// Do work on the machine and its channels, then have the adapter do what that leaves to it.
+    pub fn through_pass<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
+    ) -> PyResult<T> {
+        let (result, left) = self.through(py, |machine, channels, now_ns| {
+            let pushed = machine.shared.told.pushed;
+            let result = work(machine, channels, now_ns);
+            (result, self.left(machine, channels, pushed))
+        })?;
+        self.finish_pass(py, left)?;
+        Ok(result)
+    }
+
     /// Send what queue pairs have to send, if there are channels.
     pub fn flush(&self, py: Python<'_>) -> PyResult<()> {
         if !self.has_channels.load(Relaxed) {
@@ -115,25 +134,17 @@ impl Core {
 
     /// Take completions of a queue.
     pub fn take(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let mut taken = Vec::new();
-        let mut poll = |machine: &mut Machine| {
-            if let Some(queue) = machine.shared.completions.get_mut(number) {
-                queue.poll(count, &mut taken);
-            }
-        };
-        if self.couriers.has_any() {
-            // In the same section: what is a courier's must not be told to others.
-            self.couriers.held(|| {
-                self.call(py, |machine| {
-                    let (mut channels, now_ns) = (self.channels.lock(), now_ns());
-                    self.couriers.serve(machine, &mut channels, now_ns);
-                    poll(machine);
-                })
-            })?;
-        } else {
-            self.call(py, poll)?;
+        if !self.couriers.has_any() {
+            return self.call(py, |machine| taken_of(machine, number, count));
         }
-        Ok(taken)
+        // In the same section: what is a courier's must not be told to others.
+        self.couriers.held(|| {
+            self.call(py, |machine| {
+                let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+                self.couriers.serve(machine, &mut channels, now_ns);
+                taken_of(machine, number, count)
+            })
+        })
     }
 
     /// Do work that may be refused.
@@ -145,11 +156,21 @@ impl Core {
         self.call(py, work)?.map_err(|error| refused(&error))
     }
 
-    fn remember(&self, element: Element, handle: &Bound<'_, PyAny>) -> PyResult<()> {
-        let reference = PyWeakrefReference::new(handle)?.unbind();
+    /// Make the handle of what events name.
+    fn handle_of<'py, T>(
+        &self,
+        py: Python<'py>,
+        element: Element,
+        handle: T,
+    ) -> PyResult<Bound<'py, T>>
+    where
+        T: PyClass + Into<PyClassInitializer<T>>,
+    {
+        let handle = Bound::new(py, handle)?;
+        let reference = PyWeakrefReference::new(handle.as_any())?.unbind();
         let before = self.elements.lock().insert(element, reference);
         drop(before);
-        Ok(())
+        Ok(handle)
     }
 
     /// Forget a handle that is gone, and what it stands for.
@@ -193,19 +214,6 @@ impl Core {
         let reference = self.elements.lock().get(&element)?.clone_ref(py);
         reference.bind(py).upgrade()
     }
-
-    /// Let go of the handles of regions and windows, whose engine is gone.
-    fn forget_memory(&self) {
-        let regions = std::mem::take(&mut *self.regions.lock());
-        let windows = std::mem::take(&mut *self.windows.lock());
-        drop((regions, windows));
-    }
-
-    /// Return the region of a key.
-    pub fn region(&self, py: Python<'_>, key: u32) -> Option<Py<Region>> {
-        let regions = self.regions.lock();
-        regions.get(&key).map(|region| region.clone_ref(py))
-    }
 }
 
 impl Drop for Core {
@@ -226,41 +234,17 @@ pub struct Engine {
     gid: [u8; GID_BYTES],
 }
 
+/// Take completions of a queue.
+pub fn taken_of(machine: &mut Machine, number: u32, count: usize) -> Vec<Completion> {
+    let mut taken = Vec::new();
+    if let Some(queue) = machine.shared.completions.get_mut(number) {
+        queue.poll(count, &mut taken);
+    }
+    taken
+}
+
 pub fn now_ns() -> i64 {
     i64::try_from(Clock::Monotonic.now_ns()).unwrap_or(i64::MAX)
-}
-
-/// Return draws for keys, of the system's random bytes: who has seen some foresees no other.
-fn draw() -> Result<Draw, Rejected> {
-    let mut drawn = Drawn::default();
-    drawn
-        .refill()
-        .map_err(|error| Rejected::new(error.0, "no random bytes"))?;
-    Ok(Box::new(move || drawn.next()))
-}
-
-/// Random numbers that were drawn together: a system call costs more than all of them.
-#[derive(Default)]
-struct Drawn {
-    numbers: [[u8; 8]; DRAWN_MAX],
-    left: usize,
-}
-
-impl Drawn {
-    fn refill(&mut self) -> Result<(), Errno> {
-        random::fill(self.numbers.as_flattened_mut())?;
-        self.left = DRAWN_MAX;
-        Ok(())
-    }
-
-    /// Return the next one, which nothing remembers.
-    fn next(&mut self) -> u64 {
-        if self.left == 0 {
-            self.refill().expect("the system had some before");
-        }
-        self.left -= 1;
-        u64::from_ne_bytes(std::mem::take(&mut self.numbers[self.left]))
-    }
 }
 
 impl Engine {
@@ -271,7 +255,7 @@ impl Engine {
     /// Make an engine, whose packets go through channels if there are any.
     pub fn over(
         link: &Bound<'_, PyAny>,
-        gid: &Bound<'_, PyAny>,
+        gid: Gid,
         checksum: bool,
         channels: Option<Channels>,
         looks: Looks,
@@ -287,7 +271,7 @@ impl Engine {
         let most = u32::try_from(PAYLOAD_BYTES_MAX).unwrap_or(u32::MAX);
         let has_channels = channels.is_some();
         let payload_bytes_max = has_channels.then_some(most);
-        let draw = has_random_keys.then(draw).transpose();
+        let draw = has_random_keys.then(random_keys).transpose();
         let mut machine = Machine::new(draw.map_err(|error| refused(&error))?, checksum);
         machine.tells_failures = has_channels;
         Ok(Self {
@@ -302,8 +286,7 @@ impl Engine {
                 couriers: Couriers::default(),
                 progressed_ns: AtomicI64::new(0),
                 elements: Mutex::default(),
-                regions: Mutex::default(),
-                windows: Mutex::default(),
+                registered: Registered::default(),
             }),
             link: Link {
                 mtu_bytes: link.getattr("mtu_bytes")?.extract()?,
@@ -313,7 +296,7 @@ impl Engine {
                 acks_wait: !has_channels && holds("acks_wait").unwrap_or(false),
             },
             link_traits: link.clone().unbind(),
-            gid: gid_of(gid)?,
+            gid: gid.0,
         })
     }
 }
@@ -324,7 +307,7 @@ impl Engine {
     #[pyo3(signature = (link, *, gid, checksum=false, has_random_keys=false))]
     fn new(
         link: &Bound<'_, PyAny>,
-        gid: &Bound<'_, PyAny>,
+        gid: Gid,
         checksum: bool,
         has_random_keys: bool,
     ) -> PyResult<Self> {
@@ -350,19 +333,14 @@ impl Engine {
         let number = self
             .core
             .attempt(py, |machine| machine.completion_queue(capacity, has_sink))?;
-        let core = Arc::clone(&self.core);
-        let made = Bound::new(
-            py,
-            CompletionQueue {
-                number,
-                core,
-                sink,
-                is_closed: Arc::default(),
-            },
-        )?;
+        let made = CompletionQueue {
+            number,
+            core: Arc::clone(&self.core),
+            sink,
+            is_closed: Arc::default(),
+        };
         let element = Element::CompletionQueue(number);
-        self.core.remember(element, made.as_any())?;
-        Ok(made)
+        self.core.handle_of(py, element, made)
     }
 
     #[pyo3(signature = (capacity, sge_max, *, pd))]
@@ -382,10 +360,7 @@ impl Engine {
             pd,
             attached: AtomicI64::new(0),
         };
-        let made = Bound::new(py, made)?;
-        let element = Element::ReceiveQueue(number);
-        self.core.remember(element, made.as_any())?;
-        Ok(made)
+        self.core.handle_of(py, Element::ReceiveQueue(number), made)
     }
 
     #[pyo3(signature = (
@@ -434,11 +409,15 @@ impl Engine {
             }
             Ok(machine.queue_pair(setup))
         })?;
-        let made = QueuePair::new(py, &self.core, number, &setup, &self.link_traits)?;
-        let made = Bound::new(py, made.keeping(pd, send_cq, recv_cq, srq))?;
-        let element = Element::QueuePair(number);
-        self.core.remember(element, made.as_any())?;
-        Ok(made)
+        let kept = Kept {
+            link: self.link_traits.clone_ref(py),
+            pd: Mutex::new(pd.clone().unbind()),
+            send_cq: send_cq.clone().unbind(),
+            recv_cq: recv_cq.clone().unbind(),
+            srq: srq.map(|srq| srq.clone().unbind()),
+        };
+        let made = QueuePair::new(py, &self.core, number, &setup, kept)?;
+        self.core.handle_of(py, Element::QueuePair(number), made)
     }
 
     // -- memory
@@ -446,41 +425,17 @@ impl Engine {
     #[pyo3(signature = (pd, memory, address, access, *, key=None))]
     fn register<'py>(
         &self,
-        py: Python<'py>,
         pd: &Bound<'py, PyAny>,
         memory: &Bound<'py, PyAny>,
         address: &Bound<'py, PyAny>,
         access: &Bound<'py, PyAny>,
         key: Option<i64>,
     ) -> PyResult<Bound<'py, Region>> {
-        let view = bytes_view(memory)?;
-        let buffer = Arc::new(Buffer::of(&view)?);
-        let (address, access) = (wide(address)?, integer(access)?);
-        let registration = registration_of(&buffer, address, access);
-        let domain = domain_of(pd)?.own;
-        let (id, key) = self.core.attempt(py, |machine| {
-            machine.shared.keys.register(domain, registration, key)
-        })?;
-        let region = Region {
-            id,
-            key: AtomicU32::new(key),
-            extent: Mutex::new(Extent {
-                pd: pd.clone().unbind(),
-                memory: Some(buffer),
-                view: view.unbind(),
-                address: u64::try_from(address).unwrap_or(0), // checked
-                access: significant(access),
-            }),
-            tag: Mutex::new(py.None()),
-            core: Arc::clone(&self.core),
-        };
-        let region = Bound::new(py, region)?;
-        let kept = region.clone().unbind();
-        self.core.regions.lock().insert(key, kept);
-        Ok(region)
+        Region::register(&self.core, pd, memory, (address, access), key)
     }
 
     #[pyo3(signature = (region, *, pd=None, view=None, address=None, access=None))]
+    #[allow(clippy::unused_self)] // as pyo3 calls it
     fn reregister(
         &self,
         py: Python<'_>,
@@ -490,84 +445,17 @@ impl Engine {
         address: Option<&Bound<'_, PyAny>>,
         access: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let found = region.get();
-        let (id, key) = (found.id, found.key.load(Relaxed));
-        let keeps_keys = view.is_none() && address.is_none();
-        let (old_memory, old_address, old_access) = {
-            let extent = found.extent.lock();
-            (extent.memory.clone(), extent.address, extent.access)
-        };
-        let view = view.map(bytes_view).transpose()?;
-        let buffer = match (&view, old_memory) {
-            (Some(view), _) => Arc::new(Buffer::of(view)?),
-            (None, Some(memory)) => memory,
-            (None, None) => {
-                let detail = format!("region {key:#x} was deregistered before");
-                return Err(refused(&Rejected::invalid(detail)));
-            }
-        };
-        let address = address.map_or(Ok(i128::from(old_address)), wide)?;
-        let access = access.map_or(Ok(old_access), integer)?;
-        let registration = registration_of(&buffer, address, access);
-        let domain = pd
-            .map(|pd| domain_of(pd).map(|domain| domain.own))
-            .transpose()?;
-        let new_key = self.core.attempt(py, |machine| {
-            let keys = &mut machine.shared.keys;
-            keys.reregister(id, key, domain, registration, keeps_keys)
-        })?;
-        let before = {
-            let mut extent = found.extent.lock();
-            let pd = pd.map_or_else(|| extent.pd.clone_ref(py), |pd| pd.clone().unbind());
-            let view = view.map_or_else(|| extent.view.clone_ref(py), Bound::unbind);
-            let changed = Extent {
-                pd,
-                memory: Some(buffer),
-                view,
-                address: u64::try_from(address).unwrap_or(0), // checked
-                access: significant(access),
-            };
-            std::mem::replace(&mut *extent, changed)
-        };
-        found.key.store(new_key, Relaxed);
-        {
-            let mut regions = self.core.regions.lock();
-            if let Some(kept) = regions.remove(&key) {
-                regions.insert(new_key, kept);
-            }
-        }
-        drop(before);
-        deferred::drain(py);
-        Ok(())
+        region.get().reregister(py, pd, view, (address, access))
     }
 
     #[pyo3(signature = (region, *, unbind=false))]
+    #[allow(clippy::unused_self)] // as pyo3 calls it
     fn deregister(&self, py: Python<'_>, region: &Bound<'_, Region>, unbind: bool) -> PyResult<()> {
-        let found = region.get();
-        let (id, key) = (found.id, found.key.load(Relaxed));
-        self.core.attempt(py, |machine| {
-            let keys = &mut machine.shared.keys;
-            if unbind {
-                keys.unbind_all(key);
-            }
-            keys.deregister(id, key).map(drop)
-        })?;
-        let empty = PyMemoryView::from(&PyBytes::new(py, b""))?
-            .into_any()
-            .unbind();
-        let (memory, view) = {
-            let mut extent = found.extent.lock();
-            let view = std::mem::replace(&mut extent.view, empty);
-            (extent.memory.take(), view)
-        };
-        let kept = self.core.regions.lock().remove(&key);
-        drop((memory, view, kept));
-        deferred::drain(py);
-        Ok(())
+        region.get().deregister(py, unbind)
     }
 
     fn find_region(&self, py: Python<'_>, lkey: i64) -> Option<Py<Region>> {
-        self.core.region(py, u32::try_from(lkey).ok()?)
+        self.core.registered.region(py, u32::try_from(lkey).ok()?)
     }
 
     #[getter]
@@ -576,46 +464,13 @@ impl Engine {
             .call(py, |machine| machine.shared.keys.region_count())
     }
 
-    fn window<'py>(
-        &self,
-        py: Python<'py>,
-        pd: &Bound<'py, PyAny>,
-        kind: i64,
-    ) -> PyResult<Bound<'py, MemoryWindow>> {
-        let domain = domain_of(pd)?.own;
-        let id = self
-            .core
-            .attempt(py, |machine| machine.shared.keys.new_window(domain, kind))?;
-        let window = MemoryWindow {
-            id,
-            kind: u8::try_from(kind).unwrap_or(0), // checked
-            pd: pd.clone().unbind(),
-            last_key: AtomicU32::new(0),
-            is_free: AtomicBool::new(false),
-            core: Arc::clone(&self.core),
-        };
-        let window = Bound::new(py, window)?;
-        let kept = window.clone().unbind();
-        self.core.windows.lock().insert(id, kept);
-        Ok(window)
+    fn window<'py>(&self, pd: &Bound<'py, PyAny>, kind: i64) -> PyResult<Bound<'py, MemoryWindow>> {
+        MemoryWindow::make(&self.core, pd, kind)
     }
 
+    #[allow(clippy::unused_self)] // as pyo3 calls it
     fn free_window(&self, py: Python<'_>, window: &Bound<'_, MemoryWindow>) -> PyResult<()> {
-        let found = window.get();
-        let id = found.id;
-        let last_key = self.core.call(py, |machine| {
-            let keys = &mut machine.shared.keys;
-            let key = keys.window(id).map(|window| window.rkey);
-            keys.free(id);
-            key
-        })?;
-        if let Some(key) = last_key {
-            found.last_key.store(key, Relaxed);
-        }
-        found.is_free.store(true, Relaxed);
-        let kept = self.core.windows.lock().remove(&id);
-        drop(kept);
-        Ok(())
+        window.get().free(py)
     }
 
     // -- packets and time
@@ -628,18 +483,17 @@ impl Engine {
         now_ns: i64,
     ) -> PyResult<()> {
         let route = route_of(source)?;
+        let receive = |bytes: &[u8]| {
+            let core = &self.core;
+            core.call(py, |machine| machine.receive(bytes, route, now_ns))
+        };
         if let Ok(bytes) = data.cast_exact::<PyBytes>() {
-            let bytes = bytes.as_bytes();
-            return self
-                .core
-                .call(py, |machine| machine.receive(bytes, route, now_ns));
+            return receive(bytes.as_bytes());
         }
         let mut buffer = crate::sys::Export::of(data)?;
         let bytes = buffer.gather(py);
         buffer.release(py);
-        let bytes = bytes?;
-        self.core
-            .call(py, |machine| machine.receive(&bytes, route, now_ns))
+        receive(&bytes?)
     }
 
     fn poll_transmit<'py>(
@@ -740,52 +594,17 @@ impl Engine {
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.core.looks.traverse(&visit)?;
-        if let Some(regions) = self.core.regions.try_lock() {
-            for region in regions.values() {
-                visit.call(region)?;
-            }
-        }
-        if let Some(windows) = self.core.windows.try_lock() {
-            for window in windows.values() {
-                visit.call(window)?;
-            }
-        }
-        Ok(())
+        self.core.registered.traverse(&visit)
     }
 
     fn __clear__(&self) {
-        self.core.forget_memory();
+        self.core.registered.forget_all();
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         // Each holds the core, which holds them.
-        self.core.forget_memory();
+        self.core.registered.forget_all();
     }
-}
-
-/// Return a view of an object's bytes.
-fn bytes_view<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let view = PyMemoryView::from(object)?.into_any();
-    let dimensions: usize = view.getattr("ndim")?.extract()?;
-    if dimensions == 1 && view.getattr("format")?.eq("B")? {
-        return Ok(view);
-    }
-    view.call_method1("cast", ("B",))
-}
-
-fn registration_of(buffer: &Arc<Buffer>, address: i128, access: i64) -> Registration {
-    Registration {
-        length: buffer.length() as u64,
-        is_readonly: buffer.is_readonly(),
-        memory: buffer.clone(),
-        address,
-        access,
-    }
-}
-
-/// Return the access bits that count: hints are dropped.
-fn significant(access: i64) -> i64 {
-    access & i64::from(urds_verbs::numbers::KNOWN_ACCESS)
 }

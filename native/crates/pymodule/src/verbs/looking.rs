@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use urds_channel::sys::thread;
 use urds_verbs::Engine as Machine;
 use urds_verbs::work::Completion;
-use urds_verbs_shm::Channels;
+use urds_verbs_shm::{Channels, Wakes};
 
-use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::engine::{Core, now_ns, taken_of};
 
 /// How often a thread that polls also looks at sockets and timers.
 const LOOK_NS: i64 = 1_000_000;
@@ -136,27 +136,20 @@ impl Core {
     }
 
     fn look(&self, machine: &mut Machine, number: u32, count: usize) -> (Vec<Completion>, Left) {
-        let mut taken = Vec::new();
-        let mut left = Left::default();
-        let mut poll = |machine: &mut Machine| {
-            if let Some(queue) = machine.shared.completions.get_mut(number) {
-                queue.poll(count, &mut taken);
-            }
-            taken.is_empty()
-        };
-        if poll(machine) && self.has_channels.load(Relaxed) {
-            let mut channels = self.channels.lock();
-            if channels.is_quiet(machine)
-                && !self.looks.empty_polls.load(Relaxed).is_multiple_of(TIMED)
-            {
-                return (taken, left);
-            }
-            let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
-            channels.progress(machine, now_ns);
-            poll(machine);
-            left = self.left(machine, &channels, pushed);
-            left.looked_at_ns = Some(now_ns);
+        let taken = taken_of(machine, number, count);
+        if !taken.is_empty() || !self.has_channels.load(Relaxed) {
+            return (taken, Left::default());
         }
+        let mut channels = self.channels.lock();
+        let polls = self.looks.empty_polls.load(Relaxed);
+        if channels.is_quiet(machine) && !polls.is_multiple_of(TIMED) {
+            return (taken, Left::default());
+        }
+        let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
+        channels.progress(machine, now_ns);
+        let taken = taken_of(machine, number, count);
+        let mut left = self.left(machine, &channels, pushed);
+        left.looked_at_ns = Some(now_ns);
         (taken, left)
     }
 
@@ -175,9 +168,7 @@ impl Core {
             let is_all = told.fed == [number] && told.events.is_empty();
             if is_all && channels.events.is_empty() && machine.failed.is_empty() {
                 told.fed.clear();
-                if let Some(queue) = machine.shared.completions.get_mut(number) {
-                    queue.poll(usize::MAX, &mut taken);
-                }
+                taken = taken_of(machine, number, usize::MAX);
             }
             let pushed = machine.shared.told.pushed;
             (taken, self.left(machine, &channels, pushed))
@@ -202,10 +193,42 @@ impl Core {
 
     /// Have the adapter do what a call has left to it; no lock held.
     pub fn finish_pass(&self, py: Python<'_>, left: Left) -> PyResult<()> {
-        if let (true, Some(on_pass)) = (left.is_due, &self.looks.on_pass) {
-            on_pass.call0(py)?;
+        if left.is_due { self.pass(py) } else { Ok(()) }
+    }
+
+    /// Have the adapter do what it has to do.
+    #[cold]
+    pub fn pass(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.looks.on_pass {
+            Some(on_pass) => on_pass.call0(py).map(drop),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Return the time, and note that progress is made then.
+    pub fn now_ns(&self) -> i64 {
+        let now_ns = now_ns();
+        self.progressed_ns.store(now_ns, Relaxed);
+        now_ns
+    }
+
+    /// Look at the channels without the interpreter; return whether the adapter has something to do.
+    ///
+    /// Timers are looked at with `is_timed`. `None` after a panic.
+    pub fn look_outside(&self, is_timed: bool) -> Option<bool> {
+        let (is_due, wakes) = self.outside(|machine| {
+            let mut channels = self.channels.lock();
+            if !is_timed && channels.is_quiet(machine) {
+                return (false, Wakes::default());
+            }
+            let pushed = machine.shared.told.pushed;
+            channels.progress(machine, now_ns());
+            let is_due = self.left(machine, &channels, pushed).is_due;
+            drop(channels);
+            (is_due, self.ready_waiters(machine, None))
+        })?;
+        self.wake(&wakes);
+        Some(is_due)
     }
 
     /// Note when the adapter's timer runs, `None` for never.

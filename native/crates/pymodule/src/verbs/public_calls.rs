@@ -162,14 +162,11 @@ fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
 
 #[inline]
 fn post_one<W: Work>(qp: &QueuePair, py: Python<'_>, work: W) -> PyResult<()> {
-    let core = &qp.core;
-    let (result, left) = core.through(py, |machine, channels, now_ns| {
-        let pushed = machine.shared.told.pushed;
+    let result = qp.core.through_pass(py, |machine, channels, now_ns| {
         let result = work.post(machine, qp.number());
         channels.flush(machine, now_ns);
-        (result, core.left(machine, channels, pushed))
+        result
     })?;
-    core.finish_pass(py, left)?;
     result.map_err(|error| rejected(py, refused(&error), 0))
 }
 
@@ -180,13 +177,11 @@ fn post_many<'py, W: Work>(
     heads: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>,
 ) -> PyResult<()> {
     let mut works = Vec::new();
-    let mut failure = read_all::<W>(qp, heads, &mut works).err();
+    let failure = read_all::<W>(qp, heads, &mut works).err();
     if works.is_empty() {
         return failure.map_or(Ok(()), Err);
     }
-    let core = &qp.core;
-    let (result, left) = core.through(py, |machine, channels, now_ns| {
-        let pushed = machine.shared.told.pushed;
+    let result = qp.core.through_pass(py, |machine, channels, now_ns| {
         let mut result = Ok(());
         for (place, work) in works.into_iter().enumerate() {
             if let Err(error) = work.post(machine, qp.number()) {
@@ -195,12 +190,10 @@ fn post_many<'py, W: Work>(
             }
         }
         channels.flush(machine, now_ns);
-        (result, core.left(machine, channels, pushed))
+        result
     })?;
-    if let Err((place, error)) = result {
-        failure = Some(rejected(py, refused(&error), place));
-    }
-    core.finish_pass(py, left)?;
+    // One that is rejected stands before one that could not be read.
+    result.map_err(|(place, error)| rejected(py, refused(&error), place))?;
     failure.map_or(Ok(()), Err)
 }
 

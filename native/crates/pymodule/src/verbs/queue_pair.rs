@@ -17,7 +17,7 @@ use crate::verbs::engine::Core;
 use crate::verbs::public_calls;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::requests::{each, recv_work, send_work};
-use crate::verbs::values::{attributes_of, closed, domain_of, gid_of, integer, tables};
+use crate::verbs::values::{Gid, attributes_of, closed, domain_of, integer, tables};
 
 /// What remains of a queue pair that is closed.
 #[derive(Clone, Copy)]
@@ -40,11 +40,12 @@ impl Last {
 }
 
 /// Objects that a queue pair uses, which live as long as it does.
-struct Kept {
-    pd: Mutex<Py<PyAny>>,
-    send_cq: Py<CompletionQueue>,
-    recv_cq: Py<CompletionQueue>,
-    srq: Option<Py<SharedReceiveQueue>>,
+pub struct Kept {
+    pub link: Py<PyAny>,
+    pub pd: Mutex<Py<PyAny>>,
+    pub send_cq: Py<CompletionQueue>,
+    pub recv_cq: Py<CompletionQueue>,
+    pub srq: Option<Py<SharedReceiveQueue>>,
 }
 
 /// See `contract.QueuePair` and the stub.
@@ -55,9 +56,7 @@ pub struct QueuePair {
     setup: Setup,
     pub core: Arc<Core>,
     word: HeldWord,
-    #[pyo3(get)]
-    link: Py<PyAny>,
-    kept: Option<Kept>,
+    kept: Kept,
     last: Mutex<Option<Last>>,
     gid: Mutex<[u8; urds_verbs::numbers::GID_BYTES]>,
 }
@@ -68,7 +67,7 @@ impl QueuePair {
         core: &Arc<Core>,
         number: u32,
         setup: &Setup,
-        link: &Py<PyAny>,
+        kept: Kept,
     ) -> PyResult<Self> {
         let word = core.call(py, |machine| {
             let found = machine.get(number);
@@ -82,28 +81,10 @@ impl QueuePair {
             setup: *setup,
             core: Arc::clone(core),
             word,
-            link: link.clone_ref(py),
-            kept: None,
+            kept,
             last: Mutex::new(None),
             gid: Mutex::new(setup.gid),
         })
-    }
-
-    /// Keep what it uses alive.
-    pub fn keeping(
-        mut self,
-        pd: &Bound<'_, PyAny>,
-        send_cq: &Bound<'_, CompletionQueue>,
-        recv_cq: &Bound<'_, CompletionQueue>,
-        srq: Option<&Bound<'_, SharedReceiveQueue>>,
-    ) -> Self {
-        self.kept = Some(Kept {
-            pd: Mutex::new(pd.clone().unbind()),
-            send_cq: send_cq.clone().unbind(),
-            recv_cq: recv_cq.clone().unbind(),
-            srq: srq.map(|srq| srq.clone().unbind()),
-        });
-        self
     }
 
     /// Return its number in the engine; once it is closed another may have the same.
@@ -129,21 +110,33 @@ impl QueuePair {
     }
 
     fn look(&self, py: Python<'_>) -> PyResult<Last> {
-        let number = self.number();
-        let found = self
-            .core
-            .call(py, |machine| machine.get(number).map(Last::of))?;
+        let found = self.read(py, |machine, _| Some(Last::of(machine)))?;
         let last = found.or(*self.last.lock());
         Ok(last.unwrap_or_else(|| Last::of(&Machine::new(self.setup))))
     }
 
-    fn change<T>(
+    /// Work on the machine's queue pair; nothing, and the default, of one that is closed.
+    fn change<T: Default>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut Machine, &mut Shared) -> T,
-    ) -> PyResult<Option<T>> {
+    ) -> PyResult<T> {
         let number = self.number();
-        self.core.call(py, |machine| machine.with(number, work))
+        let done = self.core.call(py, |machine| machine.with(number, work))?;
+        Ok(done.unwrap_or_default())
+    }
+
+    /// Read something of the machine's queue pair; the default of one that is closed.
+    fn read<T: Default>(
+        &self,
+        py: Python<'_>,
+        read: impl FnOnce(&Machine, &Shared) -> T,
+    ) -> PyResult<T> {
+        let number = self.number();
+        self.core.call(py, |machine| {
+            let found = machine.get(number);
+            found.map_or_else(T::default, |found| read(found, &machine.shared))
+        })
     }
 }
 
@@ -171,43 +164,43 @@ impl QueuePair {
     }
 
     #[getter]
-    fn pd(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let kept = self.kept.as_ref()?;
-        Some(kept.pd.lock().clone_ref(py))
+    fn link(&self, py: Python<'_>) -> Py<PyAny> {
+        self.kept.link.clone_ref(py)
+    }
+
+    #[getter]
+    fn pd(&self, py: Python<'_>) -> Py<PyAny> {
+        self.kept.pd.lock().clone_ref(py)
     }
 
     /// Use the keys of another domain from now on.
     #[setter]
     fn set_pd(&self, py: Python<'_>, pd: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Some(kept) = &self.kept else {
-            return Ok(());
-        };
         let domain = domain_of(pd)?;
-        let srq = kept.srq.as_ref();
+        let srq = self.kept.srq.as_ref();
         let shared = srq.map(|srq| srq.get().domain(py)).transpose()?.flatten();
         self.change(py, |machine, _| {
             machine.setup.domain = domain;
             machine.setup.receive_domain = shared.unwrap_or(domain);
         })?;
-        let before = std::mem::replace(&mut *kept.pd.lock(), pd.clone().unbind());
+        let before = std::mem::replace(&mut *self.kept.pd.lock(), pd.clone().unbind());
         drop(before);
         Ok(())
     }
 
     #[getter]
-    fn send_cq(&self, py: Python<'_>) -> Option<Py<CompletionQueue>> {
-        self.kept.as_ref().map(|kept| kept.send_cq.clone_ref(py))
+    fn send_cq(&self, py: Python<'_>) -> Py<CompletionQueue> {
+        self.kept.send_cq.clone_ref(py)
     }
 
     #[getter]
-    fn recv_cq(&self, py: Python<'_>) -> Option<Py<CompletionQueue>> {
-        self.kept.as_ref().map(|kept| kept.recv_cq.clone_ref(py))
+    fn recv_cq(&self, py: Python<'_>) -> Py<CompletionQueue> {
+        self.kept.recv_cq.clone_ref(py)
     }
 
     #[getter]
     fn srq(&self, py: Python<'_>) -> Option<Py<SharedReceiveQueue>> {
-        let kept = self.kept.as_ref()?;
-        kept.srq.as_ref().map(|srq| srq.clone_ref(py))
+        self.kept.srq.as_ref().map(|srq| srq.clone_ref(py))
     }
 
     #[getter]
@@ -259,8 +252,7 @@ impl QueuePair {
 
     #[setter]
     fn set_mtu_bytes(&self, py: Python<'_>, mtu_bytes: u32) -> PyResult<()> {
-        self.change(py, |machine, _| machine.mtu_bytes = mtu_bytes)?;
-        Ok(())
+        self.change(py, |machine, _| machine.mtu_bytes = mtu_bytes)
     }
 
     #[getter]
@@ -269,29 +261,20 @@ impl QueuePair {
     }
 
     #[setter]
-    fn set_gid(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<()> {
-        let gid = gid_of(gid)?;
-        *self.gid.lock() = gid;
-        self.change(py, |machine, _| machine.setup.gid = gid)?;
-        Ok(())
+    fn set_gid(&self, py: Python<'_>, gid: Gid) -> PyResult<()> {
+        *self.gid.lock() = gid.0;
+        self.change(py, |machine, _| machine.setup.gid = gid.0)
     }
 
     #[getter]
     fn outstanding_requests(&self, py: Python<'_>) -> PyResult<i64> {
-        let number = self.number();
-        self.core.call(py, |machine| {
-            machine.get(number).map_or(0, Machine::outstanding_requests)
-        })
+        self.read(py, |machine, _| machine.outstanding_requests())
     }
 
     /// How many receives wait for its next messages.
     #[getter]
     fn receives(&self, py: Python<'_>) -> PyResult<usize> {
-        let number = self.number();
-        self.core.call(py, |machine| {
-            let found = machine.get(number);
-            found.map_or(0, |found| found.waiting_receives(&machine.shared))
-        })
+        self.read(py, Machine::waiting_receives)
     }
 
     // -- states
@@ -314,8 +297,7 @@ impl QueuePair {
     }
 
     fn enter_error(&self, py: Python<'_>) -> PyResult<()> {
-        self.change(py, Machine::enter_error)?;
-        Ok(())
+        self.change(py, Machine::enter_error)
     }
 
     fn discard_completions(&self, py: Python<'_>) -> PyResult<()> {
@@ -365,8 +347,7 @@ impl QueuePair {
     }
 
     fn detach_data(&self, py: Python<'_>) -> PyResult<u64> {
-        let copied = self.change(py, |queue_pair, _| queue_pair.detach_data())?;
-        Ok(copied.unwrap_or(0))
+        self.change(py, |queue_pair, _| queue_pair.detach_data())
     }
 
     // -- work, as `urds.verbs.QP` has it: see `public_calls`
@@ -408,59 +389,42 @@ impl QueuePair {
         soft: Option<i64>,
         hard: Option<i64>,
     ) -> PyResult<()> {
-        self.change(py, |machine, shared| machine.set_marks(soft, hard, shared))?;
-        Ok(())
+        self.change(py, |machine, shared| machine.set_marks(soft, hard, shared))
     }
 
     #[getter]
     fn hold_receives(&self, py: Python<'_>) -> PyResult<bool> {
-        let number = self.number();
-        self.core.call(py, |machine| {
-            machine
-                .get(number)
-                .is_some_and(|found| found.holds_receives)
-        })
+        self.read(py, |machine, _| machine.holds_receives)
     }
 
     #[setter]
     fn set_hold_receives(&self, py: Python<'_>, hold: bool) -> PyResult<()> {
-        self.change(py, |machine, shared| machine.hold_receives(hold, shared))?;
-        Ok(())
+        self.change(py, |machine, shared| machine.hold_receives(hold, shared))
     }
 
     /// Whether an acknowledgement waits for a packet to ride on.
     #[getter]
     fn ack_pending(&self, py: Python<'_>) -> PyResult<bool> {
-        let number = self.number();
-        self.core.call(py, |machine| {
-            machine.get(number).is_some_and(Machine::ack_pending)
-        })
+        self.read(py, |machine, _| machine.ack_pending())
     }
 
     /// Let the acknowledgement that waits go alone.
     fn hurry_ack(&self, py: Python<'_>) -> PyResult<()> {
-        self.change(py, |machine, _| machine.hurry_ack())?;
-        Ok(())
+        self.change(py, |machine, _| machine.hurry_ack())
     }
 
     fn poll_timeout(&self, py: Python<'_>) -> PyResult<Option<i64>> {
-        let number = self.number();
-        self.core.call(py, |machine| {
-            machine.get(number).and_then(Machine::poll_timeout)
-        })
+        self.read(py, |machine, _| machine.poll_timeout())
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        if let Some(kept) = &self.kept {
-            if let Some(pd) = kept.pd.try_lock() {
-                visit.call(&*pd)?;
-            }
-            visit.call(&kept.send_cq)?;
-            visit.call(&kept.recv_cq)?;
-            visit.call(&kept.srq)?;
+        if let Some(pd) = self.kept.pd.try_lock() {
+            visit.call(&*pd)?;
         }
-        Ok(())
+        visit.call(&self.kept.send_cq)?;
+        visit.call(&self.kept.recv_cq)?;
+        visit.call(&self.kept.srq)
     }
 }
 

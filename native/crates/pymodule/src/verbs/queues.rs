@@ -1,14 +1,18 @@
 //! Completion queues and shared receive queues.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyAnyMethods, PyList};
+use urds_verbs::completions::{CompletionQueue as Machine, Told};
+use urds_verbs::errors::Rejected;
+use urds_verbs::keys::Domain;
+use urds_verbs::receives::ReceiveQueue;
 use urds_verbs::work::{Completion, Element};
 
-use crate::verbs::engine::Core;
+use crate::verbs::engine::{Core, taken_of};
 use crate::verbs::public_calls;
 use crate::verbs::requests::{each, recv_work};
 use crate::verbs::values::{closed, domain_of, refused, tables};
@@ -51,7 +55,7 @@ impl CompletionQueue {
     fn with<T: Default>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut urds_verbs::completions::CompletionQueue) -> T,
+        work: impl FnOnce(&mut Machine) -> T,
     ) -> PyResult<T> {
         let number = self.number;
         self.core.call(py, |engine| {
@@ -72,6 +76,11 @@ pub fn listed<'py>(py: Python<'py>, completions: &[Completion]) -> PyResult<Boun
         list.append(tables.completion(py, completion)?)?;
     }
     Ok(list)
+}
+
+/// Return the error of a call that the machine rejected.
+fn accepted(rejected: Option<Rejected>) -> PyResult<()> {
+    rejected.map_or(Ok(()), |error| Err(refused(&error)))
 }
 
 #[pymethods]
@@ -105,14 +114,11 @@ impl CompletionQueue {
         loop {
             self.demand_open(py)?;
             let taken = self.core.call(py, |machine| {
-                let mut taken = Vec::new();
-                let queue = machine.shared.completions.get_mut(self.number);
-                if let Some(queue) = queue.filter(|queue| queue.len() >= count) {
-                    queue.poll(count, &mut taken);
-                }
-                taken
+                let queue = machine.shared.completions.get(self.number);
+                let has_all = queue.is_some_and(|queue| queue.len() >= count);
+                has_all.then(|| taken_of(machine, self.number, count))
             })?;
-            if !taken.is_empty() {
+            if let Some(taken) = taken {
                 return listed(py, &taken).map(Some);
             }
             if self.core.wait(py, &awaited, until_ns)? != Woken::Ready {
@@ -155,8 +161,7 @@ impl CompletionQueue {
     }
 
     fn resize(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {
-        self.with(py, |queue| queue.resize(capacity).err())?
-            .map_or(Ok(()), |error| Err(refused(&error)))
+        accepted(self.with(py, |queue| queue.resize(capacity).err())?)
     }
 
     fn discard(&self, py: Python<'_>, qpn: u32) -> PyResult<()> {
@@ -202,17 +207,14 @@ pub struct SharedReceiveQueue {
     #[pyo3(get)]
     pub pd: Py<PyAny>,
     /// Queue pairs that take from here: its owner counts.
-    pub attached: std::sync::atomic::AtomicI64,
+    pub attached: AtomicI64,
 }
 
 impl SharedReceiveQueue {
     fn with<T: Default>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(
-            &mut urds_verbs::receives::ReceiveQueue,
-            &mut urds_verbs::completions::Told,
-        ) -> T,
+        work: impl FnOnce(&mut ReceiveQueue, &mut Told) -> T,
     ) -> PyResult<T> {
         let number = self.number;
         self.core.call(py, |engine| {
@@ -225,7 +227,7 @@ impl SharedReceiveQueue {
     }
 
     /// Return the domain whose keys the receives use; `None` without one.
-    pub fn domain(&self, py: Python<'_>) -> PyResult<Option<urds_verbs::keys::Domain>> {
+    pub fn domain(&self, py: Python<'_>) -> PyResult<Option<Domain>> {
         let pd = self.pd.bind(py);
         (!pd.is_none()).then(|| domain_of(pd)).transpose()
     }
@@ -238,19 +240,16 @@ impl SharedReceiveQueue {
     fn post(&self, py: Python<'_>, wr: &Bound<'_, PyAny>) -> PyResult<()> {
         each(wr, |one| {
             let work = recv_work(one)?;
-            self.with(py, |queue, _| queue.post(work).err())?
-                .map_or(Ok(()), |error| Err(refused(&error)))
+            accepted(self.with(py, |queue, _| queue.post(work).err())?)
         })
     }
 
     fn arm_limit(&self, py: Python<'_>, limit: i64) -> PyResult<()> {
-        self.with(py, |queue, told| queue.arm_limit(limit, told).err())?
-            .map_or(Ok(()), |error| Err(refused(&error)))
+        accepted(self.with(py, |queue, told| queue.arm_limit(limit, told).err())?)
     }
 
     fn resize(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {
-        self.with(py, |queue, _| queue.resize(capacity).err())?
-            .map_or(Ok(()), |error| Err(refused(&error)))
+        accepted(self.with(py, |queue, _| queue.resize(capacity).err())?)
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -279,13 +278,12 @@ impl SharedReceiveQueue {
 
     #[getter]
     fn attached(&self) -> i64 {
-        self.attached.load(std::sync::atomic::Ordering::Relaxed)
+        self.attached.load(Relaxed)
     }
 
     #[setter]
     fn set_attached(&self, count: i64) {
-        self.attached
-            .store(count, std::sync::atomic::Ordering::Relaxed);
+        self.attached.store(count, Relaxed);
     }
 
     #[allow(clippy::needless_pass_by_value)] // as pyo3 calls it

@@ -19,7 +19,7 @@ pub struct SGE {
     value: Result<Piece, [Py<PyAny>; 3]>,
 }
 
-const SGE_FIELDS: [&str; 3] = ["addr", "length", "lkey"];
+const SGE_FIELDS: &str = "addr length lkey";
 
 impl SGE {
     /// Return the piece; `None` if a value is no plain integer, or too wide.
@@ -76,7 +76,7 @@ impl SGE {
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        described(slf.as_any(), &SGE_FIELDS)
+        described(slf.as_any(), SGE_FIELDS)
     }
 
     fn __richcmp__(
@@ -84,7 +84,7 @@ impl SGE {
         other: &Bound<'_, PyAny>,
         operation: CompareOp,
     ) -> PyResult<Py<PyAny>> {
-        compared(slf.as_any(), other, operation, &SGE_FIELDS)
+        compared(slf.as_any(), other, operation, SGE_FIELDS)
     }
 
     fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
@@ -106,18 +106,14 @@ impl SGE {
     }
 }
 
-const RECV_FIELDS: [&str; 4] = ["wr_id", "sg", "next_wr", "num_sge"];
+const RECV_FIELDS: &str = "wr_id sg next_wr num_sge";
 
 /// Room for one message.
-#[pyclass(subclass, weakref, module = "urds_native")]
+#[pyclass(get_all, set_all, subclass, weakref, module = "urds_native")]
 pub struct RecvWR {
-    #[pyo3(get, set)]
     pub wr_id: Py<PyAny>,
-    #[pyo3(get, set)]
     pub sg: Py<PyAny>,
-    #[pyo3(get, set)]
     pub next_wr: Py<PyAny>,
-    #[pyo3(get, set)]
     pub num_sge: Py<PyAny>,
 }
 
@@ -142,7 +138,7 @@ impl RecvWR {
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        described(slf.as_any(), &RECV_FIELDS)
+        described(slf.as_any(), RECV_FIELDS)
     }
 
     fn __richcmp__(
@@ -150,13 +146,13 @@ impl RecvWR {
         other: &Bound<'_, PyAny>,
         operation: CompareOp,
     ) -> PyResult<Py<PyAny>> {
-        compared(slf.as_any(), other, operation, &RECV_FIELDS)
+        compared(slf.as_any(), other, operation, RECV_FIELDS)
     }
 
     fn __getnewargs_ex__<'py>(
         slf: &Bound<'py, Self>,
     ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
-        arguments(slf.as_any(), &RECV_FIELDS)
+        arguments(slf.as_any(), RECV_FIELDS)
     }
 
     #[classattr]
@@ -173,104 +169,34 @@ impl RecvWR {
     }
 }
 
-const SEND_FIELDS: [&str; 21] = [
-    "wr_id",
-    "opcode",
-    "sg",
-    "send_flags",
-    "imm_data",
-    "invalidate_rkey",
-    "remote_addr",
-    "rkey",
-    "compare_add",
-    "swap",
-    "compare_mask",
-    "swap_mask",
-    "boundary",
-    "ah",
-    "remote_qpn",
-    "remote_qkey",
-    "window",
-    "bind",
-    "data",
-    "next_wr",
-    "num_sge",
-];
+const SEND_FIELDS: &str = "wr_id opcode sg send_flags imm_data invalidate_rkey remote_addr rkey \
+                           compare_add swap compare_mask swap_mask boundary ah remote_qpn \
+                           remote_qkey window bind data next_wr num_sge";
 
 /// One request.
-#[pyclass(subclass, weakref, module = "urds_native")]
+#[pyclass(get_all, set_all, subclass, weakref, module = "urds_native")]
 pub struct SendWR {
-    #[pyo3(get, set)]
     pub wr_id: Py<PyAny>,
-    #[pyo3(get, set)]
     pub opcode: Py<PyAny>,
-    #[pyo3(get, set)]
     pub sg: Py<PyAny>,
-    #[pyo3(get, set)]
     pub send_flags: Py<PyAny>,
-    #[pyo3(get, set)]
     pub imm_data: Py<PyAny>,
-    #[pyo3(get, set)]
     pub invalidate_rkey: Py<PyAny>,
-    #[pyo3(get, set)]
     pub remote_addr: Py<PyAny>,
-    #[pyo3(get, set)]
     pub rkey: Py<PyAny>,
-    #[pyo3(get, set)]
     pub compare_add: Py<PyAny>,
-    #[pyo3(get, set)]
     pub swap: Py<PyAny>,
-    #[pyo3(get, set)]
     pub compare_mask: Py<PyAny>,
-    #[pyo3(get, set)]
     pub swap_mask: Py<PyAny>,
-    #[pyo3(get, set)]
     pub boundary: Py<PyAny>,
-    #[pyo3(get, set)]
     pub ah: Py<PyAny>,
-    #[pyo3(get, set)]
     pub remote_qpn: Py<PyAny>,
-    #[pyo3(get, set)]
     pub remote_qkey: Py<PyAny>,
-    #[pyo3(get, set)]
     pub window: Py<PyAny>,
-    #[pyo3(get, set)]
     pub bind: Py<PyAny>,
-    #[pyo3(get, set)]
     pub data: Py<PyAny>,
-    #[pyo3(get, set)]
     pub next_wr: Py<PyAny>,
-    #[pyo3(get, set)]
     pub num_sge: Py<PyAny>,
-}
-
-impl SendWR {
-    /// Return a field by its place in the dataclass.
-    pub fn at(&self, place: usize) -> &Py<PyAny> {
-        match place {
-            0 => &self.wr_id,
-            1 => &self.opcode,
-            2 => &self.sg,
-            3 => &self.send_flags,
-            4 => &self.imm_data,
-            5 => &self.invalidate_rkey,
-            6 => &self.remote_addr,
-            7 => &self.rkey,
-            8 => &self.compare_add,
-            9 => &self.swap,
-            10 => &self.compare_mask,
-            11 => &self.swap_mask,
-            12 => &self.boundary,
-            13 => &self.ah,
-            14 => &self.remote_qpn,
-            15 => &self.remote_qkey,
-            16 => &self.window,
-            17 => &self.bind,
-            18 => &self.data,
-            19 => &self.next_wr,
-            _ => &self.num_sge,
-        }
-    }
 }
 
 #[pymethods]
@@ -401,7 +327,7 @@ impl SendWR {
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        described(slf.as_any(), &SEND_FIELDS)
+        described(slf.as_any(), SEND_FIELDS)
     }
 
     fn __richcmp__(
@@ -409,13 +335,13 @@ impl SendWR {
         other: &Bound<'_, PyAny>,
         operation: CompareOp,
     ) -> PyResult<Py<PyAny>> {
-        compared(slf.as_any(), other, operation, &SEND_FIELDS)
+        compared(slf.as_any(), other, operation, SEND_FIELDS)
     }
 
     fn __getnewargs_ex__<'py>(
         slf: &Bound<'py, Self>,
     ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
-        arguments(slf.as_any(), &SEND_FIELDS)
+        arguments(slf.as_any(), SEND_FIELDS)
     }
 
     #[classattr]
@@ -457,11 +383,16 @@ fn or_empty_list(py: Python<'_>, value: Option<Bound<'_, PyAny>>) -> Py<PyAny> {
     value.map_or_else(|| PyList::empty(py).into_any().unbind(), Bound::unbind)
 }
 
-fn described(record: &Bound<'_, PyAny>, fields: &[&str]) -> PyResult<String> {
+/// Return the values of the fields that are named, in their order.
+fn values<'py>(record: &Bound<'py, PyAny>, fields: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let names = fields.split(' ');
+    names.map(|name| record.getattr(name)).collect()
+}
+
+fn described(record: &Bound<'_, PyAny>, fields: &str) -> PyResult<String> {
     let mut parts = Vec::new();
-    for name in fields {
-        let value = record.getattr(*name)?.repr()?;
-        parts.push(format!("{name}={value}"));
+    for (name, value) in fields.split(' ').zip(values(record, fields)?) {
+        parts.push(format!("{name}={}", value.repr()?));
     }
     let class = record.get_type().qualname()?;
     Ok(format!("{class}({})", parts.join(", ")))
@@ -471,7 +402,7 @@ fn compared(
     record: &Bound<'_, PyAny>,
     other: &Bound<'_, PyAny>,
     operation: CompareOp,
-    fields: &[&str],
+    fields: &str,
 ) -> PyResult<Py<PyAny>> {
     let py = record.py();
     let is_equality = matches!(operation, CompareOp::Eq | CompareOp::Ne);
@@ -479,26 +410,21 @@ fn compared(
         return Ok(py.NotImplemented());
     }
     let mut are_equal = true;
-    for name in fields {
-        let (one, two) = (record.getattr(*name)?, other.getattr(*name)?);
+    for (one, two) in values(record, fields)?.iter().zip(values(other, fields)?) {
         are_equal = are_equal && (one.is(&two) || one.eq(&two)?);
     }
     let result = are_equal == matches!(operation, CompareOp::Eq);
     Ok(result.into_pyobject(py)?.to_owned().into_any().unbind())
 }
 
-/// Return what makes an equal record: all fields by place, the last by name.
+/// Return what makes an equal record: all fields by place, `num_sge`, the last, by name.
 fn arguments<'py>(
     record: &Bound<'py, PyAny>,
-    fields: &[&str],
+    fields: &str,
 ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
     let py = record.py();
-    let (last, first) = fields.split_last().unwrap_or((&"", &[]));
-    let mut values = Vec::new();
-    for name in first {
-        values.push(record.getattr(*name)?);
-    }
+    let mut placed = values(record, fields)?;
     let named = PyDict::new(py);
-    named.set_item(last, record.getattr(*last)?)?;
-    Ok((PyTuple::new(py, values)?, named))
+    named.set_item("num_sge", placed.pop())?;
+    Ok((PyTuple::new(py, placed)?, named))
 }

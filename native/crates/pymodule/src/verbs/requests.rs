@@ -14,28 +14,6 @@ use crate::verbs::records::{RecvWR, SGE, SendWR};
 use crate::verbs::regions::{MemoryWindow, Region};
 use crate::verbs::values::{integer, route_of, tables, wide};
 
-// Places of fields in `SendWR`.
-const WR_ID: usize = 0;
-const OPCODE: usize = 1;
-const SG: usize = 2;
-const SEND_FLAGS: usize = 3;
-const IMM_DATA: usize = 4;
-const INVALIDATE_RKEY: usize = 5;
-const REMOTE_ADDR: usize = 6;
-const RKEY: usize = 7;
-const COMPARE_ADD: usize = 8;
-const SWAP: usize = 9;
-const COMPARE_MASK: usize = 10;
-const SWAP_MASK: usize = 11;
-const BOUNDARY: usize = 12;
-const AH: usize = 13;
-const REMOTE_QPN: usize = 14;
-const REMOTE_QKEY: usize = 15;
-const WINDOW: usize = 16;
-const BIND: usize = 17;
-const DATA: usize = 18;
-const NUM_SGE: usize = 20;
-
 /// Call `post` with each request of one, a list or a tuple.
 pub fn each(
     given: &Bound<'_, PyAny>,
@@ -73,87 +51,70 @@ pub fn send_work(object: &Bound<'_, PyAny>) -> PyResult<(Opcoded, Doubts)> {
     let py = object.py();
     if let Ok(native) = object.cast_exact::<SendWR>() {
         let record = native.borrow();
-        return read(|place| Ok(record.at(place).bind(py).clone()));
+        return read(|field, _| Ok(field(&record).bind(py).clone()));
     }
-    read(|place| object.getattr(name_of(py, place)))
+    read(|_, name| object.getattr(name(py)))
 }
 
-fn name_of(py: Python<'_>, place: usize) -> &Bound<'_, PyString> {
-    match place {
-        0 => intern!(py, "wr_id"),
-        1 => intern!(py, "opcode"),
-        2 => intern!(py, "sg"),
-        3 => intern!(py, "send_flags"),
-        4 => intern!(py, "imm_data"),
-        5 => intern!(py, "invalidate_rkey"),
-        6 => intern!(py, "remote_addr"),
-        7 => intern!(py, "rkey"),
-        8 => intern!(py, "compare_add"),
-        9 => intern!(py, "swap"),
-        10 => intern!(py, "compare_mask"),
-        11 => intern!(py, "swap_mask"),
-        12 => intern!(py, "boundary"),
-        13 => intern!(py, "ah"),
-        14 => intern!(py, "remote_qpn"),
-        15 => intern!(py, "remote_qkey"),
-        16 => intern!(py, "window"),
-        17 => intern!(py, "bind"),
-        18 => intern!(py, "data"),
-        19 => intern!(py, "next_wr"),
-        _ => intern!(py, "num_sge"),
-    }
-}
+type Field = fn(&SendWR) -> &Py<PyAny>;
+type Name = for<'py> fn(Python<'py>) -> &'py Bound<'py, PyString>;
 
-fn read<'py>(at: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>) -> PyResult<(Opcoded, Doubts)> {
-    let wr_id = at(WR_ID)?.extract()?;
-    let opcode = at(OPCODE)?;
+fn read<'py>(
+    at: impl Fn(Field, Name) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<(Opcoded, Doubts)> {
+    macro_rules! field {
+        ($name:ident) => {
+            at(|record| &record.$name, |py| intern!(py, stringify!($name)))
+        };
+    }
+    let wr_id = field!(wr_id)?.extract()?;
+    let opcode = field!(opcode)?;
     let known = opcode.extract::<i64>().ok().and_then(Opcode::of);
     let Some(known) = known else {
         let name = opcode.repr()?.to_string();
         return Ok((Opcoded::Unknown { wr_id, name }, Doubts::default()));
     };
     let mut doubts = Doubts::default();
-    let mut work = SendWork::new(wr_id, known, pieces_of(&at(SG)?)?);
-    work.flags = u32::try_from(integer(&at(SEND_FLAGS)?)?)?;
-    let data = at(DATA)?;
+    let mut work = SendWork::new(wr_id, known, pieces_of(&field!(sg)?)?);
+    work.flags = u32::try_from(integer(&field!(send_flags)?)?)?;
+    let data = field!(data)?;
     if !data.is_none() {
         match own_data(&data)? {
             Ok(own) => work.own = own,
             Err(reason) => doubts.data = Some(reason),
         }
     }
-    work.num_sge = at(NUM_SGE)?.extract()?;
+    work.num_sge = field!(num_sge)?.extract()?;
     if known.invalidates() {
-        work.invalidate_rkey = at(INVALIDATE_RKEY)?.extract()?;
+        work.invalidate_rkey = field!(invalidate_rkey)?.extract()?;
     } else {
-        work.imm_data = at(IMM_DATA)?.extract()?;
+        work.imm_data = field!(imm_data)?.extract()?;
     }
-    work.rkey = at(RKEY)?.extract()?;
-    work.remote_addr = masked(&at(REMOTE_ADDR)?)?;
-    let mut operand = |place: usize, name: &'static str| {
-        let value = at(place)?;
-        if let Ok(number) = value.extract::<u64>() {
-            return Ok(number);
-        }
-        let hexadecimal = value.call_method1("__format__", ("#x",))?;
-        doubts.operands.push((name, hexadecimal.to_string()));
-        Ok::<u64, PyErr>(0)
-    };
+    work.rkey = field!(rkey)?.extract()?;
+    work.remote_addr = masked(&field!(remote_addr)?)?;
     if !known.operands().is_empty() {
-        work.compare_add = operand(COMPARE_ADD, "compare_add")?;
-        work.swap = operand(SWAP, "swap")?;
-        work.compare_mask = operand(COMPARE_MASK, "compare_mask")?;
-        work.swap_mask = operand(SWAP_MASK, "swap_mask")?;
-        work.boundary = operand(BOUNDARY, "boundary")?;
+        let mut operand = |name: &'static str, value: Bound<'_, PyAny>| {
+            if let Ok(number) = value.extract::<u64>() {
+                return Ok(number);
+            }
+            let hexadecimal = value.call_method1("__format__", ("#x",))?;
+            doubts.operands.push((name, hexadecimal.to_string()));
+            Ok::<u64, PyErr>(0)
+        };
+        work.compare_add = operand("compare_add", field!(compare_add)?)?;
+        work.swap = operand("swap", field!(swap)?)?;
+        work.compare_mask = operand("compare_mask", field!(compare_mask)?)?;
+        work.swap_mask = operand("swap_mask", field!(swap_mask)?)?;
+        work.boundary = operand("boundary", field!(boundary)?)?;
     }
-    let vector = at(AH)?;
+    let vector = field!(ah)?;
     if !vector.is_none() {
         work.route = Some(route_of(&vector)?);
-        work.remote_qpn = at(REMOTE_QPN)?.extract()?;
-        work.remote_qkey = at(REMOTE_QKEY)?.extract()?;
+        work.remote_qpn = field!(remote_qpn)?.extract()?;
+        work.remote_qkey = field!(remote_qkey)?.extract()?;
     }
     if known == Opcode::BindMw {
-        work.binding = binding_of(&at(WINDOW)?, &at(BIND)?)?;
+        work.binding = binding_of(&field!(window)?, &field!(bind)?)?;
     }
     Ok((Opcoded::Known(work), doubts))
 }
@@ -225,9 +186,7 @@ fn own_data(object: &Bound<'_, PyAny>) -> PyResult<Result<Own, String>> {
             "bytes of type {class}, neither bytes nor memoryview"
         )));
     }
-    let buffer = Buffer::of(object)?;
-    let length = buffer.length();
-    Ok(Ok(Own::Kept(Arc::new(buffer), length)))
+    own_bytes(object).map(Ok)
 }
 
 /// Return the bytes of a short form, kept until it completes.

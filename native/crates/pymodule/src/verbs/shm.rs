@@ -16,7 +16,7 @@ use crate::deferred;
 use crate::errors::os_error;
 use crate::verbs::engine::{Core, Engine};
 use crate::verbs::looking::{DEVICES, Looks};
-use crate::verbs::values::gid_of;
+use crate::verbs::values::Gid;
 use crate::verbs::waiting::{Awaited, Waits, Woken};
 
 /// See the stub.
@@ -38,9 +38,7 @@ impl ShmEngine {
         let channels = &self.core.channels;
         self.core.call(py, |_| work(&mut channels.lock()))
     }
-}
 
-impl ShmEngine {
     fn waits(&self) -> Option<&Waits> {
         self.core.waits.as_ref()
     }
@@ -62,7 +60,7 @@ impl ShmEngine {
     #[allow(clippy::too_many_arguments)] // as Python names them
     fn new(
         link: &Bound<'_, PyAny>,
-        gid: &Bound<'_, PyAny>,
+        gid: Gid,
         on_pass: Option<Py<PyAny>>,
         on_idle: Option<Py<PyAny>>,
         owner: Option<Py<PyAny>>,
@@ -71,7 +69,7 @@ impl ShmEngine {
         placed_bytes_min: u64,
     ) -> PyResult<PyClassInitializer<Self>> {
         let mtu_bytes: usize = link.getattr("mtu_bytes")?.extract()?;
-        let channels = Channels::new(gid_of(gid)?, mtu_bytes, placed_bytes_min);
+        let channels = Channels::new(gid.0, mtu_bytes, placed_bytes_min);
         let engine = {
             let looks = Looks::new(on_pass, on_idle, owner);
             let waits = Some(Waits::new(set, doorbell));
@@ -88,25 +86,23 @@ impl ShmEngine {
     fn attach(
         &self,
         py: Python<'_>,
-        gid: &Bound<'_, PyAny>,
+        gid: Gid,
         memory: i32,
         socket: i32,
         is_connector: bool,
     ) -> PyResult<()> {
-        let gid = gid_of(gid)?;
         let memory = ChannelMemory::map(memory).map_err(raised)?;
         self.core.through(py, |machine, channels, now_ns| {
-            channels.attach(gid, memory, socket, is_connector);
+            channels.attach(gid.0, memory, socket, is_connector);
             machine.resume();
             channels.flush(machine, now_ns);
         })
     }
 
     #[pyo3(signature = (gid, /))]
-    fn detach(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<()> {
-        let gid = gid_of(gid)?;
+    fn detach(&self, py: Python<'_>, gid: Gid) -> PyResult<()> {
         self.core.call(py, |machine| {
-            self.core.channels.lock().detach(&gid);
+            self.core.channels.lock().detach(&gid.0);
             machine.resume();
         })
     }
@@ -133,10 +129,9 @@ impl ShmEngine {
 
     /// Read what is left of a peer that is gone, as `progress`.
     #[pyo3(signature = (gid, /))]
-    fn drain(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let gid = gid_of(gid)?;
+    fn drain(&self, py: Python<'_>, gid: Gid) -> PyResult<bool> {
         self.core.through(py, |machine, channels, now_ns| {
-            channels.drain(&gid, machine, now_ns)
+            channels.drain(&gid.0, machine, now_ns)
         })
     }
 
@@ -226,15 +221,8 @@ impl ShmEngine {
 
     /// Send a message to a peer's connection manager; false without a channel or room.
     #[pyo3(signature = (gid, qkey, content, /))]
-    fn send_message(
-        &self,
-        py: Python<'_>,
-        gid: &Bound<'_, PyAny>,
-        qkey: u32,
-        content: &[u8],
-    ) -> PyResult<bool> {
-        let gid = gid_of(gid)?;
-        self.with(py, |channels| channels.send_message(&gid, qkey, content))
+    fn send_message(&self, py: Python<'_>, gid: Gid, qkey: u32, content: &[u8]) -> PyResult<bool> {
+        self.with(py, |channels| channels.send_message(&gid.0, qkey, content))
     }
 
     /// Note when the adapter's timer runs; a call that needs it sooner tells `on_pass`.
@@ -377,7 +365,7 @@ impl ShmEngine {
     fn map(
         &self,
         py: Python<'_>,
-        gid: &Bound<'_, PyAny>,
+        gid: Gid,
         qpn: u32,
         key: u32,
         file: i32,
@@ -385,43 +373,33 @@ impl ShmEngine {
         length: u64,
         generation: u64,
     ) -> PyResult<()> {
-        let gid = gid_of(gid)?;
         let region = Region {
             file,
             address,
             length,
             generation,
         };
-        let mapped = self.with(py, |channels| channels.map(&gid, qpn, key, Some(region)))?;
+        let mapped = self.with(py, |channels| channels.map(&gid.0, qpn, key, Some(region)))?;
         mapped.map_err(raised)
     }
 
     /// Remember that the memory behind a key is not to be mapped.
     #[pyo3(signature = (gid, qpn, key, /))]
-    fn reject_map(
-        &self,
-        py: Python<'_>,
-        gid: &Bound<'_, PyAny>,
-        qpn: u32,
-        key: u32,
-    ) -> PyResult<()> {
-        let gid = gid_of(gid)?;
-        let mapped = self.with(py, |channels| channels.map(&gid, qpn, key, None))?;
+    fn reject_map(&self, py: Python<'_>, gid: Gid, qpn: u32, key: u32) -> PyResult<()> {
+        let mapped = self.with(py, |channels| channels.map(&gid.0, qpn, key, None))?;
         mapped.map_err(raised)
     }
 
     /// Forget what was mapped for a queue pair of a peer.
     #[pyo3(signature = (gid, qpn, /))]
-    fn unmap(&self, py: Python<'_>, gid: &Bound<'_, PyAny>, qpn: u32) -> PyResult<()> {
-        let gid = gid_of(gid)?;
-        self.with(py, |channels| channels.unmap(&gid, qpn))
+    fn unmap(&self, py: Python<'_>, gid: Gid, qpn: u32) -> PyResult<()> {
+        self.with(py, |channels| channels.unmap(&gid.0, qpn))
     }
 
     /// Return whether a peer says that it is copying into our memory.
     #[pyo3(signature = (gid, /))]
-    fn is_placing(&self, py: Python<'_>, gid: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let gid = gid_of(gid)?;
-        self.with(py, |channels| channels.is_placing(&gid))
+    fn is_placing(&self, py: Python<'_>, gid: Gid) -> PyResult<bool> {
+        self.with(py, |channels| channels.is_placing(&gid.0))
     }
 
     /// Slots sent and received, doorbells rung, waits for room, writes placed, memory given back,
@@ -463,11 +441,6 @@ impl ShmEngine {
     #[getter]
     fn progressed_ns(&self) -> i64 {
         self.core.progressed_ns.load(Relaxed)
-    }
-
-    #[getter]
-    fn has_channels(&self) -> bool {
-        self.core.has_channels.load(Relaxed)
     }
 }
 

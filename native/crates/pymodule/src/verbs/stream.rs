@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 
 use parking_lot::Mutex;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
-use urds_stream::{Mapped, Region, Shut, StreamCore, StreamSettings};
+use urds_stream::{Mapped, Refused, Region, Shut, StreamCore, StreamSettings};
 use urds_stream_link::{self as link, Attention, FILLED, Link, SharedLink};
 use urds_verbs::memory::Memory;
 
@@ -99,8 +99,19 @@ fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<StreamSettings> {
     })
 }
 
-fn raised(refused: &urds_stream::Refused) -> PyErr {
-    pyo3::exceptions::PyOSError::new_err((refused.errno, refused.detail.clone()))
+#[allow(clippy::needless_pass_by_value)] // as `map_err` calls it
+fn raised(refused: Refused) -> PyErr {
+    PyOSError::new_err((refused.errno, refused.detail))
+}
+
+impl Stream {
+    /// Change the stream's core; its word tells what that has changed.
+    fn change<T>(&self, work: impl FnOnce(&mut StreamCore<Ram>) -> T) -> T {
+        let mut link = self.link.lock();
+        let result = work(&mut link.core);
+        link.update();
+        result
+    }
 }
 
 #[pymethods]
@@ -153,9 +164,7 @@ impl Stream {
 
     /// Take the private data of the peer; returns what is wrong with them.
     fn adopt(&self, data: &[u8]) -> Option<String> {
-        let mut link = self.link.lock();
-        let problem = link.core.adopt(data).err();
-        link.update();
+        let problem = self.change(|core| core.adopt(data).err());
         problem.map(|error| error.to_string())
     }
 
@@ -189,13 +198,13 @@ impl Stream {
         })?;
         drop(given);
         deferred::drain(py);
-        taken.map_err(|error| raised(&error))
+        taken.map_err(raised)
     }
 
     /// Write into buffers of the peer; return how many bytes were taken.
     fn write_some(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
         let taken = self.write(py, Given::of(data)?, offset)?;
-        taken.map_err(|error| raised(&error))
+        taken.map_err(raised)
     }
 
     fn take_some<'py>(
@@ -234,12 +243,7 @@ impl Stream {
         byte_count: usize,
     ) -> PyResult<usize> {
         let region = region_of(memory)?;
-        let result = {
-            let mut link = self.link.lock();
-            let result = link.core.expect(region, byte_count);
-            link.update();
-            result
-        };
+        let result = self.change(|core| core.expect(region, byte_count));
         let at =
             result.map_err(|_| PyRuntimeError::new_err("another receive is expected already"))?;
         self.finish(py)?;
@@ -247,12 +251,7 @@ impl Stream {
     }
 
     fn end_expect(&self, py: Python<'_>) -> PyResult<usize> {
-        let taken = {
-            let mut link = self.link.lock();
-            let taken = link.core.end_expect();
-            link.update();
-            taken
-        };
+        let taken = self.change(StreamCore::end_expect);
         self.finish(py)?;
         deferred::drain(py);
         Ok(taken)
@@ -294,13 +293,13 @@ impl Stream {
             length,
         };
         let result = self.link.lock().core.map_buffer(&mapped, Some(offset));
-        result.map_err(|error| raised(&error))?;
+        result.map_err(raised)?;
         self.finish(py)
     }
 
     fn unmap(&self, py: Python<'_>, rkey: u32, address: u64) -> PyResult<()> {
         let result = self.link.lock().core.unmap(u64::from(rkey), address);
-        result.map_err(|error| raised(&error))?;
+        result.map_err(raised)?;
         self.finish(py)
     }
 
@@ -316,28 +315,17 @@ impl Stream {
             1 => Shut::Wr,
             _ => Shut::RdWr,
         };
-        {
-            let mut link = self.link.lock();
-            link.core.lifecycle.shut_down(how);
-            link.update();
-        }
+        self.change(|core| core.lifecycle.shut_down(how));
         self.finish(py)
     }
 
     fn handle_disconnected(&self, py: Python<'_>, reason: &str, error: i32) -> PyResult<()> {
-        {
-            let mut link = self.link.lock();
-            link.core.handle_disconnected(reason, error);
-            link.update();
-        }
+        self.change(|core| core.handle_disconnected(reason, error));
         self.tend(py)
     }
 
     fn take_error(&self) -> i32 {
-        let mut link = self.link.lock();
-        let error = link.core.lifecycle.take_error();
-        link.update();
-        error
+        self.change(|core| core.lifecycle.take_error())
     }
 
     /// Why the connection is to be cut, once.
@@ -346,11 +334,7 @@ impl Stream {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        {
-            let mut link = self.link.lock();
-            link.core.close();
-            link.update();
-        }
+        self.change(StreamCore::close);
         self.tend(py)?;
         let source = self.source.lock().take();
         let transfer = self.transfer.lock().take();

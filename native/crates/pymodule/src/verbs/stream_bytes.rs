@@ -1,6 +1,5 @@
 //! How calls of a stream reach the engine, look for news, and leave to Python what they do not do.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,12 +11,12 @@ use urds_stream::{Refused, Region};
 use urds_stream_link::{self as link, CUT, OVER, READABLE, SendContent, WRITABLE};
 use urds_verbs::Engine as Machine;
 use urds_verbs::memory::Extent;
-use urds_verbs_shm::{Channels, Wakes};
+use urds_verbs_shm::Channels;
 
 use crate::deferred;
 use crate::errors::os_error;
 use crate::sys::{self, NewBytes};
-use crate::verbs::engine::{Core, now_ns};
+use crate::verbs::engine::now_ns;
 use crate::verbs::memory::Buffer;
 use crate::verbs::stream::{Ram, Stream, region_of};
 use crate::verbs::waiting::{Awaited, Woken};
@@ -93,16 +92,13 @@ impl Stream {
         work: impl FnOnce(&mut Machine, &mut Channels, u32) -> T,
     ) -> PyResult<T> {
         let number = self.qp.get().number();
-        let (result, left) = self.core.through(py, |machine, channels, now_ns| {
-            let pushed = machine.shared.told.pushed;
+        self.core.through_pass(py, |machine, channels, now_ns| {
             let result = work(machine, channels, number);
             if machine.has_ready() {
                 channels.flush(machine, now_ns);
             }
-            (result, self.core.left(machine, channels, pushed))
-        })?;
-        self.core.finish_pass(py, left)?;
-        Ok(result)
+            result
+        })
     }
 
     /// Post what is due, and give the memory back that is free.
@@ -349,14 +345,10 @@ impl Stream {
         if found > 0 {
             return Ok(found);
         }
-        self.core
-            .through(py, |machine, channels, now_ns| {
-                let pushed = machine.shared.told.pushed;
-                channels.progress(machine, now_ns);
-                self.core.progressed_ns.store(now_ns, Relaxed);
-                self.core.left(machine, channels, pushed)
-            })
-            .and_then(|left| self.core.finish_pass(py, left))?;
+        self.core.through_pass(py, |machine, channels, now_ns| {
+            channels.progress(machine, now_ns);
+            self.core.progressed_ns.store(now_ns, Relaxed);
+        })?;
         Ok(available())
     }
 
@@ -475,58 +467,5 @@ impl Stream {
             buffer.copy_from(done, &ram.0, from, length);
             done += length;
         })
-    }
-}
-
-impl Core {
-    /// Have the adapter do what it has to do.
-    #[cold]
-    pub fn pass(&self, py: Python<'_>) -> PyResult<()> {
-        match &self.looks.on_pass {
-            Some(on_pass) => on_pass.call0(py).map(drop),
-            None => Ok(()),
-        }
-    }
-
-    pub fn now_ns(&self) -> i64 {
-        let now_ns = now_ns();
-        self.progressed_ns.store(now_ns, Relaxed);
-        now_ns
-    }
-
-    /// Look at the channels without the interpreter; return whether the adapter has something to do.
-    ///
-    /// Timers are looked at with `is_timed`. `None` after a panic.
-    fn look_outside(&self, is_timed: bool) -> Option<bool> {
-        let (is_due, wakes) = self.outside(|machine| {
-            let mut channels = self.channels.lock();
-            if !is_timed && channels.is_quiet(machine) {
-                return (false, Wakes::default());
-            }
-            let pushed = machine.shared.told.pushed;
-            channels.progress(machine, now_ns());
-            let is_due = self.left(machine, &channels, pushed).is_due;
-            drop(channels);
-            (is_due, self.ready_waiters(machine, None))
-        })?;
-        self.wake(&wakes);
-        Some(is_due)
-    }
-
-    /// Work on the machine without the interpreter; `None` after a panic.
-    pub fn outside<T>(&self, work: impl FnOnce(&mut Machine) -> T) -> Option<T> {
-        if self.is_broken.load(Relaxed) {
-            return None; // in the child of a fork the lock may be held for ever
-        }
-        let mut machine = self.machine.lock();
-        if self.is_broken.load(Relaxed) {
-            return None;
-        }
-        machine.counters.entered += 1;
-        let result = catch_unwind(AssertUnwindSafe(|| work(&mut machine)));
-        if result.is_err() {
-            self.is_broken.store(true, Relaxed);
-        }
-        result.ok()
     }
 }

@@ -11,6 +11,7 @@ use urds_verbs::keys::Domain;
 use urds_verbs::numbers::{AsyncEvent, GID_BYTES, QpKind, QpState, Status, WcOpcode};
 use urds_verbs::work::{Completion, Route};
 
+use crate::errors::EINVAL;
 use crate::sys::tuple_of_class;
 
 const WC_FLAGS: usize = 16; // combinations
@@ -49,19 +50,16 @@ pub fn tables(py: Python<'_>) -> PyResult<&Tables> {
 }
 
 /// A member of an enumeration by its number; places without one are `None`.
-fn members(
-    class: &Bound<'_, PyAny>,
-    numbers: impl Iterator<Item = u8>,
-) -> PyResult<Vec<Py<PyAny>>> {
-    let py = class.py();
-    let mut found: Vec<Py<PyAny>> = Vec::new();
-    for number in numbers {
-        while found.len() <= usize::from(number) {
-            found.push(py.None());
+fn members(class: &Bound<'_, PyAny>, numbers: &[u8]) -> PyResult<Vec<Py<PyAny>>> {
+    let places = 0..=numbers.iter().copied().max().unwrap_or(0);
+    let member = |number| {
+        if numbers.contains(&number) {
+            class.call1((number,)).map(Bound::unbind)
+        } else {
+            Ok(class.py().None())
         }
-        found[usize::from(number)] = class.call1((number,))?.unbind();
-    }
-    Ok(found)
+    };
+    places.map(member).collect()
 }
 
 impl Tables {
@@ -79,24 +77,12 @@ impl Tables {
         });
         Ok(Self {
             wc: work.getattr("WC")?.cast_into::<PyType>()?.unbind(),
-            statuses: members(
-                &class("WCStatus")?,
-                Status::ALL.iter().map(|one| *one as u8),
-            )?,
-            opcodes: members(
-                &class("WCOpcode")?,
-                WcOpcode::ALL.iter().map(|one| *one as u8),
-            )?,
+            statuses: members(&class("WCStatus")?, Status::NUMBERS)?,
+            opcodes: members(&class("WCOpcode")?, WcOpcode::NUMBERS)?,
             wc_flags: flags.collect::<PyResult<_>>()?,
-            states: members(
-                &class("QPState")?,
-                QpState::ALL.iter().map(|one| *one as u8),
-            )?,
-            kinds: members(&class("QPType")?, QpKind::ALL.iter().map(|one| *one as u8))?,
-            events: members(
-                &class("AsyncEventType")?,
-                AsyncEvent::ALL.iter().map(|one| *one as u8),
-            )?,
+            states: members(&class("QPState")?, QpState::NUMBERS)?,
+            kinds: members(&class("QPType")?, QpKind::NUMBERS)?,
+            events: members(&class("AsyncEventType")?, AsyncEvent::NUMBERS)?,
             engine_event: work.getattr("EngineEvent")?.unbind(),
             completed: work.getattr("Completed")?.unbind(),
             address_vector: work.getattr("AddressVector")?.unbind(),
@@ -192,18 +178,24 @@ pub fn closed(py: Python<'_>, what: &str) -> PyErr {
 /// Read an `AddressVector`.
 pub fn route_of(object: &Bound<'_, PyAny>) -> PyResult<Route> {
     let py = object.py();
-    let gid = object.getattr(intern!(py, "dgid"))?;
     Ok(Route {
-        gid: gid_of(&gid)?,
+        gid: object.getattr(intern!(py, "dgid"))?.extract::<Gid>()?.0,
         port: object.getattr(intern!(py, "port"))?.extract()?,
     })
 }
 
-/// Read the 16 bytes of a GID.
-pub fn gid_of(object: &Bound<'_, PyAny>) -> PyResult<[u8; GID_BYTES]> {
-    let bytes: &[u8] = object.extract()?;
-    let wrong = || PyOSError::new_err((22, format!("GID of {} bytes", bytes.len())));
-    bytes.try_into().map_err(|_| wrong())
+/// The 16 bytes of a GID.
+#[derive(Clone, Copy)]
+pub struct Gid(pub [u8; GID_BYTES]);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Gid {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let bytes: &[u8] = object.extract()?;
+        let wrong = || PyOSError::new_err((EINVAL, format!("GID of {} bytes", bytes.len())));
+        bytes.try_into().map(Self).map_err(|_| wrong())
+    }
 }
 
 /// Return a domain for an object that stands for one, by its identity.
