@@ -408,7 +408,7 @@ class Crossing:
 
     def _payload(self) -> bytes:
         rng = self.rng
-        byte_count = rng.choice([0, 1, 64, 64, 64, 78, 79, 300, 1500, 4096, 8191, 8192, 30_000])
+        byte_count = rng.choice([0, 1, 64, 64, 64, 70, 71, 300, 1500, 4096, 8191, 8192, 30_000])
         if rng.random() < _HUGE_CHANCE:
             byte_count = rng.choice([(1 << 20) - 48, 1 << 20, (1 << 20) + 1, (2 << 20) + 1])
         return rng.randbytes(4) * (byte_count // 4) + bytes(byte_count % 4)

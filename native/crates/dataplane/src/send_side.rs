@@ -6,16 +6,16 @@
 
 use std::sync::Arc;
 
-use urds_path::constants::{HEADER_BYTES, LONG_BYTES};
-use urds_path::{Extension, Owner, Payload, Release, SocketAddress};
+use urds_path::constants::LONG_BYTES;
+use urds_path::{Extension, NO_EXTENSION, Owner, Payload, Release, SocketAddress};
 
-use crate::accounts::{DestinationId, HERE};
+use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
 use crate::errors::{ErrorReason, Rejected};
 use crate::gathering::{Carrier, Gather};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
 use crate::path::StreamPath;
-use crate::plane::Plane;
+use crate::plane::{Locked, Plane};
 use crate::state::{MailboxId, PathId, State};
 use crate::stream_writer::Writing;
 use crate::waiting::WaitFor;
@@ -118,8 +118,8 @@ impl Leaving {
 enum Way {
     /// On an idle path: it leaves at once.
     Alone(PathId),
-    /// To a known destination: with a batch noted there is nothing to decide.
-    Again(PathId),
+    /// To a known destination: while it waits for others there is nothing to decide.
+    Again(PathId, DestinationId),
     /// After every check.
     Asked(PathId),
     /// Delivered within the process.
@@ -128,12 +128,63 @@ enum Way {
     Gathered,
 }
 
-/// Where messages of a burst go that need no decision of their own.
+/// Where a message went that was followed by others.
 struct Run {
-    mailbox: MailboxId,
     target: SocketAddress,
     path: PathId,
     destination: DestinationId,
+}
+
+/// Messages of one socket that are queued in one critical section.
+#[must_use]
+pub struct Burst<'a> {
+    state: Locked<'a>,
+    mailbox: MailboxId,
+    waits: bool,
+    run: Option<Run>,
+    count: usize,
+    last: Result<Sent, Rejected>,
+}
+
+impl Burst<'_> {
+    /// Queue a short message; return false if it is the last one, for it leaves something to do or is
+    /// not queued.
+    #[inline]
+    pub fn add(&mut self, target: SocketAddress, bytes: &[u8]) -> bool {
+        let run = self.run.as_ref().filter(|run| run.target == target);
+        let Some(again) = run.and_then(|run| self.state.queue_again(self.mailbox, run, bytes))
+        else {
+            let payload = Payload::copy_of(bytes);
+            let mut message = Message::new(self.mailbox, target, payload, NO_EXTENSION);
+            let tried = self.state.try_send(&mut message, self.waits);
+            return self.note(target, tried.map(|tried| tried.with(message)));
+        };
+        match again {
+            Tried::Done => {
+                self.count += 1;
+                true
+            }
+            leaves => {
+                let message = Message::new(self.mailbox, target, Payload::empty(), NO_EXTENSION);
+                self.note(target, Ok(leaves.with(message)))
+            }
+        }
+    }
+
+    fn note(&mut self, target: SocketAddress, sent: Result<Sent, Rejected>) -> bool {
+        self.last = sent;
+        self.count += usize::from(matches!(self.last, Ok(Sent::Done | Sent::Leaves(_))));
+        if !matches!(self.last, Ok(Sent::Done)) {
+            return false;
+        }
+        self.run = self.state.run_to(self.mailbox, target);
+        true
+    }
+
+    /// Release the lock; return how many are queued, and what came of the last one.
+    pub fn end(self) -> (usize, Result<Sent, Rejected>) {
+        (self.count, self.last)
+    }
 }
 
 /// Result of one attempt to queue a message.
@@ -162,39 +213,18 @@ impl Plane {
         Ok(tried.with(message))
     }
 
-    /// Queue messages as `send_now` does, one after the other, in one critical section.
+    /// Begin to queue messages as `send_now` does, one after the other, in one critical section.
     ///
-    /// Ends with the first that leaves something to do or is not queued, or after the last. Returns
-    /// how many are queued, that one among them if it is, and what came of it. `messages` runs with
-    /// the lock held.
-    pub fn send_burst(
-        &self,
-        messages: impl Iterator<Item = Message>,
-        wait_ns: Option<u64>,
-    ) -> (usize, Result<Sent, Rejected>) {
-        let waits = wait_ns != Some(0) && !self.is_virtual();
-        let mut state = self.lock();
-        let (mut messages, mut count) = (messages, 0);
-        let (mut next, mut before) = (messages.next(), None);
-        while let Some(mut message) = next {
-            let target = message.target;
-            match state.try_send(&mut message, waits) {
-                Ok(Tried::Done) => count += 1,
-                Ok(Tried::Leaves(leaving)) => return (count + 1, Ok(Sent::Leaves(leaving))),
-                Ok(unfinished) => return (count, Ok(unfinished.with(message))),
-                Err(refused) => return (count, Err(refused)),
-            }
-            let is_same = before.replace(target) == Some(target);
-            let run = is_same.then(|| state.run_to(message.mailbox, &target));
-            next = if let Some(run) = run.flatten() {
-                let (queued, unlike) = state.queue_run(&run, &mut messages);
-                count += queued;
-                unlike
-            } else {
-                messages.next()
-            };
+    /// The lock is held until [`Burst::end`].
+    pub fn burst(&self, mailbox: MailboxId, wait_ns: Option<u64>) -> Burst<'_> {
+        Burst {
+            waits: wait_ns != Some(0) && !self.is_virtual(),
+            state: self.lock(),
+            mailbox,
+            run: None,
+            count: 0,
+            last: Ok(Sent::Done),
         }
-        (count, Ok(Sent::Done))
     }
 
     /// Queue a message as soon as there is room; `wait_ns` `None` waits for ever.
@@ -430,7 +460,7 @@ impl State {
         core.send(owner, mailbox.port, target.port, payload, extension);
         Ok(Attempt::Queued(match is_again {
             _ if is_alone => Way::Alone(path),
-            true => Way::Again(path),
+            true => Way::Again(path, destination),
             false => Way::Asked(path),
         }))
     }
@@ -504,62 +534,45 @@ impl State {
         Attempt::Queued(Way::Loop)
     }
 
-    /// Return where the messages go that follow one which was queued and left nothing to do: to a batch
-    /// of the same destination, so that all checks but those of room have been made.
-    fn run_to(&mut self, id: MailboxId, target: &SocketAddress) -> Option<Run> {
+    /// Return where a message went that was queued, for those that follow it.
+    fn run_to(&mut self, id: MailboxId, target: SocketAddress) -> Option<Run> {
         let mailbox = self.mailboxes.get_mut(id)?;
         let Some(Route::Stream(path)) = mailbox.route_to(&target.address) else {
             return None;
         };
-        let record = self.paths.get(path)?;
-        if !record.is_batching || record.full || mailbox.descriptor.is_some() {
-            return None;
-        }
+        let destination = mailbox.accounts.known(&target.address)?;
         Some(Run {
-            mailbox: id,
-            target: *target,
+            target,
             path,
-            destination: mailbox.accounts.known(&target.address)?,
+            destination,
         })
     }
 
-    /// Queue messages as long as they belong to the run and the batch stays one. Returns how many, and
-    /// the first that does not.
-    fn queue_run(
-        &mut self,
-        run: &Run,
-        messages: &mut impl Iterator<Item = Message>,
-    ) -> (usize, Option<Message>) {
-        let mailbox = self.mailboxes.get_mut(run.mailbox);
-        let (Some(mailbox), Some(record)) = (mailbox, self.paths.get_mut(run.path)) else {
-            return (0, messages.next());
-        };
-        let mut count = 0;
-        for message in messages {
-            let bytes = message.payload.len();
-            let pending_bytes = record.core.sender.pending_bytes + HEADER_BYTES + bytes;
-            let belongs = message.target == run.target
-                && message.mailbox == run.mailbox
-                && !message.asks_all
-                && bytes <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
-                && pending_bytes < record.flush_bytes
-                && mailbox
-                    .accounts
-                    .has_room(run.destination, bytes, mailbox.send_queued_bytes);
-            if !belongs {
-                return (count, Some(message));
-            }
-            if mailbox.count_queued(run.destination, bytes) {
-                record.want_acknowledgement();
-            }
-            let owner = Owner(run.mailbox.to_u64());
-            let (payload, extension) = (message.payload, message.extension);
-            record
-                .core
-                .send(owner, mailbox.port, run.target.port, payload, extension);
-            count += 1;
+    /// Queue a message behind one of its run, for which all checks but those of room were made; `None`
+    /// if it may leave at once, or has no room.
+    #[inline]
+    fn queue_again(&mut self, id: MailboxId, run: &Run, bytes: &[u8]) -> Option<Tried> {
+        let mailbox = self.mailboxes.get_mut(id)?;
+        let record = self.paths.get_mut(run.path)?;
+        let queued_bytes = mailbox.send_queued_bytes;
+        let may_queue = (record.is_batching || record.blocked)
+            && !record.full
+            && bytes.len() <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
+            && mailbox
+                .accounts
+                .has_room(run.destination, bytes.len(), queued_bytes);
+        if !may_queue {
+            return None;
         }
-        (count, None)
+        if mailbox.count_queued(run.destination, bytes.len()) {
+            record.want_acknowledgement();
+        }
+        let (owner, payload) = (Owner(id.to_u64()), Payload::copy_of(bytes));
+        let (source_port, target_port) = (mailbox.port, run.target.port);
+        record
+            .core
+            .send(owner, source_port, target_port, payload, NO_EXTENSION);
+        Some(self.queued(id, Way::Again(run.path, run.destination)))
     }
 
     /// Decide, after a message was queued, what is left to do without the lock.
@@ -579,12 +592,8 @@ impl State {
         };
         match way {
             Way::Alone(path) => leaving.writing = self.begin_alone(path),
-            Way::Again(path) => {
-                let record = self.paths.get(path);
-                let is_batching_or_idle = record.is_some_and(|record| {
-                    record.is_batching && record.core.sender.pending_bytes < record.flush_bytes
-                });
-                if !is_batching_or_idle {
+            Way::Again(path, destination) => {
+                if !self.leaves_later(path, mailbox.accounts.at(destination)) {
                     self.push(path, &mut leaving);
                 }
             }
@@ -614,6 +623,24 @@ impl State {
             finish_pass: !self.touched.is_empty(),
             sync: record.is_some_and(|record| record.descriptor.is_some()),
             carrier: Some(carrier),
+        })
+    }
+
+    /// Return whether what is queued waits for others, or for a stream that takes nothing, so that
+    /// nothing is to be decided now.
+    #[inline]
+    fn leaves_later(&self, path: PathId, destination: &Destination) -> bool {
+        self.paths.get(path).is_some_and(|record| {
+            let sender = &record.core.sender;
+            let is_batch = record.is_batching && sender.pending_bytes < record.flush_bytes;
+            let waits_for_stream = || {
+                record.blocked
+                    && sender.pending_bytes >= self.limits.flush_bytes
+                    && !sender.is_long()
+                    && sender.message_count() < self.limits.path_messages_max
+                    && destination.queued_bytes < destination.look_at_bytes
+            };
+            is_batch || waits_for_stream()
         })
     }
 

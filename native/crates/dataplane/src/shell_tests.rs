@@ -63,6 +63,34 @@ fn a_burst_leaves_as_a_batch_and_a_request_at_once() {
 }
 
 #[test]
+fn a_burst_queues_what_single_sends_would() {
+    // Bounds of the account and of the path: each ends it once the stream takes no more.
+    for (send_bytes_max, path_messages_max) in [(600_000, 65_536), (6_000_000, 2500)] {
+        let limits = Limits {
+            path_messages_max,
+            ..Limits::default()
+        };
+        let results = [1, 50].map(|at_once| {
+            let world = World::with(limits);
+            let mailbox = world.mailbox(sized(send_bytes_max));
+            let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+            let mut queued = 0;
+            let refused = loop {
+                let (count, sent) = world.send_burst(mailbox, &[7; 200], at_once);
+                queued += count;
+                if let Err(reason) = sent {
+                    break reason;
+                }
+            };
+            let row = &world.snapshot().mailboxes[0];
+            (queued, refused, row.send_queued_bytes, remote.payloads())
+        });
+        assert!(results[0].0 > 2000, "the stream takes less");
+        assert!(results[0] == results[1], "up to {path_messages_max}");
+    }
+}
+
+#[test]
 fn messages_arrive_with_their_source_and_are_counted() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());

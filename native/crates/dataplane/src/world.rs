@@ -217,7 +217,28 @@ impl World {
         payload: &[u8],
     ) -> Result<(), ErrorReason> {
         let message = Message::new(mailbox, target, Payload::copy_of(payload), NO_EXTENSION);
-        match self.plane.send_now(message, Some(0)) {
+        self.finish(self.plane.send_now(message, Some(0)))
+    }
+
+    /// Send the same message at most so many times in one call; return how many were queued.
+    pub(crate) fn send_burst(
+        &self,
+        mailbox: MailboxId,
+        payload: &[u8],
+        times_max: usize,
+    ) -> (usize, Result<(), ErrorReason>) {
+        let mut burst = self.plane.burst(mailbox, Some(0));
+        for _ in 0..times_max {
+            if !burst.add(peer(PEER_PORT), payload) {
+                break;
+            }
+        }
+        let (count, last) = burst.end();
+        (count, self.finish(last))
+    }
+
+    fn finish(&self, sent: Result<Sent, Rejected>) -> Result<(), ErrorReason> {
+        match sent {
             Ok(Sent::Done) => Ok(()),
             Ok(Sent::Leaves(leaving)) => {
                 self.plane.finish_send(leaving);

@@ -17,8 +17,9 @@ pub trait Memory: Send + Sync {
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 
-/// The longest payload that is sent without memory of its own.
-pub const INLINE_BYTES: usize = 78;
+/// The longest payload that is sent without memory of its own: a message with it is 128 bytes, which
+/// compilers move without a call.
+pub const INLINE_BYTES: usize = 70;
 
 /// The payload of a message that is sent; a clone is cheap.
 #[derive(Clone)]
@@ -157,7 +158,7 @@ mod tests {
                 length <= INLINE_BYTES
             );
         }
-        assert!(size_of::<Payload>() <= 80);
+        assert!(size_of::<Payload>() <= 72);
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Message {
     pub extension: Extension,
 }
 
+const _: () = assert!(size_of::<Message>() <= 128 && size_of::<Queued>() <= 128);
+
 /// An item that waits for its number.
 #[derive(Debug)]
 pub enum Queued {

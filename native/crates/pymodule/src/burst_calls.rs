@@ -1,21 +1,21 @@
 //! The calls of many messages: `send_many` and `recv_many`.
 //!
 //! What they do is what `sendto` and `recvfrom` would do one after the other, in few critical
-//! sections. Nothing of the interpreter's runs in one of them but the copies of short payloads.
+//! sections. No code of Python runs in one of them: they read plain tuples and copy short payloads.
 
 use pyo3::exceptions::{PyOSError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple, PyType};
+use pyo3::types::{PyList, PyTuple, PyType};
 use urds_dataplane::receive_side::Received;
-use urds_dataplane::send_side::{Message, Sent};
-use urds_path::{NO_EXTENSION, Payload, SocketAddress};
+use urds_dataplane::send_side::Sent;
+use urds_path::SocketAddress;
 
 use crate::fast_calls::{self, Came};
 use crate::mailbox::Mailbox;
 use crate::sys::{self, Arguments, fast_function};
 use crate::{errors, memory};
 
-/// Messages that are read before they are queued in one critical section.
+/// The most messages that are queued in one critical section.
 const BURST_MESSAGES: usize = 64;
 
 /// Add the methods to the class.
@@ -30,19 +30,6 @@ pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
 
 // -- sending
 
-/// A message of a list, read.
-struct Given<'py> {
-    payload: Bound<'py, PyAny>,
-    address: Bound<'py, PyAny>,
-}
-
-/// A short one among them, ready to be queued.
-struct Ready<'py> {
-    payload: Bound<'py, PyBytes>,
-    address: Bound<'py, PyAny>,
-    target: SocketAddress,
-}
-
 /// Messages, as a list or a tuple, and the destination of those whose address is None.
 fn send_many<'py>(
     mailbox: &Bound<'py, Mailbox>,
@@ -55,127 +42,127 @@ fn send_many<'py>(
         return Err(fast_calls::wrong_count("send_many", "two", count));
     };
     let mut count = 0;
-    match send_all(mailbox, &messages, &peer, &mut count) {
+    match send_all(mailbox, &Messages::of(messages)?, peer, &mut count) {
         Err(error) if count == 0 || !error.is_instance_of::<PyOSError>(py) => Err(error),
         _ => Ok(count.into_pyobject(py)?.into_any()), // the next call meets the error, if it lasts
     }
 }
 
-fn send_all<'py>(
-    mailbox: &Bound<'py, Mailbox>,
-    messages: &Bound<'py, PyAny>,
-    peer: &Bound<'py, PyAny>,
+fn send_all(
+    mailbox: &Bound<'_, Mailbox>,
+    messages: &Messages<'_, '_>,
+    peer: Borrowed<'_, '_, PyAny>,
     count: &mut usize,
 ) -> PyResult<()> {
-    let mut burst = Vec::with_capacity(BURST_MESSAGES.min(messages.len()?));
-    let mut at = 0;
-    while let Some(given) = given_at(messages, at)? {
-        let read = ready(mailbox, given, peer);
-        at += 1;
-        match read {
-            Ok(Read::Short(ready)) => {
-                burst.push(ready);
-                if burst.len() == BURST_MESSAGES {
-                    send_burst(mailbox, &mut burst, count)?;
-                }
-            }
-            Ok(Read::Other(given)) => {
-                send_burst(mailbox, &mut burst, count)?;
-                let wait_ns = mailbox.get().send_wait_ns();
-                let (payload, address) = (given.payload.as_borrowed(), given.address.as_borrowed());
-                fast_calls::send_one(mailbox, payload, address, wait_ns)?;
-                *count += 1;
-            }
-            Err(error) => {
-                send_burst(mailbox, &mut burst, count)?;
-                return Err(error);
-            }
+    while *count < messages.len() {
+        let before = *count;
+        send_burst(mailbox, messages, peer, count)?;
+        if *count == before {
+            let (payload, address) = parts(&messages.at(before)?, peer)?;
+            let (payload, address) = (payload.as_borrowed(), address.as_borrowed());
+            let wait_ns = mailbox.get().send_wait_ns();
+            fast_calls::send_one(mailbox, payload, address, wait_ns)?;
+            *count += 1;
         }
     }
-    send_burst(mailbox, &mut burst, count)
+    Ok(())
 }
 
-/// Return an item of a list or tuple; None after the last.
-fn given_at<'py>(messages: &Bound<'py, PyAny>, at: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if let Ok(list) = messages.cast::<PyList>() {
-        return Ok(list.get_item(at).ok());
+/// Queue those that are next and need no code of Python; count them.
+fn send_burst(
+    mailbox: &Bound<'_, Mailbox>,
+    messages: &Messages<'_, '_>,
+    peer: Borrowed<'_, '_, PyAny>,
+    count: &mut usize,
+) -> PyResult<()> {
+    let own = mailbox.get();
+    let wait_ns = own.send_wait_ns(); // a signal handler may have changed it
+    let mut burst = own.shell.burst(own.id, wait_ns);
+    for at in *count..messages.len().min(*count + BURST_MESSAGES) {
+        let goes_on = messages.at(at).is_ok_and(|given| {
+            plain_message(own, &given, peer).is_some_and(|(bytes, target)| burst.add(target, bytes))
+        });
+        if !goes_on {
+            break;
+        }
     }
-    let tuple = messages.cast::<PyTuple>()?;
-    Ok(tuple.get_item(at).ok())
+    let (queued, sent) = burst.end();
+    *count += queued;
+    match sent {
+        Ok(Sent::Done) => {}
+        Ok(Sent::Leaves(leaving)) => fast_calls::finish(mailbox, leaving)?,
+        unfinished => {
+            // The interpreter was held, so it is the message that was read.
+            let (payload, address) = parts(&messages.at(*count)?, peer)?;
+            let target = own.target(address.as_borrowed())?;
+            let (payload, address) = (payload.as_borrowed(), address.as_borrowed());
+            fast_calls::finish_one(mailbox, payload, address, target, unfinished, wait_ns)?;
+            *count += 1;
+        }
+    }
+    Ok(())
 }
 
-enum Read<'py> {
-    Short(Ready<'py>),
-    /// To be sent by itself.
-    Other(Given<'py>),
+/// What `send_many` is given.
+enum Messages<'a, 'py> {
+    List(Borrowed<'a, 'py, PyList>),
+    Tuple(Borrowed<'a, 'py, PyTuple>),
 }
 
-fn ready<'py>(
-    mailbox: &Bound<'py, Mailbox>,
-    given: Bound<'py, PyAny>,
-    peer: &Bound<'py, PyAny>,
-) -> PyResult<Read<'py>> {
-    let pair = match given.cast_into::<PyTuple>() {
-        Ok(pair) => Some(pair),
-        Err(other) => other
-            .into_inner()
-            .cast_into::<PyList>()
-            .ok()
-            .map(|pair| pair.to_tuple()),
-    };
+impl<'a, 'py> Messages<'a, 'py> {
+    fn of(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match given.cast::<PyList>() {
+            Ok(list) => Ok(Self::List(list)),
+            Err(_) => Ok(Self::Tuple(given.cast::<PyTuple>()?)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::List(list) => list.len(),
+            Self::Tuple(tuple) => tuple.len(),
+        }
+    }
+
+    fn at(&self, at: usize) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::List(list) => list.get_item(at),
+            Self::Tuple(tuple) => tuple.get_item(at),
+        }
+    }
+}
+
+/// Return a message that is a plain tuple of short `bytes` and an address that is known.
+#[inline]
+fn plain_message<'a>(
+    own: &Mailbox,
+    given: &'a Bound<'_, PyAny>,
+    peer: Borrowed<'_, '_, PyAny>,
+) -> Option<(&'a [u8], SocketAddress)> {
+    let pair = given.as_borrowed().cast_exact::<PyTuple>().ok()?;
+    if pair.len() != 2 {
+        return None;
+    }
+    let (payload, address) = (sys::member(pair, 0)?, sys::member(pair, 1)?);
+    let is_none = address.is_none();
+    let target = own.known_target(if is_none { peer } else { address })?;
+    Some((memory::short_bytes(payload)?, target))
+}
+
+/// Return payload and address of a message.
+fn parts<'py>(
+    given: &Bound<'py, PyAny>,
+    peer: Borrowed<'_, 'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let listed = given.cast::<PyList>().map(PyListMethods::to_tuple).ok();
+    let pair = listed.or_else(|| given.cast::<PyTuple>().ok().cloned());
     let Some(pair) = pair.filter(|pair| pair.len() == 2) else {
         let wanted = "a message is a tuple of payload and address";
         return Err(PyTypeError::new_err(wanted));
     };
     let (payload, address) = (pair.get_item(0)?, pair.get_item(1)?);
-    let address = if address.is_none() {
-        peer.clone()
-    } else {
-        address
-    };
-    if memory::short_bytes(&payload).is_none() {
-        return Ok(Read::Other(Given { payload, address }));
-    }
-    let target = mailbox.get().target(address.as_borrowed())?;
-    Ok(Read::Short(Ready {
-        payload: payload.cast_into::<PyBytes>()?,
-        address,
-        target,
-    }))
-}
-
-/// Queue messages and forget them; count those that are queued.
-fn send_burst<'py>(
-    mailbox: &Bound<'py, Mailbox>,
-    burst: &mut Vec<Ready<'py>>,
-    count: &mut usize,
-) -> PyResult<()> {
-    let own = mailbox.get();
-    let mut done = 0;
-    while done < burst.len() {
-        let wait_ns = own.send_wait_ns(); // a signal handler may have changed it
-        let messages = burst[done..].iter().map(|one| {
-            let payload = Payload::copy_of(one.payload.as_bytes());
-            Message::new(own.id, one.target, payload, NO_EXTENSION)
-        });
-        let (queued, sent) = own.shell.send_burst(messages, wait_ns);
-        done += queued;
-        *count += queued;
-        match sent {
-            Ok(Sent::Done) => {}
-            Ok(Sent::Leaves(leaving)) => fast_calls::finish(mailbox, leaving)?,
-            unfinished => {
-                let one = &burst[done];
-                let (payload, address) = (one.payload.as_borrowed(), one.address.as_borrowed());
-                let payload = payload.as_any().as_borrowed();
-                fast_calls::finish_one(mailbox, payload, address, one.target, unfinished, wait_ns)?;
-                done += 1;
-                *count += 1;
-            }
-        }
-    }
-    burst.clear();
-    Ok(())
+    let is_none = address.is_none();
+    Ok((payload, if is_none { peer.to_owned() } else { address }))
 }
 
 // -- receiving

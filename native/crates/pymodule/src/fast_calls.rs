@@ -89,7 +89,7 @@ pub fn send_one(
     wait_ns: Option<u64>,
 ) -> PyResult<usize> {
     let own = mailbox.get();
-    let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(&payload) {
+    let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(payload) {
         // The payload is made where it stays: each move of it costs as much as its copy.
         let target = own.target(address)?;
         let copied = Payload::copy_of(bytes);

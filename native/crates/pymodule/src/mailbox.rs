@@ -117,15 +117,17 @@ impl Mailbox {
 
     /// Return the destination of a program's address; a literal is parsed once.
     pub(crate) fn target(&self, given: Borrowed<'_, '_, PyAny>) -> PyResult<SocketAddress> {
-        let py = given.py();
-        if let Some(target) = self
-            .targets
-            .with(py, |targets| targets.find(given))
-            .flatten()
-        {
-            return Ok(target);
+        match self.known_target(given) {
+            Some(target) => Ok(target),
+            None => self.read_target(given),
         }
-        self.read_target(given)
+    }
+
+    /// Return the destination of an address that was parsed before. Runs no code of Python.
+    #[inline]
+    pub(crate) fn known_target(&self, given: Borrowed<'_, '_, PyAny>) -> Option<SocketAddress> {
+        let find = |targets: &mut Targets| targets.find(given);
+        self.targets.with(given.py(), find).flatten()
     }
 
     #[cold]

@@ -11,7 +11,7 @@ use urds_path::constants::LONG_BYTES;
 use urds_path::{ArrivingPayload, Body, Memory, Payload};
 
 use crate::deferred::{Deferred, defer};
-use crate::sys::{BytesBytes, Export, NewBytes};
+use crate::sys::{self, BytesBytes, Export, NewBytes};
 
 /// From this length on, a payload is kept by reference until it is acknowledged.
 pub const REFERENCE_BYTES: usize = 8192;
@@ -70,8 +70,8 @@ impl Drop for SentExport {
 
 /// Return the bytes of plain `bytes` that are short enough to be copied.
 #[inline]
-pub fn short_bytes<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
-    let bytes = object.cast_exact::<PyBytes>().ok()?.as_bytes();
+pub fn short_bytes<'a>(object: Borrowed<'a, '_, PyAny>) -> Option<&'a [u8]> {
+    let bytes = sys::bytes_in(object.cast_exact::<PyBytes>().ok()?);
     (bytes.len() < REFERENCE_BYTES).then_some(bytes)
 }
 
@@ -79,7 +79,7 @@ pub fn short_bytes<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
 ///
 /// Raises `TypeError` for an object without bytes.
 pub fn payload_of(object: &Bound<'_, PyAny>) -> PyResult<Payload> {
-    if let Some(bytes) = short_bytes(object) {
+    if let Some(bytes) = short_bytes(object.as_borrowed()) {
         return Ok(Payload::copy_of(bytes));
     }
     if let Ok(bytes) = object.cast_exact::<PyBytes>() {

@@ -96,6 +96,17 @@ impl NewBytes {
     }
 }
 
+/// Return the bytes of a `bytes` object; they live as long as it does.
+#[inline]
+pub fn bytes_in<'a>(object: Borrowed<'a, '_, PyBytes>) -> &'a [u8] {
+    let (mut first, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: of a `bytes` object the call cannot fail and tells where so many bytes are.
+    unsafe {
+        ffi::PyBytes_AsStringAndSize(object.as_ptr(), &raw mut first, &raw mut length);
+        slice::from_raw_parts(first.cast(), length.unsigned_abs())
+    }
+}
+
 /// Copy bytes into a `bytes` object.
 #[inline]
 pub fn bytes_of<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
