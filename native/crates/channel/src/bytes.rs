@@ -550,10 +550,14 @@ impl Place {
         let Some(slot) = self.0.checked_sub(1) else {
             return true;
         };
-        let stamp = memory
-            .stamp(slot_place::<M>(slot).1)
-            .load(Ordering::Acquire);
-        stamp >> 32 == u64::from(ordinal(slot))
+        let (at, place) = slot_place::<M>(slot);
+        let stamp = memory.stamp(place).load(Ordering::Acquire);
+        let has_news = stamp >> 32 == u64::from(ordinal(slot));
+        if !has_news {
+            // The line behind the stamp's: else it is asked for only once the stamp is here.
+            memory.prefetch(at + SLOT_BYTES / 2);
+        }
+        has_news
     }
 }
 

@@ -93,4 +93,9 @@ impl<const SLOTS: usize> SlotMemory for Direction<'_, SLOTS> {
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
         self.area.copy_out(self.slots + at, bytes);
     }
+
+    #[inline]
+    fn prefetch(&self, at: usize) {
+        self.area.prefetch(self.slots + at);
+    }
 }

@@ -127,6 +127,9 @@ pub trait SlotMemory {
 
     /// Copy bytes out, whatever is there at the moment; `at` counts from the first slot.
     fn copy_out(&self, at: usize, bytes: &mut [u8]);
+
+    /// Have the processor fetch the cache line of a place; `at` counts from the first slot. A hint.
+    fn prefetch(&self, _at: usize) {}
 }
 
 /// Return what the upper half of the stamp of slot `number` is.

@@ -68,10 +68,7 @@ impl Plane {
         }
         while !waiter.is_notified() {
             if let Some(at) = first_with_news(&streams, waiter) {
-                let Polled(path, stream) = &streams[at];
-                if self.read(*path) {
-                    stream.wake(); // reading has made it ring again
-                } else {
+                if !self.read_polled(streams[at].0) {
                     // Another thread reads it, it was paused, or it has ended.
                     let Polled(path, stream) = streams.swap_remove(at);
                     self.let_rest(path, &*stream);

@@ -150,7 +150,12 @@ impl Plane {
     ///
     /// No lock held. Does nothing if another thread reads the path, or a full mailbox pauses it.
     pub fn read(&self, path: PathId) -> bool {
-        self.read_within(path, PASS_BYTES)
+        self.read_within(path, PASS_BYTES, false)
+    }
+
+    /// The same for a thread that polls the stream, which rings no doorbell meanwhile.
+    pub(crate) fn read_polled(&self, path: PathId) -> bool {
+        self.read_within(path, PASS_BYTES, true)
     }
 
     /// The same, with a smaller bound if `others` are ready as well.
@@ -160,10 +165,10 @@ impl Plane {
         } else {
             PASS_BYTES
         };
-        self.read_within(path, bytes_max)
+        self.read_within(path, bytes_max, false)
     }
 
-    fn read_within(&self, path: PathId, bytes_max: usize) -> bool {
+    fn read_within(&self, path: PathId, bytes_max: usize, polled: bool) -> bool {
         let Some(mut reading) = self.lock().begin_read(path) else {
             return false;
         };
@@ -188,7 +193,7 @@ impl Plane {
         }
         match over {
             Some((reason, errno)) => self.end_what_we_read(&reading, reason, errno),
-            None => self.end_read(reading),
+            None => self.end_read(reading, polled),
         }
         bytes > 0
     }
@@ -227,8 +232,9 @@ impl Plane {
         }
     }
 
-    /// End a pass: update the watch, allow other readers, and write what the read calls for.
-    fn end_read(&self, mut reading: Reading) {
+    /// End a pass: update the watch, allow other readers, and write what the read calls for. A stream
+    /// that is not `polled` reports later bytes.
+    fn end_read(&self, mut reading: Reading, polled: bool) {
         let expected = reading.expected;
         let mut state = self.lock();
         if state.expects_anew(reading.path, expected) {
@@ -239,7 +245,9 @@ impl Plane {
         }
         let writing = state.release_reading(&mut reading);
         drop(state);
-        self.let_rest(reading.path, &*reading.stream);
+        if !polled {
+            self.let_rest(reading.path, &*reading.stream);
+        }
         if let Some(writing) = writing {
             self.finish_write(writing);
         }

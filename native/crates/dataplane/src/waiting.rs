@@ -428,6 +428,17 @@ impl<'a> Seat<'a> {
         true
     }
 
+    /// Have signal handlers run. No lock held.
+    fn look_for_signals(&mut self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), Rejected> {
+        rules::pass(Moment::Interrupted);
+        // A thread must not lead while its signal handler runs: that may call in here.
+        self.leave(&mut self.plane.lock(), false);
+        if interrupted() {
+            return Err(ErrorReason::Interrupted.into());
+        }
+        Ok(())
+    }
+
     fn leave(&mut self, state: &mut State, used: bool) {
         if self.is_taken {
             self.is_taken = false;
@@ -449,6 +460,33 @@ impl Drop for Seat<'_> {
 /// A signal that arrives while the thread is awake here interrupts no sleep: it is looked for this
 /// long after.
 const UNSEEN_SIGNAL_NS: u64 = 50_000_000;
+
+/// Since when the thread of a wait is awake without a look for signals, which the main thread's are:
+/// Python runs handlers there only.
+struct Unseen {
+    is_main: bool,
+    was_awake: bool,
+    since_ns: Option<u64>,
+}
+
+impl Unseen {
+    fn new() -> Self {
+        let is_main = signals::is_main_thread();
+        Self {
+            is_main,
+            was_awake: is_main,
+            since_ns: None,
+        }
+    }
+
+    /// Return when to look.
+    fn look_ns(&mut self, now_ns: u64) -> Option<u64> {
+        if std::mem::take(&mut self.was_awake) {
+            self.since_ns.get_or_insert(now_ns);
+        }
+        Some(self.since_ns? + UNSEEN_SIGNAL_NS)
+    }
+}
 
 /// Parameters of one sleep of a wait.
 struct Sleep {
@@ -551,9 +589,7 @@ impl Plane {
         let deadline_ns = wait_ns.map(|wait_ns| self.now_ns().saturating_add(wait_ns));
         let mut seat = Seat::new(self, mailbox);
         let mut awake = Awake::new(mailbox, what);
-        // Python runs signal handlers in the main thread only.
-        let is_main = signals::is_main_thread();
-        let mut unseen_ns = is_main.then(|| self.now_ns());
+        let mut unseen = Unseen::new();
         loop {
             let mut state = self.lock_flushed();
             let result = attempt(&mut state);
@@ -562,6 +598,13 @@ impl Plane {
             if is_late || !matches!(result, Ok(None)) {
                 seat.leave(&mut state, matches!(result, Ok(Some(_))));
                 return result;
+            }
+            let look_ns = unseen.look_ns(now_ns);
+            if look_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+                drop(state);
+                seat.look_for_signals(interrupted)?;
+                unseen.since_ns = None;
+                continue;
             }
             if !seat.list(&mut state, what) {
                 let reason = state.closed_reason;
@@ -574,7 +617,6 @@ impl Plane {
                 .begin_wait(seat.waiter, awake_until_ns.is_some());
             let wake_ns = if leads { state.next_due_ns() } else { None };
             drop(state);
-            let look_ns = unseen_ns.map(|since_ns| since_ns + UNSEEN_SIGNAL_NS);
             let sleep = Sleep {
                 leads,
                 now_ns,
@@ -583,17 +625,11 @@ impl Plane {
                 look_ns,
                 awake_until_ns,
             };
-            let is_interrupted = self.sleep(&seat, &sleep).is_err();
-            if is_interrupted || look_ns.is_some_and(|at_ns| at_ns <= self.now_ns()) {
-                rules::pass(Moment::Interrupted);
-                // A thread must not lead while its signal handler runs: that may call in here.
-                seat.leave(&mut self.lock(), false);
-                if interrupted() {
-                    return Err(ErrorReason::Interrupted.into());
-                }
-                unseen_ns = None;
-            } else if is_main && unseen_ns.is_none() {
-                unseen_ns = Some(self.now_ns());
+            if self.sleep(&seat, &sleep).is_err() {
+                seat.look_for_signals(interrupted)?;
+                unseen.since_ns = None;
+            } else {
+                unseen.was_awake = unseen.is_main;
             }
             self.sync(mailbox);
         }
@@ -683,6 +719,23 @@ impl Plane {
             Ok(has_something.then_some(()))
         })?;
         Ok(came.is_some())
+    }
+
+    /// The same for a socket that polls, and not at all while another thread leads: to follow is to
+    /// sleep.
+    ///
+    /// # Errors
+    /// As `look_for_arrival`.
+    pub fn poll_for_arrival(
+        &self,
+        mailbox: MailboxId,
+        wait_ns: u64,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, Rejected> {
+        if self.lock().wait_queue.has_leader() {
+            return Ok(false);
+        }
+        self.look_for_arrival(mailbox, wait_ns, interrupted)
     }
 
     /// Queue a message if there is room within `wait_ns`, else return it as `Sent::Waits`.

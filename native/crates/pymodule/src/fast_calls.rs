@@ -30,6 +30,9 @@ const MSG_ZEROCOPY: i64 = 0x400_0000;
 
 /// From this length on, written without the interpreter.
 const LONG_WRITE_BYTES: usize = 128 << 10;
+/// How long a socket that polls does so with the interpreter: to give it up and take it back costs as
+/// much as an answer's way, and another thread hardly notices.
+const POLLED_NS: u64 = 4_000;
 /// A peer may be evicted between its route and our message.
 const RESOLVES_MAX: usize = 3;
 /// From queueing to the application; the earlier stages coincide here.
@@ -468,12 +471,19 @@ fn wait_arrival(
     let own = mailbox.get();
     let (shell, gil) = (&own.shell, own.plane.get().gil());
     let mut left_ns = wait_ns;
-    if let Some(held_ns) = gil.held_ns(shell, wait_ns) {
+    if own.busy_polls() {
+        let polled_ns = wait_ns.map_or(POLLED_NS, |wait_ns| wait_ns.min(POLLED_NS));
+        if shell.poll_for_arrival(own.id, polled_ns, &mut || signals.check())? {
+            return Ok(true);
+        }
+        left_ns = wait_ns.map(|wait_ns| wait_ns - polled_ns);
+    }
+    if let Some(held_ns) = gil.held_ns(shell, left_ns) {
         if shell.look_for_arrival(own.id, held_ns, &mut || signals.check())? {
             return Ok(true);
         }
         gil.held_for_nothing();
-        left_ns = wait_ns.map(|wait_ns| wait_ns - held_ns);
+        left_ns = left_ns.map(|left_ns| left_ns - held_ns);
     }
     gil.wait_outside(mailbox.py(), shell, || {
         shell.wait_arrival(own.id, left_ns, &mut || signals.check())

@@ -1,7 +1,7 @@
 //! A bound socket, as Python holds it. The calls of each message are in `fast_calls`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -35,6 +35,7 @@ pub struct Mailbox {
     /// As in the settings; `FOREVER` for ever.
     send_wait_ns: AtomicU64,
     receive_wait_ns: AtomicU64,
+    busy_polls: AtomicBool,
     /// Positions of latency traces that a message reports.
     traces: Mutex<Vec<i64>>,
     targets: Held<Targets>,
@@ -67,6 +68,11 @@ impl Mailbox {
 
     pub(crate) fn receive_wait_ns(&self) -> Option<u64> {
         Some(self.receive_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
+    }
+
+    /// Return whether a wait for a message polls first.
+    pub(crate) fn busy_polls(&self) -> bool {
+        self.busy_polls.load(Relaxed)
     }
 
     /// Return the latency traces of a message: all at one position, the earlier ones take no time.
@@ -183,8 +189,10 @@ impl Mailbox {
         let (settings, traces) = values::settings(settings);
         let own = plane.get();
         let (send_wait_ns, receive_wait_ns) = (settings.send_wait_ns, settings.receive_wait_ns);
+        let busy_polls = settings.busy_poll_ns > 0;
         let id = own.call(py, |shell| shell.mailbox(local, port, settings))?;
         Ok(Self {
+            busy_polls: busy_polls.into(),
             send_wait_ns: send_wait_ns.unwrap_or(FOREVER).into(),
             receive_wait_ns: receive_wait_ns.unwrap_or(FOREVER).into(),
             id,
@@ -308,6 +316,7 @@ impl Mailbox {
             .store(settings.send_wait_ns.unwrap_or(FOREVER), Relaxed);
         self.receive_wait_ns
             .store(settings.receive_wait_ns.unwrap_or(FOREVER), Relaxed);
+        self.busy_polls.store(settings.busy_poll_ns > 0, Relaxed);
         self.call(py, |shell| shell.configure(self.id, settings))
     }
 
