@@ -676,6 +676,9 @@ class ShmEngine(Engine):
     def forget_doorbell(self) -> None:
         """Have no doorbell any more: the loop closes it."""
 
+    def leave_plane(self) -> None:
+        """Have no plane serve the engine any more: the loop is about to close the set."""
+
     nap_ns: int
     """The longest sleep, the net below a lost ring and below a signal just before a sleep."""
 
@@ -1003,14 +1006,12 @@ class RdmaCourier:
         """Make one that does nothing. Raises OSError: EINVAL beside couriers of another plane.
 
         `places`: receives with room for a long frame, bytes of such and of others. `limits`: receives,
-        frames under way, bytes of a message. `doorbell` is written to when Python has something to do.
+        frames under way, bytes of a message. From the first one on threads of the plane serve the
+        engine, until `ShmEngine.leave_plane`; they write to `doorbell` when the adapter has something to do.
         """
 
     @property
     def is_on(self) -> bool: ...
-    @property
-    def is_ack_planned(self) -> bool:
-        """Whether an acknowledgement waits for a message to ride on."""
 
     def give(self, messages: _CourierMessages, numbers: _CourierNumbers, /) -> None:
         """Make and take frames from here on."""
@@ -1018,11 +1019,8 @@ class RdmaCourier:
     def take(self) -> _CourierBack | None:
         """Do nothing any more, and return the numbers; None: it did nothing."""
 
-    def acknowledge(self) -> bool:
-        """Acknowledge what waits for it; false: the courier does nothing, its owner does."""
-
     def send_map(self) -> bool:
-        """Send the local congestion map; false as `acknowledge`."""
+        """Send the local congestion map; false: the courier does nothing, its owner does."""
 
     def close(self) -> None:
         """Serve the queue pair no more; its owner has taken the numbers."""

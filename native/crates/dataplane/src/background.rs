@@ -50,6 +50,7 @@ pub struct ProgressThreadState {
     pub(crate) wake_due: bool,
     /// The plane's set reports one event.
     armed: bool,
+    pub(crate) has_devices: bool,
     leader_ticks: u32,
     tick_ns: u64,
     loop_was_silent: bool,
@@ -63,6 +64,7 @@ impl Default for ProgressThreadState {
             interrupted: false,
             wake_due: false,
             armed: false,
+            has_devices: false,
             leader_ticks: 0,
             tick_ns: TICK_NS,
             loop_was_silent: false,
@@ -88,9 +90,10 @@ impl ProgressThreadState {
         }
     }
 
-    /// There is no leader: an unarmed long sleep would leave the streams unread.
+    /// There is no leader: an unarmed long sleep would leave the streams unread, and devices have
+    /// to be armed.
     pub(crate) fn leader_left(&mut self) {
-        if !self.armed {
+        if !self.armed || self.has_devices {
             self.want();
         }
     }
@@ -166,8 +169,13 @@ impl Plane {
                 return events;
             }
             state.progress_thread.in_any_sleep = true;
+            let is_armed = state.progress_thread.armed;
             drop(state);
-            if self.rest(timeout_ns) {
+            let is_quiet = !is_armed || self.devices.arm();
+            if !is_quiet {
+                self.devices.serve();
+            }
+            if self.rest(if is_quiet { timeout_ns } else { Some(0) }) {
                 self.lock().counters.progress_thread_passes += 1;
                 self.serve_ready(Some(0));
             }
@@ -178,7 +186,7 @@ impl Plane {
     fn decide(&self, state: &mut State, now_ns: u64) -> Option<u64> {
         let driven = std::mem::take(&mut state.driven);
         let led = state.wait_queue.has_leader();
-        let due_ns = state.next_due_ns();
+        let due_ns = self.next_due_ns(state);
         let progress_thread = &mut state.progress_thread;
         progress_thread.tick_ns = if driven || led {
             (2 * progress_thread.tick_ns).min(TICK_MAX_NS)
@@ -349,7 +357,7 @@ impl State {
         }
     }
 
-    /// Return the earliest time at which `serve_due` has work.
+    /// The same without devices.
     pub fn next_due_ns(&mut self) -> Option<u64> {
         let mut earliest = self.ack_deadlines.first_ns();
         if !self.dirty.is_empty() {
@@ -435,9 +443,15 @@ fn sooner(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 }
 
 impl Plane {
+    /// Return the earliest time at which `serve_due` has work. Lock held.
+    pub(crate) fn next_due_ns(&self, state: &mut State) -> Option<u64> {
+        self.devices.next_due_ns(state.next_due_ns())
+    }
+
     /// Do what is due: batches, acknowledgements, second checks, ended lingers.
     pub fn serve_due(&self) {
         let has_served = self.serve_attached();
+        self.devices.serve_due(self.now_ns());
         let mut state = self.lock();
         if !state.has_dues() {
             drop(state);

@@ -14,6 +14,7 @@ mod atomics {
 }
 pub mod background;
 pub mod clock;
+pub mod devices;
 pub mod errors;
 pub mod events;
 pub mod external;

@@ -14,6 +14,7 @@ use urds_path::{Address, Body, Limits};
 use crate::attached::steps;
 use crate::background::ProgressThread;
 use crate::clock::{Clock, ClockFn};
+use crate::devices::Devices;
 use crate::errors::Rejected;
 use crate::events::{Event, Interest};
 use crate::held_wakes;
@@ -40,6 +41,7 @@ pub struct Plane {
     pub(crate) poll_set: Epoll,
     pub(crate) kick: EventFd,
     pub(crate) progress_thread: ProgressThread,
+    pub(crate) devices: Devices,
     /// Event loops that call `progress`.
     pub(crate) loops: AtomicUsize,
     /// A socket of another process was attached: passes look for what is due for such.
@@ -79,6 +81,7 @@ impl Plane {
             poll_set,
             kick,
             progress_thread,
+            devices: Devices::default(),
             loops: AtomicUsize::new(0),
             has_attached: AtomicBool::new(false),
             allocate: allocate.unwrap_or_else(|| Arc::new(Body::zeroed)),
@@ -106,7 +109,7 @@ impl Plane {
     }
 
     /// Allocate memory for a long payload. No lock held.
-    pub(crate) fn allocate_body(&self, payload_bytes: usize) -> Body {
+    pub fn allocate_body(&self, payload_bytes: usize) -> Body {
         (self.allocate)(payload_bytes)
     }
 
@@ -162,6 +165,8 @@ impl Plane {
                 self.lock().report_watched(descriptor);
             } else if let Some(mailbox) = crate::poll_set::attached_of(number) {
                 self.serve_control_socket(mailbox, events);
+            } else if let Some(device) = crate::poll_set::device_of(number) {
+                self.devices.serve_ready(device);
             } else {
                 self.serve_path_ready(PathId::from_u64(number), events, ready.len() > 1);
             }
@@ -262,7 +267,11 @@ impl Plane {
             self.flush_batches();
         }
         let served = self.serve_ready(Some(0));
+        self.devices.serve();
         self.serve_due();
+        if self.loops.load(Ordering::Relaxed) > 0 {
+            self.arm_devices();
+        }
         served
     }
 

@@ -1,4 +1,5 @@
-//! The descriptors that a plane waits for: streams, the kick, and what the control plane watches.
+//! The descriptors that a plane waits for: streams, the kick, devices, and what the control plane
+//! watches.
 //!
 //! All are in one epoll set, so that one thread can wait for everything, and so that an event loop
 //! can wait for the plane by one descriptor. Changes of the set do not block: they are made under
@@ -18,6 +19,8 @@ pub(crate) const KICK: u64 = u64::MAX;
 const WATCHED: u64 = 1 << 63;
 /// Marks the control socket of an attached socket; the rest is the number of its mailbox.
 pub(crate) const ATTACHED: u64 = 1 << 62;
+/// Marks a device; the rest is its descriptor.
+const DEVICE: u64 = 1 << 61;
 
 /// Return the watched descriptor with this number.
 pub(crate) fn watched_of(number: u64) -> Option<i32> {
@@ -26,6 +29,17 @@ pub(crate) fn watched_of(number: u64) -> Option<i32> {
     } else {
         i32::try_from(number & !WATCHED).ok()
     }
+}
+
+/// Return the descriptor of the device with this number.
+pub(crate) fn device_of(number: u64) -> Option<i32> {
+    let is_device = number & DEVICE != 0;
+    is_device.then(|| i32::try_from(number & !DEVICE).ok())?
+}
+
+/// Return the number of a device in the set.
+pub(crate) fn number_of_device(descriptor: i32) -> u64 {
+    DEVICE | u64::from(descriptor.unsigned_abs())
 }
 
 /// Return the attached socket with this number.

@@ -239,6 +239,7 @@ impl Plane {
             for &path in &paths {
                 self.flush(path);
             }
+            self.arm_devices();
             self.serve_ready(Some(DRAIN_POLL_NS));
             self.serve_due();
         }

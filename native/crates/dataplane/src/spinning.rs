@@ -88,6 +88,7 @@ impl Plane {
 
     /// Progress, as the leader, what the set reports, and yield the processor.
     fn poll_awake(&self) {
+        self.devices.serve();
         let mut ready = crate::sys::epoll::NOTHING;
         let told = self.poll_set.wait(&mut ready, Some(0)).unwrap_or(0);
         if told > 0 {

@@ -615,7 +615,7 @@ impl Plane {
             let leads = state
                 .wait_queue
                 .begin_wait(seat.waiter, awake_until_ns.is_some());
-            let wake_ns = if leads { state.next_due_ns() } else { None };
+            let wake_ns = leads.then(|| self.next_due_ns(&mut state)).flatten();
             drop(state);
             let sleep = Sleep {
                 leads,
@@ -667,8 +667,17 @@ impl Plane {
             return Ok(());
         }
         let mut ready = epoll::NOTHING;
-        let told = self.poll_set.wait(&mut ready, sleep.timeout_ns());
+        let is_armed = self.devices.arm();
+        let timeout_ns = if is_armed {
+            sleep.timeout_ns()
+        } else {
+            Some(0)
+        };
+        let told = self.poll_set.wait(&mut ready, timeout_ns);
         seat.waiter.leave_poll();
+        if !is_armed {
+            self.devices.serve();
+        }
         let served = self.serve(&ready[..told.as_ref().map_or(0, |&count| count)], true);
         if served == 0 || sleep.wake_ns.is_some_and(|wake_ns| wake_ns <= sleep.now_ns) {
             self.serve_due();

@@ -15,6 +15,8 @@ use urds_verbs::memory::Memory;
 use urds_verbs::numbers::QpState;
 use urds_verbs::work::Completion;
 
+/// What an acknowledgement waits for a message to ride on.
+const ACKNOWLEDGE_NS: i64 = 1_000_000;
 /// Messages that wait or are not acknowledged: with more the core counts them.
 const MESSAGES_MAX: usize = 32_768;
 
@@ -115,6 +117,16 @@ pub struct Taken {
     pub paused_slot: Option<u64>,
 }
 
+/// What became of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completed {
+    Done,
+    /// It is the core's, as is all that follows.
+    Left,
+    /// It begins a message of so many bytes: come again with `give_body`.
+    NeedsBody(usize),
+}
+
 /// A courier that is on.
 #[allow(clippy::struct_excessive_bools)] // each may hold beside each other
 pub(crate) struct State {
@@ -127,13 +139,15 @@ pub(crate) struct State {
     pub acks_under_way: usize,
     pub is_map_due: bool,
     pub partial: Option<Partial>,
+    /// Memory for the long message that comes next, if it has the length.
+    pub spare: Option<Body>,
     pub done_bytes: usize,
     pub pauses: bool,
     pub paused_slot: Option<u64>,
     /// Something came that is the core's: nothing is done until it takes the numbers.
     pub is_stopped: bool,
-    /// The owner was told that an acknowledgement waits.
-    pub is_ack_planned: bool,
+    /// When an acknowledgement leaves that has found no message to ride on.
+    pub ack_due_ns: Option<i64>,
 }
 
 /// Called when the owner has to do something; any thread, the engine's lock held.
@@ -204,11 +218,12 @@ impl Courier {
             unsent_bytes: unsent.frame_bytes(),
             unsent: VecDeque::from(unsent.messages),
             partial: None,
+            spare: None,
             done_bytes: 0,
             pauses: false,
             paused_slot: None,
             is_stopped: false,
-            is_ack_planned: false,
+            ack_due_ns: None,
         });
         self.plane.set_carrier(self.path, Some(carrier));
     }
@@ -236,12 +251,20 @@ impl Courier {
         completion.qpn == self.setup.qpn && state.as_ref().is_some_and(|state| !state.is_stopped)
     }
 
-    /// Do what a completion stands for; false: it is the core's, as is all that follows.
-    pub fn complete(&self, completion: &Completion, engine: &mut Engine) -> bool {
+    /// Do what a completion stands for. `may_need_body`: long messages come into memory that was given.
+    pub fn complete(
+        &self,
+        completion: &Completion,
+        engine: &mut Engine,
+        may_need_body: bool,
+    ) -> Completed {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else {
-            return false;
+            return Completed::Left;
         };
+        if may_need_body && let Some(bytes) = self.needed_body(state, completion) {
+            return Completed::NeedsBody(bytes);
+        }
         let is_done = if completion.wr_id >= self.setup.receive_ring {
             state.take_sent(completion, self.setup.receive_ring)
         } else {
@@ -254,11 +277,23 @@ impl Courier {
             state.is_stopped = true;
             (self.tell)();
         }
-        is_done
+        if is_done {
+            Completed::Done
+        } else {
+            Completed::Left
+        }
+    }
+
+    /// Keep memory for a long message; it is needless if another call took the message meanwhile.
+    pub fn give_body(&self, body: Body) {
+        let mut guard = self.state.lock();
+        let before = guard.as_mut().and_then(|state| state.spare.replace(body));
+        drop(guard);
+        drop(before);
     }
 
     /// Post what may leave; return whether anything was posted.
-    pub fn transmit(&self, engine: &mut Engine) -> bool {
+    pub fn transmit(&self, engine: &mut Engine, now_ns: i64) -> bool {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut().filter(|state| !state.is_stopped) else {
             return false;
@@ -268,18 +303,27 @@ impl Courier {
             return false;
         }
         self.gather(state);
+        let is_due = state.ack_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        state.numbers.acknowledgement_asked |= is_due && state.has_ack_pending();
         let mut has_posted = false;
         while self.post_next(state, engine) {
             has_posted = true;
         }
-        let numbers = &state.numbers;
-        if self.acknowledges_unasked
-            && numbers.acknowledgement != numbers.told
-            && !std::mem::replace(&mut state.is_ack_planned, true)
-        {
-            (self.tell)();
-        }
+        // One that is asked for leaves behind that which is under way.
+        let waits = state.has_ack_pending() && !state.numbers.acknowledgement_asked;
+        state.ack_due_ns = if waits && self.acknowledges_unasked {
+            state.ack_due_ns.or(Some(now_ns + ACKNOWLEDGE_NS))
+        } else {
+            None
+        };
         has_posted
+    }
+
+    /// Return when `transmit` has something to do by itself.
+    pub fn due_ns(&self) -> Option<i64> {
+        let guard = self.state.lock();
+        let state = guard.as_ref().filter(|state| !state.is_stopped);
+        state.and_then(|state| state.ack_due_ns)
     }
 
     /// Take what has gathered in the plane.
@@ -303,20 +347,11 @@ impl Courier {
             true
         })
     }
+}
 
-    /// Make an acknowledgement that waits due; `None` if the courier is off, else whether there was one.
-    pub fn acknowledge(&self) -> Option<bool> {
-        let mut guard = self.state.lock();
-        let state = guard.as_mut().filter(|state| !state.is_stopped)?;
-        state.is_ack_planned = false;
-        let is_pending = state.numbers.acknowledgement != state.numbers.told;
-        state.numbers.acknowledgement_asked |= is_pending;
-        Some(is_pending)
-    }
-
-    /// Return whether the owner was told that an acknowledgement waits.
-    pub fn is_ack_planned(&self) -> bool {
-        let guard = self.state.lock();
-        guard.as_ref().is_some_and(|state| state.is_ack_planned)
+impl State {
+    /// Return whether the peer has not been told of all that came.
+    fn has_ack_pending(&self) -> bool {
+        self.numbers.acknowledgement != self.numbers.told
     }
 }

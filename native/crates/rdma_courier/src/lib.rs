@@ -12,4 +12,4 @@ mod courier;
 mod receiving;
 mod sending;
 
-pub use courier::{Counts, Courier, Numbers, Partial, Setup, Taken};
+pub use courier::{Completed, Counts, Courier, Numbers, Partial, Setup, Taken};

@@ -1,6 +1,7 @@
 //! Frames that arrive: plain messages, whole or in fragments, and acknowledgements.
 
 use urds_dataplane::external::TransportPlane;
+use urds_dataplane::plane::Locked;
 use urds_path::constants::{
     CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES, LONG_BYTES,
 };
@@ -56,6 +57,31 @@ impl Courier {
         true
     }
 
+    /// Return the length of the long message that a completion begins, if there is no memory for it.
+    pub(crate) fn needed_body(&self, state: &State, completion: &Completion) -> Option<usize> {
+        if completion.wr_id >= self.setup.receive_ring || state.partial.is_some() {
+            return None;
+        }
+        let (start, room) = self.setup.place_of(completion.wr_id);
+        let length = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
+        if completion.status != Status::Success || !(HEADER_BYTES..=room).contains(&length) {
+            return None;
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.setup
+            .memory
+            .read(usize::try_from(start).unwrap_or(usize::MAX), &mut header);
+        let bytes = Header::parse(&header).payload_bytes;
+        let payload_bytes = length - HEADER_BYTES;
+        let is_long = (LONG_BYTES..=self.setup.message_bytes_max).contains(&bytes)
+            && (bytes == payload_bytes || payload_bytes == FRAGMENT_BYTES);
+        let is_there = state
+            .spare
+            .as_ref()
+            .is_some_and(|spare| spare.len() == bytes);
+        (is_long && !is_there).then_some(bytes)
+    }
+
     fn post_receive(&self, slot: u64, engine: &mut Engine) {
         let (start, bytes) = self.setup.place_of(slot);
         let piece = Piece {
@@ -86,12 +112,13 @@ impl Courier {
             Kind::AckOnly => self.take_ack_only(state, &header),
             Kind::Fragment => self.take_fragment(state, &header, start, payload_bytes),
             Kind::Whole if header.payload_bytes == payload_bytes && payload_bytes >= LONG_BYTES => {
-                let mut body = Body::zeroed(payload_bytes);
+                let mut body = state.body(payload_bytes);
                 self.setup
                     .memory
                     .read(start + HEADER_BYTES, body.bytes_mut());
                 self.acknowledge_for(state, &header)?;
-                self.deliver(state, &header, ArrivingPayload::Whole(body), 1);
+                let mut plane = self.plane.lock();
+                self.deliver(&mut plane, state, &header, ArrivingPayload::Whole(body), 1);
                 Some(())
             }
             Kind::Whole | Kind::Map => self.take_packed(state, start, length),
@@ -163,11 +190,14 @@ impl Courier {
         payload_bytes: usize,
     ) -> Option<()> {
         self.acknowledge_for(state, header)?;
-        let mut partial = state.partial.take().unwrap_or_else(|| Partial {
-            header: *header,
-            body: Body::zeroed(header.payload_bytes),
-            filled: 0,
-        });
+        let mut partial = match state.partial.take() {
+            Some(partial) => partial,
+            None => Partial {
+                header: *header,
+                body: state.body(header.payload_bytes),
+                filled: 0,
+            },
+        };
         let end = partial.filled + payload_bytes;
         let room = &mut partial.body.bytes_mut()[partial.filled..end];
         self.setup.memory.read(start + HEADER_BYTES, room);
@@ -180,7 +210,8 @@ impl Courier {
         }
         state.counts.fragments += 1;
         let payload = ArrivingPayload::Whole(partial.body);
-        self.deliver(state, &partial.header, payload, 0);
+        let mut plane = self.plane.lock();
+        self.deliver(&mut plane, state, &partial.header, payload, 0);
         Some(())
     }
 
@@ -194,7 +225,9 @@ impl Courier {
         taken
     }
 
+    /// Take them one by one, with one section of the plane's lock for those without anything else.
     fn take_messages(&self, state: &mut State, bytes: &[u8]) -> Option<()> {
+        let mut plane = None;
         let mut at = 0;
         while at < bytes.len() {
             let whole = Header::peek(&bytes[at..]).and_then(|header| {
@@ -208,13 +241,17 @@ impl Courier {
                 state.done_bytes = at;
                 return None;
             };
+            if header.ack != 0 || header.flags == FLAG_CONG_BITMAP {
+                plane = None; // both take the lock themselves
+            }
             self.acknowledge_for(state, &header)?;
             let begin = at + HEADER_BYTES;
             at = begin + header.payload_bytes;
             let payload = &bytes[begin..at];
             if header.flags != FLAG_CONG_BITMAP {
                 let payload = ArrivingPayload::Borrowed(payload);
-                self.deliver(state, &header, payload, 1);
+                let plane = plane.get_or_insert_with(|| self.plane.lock());
+                self.deliver(plane, state, &header, payload, 1);
             } else if let Ok(map) = payload.try_into() {
                 state.counts.messages += 1;
                 state.counts.fragments += 1;
@@ -227,19 +264,16 @@ impl Courier {
     /// Put a message into its mailbox; `counted` is 0 if its fragments were.
     fn deliver(
         &self,
+        plane: &mut Locked<'_>,
         state: &mut State,
         header: &Header,
         payload: ArrivingPayload<'_>,
         counted: u64,
     ) {
         let (source, target) = (header.source_port, header.target_port);
-        let goes_on = {
-            let mut plane = self.plane.lock();
-            let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
-            // The map goes before the acknowledgement, which lets the peer send once more.
-            state.is_map_due |= plane.take_map_due(self.path);
-            goes_on
-        };
+        let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
+        // The map goes before the acknowledgement, which lets the peer send once more.
+        state.is_map_due |= plane.take_map_due(self.path);
         let numbers = &mut state.numbers;
         numbers.sequence_expected = header.sequence + 1;
         numbers.acknowledgement = header.sequence;
@@ -250,5 +284,13 @@ impl Courier {
             state.counts.ack_required_received += 1;
         }
         state.pauses |= !goes_on;
+    }
+}
+
+impl State {
+    /// Return memory of this length: that which was given, if it has it.
+    fn body(&mut self, bytes: usize) -> Body {
+        let spare = self.spare.take().filter(|spare| spare.len() == bytes);
+        spare.unwrap_or_else(|| Body::zeroed(bytes))
     }
 }

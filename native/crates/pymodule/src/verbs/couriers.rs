@@ -2,17 +2,20 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use urds_dataplane::devices::Device;
 use urds_dataplane::gathering::{Carrier, Gathered, GatheredMessage};
 use urds_dataplane::held_wakes;
+use urds_dataplane::plane::Plane;
+use urds_dataplane::sys::epoll;
 use urds_dataplane::sys::eventfd::EventFd;
 use urds_path::packed_frames::Budget;
-use urds_rdma_courier::{Courier, Numbers, Setup};
+use urds_rdma_courier::{Completed, Courier, Numbers, Setup};
 use urds_verbs::Engine as Machine;
 use urds_verbs_shm::Channels;
 
@@ -27,15 +30,32 @@ use crate::verbs::memory::Buffer;
 use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::shm::ShmEngine;
+use crate::verbs::waiting::Waits;
 
+/// Long messages that one call brings into memory of their own.
+const MESSAGES_MAX: usize = 64;
 /// Rounds of one pass: what a peer sends meanwhile does not keep the engine's lock.
 const ROUNDS_MAX: usize = 16;
 
 /// The couriers of one engine, all of one plane.
-#[derive(Default)]
 pub struct Couriers {
     has_any: AtomicBool,
     of: Mutex<Vec<Arc<Courier>>>,
+    /// When one of them has something to do by itself, `i64::MAX` for never.
+    due_ns: AtomicI64,
+    /// The plane that serves the engine, from the first courier on.
+    served: Mutex<Option<(Arc<Plane>, Arc<Served>)>>,
+}
+
+impl Default for Couriers {
+    fn default() -> Self {
+        Self {
+            has_any: AtomicBool::new(false),
+            of: Mutex::default(),
+            due_ns: AtomicI64::new(i64::MAX),
+            served: Mutex::default(),
+        }
+    }
 }
 
 impl Couriers {
@@ -67,17 +87,23 @@ impl Couriers {
     #[inline]
     pub fn serve(&self, machine: &mut Machine, channels: &mut Channels, now_ns: i64) {
         if self.has_any() {
-            self.serve_all(machine, channels, now_ns);
+            self.serve_all(machine, channels, now_ns, None);
         }
     }
 
-    fn serve_all(&self, machine: &mut Machine, channels: &mut Channels, now_ns: i64) {
+    fn serve_all(
+        &self,
+        machine: &mut Machine,
+        channels: &mut Channels,
+        now_ns: i64,
+        mut needed: Option<&mut Option<Needed>>,
+    ) {
         let couriers = self.of.lock();
         for _ in 0..ROUNDS_MAX {
-            let has_completed = complete(&couriers, machine);
+            let has_completed = complete(&couriers, machine, needed.as_deref_mut());
             let mut has_posted = false;
             for courier in &*couriers {
-                has_posted |= courier.transmit(machine);
+                has_posted |= courier.transmit(machine, now_ns);
             }
             if has_posted {
                 channels.flush(machine, now_ns);
@@ -87,6 +113,14 @@ impl Couriers {
             } else if !has_posted && !has_completed {
                 break;
             }
+        }
+        let dues = couriers.iter().filter_map(|courier| courier.due_ns());
+        let due_ns = dues.min().unwrap_or(i64::MAX);
+        let before_ns = self.due_ns.swap(due_ns, Relaxed);
+        if due_ns < before_ns
+            && let Some(courier) = couriers.first()
+        {
+            courier.plane().note_due_soon();
         }
     }
 
@@ -108,11 +142,58 @@ impl Couriers {
         let mut couriers = self.of.lock();
         couriers.retain(|one| !Arc::ptr_eq(one, courier));
         self.has_any.store(!couriers.is_empty(), Relaxed);
+        if couriers.is_empty() {
+            self.forget_dues();
+        }
+    }
+
+    /// Have nothing due: none would do it.
+    fn forget_dues(&self) {
+        self.due_ns.store(i64::MAX, Relaxed);
+    }
+
+    /// Have a plane serve the engine, if it does not yet; `doorbell` is rung for the adapter.
+    fn serve_in(
+        &self,
+        core: &Arc<Core>,
+        plane: &Arc<Plane>,
+        doorbell: i32,
+    ) -> PyResult<Arc<Served>> {
+        let mut served = self.served.lock();
+        if let Some((_, found)) = &*served {
+            return Ok(Arc::clone(found));
+        }
+        let made = Arc::new(Served {
+            core: Arc::downgrade(core),
+            set: core.waits.as_ref().map_or(-1, Waits::set),
+            doorbell: EventFd::duplicate(doorbell)?,
+            is_heard: AtomicBool::new(false),
+        });
+        plane.add_device(made.set, made.clone())?;
+        *served = Some((Arc::clone(plane), Arc::clone(&made)));
+        Ok(made)
+    }
+
+    /// Have the plane serve it no more: the set is about to be closed.
+    pub fn leave_plane(&self) {
+        let served = self.served.lock().take();
+        if let Some((plane, served)) = served {
+            plane.remove_device(served.set);
+        }
     }
 }
 
+/// A courier whose next message has so many bytes, for which it has no memory.
+type Needed = (Arc<Courier>, usize);
+
 /// Have couriers take the completions that are theirs; return whether there were any.
-fn complete(couriers: &[Arc<Courier>], machine: &mut Machine) -> bool {
+///
+/// With `needed` it ends before a long message without memory, and says so there.
+fn complete(
+    couriers: &[Arc<Courier>],
+    machine: &mut Machine,
+    mut needed: Option<&mut Option<Needed>>,
+) -> bool {
     let Some(number) = couriers.first().map(|courier| courier.setup.completions) else {
         return false;
     };
@@ -134,45 +215,130 @@ fn complete(couriers: &[Arc<Courier>], machine: &mut Machine) -> bool {
             return has_completed;
         };
         at = place;
-        if courier.complete(&completion, machine) {
-            has_completed = true;
-            if let Some(queue) = machine.shared.completions.get_mut(number) {
-                queue.remove(place);
+        match courier.complete(&completion, machine, needed.is_some()) {
+            Completed::Done => {
+                has_completed = true;
+                if let Some(queue) = machine.shared.completions.get_mut(number) {
+                    queue.remove(place);
+                }
+            }
+            Completed::Left => {}
+            Completed::NeedsBody(bytes) => {
+                if let Some(needed) = needed.as_deref_mut() {
+                    *needed = Some((Arc::clone(courier), bytes));
+                }
+                return has_completed;
             }
         }
     }
 }
 
-/// Pushes what has gathered for one courier, from any thread of the plane.
-struct Pusher {
+/// An engine with couriers, as threads of the plane serve it: those that send, and those that wait.
+struct Served {
     core: Weak<Core>,
-    /// Of the adapter's loop: what a push leaves to Python is done there.
+    /// The set of the adapter's loop, in which peers ring: a member of the plane's set.
+    set: i32,
+    /// Rung for the adapter, which does what is not the engine's.
     doorbell: EventFd,
+    /// The set has something that is not noted yet.
+    is_heard: AtomicBool,
 }
 
-impl fmt::Debug for Pusher {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Pusher")
+impl Served {
+    /// Note what is ready in the set; return whether the adapter has to look.
+    fn note_ready(&self, channels: &mut Channels) -> bool {
+        let mut ready = epoll::NOTHING;
+        let count = epoll::wait_in(self.set, &mut ready, Some(0)).unwrap_or(0);
+        // Python keeps the number of a descriptor in the lower half.
+        let socket = |event: &libc::epoll_event| i32::try_from(event.u64 & 0xffff_ffff);
+        let rings = |event| socket(event).is_ok_and(|socket| channels.note_rung(socket));
+        ready[..count]
+            .iter()
+            .map(rings)
+            .fold(false, |has_other, is_ring| has_other || !is_ring)
     }
 }
 
-impl Carrier for Pusher {
+impl fmt::Debug for Served {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Served")
+    }
+}
+
+impl Carrier for Served {
     fn push(&self) {
+        self.serve();
+    }
+}
+
+impl Core {
+    /// Read the channels and have couriers work; return whether there is something for the adapter.
+    fn serve(&self, machine: &mut Machine, needed: Option<&mut Option<Needed>>) -> bool {
+        let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+        let pushed = machine.shared.told.pushed;
+        channels.progress(machine, now_ns);
+        if self.couriers.has_any() {
+            self.couriers
+                .serve_all(machine, &mut channels, now_ns, needed);
+        }
+        self.left(machine, &channels, pushed).is_due
+    }
+}
+
+impl Device for Served {
+    fn hear(&self) {
+        self.is_heard.store(true, Relaxed);
+    }
+
+    fn serve(&self) {
         let Some(core) = self.core.upgrade() else {
             return;
         };
-        let is_left = core.couriers.held(|| {
-            core.outside(|machine| {
-                let (mut channels, now_ns) = (core.channels.lock(), now_ns());
-                let pushed = machine.shared.told.pushed;
-                channels.progress(machine, now_ns);
-                core.couriers.serve(machine, &mut channels, now_ns);
-                core.left(machine, &channels, pushed).is_due
-            })
-        });
+        let mut is_left = None;
+        for round in (0..MESSAGES_MAX).rev() {
+            let mut needed = None;
+            is_left = core.couriers.held(|| {
+                let needed = (round > 0).then_some(&mut needed);
+                core.outside(|machine| core.serve(machine, needed))
+            });
+            let Some((courier, bytes)) = needed else {
+                break;
+            };
+            // Without locks: memory is Python's where it can be, for which the thread may wait.
+            courier.give_body(courier.plane().allocate_body(bytes));
+        }
+        if is_left.is_none() {
+            core.couriers.forget_dues(); // the engine has panicked
+        }
         if is_left != Some(false) {
             self.doorbell.ring();
         }
+    }
+
+    fn arm(&self) -> bool {
+        let Some(core) = self.core.upgrade() else {
+            return true;
+        };
+        let armed = core.outside(|_| {
+            let mut channels = core.channels.lock();
+            let mut has_other = false;
+            if self.is_heard.swap(false, Relaxed) {
+                has_other = self.note_ready(&mut channels) | channels.take_rings();
+            }
+            let is_planned = |waits: &Waits| waits.is_trim_planned.load(Relaxed);
+            has_other |= channels.is_stirred() && !core.waits.as_ref().is_some_and(is_planned);
+            (channels.sleep(), has_other)
+        });
+        let (is_armed, has_other) = armed.unwrap_or((true, false));
+        if has_other {
+            self.doorbell.ring();
+        }
+        is_armed
+    }
+
+    fn due_ns(&self) -> Option<u64> {
+        let due_ns = self.core.upgrade()?.couriers.due_ns.load(Relaxed);
+        (due_ns != i64::MAX).then(|| u64::try_from(due_ns).unwrap_or(0))
     }
 }
 
@@ -181,7 +347,7 @@ impl Carrier for Pusher {
 pub struct RdmaCourier {
     core: Arc<Core>,
     courier: Arc<Courier>,
-    pusher: Arc<Pusher>,
+    served: Arc<Served>,
     is_closed: AtomicBool,
 }
 
@@ -269,7 +435,6 @@ impl RdmaCourier {
         acknowledges_unasked: bool,
     ) -> PyResult<Self> {
         let core = engine.get().core();
-        let doorbell = EventFd::duplicate(doorbell)?;
         let qpn = queues.0.get().qpn();
         let setup = Setup {
             number: queues.0.get().number(),
@@ -297,14 +462,12 @@ impl RdmaCourier {
         if !core.couriers.add(&courier) {
             return Err(os_error(EINVAL, "an engine has couriers of one plane"));
         }
-        let pusher = Pusher {
-            core: Arc::downgrade(&core),
-            doorbell,
-        };
+        let served = core.couriers.serve_in(&core, courier.plane(), doorbell);
+        let served = served.inspect_err(|_| core.couriers.remove(&courier))?;
         Ok(Self {
             core,
             courier,
-            pusher: Arc::new(pusher),
+            served,
             is_closed: AtomicBool::new(false),
         })
     }
@@ -348,7 +511,7 @@ impl RdmaCourier {
         if self.is_closed.load(Relaxed) {
             return Ok(());
         }
-        let carrier: Arc<dyn Carrier> = self.pusher.clone();
+        let carrier: Arc<dyn Carrier> = self.served.clone();
         self.core.through(py, |_, _, _| {
             self.courier.give(numbers, unacked, unsent, carrier);
         })
@@ -408,21 +571,9 @@ impl RdmaCourier {
         )))
     }
 
-    /// Acknowledge what waits for it; false: the courier does nothing, its owner does.
-    fn acknowledge(&self, py: Python<'_>) -> PyResult<bool> {
-        self.core
-            .through(py, |_, _, _| self.courier.acknowledge().is_some())
-    }
-
     /// Send the local congestion map; false: the courier does nothing, its owner does.
     fn send_map(&self, py: Python<'_>) -> PyResult<bool> {
         self.core.through(py, |_, _, _| self.courier.send_map())
-    }
-
-    /// Whether an acknowledgement waits for a message to ride on.
-    #[getter]
-    fn is_ack_planned(&self) -> bool {
-        self.courier.is_ack_planned()
     }
 
     /// Serve the queue pair no more; its owner has taken the numbers.

@@ -282,6 +282,11 @@ impl ShmEngine {
         }
     }
 
+    /// Have no plane serve the engine any more: the loop is about to close the set.
+    fn leave_plane(&self) {
+        self.core.couriers.leave_plane();
+    }
+
     /// The longest sleep of a thread, the net below a lost ring.
     #[getter]
     fn nap_ns(&self) -> i64 {

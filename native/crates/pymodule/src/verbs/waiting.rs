@@ -105,6 +105,11 @@ impl Waits {
         }
     }
 
+    /// Return the set of the loop, which stays the loop's.
+    pub fn set(&self) -> i32 {
+        self.set
+    }
+
     /// Have no doorbell any more: no thread waits, and the loop closes it.
     pub fn forget_doorbell(&self) {
         // In the child of a fork the lock may be held for ever; none rings there.

@@ -79,21 +79,10 @@ class Courier:
         core.map_due |= is_map_due
         self._link.take_back(slots, done_bytes, *paused)
 
-    def acknowledge(self) -> bool:
-        """Acknowledge what waits; false if the core does that. Needs no lock."""
-        acknowledged: bool = self._native.acknowledge()
-        return acknowledged
-
     def send_map(self) -> bool:
         """Send the local congestion map; false if the core does that. Needs no lock."""
         sent: bool = self._native.send_map()
         return sent
-
-    @property
-    def is_ack_planned(self) -> bool:
-        """Whether an acknowledgement waits for a message to ride on. Needs no lock."""
-        planned: bool = self._native.is_ack_planned
-        return planned
 
     def close(self) -> None:
         """End it; its numbers were taken back."""

@@ -1,9 +1,10 @@
 """One open device as all RDS connections of a process share it.
 
 The sink of one completion queue hands the completions of a pass to their links, which then do the
-work that follows. A device makes progress in its own thread: a thread that waits for a
-message sleeps on the plane's descriptors, and counts as attending here. A fault in a link's work
-there costs its connection; the thread goes on for the others.
+work that follows. The progress thread leads the device: a thread that waits for a
+message sleeps on the plane's descriptors, and counts as attending here. Where there are couriers
+it also hears the peers there, see `courier`. A fault in a link's work costs its connection; the
+progress thread goes on for the others.
 
 Everything needs the adapter's lock, unless it says otherwise.
 """
@@ -11,11 +12,10 @@ Everything needs the adapter's lock, unless it says otherwise.
 from __future__ import annotations
 
 import errno
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from urds.common.types import HostPort, IPAddress
 from urds.verbs.device import find_device
@@ -39,7 +39,6 @@ Confine = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 BACKLOG: Final = 256
 # A peer may do to local regions what each of them allows.
-_JOIN_S: Final = 2.0  # a thread whose wait has ended
 _ACCESS: Final = (
     AccessFlag.LOCAL_WRITE
     | AccessFlag.REMOTE_WRITE
@@ -65,19 +64,10 @@ class RdmaDevice:
         self.links: dict[int, Link] = {}  # by queue pair
         self.is_abandoned = False  # by a fork: the parent's
         self.confine: Confine = let_out
-        self.attending: threading.Thread | None = None
         self.completions = adapter.completion_queue(1, sink=self._take)
         with adapter.lock:
             adapter.on_events = self._handle_events
             adapter.add_external_waiter()
-
-    def attend(self) -> None:
-        """Have a thread of its own make progress of compiled couriers: it needs no interpreter."""
-        if self.attending is None:
-            self.attending = threading.Thread(
-                target=_attend, args=(weakref.ref(self),), name="urds-couriers", daemon=True
-            )
-            self.attending.start()
 
     def domain_of(self, peer: IPAddress) -> NestedDomain:
         """Return the protection domain of one peer, which reaches what is for every peer too."""
@@ -131,11 +121,7 @@ class RdmaDevice:
             return
         with self.adapter.lock:
             self.adapter.remove_external_waiter()
-        attending = self.attending
         self.adapter.close()
-        # A thread that comes back from compiled code while Python ends would end the process.
-        if attending is not None and attending is not threading.current_thread():
-            attending.join(_JOIN_S)
 
     def _handle_events(self, events: list[Event]) -> None:
         """Report access errors of peers to their links; those queue pairs are over."""
@@ -157,27 +143,6 @@ class RdmaDevice:
         for link, taken in by_link.items():
             with self.confine(link.cut_after_fault):
                 link.take(taken)
-
-
-def _attend(device: weakref.ref[RdmaDevice]) -> None:
-    """Attend to a device until it is closed.
-
-    A fault of what is called ends it; then the progress thread of the process leads again.
-    """
-    own = device()
-    adapter: Any = None if own is None else own.adapter
-    del own
-
-    def is_over() -> bool:
-        return adapter.is_closed or device() is None
-
-    try:
-        if adapter is not None:
-            adapter.attend(is_over)
-    finally:
-        own = device()
-        if own is not None:
-            own.attending = None  # after a fault the next courier begins anew
 
 
 def open_devices(names: Sequence[str]) -> list[RdmaDevice]:

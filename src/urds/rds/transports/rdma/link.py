@@ -160,7 +160,6 @@ class Link:
         )
         if native is None:
             return None
-        self.device.attend()
         return Courier(self, native)
 
     @property
@@ -177,13 +176,8 @@ class Link:
             self._hold(paused_slot)
 
     def _handle_courier(self) -> None:
-        """Do what a courier leaves: plan an acknowledgement, or pause."""
-        courier = self._courier
-        if courier is None:
-            return
-        if courier.is_ack_planned:
-            self.path.plan_acknowledgement()
-        else:
+        """Do what a courier leaves: pause."""
+        if self._courier is not None:
             self.finish_pass()
 
     def close(self) -> None:

@@ -297,8 +297,8 @@ class RdmaPath:
     def acknowledge(self) -> None:
         """Send an acknowledgement that found no message to ride on."""
         courier = self.lock.courier
-        if courier is not None and courier.acknowledge():
-            return
+        if courier is not None and courier.is_given:
+            return  # it has its own time for this
         with self.lock:
             self.core.acknowledge()
         self.push()
@@ -340,11 +340,6 @@ class RdmaPath:
                 self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
             if link is not None and self.lock.courier is not None:
                 link.give()
-
-    def plan_acknowledgement(self) -> None:
-        """Have what a courier has received acknowledged soon."""
-        with self._node.lock:
-            self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
 
     def count_up(self) -> None:
         """Have the core's numbers and counters as they are."""

@@ -32,7 +32,7 @@ def make_courier(
         *memory,
         places,
         (*rings, message_bytes_max),
-        adapter.loop.doorbell,
+        adapter.loop.serve_by_plane(),
         True,
     )
     adapter.on_stream[qpn] = handler

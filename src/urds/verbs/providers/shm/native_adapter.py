@@ -260,10 +260,6 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         """Make the compiled stream of a queue pair in INIT. Raises OSError: EINVAL, ENOMEM."""
         return urds_native.Stream(self.channel_engine, qp, settings, source)
 
-    def attend(self, is_over: Callable[[], bool]) -> None:
-        """Make progress in the calling thread, without the interpreter where it can."""
-        self.loop.wait(is_over, None)
-
     rdma_courier = make_courier
 
     def _handle_stream(self, qpn: int) -> None:

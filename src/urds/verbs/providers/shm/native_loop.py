@@ -4,9 +4,14 @@ A thread that waits sleeps there, in the set of this loop (`ShmEngine.wait`, ADR
 doorbells and channels without the interpreter, and calls the loop for everything else: descriptors
 that Python handles, calls, timers. The leader is chosen there as well, in one place; the loop asks
 before the progress thread leads. There are no waiting threads here: `Outside` stands for them.
+
+Where a plane of RDS serves the engine, its threads hear the set (ADR 44). Then the progress thread,
+which leads, does not: it hears a descriptor on which they say that there is something for Python.
 """
 
+import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from urds.common.progress import (
@@ -17,6 +22,7 @@ from urds.common.progress import (
     ProgressLoop,
     Ready,
     Waiters,
+    progress_thread,
 )
 from urds.common.timers import Timer
 
@@ -57,6 +63,7 @@ class NativeLoop(ProgressLoop):
 
     _engine: Any = None
     _wait_count = 0
+    _left = -1  # tells what the threads of a plane leave to Python
 
     def use(self, engine: Any, on_sleep: Call) -> None:
         """Use the engine of the device; with the lock held, before any thread waits.
@@ -71,6 +78,34 @@ class NativeLoop(ProgressLoop):
     def descriptors(self) -> dict[str, int]:
         """Return the set, and the doorbell in it, which stay the loop's."""
         return {"set": self._epoll.fileno(), "doorbell": self._doorbell}
+
+    def serve_by_plane(self) -> int:
+        """Leave the set to the threads of a plane, which write to the descriptor that is returned.
+
+        Lock held. It is for good, and the descriptor stays the loop's.
+        """
+        if self._left < 0:
+            self._left = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            progress_thread.watch(self._left, self._run_left)
+            if self.leader is self._thread_leads:
+                progress_thread.change(self._epoll.fileno(), 0)
+        return self._left
+
+    def _run_left(self) -> None:
+        with self._lock:
+            if self.is_closed:
+                return
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._left)
+            if self.leader is not self._thread_leads:
+                self._ring()
+                return
+        self._run_in_thread()
+
+    def close(self) -> None:
+        """See `ProgressLoop.close`."""
+        self._engine.leave_plane()
+        super().close()
 
     # -- waiting
 
@@ -191,12 +226,18 @@ class NativeLoop(ProgressLoop):
     def _forget_all(self) -> None:
         super()._forget_all()
         self._engine.forget_doorbell()
+        if self._left >= 0:
+            progress_thread.unwatch(self._left)
+            os.close(self._left)
+            self._left = -1
 
     # -- who leads
 
     def _lead_in_thread(self) -> None:
         if self._engine.lead_in_thread():
             super()._lead_in_thread()
+            if self._left >= 0:
+                progress_thread.change(self._epoll.fileno(), 0)
 
     def _take_lead(self) -> None:
         super()._take_lead()
