@@ -15,6 +15,8 @@ use urds_verbs::memory::Memory;
 use urds_verbs::numbers::QpState;
 use urds_verbs::work::Completion;
 
+/// What comes at most before an acknowledgement that is asked for.
+const UNTOLD_BYTES_MAX: usize = 256 << 10;
 /// What an acknowledgement waits for a message to ride on.
 const ACKNOWLEDGE_NS: i64 = 1_000_000;
 /// Messages that wait or are not acknowledged: with more the core counts them.
@@ -146,6 +148,10 @@ pub(crate) struct State {
     pub paused_slot: Option<u64>,
     /// Something came that is the core's: nothing is done until it takes the numbers.
     pub is_stopped: bool,
+    /// Payload that came since the peer was told last.
+    pub untold_bytes: usize,
+    /// An acknowledgement that is asked for waits for more.
+    pub puts_ack_off: bool,
     /// When an acknowledgement leaves that has found no message to ride on.
     pub ack_due_ns: Option<i64>,
 }
@@ -223,6 +229,8 @@ impl Courier {
             pauses: false,
             paused_slot: None,
             is_stopped: false,
+            untold_bytes: 0,
+            puts_ack_off: false,
             ack_due_ns: None,
         });
         self.plane.set_carrier(self.path, Some(carrier));
@@ -293,7 +301,10 @@ impl Courier {
     }
 
     /// Post what may leave; return whether anything was posted.
-    pub fn transmit(&self, engine: &mut Engine, now_ns: i64) -> bool {
+    ///
+    /// `has_more`: frames are here that the engine has not seen. An acknowledgement wakes the peer, so that
+    /// which is asked for waits for them, up to a limit.
+    pub fn transmit(&self, engine: &mut Engine, now_ns: i64, has_more: bool) -> bool {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut().filter(|state| !state.is_stopped) else {
             return false;
@@ -305,6 +316,7 @@ impl Courier {
         self.gather(state);
         let is_due = state.ack_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
         state.numbers.acknowledgement_asked |= is_due && state.has_ack_pending();
+        state.puts_ack_off = has_more && state.untold_bytes < UNTOLD_BYTES_MAX;
         let mut has_posted = false;
         while self.post_next(state, engine) {
             has_posted = true;

@@ -45,7 +45,8 @@ impl Courier {
             .setup
             .send_ring
             .saturating_sub(state.numbers.posted.len());
-        let may_acknowledge = state.numbers.acknowledgement_asked && state.acks_under_way == 0;
+        let is_asked = state.numbers.acknowledgement_asked && !state.puts_ack_off;
+        let may_acknowledge = is_asked && state.acks_under_way == 0;
         if state.is_map_due && ring_left > 0 {
             return self.post_map(state, engine);
         }
@@ -181,6 +182,7 @@ impl State {
     fn note_told(&mut self) {
         self.numbers.told = self.numbers.acknowledgement;
         self.numbers.acknowledgement_asked = false;
+        self.untold_bytes = 0;
     }
 
     /// Take the message that is next, with its number.

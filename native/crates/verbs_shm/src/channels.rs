@@ -53,6 +53,8 @@ pub struct Channels {
     pub is_paused: bool,
     /// The device is closed: what is posted stays in its queue pair.
     pub is_closed: bool,
+    /// Payload after which a look at a channel ends, 0 for any: more than that its consumers do not keep.
+    pub look_bytes_max: usize,
     gid: Gid,
     /// The longest payload that is sent.
     mtu_bytes: usize,
@@ -241,16 +243,28 @@ impl Channels {
             && self.open.iter().all(|(_, channel)| channel.is_quiet())
     }
 
+    /// Return whether packets are here that a look has left.
+    pub fn has_more(&self) -> bool {
+        let is_readable = |(_, channel): &(Gid, Channel)| channel.is_ready() && !channel.is_held;
+        self.open.iter().any(is_readable)
+    }
+
     /// Take packets of one channel; return whether there were any.
     fn read(&mut self, place: usize, engine: &mut Engine, now_ns: i64) -> bool {
         let (gid, channel) = &mut self.open[place];
         let source = Route { gid: *gid, port: 0 };
         let mut count = 0;
+        let mut left = match self.look_bytes_max {
+            0 => usize::MAX,
+            most => most,
+        };
         while count < PACKETS_MAX
+            && left > 0
             && !channel.is_held
             && let Some((fields, bytes)) = channel.take(&mut self.room)
         {
             count += 1;
+            left = left.saturating_sub(bytes);
             let payload = &self.room[..bytes];
             if fields.flags & flags::ACKNOWLEDGES != 0 {
                 let acknowledged = i64::from(fields.acknowledged);
@@ -330,6 +344,9 @@ impl Channels {
 
     /// Prepare to sleep: peers ring from now on. Return false if there is something to do instead.
     pub fn sleep(&mut self) -> bool {
+        if self.has_more() {
+            return false; // acknowledgements, for which a peer is woken, go with those of what is here
+        }
         let mut asleep = self.looped.is_empty();
         for (_, channel) in &mut self.open {
             asleep &= channel.sleep();

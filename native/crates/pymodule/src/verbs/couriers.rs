@@ -32,6 +32,8 @@ use crate::verbs::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::verbs::shm::ShmEngine;
 use crate::verbs::waiting::Waits;
 
+/// What comes of a peer before the application is to take it: its buffer may be no larger.
+const LOOK_BYTES_MAX: usize = 128 << 10;
 /// Long messages that one call brings into memory of their own.
 const MESSAGES_MAX: usize = 64;
 /// Rounds of one pass: what a peer sends meanwhile does not keep the engine's lock.
@@ -103,7 +105,7 @@ impl Couriers {
             let has_completed = complete(&couriers, machine, needed.as_deref_mut());
             let mut has_posted = false;
             for courier in &*couriers {
-                has_posted |= courier.transmit(machine, now_ns);
+                has_posted |= courier.transmit(machine, now_ns, channels.has_more());
             }
             if has_posted {
                 channels.flush(machine, now_ns);
@@ -273,10 +275,17 @@ impl Carrier for Served {
 
 impl Core {
     /// Read the channels and have couriers work; return whether there is something for the adapter.
-    fn serve(&self, machine: &mut Machine, needed: Option<&mut Option<Needed>>) -> bool {
+    fn serve(
+        &self,
+        machine: &mut Machine,
+        reads: bool,
+        needed: Option<&mut Option<Needed>>,
+    ) -> bool {
         let (mut channels, now_ns) = (self.channels.lock(), now_ns());
         let pushed = machine.shared.told.pushed;
-        channels.progress(machine, now_ns);
+        if reads {
+            channels.progress(machine, now_ns);
+        }
         if self.couriers.has_any() {
             self.couriers
                 .serve_all(machine, &mut channels, now_ns, needed);
@@ -295,11 +304,12 @@ impl Device for Served {
             return;
         };
         let mut is_left = None;
-        for round in (0..MESSAGES_MAX).rev() {
+        for round in 0..MESSAGES_MAX {
             let mut needed = None;
             is_left = core.couriers.held(|| {
-                let needed = (round > 0).then_some(&mut needed);
-                core.outside(|machine| core.serve(machine, needed))
+                let needed = (round < MESSAGES_MAX - 1).then_some(&mut needed);
+                // Once: what comes meanwhile may wait for the application to take what is here.
+                core.outside(|machine| core.serve(machine, round == 0, needed))
             });
             let Some((courier, bytes)) = needed else {
                 break;
@@ -462,6 +472,7 @@ impl RdmaCourier {
         if !core.couriers.add(&courier) {
             return Err(os_error(EINVAL, "an engine has couriers of one plane"));
         }
+        core.channels.lock().look_bytes_max = LOOK_BYTES_MAX;
         let served = core.couriers.serve_in(&core, courier.plane(), doorbell);
         let served = served.inspect_err(|_| core.couriers.remove(&courier))?;
         Ok(Self {
