@@ -244,14 +244,34 @@ def test_an_end_keeps_the_reader_awake_after_the_last_slot() -> None:
     assert this.reader.is_ended and not this.reader.arm_doorbell()
 
 
-def test_a_writer_without_room_is_rung_when_room_is_told() -> None:
+def test_a_writer_without_room_is_rung_when_half_is_told() -> None:
     this = world()
     this.fill(b"l" * LARGE)
     assert not this.writer.wait_for_room(LARGE)
     this.take()
+    assert not this.reader.free()
+    this.take()
     assert this.reader.free()
     this.take()
     assert not this.reader.free()  # it was rung for
+
+
+@pytest.mark.parametrize("before", range(10))
+@pytest.mark.parametrize("waits_for", [100, 65_000, LARGE])
+def test_a_writer_that_waits_is_rung_by_a_reader_that_never_sleeps(
+    before: int, waits_for: int
+) -> None:
+    this = world()
+    for _ in range(before):
+        this.write(1, b"s" * 100_000)
+        this.take()
+        this.reader.free()
+    this.fill(b"l" * waits_for)
+    assert not this.writer.wait_for_room(waits_for)
+    rung = 0
+    while this.take() is not None:
+        rung += this.reader.free()
+    assert rung == 1
 
 
 def test_who_is_about_to_sleep_tells_what_is_less_than_an_eighth() -> None:

@@ -33,6 +33,15 @@ impl Memory for FrameMemory {
         rest.copy_from_slice(&self.payload.bytes()[begin..begin + rest.len()]);
     }
 
+    fn give(&self, at: usize, length: usize, give: &mut dyn FnMut(&[u8])) {
+        let head = HEADER_BYTES.saturating_sub(at).min(length);
+        if head > 0 {
+            give(&self.header[at..at + head]);
+        }
+        let begin = self.at + (at + head).saturating_sub(HEADER_BYTES);
+        give(&self.payload.bytes()[begin..begin + length - head]);
+    }
+
     fn write(&self, _at: usize, _from: &[u8]) {
         debug_assert!(false, "what is sent is only read");
     }
@@ -265,6 +274,10 @@ mod tests {
                     let mut read = vec![0; end - begin];
                     frame.read(begin, &mut read);
                     assert_eq!(read, whole[begin..end], "{begin} to {end}");
+                    let mut given = Vec::new();
+                    let mut give = |piece: &[u8]| given.extend_from_slice(piece);
+                    frame.give(begin, end - begin, &mut give);
+                    assert_eq!(given, read, "{begin} to {end}");
                 }
             }
         }

@@ -4,12 +4,27 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+/// Bytes that are copied at once between memory that we may not borrow.
+const PIECE_BYTES: usize = 8 << 10;
+
 /// Memory of the owner's, which stays where it is while a region or request has it.
 ///
 /// Ranges were checked; one outside is a fault of the engine, and an implementation panics.
 pub trait Memory: Send + Sync {
     fn read(&self, at: usize, to: &mut [u8]);
     fn write(&self, at: usize, from: &[u8]);
+
+    /// Give bytes out in pieces: copies, unless they cannot change meanwhile.
+    fn give(&self, at: usize, length: usize, give: &mut dyn FnMut(&[u8])) {
+        let mut room = [0; PIECE_BYTES];
+        let mut done = 0;
+        while done < length {
+            let count = PIECE_BYTES.min(length - done);
+            self.read(at + done, &mut room[..count]);
+            give(&room[..count]);
+            done += count;
+        }
+    }
 
     /// Append bytes to `out`.
     fn append_to(&self, at: usize, length: usize, out: &mut Vec<u8>) {

@@ -8,7 +8,7 @@ use urds_channel::slots::{
 };
 use urds_channel::sys::{doorbell, thread};
 use urds_verbs::errors::ACK;
-use urds_verbs::memory::{Extent, Payload};
+use urds_verbs::memory::Payload;
 
 use crate::acknowledgements::{Acknowledgements, Waiting};
 use crate::mappings::Mappings;
@@ -17,8 +17,6 @@ use crate::mappings::Mappings;
 const DOORBELL: u8 = 0;
 /// Looks without a slot after which an acknowledgement waits no longer.
 const EMPTY_LOOKS_MAX: u32 = 2;
-/// Bytes that are copied at once between memory that we may not borrow.
-const PIECE_BYTES: usize = 8 << 10;
 
 /// Counts of a channel since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -416,24 +414,12 @@ fn copy_in(direction: &Direction<'_>, at: usize, bytes: usize, payload: Payload<
         }
         Payload::Extents(extents) => {
             let mut done = 0;
-            pieces(extents, |piece| {
-                area.copy_in(at + done, piece);
-                done += piece.len();
-            });
-        }
-    }
-}
-
-/// Copy ranges of memory out piece by piece: it may change meanwhile, so it is never borrowed.
-fn pieces(extents: &[Extent], mut give: impl FnMut(&[u8])) {
-    let mut room = [0; PIECE_BYTES];
-    for extent in extents {
-        let mut done = 0;
-        while done < extent.length {
-            let count = PIECE_BYTES.min(extent.length - done);
-            extent.memory.read(extent.at + done, &mut room[..count]);
-            give(&room[..count]);
-            done += count;
+            for extent in extents {
+                extent.memory.give(extent.at, extent.length, &mut |piece| {
+                    area.copy_in(at + done, piece);
+                    done += piece.len();
+                });
+            }
         }
     }
 }

@@ -35,6 +35,9 @@ pub struct Reader {
     position: u64,
     slots_told: u64,
     ring_told: u64,
+    /// What was told when a writer that waits was rung for last.
+    slots_rung: u64,
+    ring_rung: u64,
     records: Records,
 }
 
@@ -46,6 +49,8 @@ impl Reader {
             position,
             slots_told: slots,
             ring_told: position,
+            slots_rung: slots,
+            ring_rung: position,
             records: Records::default(),
         }
     }
@@ -142,7 +147,7 @@ impl Reader {
         })
     }
 
-    /// Free all that was taken; tell it if it is an eighth.
+    /// Free all that was taken; tell it if it is an eighth, and ring for a half.
     #[inline]
     fn free<M: SlotMemory>(&mut self, memory: &M, doorbell: &mut impl FnMut()) {
         let slots = self.slots.wrapping_sub(self.slots_told);
@@ -157,6 +162,17 @@ impl Reader {
         slots.store(self.slots, Ordering::Release);
         ring.store(self.position, Ordering::Release);
         (self.slots_told, self.ring_told) = (self.slots, self.position);
+        // A writer waits for room once all is used, so half of it is free before there is nothing to take.
+        let slots = self.slots.wrapping_sub(self.slots_rung);
+        let ring = self.position.wrapping_sub(self.ring_rung);
+        if slots >= (M::SLOTS / 2) as u64 || ring >= (M::RING_BYTES / 2) as u64 {
+            self.ring(memory, doorbell);
+        }
+    }
+
+    /// Ring if the writer waits for what was told to be free.
+    fn ring<M: SlotMemory>(&mut self, memory: &M, doorbell: &mut impl FnMut()) {
+        (self.slots_rung, self.ring_rung) = (self.slots_told, self.ring_told);
         if holds(Rule::LookAfterTelling) && must_ring(memory.word(Word::WriterAsleep)) {
             doorbell();
         }
@@ -171,6 +187,7 @@ impl Reader {
         if self.slots != self.slots_told || self.position != self.ring_told {
             self.tell(memory, doorbell);
         }
+        self.ring(memory, doorbell);
         let word = memory.word(Word::ReaderAsleep);
         set_asleep(word);
         let has_news = || self.is_ready(memory) || Self::has_ended(memory);

@@ -252,6 +252,7 @@ class SlotReader:
         self.taken = start  # slots
         self._position = 0  # of the ring
         self._slots_told, self._ring_told = start, 0
+        self._slots_rung, self._ring_rung = start, 0  # told, when a writer that waits was rung for
 
     def _stamp(self) -> int:
         """Return the stamp of the next slot, 0 if it is not there."""
@@ -286,22 +287,29 @@ class SlotReader:
     def free(self) -> bool:
         """Be done with all slots that were taken; return whether the writer's doorbell must ring.
 
-        The writer learns of it by the eighth.
+        The writer learns of it by the eighth, and is rung for by the half: it waits once all is used,
+        so half of that is free before there is nothing to take.
         """
         if (
             self.taken - self._slots_told < _SLOTS_TOLD
             and self._position - self._ring_told < _RING_TOLD
         ):
             return False
-        return self._tell()
+        self._tell()
+        return (
+            self.taken - self._slots_rung >= SLOT_COUNT >> 1
+            or self._position - self._ring_rung >= RING_BYTES >> 1
+        ) and self._wakes_writer()
 
-    def _tell(self) -> bool:
-        """Tell what was freed; return whether the writer's doorbell must ring."""
+    def _tell(self) -> None:
         self._slots_told, self._ring_told = self.taken, self._position
         self._fence()
         self._cells[_SLOTS_FREED_CELL] = self._slots_told
         self._cells[_RING_FREED_CELL] = self._ring_told
         self._fence()
+
+    def _wakes_writer(self) -> bool:
+        self._slots_rung, self._ring_rung = self._slots_told, self._ring_told
         if not self._words[_WRITER_ASLEEP]:
             return False
         self._words[_WRITER_ASLEEP] = 0
@@ -309,9 +317,9 @@ class SlotReader:
 
     def tell_freed(self) -> bool:
         """Tell what was freed and is untold; return whether the writer's doorbell must ring."""
-        if (self.taken, self._position) == (self._slots_told, self._ring_told):
-            return False
-        return self._tell()
+        if (self.taken, self._position) != (self._slots_told, self._ring_told):
+            self._tell()
+        return self._wakes_writer()
 
     def arm_doorbell(self) -> bool:
         """Set the word of the sleeping reader and look again; return whether it may sleep.
