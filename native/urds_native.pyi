@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from urds.rsocket.core.stream.records import StreamSettings
+from urds.verbs.cq import CQ
 from urds.verbs.engine import work
 from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
 from urds.verbs.engine.numbers import (
@@ -658,16 +659,20 @@ class ShmEngine(Engine):
         Raises as `Engine`.
         """
 
-    def begin_wait(self) -> int:
-        """Begin a wait for what the loop tells, and return its number; `end_wait` ends it."""
+    def begin_wait(self, number: int, asks: bool, /) -> None:
+        """Begin a wait for what the loop tells, with a number of its own; `end_wait` ends it.
+
+        `asks`: for what Python alone can see. Then the loop is called after each look that has read.
+        """
 
     def end_wait(self, number: int, /) -> None: ...
     def tell(self, number: int, /) -> None:
         """Tell a thread that its wait is over, or may be. Any thread."""
 
-    def wait(self, number: int, until_ns: int | None, /) -> bool:
+    def wait(self, number: int, until_ns: int | None, cq: CompletionQueue | None = None, /) -> bool:
         """Wait until the loop tells, and make progress meanwhile, without the interpreter.
 
+        Or until there is something for the sink of `cq`, which the caller gives it by `look`.
         What was told since the last return counts. Returns false at `until_ns` of the monotonic
         clock, and where no thread may wait any more. Raises what signal handlers and the calls of the
         adapter raise. Call it without locks.
@@ -855,8 +860,24 @@ class CompletionQueue:
         taken then. Raises VerbsClosedError, and as `ShmEngine.wait`.
         """
 
+    def join(self, channel: CompletionChannel | None, owner: object, /) -> None:
+        """Have the events come to a channel, or to none; who takes one gets `owner`, kept weakly.
+
+        Events that wait in the channel of before are dropped.
+        """
+
+    @property
+    def unacked_events(self) -> int:
+        """How many events were taken from a channel and not acknowledged."""
+
+    def public_req_notify(self, solicited_only: bool = False) -> None:
+        """`urds.verbs.CQ.req_notify`. From any thread."""
+
+    def public_ack_events(self, num_events: int) -> None:
+        """`urds.verbs.CQ.ack_events`. From any thread."""
+
     def close(self) -> None:
-        """End the public calls; the queue stays the engine's."""
+        """End the public calls and the events; the queue stays the engine's."""
 
     def arm(self, solicited_only: bool = False) -> None: ...
     def resize(self, capacity: int) -> None: ...
@@ -867,6 +888,33 @@ class CompletionQueue:
 
         Returns whether there was anything. The caller holds the lock that the sink asks for.
         """
+
+class CompletionChannel:
+    """The events of queues that have joined it; made by `ShmEngine.completion_channel`.
+
+    From any thread, without a lock.
+    """
+
+    def public_get_cq_event(
+        self, cq: CQ | None = None, timeout_s: float | None = None
+    ) -> CQ:
+        """`urds.verbs.CompChannel.get_cq_event`: the caller makes progress, as in `wait_for`."""
+
+    def take(self, cq: CQ | None, /) -> CQ | None:
+        """Take the oldest event, of one queue if it is given, and return its owner.
+
+        Raises VerbsClosedError: the channel or `cq` is closed.
+        """
+
+    def tell(self) -> None:
+        """Have each event from here on told by `take_events` as well, as a `Completed`."""
+
+    @property
+    def has_event(self) -> bool:
+        """Whether an event waits; false after a panic of the engine."""
+
+    def close(self) -> None:
+        """End the public calls and all waits, and drop what waits."""
 
 class SharedReceiveQueue:
     """`contract.SharedReceiveQueue`; made by `Engine.shared_receive_queue`."""

@@ -26,7 +26,7 @@ def bench(*arguments: str, extra: str = "without") -> dict[str, object]:
 def test_each_operation_is_measured() -> None:
     rows = bench()["rows"]
     assert isinstance(rows, list)
-    assert len({row["operation"] for row in rows}) == len(rows) == 11
+    assert len({row["operation"] for row in rows}) == len(rows) == 12
     assert all(0 < row["lowest_decile"] <= row["median"] for row in rows)
     assert all(row["of_copy"] > 0 for row in rows if "KiB" in row["operation"])
     assert sum(row["goal"] is not None for row in rows) == 7
@@ -67,7 +67,7 @@ def test_the_conditions_stand_above_the_table(extra: str) -> None:
         assert f"\n{name} " in above
     heading, *rows = [line for line in table.split("\n\nafterwards ")[0].splitlines() if line]
     assert heading.split()[-4:] == ["median", "x", "copy", "goal"]
-    assert len(rows) == 11
+    assert len(rows) == 12
     unit = heading.index("unit")
     assert all(row[unit - 1] == " " and row[unit] != " " for row in rows), "aligned"
 

@@ -172,7 +172,7 @@ class EventDispatcher(DatObject, kind=HandleType.EVD):
                 return self._take()
             self._threshold, self._signalled = threshold, False
         try:
-            self.device.adapter.wait(self._is_over, timeout_ns)
+            self.device.wait(self._is_over, timeout_ns)
             with self.lock:
                 has_events = self._signalled and len(self._queue) >= threshold
                 self.nmore = len(self._queue) - has_events
@@ -437,9 +437,7 @@ class NotificationPoint(DatObject, kind=HandleType.CNO):
             return not self.live or self._desertions != desertions
 
         try:
-            self.device.adapter.wait(
-                lambda: self._triggered_by is not None or is_deserted(), timeout_ns
-            )
+            self.device.wait(lambda: self._triggered_by is not None or is_deserted(), timeout_ns)
             with self.lock:
                 evd, self._triggered_by = self._triggered_by, None
                 ends_empty = is_deserted()

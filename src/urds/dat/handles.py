@@ -118,6 +118,10 @@ class OpenDevice:
             if finish is not None:
                 finish(wc)
 
+    def wait(self, is_over: Callable[[], bool], timeout_ns: int | None) -> None:
+        """Wait for what completions or other calls bring about, without the lock."""
+        self.adapter.wait_fed(self.completions, is_over, timeout_ns)
+
     def demand_own(self, *others: DatObject | None) -> None:
         """Raise DatInvalidHandle if one belongs to another adapter."""
         for other in others:

@@ -4,6 +4,9 @@ The descriptor of a channel is readable while an event waits: for select, poll, 
 loops. The race rule of who waits for completions: poll the queue, arm it, poll again, then wait.
 Source: docs/reference/verbs-and-roce.md 12, 18.
 
+Where threads wait in the engine, the events of a `CompChannel` are queued there; its descriptor and
+its tasks mirror that queue, from when they are first wanted on (ADR 53).
+
 In asyncio an event wakes its waiters through the event loop, from whichever thread made it; no
 descriptor is needed. Users of trio wait for `fileno()` to become readable. Either way the loop
 sleeps outside of the device, which `Adapter.add_external_waiter` counts. In virtual time a wait
@@ -13,7 +16,7 @@ runs the simulated device until the event is there, yielding to other tasks betw
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from urds.verbs.context import Context
+from urds.verbs.context import Context, weak_call
 from urds.verbs.engine.numbers import QPState
 from urds.verbs.engine.work import WC
 from urds.verbs.errors import VerbsArgumentError, VerbsError, VerbsTimeoutError, verbs_error
@@ -114,7 +117,17 @@ class CompChannel(EventChannel["CQ"]):
     """
 
     close_rank: ClassVar[int] = 7
+    _placed: ClassVar[tuple[str, ...]] = ("get_cq_event",)
     _is_attended = False
+
+    def __init__(self, context: Context) -> None:
+        """Make a channel. Raises VerbsClosedError."""
+        self._native: Any = None  # the engine's, where threads wait there (ADR 53)
+        super().__init__(context)
+        with self._calling():
+            self._native = context.adapter.completion_channel(weak_call(self, CompChannel._show))
+            if self._native is not None:
+                self._place(CompChannel, self._native)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while an event waits. Raises VerbsError: EMFILE.
@@ -124,6 +137,7 @@ class CompChannel(EventChannel["CQ"]):
         """
         with self._calling():
             descriptor = self._descriptor.fileno()
+            self._have_told()
             if not self._is_attended:
                 self._is_attended = True
                 self.context.adapter.add_external_waiter()
@@ -136,6 +150,9 @@ class CompChannel(EventChannel["CQ"]):
         `CQ.ack_events`. Raises VerbsTimeoutError; VerbsClosedError if the channel or `cq` is
         closed, or meanwhile.
         """
+        if self._native is not None:
+            native: CQ = self._native.public_get_cq_event(cq, timeout_s)
+            return native
 
         def is_ready() -> bool:
             return self.closed or self._has_event(cq) or (cq is not None and cq.closed)
@@ -150,11 +167,24 @@ class CompChannel(EventChannel["CQ"]):
 
         Several tasks may wait. A cancelled wait takes no event. Raises VerbsClosedError.
         """
+        with self._calling():
+            self._have_told()
         return await self._wait_to_take(lambda: self._take(cq))
+
+    def post(self, event: "CQ") -> None:
+        """Queue an event; one that the engine tells is queued there. Lock held."""
+        if self._native is None:
+            super().post(event)
+        else:
+            self._show()
+            self.wake()
 
     def forget(self, cq: "CQ") -> None:
         """Drop the events of a queue that is closed. Lock held."""
-        self._keep(lambda event: event is not cq)
+        if self._native is None:
+            self._keep(lambda event: event is not cq)
+        else:
+            self._show()  # closed in the engine before
 
     # -- inside
 
@@ -166,19 +196,36 @@ class CompChannel(EventChannel["CQ"]):
         self._demand_open()
         if cq is not None:
             cq._demand_open()
+        if self._native is not None:
+            taken: CQ | None = self._native.take(cq)
+            return taken
         if not self._has_event(cq):
             return None
         found = self._events[0] if cq is None else cq
         self._events.remove(found)
         self._descriptor.set(bool(self._events))
-        found.unacked_events += 1
+        found._unacked_events += 1
         return found
+
+    def _have_told(self) -> None:
+        """Have the engine tell each event, for who sleeps outside of it. Lock held."""
+        if self._native is not None:
+            self._native.tell()
+            self._show()
+
+    def _show(self) -> None:
+        """Make the descriptor show whether the engine has an event."""
+        with self._lock:
+            if self._is_open:
+                self._descriptor.set(self._native.has_event)
 
     def _has_event(self, cq: "CQ | None") -> bool:
         return bool(self._events) if cq is None else cq in self._events
 
     def _release(self, *, forced: bool) -> None:
         super()._release(forced=forced)
+        if self._native is not None:
+            self._native.close()
         if self._is_attended:
             self._is_attended = False
             self.context.adapter.remove_external_waiter()
@@ -193,7 +240,7 @@ class CQ(Resource):
     """
 
     close_rank: ClassVar[int] = 5
-    _placed: ClassVar[tuple[str, ...]] = ("poll",)
+    _placed: ClassVar[tuple[str, ...]] = ("poll", "req_notify", "ack_events")
 
     def __init__(
         self,
@@ -206,20 +253,40 @@ class CQ(Resource):
         """Make a queue. Raises VerbsArgumentError: `cqe` beyond `max_cqe`, another vector."""
         self.context = context
         self.cq_context = cq_context
-        self.channel = channel
-        self.unacked_events = 0
+        self._channel: CompChannel | None = None
+        self._unacked_events = 0
         self._demand_capacity(cqe)
         if not 0 <= vector < context.num_comp_vectors:
             raise VerbsArgumentError(f"vector {vector}, from 0 to {context.num_comp_vectors - 1}")
         if channel is not None and channel.context is not context:
             raise VerbsArgumentError("the completion channel is another device's")
         self.engine = context.adapter.completion_queue(cqe)
+        self._native: Any = self.engine if context.adapter.has_native_waits else None
         parents = [context] if channel is None else [context, channel]
         super().__init__(context.adapter.lock, *parents)
         with self._lock:
             context.adopt(self.engine, self)
             if context.adapter.has_public_calls:
                 self._place(CQ, self.engine)
+            self.channel = channel
+
+    @property
+    def channel(self) -> CompChannel | None:
+        """The channel where events go; may be set, to one of the same context."""
+        return self._channel
+
+    @channel.setter
+    def channel(self, channel: CompChannel | None) -> None:
+        self._channel = channel
+        if self._native is not None:
+            self._native.join(None if channel is None else channel._native, self)
+
+    @property
+    def unacked_events(self) -> int:
+        """Return how many events were taken from the channel and not acknowledged."""
+        if self._native is None:
+            return self._unacked_events
+        return int(self._native.unacked_events)
 
     @property
     def cqe(self) -> int:
@@ -257,7 +324,7 @@ class CQ(Resource):
         if not 1 <= count <= self.cqe:
             raise VerbsArgumentError(f"{count} completions of a queue for {self.cqe}")
 
-        if self.context.adapter.has_native_waits:
+        if self._native is not None:
             found = self._wait_outside(count, timeout_s)
         else:
             found = self.context.wait_to_take(
@@ -302,11 +369,14 @@ class CQ(Resource):
         Raises VerbsArgumentError: more than `unacked_events`.
         """
         with self._calling():
-            if not 0 <= num_events <= self.unacked_events:
+            if self._native is not None:
+                self._native.public_ack_events(num_events)
+                return
+            if not 0 <= num_events <= self._unacked_events:
                 raise VerbsArgumentError(
-                    f"{num_events} events to acknowledge, {self.unacked_events} are open"
+                    f"{num_events} events to acknowledge, {self._unacked_events} are open"
                 )
-            self.unacked_events -= num_events
+            self._unacked_events -= num_events
 
     def resize(self, cqe: int) -> None:
         """Change the number of entries; none is lost.
@@ -344,10 +414,9 @@ class CQ(Resource):
         until_ns = None
         if timeout_s is not None:
             until_ns = self.context.adapter.now_ns() + max(0, int(timeout_s * _NS))
-        engine: Any = self.engine
         self._demand_open()
         try:
-            found: list[WC] | None = engine.wait_for(count, until_ns)
+            found: list[WC] | None = self._native.wait_for(count, until_ns)
         except OSError as error:
             raise error if isinstance(error, VerbsError) else verbs_error(error) from error
         return found
@@ -358,11 +427,11 @@ class CQ(Resource):
             raise VerbsArgumentError(f"completion queue of {cqe} entries, from 1 to {cqe_max}")
 
     def _release(self, *, forced: bool) -> None:
+        if self.context.adapter.has_public_calls:
+            self.engine.close()
         if self.channel is not None:
             self.channel.forget(self)
         self.context.forget(self.engine, self)
-        if self.context.adapter.has_public_calls:
-            self.engine.close()
 
     def _announce_end(self) -> None:
         if self.channel is not None:

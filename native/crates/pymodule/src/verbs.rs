@@ -3,6 +3,7 @@
 //! Thin: `urds_verbs` decides what a call means. Handles have plain values; the engine's lock is
 //! taken with the interpreter held and nothing of Python is made, called or released under it.
 
+mod completion_channel;
 mod couriers;
 mod engine;
 mod looking;
@@ -30,6 +31,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<couriers::RdmaCourier>()?;
     module.add_class::<queue_pair::QueuePair>()?;
     module.add_class::<queues::CompletionQueue>()?;
+    module.add_class::<completion_channel::CompletionChannel>()?;
     module.add_class::<queues::SharedReceiveQueue>()?;
     module.add_class::<regions::Region>()?;
     module.add_class::<regions::MemoryWindow>()?;

@@ -1,6 +1,6 @@
 //! The completion queue; the rules are those of `urds.verbs.engine.completions`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::errors::Rejected;
 use crate::numbers::{AsyncEvent, Status};
@@ -19,6 +19,8 @@ pub struct CompletionQueue {
     pub capacity: usize,
     pub overrun: bool,
     pub lost_count: u64,
+    /// The channel where its events go; without one they are the owner's.
+    pub channel: Option<u64>,
     has_sink: bool,
     entries: VecDeque<Completion>,
     armed: Armed,
@@ -35,6 +37,7 @@ impl CompletionQueue {
                 capacity,
                 overrun: false,
                 lost_count: 0,
+                channel: None,
                 has_sink,
                 entries: VecDeque::new(),
                 armed: Armed::No,
@@ -80,7 +83,12 @@ impl CompletionQueue {
         };
         if qualifies {
             self.armed = Armed::No;
-            told.events.push(Event::Completed(number));
+            let channel = self
+                .channel
+                .and_then(|channel| told.channels.get_mut(&channel));
+            if channel.is_none_or(|channel| channel.add(number)) {
+                told.events.push(Event::Completed(number));
+            }
         }
     }
 
@@ -139,11 +147,66 @@ impl CompletionQueue {
     }
 }
 
-/// What an engine has to tell: numbers of queues whose sinks are due, and events.
+/// A completion channel: the events of its queues, oldest first, as their numbers.
+#[derive(Debug, Default)]
+pub struct Channel {
+    events: VecDeque<u32>,
+    /// Its owner is told of each event as well.
+    pub is_told: bool,
+}
+
+impl Channel {
+    /// Queue an event; return whether the owner is told.
+    fn add(&mut self, queue: u32) -> bool {
+        self.events.push_back(queue);
+        self.is_told
+    }
+
+    /// Take the oldest event, of one queue if it is given.
+    pub fn take(&mut self, queue: Option<u32>) -> Option<u32> {
+        let place = self.find(queue)?;
+        self.events.remove(place)
+    }
+
+    /// Return whether there is an event, of one queue if it is given.
+    pub fn has(&self, queue: Option<u32>) -> bool {
+        self.find(queue).is_some()
+    }
+
+    /// Drop the events of a queue.
+    pub fn forget(&mut self, queue: u32) {
+        self.events.retain(|event| *event != queue);
+    }
+
+    fn find(&self, queue: Option<u32>) -> Option<usize> {
+        let mut events = self.events.iter();
+        events.position(|event| queue.is_none_or(|queue| *event == queue))
+    }
+}
+
+/// What an engine has to tell: numbers of queues whose sinks are due, events, and completion channels.
 #[derive(Debug, Default)]
 pub struct Told {
     pub fed: Vec<u32>,
     pub events: Vec<Event>,
+    /// By numbers that are not used again.
+    pub channels: BTreeMap<u64, Channel>,
+    last_channel: u64,
     /// Completions that came to any queue, lost ones too.
     pub pushed: u64,
+}
+
+impl Told {
+    /// Return whether a channel has an event, of one queue if it is given.
+    pub fn has_event(&self, channel: u64, queue: Option<u32>) -> bool {
+        let channel = self.channels.get(&channel);
+        channel.is_some_and(|channel| channel.has(queue))
+    }
+
+    /// Make a completion channel; returns its number.
+    pub fn channel(&mut self) -> u64 {
+        self.last_channel += 1;
+        self.channels.insert(self.last_channel, Channel::default());
+        self.last_channel
+    }
 }

@@ -112,6 +112,25 @@ impl Engine {
         Ok(self.shared.completions.insert(made))
     }
 
+    /// Have the events of a queue come to a channel from here on; those that wait elsewhere are dropped.
+    pub fn join(&mut self, number: u32, channel: Option<u64>) {
+        let Some(queue) = self.shared.completions.get_mut(number) else {
+            return;
+        };
+        let before = std::mem::replace(&mut queue.channel, channel);
+        let channels = &mut self.shared.told.channels;
+        if let Some(before) = before.and_then(|before| channels.get_mut(&before)) {
+            before.forget(number);
+        }
+    }
+
+    /// Forget a completion queue and its events.
+    pub fn close_completion_queue(&mut self, number: u32) {
+        self.join(number, None);
+        self.shared.told.fed.retain(|fed| *fed != number);
+        self.shared.completions.remove(number);
+    }
+
     /// Make a queue of receives that queue pairs share; returns its number.
     pub fn receive_queue(&mut self, capacity: i64, max_sge: i64) -> u32 {
         let receives = &mut self.shared.receives;

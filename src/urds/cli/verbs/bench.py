@@ -1,9 +1,9 @@
 """`urds verbs bench`: what a program pays for the calls of verbs over shared memory.
 
 A round trip is a SEND of 8 bytes between two processes there and one back: by kept records, by the
-short form, and by waits; a SEQPACKET socket of Python does the same in the same run. One way and
-writes are rates. Writes go into memory that no program reads meanwhile, to one place or over a
-range; beside each stands a copy of the same sizes by Python, in turns with it.
+short form, by waits, and by events of a channel; a SEQPACKET socket of Python does the same in the
+same run. One way and writes are rates. Writes go into memory that no program reads meanwhile, to
+one place or over a range; beside each stands a copy of the same sizes by Python, in turns with it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from urds.cli.parser import Command, check_ranges, json_option, option
 from urds.cli.processes import ctrl_c_held, environment
 
 _DEVICE: Final = "shm0"  # the others connect by a manager, or lose packets
-_ROUND_TRIPS: Final = ("kept", "short", "wait")
-_ROUND_TRIP_NAMES: Final = ("kept records", "the short form", "kept records, waiting")
+_ROUND_TRIPS: Final = ("kept", "short", "wait", "event")
+_ROUND_TRIP_NAMES: Final = ("kept records", "the short form", "kept records, waiting", "events")
 _RECEIVES: Final = 512
 _BATCH: Final = 16  # requests of one post, one way
 _ONE_WAY_BYTES: Final = 64
@@ -95,7 +95,8 @@ class Side:
         self.line = line
         self.context = verbs.Context(_DEVICE)
         self.pd = verbs.PD(self.context)
-        self.cq = verbs.CQ(self.context, 4 * _RECEIVES)
+        self.channel = verbs.CompChannel(self.context)
+        self.cq = verbs.CQ(self.context, 4 * _RECEIVES, channel=self.channel)
         cap = verbs.QPCap(_RECEIVES, 2 * _RECEIVES, 1, 1, 128)
         init = verbs.QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=False)
         self.qp = verbs.QP(self.pd, init)
@@ -153,7 +154,16 @@ class Side:
             self.cq.wait_for()
             post(receive)
 
-        return waited if way == "wait" else polled
+        def told() -> None:
+            while not poll()[0]:
+                self.cq.req_notify()
+                if poll()[0]:
+                    break
+                self.channel.get_cq_event()
+                self.cq.ack_events(1)
+            post(receive)
+
+        return {"wait": waited, "event": told}.get(way, polled)
 
 
 # -- the other side, a process of its own
@@ -382,9 +392,9 @@ def _print(output: Output, rows: list[Row]) -> None:
 COMMAND: Final = Command(
     about="""
     What a program pays for the calls of verbs, between this process and one that it starts: a SEND
-    there and back by kept records, by the short form and by waits, beside a SEQPACKET socket; one
-    way; writes beside copies. What the figures depend on stands above them: processors, how long a
-    cache line takes between them, who spins, the rate of a copy.
+    there and back by kept records, by the short form, by waits and by events, beside a SEQPACKET
+    socket; one way; writes beside copies. What the figures depend on stands above them: processors,
+    how long a cache line takes between them, who spins, the rate of a copy.
     """,
     examples=(
         ("urds verbs bench --place 0,1", "each process on its processor"),

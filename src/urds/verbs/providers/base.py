@@ -206,6 +206,15 @@ class Adapter(Objects, ABC):
         Call it without the lock. Returns the last result of `is_ready`.
         """
 
+    def wait_fed(
+        self, cq: CompletionQueue, is_ready: Callable[[], bool], timeout_ns: int | None
+    ) -> bool:
+        """Wait as `wait` does, for what the sink of `cq` or a call with `notify` brings about.
+
+        An adapter that can give the sink its part without a pass overrides it.
+        """
+        return self.wait(is_ready, timeout_ns)
+
     def add_external_waiter(self) -> None:
         """Count a thread that sleeps on a descriptor in its own poll set and makes no progress.
 
@@ -252,6 +261,13 @@ class Adapter(Objects, ABC):
         """
 
     # -- queues and queue pairs
+
+    def completion_channel(self, on_taken: Callable[[], None]) -> Any:
+        """Return the engine's completion channel, None without `has_native_waits`. Lock held.
+
+        `on_taken` is called when an event was taken there that the owner was told of.
+        """
+        return None
 
     def queue_pair(
         self,

@@ -188,10 +188,7 @@ impl Core {
         });
         match element {
             Element::QueuePair(number) => machine.close_queue_pair(number),
-            Element::CompletionQueue(number) => {
-                told.fed.retain(|fed| *fed != number);
-                machine.shared.completions.remove(number);
-            }
+            Element::CompletionQueue(number) => machine.close_completion_queue(number),
             Element::ReceiveQueue(number) => {
                 machine.shared.receives.remove(number);
             }
@@ -210,7 +207,7 @@ impl Core {
         }
     }
 
-    fn handle<'py>(&self, py: Python<'py>, element: Element) -> Option<Bound<'py, PyAny>> {
+    pub fn handle<'py>(&self, py: Python<'py>, element: Element) -> Option<Bound<'py, PyAny>> {
         let reference = self.elements.lock().get(&element)?.clone_ref(py);
         reference.bind(py).upgrade()
     }
@@ -338,6 +335,8 @@ impl Engine {
             core: Arc::clone(&self.core),
             sink,
             is_closed: Arc::default(),
+            owner: Mutex::default(),
+            unacked: AtomicI64::new(0),
         };
         let element = Element::CompletionQueue(number);
         self.core.handle_of(py, element, made)

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
 
+use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyAnyMethods, PyList};
+use pyo3::types::{PyAnyMethods, PyList, PyWeakrefReference};
 use urds_verbs::completions::{CompletionQueue as Machine, Told};
 use urds_verbs::errors::Rejected;
 use urds_verbs::keys::Domain;
 use urds_verbs::receives::ReceiveQueue;
 use urds_verbs::work::{Completion, Element};
 
+use crate::verbs::completion_channel::CompletionChannel;
 use crate::verbs::engine::{Core, taken_of};
 use crate::verbs::public_calls;
 use crate::verbs::requests::{each, recv_work};
-use crate::verbs::values::{closed, domain_of, refused, tables};
+use crate::verbs::values::{closed, domain_of, raised_by_verbs, refused, tables};
 use crate::verbs::waiting::{Awaited, Woken};
 
 /// See `contract.CompletionQueue` and the stub.
@@ -25,6 +27,10 @@ pub struct CompletionQueue {
     pub core: Arc<Core>,
     pub sink: Option<Py<PyAny>>,
     pub is_closed: Arc<AtomicBool>,
+    /// The object whose events come to a completion channel.
+    pub owner: Mutex<Option<Py<PyWeakrefReference>>>,
+    /// Events taken from there and not acknowledged.
+    pub unacked: AtomicI64,
 }
 
 impl CompletionQueue {
@@ -128,9 +134,56 @@ impl CompletionQueue {
         }
     }
 
+    /// Have the events come to a channel, or to none; who takes one gets `owner`, kept weakly.
+    #[pyo3(signature = (channel, owner, /))]
+    fn join(
+        &self,
+        py: Python<'_>,
+        channel: Option<&Bound<'_, CompletionChannel>>,
+        owner: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let owner = PyWeakrefReference::new(owner)?.unbind();
+        let before = self.owner.lock().replace(owner);
+        drop(before);
+        let channel = channel.map(|channel| channel.get().number);
+        self.core
+            .call(py, |machine| machine.join(self.number, channel))
+    }
+
+    /// As `urds.verbs.CQ.req_notify`.
+    #[pyo3(signature = (solicited_only=false))]
+    fn public_req_notify(&self, py: Python<'_>, solicited_only: bool) -> PyResult<()> {
+        self.demand_open(py)?;
+        self.arm(py, solicited_only)
+    }
+
+    /// As `urds.verbs.CQ.ack_events`.
+    #[pyo3(signature = (num_events))]
+    fn public_ack_events(&self, py: Python<'_>, num_events: i64) -> PyResult<()> {
+        self.demand_open(py)?;
+        let acknowledged = |open: i64| (0..=open).contains(&num_events).then(|| open - num_events);
+        match self.unacked.fetch_update(SeqCst, SeqCst, acknowledged) {
+            Ok(_) => Ok(()),
+            Err(open) => {
+                let detail = format!("{num_events} events to acknowledge, {open} are open");
+                Err(raised_by_verbs(py, refused(&Rejected::invalid(detail))))
+            }
+        }
+    }
+
+    /// How many events of the queue were taken from its channel and not acknowledged.
+    #[getter]
+    fn unacked_events(&self) -> i64 {
+        self.unacked.load(SeqCst)
+    }
+
     /// End the public calls: the object that had them is closed.
-    fn close(&self) {
+    fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, SeqCst);
+        // An engine that has failed has no events.
+        let _ = self
+            .core
+            .call(py, |machine| machine.join(self.number, None));
         if let Some(waits) = &self.core.waits {
             waits.wake_all();
         }

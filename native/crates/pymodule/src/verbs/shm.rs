@@ -14,8 +14,10 @@ use urds_verbs_shm::{Channels, Event, Lead, PLACED_BYTES_MIN, Region, Wakes};
 
 use crate::deferred;
 use crate::errors::os_error;
+use crate::verbs::completion_channel::CompletionChannel;
 use crate::verbs::engine::{Core, Engine};
 use crate::verbs::looking::{DEVICES, Looks};
+use crate::verbs::queues::CompletionQueue;
 use crate::verbs::values::Gid;
 use crate::verbs::waiting::{Awaited, Waits, Woken};
 
@@ -242,13 +244,23 @@ impl ShmEngine {
         }
     }
 
+    /// Make a completion channel; `on_taken` is called when an event was taken that was told.
+    #[pyo3(signature = (on_taken, /))]
+    fn completion_channel(
+        &self,
+        py: Python<'_>,
+        on_taken: Py<PyAny>,
+    ) -> PyResult<CompletionChannel> {
+        CompletionChannel::new(py, &self.core, on_taken)
+    }
+
     // -- threads that wait, and the loop in whose set they sleep
 
     /// Begin a wait for what the loop tells, with a number of its own; `end_wait` ends it.
-    #[pyo3(signature = (number, /))]
-    fn begin_wait(&self, number: u64) {
+    #[pyo3(signature = (number, asks, /))]
+    fn begin_wait(&self, number: u64, asks: bool) {
         if let Some(waits) = self.waits() {
-            waits.begin(number);
+            waits.begin(number, asks);
         }
     }
 
@@ -269,9 +281,16 @@ impl ShmEngine {
 
     /// Wait until the loop has told since the last return, or until `until_ns` of the clock; return
     /// false then, and where no thread may wait any more.
-    #[pyo3(signature = (number, until_ns, /))]
-    fn wait(&self, py: Python<'_>, number: u64, until_ns: Option<i64>) -> PyResult<bool> {
-        let woken = self.core.wait_told(py, number, until_ns)?;
+    #[pyo3(signature = (number, until_ns, cq=None, /))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        until_ns: Option<i64>,
+        cq: Option<&Bound<'_, CompletionQueue>>,
+    ) -> PyResult<bool> {
+        let fed = cq.map(|cq| cq.get().number);
+        let woken = self.core.wait_told(py, number, until_ns, fed)?;
         Ok(woken == Woken::Ready)
     }
 

@@ -39,6 +39,8 @@ pub struct Tables {
     nested_domain: Py<PyAny>,
     post_error: Py<PyAny>,
     closed_error: Py<PyAny>,
+    timeout_error: Py<PyAny>,
+    verbs_error: Py<PyAny>,
     engine_form: PyOnceLock<Py<PyAny>>,
 }
 
@@ -96,6 +98,8 @@ impl Tables {
             capacities: attributes.getattr("QPCap")?.unbind(),
             post_error: errors.getattr("VerbsPostError")?.getattr("of")?.unbind(),
             closed_error: errors.getattr("VerbsClosedError")?.unbind(),
+            timeout_error: errors.getattr("VerbsTimeoutError")?.unbind(),
+            verbs_error: errors.getattr("verbs_error")?.unbind(),
             engine_form: PyOnceLock::new(),
             in_order: class("ReceiveOrder")?.getattr("IN_ORDER")?.unbind(),
         })
@@ -172,6 +176,23 @@ pub fn refused(error: &Rejected) -> PyErr {
 #[cold]
 pub fn closed(py: Python<'_>, what: &str) -> PyErr {
     let made = tables(py).and_then(|tables| tables.closed_error.bind(py).call1((what,)));
+    made.map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// Return the error of a wait whose time is over.
+#[cold]
+pub fn late(py: Python<'_>, detail: &str) -> PyErr {
+    let made = tables(py).and_then(|tables| tables.timeout_error.bind(py).call1((detail,)));
+    made.map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// Return an error of the engine as the objects of `urds.verbs` raise it.
+#[cold]
+pub fn raised_by_verbs(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyOSError>(py) {
+        return error;
+    }
+    let made = tables(py).and_then(|tables| tables.verbs_error.bind(py).call1((error.value(py),)));
     made.map_or_else(|failure| failure, PyErr::from_value)
 }
 

@@ -26,10 +26,14 @@ const NAP_NS: i64 = 100_000_000;
 pub enum Awaited {
     /// So many completions in a queue, or its end.
     Completions(u32, usize, Arc<AtomicBool>),
+    /// An event of a completion channel, of one queue if it is given, or the end of either.
+    Event(u64, Option<(u32, Arc<AtomicBool>)>, Arc<AtomicBool>),
     /// One of these bits in the word of a stream, or its end.
     Bits(Arc<Attention>, u32, Arc<AtomicBool>),
     /// That the loop says so, which asks what Python waits for.
     Told(Arc<AtomicBool>),
+    /// The same, or completions for the sink of a queue.
+    Fed(u32, Arc<AtomicBool>),
 }
 
 impl Awaited {
@@ -40,10 +44,29 @@ impl Awaited {
                 let queue = machine.shared.completions.get(*number);
                 is_closed.load(SeqCst) || queue.is_none_or(|queue| queue.len() >= *count)
             }
+            Self::Event(number, queue, is_closed) => {
+                let is_over = |(_, is_closed): &(u32, Arc<AtomicBool>)| is_closed.load(SeqCst);
+                let queue_number = queue.as_ref().map(|(queue_number, _)| *queue_number);
+                is_closed.load(SeqCst)
+                    || queue.as_ref().is_some_and(is_over)
+                    || machine.shared.told.has_event(*number, queue_number)
+            }
             Self::Bits(attention, bits, is_closed) => {
                 is_closed.load(SeqCst) || attention.word() & bits != 0
             }
             Self::Told(is_told) => is_told.load(SeqCst),
+            Self::Fed(number, is_told) => {
+                let queue = machine.shared.completions.get(*number);
+                is_told.load(SeqCst) || queue.is_some_and(|queue| !queue.is_empty())
+            }
+        }
+    }
+
+    /// Return whether it is the wait that the loop knows by this word.
+    fn is_told_by(&self, word: &Arc<AtomicBool>) -> bool {
+        match self {
+            Self::Told(is_told) | Self::Fed(_, is_told) => Arc::ptr_eq(is_told, word),
+            _ => false,
         }
     }
 }
@@ -79,6 +102,13 @@ enum Next {
     Signal,
 }
 
+/// A wait for what the loop tells.
+struct ToldWait {
+    is_told: Arc<AtomicBool>,
+    /// It is for what Python alone can see: memory that a peer writes, for one.
+    asks: bool,
+}
+
 /// The threads that wait for an engine, and the loop in whose set the leader sleeps.
 pub struct Waits {
     pub lead: Lead<Awaited>,
@@ -88,7 +118,7 @@ pub struct Waits {
     /// The longest sleep: the net below a lost ring, and below a signal that came just before it.
     pub nap_ns: AtomicI64,
     /// Waits for what the loop tells, by its numbers.
-    told: Mutex<HashMap<u64, Arc<AtomicBool>>>,
+    told: Mutex<HashMap<u64, ToldWait>>,
     /// Memory of idle channels will be given back by a timer of the loop.
     pub is_trim_planned: AtomicBool,
 }
@@ -132,8 +162,9 @@ impl Waits {
     }
 
     /// Begin a wait for what the loop tells; `end` ends it.
-    pub fn begin(&self, number: u64) {
-        self.told.lock().insert(number, Arc::default());
+    pub fn begin(&self, number: u64, asks: bool) {
+        let is_told = Arc::default();
+        self.told.lock().insert(number, ToldWait { is_told, asks });
     }
 
     pub fn end(&self, number: u64) {
@@ -141,12 +172,13 @@ impl Waits {
     }
 
     fn told(&self, number: u64) -> Option<Arc<AtomicBool>> {
-        self.told.lock().get(&number).cloned()
+        let told = self.told.lock();
+        told.get(&number).map(|wait| Arc::clone(&wait.is_told))
     }
 
     /// Return whether a thread waits for what Python alone can see.
-    fn has_told(&self) -> bool {
-        !self.told.lock().is_empty()
+    fn has_asking(&self) -> bool {
+        self.told.lock().values().any(|wait| wait.asks)
     }
 
     /// Tell a thread that its wait is over, or may be.
@@ -155,8 +187,7 @@ impl Waits {
             return;
         };
         is_told.store(true, SeqCst);
-        let is_it =
-            |awaited: &Awaited| matches!(awaited, Awaited::Told(one) if Arc::ptr_eq(one, &is_told));
+        let is_it = |awaited: &Awaited| awaited.is_told_by(&is_told);
         self.wake(&self.lead.notify_ready(None, is_it));
     }
 
@@ -207,12 +238,22 @@ impl Core {
         thread::processor().is_some_and(shares)
     }
 
-    /// Wait until the loop tells, see `Waits::begin`.
-    pub fn wait_told(&self, py: Python<'_>, number: u64, until_ns: Option<i64>) -> PyResult<Woken> {
+    /// Wait until the loop tells, see `Waits::begin`, or until there is something for a queue's sink.
+    pub fn wait_told(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        until_ns: Option<i64>,
+        fed: Option<u32>,
+    ) -> PyResult<Woken> {
         let Some(is_told) = self.waits.as_ref().and_then(|waits| waits.told(number)) else {
             return Ok(Woken::Ended);
         };
-        let woken = self.wait(py, &Awaited::Told(Arc::clone(&is_told)), until_ns)?;
+        let awaited = match fed {
+            Some(queue) => Awaited::Fed(queue, Arc::clone(&is_told)),
+            None => Awaited::Told(Arc::clone(&is_told)),
+        };
+        let woken = self.wait(py, &awaited, until_ns)?;
         is_told.store(false, SeqCst);
         Ok(woken)
     }
@@ -264,7 +305,7 @@ impl Core {
                 Next::Yield => self.call_loop(py, intern!(py, "yield_lead"))?,
                 Next::Signal => {
                     py.check_signals()?;
-                    if matches!(awaited, Awaited::Told(_)) {
+                    if matches!(awaited, Awaited::Told(_) | Awaited::Fed(..)) {
                         self.call_loop(py, intern!(py, "run_due"))?; // the net below a lost ring
                     }
                 }
@@ -296,7 +337,7 @@ impl Core {
                 Some(found) if found.is_here => return Next::Done(Woken::Ready),
                 Some(_) if *is_late => return Next::Done(Woken::Late),
                 // A write into memory tells of nothing, and may be all that Python waits for.
-                Some(found) if (found.has_read || has_woken) && waits.has_told() => {
+                Some(found) if (found.has_read || has_woken) && waits.has_asking() => {
                     *is_late = is_over();
                     return Next::Due;
                 }
@@ -332,9 +373,12 @@ impl Core {
             self.couriers.serve(machine, &mut channels, now_ns);
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);
+            let is_here = waiter.awaited.is_here(machine);
+            // Who waits for a sink gives it all itself, or has the adapter do so.
+            let feeds = is_here && matches!(waiter.awaited, Awaited::Fed(..));
             let found = Found {
-                is_here: waiter.awaited.is_here(machine),
-                is_due,
+                is_here,
+                is_due: is_due && !feeds,
                 has_read,
             };
             (found, self.ready_waiters(machine, Some(waiter)))

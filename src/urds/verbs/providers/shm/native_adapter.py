@@ -22,6 +22,7 @@ import urds_native
 
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.cm.messages import CM_QKEY, CM_QPN
+from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.keys import Region
 from urds.verbs.engine.numbers import AccessFlag, QPState, QPType
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
@@ -72,7 +73,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             placed_bytes_min=reference.PLACED_BYTES_MIN,
         )
         self.channel_engine = engine
-        self.loop.use(engine, self._before_sleep)
+        self.loop.use(engine, self._before_sleep, self.look)
         self.on_stream: dict[int, Callable[[], None]] = {}  # by queue pair, of compiled streams
         self.use(engine)
         return NativePeers(self, engine, self._rendezvous)
@@ -86,6 +87,16 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             return super().wait(is_ready, timeout_ns)
         finally:
             self.channel_engine.watch(-1)
+
+    def wait_fed(
+        self, cq: CompletionQueue, is_ready: Callable[[], bool], timeout_ns: int | None
+    ) -> bool:
+        """See `Adapter.wait_fed`: the thread sleeps in the engine, and gives the sink its part."""
+        try:
+            return self.loop.wait(is_ready, timeout_ns, cq)
+        except BaseException:
+            self.call_soon(self.finish_pass)  # as in `wait`
+            raise
 
     def _before_sleep(self) -> None:
         with self.guarded():
@@ -283,6 +294,10 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         super().handle_gone(gid, is_cut=is_cut)
 
     # -- queue pairs and memory
+
+    def completion_channel(self, on_taken: Callable[[], None]) -> Any:
+        """See `Adapter.completion_channel`."""
+        return self.channel_engine.completion_channel(on_taken)
 
     def add(self, qp: QueuePair) -> None:
         """Register a queue pair with this adapter."""

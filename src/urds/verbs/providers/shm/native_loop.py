@@ -11,6 +11,7 @@ which leads, does not: it hears a descriptor on which they say that there is som
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -65,13 +66,14 @@ class NativeLoop(ProgressLoop):
     _wait_count = 0
     _left = -1  # tells what the threads of a plane leave to Python
 
-    def use(self, engine: Any, on_sleep: Call) -> None:
+    def use(self, engine: Any, on_sleep: Call, look: Callable[[Any], None]) -> None:
         """Use the engine of the device; with the lock held, before any thread waits.
 
-        `on_sleep` is called where a thread that is about to sleep has something for the device.
+        `on_sleep` is called where a thread that is about to sleep has something for the device,
+        `look` to give the sink of a queue what completed there.
         """
         self._engine = engine
-        self.on_sleep = on_sleep
+        self.on_sleep, self.look = on_sleep, look
         self._waiters = self._outside = Outside(engine)
 
     @property
@@ -109,8 +111,12 @@ class NativeLoop(ProgressLoop):
 
     # -- waiting
 
-    def wait(self, is_ready: Ready, timeout_ns: int | None) -> bool:
-        """See `ProgressLoop.wait`; `is_ready` is asked at the end of each pass and `tell`."""
+    def wait(self, is_ready: Ready, timeout_ns: int | None, fed: Any = None) -> bool:
+        """See `ProgressLoop.wait`; `is_ready` is asked at the end of each pass and `tell`.
+
+        With `fed`, a queue with a sink, also when that was given something; for who waits for
+        nothing that is not told.
+        """
         with self._lock:
             if is_ready():
                 self._progressed_ns = time.monotonic_ns()
@@ -120,7 +126,7 @@ class NativeLoop(ProgressLoop):
             self._wait_count += 1
             number = self._wait_count
         try:
-            self._wait_told(number, is_ready, timeout_ns)
+            self._wait_told(number, is_ready, timeout_ns, fed)
             self._end_wait(number)
         except BaseException:
             self._end_wait(number)  # also where the first was cut short
@@ -129,15 +135,17 @@ class NativeLoop(ProgressLoop):
         with self._lock:
             return is_ready()
 
-    def _wait_told(self, number: int, is_ready: Ready, timeout_ns: int | None) -> None:
+    def _wait_told(self, number: int, is_ready: Ready, timeout_ns: int | None, fed: Any) -> None:
         engine = self._engine
-        engine.begin_wait(number)
+        engine.begin_wait(number, fed is None)
         with self._lock:
             self._outside.asking[number] = is_ready
             if is_ready():  # what was told before it asks
                 return
         end_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-        while engine.wait(number, end_ns):
+        while engine.wait(number, end_ns, fed):
+            if fed is not None:
+                self.look(fed)
             with self._lock:
                 if is_ready():
                     return
