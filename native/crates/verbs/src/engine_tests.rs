@@ -14,10 +14,10 @@ use crate::attributes::{self, Attributes, Cap, FIELDS, Link};
 use crate::consumer::{Consumer, End, Part, Post, PostKind, Refused};
 use crate::keys::{Domain, Registration};
 use crate::memory::{Memory, Payload};
-use crate::numbers::{Kind, Opcode, QpKind, QpState, Status};
+use crate::numbers::{Kind, Opcode, QpKind, QpState, Status, WcOpcode};
 use crate::packets::{LAST, PLACED, Packet};
 use crate::queue_pair::{Outlet, Placing, QueuePair, Setup};
-use crate::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
+use crate::work::{Completion, Doubts, Event, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
 
 const ADDRESS: u64 = 0x1000;
 const BYTES: usize = 512;
@@ -729,4 +729,42 @@ proptest! {
         }
         prop_assert!(right.memory.is_whole());
     }
+}
+
+/// Make a queue complete something.
+fn complete(engine: &mut Engine, queue: u32, status: Status) {
+    let completion = Completion::of(0, status, WcOpcode::Recv, 1);
+    engine.shared.complete(queue, completion);
+}
+
+#[test]
+fn an_armed_queue_of_a_channel_puts_its_event_there() {
+    let mut engine = Engine::new(None, false);
+    let [first, second] = [4, 4].map(|entries| engine.completion_queue(entries, false));
+    let (first, second) = (first.expect("entries"), second.expect("entries"));
+    let channel = engine.shared.told.channel();
+    for queue in [first, second] {
+        engine.join(queue, Some(channel));
+    }
+    complete(&mut engine, first, Status::Success); // not armed
+    for (queue, solicited_only) in [(second, true), (first, false)] {
+        let found = engine.shared.completions.get_mut(queue).expect("made");
+        found.arm(solicited_only);
+        complete(&mut engine, queue, Status::Success);
+        complete(&mut engine, queue, Status::WrFlushErr); // counts as solicited
+    }
+    let told = &mut engine.shared.told;
+    assert!(told.events.is_empty(), "the owner did not ask");
+    assert!(told.has_event(channel, Some(first)) && told.has_event(channel, None));
+    let events = told.channels.get_mut(&channel).expect("made");
+    let taken = [Some(first), None, None].map(|wanted| events.take(wanted));
+    assert_eq!(taken, [Some(first), Some(second), None]);
+
+    events.is_told = true;
+    let found = engine.shared.completions.get_mut(first).expect("made");
+    found.arm(false);
+    complete(&mut engine, first, Status::Success);
+    assert!(matches!(engine.shared.told.events[..], [Event::Completed(queue)] if queue == first));
+    engine.close_completion_queue(first);
+    assert!(!engine.shared.told.has_event(channel, None));
 }
