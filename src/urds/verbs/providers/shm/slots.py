@@ -287,8 +287,8 @@ class SlotReader:
     def free(self) -> bool:
         """Be done with all slots that were taken; return whether the writer's doorbell must ring.
 
-        The writer learns of it by the eighth, and is rung for by the half: it waits once all is used,
-        so half of that is free before there is nothing to take.
+        The writer learns of it by the eighth, and is rung for by the half: it waits once all is
+        used, so half of that is free before there is nothing to take.
         """
         if (
             self.taken - self._slots_told < _SLOTS_TOLD
