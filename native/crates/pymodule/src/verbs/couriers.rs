@@ -251,13 +251,13 @@ impl Served {
     fn note_ready(&self, channels: &mut Channels) -> bool {
         let mut ready = epoll::NOTHING;
         let count = epoll::wait_in(self.set, &mut ready, Some(0)).unwrap_or(0);
-        // Python keeps the number of a descriptor in the lower half.
-        let socket = |event: &libc::epoll_event| i32::try_from(event.u64 & 0xffff_ffff);
-        let rings = |event| socket(event).is_ok_and(|socket| channels.note_rung(socket));
-        ready[..count]
-            .iter()
-            .map(rings)
-            .fold(false, |has_other, is_ring| has_other || !is_ring)
+        let mut has_other = false;
+        for event in &ready[..count] {
+            // Python keeps the number of a descriptor in the lower half.
+            let socket = i32::try_from(event.u64 & 0xffff_ffff).unwrap_or(-1);
+            has_other |= !channels.note_rung(socket);
+        }
+        has_other
     }
 }
 
