@@ -83,10 +83,7 @@ class ShmAdapter(LoopPacketAdapter):
         self._rendezvous = Rendezvous(self.gid, directory)
         self.allocations = Allocations()
         self.mappable_keys = MappableKeys(
-            self.allocations,
-            lambda: self.peers,
-            rng=rng,
-            on_overdue=self._give_up,
+            self.allocations, lambda: self.peers, rng=rng, on_overdue=self._give_up
         )
         self.keys = self.mappable_keys
         self._place_remote = self._place  # one bound method for all queue pairs
