@@ -16,4 +16,6 @@ pub mod mailboxes;
 pub mod slots;
 pub mod socket_memory;
 pub mod stream_words;
+#[path = "../../crates/stream_link/tests/support/mod.rs"]
+mod streams;
 pub mod verbs_engine;

@@ -7,7 +7,7 @@
 //! after a close nothing leaves; all memory comes back.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex as StdMutex};
+use std::sync::Arc;
 
 use arbitrary::{Arbitrary, Unstructured};
 use parking_lot::Mutex;
@@ -19,28 +19,22 @@ use urds_stream_link::{
     Attention, Link, News, SendContent, SharedLink, attach, post_pending, send, send_mapped,
 };
 use urds_verbs::Engine;
-use urds_verbs::attributes::{self, Attributes, Cap, FIELDS};
-use urds_verbs::keys::{Domain, Registration};
+use urds_verbs::attributes::{Cap, Field, Link as LinkTraits};
 use urds_verbs::memory::{Extent, Memory, Payload};
-use urds_verbs::numbers::{Kind, QpKind, QpState};
+use urds_verbs::numbers::Kind;
 use urds_verbs::packets::{FIRST, IMMEDIATE, LAST, PLACED, Packet};
-use urds_verbs::queue_pair::{Outlet, Setup};
+use urds_verbs::queue_pair::Outlet;
 use urds_verbs::work::Route;
+
+use crate::streams::queue_pairs::{Guarded, lead, link_of, route_of, setup};
+use crate::streams::{self, Ram, WRITE_ACCESS};
 
 const STEPS_MAX: usize = 120;
 const ADDRESS: u64 = 0x1_0000;
 const STRIDE: u64 = 1 << 20;
-const GUARD_BYTES: usize = 64;
-const GUARD: u8 = 0xA5;
 const QPN: u32 = 16;
-const PEER: Route = Route {
-    gid: [17; 16],
-    port: 0,
-};
-const PD: Domain = Domain {
-    own: 1,
-    outer: None,
-};
+const PEER_QPN: u8 = 17;
+const PEER: Route = route_of(PEER_QPN);
 const SEND_QUEUE: u16 = 16;
 const ENTRIES: u32 = 4;
 const IOMAP_SLOTS: u16 = 2;
@@ -57,7 +51,6 @@ const CHUNK_MAX: usize = 1000;
 const EXPECTED_BYTES: usize = 20_000;
 /// Posts that one step may cause, at most.
 const POSTS_MAX: usize = 400;
-const WRITE_ACCESS: i64 = 3;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step<'a> {
@@ -128,49 +121,6 @@ enum Step<'a> {
     RefuseGrowth,
 }
 
-/// Memory between guards, which the engine writes and the core reads.
-#[derive(Clone)]
-struct Guarded(Arc<StdMutex<Vec<u8>>>);
-
-impl Guarded {
-    fn new(length: usize) -> Self {
-        let mut bytes = vec![GUARD; length + 2 * GUARD_BYTES];
-        bytes[GUARD_BYTES..][..length].fill(0);
-        Self(Arc::new(StdMutex::new(bytes)))
-    }
-
-    fn is_guarded(&self) -> bool {
-        let bytes = self.0.lock().expect("no panic before");
-        let end = bytes.len() - GUARD_BYTES;
-        let mut guards = bytes[..GUARD_BYTES].iter().chain(&bytes[end..]);
-        guards.all(|byte| *byte == GUARD)
-    }
-}
-
-impl Memory for Guarded {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        let bytes = self.0.lock().expect("no panic before");
-        let end = bytes.len() - GUARD_BYTES;
-        to.copy_from_slice(&bytes[GUARD_BYTES..end][at..][..to.len()]);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        let mut bytes = self.0.lock().expect("no panic before");
-        let end = bytes.len() - GUARD_BYTES;
-        bytes[GUARD_BYTES..end][at..][..from.len()].copy_from_slice(from);
-    }
-}
-
-impl urds_stream::Memory for Guarded {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        Memory::read(self, at, to);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        Memory::write(self, at, from);
-    }
-}
-
 /// What leaves: the PSNs that ask for an acknowledgement.
 #[derive(Default)]
 struct Wire {
@@ -197,9 +147,9 @@ impl Outlet for Wire {
 struct World {
     engine: Engine,
     qp: u32,
-    link: SharedLink<Guarded>,
+    link: SharedLink<Ram>,
     wire: Wire,
-    regions: Vec<Region<Guarded>>,
+    regions: Vec<Region<Ram>>,
     settings: StreamSettings,
     data: Vec<u8>,
     /// Bytes that words have announced, and that were read.
@@ -234,24 +184,11 @@ impl World {
         let settings = settings(choices);
         let mut engine = Engine::new(None, false);
         let cq = engine.completion_queue(1, false).expect("one entry");
-        let qp = engine.queue_pair(Setup {
-            qpn: QPN,
-            kind: QpKind::Rc,
-            domain: PD,
-            receive_domain: PD,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            cap: CAP,
-            sq_sig_all: true,
-            link: attributes::Link {
-                mtu_bytes: 4096,
-                payload_bytes_max: None,
-                retries: true,
-                acks_wait: choices & 16 != 0,
-            },
-            gid: [16; 16],
-        });
+        let traits = LinkTraits {
+            acks_wait: choices & 16 != 0,
+            ..link_of(4096)
+        };
+        let qp = engine.queue_pair(setup(16, cq, CAP, traits));
         let mut regions = Vec::new();
         let first = region(&mut engine, &mut regions, settings.region_bytes());
         let core = StreamCore::new(settings, first);
@@ -285,37 +222,20 @@ impl World {
     }
 
     fn connect(&mut self) {
-        let mut given = Attributes::new(CAP);
-        given.set_numbers(FIELDS.map(|(_, name, _)| match name {
-            "qp_access_flags" => WRITE_ACCESS,
-            "rnr_retry" => 7,
-            "min_rnr_timer" => 12,
-            "dest_qp_num" => 17,
-            _ => 0,
-        }));
-        given.route = Some(PEER);
-        let init = attributes::PKEY_INDEX | attributes::PORT | attributes::ACCESS_FLAGS;
-        let rtr = attributes::AV | attributes::PATH_MTU | attributes::DEST_QPN | attributes::RQ_PSN;
-        let rtr = rtr | attributes::MAX_DEST_RD_ATOMIC | attributes::MIN_RNR_TIMER;
-        let rts = attributes::SQ_PSN | attributes::MAX_QP_RD_ATOMIC | attributes::RETRY_CNT;
-        let rts = rts | attributes::RNR_RETRY | attributes::TIMEOUT;
-        for (state, mask) in [
-            (QpState::Init, init),
-            (QpState::Rtr, rtr),
-            (QpState::Rts, rts),
-        ] {
-            given.state = state;
-            let changed = self
-                .engine
-                .modify(self.qp, &given, mask | attributes::STATE);
-            assert_eq!(changed, Ok(()));
-        }
+        let numbers = [
+            (Field::AccessFlags, WRITE_ACCESS),
+            (Field::RnrRetry, 7),
+            (Field::MinRnrTimer, 12),
+            (Field::DestQpn, PEER_QPN.into()),
+        ];
+        let led = lead(&mut self.engine, self.qp, PEER, &numbers);
+        assert_eq!(led, Ok(()));
     }
 
     /// Take private data of a peer like us, one byte of it changed.
     fn adopt(&mut self, at: u8, byte: u8, what: u8) {
         let theirs = Region {
-            memory: Guarded::new(self.settings.region_bytes()),
+            memory: Ram(Arc::new(Guarded::new(self.settings.region_bytes()))),
             address: 1 << 40,
             rkey: 9,
             length: self.settings.region_bytes(),
@@ -558,9 +478,9 @@ impl World {
         let mut got = 0;
         let mut link = self.link.lock();
         let readable = link.core.receive_ring.available();
-        let mut copy = |memory: &Guarded, at: usize, length: usize| {
+        let mut copy = |memory: &Ram, at: usize, length: usize| {
             let mut room = vec![0; length];
-            Memory::read(memory, at, &mut room);
+            memory.0.read(at, &mut room);
             got += length;
         };
         link.core.receive_into(wanted, peek, &mut copy);
@@ -614,7 +534,7 @@ impl World {
         }
         assert!(released >= 1, "the first region at least");
         drop(link);
-        assert!(self.regions.iter().all(|one| one.memory.is_guarded()));
+        assert!(self.regions.iter().all(|one| one.memory.0.is_whole()));
     }
 }
 
@@ -637,28 +557,8 @@ fn settings(choices: u8) -> StreamSettings {
     }
 }
 
-fn region(
-    engine: &mut Engine,
-    regions: &mut Vec<Region<Guarded>>,
-    length: usize,
-) -> Region<Guarded> {
-    let memory = Guarded::new(length);
-    let address = ADDRESS + regions.len() as u64 * STRIDE;
-    let registration = Registration {
-        memory: Arc::new(memory.clone()),
-        length: length as u64,
-        is_readonly: false,
-        address: address.into(),
-        access: WRITE_ACCESS,
-    };
-    let made = engine.shared.keys.register(1, registration, None);
-    let (_, rkey) = made.expect("a fresh key");
-    let made = Region {
-        memory,
-        address,
-        rkey,
-        length,
-    };
+fn region(engine: &mut Engine, regions: &mut Vec<Region<Ram>>, length: usize) -> Region<Ram> {
+    let made = streams::region(engine, length, ADDRESS + regions.len() as u64 * STRIDE);
     regions.push(made.clone());
     made
 }

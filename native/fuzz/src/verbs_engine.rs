@@ -5,36 +5,27 @@
 //! most once, and once when its queue pair has ended; what is sent ends.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arbitrary::{Arbitrary, Unstructured};
 use urds_verbs::Engine;
-use urds_verbs::attributes::{self, Attributes, Cap, FIELDS, Link};
-use urds_verbs::keys::{Domain, Registration};
-use urds_verbs::memory::Memory;
-use urds_verbs::numbers::{Kind, Opcode, QpKind, QpState};
+use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
+use urds_verbs::numbers::{Kind, Opcode, QpKind};
 use urds_verbs::packets::{self, Packet};
 use urds_verbs::queue_pair::{QueuePair, Setup};
 use urds_verbs::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
+
+use crate::streams::queue_pairs::{EVERYTHING, Guarded, lead, link_of, register, route_of, setup};
 
 const STEPS_MAX: usize = 60;
 /// Packets that one step may cause, at most: some answers to each read, and requests again.
 const PACKETS_MAX: usize = 4096;
 const ADDRESS: u64 = 0x1000;
 const BYTES: usize = 512;
-const GUARD_BYTES: usize = 64;
-const GUARD: u8 = 0xA5;
 const MTU_BYTES: u32 = 64;
 const QPN: u32 = 16;
-const PEER_QPN: u32 = 17;
-const PEER: Route = Route {
-    gid: [17; 16],
-    port: 0,
-};
-const PD: Domain = Domain {
-    own: 1,
-    outer: None,
-};
+const PEER_QPN: u8 = 17;
+const PEER: Route = route_of(PEER_QPN);
 const CAP: Cap = Cap {
     max_send_wr: 16,
     max_recv_wr: 16,
@@ -42,8 +33,7 @@ const CAP: Cap = Cap {
     max_recv_sge: 2,
     max_inline_data: 64,
 };
-const LOCAL_WRITE: u32 = 1;
-const EVERYTHING: u32 = 31;
+const LOCAL_WRITE: i64 = 1;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step<'a> {
@@ -77,36 +67,8 @@ struct Fields {
     extra: u8,
 }
 
-/// Memory between guards.
-struct Guarded(Mutex<Vec<u8>>);
-
-impl Guarded {
-    fn new() -> Arc<Self> {
-        let mut bytes = vec![GUARD; BYTES + 2 * GUARD_BYTES];
-        bytes[GUARD_BYTES..][..BYTES].fill(0);
-        Arc::new(Self(Mutex::new(bytes)))
-    }
-
-    fn content(&self) -> Vec<u8> {
-        self.0.lock().map_or_else(|_| Vec::new(), |it| it.clone())
-    }
-}
-
-impl Memory for Guarded {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        to.copy_from_slice(&self.content()[GUARD_BYTES + at..][..to.len()]);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        if let Ok(mut bytes) = self.0.lock() {
-            bytes[GUARD_BYTES + at..][..from.len()].copy_from_slice(from);
-        }
-    }
-}
-
 struct World {
     engine: Engine,
-    kind: QpKind,
     qp: u32,
     cq: u32,
     /// What peers may write, and what they may not.
@@ -143,18 +105,11 @@ impl World {
     fn new(choices: u8) -> Self {
         let mut engine = Engine::new(None, false);
         let cq = engine.completion_queue(4096, false).unwrap_or(0);
-        let memory = [Guarded::new(), Guarded::new()];
+        let memory = [(); 2].map(|()| Arc::new(Guarded::new(BYTES)));
         let (mut identities, mut keys) = ([0; 2], [0; 2]);
         for (place, access) in [EVERYTHING, LOCAL_WRITE].into_iter().enumerate() {
-            let registration = Registration {
-                memory: memory[place].clone(),
-                length: BYTES as u64,
-                is_readonly: false,
-                address: i128::from(ADDRESS),
-                access: i64::from(access),
-            };
-            let made = engine.shared.keys.register(1, registration, None);
-            (identities[place], keys[place]) = made.expect("a fresh key");
+            let made = register(&mut engine, memory[place].clone(), BYTES, ADDRESS, access);
+            (identities[place], keys[place]) = made;
         }
         let kind = if choices & 1 == 0 {
             QpKind::Rc
@@ -162,27 +117,19 @@ impl World {
             QpKind::Ud
         };
         let srq = (choices & 2 != 0).then(|| engine.receive_queue(16, 2));
+        let link = Link {
+            payload_bytes_max: (choices & 4 != 0).then_some(4 * MTU_BYTES),
+            retries: choices & 8 == 0,
+            acks_wait: choices & 16 != 0,
+            ..link_of(MTU_BYTES)
+        };
         let qp = engine.queue_pair(Setup {
-            qpn: QPN,
             kind,
-            domain: PD,
-            receive_domain: PD,
-            send_cq: cq,
-            recv_cq: cq,
             srq,
-            cap: CAP,
-            sq_sig_all: true,
-            link: Link {
-                mtu_bytes: MTU_BYTES,
-                payload_bytes_max: (choices & 4 != 0).then_some(4 * MTU_BYTES),
-                retries: choices & 8 == 0,
-                acks_wait: choices & 16 != 0,
-            },
-            gid: [16; 16],
+            ..setup(16, cq, CAP, link)
         });
         let mut world = Self {
             engine,
-            kind,
             qp,
             cq,
             private: memory[1].content(),
@@ -200,44 +147,21 @@ impl World {
     }
 
     fn connect(&mut self) {
-        let mut given = Attributes::new(CAP);
-        given.set_numbers(FIELDS.map(|(_, name, _)| match name {
-            "qp_access_flags" => 31,
-            "timeout" => 13,
-            "retry_cnt" | "rnr_retry" => 1,
-            "min_rnr_timer" => 12,
-            "rq_psn" | "sq_psn" => 0xFF_FFFE,
-            "max_rd_atomic" | "max_dest_rd_atomic" => 4,
-            "dest_qp_num" => i64::from(PEER_QPN),
-            "qkey" => 7,
-            _ => 0,
-        }));
-        given.route = Some(PEER);
+        let numbers = [
+            (Field::AccessFlags, EVERYTHING),
+            (Field::Qkey, 7),
+            (Field::Timeout, 13),
+            (Field::RetryCnt, 1),
+            (Field::RnrRetry, 1),
+            (Field::MinRnrTimer, 12),
+            (Field::RqPsn, 0xFF_FFFE),
+            (Field::SqPsn, 0xFF_FFFE),
+            (Field::MaxRdAtomic, 4),
+            (Field::MaxDestRdAtomic, 4),
+            (Field::DestQpn, PEER_QPN.into()),
+        ];
         (self.expected, self.requested) = (0xFF_FFFE, 0xFF_FFFE);
-        let (init, rtr, rts) = if self.kind == QpKind::Rc {
-            let rtr = attributes::AV | attributes::PATH_MTU | attributes::DEST_QPN;
-            let rts = attributes::SQ_PSN | attributes::MAX_QP_RD_ATOMIC | attributes::RETRY_CNT;
-            (
-                attributes::ACCESS_FLAGS,
-                rtr | attributes::RQ_PSN
-                    | attributes::MAX_DEST_RD_ATOMIC
-                    | attributes::MIN_RNR_TIMER,
-                rts | attributes::RNR_RETRY | attributes::TIMEOUT,
-            )
-        } else {
-            (attributes::QKEY, 0, attributes::SQ_PSN)
-        };
-        let init = init | attributes::PKEY_INDEX | attributes::PORT;
-        for (state, mask) in [
-            (QpState::Init, init),
-            (QpState::Rtr, rtr),
-            (QpState::Rts, rts),
-        ] {
-            given.state = state;
-            let _ = self
-                .engine
-                .modify(self.qp, &given, mask | attributes::STATE);
-        }
+        let _ = lead(&mut self.engine, self.qp, PEER, &numbers);
     }
 
     fn follow(&mut self, step: Step<'_>) {
@@ -323,7 +247,7 @@ impl World {
         packet.swap_mask = !packet.compare_mask;
         packet.boundary = u64::from(fields.place) << 32;
         packet.syndrome = fields.extra;
-        (packet.source_qpn, packet.qkey) = (PEER_QPN, 7);
+        (packet.source_qpn, packet.qkey) = (PEER_QPN.into(), 7);
         if fields.extra & 2 != 0 {
             let acknowledged = self.requested + i64::from(fields.msn % 4);
             packet.acknowledged = u32::try_from(acknowledged & 0xFF_FFFF).ok();
@@ -348,7 +272,8 @@ impl World {
     }
 
     fn send(&mut self, opcode: u8, length: u8) {
-        let opcode = Opcode::ALL[usize::from(opcode) % Opcode::ALL.len()];
+        let number = Opcode::NUMBERS[usize::from(opcode) % Opcode::NUMBERS.len()];
+        let opcode = Opcode::of(number.into()).expect("a member");
         let pieces = if opcode.operands().is_empty() {
             self.piece(0, u64::from(length) * 2)
         } else {
@@ -356,7 +281,7 @@ impl World {
         };
         let mut work = SendWork::new(self.id(), opcode, pieces);
         (work.rkey, work.remote_addr) = (self.keys[0], ADDRESS + 256);
-        (work.route, work.remote_qpn, work.remote_qkey) = (Some(PEER), PEER_QPN, 7);
+        (work.route, work.remote_qpn, work.remote_qkey) = (Some(PEER), PEER_QPN.into(), 7);
         work.invalidate_rkey = self.keys[0];
         let wr_id = work.wr_id;
         let doubts = Doubts::default();
@@ -410,10 +335,7 @@ impl World {
     fn end(&mut self) {
         self.fail_and_drain();
         assert_eq!(self.memory[1].content(), self.private, "without a right");
-        let bytes = self.memory[0].content();
-        let guards = bytes[..GUARD_BYTES]
-            .iter()
-            .chain(&bytes[GUARD_BYTES + BYTES..]);
-        assert!({ guards }.all(|byte| *byte == GUARD), "out of range");
+        let are_whole = self.memory.iter().all(|memory| memory.is_whole());
+        assert!(are_whole, "out of range");
     }
 }

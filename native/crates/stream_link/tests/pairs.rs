@@ -1,27 +1,26 @@
 //! Two streams on two engines: bytes come whole and in order, and hostile words cut.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex as StdMutex};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use urds_stream::{Region, Shut, StreamCore, StreamSettings};
+use urds_stream::{Shut, StreamCore, StreamSettings};
 use urds_stream_link::{Attention, ENDED, Link, News, READABLE, SendContent, SharedLink, WRITABLE};
 use urds_stream_link::{attach, post_pending, send};
 use urds_verbs::Engine;
-use urds_verbs::attributes::{self, Attributes, Cap, FIELDS};
+use urds_verbs::attributes::{Cap, Field};
 use urds_verbs::consumer::{Post, PostKind};
-use urds_verbs::keys::{Domain, Registration};
-use urds_verbs::memory::{Extent, Memory, Payload};
-use urds_verbs::numbers::{QpKind, QpState};
+use urds_verbs::memory::{Extent, Payload};
 use urds_verbs::packets::{self, Packet};
-use urds_verbs::queue_pair::{Outlet, Setup};
+use urds_verbs::queue_pair::Outlet;
 use urds_verbs::work::Route;
 
-const PD: Domain = Domain {
-    own: 1,
-    outer: None,
-};
+mod support;
+
+use support::queue_pairs::{Guarded, lead, link_of, route_of, setup};
+use support::{Ram, WRITE_ACCESS, region};
+
 const CAP: Cap = Cap {
     max_send_wr: 64,
     max_recv_wr: 0,
@@ -30,30 +29,6 @@ const CAP: Cap = Cap {
     max_inline_data: 0,
 };
 const ADDRESS: u64 = 0x1_0000;
-
-/// Memory of a stream, which the engine writes.
-#[derive(Clone)]
-struct Ram(Arc<StdMutex<Vec<u8>>>);
-
-impl urds_stream::Memory for Ram {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        to.copy_from_slice(&self.0.lock().expect("whole")[at..at + to.len()]);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        self.0.lock().expect("whole")[at..at + from.len()].copy_from_slice(from);
-    }
-}
-
-impl Memory for Ram {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        urds_stream::Memory::read(self, at, to);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        urds_stream::Memory::write(self, at, from);
-    }
-}
 
 /// Packets under way, which find room or not.
 #[derive(Default)]
@@ -86,33 +61,12 @@ struct Side {
 }
 
 impl Side {
-    fn new(qpn: u32, settings: StreamSettings) -> Self {
+    fn new(qpn: u8, settings: StreamSettings) -> Self {
         let mut engine = Engine::new(None, false);
         let cq = engine.completion_queue(1, false).expect("one entry");
-        let route = Route {
-            gid: [u8::try_from(qpn).expect("small"); 16],
-            port: 0,
-        };
-        let number = engine.queue_pair(Setup {
-            qpn,
-            kind: QpKind::Rc,
-            domain: PD,
-            receive_domain: PD,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            cap: CAP,
-            sq_sig_all: true,
-            link: attributes::Link {
-                mtu_bytes: 4096,
-                payload_bytes_max: None,
-                retries: true,
-                acks_wait: false,
-            },
-            gid: route.gid,
-        });
+        let number = engine.queue_pair(setup(qpn, cq, CAP, link_of(4096)));
         let news = Arc::new(News::default());
-        let attention = Arc::new(Attention::new(qpn, Arc::clone(&news)));
+        let attention = Arc::new(Attention::new(qpn.into(), Arc::clone(&news)));
         let address = ADDRESS;
         let mut made = Self {
             link: Arc::new(Mutex::new(Link::new(
@@ -128,7 +82,7 @@ impl Side {
             attention,
             news,
             wire: Wire::default(),
-            route,
+            route: route_of(qpn),
             address,
         };
         attach(&mut made.engine, number, &made.link).expect("in RESET");
@@ -136,30 +90,14 @@ impl Side {
     }
 
     fn lead(&mut self, peer: Route, peer_qpn: i64) {
-        let mut given = Attributes::new(CAP);
-        let numbers = FIELDS.map(|(_, name, _)| match name {
-            "qp_access_flags" => 3,
-            "rnr_retry" => 7,
-            "min_rnr_timer" => 12,
-            "dest_qp_num" => peer_qpn,
-            _ => 0,
-        });
-        given.set_numbers(numbers);
-        given.route = Some(peer);
-        let init = attributes::PKEY_INDEX | attributes::PORT | attributes::ACCESS_FLAGS;
-        let rtr = attributes::AV | attributes::PATH_MTU | attributes::DEST_QPN | attributes::RQ_PSN;
-        let rtr = rtr | attributes::MAX_DEST_RD_ATOMIC | attributes::MIN_RNR_TIMER;
-        let rts = attributes::SQ_PSN | attributes::MAX_QP_RD_ATOMIC | attributes::RETRY_CNT;
-        let rts = rts | attributes::RNR_RETRY | attributes::TIMEOUT;
-        for (state, mask) in [
-            (QpState::Init, init),
-            (QpState::Rtr, rtr),
-            (QpState::Rts, rts),
-        ] {
-            given.state = state;
-            let mask = mask | attributes::STATE;
-            assert_eq!(self.engine.modify(self.number, &given, mask), Ok(()));
-        }
+        let numbers = [
+            (Field::AccessFlags, WRITE_ACCESS),
+            (Field::RnrRetry, 7),
+            (Field::MinRnrTimer, 12),
+            (Field::DestQpn, peer_qpn),
+        ];
+        let led = lead(&mut self.engine, self.number, peer, &numbers);
+        assert_eq!(led, Ok(()));
     }
 
     fn send(&mut self, bytes: &[u8]) -> usize {
@@ -195,25 +133,6 @@ impl Side {
         }
         post_pending(&mut self.engine, self.number, &self.link, &mut self.wire);
         got
-    }
-}
-
-fn region(engine: &mut Engine, length: usize, address: u64) -> Region<Ram> {
-    let memory = Ram(Arc::new(StdMutex::new(vec![0; length])));
-    let registration = Registration {
-        memory: Arc::new(memory.clone()),
-        length: length as u64,
-        is_readonly: false,
-        address: i128::from(address),
-        access: 3,
-    };
-    let keys = &mut engine.shared.keys;
-    let (_, rkey) = keys.register(1, registration, None).expect("a fresh key");
-    Region {
-        memory,
-        address,
-        rkey,
-        length,
     }
 }
 
@@ -411,8 +330,8 @@ proptest! {
     fn bytes_of_a_buffer_are_copied_from_where_they_lie(at in 0..1000usize, length in 1..50_000usize) {
         let mut sides = pair(StreamSettings::default());
         exchange(&mut sides);
-        let memory = Ram(Arc::new(StdMutex::new(pattern(0, at + length))));
-        let extent = Extent { memory: Arc::new(memory), at, length };
+        let memory = Arc::new(Guarded::holding(&pattern(0, at + length)));
+        let extent = Extent { memory, at, length };
         let side = &mut sides[0];
         let content = SendContent::Memory(extent);
         let taken = send(

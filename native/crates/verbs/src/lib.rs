@@ -28,6 +28,3 @@ pub mod unanswered;
 pub mod work;
 
 pub use engine::Engine;
-
-#[cfg(test)]
-mod engine_tests;

@@ -11,14 +11,18 @@ use urds_channel::channel_memory::{ChannelMemory, FILE_BYTES};
 use urds_channel::sys::area::{self, Area};
 use urds_channel::sys::raw;
 use urds_verbs::Engine;
-use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
+use urds_verbs::attributes::{Cap, Field, Link};
 use urds_verbs::errors::Rejected;
-use urds_verbs::keys::{Domain, Registration};
 use urds_verbs::memory::Memory;
-use urds_verbs::numbers::{Opcode, QpKind, QpState};
+use urds_verbs::numbers::Opcode;
 use urds_verbs::queue_pair::Setup;
 use urds_verbs::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
 use urds_verbs_shm::{Channels, PLACED_BYTES_MIN};
+
+#[path = "../../../verbs/tests/support/mod.rs"]
+mod queue_pairs;
+
+use queue_pairs::{lead, link_of, register, setup};
 
 pub const GIDS: [[u8; 16]; 2] = [[0xFD; 16], [0xFE; 16]];
 pub const MTU_BYTES: u32 = 32 << 10;
@@ -29,7 +33,6 @@ pub const GUARD_BYTES: usize = 8192;
 const CONTROL_BYTES: usize = 4096;
 /// What peers call the first byte of the region.
 pub const ADDRESS: u64 = 0x10_0000;
-const DOMAIN: u64 = 7;
 
 /// Memory that a peer may map.
 pub struct Ram(pub Area);
@@ -66,14 +69,8 @@ fn ram() -> (i32, Arc<Ram>) {
     (file, Arc::new(Ram(area)))
 }
 
-fn qpn(side: usize) -> u32 {
-    0x10 + u32::try_from(side).unwrap()
-}
-
-fn set(given: &mut Attributes, field: Field, value: i64) {
-    let mut numbers = *given.numbers();
-    numbers[field as usize] = value;
-    given.set_numbers(numbers);
+fn qpn(side: usize) -> u8 {
+    0x10 + u8::try_from(side).unwrap()
 }
 
 impl End {
@@ -87,42 +84,17 @@ impl End {
             max_recv_sge: 2,
             max_inline_data: 256,
         };
-        let domain = Domain {
-            own: DOMAIN,
-            outer: None,
-        };
         let link = Link {
-            mtu_bytes,
             payload_bytes_max: Some(256 << 10),
-            acks_wait: false,
-            retries: true,
+            ..link_of(mtu_bytes)
         };
         let number = engine.queue_pair(Setup {
-            qpn: qpn(side),
-            kind: QpKind::Rc,
-            domain,
-            receive_domain: domain,
-            send_cq: queue,
-            recv_cq: queue,
-            srq: None,
-            cap,
             sq_sig_all: false,
-            link,
             gid: GIDS[side],
+            ..setup(qpn(side), queue, cap, link)
         });
         let (file, memory) = ram();
-        let registration = Registration {
-            memory: memory.clone(),
-            length: REGION_BYTES as u64,
-            is_readonly: false,
-            address: i128::from(ADDRESS),
-            access: 15,
-        };
-        let (_, key) = engine
-            .shared
-            .keys
-            .register(DOMAIN, registration, None)
-            .unwrap();
+        let (_, key) = register(&mut engine, memory.clone(), REGION_BYTES, ADDRESS, 15);
         let mut end = Self {
             engine,
             channels: Channels::new(GIDS[side], mtu_bytes as usize, PLACED_BYTES_MIN),
@@ -134,48 +106,27 @@ impl End {
             peer_gid: GIDS[1 - side],
             done: Vec::new(),
         };
-        end.connect(side, cap);
+        end.connect(side);
         end
     }
 
-    fn connect(&mut self, side: usize, cap: Cap) {
-        let mut given = Attributes::new(cap);
-        given.state = QpState::Init;
-        set(&mut given, Field::AccessFlags, 15);
-        let mask = attributes::STATE | attributes::PKEY_INDEX | attributes::PORT;
-        let access = attributes::ACCESS_FLAGS;
-        self.engine
-            .modify(self.number, &given, mask | access)
-            .unwrap();
-        given.state = QpState::Rtr;
-        given.route = Some(Route {
+    fn connect(&mut self, side: usize) {
+        let numbers = [
+            (Field::AccessFlags, 15),
+            (Field::DestQpn, qpn(1 - side).into()),
+            (Field::MaxRdAtomic, 16),
+            (Field::MaxDestRdAtomic, 16),
+            (Field::MinRnrTimer, 1),
+            (Field::RnrRetry, 7),
+            // The last PSNs before they come round.
+            (Field::RqPsn, 0xFF_FFF0),
+            (Field::SqPsn, 0xFF_FFF0),
+        ];
+        let peer = Route {
             gid: self.peer_gid,
             port: 0,
-        });
-        set(&mut given, Field::DestQpn, i64::from(qpn(1 - side)));
-        set(&mut given, Field::MaxDestRdAtomic, 16);
-        set(&mut given, Field::MinRnrTimer, 1);
-        // The last PSNs before they come round.
-        set(&mut given, Field::RqPsn, 0xFF_FFF0);
-        let mask = attributes::STATE
-            | attributes::AV
-            | attributes::PATH_MTU
-            | attributes::DEST_QPN
-            | attributes::RQ_PSN
-            | attributes::MAX_DEST_RD_ATOMIC
-            | attributes::MIN_RNR_TIMER;
-        self.engine.modify(self.number, &given, mask).unwrap();
-        given.state = QpState::Rts;
-        set(&mut given, Field::SqPsn, 0xFF_FFF0);
-        set(&mut given, Field::MaxRdAtomic, 16);
-        set(&mut given, Field::RnrRetry, 7);
-        let mask = attributes::STATE
-            | attributes::SQ_PSN
-            | attributes::TIMEOUT
-            | attributes::RETRY_CNT
-            | attributes::RNR_RETRY
-            | attributes::MAX_QP_RD_ATOMIC;
-        self.engine.modify(self.number, &given, mask).unwrap();
+        };
+        lead(&mut self.engine, self.number, peer, &numbers).unwrap();
     }
 
     pub fn piece(&self, at: usize, length: usize) -> Pieces {

@@ -5,27 +5,28 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::Engine;
-use crate::attributes::{self, Attributes, Cap, FIELDS, Link};
-use crate::consumer::{Consumer, End, Part, Post, PostKind, Refused};
-use crate::keys::{Domain, Registration};
-use crate::memory::{Memory, Payload};
-use crate::numbers::{Kind, Opcode, QpKind, QpState, Status, WcOpcode};
-use crate::packets::{LAST, PLACED, Packet};
-use crate::queue_pair::{Outlet, Placing, QueuePair, Setup};
-use crate::work::{Completion, Doubts, Event, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
+use urds_verbs::Engine;
+use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
+use urds_verbs::consumer::{Consumer, End, Part, Post, PostKind, Refused};
+use urds_verbs::memory::{Memory, Payload};
+use urds_verbs::numbers::{Kind, Opcode, QpState, Status, WcOpcode};
+use urds_verbs::packets::{LAST, PLACED, Packet};
+use urds_verbs::queue_pair::{Outlet, Placing, QueuePair, Setup};
+use urds_verbs::work::{
+    Completion, Doubts, Event, Opcoded, Piece, Pieces, RecvWork, Route, SendWork,
+};
+
+mod support;
+
+use support::{EVERYTHING, Guarded, lead, link_of, register, route_of, setup};
 
 const ADDRESS: u64 = 0x1000;
 const BYTES: usize = 512;
-const GUARD: usize = 64;
-const PD: Domain = Domain {
-    own: 1,
-    outer: None,
-};
+const MTU_BYTES: u32 = 64;
 const CAP: Cap = Cap {
     max_send_wr: 16,
     max_recv_wr: 16,
@@ -33,50 +34,6 @@ const CAP: Cap = Cap {
     max_recv_sge: 2,
     max_inline_data: 64,
 };
-
-/// A buffer with guards before and behind the region.
-struct Guarded(Mutex<Vec<u8>>);
-
-impl Memory for Guarded {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        let bytes = self.0.lock().expect("no test panics with it");
-        to.copy_from_slice(&bytes[GUARD + at..][..to.len()]);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        let mut bytes = self.0.lock().expect("no test panics with it");
-        bytes[GUARD + at..][..from.len()].copy_from_slice(from);
-    }
-}
-
-impl Guarded {
-    fn is_whole(&self) -> bool {
-        let bytes = self.0.lock().expect("no test panics with it");
-        let guards = bytes[..GUARD].iter().chain(&bytes[GUARD + BYTES..]);
-        guards.copied().all(|byte| byte == 0xA5)
-    }
-}
-
-fn setup(qpn: u32, cq: u32, route: Route, acks_wait: bool) -> Setup {
-    Setup {
-        qpn,
-        kind: QpKind::Rc,
-        domain: PD,
-        receive_domain: PD,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        cap: CAP,
-        sq_sig_all: true,
-        link: Link {
-            mtu_bytes: 64,
-            payload_bytes_max: None,
-            retries: true,
-            acks_wait,
-        },
-        gid: route.gid,
-    }
-}
 
 struct Side {
     engine: Engine,
@@ -88,66 +45,41 @@ struct Side {
 }
 
 impl Side {
-    fn new(qpn: u32, acks_wait: bool) -> Self {
+    fn new(qpn: u8, acks_wait: bool) -> Self {
         let mut engine = Engine::new(None, false);
-        let mut bytes = vec![0xA5; BYTES + 2 * GUARD];
-        bytes[GUARD..GUARD + BYTES].fill(0);
-        let memory = Arc::new(Guarded(Mutex::new(bytes)));
-        let registration = Registration {
-            memory: memory.clone(),
-            length: BYTES as u64,
-            is_readonly: false,
-            address: i128::from(ADDRESS),
-            access: 31,
-        };
-        let keys = &mut engine.shared.keys;
-        let (_, key) = keys.register(1, registration, None).expect("a fresh key");
+        let memory = Arc::new(Guarded::new(BYTES));
+        let (_, key) = register(&mut engine, memory.clone(), BYTES, ADDRESS, EVERYTHING);
         let cq = engine.completion_queue(64, false).expect("64 entries");
-        let route = Route {
-            gid: [u8::try_from(qpn).expect("a small number"); 16],
-            port: 0,
+        let link = Link {
+            acks_wait,
+            ..link_of(MTU_BYTES)
         };
-        let qp = engine.queue_pair(setup(qpn, cq, route, acks_wait));
+        let qp = engine.queue_pair(setup(qpn, cq, CAP, link));
         Self {
             engine,
             qp,
             cq,
             key,
             memory,
-            route,
+            route: route_of(qpn),
         }
     }
 
     fn lead(&mut self, peer: &Self, peer_qpn: i64, timeout: i64) {
-        let mut given = Attributes::new(CAP);
-        let numbers = FIELDS.map(|(_, name, _)| match name {
-            "qp_access_flags" => 31,
-            "timeout" => timeout,
-            "retry_cnt" | "rnr_retry" => 1,
-            "min_rnr_timer" => 12,
-            "rq_psn" | "sq_psn" => 0xFF_FFFE,
-            "max_rd_atomic" | "max_dest_rd_atomic" => 4,
-            "dest_qp_num" => peer_qpn,
-            _ => 0,
-        });
-        given.set_numbers(numbers);
-        given.route = Some(peer.route);
-        let init = attributes::PKEY_INDEX | attributes::PORT | attributes::ACCESS_FLAGS;
-        let rtr = attributes::AV | attributes::PATH_MTU | attributes::DEST_QPN | attributes::RQ_PSN;
-        let rtr = rtr | attributes::MAX_DEST_RD_ATOMIC | attributes::MIN_RNR_TIMER;
-        let rts = attributes::SQ_PSN | attributes::MAX_QP_RD_ATOMIC | attributes::RETRY_CNT;
-        let rts = rts | attributes::RNR_RETRY | attributes::TIMEOUT;
-        for (state, mask) in [
-            (QpState::Init, init),
-            (QpState::Rtr, rtr),
-            (QpState::Rts, rts),
-        ] {
-            given.state = state;
-            let result = self
-                .engine
-                .modify(self.qp, &given, mask | attributes::STATE);
-            assert_eq!(result, Ok(()));
-        }
+        let numbers = [
+            (Field::AccessFlags, EVERYTHING),
+            (Field::Timeout, timeout),
+            (Field::RetryCnt, 1),
+            (Field::RnrRetry, 1),
+            (Field::MinRnrTimer, 12),
+            (Field::RqPsn, 0xFF_FFFE),
+            (Field::SqPsn, 0xFF_FFFE),
+            (Field::MaxRdAtomic, 4),
+            (Field::MaxDestRdAtomic, 4),
+            (Field::DestQpn, peer_qpn),
+        ];
+        let led = lead(&mut self.engine, self.qp, peer.route, &numbers);
+        assert_eq!(led, Ok(()));
     }
 
     fn piece(&self, offset: u64, length: i64) -> Pieces {
@@ -451,9 +383,11 @@ impl Outlet for Narrow {
 fn queue_pairs_that_share_a_narrow_path_send_alike() {
     let (mut left, right) = (Side::new(16, false), Side::new(17, false));
     for index in 0..3 {
-        left.qp = left
-            .engine
-            .queue_pair(setup(20 + index, left.cq, left.route, false));
+        let setup = Setup {
+            gid: left.route.gid,
+            ..setup(20 + index, left.cq, CAP, link_of(MTU_BYTES))
+        };
+        left.qp = left.engine.queue_pair(setup);
         left.lead(&right, 100 + i64::from(index), 13);
         for _ in 0..12 {
             left.post(Opcode::Send, 8, 0);
