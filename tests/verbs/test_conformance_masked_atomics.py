@@ -2,9 +2,20 @@
 
 import pytest
 
-from tests.verbs.conformance import EVERYTHING, REGION_BYTES, Pair, World, refuses, shows
-from tests.verbs.test_conformance_atomics import CELL_BYTES, CELL_MAX, aligned, cell_of, set_cell
-from urds.verbs import AccessFlag, AsyncEventType, VerbsPostError, WCOpcode, WCStatus, WROpcode
+from tests.verbs.conformance import Pair, World, shows
+from tests.verbs.conformance_cells import (
+    CELL_BYTES,
+    CELL_MAX,
+    INVALID,
+    access_of,
+    cell_of,
+    check_closed,
+    check_invalid,
+    check_result,
+    pair_with,
+    set_cell,
+)
+from urds.verbs import AccessFlag, AsyncEventType, VerbsPostError, WCStatus, WROpcode
 
 SWAP = WROpcode.MASKED_ATOMIC_CMP_AND_SWP
 ADD = WROpcode.MASKED_ATOMIC_FETCH_AND_ADD
@@ -14,14 +25,7 @@ LOW, HIGH = 0xFFFF_FFFF, 0xFFFF_FFFF << 32
 
 
 def pair_of(world: World, **keywords: AccessFlag) -> Pair | None:
-    """Return a pair; without masked operations show that they are refused."""
-    pair = world.pair(**keywords)
-    if not world.lacks("masked_atomics"):
-        return pair
-    for opcode in BOTH:
-        refuses(lambda opcode=opcode: pair.left.post(opcode, to=pair.right.mr))
-    assert pair.right.mr.read(CELL_BYTES) == bytes(CELL_BYTES)
-    return None
+    return pair_with(world, "masked_atomics", BOTH, **keywords)
 
 
 @shows(SWAP, ADD, WCStatus.SUCCESS)
@@ -47,14 +51,7 @@ def test_a_masked_operation_returns_the_value_before(
     if (pair := pair_of(world)) is None:
         return
     left, right = pair.left, pair.right
-    set_cell(right.mr, before, 24)
-    left.post(opcode, CELL_BYTES, offset=16, to=right.mr, at=24, **operands)
-    wc = left.sent()[0]
-    expected = WCOpcode.COMP_SWAP if opcode is SWAP else WCOpcode.FETCH_ADD
-    assert (wc.status, wc.opcode, wc.byte_len) == (WCStatus.SUCCESS, expected, CELL_BYTES)
-    assert (cell_of(left.mr, 16), cell_of(right.mr, 24)) == (before, after)
-    assert right.mr.read(24) == bytes(24)
-    assert right.mr.read(8, 32) == bytes(8)
+    check_result(pair, opcode, before, after, **operands)
     # Each test shows both: the other one adds nothing and swaps nothing.
     other = ADD if opcode is SWAP else SWAP
     left.post(other, CELL_BYTES, to=right.mr, at=24, compare_add=0, swap_mask=0)
@@ -81,35 +78,18 @@ def test_counters_of_one_cell_stay_apart(world: World) -> None:
 
 @shows(WCStatus.REM_INV_REQ_ERR, AsyncEventType.QP_REQ_ERR)
 @pytest.mark.parametrize("opcode", BOTH)
-@pytest.mark.parametrize("fault", ["rights of the queue pair", "unaligned"])
+@pytest.mark.parametrize("fault", INVALID)
 def test_what_is_no_valid_masked_request(world: World, opcode: WROpcode, fault: str) -> None:
-    access = EVERYTHING if fault == "unaligned" else EVERYTHING & ~AccessFlag.REMOTE_ATOMIC
-    if (pair := pair_of(world, access=access)) is None:
-        return
-    at = 8 - pair.right.mr.buf % 8 + (3 if fault == "unaligned" else 0)
-    pair.left.post(opcode, CELL_BYTES, to=pair.right.mr, at=at, compare_mask=0, swap=1)
-    assert pair.left.ended() == [WCStatus.REM_INV_REQ_ERR]
-    pair.right.event(AsyncEventType.QP_REQ_ERR)
-    assert pair.right.mr.read() == bytes(REGION_BYTES)
+    if (pair := pair_of(world, access=access_of(fault))) is not None:
+        check_invalid(pair, opcode, fault, compare_mask=0, swap=1)
 
 
 @shows(WCStatus.REM_ACCESS_ERR, AsyncEventType.QP_ACCESS_ERR)
 @pytest.mark.parametrize("opcode", BOTH)
 @pytest.mark.parametrize("fault", ["rights of the region", "key", "behind"])
 def test_a_masked_operation_needs_the_key(world: World, opcode: WROpcode, fault: str) -> None:
-    if (pair := pair_of(world)) is None:
-        return
-    left, right = pair.left, pair.right
-    mr = right.mr
-    if fault == "rights of the region":
-        access = EVERYTHING & ~AccessFlag.REMOTE_ATOMIC
-        mr = world.memory(right.pd, access=access, address=1 << 20).mr
-    rkey = mr.rkey ^ 0x100 if fault == "key" else mr.rkey
-    address = aligned(mr.buf) + (REGION_BYTES if fault == "behind" else 0)
-    left.post(opcode, CELL_BYTES, rkey=rkey, remote_addr=address, compare_mask=0, swap=1)
-    assert left.ended() == [WCStatus.REM_ACCESS_ERR]
-    right.event(AsyncEventType.QP_ACCESS_ERR)
-    assert mr.read() == bytes(mr.length)
+    if (pair := pair_of(world)) is not None:
+        check_closed(world, pair, opcode, fault, compare_mask=0, swap=1)
 
 
 @pytest.mark.parametrize(
