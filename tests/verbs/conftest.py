@@ -1,4 +1,4 @@
-"""The fixture of the conformance suite: each test runs once per provider."""
+"""Fixtures: the world of the conformance suite, once per provider, and a place over shm0."""
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.verbs.conformance import ROWS, World
+from tests.verbs.shm_world import Side, joined
 
 _HAS_PASSED = pytest.StashKey[bool]()
 
@@ -33,3 +34,18 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             assert made.not_seen(*getattr(request.function, "shows", ())) == []
     finally:
         made.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return where devices of shm meet; nothing is there yet."""
+    return tmp_path / "meet"
+
+
+@pytest.fixture
+def pair(place: Path) -> Iterator[tuple[Side, Side]]:
+    """Yield two sides over shm, connected."""
+    left, right = joined(place)
+    yield left, right
+    left.close()
+    right.close()

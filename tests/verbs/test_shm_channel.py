@@ -23,11 +23,6 @@ from urds.verbs.providers.shm.rendezvous import Rendezvous
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
 def pair(place: Path) -> Iterator[tuple[Side, Side]]:
     left, right = joined(place)
     right.receive(8)

@@ -48,11 +48,6 @@ UNKNOWN_PEER = b"s" * 16
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
 def pair(place: Path) -> Iterator[tuple[Side, Side]]:
     """Yield a pair whose left side lies: its channel is written to by hand."""
     yield from met(*joined(place, liar=True))

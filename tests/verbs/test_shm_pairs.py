@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -30,19 +29,6 @@ from urds.verbs.providers.shm import open_adapter
 from urds.verbs.providers.shm.channels import MTU_BYTES
 from urds.verbs.providers.shm.rendezvous import Rendezvous
 from urds.verbs.providers.shm.slots import RING_BYTES
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
-def pair(place: Path) -> Iterator[tuple[Side, Side]]:
-    left, right = joined(place)
-    yield left, right
-    left.close()
-    right.close()
 
 
 def fill(side: Side, byte_count: int = BUFFER_BYTES) -> bytes:

@@ -21,11 +21,6 @@ MakePeer = Callable[[str], Peer]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
 def make_peer(place: Path) -> Iterator[MakePeer]:
     peers: list[Peer] = []
 

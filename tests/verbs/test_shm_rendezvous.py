@@ -35,11 +35,6 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
 def holder(place: Path) -> Iterator[Child]:
     child = Child("-c", HOLDER, place)
     assert child.hear() == "ready"

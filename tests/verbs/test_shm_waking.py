@@ -5,7 +5,6 @@ A lost wake-up hides behind the bounded sleep of the progress thread: here that 
 
 import threading
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from weakref import WeakSet
@@ -22,19 +21,6 @@ from urds.verbs.providers.shm import adapter
 @pytest.fixture(autouse=True)
 def _no_net(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "NAP_NS", 3600 * 10**9)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "meet"
-
-
-@pytest.fixture
-def pair(place: Path) -> Iterator[tuple[Side, Side]]:
-    left, right = joined(place)
-    yield left, right
-    left.close()
-    right.close()
 
 
 def test_both_ways_at_once_with_full_rings(place: Path) -> None:
