@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use urds_path::Address;
 
+use crate::quick_hash::QuickHash;
 use crate::waiting::{WaitQueue, Waiters};
 
 /// Messages wait this long for a connection before their peer is absent.
@@ -67,7 +68,7 @@ pub struct SendAccounts {
     aside_bytes: usize,
     rows: Vec<Destination>,
     spare: Vec<DestinationId>,
-    by_peer: HashMap<Address, DestinationId>,
+    by_peer: HashMap<Address, DestinationId, QuickHash>,
     /// The last destination that was looked up.
     last: Option<(Address, DestinationId)>,
     refused: Vec<DestinationId>,
@@ -93,7 +94,7 @@ impl Default for SendAccounts {
             aside_bytes: 0,
             rows: vec![Destination::default()],
             spare: Vec::new(),
-            by_peer: HashMap::new(),
+            by_peer: HashMap::default(),
             last: None,
             refused: Vec::new(),
             refused_apart: Vec::new(),

@@ -11,6 +11,7 @@ use crate::errors::Rejected;
 use crate::external::ExternalId;
 use crate::operations::OperationNotice;
 use crate::plane::Plane;
+use crate::quick_hash::QuickHash;
 use crate::readiness::ReadinessDescriptor;
 use crate::state::{HostId, MailboxId, PathId, State};
 use crate::waiting::{WaitFor, Waiters};
@@ -116,11 +117,11 @@ pub struct Mailbox {
     pub operations_ended: u64,
     /// Ends of operations to be reported to the application.
     pub notices: VecDeque<OperationNotice>,
-    pub routes: HashMap<Address, Route>,
+    pub routes: HashMap<Address, Route, QuickHash>,
     /// The route that was looked up last.
     pub(crate) last_route: Option<(Address, Route)>,
     /// Destinations of messages since the routes changed: a send to one needs fewer checks.
-    flows: HashSet<SocketAddress>,
+    flows: HashSet<SocketAddress, QuickHash>,
     last_flow: Option<SocketAddress>,
     /// Peers whose messages were dropped: the next send to each fails, once.
     pub failed: HashSet<Address>,
@@ -170,9 +171,9 @@ impl Mailbox {
             operation_waiters: Waiters::default(),
             operations_ended: 0,
             notices: VecDeque::new(),
-            routes: HashMap::new(),
+            routes: HashMap::default(),
             last_route: None,
-            flows: HashSet::new(),
+            flows: HashSet::default(),
             last_flow: None,
             failed: HashSet::new(),
             notice_groups: 0,
