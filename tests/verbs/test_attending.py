@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.waiting import settled
 from tests.verbs.pair import End, connect
 from urds.common import progress
 from urds.verbs import CompChannel, Context, RecvWR, SendWR
@@ -90,6 +92,29 @@ def test_who_waits_inside_of_an_attended_device_is_served(pair: tuple[End, End])
         left.send(number, b"12345678")
         right.cq.wait_for(1, PATIENCE_S)
         left.cq.wait_for(1, PATIENCE_S)
+
+
+def test_who_asks_late_takes_no_doorbell_from_who_leads(pair: tuple[End, End]) -> None:
+    """Two threads found that the progress thread leads, and one of them leads by now."""
+    left, right = pair
+    adapter: Any = right.adapter
+    if not adapter.has_native_waits:
+        pytest.skip("no thread waits in the engine")
+    engine = adapter.channel_engine
+    engine.nap_ns = HOUR_S * 10**9
+    with adapter.lock:
+        adapter.add_external_waiter()
+    right.qp.post_recv(RecvWR(0, [right.mr.sge(0, 8)]))
+    waiter = threading.Thread(target=right.cq.wait_for, args=(1, PATIENCE_S), daemon=True)
+    waiter.start()
+    assert settled(lambda: engine.sleepers == 1)
+    adapter.loop.yield_lead()
+    sender: Any = left.adapter
+    rung = sender.channel_counters().doorbells_rung
+    left.send(0, b"12345678")
+    assert sender.channel_counters().doorbells_rung == rung + 1
+    waiter.join(PATIENCE_S)
+    assert not waiter.is_alive()
 
 
 def test_the_thread_takes_over_from_who_waited_inside(pair: tuple[End, End]) -> None:

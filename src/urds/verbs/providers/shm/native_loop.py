@@ -170,7 +170,10 @@ class NativeLoop(ProgressLoop):
         with self._lock:
             if self.is_closed:
                 return
-            self._take_lead()
+            if self.leader is self._thread_leads:
+                self._take_lead()
+            else:  # another thread has it, whose doorbells stay armed, or a handler cut this short
+                self._engine.take_from_thread()
             if self._external_count:
                 self._engine.want(True)  # it leads again behind the last one
             else:
