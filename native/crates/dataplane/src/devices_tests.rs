@@ -123,18 +123,28 @@ fn take(plane: &Plane, mailbox: MailboxId) -> Option<u8> {
     taken.expect("it is open")
 }
 
+/// Ends the progress thread of a plane, also after a panic.
+struct Over<'a>(&'a Plane, &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.1.store(true, SeqCst);
+        self.0.wake();
+    }
+}
+
 /// Run the progress thread of a plane until the work is done.
 fn with_progress_thread(plane: &Plane, work: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
+    let over = Over(plane, &is_over);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(SeqCst) {
                 plane.help(Some(plane.now_ns() + LATE_NS));
             }
         });
+        let _over = over;
         work();
-        is_over.store(true, SeqCst);
-        plane.wake();
     });
 }
 
