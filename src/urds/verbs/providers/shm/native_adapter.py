@@ -92,11 +92,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         self, cq: CompletionQueue, is_ready: Callable[[], bool], timeout_ns: int | None
     ) -> bool:
         """See `Adapter.wait_fed`: the thread sleeps in the engine, and gives the sink its part."""
-        try:
-            return self.loop.wait(is_ready, timeout_ns, cq)
-        except BaseException:
-            self.call_soon(self.finish_pass)  # as in `wait`
-            raise
+        return self.loop.wait(is_ready, timeout_ns, cq)
 
     def _before_sleep(self) -> None:
         with self.guarded():
