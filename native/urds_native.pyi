@@ -651,12 +651,20 @@ class ShmEngine(Engine):
         millisecond: sockets and timers are no channels.
 
         `owner` is the loop of threads that wait: `run_due` for what the engine does not do itself,
-        `yield_lead` where the progress thread leads, `handle_left` where no thread waits any more;
-        each is called without locks. `set` and `doorbell` are the loop's epoll set and an eventfd in it.
+        `yield_lead` where the progress thread leads, `handle_left` where no thread waits any more,
+        `resume` where an exception ends a wait; each is called without locks. `set` and `doorbell` are
+        the loop's epoll set and an eventfd in it.
 
         Writes from `placed_bytes_min` on go into mapped memory without a packet.
 
         Raises as `Engine`.
+        """
+
+    def completion_channel(self, on_taken: Callable[[], object], /) -> CompletionChannel:
+        """Make a completion channel.
+
+        `on_taken` is called, without a lock of the engine, when an event was taken there of which the
+        owner was told. Raises OSError, EIO, after a panic of the engine.
         """
 
     def begin_wait(self, number: int, asks: bool, /) -> None:

@@ -357,7 +357,7 @@ impl State {
         }
     }
 
-    /// The same without devices.
+    /// Return the earliest time at which `serve_due` has work, devices apart.
     pub fn next_due_ns(&mut self) -> Option<u64> {
         let mut earliest = self.ack_deadlines.first_ns();
         if !self.dirty.is_empty() {
@@ -443,7 +443,7 @@ fn sooner(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 }
 
 impl Plane {
-    /// Return the earliest time at which `serve_due` has work. Lock held.
+    /// Return the earliest time at which `serve_due` has work, for devices too. Lock held.
     pub(crate) fn next_due_ns(&self, state: &mut State) -> Option<u64> {
         self.devices.next_due_ns(state.next_due_ns())
     }
