@@ -5,7 +5,7 @@ waits for a device makes its progress itself: it sleeps in the device's epoll se
 what it finds there. A `ProgressLoop` is that set with its handlers, timers and waiting threads.
 
 **Leader and followers.** One at a time, the *leader*, sleeps in the set; other waiters sleep each
-on a condition of its own. A waiter that becomes ready is woken by itself, and a leader that leaves
+on a lock of its own. A waiter that becomes ready is woken by itself, and a leader that leaves
 wakes one to lead.
 
 **The progress thread**, one for all loops of a process, leads where no thread waits and there was
@@ -74,6 +74,7 @@ def unlocked(
     As `threading.Condition` does it: `acquire` may end with the exception of a signal handler both
     with the lock and without.
     """
+    # Held once: what is restored if a handler raises before the lock's own state is stored here.
     state = (1, threading.get_ident())
     try:
         state = lock._release_save()  # type: ignore[attr-defined]  # as threading does
@@ -224,9 +225,8 @@ class Waiter:
     def __init__(self, is_ready: Ready) -> None:
         self.is_ready = is_ready
         self.is_asleep = False
-        self._sleep_lock: threading.Lock | None = (
-            None  # made when it first sleeps; taken while it does
-        )
+        # Made for each sleep, and taken: who releases it wakes the thread.
+        self._sleep_lock: threading.Lock | None = None
 
     def sleep(self, lock: threading.RLock, wait_s: float | None) -> None:
         """Sleep until woken, or for a time; the lock is free meanwhile."""

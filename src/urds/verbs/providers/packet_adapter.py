@@ -1,9 +1,9 @@
 """Adapters of the providers that carry packets: queue pairs, batches, packets, timers, connections.
 
 A provider adds a clock, `_transmit`, names for addresses (`_resolve`, `_claim`, `_release`), and
-calls `_receive` and `_run_timers` inside a `batch`. If its path can be full, `_has_room` reports
-that and `_resume` is called when there is room again. Where the link itself detects that a peer is
-gone, the provider tells `cm`.
+calls `_receive` and `_run_timers` in a batch (`with flushing, batch`). If its path can be full,
+`_has_room` reports that and `_resume` is called when there is room again. Where the link itself
+detects that a peer is gone, the provider tells `cm`.
 
 Owners and sinks may post and call `progress_qp`: within a batch such a call only marks the queue
 pair, and `flush`, at the end of the batch, sends everything. A batch is one pass of the engine, or

@@ -3,9 +3,10 @@
 Between own nodes over a compiled device a connection core has nothing to decide about plain
 messages that follow each other. So whenever nothing else is under way its link gives the numbers
 to a courier (`urds_native.RdmaCourier`), which takes completions and posts frames in the engine,
-without a call of Python. To use the core is to take its lock: `CoreLock` takes the numbers back
-first, so that the core is what it would be without a courier. Where something comes that is the
-core's, the courier stops and leaves its completions to the link. See docs/adr/0044.
+without a call of Python, in whichever thread hears the peer. To use the core is to take its lock:
+`CoreLock` takes the numbers back first, so that the core is what it would be without a courier.
+Where something comes that is the core's, the courier stops and leaves its completions to the link.
+See docs/adr/0044.
 """
 
 from __future__ import annotations

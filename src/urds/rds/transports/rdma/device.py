@@ -1,10 +1,10 @@
 """One open device as all RDS connections of a process share it.
 
 The sink of one completion queue hands the completions of a pass to their links, which then do the
-work that follows. The progress thread leads the device: a thread that waits for a
-message sleeps on the plane's descriptors, and counts as attending here. Where there are couriers
-it also hears the peers there, see `courier`. A fault in a link's work costs its connection; the
-progress thread goes on for the others.
+work that follows. The progress thread leads the device, since a thread that waits for a message
+sleeps on the plane's descriptors: the device counts it as an external waiter. Where there are
+couriers that thread also hears the peers there, see `courier`. A fault in a link's work costs its
+connection; the progress thread goes on for the others.
 
 Everything needs the adapter's lock, unless it says otherwise.
 """

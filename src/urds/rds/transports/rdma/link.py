@@ -176,7 +176,7 @@ class Link:
             self._hold(paused_slot)
 
     def _handle_courier(self) -> None:
-        """Do what a courier leaves: pause."""
+        """Do what a courier leaves: what it has stopped at, or a pause."""
         if self._courier is not None:
             self.finish_pass()
 

@@ -64,7 +64,7 @@ class NativeLoop(ProgressLoop):
 
     _engine: Any = None
     _wait_count = 0
-    _left = -1  # tells what the threads of a plane leave to Python
+    _left = -1  # descriptor on which threads of a plane tell that they leave something to Python
 
     def use(self, engine: Any, on_sleep: Call, look: Callable[[Any], None]) -> None:
         """Use the engine of the device; with the lock held, before any thread waits.
@@ -114,8 +114,9 @@ class NativeLoop(ProgressLoop):
     def wait(self, is_ready: Ready, timeout_ns: int | None, fed: Any = None) -> bool:
         """See `ProgressLoop.wait`; `is_ready` is asked at the end of each pass and `tell`.
 
-        With `fed`, a queue with a sink, also when that was given something; for who waits for
-        nothing that is not told.
+        With `fed`, a queue with a sink, the thread also wakes for what completes there, gives it to
+        the sink and asks. It is for waits that end by the sink or by `tell`: memory that a peer
+        writes without a completion is not looked at.
         """
         with self._lock:
             if is_ready():
