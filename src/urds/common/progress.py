@@ -341,11 +341,6 @@ class ProgressLoop:
 
     # -- descriptors, timers, calls
 
-    @property
-    def doorbell(self) -> int:
-        """A descriptor: who writes to it wakes the leader for a pass."""
-        return self._doorbell
-
     def watch(self, descriptor: int, events: int, handler: Handler) -> None:
         """Call `handler(events)` whenever the descriptor is ready."""
         self._epoll.register(descriptor, events)
