@@ -12,7 +12,7 @@ from tests.rsocket.socket_pairs import WAIT_S, Pair, Task
 from tests.support.cuts import through_all_steps
 from tests.support.waiting import settled
 
-OVER = ("shm0", "tcp0", "udp0")
+OVER = ("shm0", "tcp0")
 _WAITING = (
     "common/progress.py",
     "rsocket/waiting.py",

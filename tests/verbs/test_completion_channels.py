@@ -229,6 +229,14 @@ def test_an_event_of_a_queue_that_goes_or_leaves_is_dropped(pair: Pair) -> None:
         channel.get_cq_event(timeout_s=0)
 
 
+def test_a_queue_takes_no_channel_of_another_device(pair: Pair) -> None:
+    left, right = pair
+    before = channel_of(right)
+    with pytest.raises(VerbsArgumentError, match="another device's"):
+        right.cq.channel = CompChannel(left.context)
+    assert channel_of(right) is before
+
+
 def test_a_descriptor_shows_what_a_thread_takes_and_leaves(pair: Pair) -> None:
     """The thread sleeps since before the descriptor was asked for."""
     channel = channel_of(pair[1])

@@ -258,8 +258,7 @@ class CQ(Resource):
         self._demand_capacity(cqe)
         if not 0 <= vector < context.num_comp_vectors:
             raise VerbsArgumentError(f"vector {vector}, from 0 to {context.num_comp_vectors - 1}")
-        if channel is not None and channel.context is not context:
-            raise VerbsArgumentError("the completion channel is another device's")
+        self._demand_own(channel)
         self.engine = context.adapter.completion_queue(cqe)
         self._native: Any = self.engine if context.adapter.has_native_waits else None
         parents = [context] if channel is None else [context, channel]
@@ -272,14 +271,19 @@ class CQ(Resource):
 
     @property
     def channel(self) -> CompChannel | None:
-        """The channel where events go; may be set, to one of the same context."""
+        """The channel where events go; may be set. Raises VerbsArgumentError: another device's."""
         return self._channel
 
     @channel.setter
     def channel(self, channel: CompChannel | None) -> None:
+        self._demand_own(channel)
         self._channel = channel
         if self._native is not None:
             self._native.join(None if channel is None else channel._native, self)
+
+    def _demand_own(self, channel: CompChannel | None) -> None:
+        if channel is not None and channel.context is not self.context:
+            raise VerbsArgumentError("the completion channel is another device's")
 
     @property
     def unacked_events(self) -> int:

@@ -44,7 +44,7 @@ pub struct Couriers {
     has_any: AtomicBool,
     of: Mutex<Vec<Arc<Courier>>>,
     /// When one of them has something to do by itself, `i64::MAX` for never.
-    due_ns: AtomicI64,
+    due_ns: Arc<AtomicI64>,
     /// The plane that serves the engine, from the first courier on.
     served: Mutex<Option<(Arc<Plane>, Arc<Served>)>>,
 }
@@ -54,7 +54,7 @@ impl Default for Couriers {
         Self {
             has_any: AtomicBool::new(false),
             of: Mutex::default(),
-            due_ns: AtomicI64::new(i64::MAX),
+            due_ns: Arc::new(AtomicI64::new(i64::MAX)),
             served: Mutex::default(),
         }
     }
@@ -167,6 +167,7 @@ impl Couriers {
         }
         let made = Arc::new(Served {
             core: Arc::downgrade(core),
+            due_ns: Arc::clone(&self.due_ns),
             set: core.waits.as_ref().map_or(-1, Waits::set),
             doorbell: EventFd::duplicate(doorbell)?,
             is_heard: AtomicBool::new(false),
@@ -238,6 +239,8 @@ fn complete(
 /// An engine with couriers, as threads of the plane serve it: those that send, and those that wait.
 struct Served {
     core: Weak<Core>,
+    /// The couriers'; with the plane's lock held no thread may be the last to have the engine.
+    due_ns: Arc<AtomicI64>,
     /// The set of the adapter's loop, in which peers ring: a member of the plane's set.
     set: i32,
     /// Rung for the adapter, which does what is not the engine's.
@@ -347,7 +350,7 @@ impl Device for Served {
     }
 
     fn due_ns(&self) -> Option<u64> {
-        let due_ns = self.core.upgrade()?.couriers.due_ns.load(Relaxed);
+        let due_ns = self.due_ns.load(Relaxed);
         (due_ns != i64::MAX).then(|| u64::try_from(due_ns).unwrap_or(0))
     }
 }
