@@ -869,7 +869,7 @@ class CompletionQueue:
         """
 
     def join(self, channel: CompletionChannel | None, owner: object, /) -> None:
-        """Have the events come to a channel, or to none; who takes one gets `owner`, kept weakly.
+        """Have the events come to a channel, or to none; a thread that takes one gets `owner`, kept weakly.
 
         Events that wait in the channel of before are dropped.
         """

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,25 @@ class Servant(Child):
     def finish(self) -> Any:
         """Wait for the answer to the request that was begun."""
         return json.loads(self.hear())
+
+
+def fork_for_each_line(live: Callable[..., None]) -> None:
+    """Be the child of `Forks`: fork for each line, have `live` take its words, and say the number.
+
+    This process waits for none of them, and what it has opened they have too.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        child = os.fork()
+        if child:
+            print(child, flush=True)
+            continue
+        try:
+            live(*line.split())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
 
 
 class Forks:

@@ -7,16 +7,16 @@ same: events in order, each to one thread, a descriptor that shows them, an end 
 import asyncio
 import os
 import select
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.verbs.engine_pairs import BOUND_S, ENGINES, Pair, begin, connected, run_all
 from tests.verbs.pair import End, connect
-from tests.verbs.test_wakeups import NATIVE, has_native, native_adapter
+from tests.verbs.test_wakeups import has_native, native_adapter
 from urds.verbs import (
     CQ,
     QP,
@@ -31,29 +31,16 @@ from urds.verbs import (
     VerbsClosedError,
     VerbsTimeoutError,
 )
-from urds.verbs.providers.shm.adapter import ShmAdapter
 
-BOUND_S = 20.0
 THREADS = 4
 ROUNDS = 50
-Pair = tuple[End, End]
 
 
-@pytest.fixture(params=["shm", NATIVE])
+@pytest.fixture(params=ENGINES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    if request.param == NATIVE and not has_native():
-        pytest.skip("no compiled engine")
-    make: Callable[[], ShmAdapter] = (
-        (lambda: native_adapter(tmp_path / "meet"))
-        if request.param == NATIVE
-        else (lambda: ShmAdapter(directory=tmp_path / "meet"))
-    )
-    left, right = (End(Context(adapter=make())) for _ in range(2))
-    connect(left, right, ("127.0.0.1", 0))
-    right.cq.channel = CompChannel(right.context)
-    yield left, right
-    left.context.close()
-    right.context.close()
+    with connected(request.param, tmp_path) as made:
+        made[1].cq.channel = CompChannel(made[1].context)
+        yield made
 
 
 def channel_of(end: End) -> CompChannel:
@@ -64,18 +51,6 @@ def channel_of(end: End) -> CompChannel:
 def receive(end: End, count: int = 1) -> None:
     for number in range(count):
         end.qp.post_recv(RecvWR(number, [end.mr.sge(0, 8)]))
-
-
-def begin(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
-def run_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(BOUND_S)
-    assert not any(thread.is_alive() for thread in threads)
 
 
 class Flusher:
@@ -193,7 +168,7 @@ def test_a_close_ends_the_waits(pair: Pair, what: str) -> None:
             said.append(type(error))
 
     threads = [begin(wait) for _ in range(THREADS)]
-    time.sleep(0.02)
+    time.sleep(0.02)  # so that they sleep
     {"queue": queue, "channel": channel, "context": end.context}[what].close()
     run_all(threads)
     assert said == [VerbsClosedError] * THREADS
@@ -243,7 +218,7 @@ def test_a_descriptor_shows_what_a_thread_takes_and_leaves(pair: Pair) -> None:
     first, second = (Flusher(pair[1], channel) for _ in range(2))
     taken: list[CQ] = []
     thread = begin(lambda: taken.append(channel.get_cq_event(first.cq, BOUND_S)))
-    time.sleep(0.02)
+    time.sleep(0.02)  # so that it sleeps
     own = select.poll()
     own.register(channel.fileno(), select.POLLIN)
     first.cq.req_notify()
@@ -275,7 +250,7 @@ def test_a_thread_and_a_task_take_events_of_one_channel(pair: Pair) -> None:
     async def main() -> None:
         right.cq.req_notify()
         waiting = asyncio.create_task(channel.event(right.cq))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # so that the task waits
         left.send(0, b"12345678")
         assert await asyncio.wait_for(waiting, BOUND_S) is right.cq
 
@@ -330,7 +305,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(pair: Pair) -> None:
 def test_no_pass_of_python_stands_between_a_message_and_its_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiled engine alone: who waits there is given the event by the engine."""
+    """The compiled engine alone: a thread that waits there is given the event by the engine."""
     if not has_native():
         pytest.skip("no compiled engine")
     from urds.verbs.providers.shm.native_adapter import NativeShmAdapter

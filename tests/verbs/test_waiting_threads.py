@@ -1,38 +1,23 @@
 """Threads that wait for a device, on each engine of `shm0`: several, interrupted, closed, late."""
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from tests.verbs.pair import End, connect
-from tests.verbs.test_wakeups import NATIVE, has_native, native_adapter
-from urds.verbs import CQ, CompChannel, Context, RecvWR, VerbsClosedError, VerbsTimeoutError
-from urds.verbs.providers.shm.adapter import ShmAdapter
+from tests.verbs.engine_pairs import BOUND_S, ENGINES, Pair, begin, connected, run_all
+from urds.verbs import CQ, CompChannel, RecvWR, VerbsClosedError, VerbsTimeoutError
 
-BOUND_S = 20.0
 THREADS = 4
-Pair = tuple[End, End]
 
 
-@pytest.fixture(params=["shm", NATIVE])
+@pytest.fixture(params=ENGINES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    if request.param == NATIVE and not has_native():
-        pytest.skip("no compiled engine")
-    make: Callable[[], ShmAdapter] = (
-        (lambda: native_adapter(tmp_path / "meet"))
-        if request.param == NATIVE
-        else (lambda: ShmAdapter(directory=tmp_path / "meet"))
-    )
-    left, right = (End(Context(adapter=make())) for _ in range(2))
-    connect(left, right, ("127.0.0.1", 0))
-    yield left, right
-    left.context.close()
-    right.context.close()
+    with connected(request.param, tmp_path) as made:
+        yield made
 
 
 def send(pair: Pair, count: int = 1) -> None:
@@ -44,18 +29,6 @@ def receive(pair: Pair, count: int) -> None:
     right = pair[1]
     for number in range(count):
         right.qp.post_recv(RecvWR(number, [right.mr.sge(0, 8)]))
-
-
-def run_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(BOUND_S)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def begin(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_each_of_several_threads_takes_its_own_completions(pair: Pair) -> None:

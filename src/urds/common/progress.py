@@ -225,7 +225,7 @@ class Waiter:
     def __init__(self, is_ready: Ready) -> None:
         self.is_ready = is_ready
         self.is_asleep = False
-        # Made for each sleep, and taken: who releases it wakes the thread.
+        # Made for each sleep, and taken: its release wakes the thread.
         self._sleep_lock: threading.Lock | None = None
 
     def sleep(self, lock: threading.RLock, wait_s: float | None) -> None:
@@ -367,9 +367,9 @@ class ProgressLoop:
 
     def replan(self, timer: Timer | None, deadline_ns: int | None, call: Call) -> Timer | None:
         """Return `timer`, or a new one in its place if `deadline_ns` comes before it."""
-        is_planned = timer is not None and self._timers.is_set(timer)  # else it was called, or cut
-        planned_ns = timer.deadline_ns if timer is not None and is_planned else None
-        if deadline_ns is None or (planned_ns is not None and planned_ns <= deadline_ns):
+        if timer is not None and not self._timers.is_set(timer):
+            timer = None  # taken from the heap, and perhaps not called: a handler raised
+        if deadline_ns is None or (timer is not None and timer.deadline_ns <= deadline_ns):
             return timer
         if timer is not None:
             timer.cancel()

@@ -208,7 +208,7 @@ class CompChannel(EventChannel["CQ"]):
         return found
 
     def _have_told(self) -> None:
-        """Have the engine tell each event, for who sleeps outside of it. Lock held."""
+        """Have the engine tell each event, for threads that sleep outside of it. Lock held."""
         if self._native is not None:
             self._native.tell()
             self._show()

@@ -130,7 +130,7 @@ impl Plane {
             state.progress_thread.has_devices = true;
             state.progress_thread.want_now();
         }
-        self.kick.ring(); // who sleeps has not armed it
+        self.kick.ring(); // a thread that sleeps has not armed it
         Ok(())
     }
 

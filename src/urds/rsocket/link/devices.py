@@ -182,6 +182,7 @@ class DeviceContext:
     def mark(self, changed: Finishable) -> None:
         """See to it that `changed.finish_pass()` runs once the pass under way is over."""
         self._dirty[changed] = None
+        # Each plans a pass: one that was planned is lost where a signal handler raises before it.
         self.adapter.call_soon(self._finish_marked)
 
     def _finish_marked(self) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import sys
 import threading
-import traceback
 from typing import Final
 
 import urds
 from tests.rds.transports.rdma.killed_peer import PORT, backend_for, socket_at
+from tests.support.children import fork_for_each_line
 
 DEVICE: Final = "shm0"
 MESSAGE_BYTES_MAX: Final = 200_000
@@ -55,22 +53,9 @@ def _receive(sock: urds.Socket, log: str) -> None:
         os.write(file, b"%d\n" % number)
 
 
-def main() -> None:
-    """Fork a node for each line."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        address, survivor, life, count, log = line.split()
-        child = os.fork()
-        if child:
-            print(child, flush=True)
-            continue
-        try:
-            live(address, survivor, int(life), int(count), log)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+def _live(address: str, survivor: str, life: str, count: str, log: str) -> None:
+    live(address, survivor, int(life), int(count), log)
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each_line(_live)

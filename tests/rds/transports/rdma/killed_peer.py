@@ -11,13 +11,12 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
 import sys
 import threading
-import traceback
 from typing import Final
 
 import urds
+from tests.support.children import fork_for_each_line
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
@@ -110,21 +109,9 @@ class Life:
             os.write(self._log, b"%d\n" % number)
 
 
-def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        device, address, survivor, life, log = line.split()
-        child = os.fork()
-        if child:
-            print(child, flush=True)
-            continue
-        try:
-            Life(device, address, survivor, int(life), log).lead()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+def _live(device: str, address: str, survivor: str, life: str, log: str) -> None:
+    Life(device, address, survivor, int(life), log).lead()
 
 
 if __name__ == "__main__":
-    main()
+    fork_for_each_line(_live)

@@ -55,7 +55,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Do work on the machine, then wake who waits for what it brought, and release what it dropped.
+    /// Do work on the machine, wake the threads that wait for what it brought, release what it dropped.
     ///
     /// After a panic every call fails: EIO.
     pub fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Machine) -> T) -> PyResult<T> {

@@ -134,7 +134,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Have the events come to a channel, or to none; who takes one gets `owner`, kept weakly.
+    /// Have the events come to a channel, or to none; a thread that takes one gets `owner`, kept weakly.
     #[pyo3(signature = (channel, owner, /))]
     fn join(
         &self,

@@ -374,7 +374,7 @@ impl Core {
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);
             let is_here = waiter.awaited.is_here(machine);
-            // Who waits for a sink gives it all itself, or has the adapter do so.
+            // A thread that waits for a sink gives it all itself, or has the adapter do so.
             let feeds = is_here && matches!(waiter.awaited, Awaited::Fed(..));
             let found = Found {
                 is_here,
