@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.verbs.objects_world import World
 from urds.verbs import (
     AH,
@@ -217,10 +218,7 @@ def test_collection_in_the_middle_of_a_call_is_left_to_another_thread(context: C
         del mr
         gc.collect()
         assert adapter.region_count == 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(10)
-    assert adapter.region_count == 0
+    wait_until(lambda: adapter.region_count == 0)
 
 
 def test_a_forked_child_leaves_the_device_alone(context: Context) -> None:

@@ -34,7 +34,8 @@ def make_peer(place: Path) -> Iterator[MakePeer]:
 
 
 @pytest.fixture
-def side(place: Path) -> Iterator[Side]:
+def side(place: Path, make_peer: MakePeer) -> Iterator[Side]:
+    """Open the end under test; it closes before the peers, for these stay while it does."""
     side = Side(place)
     yield side
     side.close()
