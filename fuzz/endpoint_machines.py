@@ -31,7 +31,6 @@ ALIEN = ip_address("192.0.2.1")  # not allowed
 GENERATION = 77
 _ACTIONS_MAX = 400  # that one step can cause
 _TIMERS_PER_PATH = 5
-_REFUSED = 111
 _MS = 1_000_000
 _MARK = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
 
@@ -84,7 +83,7 @@ class Shell:
             if connection is None:
                 return
             if kind & 2:
-                connection.handle_connect_failed(index, _REFUSED, self.now_ns)
+                connection.handle_connect_failed(index, self.now_ns)
             else:
                 self._streams += 1
                 self._unplaced[self._streams] = peer
@@ -93,7 +92,7 @@ class Shell:
             peer = self._call_back_requests.pop(choice % len(self._call_back_requests))
             connection = self.endpoint.find(peer)  # type: ignore[arg-type]  # as above
             if connection is not None and kind & 2:
-                connection.handle_connect_failed(0, _REFUSED, self.now_ns)
+                connection.handle_connect_failed(0, self.now_ns)
             elif connection is not None:
                 connection.handle_call_back_requested(self.now_ns)
 
@@ -118,7 +117,7 @@ class Shell:
                     index, attachment, choice & 1, self.now_ns, protocol_error=kind & 1 > 0
                 )
             case 6:
-                connection.handle_peer_restarted(0, self.now_ns)
+                connection.handle_peer_restarted(self.now_ns)
             case 7:
                 self._fault(place[0])
             case _:

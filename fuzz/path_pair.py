@@ -37,7 +37,6 @@ _ACTIONS_MAX = 200
 _SEQUENCE_SPAN = 1 << 20  # between the first numbers of two generations
 _LIVES_MAX = STEPS_MAX
 _NUMBER = Struct("!IHHI")  # generation, source port, target port, number in the flow
-_REFUSED = 111
 _MS = 1_000_000
 
 _Flow = tuple[int, int, int]  # generation of the sender, source port, target port
@@ -224,7 +223,7 @@ class Node:
             self.reports.append(partial(self._control, attachment, incoming.controls.popleft()))
         if incoming.restarted:
             incoming.restarted = False
-            self.reports.append(lambda: self.connection.handle_peer_restarted(0, self.now_ns))
+            self.reports.append(lambda: self.connection.handle_peer_restarted(self.now_ns))
 
     def _control(self, attachment: int, message: ControlMessage) -> None:
         self.connection.handle_control(
@@ -332,7 +331,7 @@ class World:
             return
         node.attempts -= 1
         if is_refused:
-            node.connection.handle_connect_failed(0, _REFUSED, self.now_ns)
+            node.connection.handle_connect_failed(0, self.now_ns)
             return
         self._numbers += 1
         number, stream = self._numbers, Stream()

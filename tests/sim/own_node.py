@@ -247,7 +247,7 @@ class OwnNode:
         if incoming.restarted:
             incoming.restarted = False
             self.restarts_seen += 1
-            self._report(lambda core: core.handle_peer_restarted(index, self.world.now_ns))
+            self._report(lambda core: core.handle_peer_restarted(self.world.now_ns))
         if incoming.peer_map is not None:
             self.peer_congested = set(CongestionMap.parse(incoming.peer_map))
             incoming.peer_map = None
@@ -424,14 +424,14 @@ class OwnNode:
             if socket is not None:
                 socket.reset()
         elif socket is None:
-            self._report(lambda core: core.handle_connect_failed(index, 111, self.world.now_ns))
+            self._report(lambda core: core.handle_connect_failed(index, self.world.now_ns))
         else:
             stream = self._keep(socket)
             self._report(lambda core: core.handle_connected(index, stream, self.world.now_ns))
 
     def _call_back_requested(self, socket: Socket | None) -> None:
         if socket is None:
-            self._report(lambda core: core.handle_connect_failed(0, 111, self.world.now_ns))
+            self._report(lambda core: core.handle_connect_failed(0, self.world.now_ns))
             return
         self._report(lambda core: core.handle_call_back_requested(self.world.now_ns))
         self.world.after(1000 * MS, socket.reset)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from urds.verbs import (
-    AH,
     CQ,
     MR,
     PD,
@@ -105,13 +104,6 @@ class World:
         self.left.lead_to(self.right)
         self.right.lead_to(self.left)
         return self
-
-    def send_datagram(self, data: bytes, wr_id: int = 0) -> None:
-        """Send a datagram from left to right."""
-        self.left.mr.write(data)
-        wr = SendWR(wr_id, sg=[self.left.mr.sge(0, len(data))])
-        wr.set_wr_ud(AH(self.left.pd, self.right.route()), self.right.qp.qp_num, QKEY)
-        self.left.qp.post_send(wr)
 
 
 def attributes_towards(peer: Side) -> QPAttr:

@@ -405,7 +405,7 @@ class RemoteMemory(DatObject, kind=HandleType.RMR):
         self._bound = _Binding()
 
 
-def find_piece(device: OpenDevice, triplet: LmrTriplet, *, argument: int = 2) -> LocalMemory:
+def find_piece(device: OpenDevice, triplet: LmrTriplet) -> LocalMemory:
     """Return the region of a piece; lock held.
 
     Raises DatPrivilegesViolation: no region has this context. DatInvalidParameter: the piece is
@@ -418,7 +418,7 @@ def find_piece(device: OpenDevice, triplet: LmrTriplet, *, argument: int = 2) ->
     start = triplet.virtual_address - lmr.address
     if not (0 <= start <= lmr.size and 0 <= triplet.segment_length <= lmr.size - start):
         piece = f"{triplet.segment_length} bytes at {triplet.virtual_address:#x}"
-        raise bad_argument(argument, f"{piece} outside {lmr.size} at {lmr.address:#x}")
+        raise bad_argument(2, f"{piece} outside {lmr.size} at {lmr.address:#x}")
     return lmr
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX: Final = "URDS_"
 CONFIG_VARIABLE: Final = "URDS_CONFIG"
-PLANE_VARIABLE: Final = "URDS_IMPL"  # read by `plane.choose`
 CONFIG_BYTES_MAX: Final = 1 << 20
 OTHER_VARIABLES: Final = frozenset(  # that urds reads and that set no tunable
     f"{ENVIRONMENT_PREFIX}{name}"

@@ -200,13 +200,13 @@ class Node:
 
     def _connected(self, peer: IPAddress, index: int, end: End | None) -> None:
         if end is None:
-            self.to(peer).handle_connect_failed(index, 111, self.world.now_ns)
+            self.to(peer).handle_connect_failed(index, self.world.now_ns)
         else:
             self.to(peer).handle_connected(index, end.number, self.world.now_ns)
 
     def _call_back_requested(self, peer: IPAddress, end: End | None) -> None:
         if end is None:
-            self.to(peer).handle_connect_failed(0, 111, self.world.now_ns)
+            self.to(peer).handle_connect_failed(0, self.world.now_ns)
         else:
             end.call_back_request = True
             self.to(peer).handle_call_back_requested(self.world.now_ns)

@@ -264,9 +264,9 @@ def test_with_several_paths_nothing_goes_to_a_unknown_peer_before_the_handshake(
 def test_a_restarted_kernel_is_asked_again_if_there_are_paths() -> None:
     core = up_as_lower(npaths=2)
     hear(core, LINUX_7, ping=False)
-    core.handle_peer_restarted(0, SECOND)
+    core.handle_peer_restarted(SECOND)
     notice, probe = actions(core)
-    assert notice == PeerStartedAnew(HIGH, LINUX_7.generation, None)
+    assert notice == PeerStartedAnew(HIGH)
     assert isinstance(probe, SendControl)
     heard = hear(core, Handshake(npaths=8, generation=5, sport_index=True), ping=False)
     assert RememberHandshake(HIGH, 5) in heard

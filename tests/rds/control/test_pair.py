@@ -136,8 +136,8 @@ def test_a_restart_is_told_before_anything_is_released(who: str, npaths: int) ->
     kinds = [type(action) for action in survivor.log]
     assert kinds.count(RestartPeer) == 1
     assert kinds.index(RestartPeer) < kinds.index(Release)
-    (notice,) = survivor.seen(PeerStartedAnew)
-    assert notice.generation == 300
+    assert survivor.seen(PeerStartedAnew) == [PeerStartedAnew(old.local)]
+    assert survivor.to(old.local).facts.generation == 300
     assert not new.seen(RestartPeer)
 
 

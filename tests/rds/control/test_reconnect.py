@@ -41,7 +41,7 @@ def attempts(core: LonePeer, span_ns: int, *, kind: type = Connect, start_ns: in
         while (action := core.poll_event()) is not None:
             if isinstance(action, kind):
                 times.append(now_ns)
-                core.handle_connect_failed(0, 111, now_ns)
+                core.handle_connect_failed(0, now_ns)
         due_ns = core.poll_timeout()
         if due_ns is None:
             break
@@ -72,7 +72,7 @@ def test_call_back_requests_make_one_attempt_at_once_in_10_ms() -> None:
         while (action := core.poll_event()) is not None:
             if isinstance(action, Connect):
                 tried += 1
-                core.handle_connect_failed(0, 111, millisecond * MS)
+                core.handle_connect_failed(0, millisecond * MS)
     assert tried <= 25, "one per 10 ms, and the back-off's own"
 
 
@@ -83,7 +83,7 @@ def test_a_peer_of_an_earlier_process_is_connected_to_at_once(lower: bool, kind:
     assert [type(one) for one in actions(core)] == [kind]
     core.handle_was_connected(0)
     assert actions(core) == [], "an attempt is under way"
-    core.handle_connect_failed(0, 111, MS)
+    core.handle_connect_failed(0, MS)
     assert actions(core) or core.poll_timeout(), "it goes on with the back-off"
 
 
@@ -207,7 +207,7 @@ def test_giving_up_drops_once_and_the_next_message_starts_anew(lower: bool) -> N
     while now_ns < 60 * SECOND:
         while (action := core.poll_event()) is not None:
             if isinstance(action, kind):
-                core.handle_connect_failed(0, 111, now_ns)
+                core.handle_connect_failed(0, now_ns)
             elif isinstance(action, GiveUp):
                 gave_up.append((now_ns, action.down_ns))
         due_ns = core.poll_timeout()
@@ -231,7 +231,7 @@ def test_giving_up_while_an_attempt_is_out_ends_with_its_answer() -> None:
     core.handle_wanted(0, 0)
     core.handle_timeout(SECOND)
     actions(core)
-    core.handle_connect_failed(0, 110, 2 * SECOND)
+    core.handle_connect_failed(0, 2 * SECOND)
     assert core.poll_timeout() is None
     assert core.is_idle
 

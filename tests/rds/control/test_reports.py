@@ -25,7 +25,7 @@ def test_attempts_are_counted_since_the_first_and_the_next_has_its_time() -> Non
     core.handle_wanted(0, SECOND)
     assert core.report(0) == ConnectionReport(ConnectionState.CONNECTING, SECOND, 1, None)
     for attempts in range(1, 5):
-        core.handle_connect_failed(0, 111, core.poll_timeout() or SECOND)
+        core.handle_connect_failed(0, core.poll_timeout() or SECOND)
         next_ns = core.poll_timeout()
         if next_ns is not None:  # else the back-off began with an attempt at once
             assert core.report(0) == ConnectionReport(

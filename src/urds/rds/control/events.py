@@ -193,10 +193,7 @@ class PeerKnown(PeerAction):
 
 @record
 class PeerStartedAnew(PeerAction):
-    """The peer restarted. Generations are None for a kernel that sends none."""
-
-    generation_before: int | None
-    generation: int | None
+    """The peer restarted."""
 
 
 class LossCause(Enum):

@@ -212,7 +212,7 @@ class Handshakes:
 
     def handle_restart(self) -> None:
         """Count a kernel's next handshake afresh: the plane saw that it restarted."""
-        self._context.emit(PeerStartedAnew(self._context.peer, self.facts.generation, None))
+        self._context.emit(PeerStartedAnew(self._context.peer))
         self.facts = self.facts.restarted()
         self._announced = False
 

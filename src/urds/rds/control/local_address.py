@@ -230,7 +230,7 @@ class LocalAddress:
         if connection is not None and reason is not None:
             self.stats.count_refused(reason)
             self._actions.append(Refused(peer, reason))
-            connection.handle_connect_failed(index, ERROR_REASONS[reason].code, now_ns)
+            connection.handle_connect_failed(index, now_ns)
 
     def is_crowded(self, peer: IPAddress) -> bool:
         """Tell whether a pending connection is reported after its first frame: there are many.

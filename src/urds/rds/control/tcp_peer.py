@@ -180,8 +180,8 @@ class TcpPeer:
         else:
             self._streams.attach(path, AcceptedStream(stream, 0, own), now_ns)
 
-    def handle_connect_failed(self, index: int, errno: int, now_ns: int) -> None:
-        """Try again later: a `Connect`, or for path 0 a `RequestCallBack`, failed with `errno`."""
+    def handle_connect_failed(self, index: int, now_ns: int) -> None:
+        """Try again later: a `Connect`, or for path 0 a `RequestCallBack`, failed."""
         self.stats.connect_failures += 1
         self._connector.end_attempt(self._path(index), now_ns)
 
@@ -294,7 +294,7 @@ class TcpPeer:
             self.stats.pings += 1
             self._handshakes.answer_ping(path, source_port)
 
-    def handle_peer_restarted(self, index: int, now_ns: int) -> None:
+    def handle_peer_restarted(self, now_ns: int) -> None:
         """Count the kernel's next handshake afresh: the plane saw that it restarted."""
         self.stats.peer_restarts += 1
         self._handshakes.handle_restart()
@@ -327,8 +327,7 @@ class TcpPeer:
         if before.has_restarted(handshake):
             self.stats.peer_restarts += 1
             self._context.emit(RestartPeer(self.peer))
-            started_anew = PeerStartedAnew(self.peer, before.generation, handshake.generation)
-            self._context.emit(started_anew)
+            self._context.emit(PeerStartedAnew(self.peer))
             for other in self._paths:
                 if other is not path and other.confirmed:
                     self._streams.drop(other, now_ns)  # it leads to the old generation

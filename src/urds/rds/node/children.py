@@ -33,7 +33,6 @@ class Worker:
     is_ready: bool = False  # waits for `begin`
     formats: tuple[str, ...] = ()  # of memory that it can take over; none: it did not say
     has_begun: bool = False
-    is_serving: bool = False
     is_ending: bool = False
     alive_s: float = field(default_factory=time.monotonic)
 

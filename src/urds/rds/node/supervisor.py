@@ -385,7 +385,7 @@ class Supervisor:
 
     def _note_serving(self, child: Worker, sockets: int) -> None:
         now_s = time.monotonic()
-        child.is_serving, child.alive_s = True, now_s
+        child.alive_s = now_s
         since_s = self._began_s if self._stopped_s is None else self._stopped_s
         pause_ms = round((now_s - since_s) * 1000)
         tell(self._log, NodeEvent.WORKER_SERVING, child.pid, sockets, pause_ms)

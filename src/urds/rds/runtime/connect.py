@@ -189,7 +189,7 @@ class Streams:
         except OSError as failure:
             name = PeerName(host.address, peer)
             self._driver.peers.note_failed(name, failure.errno or errno.EIO)
-            connection.handle_connect_failed(index, failure.errno or errno.EIO, now_ns())
+            connection.handle_connect_failed(index, now_ns())
             return None
 
     def _fail(self, attempt: _Attempt, failure: int) -> None:
@@ -234,7 +234,7 @@ class Streams:
         connection = tried.host.endpoint.find(tried.peer)
         if connection is not None:
             with self._driver.guard.confine(tried.host, tried.peer):
-                connection.handle_connect_failed(index, failure, now_ns())
+                connection.handle_connect_failed(index, now_ns())
 
     def _end_call_back_request(self, descriptor: int) -> None:
         request = self._call_back_requests.pop(descriptor, None)

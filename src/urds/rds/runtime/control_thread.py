@@ -646,7 +646,7 @@ class Driver:
                 index, event.attachment, event.frames, now, protocol_error=protocol_error
             )
         elif isinstance(event, base.PeerRestarted):
-            connection.handle_peer_restarted(index, now)
+            connection.handle_peer_restarted(now)
         else:
             connection.handle_control(
                 index,

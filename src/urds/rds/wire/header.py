@@ -24,8 +24,6 @@ EXTENSION_BYTES: Final = 16
 # sequence ack payload_bytes source_port target_port flags credit padding checksum, and the
 # extension space as two words: most messages have none, that is two zeros.
 HEADER: Final = Struct(">QQIHHBBIHQQ")
-# The same with everything zero that a plain message has zero: flags, credit, padding, extension.
-PLAIN_HEADER: Final = Struct(">QQIHH6xH16x")
 _NO_FLAGS: Final = HeaderFlag(0)
 _LAYOUT: Final = Layout("header", HEADER.format, size_bytes=HEADER_BYTES)
 

@@ -34,11 +34,6 @@ class FrameReader:
     def __init__(self) -> None:
         self._rest = b""
 
-    @property
-    def partial_bytes(self) -> int:
-        """Return how much of an incomplete frame is here."""
-        return len(self._rest)
-
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes, return the frames that they complete."""
         raw = self._rest + data

@@ -235,8 +235,8 @@ def test_treating_a_kernel_as_an_own_node_loses_messages(
 ) -> None:
     handle = TcpPeer.handle_peer_restarted
 
-    def handle_as_own(self: TcpPeer, index: int, now_ns: int) -> None:
-        handle(self, index, now_ns)
+    def handle_as_own(self: TcpPeer, now_ns: int) -> None:
+        handle(self, now_ns)
         self._context.emit(RestartPeer(self.peer))
 
     monkeypatch.setattr(TcpPeer, "handle_peer_restarted", handle_as_own)

@@ -192,17 +192,11 @@ class SendAccounts:
             self.several = self.watching = True
         if self._first is None or not self._first.queued_bytes:
             self._give_first(destination)
-        return self.asks(destination, 0, queued_bytes)
-
-    def asks(self, destination: Destination, payload_bytes: int, queued_bytes: int) -> bool:
-        """Return whether a message fills its account to half: others may wait for room."""
-        if self.is_single:
-            held_bytes = queued_bytes
-        elif destination is self._first or destination.aside or self._is_first_vacant():
+        if destination is self._first or destination.aside or self._is_first_vacant():
             held_bytes = destination.queued_bytes
         else:
             held_bytes = self._second_bytes(queued_bytes)
-        return held_bytes + payload_bytes >= self.half_bytes
+        return held_bytes >= self.half_bytes  # others may wait for room
 
     def refuse(self, destination: Destination, payload_bytes: int, groups: int) -> None:
         """Note that a message found no room; `take_roomy` returns it once it has."""
