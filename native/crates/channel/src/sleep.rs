@@ -28,18 +28,6 @@ pub fn must_ring_if(asleep: &AtomicU32, is_due: impl FnOnce(u32) -> bool) -> boo
     what != 0 && is_due(what) && asleep.swap(0, Ordering::Relaxed) != 0
 }
 
-/// Set the word, then look again; return whether there is nothing to do, so that one may sleep.
-///
-/// When there is something the word is cleared: no thread needs to ring.
-pub fn fall_asleep(asleep: &AtomicU32, has_work: impl FnOnce() -> bool) -> bool {
-    set_asleep(asleep);
-    if has_work() {
-        asleep.store(0, Ordering::Relaxed);
-        return false;
-    }
-    true
-}
-
 /// Set the word; the process that looks after this call sees what was published before the waker's look.
 #[inline]
 pub fn set_asleep(asleep: &AtomicU32) {

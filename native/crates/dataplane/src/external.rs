@@ -240,13 +240,6 @@ impl Plane {
         Ok(room.is_some())
     }
 
-    /// Return the error of a wait whose time is over.
-    pub fn timed_out(target: SocketAddress) -> Rejected {
-        let SocketAddress { address, port } = target;
-        let detail = format!("no room to send to {address} port {port}");
-        ErrorReason::TimedOut.because(detail).towards(address)
-    }
-
     /// Return whether the peer's map in force marks a port as congested.
     pub fn external_peer_is_congested(&self, path: ExternalId, port: u16) -> bool {
         let state = self.lock();

@@ -55,20 +55,6 @@ fn empty_message() -> libc::msghdr {
     unsafe { std::mem::zeroed() }
 }
 
-/// Read once, into `first` and then into `second`; 0 at the end.
-///
-/// # Errors
-/// Of the system: `WouldBlock` when nothing is there.
-pub fn read_into(descriptor: i32, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-    if second.is_empty() {
-        return receive(descriptor, &mut [IoSliceMut::new(first)]);
-    }
-    receive(
-        descriptor,
-        &mut [IoSliceMut::new(first), IoSliceMut::new(second)],
-    )
-}
-
 /// End our direction.
 ///
 /// # Errors
