@@ -499,7 +499,7 @@ pub fn receive<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = mailbox.py();
     let own = mailbox.get();
-    let make = |received: Received<'_>| Told {
+    let make = |received: Received<'_>| Detailed {
         payload: payload_of(py, received.payload, usize::MAX),
         source: received.source,
         extension: received.extension,
@@ -507,7 +507,7 @@ pub fn receive<'py>(
         queued_ns: received.queued_ns,
     };
     match take(mailbox, wait_ns, peek, make)? {
-        Taken::Message(told) => told.into_tuple(own, py),
+        Taken::Message(message) => message.into_tuple(own, py),
         Taken::Operations => {
             let count = usize::try_from(notices_max).unwrap_or(0);
             let notices = own.shell.take_notices(own.id, count);
@@ -520,7 +520,7 @@ pub fn receive<'py>(
 }
 
 /// A message that was taken, with its details.
-struct Told<'py> {
+struct Detailed<'py> {
     payload: Payloads<'py>,
     source: SocketAddress,
     extension: Extension,
@@ -528,7 +528,7 @@ struct Told<'py> {
     queued_ns: Option<u64>,
 }
 
-impl<'py> Told<'py> {
+impl<'py> Detailed<'py> {
     fn into_tuple(self, own: &Mailbox, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let payload = self.payload.into_bytes(py, usize::MAX)?;
         let source = own.source(py, &self.source)?;

@@ -57,11 +57,11 @@ impl CompletionQueue {
     }
 
     /// Queue a completion of the queue that has this number; see `Shared::complete`.
-    pub fn push(&mut self, number: u32, completion: Completion, told: &mut Told) {
-        told.pushed = told.pushed.wrapping_add(1);
+    pub fn push(&mut self, number: u32, completion: Completion, outbox: &mut Outbox) {
+        outbox.pushed = outbox.pushed.wrapping_add(1);
         if self.has_sink {
             if self.entries.is_empty() {
-                told.fed.push(number);
+                outbox.fed.push(number);
             }
             self.entries.push_back(completion);
             return;
@@ -71,7 +71,7 @@ impl CompletionQueue {
             if !self.overrun {
                 self.overrun = true;
                 let element = Element::CompletionQueue(number);
-                told.events.push(Event::Async(AsyncEvent::CqErr, element));
+                outbox.events.push(Event::Async(AsyncEvent::CqErr, element));
             }
             return;
         }
@@ -85,9 +85,9 @@ impl CompletionQueue {
             self.armed = Armed::No;
             let channel = self
                 .channel
-                .and_then(|channel| told.channels.get_mut(&channel));
+                .and_then(|channel| outbox.channels.get_mut(&channel));
             if channel.is_none_or(|channel| channel.add(number)) {
-                told.events.push(Event::Completed(number));
+                outbox.events.push(Event::Completed(number));
             }
         }
     }
@@ -186,7 +186,7 @@ impl Channel {
 
 /// What an engine has to tell: numbers of queues whose sinks are due, events, and completion channels.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Outbox {
     pub fed: Vec<u32>,
     pub events: Vec<Event>,
     /// By numbers that are not used again.
@@ -196,7 +196,7 @@ pub struct Told {
     pub pushed: u64,
 }
 
-impl Told {
+impl Outbox {
     /// Return whether a channel has an event, of one queue if it is given.
     pub fn has_event(&self, channel: u64, queue: Option<u32>) -> bool {
         let channel = self.channels.get(&channel);

@@ -3,7 +3,7 @@
 //! The caller serialises the calls, passes the time and gives an `Outlet` for packets.
 
 use crate::attributes::Attributes;
-use crate::completions::{CompletionQueue, Told};
+use crate::completions::{CompletionQueue, Outbox};
 use crate::consumer::{Consumer, Post};
 use crate::errors::Rejected;
 use crate::keys::{Draw, Keys, Map};
@@ -85,7 +85,7 @@ impl Engine {
                 keys: Keys::new(draw),
                 completions: Slots::default(),
                 receives: Slots::default(),
-                told: Told::default(),
+                outbox: Outbox::default(),
                 extents: Vec::new(),
             },
             counters: Counters::default(),
@@ -118,7 +118,7 @@ impl Engine {
             return;
         };
         let before = std::mem::replace(&mut queue.channel, channel);
-        let channels = &mut self.shared.told.channels;
+        let channels = &mut self.shared.outbox.channels;
         if let Some(before) = before.and_then(|before| channels.get_mut(&before)) {
             before.forget(number);
         }
@@ -127,7 +127,7 @@ impl Engine {
     /// Forget a completion queue and its events.
     pub fn close_completion_queue(&mut self, number: u32) {
         self.join(number, None);
-        self.shared.told.fed.retain(|fed| *fed != number);
+        self.shared.outbox.fed.retain(|fed| *fed != number);
         self.shared.completions.remove(number);
     }
 

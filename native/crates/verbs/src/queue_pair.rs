@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::attributes::{Attributes, Cap, Field, Link, check_modify};
-use crate::completions::{CompletionQueue, Told};
+use crate::completions::{CompletionQueue, Outbox};
 use crate::consumer::{Consumer, End, Post, PostKind};
 use crate::errors::{ENOMEM, Rejected};
 use crate::keys::{Domain, Keys};
@@ -59,7 +59,7 @@ pub struct Shared {
     pub keys: Keys,
     pub completions: Slots<CompletionQueue>,
     pub receives: Slots<ReceiveQueue>,
-    pub told: Told,
+    pub outbox: Outbox,
     /// Room for the ranges of one payload.
     pub extents: Vec<Extent>,
 }
@@ -182,7 +182,7 @@ impl QueuePair {
                 self.keep_last_ack();
                 self.tracker.reset();
                 if self.setup.srq.is_none() {
-                    while self.queue.take(&mut shared.told).is_some() {}
+                    while self.queue.take(&mut shared.outbox).is_some() {}
                 }
                 self.begin();
                 self.discard_completions(shared);
@@ -250,7 +250,7 @@ impl QueuePair {
             return;
         }
         while self.setup.srq.is_none()
-            && let Some(work) = self.queue.take(&mut shared.told)
+            && let Some(work) = self.queue.take(&mut shared.outbox)
         {
             self.flush_receive(work.wr_id, shared);
         }
@@ -415,8 +415,8 @@ impl QueuePair {
     /// Take the oldest receive, of the shared queue if there is one.
     pub(crate) fn take_receive(&mut self, shared: &mut Shared) -> Option<RecvWork> {
         match self.setup.srq {
-            None => self.queue.take(&mut shared.told),
-            Some(number) => shared.receives.get_mut(number)?.take(&mut shared.told),
+            None => self.queue.take(&mut shared.outbox),
+            Some(number) => shared.receives.get_mut(number)?.take(&mut shared.outbox),
         }
     }
 
@@ -561,7 +561,7 @@ impl QueuePair {
             self.tell(AsyncEvent::QpLastWqeReached, shared);
             return;
         }
-        while let Some(work) = self.queue.take(&mut shared.told) {
+        while let Some(work) = self.queue.take(&mut shared.outbox) {
             self.flush_receive(work.wr_id, shared);
         }
     }
@@ -685,7 +685,7 @@ impl QueuePair {
 
     pub(crate) fn tell(&self, event: AsyncEvent, shared: &mut Shared) {
         let element = Element::QueuePair(self.number);
-        shared.told.events.push(Event::Async(event, element));
+        shared.outbox.events.push(Event::Async(event, element));
     }
 
     /// Set and arm both watermarks of held receive buffers.
@@ -713,7 +713,7 @@ impl Shared {
     /// Queue a completion.
     pub fn complete(&mut self, number: u32, completion: Completion) {
         if let Some(queue) = self.completions.get_mut(number) {
-            queue.push(number, completion, &mut self.told);
+            queue.push(number, completion, &mut self.outbox);
         }
     }
 }

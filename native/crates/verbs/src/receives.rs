@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::completions::Told;
+use crate::completions::Outbox;
 use crate::errors::{ENOMEM, Rejected};
 use crate::numbers::AsyncEvent;
 use crate::work::{Completion, Element, Event, RecvWork};
@@ -80,10 +80,10 @@ impl ReceiveQueue {
     }
 
     /// Take the oldest receive; an armed limit may be passed.
-    pub fn take(&mut self, told: &mut Told) -> Option<RecvWork> {
+    pub fn take(&mut self, outbox: &mut Outbox) -> Option<RecvWork> {
         let work = self.entries.pop_front()?;
         if self.limit != 0 {
-            self.check_limit(told);
+            self.check_limit(outbox);
         }
         Some(work)
     }
@@ -92,7 +92,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// EINVAL for a limit below 0 or above the capacity.
-    pub fn arm_limit(&mut self, limit: i64, told: &mut Told) -> Result<(), Rejected> {
+    pub fn arm_limit(&mut self, limit: i64, outbox: &mut Outbox) -> Result<(), Rejected> {
         if !(0..=self.capacity).contains(&limit) {
             return Err(Rejected::invalid(format!(
                 "limit {limit}, from 0 to max_wr {}",
@@ -100,7 +100,7 @@ impl ReceiveQueue {
             )));
         }
         self.limit = limit;
-        self.check_limit(told);
+        self.check_limit(outbox);
         Ok(())
     }
 
@@ -125,13 +125,14 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    fn check_limit(&mut self, told: &mut Told) {
+    fn check_limit(&mut self, outbox: &mut Outbox) {
         if self.count() < self.limit
             && let Some(number) = self.number
         {
             self.limit = 0;
             let element = Element::ReceiveQueue(number);
-            told.events
+            outbox
+                .events
                 .push(Event::Async(AsyncEvent::SrqLimitReached, element));
         }
     }

@@ -676,7 +676,7 @@ fn an_armed_queue_of_a_channel_puts_its_event_there() {
     let mut engine = Engine::new(None, false);
     let [first, second] = [4, 4].map(|entries| engine.completion_queue(entries, false));
     let (first, second) = (first.expect("entries"), second.expect("entries"));
-    let channel = engine.shared.told.channel();
+    let channel = engine.shared.outbox.channel();
     for queue in [first, second] {
         engine.join(queue, Some(channel));
     }
@@ -687,10 +687,10 @@ fn an_armed_queue_of_a_channel_puts_its_event_there() {
         complete(&mut engine, queue, Status::Success);
         complete(&mut engine, queue, Status::WrFlushErr); // counts as solicited
     }
-    let told = &mut engine.shared.told;
-    assert!(told.events.is_empty(), "the owner did not ask");
-    assert!(told.has_event(channel, Some(first)) && told.has_event(channel, None));
-    let events = told.channels.get_mut(&channel).expect("made");
+    let outbox = &mut engine.shared.outbox;
+    assert!(outbox.events.is_empty(), "the owner did not ask");
+    assert!(outbox.has_event(channel, Some(first)) && outbox.has_event(channel, None));
+    let events = outbox.channels.get_mut(&channel).expect("made");
     let taken = [Some(first), None, None].map(|wanted| events.take(wanted));
     assert_eq!(taken, [Some(first), Some(second), None]);
 
@@ -698,7 +698,7 @@ fn an_armed_queue_of_a_channel_puts_its_event_there() {
     let found = engine.shared.completions.get_mut(first).expect("made");
     found.arm(false);
     complete(&mut engine, first, Status::Success);
-    assert!(matches!(engine.shared.told.events[..], [Event::Completed(queue)] if queue == first));
+    assert!(matches!(engine.shared.outbox.events[..], [Event::Completed(queue)] if queue == first));
     engine.close_completion_queue(first);
-    assert!(!engine.shared.told.has_event(channel, None));
+    assert!(!engine.shared.outbox.has_event(channel, None));
 }

@@ -493,5 +493,5 @@ impl Outlet for Channels {
 /// Return whether a queue pair has no receive left while sinks are due, which may give some back.
 #[inline]
 fn runs_dry(engine: &Engine, qpn: u32) -> bool {
-    !engine.shared.told.fed.is_empty() && engine.is_dry(qpn)
+    !engine.shared.outbox.fed.is_empty() && engine.is_dry(qpn)
 }

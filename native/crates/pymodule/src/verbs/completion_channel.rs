@@ -47,7 +47,7 @@ impl<'py> Wanted<'py> {
 
 impl CompletionChannel {
     pub fn new(py: Python<'_>, core: &Arc<Core>, on_taken: Py<PyAny>) -> PyResult<Self> {
-        let number = core.call(py, |machine| machine.shared.told.channel())?;
+        let number = core.call(py, |machine| machine.shared.outbox.channel())?;
         Ok(Self {
             number,
             core: Arc::clone(core),
@@ -69,7 +69,7 @@ impl CompletionChannel {
         wanted.demand_open(py)?;
         loop {
             let taken = self.core.call(py, |machine| {
-                let channel = machine.shared.told.channels.get_mut(&self.number)?;
+                let channel = machine.shared.outbox.channels.get_mut(&self.number)?;
                 let queue = channel.take(wanted.number)?;
                 Some((queue, channel.is_told))
             });
@@ -158,7 +158,7 @@ impl CompletionChannel {
     /// Have the owner told of each event from here on.
     fn tell(&self, py: Python<'_>) -> PyResult<()> {
         self.core.call(py, |machine| {
-            if let Some(channel) = machine.shared.told.channels.get_mut(&self.number) {
+            if let Some(channel) = machine.shared.outbox.channels.get_mut(&self.number) {
                 channel.is_told = true;
             }
         })
@@ -167,7 +167,7 @@ impl CompletionChannel {
     /// Whether an event waits.
     #[getter]
     fn has_event(&self, py: Python<'_>) -> bool {
-        let has = |machine: &mut Machine| machine.shared.told.has_event(self.number, None);
+        let has = |machine: &mut Machine| machine.shared.outbox.has_event(self.number, None);
         // An engine that has failed has no events.
         self.core.call(py, has).unwrap_or(false)
     }
@@ -176,7 +176,7 @@ impl CompletionChannel {
     fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, SeqCst);
         let _ = self.core.call(py, |machine| {
-            machine.shared.told.channels.remove(&self.number);
+            machine.shared.outbox.channels.remove(&self.number);
         });
         if let Some(waits) = &self.core.waits {
             waits.wake_all();
@@ -193,7 +193,7 @@ impl Drop for CompletionChannel {
     fn drop(&mut self) {
         if !self.is_closed.load(Relaxed) && !self.core.is_broken.load(Relaxed) {
             let mut machine = self.core.machine.lock();
-            machine.shared.told.channels.remove(&self.number);
+            machine.shared.outbox.channels.remove(&self.number);
         }
     }
 }

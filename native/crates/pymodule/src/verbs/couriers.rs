@@ -213,7 +213,7 @@ fn complete(
         });
         let (Some((place, completion)), Some(courier)) = (found, courier) else {
             if queue.is_empty() {
-                machine.shared.told.fed.retain(|fed| *fed != number);
+                machine.shared.outbox.fed.retain(|fed| *fed != number);
             }
             return has_completed;
         };
@@ -285,7 +285,7 @@ impl Core {
         needed: Option<&mut Option<Needed>>,
     ) -> bool {
         let (mut channels, now_ns) = (self.channels.lock(), now_ns());
-        let pushed = machine.shared.told.pushed;
+        let pushed = machine.shared.outbox.pushed;
         if reads {
             channels.progress(machine, now_ns);
         }

@@ -114,7 +114,7 @@ impl Core {
         work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
     ) -> PyResult<T> {
         let (result, left) = self.through(py, |machine, channels, now_ns| {
-            let pushed = machine.shared.told.pushed;
+            let pushed = machine.shared.outbox.pushed;
             let result = work(machine, channels, now_ns);
             (result, self.left(machine, channels, pushed))
         })?;
@@ -181,8 +181,8 @@ impl Core {
         let reference = self.elements.lock().remove(&element);
         drop(reference);
         let mut machine = self.machine.lock();
-        let told = &mut machine.shared.told;
-        told.events.retain(|event| match event {
+        let outbox = &mut machine.shared.outbox;
+        outbox.events.retain(|event| match event {
             Event::Async(_, about) => *about != element,
             Event::Completed(number) => Element::CompletionQueue(*number) != element,
         });
@@ -523,20 +523,21 @@ impl Engine {
     /// How many queues have sinks that are due.
     #[getter]
     fn fed(&self, py: Python<'_>) -> PyResult<usize> {
-        self.core.call(py, |machine| machine.shared.told.fed.len())
+        self.core
+            .call(py, |machine| machine.shared.outbox.fed.len())
     }
 
     /// How many events wait.
     #[getter]
     fn events(&self, py: Python<'_>) -> PyResult<usize> {
         self.core
-            .call(py, |machine| machine.shared.told.events.len())
+            .call(py, |machine| machine.shared.outbox.events.len())
     }
 
     fn feed_sinks(&self, py: Python<'_>) -> PyResult<()> {
         loop {
             let next = self.core.call(py, |machine| {
-                let fed = &mut machine.shared.told.fed;
+                let fed = &mut machine.shared.outbox.fed;
                 (!fed.is_empty()).then(|| fed.remove(0))
             })?;
             let Some(number) = next else {
@@ -550,7 +551,7 @@ impl Engine {
 
     fn take_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let events = self.core.call(py, |machine| {
-            std::mem::take(&mut machine.shared.told.events)
+            std::mem::take(&mut machine.shared.outbox.events)
         })?;
         let tables = tables(py)?;
         let list = PyList::empty(py);

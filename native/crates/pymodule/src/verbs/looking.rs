@@ -145,7 +145,7 @@ impl Core {
         if channels.is_quiet(machine) && !polls.is_multiple_of(TIMED) {
             return (taken, Left::default());
         }
-        let (pushed, now_ns) = (machine.shared.told.pushed, now_ns());
+        let (pushed, now_ns) = (machine.shared.outbox.pushed, now_ns());
         channels.progress(machine, now_ns);
         let taken = taken_of(machine, number, count);
         let mut left = self.left(machine, &channels, pushed);
@@ -164,13 +164,13 @@ impl Core {
                 self.couriers.serve(machine, &mut channels, now_ns);
             }
             let mut taken = Vec::new();
-            let told = &mut machine.shared.told;
-            let is_all = told.fed == [number] && told.events.is_empty();
+            let outbox = &mut machine.shared.outbox;
+            let is_all = outbox.fed == [number] && outbox.events.is_empty();
             if is_all && channels.events.is_empty() && machine.failed.is_empty() {
-                told.fed.clear();
+                outbox.fed.clear();
                 taken = taken_of(machine, number, usize::MAX);
             }
-            let pushed = machine.shared.told.pushed;
+            let pushed = machine.shared.outbox.pushed;
             (taken, self.left(machine, &channels, pushed))
         };
         self.couriers.held(|| self.call(py, take))
@@ -178,9 +178,9 @@ impl Core {
 
     /// Return what a call leaves to the adapter; `pushed` is the count before it.
     pub fn left(&self, machine: &Machine, channels: &Channels, pushed: u64) -> Left {
-        let told = &machine.shared.told;
-        let is_awaited = told.pushed != pushed && self.looks.watchers.load(Relaxed) > 0;
-        let has_news = !(told.fed.is_empty() && told.events.is_empty());
+        let outbox = &machine.shared.outbox;
+        let is_awaited = outbox.pushed != pushed && self.looks.watchers.load(Relaxed) > 0;
+        let has_news = !(outbox.fed.is_empty() && outbox.events.is_empty());
         let is_wanted = !(channels.events.is_empty() && machine.failed.is_empty());
         let is_wanted = is_wanted || self.news.has();
         let due_ns = machine.poll_timeout().unwrap_or(i64::MAX);
@@ -221,7 +221,7 @@ impl Core {
             if !is_timed && channels.is_quiet(machine) {
                 return (false, Wakes::default());
             }
-            let pushed = machine.shared.told.pushed;
+            let pushed = machine.shared.outbox.pushed;
             channels.progress(machine, now_ns());
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyAnyMethods, PyList, PyWeakrefReference};
-use urds_verbs::completions::{CompletionQueue as Machine, Told};
+use urds_verbs::completions::{CompletionQueue as Machine, Outbox};
 use urds_verbs::errors::Rejected;
 use urds_verbs::keys::Domain;
 use urds_verbs::receives::ReceiveQueue;
@@ -267,14 +267,14 @@ impl SharedReceiveQueue {
     fn with<T: Default>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut ReceiveQueue, &mut Told) -> T,
+        work: impl FnOnce(&mut ReceiveQueue, &mut Outbox) -> T,
     ) -> PyResult<T> {
         let number = self.number;
         self.core.call(py, |engine| {
             let shared = &mut engine.shared;
             let queue = shared.receives.get_mut(number);
             queue
-                .map(|queue| work(queue, &mut shared.told))
+                .map(|queue| work(queue, &mut shared.outbox))
                 .unwrap_or_default()
         })
     }
@@ -298,7 +298,7 @@ impl SharedReceiveQueue {
     }
 
     fn arm_limit(&self, py: Python<'_>, limit: i64) -> PyResult<()> {
-        accepted(self.with(py, |queue, told| queue.arm_limit(limit, told).err())?)
+        accepted(self.with(py, |queue, outbox| queue.arm_limit(limit, outbox).err())?)
     }
 
     fn resize(&self, py: Python<'_>, capacity: i64) -> PyResult<()> {

@@ -31,9 +31,9 @@ pub enum Awaited {
     /// One of these bits in the word of a stream, or its end.
     Bits(Arc<Attention>, u32, Arc<AtomicBool>),
     /// That the loop says so, which asks what Python waits for.
-    Told(Arc<AtomicBool>),
+    Loop(Arc<AtomicBool>),
     /// The same, or completions for the sink of a queue.
-    Fed(u32, Arc<AtomicBool>),
+    LoopOrSink(u32, Arc<AtomicBool>),
 }
 
 impl Awaited {
@@ -49,13 +49,13 @@ impl Awaited {
                 let queue_number = queue.as_ref().map(|(queue_number, _)| *queue_number);
                 is_closed.load(SeqCst)
                     || queue.as_ref().is_some_and(is_over)
-                    || machine.shared.told.has_event(*number, queue_number)
+                    || machine.shared.outbox.has_event(*number, queue_number)
             }
             Self::Bits(attention, bits, is_closed) => {
                 is_closed.load(SeqCst) || attention.word() & bits != 0
             }
-            Self::Told(is_told) => is_told.load(SeqCst),
-            Self::Fed(number, is_told) => {
+            Self::Loop(is_told) => is_told.load(SeqCst),
+            Self::LoopOrSink(number, is_told) => {
                 let queue = machine.shared.completions.get(*number);
                 is_told.load(SeqCst) || queue.is_some_and(|queue| !queue.is_empty())
             }
@@ -63,9 +63,9 @@ impl Awaited {
     }
 
     /// Return whether it is the wait that the loop knows by this word.
-    fn is_told_by(&self, word: &Arc<AtomicBool>) -> bool {
+    fn is_loop_wait(&self, word: &Arc<AtomicBool>) -> bool {
         match self {
-            Self::Told(is_told) | Self::Fed(_, is_told) => Arc::ptr_eq(is_told, word),
+            Self::Loop(is_told) | Self::LoopOrSink(_, is_told) => Arc::ptr_eq(is_told, word),
             _ => false,
         }
     }
@@ -103,7 +103,7 @@ enum Next {
 }
 
 /// A wait for what the loop tells.
-struct ToldWait {
+struct LoopWait {
     is_told: Arc<AtomicBool>,
     /// It is for what Python alone can see: memory that a peer writes, for one.
     asks: bool,
@@ -118,7 +118,7 @@ pub struct Waits {
     /// The longest sleep: the net below a lost ring, and below a signal that came just before it.
     pub nap_ns: AtomicI64,
     /// Waits for what the loop tells, by its numbers.
-    told: Mutex<HashMap<u64, ToldWait>>,
+    by_loop: Mutex<HashMap<u64, LoopWait>>,
     /// Memory of idle channels will be given back by a timer of the loop.
     pub is_trim_planned: AtomicBool,
 }
@@ -130,7 +130,7 @@ impl Waits {
             set,
             doorbell: Mutex::new(doorbell),
             nap_ns: AtomicI64::new(NAP_NS),
-            told: Mutex::default(),
+            by_loop: Mutex::default(),
             is_trim_planned: AtomicBool::new(false),
         }
     }
@@ -164,30 +164,32 @@ impl Waits {
     /// Begin a wait for what the loop tells; `end` ends it.
     pub fn begin(&self, number: u64, asks: bool) {
         let is_told = Arc::default();
-        self.told.lock().insert(number, ToldWait { is_told, asks });
+        self.by_loop
+            .lock()
+            .insert(number, LoopWait { is_told, asks });
     }
 
     pub fn end(&self, number: u64) {
-        self.told.lock().remove(&number);
+        self.by_loop.lock().remove(&number);
     }
 
-    fn told(&self, number: u64) -> Option<Arc<AtomicBool>> {
-        let told = self.told.lock();
-        told.get(&number).map(|wait| Arc::clone(&wait.is_told))
+    fn loop_wait(&self, number: u64) -> Option<Arc<AtomicBool>> {
+        let waits = self.by_loop.lock();
+        waits.get(&number).map(|wait| Arc::clone(&wait.is_told))
     }
 
     /// Return whether a thread waits for what Python alone can see.
     fn has_asking(&self) -> bool {
-        self.told.lock().values().any(|wait| wait.asks)
+        self.by_loop.lock().values().any(|wait| wait.asks)
     }
 
     /// Tell a thread that its wait is over, or may be.
     pub fn tell(&self, number: u64) {
-        let Some(is_told) = self.told(number) else {
+        let Some(is_told) = self.loop_wait(number) else {
             return;
         };
         is_told.store(true, SeqCst);
-        let is_it = |awaited: &Awaited| awaited.is_told_by(&is_told);
+        let is_it = |awaited: &Awaited| awaited.is_loop_wait(&is_told);
         self.wake(&self.lead.notify_ready(None, is_it));
     }
 
@@ -246,12 +248,16 @@ impl Core {
         until_ns: Option<i64>,
         fed: Option<u32>,
     ) -> PyResult<Woken> {
-        let Some(is_told) = self.waits.as_ref().and_then(|waits| waits.told(number)) else {
+        let Some(is_told) = self
+            .waits
+            .as_ref()
+            .and_then(|waits| waits.loop_wait(number))
+        else {
             return Ok(Woken::Ended);
         };
         let awaited = match fed {
-            Some(queue) => Awaited::Fed(queue, Arc::clone(&is_told)),
-            None => Awaited::Told(Arc::clone(&is_told)),
+            Some(queue) => Awaited::LoopOrSink(queue, Arc::clone(&is_told)),
+            None => Awaited::Loop(Arc::clone(&is_told)),
         };
         let woken = self.wait(py, &awaited, until_ns)?;
         is_told.store(false, SeqCst);
@@ -305,7 +311,7 @@ impl Core {
                 Next::Yield => self.call_loop(py, intern!(py, "yield_lead"))?,
                 Next::Signal => {
                     py.check_signals()?;
-                    if matches!(awaited, Awaited::Told(_) | Awaited::Fed(..)) {
+                    if matches!(awaited, Awaited::Loop(_) | Awaited::LoopOrSink(..)) {
                         self.call_loop(py, intern!(py, "run_due"))?; // the net below a lost ring
                     }
                 }
@@ -368,14 +374,14 @@ impl Core {
     fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<Found> {
         let look = |machine: &mut Machine| {
             let (mut channels, now_ns) = (self.channels.lock(), now_ns());
-            let pushed = machine.shared.told.pushed;
+            let pushed = machine.shared.outbox.pushed;
             let has_read = channels.progress(machine, now_ns);
             self.couriers.serve(machine, &mut channels, now_ns);
             let is_due = self.left(machine, &channels, pushed).is_due;
             drop(channels);
             let is_here = waiter.awaited.is_here(machine);
             // A thread that waits for a sink gives it all itself, or has the adapter do so.
-            let feeds = is_here && matches!(waiter.awaited, Awaited::Fed(..));
+            let feeds = is_here && matches!(waiter.awaited, Awaited::LoopOrSink(..));
             let found = Found {
                 is_here,
                 is_due: is_due && !feeds,
