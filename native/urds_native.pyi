@@ -1054,15 +1054,15 @@ class RdmaCourier:
         memory: _Buffer,
         lkey: int,
         places: tuple[int, int, int],
-        limits: tuple[int, int, int],
+        limits: tuple[int, int, int, int],
         doorbell: int,
-        acknowledges_unasked: bool,
         /,
     ) -> Self:
         """Make one that does nothing. Raises OSError: EINVAL beside couriers of another plane.
 
         `places`: receives with room for a long frame, bytes of such and of others. `limits`: receives,
-        frames under way, bytes of a message. From the first one on threads of the plane serve the
+        frames under way, bytes of a message, nanoseconds that an acknowledgement waits for a message
+        to ride on. From the first one on threads of the plane serve the
         engine, until `ShmEngine.leave_plane`; they write to `doorbell` when the adapter has something to do.
         """
 

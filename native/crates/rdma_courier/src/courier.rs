@@ -17,8 +17,6 @@ use urds_verbs::work::Completion;
 
 /// What comes at most before an acknowledgement that is asked for.
 const UNTOLD_BYTES_MAX: usize = 256 << 10;
-/// What an acknowledgement waits for a message to ride on.
-const ACKNOWLEDGE_NS: i64 = 1_000_000;
 /// Messages that wait or are not acknowledged: with more the core counts them.
 const MESSAGES_MAX: usize = 32_768;
 
@@ -40,6 +38,8 @@ pub struct Setup {
     pub receive_ring: u64,
     pub send_ring: usize,
     pub message_bytes_max: usize,
+    /// What an acknowledgement waits for a message to ride on.
+    pub ack_delay_ns: i64,
 }
 
 impl Setup {
@@ -167,8 +167,6 @@ pub struct Courier {
     pub(crate) state: Mutex<Option<State>>,
     pub(crate) scratch: Mutex<Vec<u8>>,
     tell: Tell,
-    /// It waits for what it sent last: an own node.
-    acknowledges_unasked: bool,
 }
 
 impl fmt::Debug for Courier {
@@ -178,13 +176,7 @@ impl fmt::Debug for Courier {
 }
 
 impl Courier {
-    pub fn new(
-        setup: Setup,
-        plane: Arc<Plane>,
-        path: ExternalId,
-        tell: Tell,
-        acknowledges_unasked: bool,
-    ) -> Self {
+    pub fn new(setup: Setup, plane: Arc<Plane>, path: ExternalId, tell: Tell) -> Self {
         Self {
             setup,
             plane,
@@ -192,7 +184,6 @@ impl Courier {
             state: Mutex::new(None),
             scratch: Mutex::new(Vec::new()),
             tell,
-            acknowledges_unasked,
         }
     }
 
@@ -321,13 +312,11 @@ impl Courier {
         while self.post_next(state, engine) {
             has_posted = true;
         }
-        // One that is asked for leaves behind that which is under way.
+        // The peer, an urds node, waits for the acknowledgement of what it sent last, which asks for
+        // none. One that is asked for leaves behind that which is under way.
         let waits = state.has_ack_pending() && !state.numbers.acknowledgement_asked;
-        state.ack_due_ns = if waits && self.acknowledges_unasked {
-            state.ack_due_ns.or(Some(now_ns + ACKNOWLEDGE_NS))
-        } else {
-            None
-        };
+        state.ack_due_ns =
+            waits.then(|| state.ack_due_ns.unwrap_or(now_ns + self.setup.ack_delay_ns));
         has_posted
     }
 

@@ -426,11 +426,9 @@ fn plain(given: &[Bound<'_, PyAny>]) -> PyResult<Vec<GatheredMessage>> {
 #[pymethods]
 impl RdmaCourier {
     /// `places`: long slots, bytes of a long and of a short one; `limits`: receive and send ring, bytes of a
-    /// message.
+    /// message, delay of an acknowledgement.
     #[new]
-    #[pyo3(signature = (
-        engine, path, queues, memory, lkey, places, limits, doorbell, acknowledges_unasked, /
-    ))]
+    #[pyo3(signature = (engine, path, queues, memory, lkey, places, limits, doorbell, /))]
     #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)] // as Python gives them, once
     fn new(
         engine: &Bound<'_, ShmEngine>,
@@ -443,9 +441,8 @@ impl RdmaCourier {
         memory: &Bound<'_, PyAny>,
         lkey: u32,
         places: (u64, usize, usize),
-        limits: (u64, usize, usize),
+        limits: (u64, usize, usize, i64),
         doorbell: i32,
-        acknowledges_unasked: bool,
     ) -> PyResult<Self> {
         let core = engine.get().core();
         let qpn = queues.0.get().qpn();
@@ -462,6 +459,7 @@ impl RdmaCourier {
             receive_ring: limits.0,
             send_ring: limits.1,
             message_bytes_max: limits.2,
+            ack_delay_ns: limits.3,
         };
         let news = Arc::clone(&core.news);
         let courier = Courier::new(
@@ -469,7 +467,6 @@ impl RdmaCourier {
             Arc::clone(path.get().plane()),
             path.get().id,
             Box::new(move || news.add(qpn)),
-            acknowledges_unasked,
         );
         let courier = Arc::new(courier);
         if !core.couriers.add(&courier) {

@@ -28,6 +28,7 @@ from urds.rds.transports.rdma.frames import (
     Piece,
     Work,
 )
+from urds.rds.transports.rdma.receiving import ACK_DELAY_NS
 from urds.rds.transports.rdma.regions import REGIONS_MAX
 from urds.rds.wire.frame_format import FrameFormat
 from urds.rds.wire.header import HEADER_BYTES
@@ -145,22 +146,18 @@ class Link:
     def _make_courier(self, qp: QueuePair) -> Courier | None:
         """Return a compiled courier, if device and plane are compiled."""
         make = getattr(self.device.adapter, "rdma_courier", None)
-        native = (
-            None
-            if make is None
-            else make(
-                self.path.outside,
-                (qp, self.device.completions, qp.srq),
-                (self._view, self._region.lkey),
-                (_LONG_RECEIVES, _LONG_BYTES, _SHORT_BYTES),
-                (self.receive_ring, self.path.core.limits.send_ring),
-                self.path.core.limits.message_bytes_max,
-                self._handle_courier,
-            )
-        )
-        if native is None:
+        if make is None:
             return None
-        return Courier(self, native)
+        limits = self.path.core.limits
+        native = make(
+            self.path.outside,
+            (qp, self.device.completions, qp.srq),
+            (self._view, self._region.lkey),
+            (_LONG_RECEIVES, _LONG_BYTES, _SHORT_BYTES),
+            (self.receive_ring, limits.send_ring, limits.message_bytes_max, ACK_DELAY_NS),
+            self._handle_courier,
+        )
+        return None if native is None else Courier(self, native)
 
     @property
     def slots(self) -> tuple[int, int]:

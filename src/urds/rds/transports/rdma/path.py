@@ -33,6 +33,7 @@ from urds.rds.transports.peer_history import PeerName
 from urds.rds.transports.rdma.charges import Charges
 from urds.rds.transports.rdma.core import ConnectionCore, CoreLimits
 from urds.rds.transports.rdma.courier import CoreLock
+from urds.rds.transports.rdma.receiving import ACK_DELAY_NS
 from urds.rds.transports.rdma.surroundings import Surroundings
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from urds.rds.transports.rdma.frames import MessageEntry
     from urds.rds.transports.rdma.link import Link
 
-_ACKNOWLEDGE_NS: Final = 1_000_000  # what an acknowledgement waits for a message to ride on
 _ROWS_MAX: Final = 65536  # of each message table
 
 
@@ -81,11 +81,11 @@ class Acknowledgements:
         self._times: dict[RdmaPath, int] = {}
         self._comes_ns: int | None = None  # when the control thread comes
 
-    def plan(self, path: RdmaPath, wait_ns: int) -> None:
-        """Have a path acknowledge so much later, unless it does so before."""
+    def plan(self, path: RdmaPath) -> None:
+        """Have a path acknowledge after `ACK_DELAY_NS`, unless it does so before."""
         if path in self._times:
             return
-        at_ns = self._now_ns() + wait_ns
+        at_ns = self._now_ns() + ACK_DELAY_NS
         self._times[path] = at_ns
         if self._comes_ns is None or at_ns < self._comes_ns:
             self._comes_ns = at_ns
@@ -337,7 +337,7 @@ class RdmaPath:
             self._charges.refund_freed()
             if self.core.has_ack_pending and self._acknowledges_unasked:
                 # The last messages of a burst ask for nothing.
-                self._node.acknowledgements.plan(self, _ACKNOWLEDGE_NS)
+                self._node.acknowledgements.plan(self)
             if link is not None and self.lock.courier is not None:
                 link.give()
 

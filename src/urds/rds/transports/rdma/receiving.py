@@ -14,7 +14,7 @@ on it. Until then the private data names it. Source: linux v6.12 net/rds/ib_recv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from urds.rds.constants import CONGESTION_MAP_BYTES, ExtensionType, HeaderFlag
 from urds.rds.transports.rdma.frames import FRAGMENT_BYTES, Fields
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from urds.rds.transports.rdma.core import Around, CoreLimits
     from urds.rds.transports.rdma.counters import RdmaCounters
 
+# What an acknowledgement waits for a message to ride on, towards a peer that waits for it.
+ACK_DELAY_NS: Final = 1_000_000
 _RETRANSMITTED = int(HeaderFlag.RETRANSMITTED)
 _ACK_REQUIRED = int(HeaderFlag.ACK_REQUIRED)
 _CONG_BITMAP = int(HeaderFlag.CONG_BITMAP)

@@ -14,13 +14,13 @@ def make_courier(
     queues: tuple[Any, Any, Any],
     memory: tuple[memoryview, int],
     places: tuple[int, int, int],
-    rings: tuple[int, int],
-    message_bytes_max: int,
+    limits: tuple[int, int, int, int],
     handler: Callable[[], None],
 ) -> Any:
     """Make a courier of RDS over RDMA; None for a path of another plane. Lock held.
 
-    `handler` is called with the lock held when the courier has something to tell.
+    `places` and `limits` are those of `urds_native.RdmaCourier`. `handler` is called with the lock
+    held when the courier has something to tell.
     """
     if not isinstance(path, urds_native.ExternalPath):
         return None
@@ -31,9 +31,8 @@ def make_courier(
         queues,
         *memory,
         places,
-        (*rings, message_bytes_max),
+        limits,
         adapter.loop.serve_by_plane(),
-        True,
     )
     adapter.on_stream[qpn] = handler
     return courier
