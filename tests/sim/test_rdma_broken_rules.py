@@ -115,7 +115,7 @@ def _gather_for_ever(core: ConnectionCore) -> bool:
 
 def _keep_the_partial(incoming: Incoming) -> None:
     incoming.acknowledgement = 0
-    incoming.note_told()
+    incoming.note_ack_sent()
 
 
 def _stay_with_the_old_life(original: Any, peer: RdmaPeer, data: Any, version: Any) -> None:

@@ -16,7 +16,7 @@ use urds_verbs::numbers::QpState;
 use urds_verbs::work::Completion;
 
 /// What comes at most before an acknowledgement that is asked for.
-const UNTOLD_BYTES_MAX: usize = 256 << 10;
+const UNACKED_BYTES_MAX: usize = 256 << 10;
 /// Messages that wait or are not acknowledged: with more the core counts them.
 const MESSAGES_MAX: usize = 32_768;
 
@@ -75,7 +75,7 @@ pub struct Numbers {
     /// The number that frames name, whether the peer waits for one, and which one was named last.
     pub acknowledgement: u64,
     pub acknowledgement_asked: bool,
-    pub told: u64,
+    pub ack_sent: u64,
     /// The highest number that the peer acknowledged; 0 if it did not on this connection.
     pub acknowledged: u64,
     /// Receives in use, and how many there may be.
@@ -148,8 +148,8 @@ pub(crate) struct State {
     pub paused_slot: Option<u64>,
     /// Something came that is the core's: nothing is done until it takes the numbers.
     pub is_stopped: bool,
-    /// Payload that came since the peer was told last.
-    pub untold_bytes: usize,
+    /// Payload that came since the last acknowledgement left.
+    pub unacked_bytes: usize,
     /// An acknowledgement that is asked for waits for more.
     pub puts_ack_off: bool,
     /// When an acknowledgement leaves that has found no message to ride on.
@@ -220,7 +220,7 @@ impl Courier {
             pauses: false,
             paused_slot: None,
             is_stopped: false,
-            untold_bytes: 0,
+            unacked_bytes: 0,
             puts_ack_off: false,
             ack_due_ns: None,
         });
@@ -307,7 +307,7 @@ impl Courier {
         self.gather(state);
         let is_due = state.ack_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
         state.numbers.acknowledgement_asked |= is_due && state.has_ack_pending();
-        state.puts_ack_off = has_more && state.untold_bytes < UNTOLD_BYTES_MAX;
+        state.puts_ack_off = has_more && state.unacked_bytes < UNACKED_BYTES_MAX;
         let mut has_posted = false;
         while self.post_next(state, engine) {
             has_posted = true;
@@ -351,8 +351,8 @@ impl Courier {
 }
 
 impl State {
-    /// Return whether the peer has not been told of all that came.
+    /// Return whether something came that no acknowledgement has named yet.
     fn has_ack_pending(&self) -> bool {
-        self.numbers.acknowledgement != self.numbers.told
+        self.numbers.acknowledgement != self.numbers.ack_sent
     }
 }

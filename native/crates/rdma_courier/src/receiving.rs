@@ -271,7 +271,7 @@ impl Courier {
         counted: u64,
     ) {
         let (source, target) = (header.source_port, header.target_port);
-        state.untold_bytes += payload.len();
+        state.unacked_bytes += payload.len();
         let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
         // The map goes before the acknowledgement, which lets the peer send once more.
         state.is_map_due |= plane.take_map_due(self.path);

@@ -89,7 +89,7 @@ impl Courier {
         };
         state.counts.acks_sent += 1;
         state.acks_under_way += 1;
-        state.note_told();
+        state.note_ack_sent();
         let bytes = header.emit(true).to_vec();
         self.post(state, engine, Own::Copied(bytes.into()), true, true)
     }
@@ -184,14 +184,14 @@ impl State {
     /// Begin a frame that acknowledges; return the number that it names.
     fn begin_frame(&mut self) -> u64 {
         self.counts.acks_piggybacked += u64::from(self.numbers.acknowledgement_asked);
-        self.note_told();
+        self.note_ack_sent();
         self.numbers.acknowledgement
     }
 
-    fn note_told(&mut self) {
-        self.numbers.told = self.numbers.acknowledgement;
+    fn note_ack_sent(&mut self) {
+        self.numbers.ack_sent = self.numbers.acknowledgement;
         self.numbers.acknowledgement_asked = false;
-        self.untold_bytes = 0;
+        self.unacked_bytes = 0;
     }
 
     /// Take the message that is next, with its number.

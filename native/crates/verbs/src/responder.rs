@@ -602,7 +602,7 @@ impl Responder {
         if !self.ack_due {
             return None;
         }
-        self.note_told();
+        self.note_acked();
         u32::try_from((self.expected - 1) & PSN_MASK).ok()
     }
 
@@ -613,7 +613,7 @@ impl Responder {
     }
 
     /// Note that the peer learns now what has been executed.
-    fn note_told(&mut self) {
+    fn note_acked(&mut self) {
         (self.ack_due, self.is_hurried) = (false, false);
         (self.unacked, self.reported_psn) = (0, self.expected);
     }
@@ -627,13 +627,13 @@ impl Responder {
     ) -> Option<Packet> {
         if self.last_answer_due {
             self.last_answer_due = false;
-            self.note_told();
+            self.note_acked();
             return self.last_answer;
         }
         // An RNR NAK goes at once, and takes the acknowledgement along.
         let is_late = self.unacked >= UNACKED_MAX && self.rnr_psn.is_none();
         if self.ack_due && (self.is_hurried || !may_wait || is_late) {
-            self.note_told();
+            self.note_acked();
             return Some(self.answer(target_qpn, self.expected - 1, ACK));
         }
         let psn = self.rnr_psn.take()?;

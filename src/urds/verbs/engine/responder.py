@@ -406,14 +406,14 @@ class Responder:
                 return answer
         if self._final_due:
             self._final_due = self._gap_due = False
-            self._note_told()
+            self._note_acked()
             return self._final
         if self._gap_due:
             self._gap_due = False
-            self._note_told()
+            self._note_acked()
             return self._answer(self._expected, Syndrome.NAK_SEQUENCE)
         if self.ack_due and not self._ack_waits():
-            self._note_told()
+            self._note_acked()
             packet = self._answer(self._expected - 1, Syndrome.ACK)
             if self._ahead:
                 packet.selective = _ranges(self._ahead)
@@ -430,7 +430,7 @@ class Responder:
     def add_ack(self, packet: Packet) -> None:
         """Let the acknowledgement that waits ride on a packet to the peer."""
         if self.ack_due:
-            self._note_told()
+            self._note_acked()
             packet.acknowledged = self._expected - 1 & PSN_MASK
 
     def last_ack(self) -> Packet | None:
@@ -444,7 +444,7 @@ class Responder:
         is_early = self._unacked < UNACKED_MAX and self._qp.state is not QPState.ERR
         return is_early or self._rnr_psn is not None
 
-    def _note_told(self) -> None:
+    def _note_acked(self) -> None:
         """Note that the peer learns now what has been executed."""
         self.ack_due = self._is_hurried = False
         self._unacked, self._reported_psn = 0, self._expected

@@ -366,7 +366,7 @@ pub struct RdmaCourier {
 
 /// Numbers of messages sent: the next one; packets and bytes left of the budget, of a whole one; of
 /// frames: the next one, those under way; of messages received: the next one, acknowledged, whether that
-/// is asked for, told; receives in use and at most.
+/// is asked for, acknowledgement sent last; receives in use and at most.
 type Given = (
     u64,
     (usize, usize, usize, usize),
@@ -514,7 +514,7 @@ impl RdmaCourier {
             sequence_expected: received.0,
             acknowledgement: received.1,
             acknowledgement_asked: received.2,
-            told: received.3,
+            ack_sent: received.3,
             acknowledged: 0,
             slots: slots.0,
             slots_max: slots.1,
@@ -555,7 +555,7 @@ impl RdmaCourier {
                     numbers.sequence_expected,
                     numbers.acknowledgement,
                     numbers.acknowledgement_asked,
-                    numbers.told,
+                    numbers.ack_sent,
                 ),
                 numbers.slots,
             ),

@@ -289,7 +289,7 @@ class ConnectionCore:
             # A peer that only solicited frames wake would else not grant the awaited credits.
             solicited=not self._credits.may_take(),
         )
-        incoming.note_told()
+        incoming.note_ack_sent()
         self._posted.note_frame()
         return frame
 
@@ -298,7 +298,7 @@ class ConnectionCore:
         data = ACK_ONLY.emit(acknowledgement=self.incoming.acknowledgement, credit=credit)
         frame = Frame(self._posted.wr_id_next, data, solicited=True)
         self.rdma.ib_ack_sent += 1
-        self.incoming.note_told()
+        self.incoming.note_ack_sent()
         self._posted.note_acknowledgement()
         return frame
 
@@ -314,8 +314,8 @@ class ConnectionCore:
 
     @property
     def has_ack_pending(self) -> bool:
-        """Whether messages lie in inboxes that the peer was not told of."""
-        return self.is_attached and self.incoming.has_untold
+        """Whether messages lie in inboxes that no acknowledgement has named yet."""
+        return self.is_attached and self.incoming.has_ack_pending
 
     def acknowledge(self) -> None:
         """Make a pending acknowledgement due at once: later there may be no connection."""

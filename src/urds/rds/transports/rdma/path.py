@@ -329,7 +329,7 @@ class RdmaPath:
         self._node.plane.finish_pass()
 
     def _finish(self, link: Link | None) -> None:
-        """Give back what is done, see to acknowledgements, and have a courier go on.
+        """Refund what is done, plan an acknowledgement, and hand over to a courier if there is one.
 
         The lock of a link's adapter is held.
         """
@@ -342,7 +342,7 @@ class RdmaPath:
                 link.give()
 
     def count_up(self) -> None:
-        """Have the core's numbers and counters as they are."""
+        """Take back what a courier has counted and numbered, so that the core's is current."""
         with self.lock:
             pass
 

@@ -54,7 +54,7 @@ class Incoming:
         self.sequence_expected = 0
         self.acknowledgement = 0  # the number that sent frames name; 0 before one came
         self.acknowledgement_asked = False  # the peer waits for one
-        self._told = 0  # the acknowledgement that the last frame sent named
+        self._ack_sent = 0  # the acknowledgement that the last frame sent named
         self.fragment_bytes = FRAGMENT_BYTES  # of this connection: all but the last have so many
         self._header: Fields | None = None  # of the message whose fragments are being collected
         self._pieces: list[bytes] = []
@@ -63,28 +63,28 @@ class Incoming:
     def end_connection(self) -> None:
         """Forget the partial message and pending acknowledgements; the numbers stay."""
         self._forget_partial()
-        self.acknowledgement = self._told = 0
+        self.acknowledgement = self._ack_sent = 0
         self.acknowledgement_asked = False
 
     @property
-    def has_untold(self) -> bool:
-        """Whether messages lie in inboxes that the peer was not told of."""
-        return self.acknowledgement != self._told
+    def has_ack_pending(self) -> bool:
+        """Whether messages lie in inboxes that no acknowledgement has named yet."""
+        return self.acknowledgement != self._ack_sent
 
-    def note_told(self) -> None:
+    def note_ack_sent(self) -> None:
         """Note that a frame names the acknowledgement."""
-        self._told = self.acknowledgement
+        self._ack_sent = self.acknowledgement
         self.acknowledgement_asked = False
 
     def numbers(self) -> tuple[int, int, bool, int]:
         """Return what a courier goes on from, and `take_back` takes."""
         expected, acknowledgement = self.sequence_expected, self.acknowledgement
-        return expected, acknowledgement, self.acknowledgement_asked, self._told
+        return expected, acknowledgement, self.acknowledgement_asked, self._ack_sent
 
     def take_back(self, numbers: tuple[int, int, bool, int]) -> None:
         """Go on from the numbers of a courier."""
         self.sequence_expected, self.acknowledgement = numbers[:2]
-        self.acknowledgement_asked, self._told = numbers[2:]
+        self.acknowledgement_asked, self._ack_sent = numbers[2:]
 
     def restart_peer(self) -> None:
         """Begin another generation of the peer, whose numbers count afresh."""
