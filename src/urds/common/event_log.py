@@ -104,7 +104,7 @@ class EventLog:
             self._calls.flush()
 
     def take_logging(self, *, quiet: str) -> None:
-        """Have what `urds` logs as text come as event `log`, with logger and text.
+        """Write what `urds` logs as events `log`, with logger and text.
 
         Of the logger `quiet` nothing below an error comes.
         """

@@ -1,4 +1,4 @@
-"""Progress: who runs the work of a device, or of anything else that waits for descriptors and time.
+"""Progress: which thread runs what waits for descriptors and time, such as the work of a device.
 
 Handing a message from thread to thread costs more than everything else about it. So a thread that
 waits for a device makes its progress itself: it sleeps in the device's epoll set and processes
@@ -184,7 +184,7 @@ class ProgressThread:
                 _make(call)
 
     def _sleep_s(self, epoll: select.epoll, doorbell: int) -> float | None:
-        """Return how long to sleep, -1 for ever; None, and all is closed, if for nothing."""
+        """Return how long to sleep, -1 for ever. None: there is nothing left, and all is closed."""
         with self._lock:
             self._is_awake = False  # before the look: what comes after it rings
             if self._calls:
@@ -289,7 +289,7 @@ class ProgressMemory(Protocol):
         """Ask them not to."""
 
     def progressed_ns(self) -> int:
-        """Return when a call past the loop processed something last; 0 if there are none such."""
+        """Return when a call past the loop processed something last; 0 if there is no such call."""
 
 
 class ProgressLoop:
@@ -729,7 +729,7 @@ class ProgressLoop:
             left_ns = self._last_ns() + PARK_NS - now_ns
             if self.leader is not None or self._waiters:
                 if left_ns <= -PARK_NS:
-                    return  # a long wait: who leaves it has the thread check again
+                    return  # a long wait: the thread that leaves it has this one check again
                 left_ns = PARK_NS
             elif left_ns <= 0 or self._deferred:
                 self._lead_in_thread()

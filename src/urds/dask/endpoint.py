@@ -49,7 +49,7 @@ class Endpoint:
         self.is_closed = False
         self._receiver = self.loop.create_task(self._receive())
 
-    # -- who uses it
+    # -- its users
 
     def listen(self, on_accept: OnAccept) -> None:
         """Accept sessions, and call back with the link of each."""

@@ -1,4 +1,4 @@
-"""All sessions of one socket: which packet is whose, who may open one. A value machine as they are.
+"""All sessions of one socket: which packet is whose, which peer may open one. A value machine.
 
 A packet for a session that is not here is answered with RESET, so that a peer whose session was
 lost with a process learns it as soon as it says anything.

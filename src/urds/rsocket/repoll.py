@@ -318,7 +318,7 @@ class Repoll:
         return number
 
     def close(self) -> None:
-        """Let go of everything; who waits gets a ValueError. Safe twice."""
+        """Release everything; a thread that waits gets a ValueError. Safe twice."""
         with self._list.lock:
             if self.closed:
                 return
@@ -440,7 +440,7 @@ class Repoll:
             self._attending.enter_context(attended(new))
 
     def _unattend(self) -> None:
-        """Leave the devices to who waits."""
+        """Leave the devices to the threads that wait."""
         with self._list.lock:
             attending, self._attending = self._attending, ExitStack()
             self._attended.clear()

@@ -1,7 +1,7 @@
 """Completion queues of an application, the channels where they report, and the base of channels.
 
 The descriptor of a channel is readable while an event waits: for select, poll, epoll and event
-loops. The race rule of who waits for completions: poll the queue, arm it, poll again, then wait.
+loops. The rule for a wait without a race: poll the queue, arm it, poll again, then wait.
 Source: docs/reference/verbs-and-roce.md 12, 18.
 
 Where threads wait in the engine, the events of a `CompChannel` are queued there; its descriptor and

@@ -24,7 +24,7 @@ def _is_compiled() -> bool:
     try:
         return choose().plane == NATIVE
     except (PlaneError, SettingError):
-        return False  # who opens a device is told
+        return False  # the open of a device raises it
 
 
 if not TYPE_CHECKING and _is_compiled():

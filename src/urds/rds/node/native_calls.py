@@ -72,7 +72,7 @@ def load() -> Any:
 
 
 def _ignored(*_: Any) -> None:
-    """Stand where the worker has not begun."""
+    """Ignore a report: the worker has not begun."""
 
 
 class NativeCalls:

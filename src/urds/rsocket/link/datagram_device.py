@@ -81,7 +81,7 @@ class LookUps:
             return  # the answer is on its way: nothing follows from a look-up
         connection = event.connection
         qp = self._queue_pairs.get(event.parameters.private_data[:BIND_ID_BYTES])
-        with suppress(OSError):  # who asked has given up meanwhile
+        with suppress(OSError):  # the asking peer has given up meanwhile
             if qp is None:
                 self.refused += 1
                 connection.reject()

@@ -310,7 +310,7 @@ class DatagramLink:
         return DatagramStats() if self._core is None else self._core.stats
 
     def close(self) -> None:
-        """Give port and queue pairs back; who waits returns. Safe twice."""
+        """Give port and queue pairs back; threads that wait return. Safe twice."""
         with self._setup_lock:
             if self.is_closed:
                 return
@@ -343,21 +343,21 @@ class DatagramLink:
     def handle_found(self, token: int, qp_address: QueuePairAddress) -> None:
         """Use what a look-up found."""
         core = self._core
-        assert core is not None, "who looks up is bound"
+        assert core is not None, "a look-up is of a bound socket"
         with self._lock:
             core.handle_found(token, qp_address)
 
     def handle_not_found(self, token: int) -> None:
         """Ask the next device, though not from here."""
         core = self._core
-        assert core is not None, "who looks up is bound"
+        assert core is not None, "a look-up is of a bound socket"
         with self._lock:
             core.handle_not_found(token, time.monotonic_ns())
         if core.has_events:
             progress_thread.call_soon(lambda: self._serve(core))
 
     def finish_pass(self) -> None:
-        """Tell who shows or waits for readiness."""
+        """Tell all that show readiness or wait for it."""
         for wake in list(self._waiting):
             wake()
         if self.on_change is not None:

@@ -1,7 +1,7 @@
 """Headers before the bytes of a datagram, for UDP and for queue pairs, and what devices a peer has.
 
 Over UDP travels what finds no queue pair yet: `UdpHeader` brings the sender's queue pair number.
-Over a queue pair `QpHeader` says who sent it, for a datagram may come through the receiver's own
+Over a queue pair `QpHeader` names the sender, for a datagram may come through the receiver's own
 service. Parsers return the header and a view of what follows it, without a copy.
 
 `DatagramDevices` is what our own sockets say behind the header of a control message: where they can
@@ -95,7 +95,7 @@ class UdpHeader:
 
 @dataclass(frozen=True, slots=True)
 class QpHeader:
-    """Header of a datagram over a queue pair: who sent it."""
+    """Header of a datagram over a queue pair: its sender."""
 
     port: int
     address: IPv4Address | IPv6Address

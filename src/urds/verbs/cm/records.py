@@ -138,7 +138,7 @@ class CmConnection:
     peer_offer: Offer = field(default_factory=Offer)
     remote_id: int = 0
     context_guid: bytes = b""  # the peer's; empty while unknown
-    requester: Hashable = None  # at the listener: who the request's number belongs to
+    requester: Hashable = None  # at the listener: the side whose number the request's is
     listener: CmListener | None = None
     owner: Any = None
     is_silent: bool = False  # forgotten by its owner: no events

@@ -192,7 +192,7 @@ class Adapter(Objects, ABC):
         """Process what has arrived and run what is due, without waiting. Takes the lock."""
 
     def look(self, cq: CompletionQueue) -> None:
-        """Make progress for who polls `cq`, a queue with a sink; without the lock.
+        """Make progress for a thread that polls `cq`, a queue with a sink; without the lock.
 
         An adapter that can tell cheaply that nothing has arrived overrides it.
         """
@@ -382,7 +382,7 @@ class LoopAdapter(Adapter):
         return self.loop.wait(is_ready, timeout_ns)
 
     def go_on(self) -> None:
-        """Do what a pass that an exception has cut short did not come to. Lock held."""
+        """Finish a pass that an exception has cut short. Lock held."""
         self.call_soon(self.finish_pass)
 
     def add_external_waiter(self) -> None:

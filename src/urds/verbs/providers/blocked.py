@@ -31,7 +31,7 @@ class Blocked:
             blocked.pop(qpn, None)
 
     def take(self, path: AddressVector) -> dict[int, QueuePairEntry]:
-        """Return who waited for a path, by number: the one to be served first comes last."""
+        """Remove and return what waited for a path, by number; the last one is served first."""
         blocked = self._by_path.pop(path, {})
         return dict(sorted(blocked.items(), key=_rank_of, reverse=True))
 

@@ -23,7 +23,7 @@ pub const NAMES: usize = 2 * ROUTES;
 
 const PAGE_BYTES: usize = 4096;
 
-// Written once, by who makes the memory.
+// Written once, by the process that makes the memory.
 pub const AT_MAGIC: usize = 0;
 pub const AT_VERSION: usize = 8;
 pub const AT_SUBMISSIONS: usize = 16;

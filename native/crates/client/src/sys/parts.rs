@@ -27,7 +27,7 @@ impl<'a> Readable<'a> {
     /// Beyond its end.
     pub(crate) fn copy_into(&self, area: &Area, mut at: usize) {
         for part in self.0 {
-            // SAFETY: the word of who made this.
+            // SAFETY: the maker of this has promised it.
             unsafe { area.copy_from(at, part.iov_base.cast(), part.iov_len) };
             at += part.iov_len;
         }
@@ -55,7 +55,7 @@ impl<'a> Writable<'a> {
         let mut copied = 0;
         for part in self.0 {
             let step = part.iov_len.min(length - copied);
-            // SAFETY: the word of who made this.
+            // SAFETY: the maker of this has promised it.
             unsafe { area.copy_to(at + copied, part.iov_base.cast(), step) };
             copied += step;
         }

@@ -1,4 +1,4 @@
-//! Looks at channels: by who polls, and what is left to the adapter after a call.
+//! Looks at channels by threads that poll, and what is left to the adapter after a call.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -32,11 +32,11 @@ pub struct Left {
     looked_at_ns: Option<i64>,
 }
 
-/// What an engine with channels knows of its adapter and of those who poll.
+/// What an engine with channels knows of its adapter and of the threads that poll.
 pub struct Looks {
     /// Called when a call has left something that the adapter has to do.
     pub on_pass: Option<Py<PyAny>>,
-    /// Called by who polls, at most once per `LOOK_NS`: what no channel shows is looked at.
+    /// Called by threads that poll, at most once per `LOOK_NS`: it looks at what no channel shows.
     on_idle: Option<Py<PyAny>>,
     /// The adapter's loop: `run_due`, `yield_lead`, `handle_left`, `resume` are for threads that wait.
     pub owner: Option<Py<PyAny>>,

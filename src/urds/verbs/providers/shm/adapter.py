@@ -482,7 +482,7 @@ def check_local(host: str) -> None:
 
 
 def _kept(packet: Packet) -> Packet:
-    """Return a packet whose payload is its own."""
+    """Return a packet with a payload of its own: the slot is reused."""
     return replace(packet, payload=bytes(packet.payload))
 
 

@@ -20,8 +20,8 @@ sleeps the same way, and a reader looks at its word whenever it tells what it ha
 
 **Trust.** The other side may write anything anywhere at any time. Stamp and fields are copied once
 and then checked; what cannot be is a RemoteProtocolError, and the channel ends. A payload is a view
-of the memory, good for one copy to its place: who judges its bytes copies them first. What the
-reader frees it counts itself; the writer checks that this only grows, up to what it published.
+of the memory, good for one copy to its place: code that checks its bytes copies them first. The
+reader counts itself what it frees; the writer checks that this only grows, up to what it published.
 """
 
 import struct
