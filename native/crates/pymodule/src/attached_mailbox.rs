@@ -7,7 +7,7 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 use urds_channel::socket_memory::layout::{WAIT_ROOM, WAIT_SLEEPERS};
@@ -29,10 +29,6 @@ const FOREVER: u64 = u64::MAX;
 /// How often a wait looks for signals, and whether the descriptor was closed.
 const LOOK_MS: u64 = 100;
 const MS: u64 = 1_000_000;
-const MSG_OOB: i64 = 0x1;
-const MSG_PEEK: i64 = 0x2;
-const MSG_DONTWAIT: i64 = 0x40;
-const MSG_ERRQUEUE: i64 = 0x2000;
 
 /// The words that Python reads and sets by name.
 const WORDS: [(&str, Word); 18] = [
@@ -668,6 +664,11 @@ pub fn add_methods(class: &Bound<'_, PyType>) -> PyResult<()> {
     sys::add_fast_method(class, c"recvfrom", doc, function)
 }
 
+/// Return how long a socket waits; `None` for ever.
+fn limit_of(wait_ns: &AtomicU64) -> Option<u64> {
+    Some(wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns != FOREVER)
+}
+
 #[cold]
 fn rescue(mailbox: &Bound<'_, AttachedMailbox>) -> PyErr {
     errors::fault(mailbox.py())
@@ -678,21 +679,8 @@ fn sendto<'py>(
     arguments: Arguments<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (py, own) = (mailbox.py(), mailbox.get());
-    let mut wait_ns = Some(own.send_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
-    let (payload, address) = match *arguments {
-        [payload, address] => (payload, address),
-        [payload, address, last] if last.is_none() => (payload, address),
-        [payload, flags, address] => {
-            if flags.is_truthy()? {
-                wait_ns = fast_calls::wait_of_flags(flags, wait_ns)?;
-            }
-            (payload, address)
-        }
-        _ => {
-            let (wanted, given) = ("two or three", arguments.len());
-            return Err(fast_calls::wrong_count("sendto", wanted, given));
-        }
-    };
+    let own_ns = limit_of(&own.send_wait_ns);
+    let (payload, address, wait_ns) = fast_calls::sendto_arguments(arguments, own_ns)?;
     let target = own.target(address)?;
     let payload = memory::payload_of(&payload)?;
     let outgoing = Outgoing {
@@ -708,38 +696,12 @@ fn recvfrom<'py>(
     arguments: Arguments<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (py, own) = (mailbox.py(), mailbox.get());
-    let (bufsize, flags) = match *arguments {
-        [bufsize] => (sys::integer(bufsize)?, 0),
-        [bufsize, flags] => (sys::integer(bufsize)?, sys::integer(flags)?),
-        _ => {
-            let (wanted, given) = ("one or two", arguments.len());
-            return Err(fast_calls::wrong_count("recvfrom", wanted, given));
-        }
+    let own_ns = limit_of(&own.receive_wait_ns);
+    let Some(wanted) = fast_calls::recvfrom_arguments(py, arguments, own_ns)? else {
+        return fast_calls::nothing(py);
     };
-    let Ok(bytes_max) = usize::try_from(bufsize) else {
-        return Err(PyValueError::new_err("negative buffersize in recvfrom"));
-    };
-    if flags & MSG_OOB != 0 {
-        return fast_calls::nothing(py); // kernel parity: as for an empty message
-    }
-    if flags & MSG_ERRQUEUE != 0 {
-        let reason = ErrorReason::NothingToReceive;
-        return Err(errors::refuse(py, reason, "MSG_ERRQUEUE"));
-    }
-    let own_ns = Some(own.receive_wait_ns.load(Relaxed)).filter(|&ns| ns != FOREVER);
-    let wait_ns = if flags & MSG_DONTWAIT == 0 {
-        own_ns
-    } else {
-        Some(0)
-    };
-    let taken = own.take(py, bytes_max, wait_ns, flags & MSG_PEEK != 0)?;
-    let Some(taken) = taken else {
-        let errno = if wait_ns == Some(0) {
-            EAGAIN
-        } else {
-            ETIMEDOUT
-        };
-        return Err(exception(py, errno, false));
+    let Some(taken) = own.take(py, wanted.bytes_max, wanted.wait_ns, wanted.peek)? else {
+        return Err(fast_calls::none_came(py, wanted.wait_ns));
     };
     match (taken.message.kind, taken.payload) {
         (ReceivedKind::Message, Some(payload)) => {

@@ -68,20 +68,29 @@ fn sendto<'py>(
     let py = mailbox.py();
     let own = mailbox.get();
     own.begin(py)?;
-    let mut wait_ns = own.send_wait_ns();
-    let (payload, address) = match *arguments {
-        [payload, address] => (payload, address),
-        [payload, address, last] if last.is_none() => (payload, address),
-        [payload, flags, address] => {
-            if flags.is_truthy()? {
-                wait_ns = wait_of_flags(flags, wait_ns)?;
-            }
-            (payload, address)
-        }
-        _ => return Err(wrong_count("sendto", "two or three", arguments.len())),
-    };
+    let (payload, address, wait_ns) = sendto_arguments(arguments, own.send_wait_ns())?;
     let bytes = send_one(mailbox, payload, address, wait_ns)?;
     Ok(bytes.into_pyobject(py)?.into_any())
+}
+
+/// Return payload, address and how long `sendto` may wait, where the socket waits for `wait_ns`.
+#[inline]
+pub fn sendto_arguments<'a, 'py>(
+    arguments: Arguments<'a, 'py>,
+    wait_ns: Option<u64>,
+) -> PyResult<(
+    Borrowed<'a, 'py, PyAny>,
+    Borrowed<'a, 'py, PyAny>,
+    Option<u64>,
+)> {
+    match *arguments {
+        [payload, address, last] if last.is_none() => Ok((payload, address, wait_ns)),
+        [payload, flags, address] if flags.is_truthy()? => {
+            Ok((payload, address, wait_of_flags(flags, wait_ns)?))
+        }
+        [payload, address] | [payload, _, address] => Ok((payload, address, wait_ns)),
+        _ => Err(wrong_count("sendto", "two or three", arguments.len())),
+    }
 }
 
 /// Queue one message; return its length.
@@ -272,6 +281,39 @@ fn recvfrom<'py>(
     let py = mailbox.py();
     let own = mailbox.get();
     own.begin(py)?;
+    let Some(Wanted {
+        bytes_max,
+        wait_ns,
+        peek,
+    }) = recvfrom_arguments(py, arguments, own.receive_wait_ns())?
+    else {
+        return nothing(py);
+    };
+    let make = |received: Received<'_>| Came::of(py, received, bytes_max);
+    named(
+        mailbox,
+        take(mailbox, wait_ns, peek, make)?,
+        bytes_max,
+        wait_ns,
+    )
+}
+
+/// What `recvfrom` is asked for.
+pub struct Wanted {
+    pub bytes_max: usize,
+    pub wait_ns: Option<u64>,
+    pub peek: bool,
+}
+
+/// Return what `recvfrom` is asked for, where the socket waits for `wait_ns`.
+///
+/// `None` for `MSG_OOB`: the answer is that to an empty message, kernel parity.
+#[inline]
+pub fn recvfrom_arguments(
+    py: Python<'_>,
+    arguments: Arguments<'_, '_>,
+    wait_ns: Option<u64>,
+) -> PyResult<Option<Wanted>> {
     let (bytes_max, flags) = match *arguments {
         [bytes_max] => (sys::integer(bytes_max)?, 0),
         [bytes_max, flags] => (sys::integer(bytes_max)?, sys::integer(flags)?),
@@ -280,30 +322,19 @@ fn recvfrom<'py>(
     let Ok(bytes_max) = usize::try_from(bytes_max) else {
         return Err(PyValueError::new_err("negative buffersize in recvfrom"));
     };
-    let mut wait_ns = own.receive_wait_ns();
-    if flags != 0 {
-        if flags & MSG_OOB != 0 {
-            return nothing(py); // kernel parity: as for an empty message
-        }
-        if flags & MSG_ERRQUEUE != 0 {
-            return Err(errors::refuse(
-                py,
-                ErrorReason::NothingToReceive,
-                "MSG_ERRQUEUE",
-            ));
-        }
-        if flags & MSG_DONTWAIT != 0 {
-            wait_ns = Some(0);
-        }
+    if flags & MSG_OOB != 0 {
+        return Ok(None);
     }
-    let peek = flags & MSG_PEEK != 0;
-    let make = |received: Received<'_>| Came::of(py, received, bytes_max);
-    named(
-        mailbox,
-        take(mailbox, wait_ns, peek, make)?,
+    if flags & MSG_ERRQUEUE != 0 {
+        let reason = ErrorReason::NothingToReceive;
+        return Err(errors::refuse(py, reason, "MSG_ERRQUEUE"));
+    }
+    let never_waits = flags & MSG_DONTWAIT != 0;
+    Ok(Some(Wanted {
         bytes_max,
-        wait_ns,
-    )
+        wait_ns: if never_waits { Some(0) } else { wait_ns },
+        peek: flags & MSG_PEEK != 0,
+    }))
 }
 
 /// Return what was taken as `recvfrom` does; nothing is an error.
@@ -326,16 +357,19 @@ pub fn named<'py>(
             nothing(py)
         }
         Taken::Congestion(_) => nothing(py),
-        Taken::Nothing => {
-            let never = wait_ns == Some(0);
-            let reason = if never {
-                ErrorReason::NothingToReceive
-            } else {
-                ErrorReason::TimedOut
-            };
-            Err(errors::refuse(py, reason, ""))
-        }
+        Taken::Nothing => Err(none_came(py, wait_ns)),
     }
+}
+
+/// Return the error of a receive that found nothing, or waited for nothing.
+#[cold]
+pub fn none_came(py: Python<'_>, wait_ns: Option<u64>) -> PyErr {
+    let reason = if wait_ns == Some(0) {
+        ErrorReason::NothingToReceive
+    } else {
+        ErrorReason::TimedOut
+    };
+    errors::refuse(py, reason, "")
 }
 
 /// The result of `socket.recvfrom` for a message without a name.

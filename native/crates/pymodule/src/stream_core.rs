@@ -1,45 +1,23 @@
 //! The stream core of rsockets as Python sees it: flat calls and plain values, to be compared with
 //! `urds.rsocket.core.stream`.
 
-use std::sync::Arc;
-
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use urds_stream::core::StreamCore as Machine;
 use urds_stream::{
-    Mapped, Memory, Post, PostKind, ProtocolError, Refused, Region, Shut, Source, StreamSettings,
+    Mapped, Post, PostKind, ProtocolError, Refused, Region, Shut, Source, StreamSettings,
 };
 use urds_verbs::memory::Memory as _;
 
 use crate::deferred;
-use crate::verbs::Buffer;
+use crate::verbs::{Ram, stream_settings_of};
 
 static REMOTE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOCAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// A buffer of Python that the peer writes, or that is sent.
-#[derive(Clone)]
-struct Shared(Arc<Buffer>);
-
-impl Shared {
-    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Buffer::of(object).map(Arc::new).map(Self)
-    }
-}
-
-impl Memory for Shared {
-    fn read(&self, at: usize, to: &mut [u8]) {
-        self.0.read(at, to);
-    }
-
-    fn write(&self, at: usize, from: &[u8]) {
-        self.0.write(at, from);
-    }
-}
-
-impl Source for Shared {
+impl Source for Ram {
     fn length(&self) -> usize {
         self.0.length()
     }
@@ -49,8 +27,8 @@ impl Source for Shared {
     }
 }
 
-fn region_of(memory: &Bound<'_, PyAny>, address: u64, rkey: u32) -> PyResult<Region<Shared>> {
-    let memory = Shared::of(memory)?;
+fn region_of(memory: &Bound<'_, PyAny>, address: u64, rkey: u32) -> PyResult<Region<Ram>> {
+    let memory = Ram::of(memory)?;
     let length = memory.length();
     Ok(Region {
         memory,
@@ -75,33 +53,12 @@ fn remote(py: Python<'_>, error: &ProtocolError) -> PyErr {
     made(py, &REMOTE, "RemoteProtocolError", &error.0)
 }
 
-/// Read `StreamSettings` of Python.
+/// Read the settings of a stream to another of ours.
 fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<StreamSettings> {
-    fn field<'py, T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(
-        given: &Bound<'py, PyAny>,
-        name: &str,
-    ) -> PyResult<T> {
-        given.getattr(name)?.extract()
-    }
-    if !field::<bool>(given, "is_urds")? {
+    if !given.getattr("is_urds")?.extract::<bool>()? {
         return Err(PyValueError::new_err("librdmacm is emulated in Python"));
     }
-    Ok(StreamSettings {
-        send_queue: field(given, "send_queue")?,
-        receive_queue: field(given, "receive_queue")?,
-        receive_bytes: field(given, "receive_bytes")?,
-        is_receive_fixed: field(given, "is_receive_fixed")?,
-        ring_first_bytes: field(given, "ring_first_bytes")?,
-        ring_max_bytes: field(given, "ring_max_bytes")?,
-        held_wait_bytes: field(given, "held_wait_bytes")?,
-        send_bytes: field(given, "send_bytes")?,
-        chunk_max_bytes: field(given, "chunk_max_bytes")?,
-        iomap_slots: field(given, "iomap_slots")?,
-        table_entries: field(given, "table_entries")?,
-        is_big_endian: field::<String>(given, "byte_order")? == "big",
-        no_delay: field(given, "no_delay")?,
-        keepalive_ns: field(given, "keepalive_ns")?,
-    })
+    stream_settings_of(given)
 }
 
 fn kind_name(kind: PostKind) -> &'static str {
@@ -143,7 +100,7 @@ fn plain<'py>(py: Python<'py>, post: &Post) -> PlainPost<'py> {
 
 /// One side of a stream.
 #[pyclass(module = "urds_native")]
-pub struct StreamCore(Machine<Shared>);
+pub struct StreamCore(Machine<Ram>);
 
 #[pymethods]
 impl StreamCore {
@@ -181,7 +138,7 @@ impl StreamCore {
     }
 
     fn send(&mut self, data: &Bound<'_, PyAny>, may_zero_copy: bool) -> PyResult<(usize, u64)> {
-        let data = Shared::of(data)?;
+        let data = Ram::of(data)?;
         let taken = self.0.send(&data, may_zero_copy).map_err(refused)?;
         Ok((taken, self.0.sending.last_send()))
     }
@@ -192,7 +149,7 @@ impl StreamCore {
         offset: u64,
         may_zero_copy: bool,
     ) -> PyResult<(usize, u64)> {
-        let data = Shared::of(data)?;
+        let data = Ram::of(data)?;
         let taken = self.0.write_mapped(&data, offset, may_zero_copy);
         Ok((taken.map_err(refused)?, self.0.sending.last_send()))
     }
@@ -222,7 +179,7 @@ impl StreamCore {
     fn receive<'py>(&mut self, py: Python<'py>, wanted: usize, peek: bool) -> Bound<'py, PyBytes> {
         let wanted = wanted.min(self.0.receive_ring.available());
         let mut out = Vec::with_capacity(wanted);
-        let mut take = |memory: &Shared, at: usize, length: usize| {
+        let mut take = |memory: &Ram, at: usize, length: usize| {
             memory.0.append_to(at, length, &mut out);
         };
         self.0.receive_into(wanted, peek, &mut take);

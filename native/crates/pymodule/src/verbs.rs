@@ -20,8 +20,8 @@ mod stream_bytes;
 mod values;
 mod waiting;
 
-pub use memory::Buffer;
 use pyo3::prelude::*;
+pub use stream::{Ram, stream_settings_of};
 
 /// Add the classes of the engine to the module.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -28,6 +28,12 @@ use crate::verbs::stream_bytes::{Given, Sent, WAITALL};
 #[derive(Clone)]
 pub struct Ram(pub Arc<Buffer>);
 
+impl Ram {
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Buffer::of(object).map(Arc::new).map(Self)
+    }
+}
+
 impl urds_stream::Memory for Ram {
     fn read(&self, at: usize, to: &mut [u8]) {
         Memory::read(&*self.0, at, to);
@@ -67,17 +73,17 @@ pub struct Stream {
 pub fn region_of(memory: &Bound<'_, PyAny>) -> PyResult<Region<Ram>> {
     let py = memory.py();
     let view = memory.getattr(intern!(py, "view"))?;
-    let buffer = Buffer::of(&view)?;
+    let memory_view = Ram::of(&view)?;
     Ok(Region {
-        length: buffer.length(),
-        memory: Ram(Arc::new(buffer)),
+        length: memory_view.0.length(),
+        memory: memory_view,
         address: memory.getattr(intern!(py, "address"))?.extract()?,
         rkey: memory.getattr(intern!(py, "rkey"))?.extract()?,
     })
 }
 
 /// Return the settings of `urds.rsocket.core.stream.records`.
-fn settings_of(given: &Bound<'_, PyAny>) -> PyResult<StreamSettings> {
+pub fn stream_settings_of(given: &Bound<'_, PyAny>) -> PyResult<StreamSettings> {
     let number = |name: &str| given.getattr(name)?.extract::<usize>();
     let short = |name: &str| given.getattr(name)?.extract::<u16>();
     let flag = |name: &str| given.getattr(name)?.extract::<bool>();
@@ -125,7 +131,7 @@ impl Stream {
         settings: &Bound<'_, PyAny>,
         source: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let given = settings_of(settings)?;
+        let given = stream_settings_of(settings)?;
         let core = engine.get().core();
         let memory = source.call_method1("allocate", (given.region_bytes(),))?;
         let region = region_of(&memory)?;
