@@ -209,11 +209,11 @@ def test_a_fault_in_a_report_for_info_costs_nothing() -> None:
         with open(read), open(write):
             information = SimpleNamespace(fileno=lambda: read, handle_ready=fail, close=int)
             with ours._driver.lock:
-                ours._driver._information = information
-                ours._driver._watch_information()
-                ours._driver._handlers[read]()
-                assert read in ours._driver._handlers, "it is served again"
-                ours._driver.stop_serving(read)
+                ours._driver.information.socket = information
+                ours._driver.information.watch()
+                ours._driver.watches.handlers[read]()
+                assert read in ours._driver.watches.handlers, "it is served again"
+                ours._driver.watches.stop(read)
             assert ours.counters()["control_faults"] == 1
             exchange(ours, source, target)
 

@@ -10,8 +10,8 @@ from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.support import carriers
 from urds.rds.runtime import control_thread as driver_module
-from urds.rds.runtime.control_thread import first_sequence
 from urds.rds.runtime.inprocess import InProcess
+from urds.rds.runtime.paths import first_sequence
 
 pytestmark = pytest.mark.each_carrier
 

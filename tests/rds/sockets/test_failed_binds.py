@@ -30,7 +30,7 @@ def test_the_next_bind_finds_address_and_port_free(
                 sock.bind((host(1), 4000))
         sock.bind((host(1), 4000))
         assert [row.port for row in backend.snapshot().mailboxes] == [4000]
-        waited_for = backend._driver._handlers.keys()
+        waited_for = backend._driver.watches.handlers.keys()
         # Doorbell, reports, listener; and the compiled plane listens for shm streams.
         assert len(waited_for) == (3 if in_use() == PYTHON else 4)
         if in_use() == PYTHON:

@@ -88,7 +88,7 @@ class Acceptor:
         self._queues.clear()
 
     def _listen(self, host: LocalAddressState) -> None:
-        self._driver.serve(host.listener.fileno(), self.handler(host), Interest.READ)
+        self._driver.watches.serve(host.listener.fileno(), self.handler(host), Interest.READ)
 
     def _accept(self, host: LocalAddressState) -> None:
         """Accept some connections; a flood of them gets half of the thread's time at most.
@@ -132,7 +132,7 @@ class Acceptor:
             return
         queue.streams[descriptor] = pending
         pending.stream.expect(HEADER_BYTES)
-        self._driver.serve(
+        self._driver.watches.serve(
             descriptor, lambda: self._dequeue(host, queue, descriptor), Interest.READ
         )
         one_too_many = queue.bounds.one_too_many()
@@ -149,7 +149,7 @@ class Acceptor:
         """Admit a pending connection that has its first header; drop one that has ended."""
         pending = queue.streams.pop(descriptor)
         queue.bounds.forget(descriptor)
-        self._driver.stop_serving(descriptor)
+        self._driver.watches.stop(descriptor)
         # The report may have been about an earlier stream of this number; then it is still watched.
         self._driver.plane.unwatch(descriptor)
         if pending.stream.waiting() >= HEADER_BYTES:
@@ -161,5 +161,5 @@ class Acceptor:
     def _drop(self, queue: _AcceptQueue, descriptor: int) -> None:
         pending = queue.streams.pop(descriptor)
         queue.bounds.forget(descriptor)
-        self._driver.stop_serving(descriptor)
+        self._driver.watches.stop(descriptor)
         pending.stream.reset()

@@ -86,9 +86,9 @@ class Actions:
     # -- paths
 
     def _path(self, host: LocalAddressState, peer: IPAddress, index: int) -> Path:
-        paths = self._driver.paths_to(host, peer)
+        paths = self._driver.paths.to(host, peer)
         while len(paths.paths) <= index:
-            paths.paths.append(self._driver.new_path(host, peer, len(paths.paths)))
+            paths.paths.append(self._driver.paths.make(host, peer, len(paths.paths)))
             if paths.agreed is not None:
                 paths.paths[-1].agree(paths.agreed)
         return paths.paths[index]
@@ -116,7 +116,7 @@ class Actions:
         )
 
     def _agree(self, host: LocalAddressState, action: events.Agree) -> None:
-        paths = self._driver.paths_to(host, action.peer)
+        paths = self._driver.paths.to(host, action.peer)
         paths.agreed = base.Agreement(
             ack_mode=action.ack_mode,
             checksum=action.checksum,
@@ -126,7 +126,7 @@ class Actions:
             path.agree(paths.agreed)
 
     def _restart_peer(self, host: LocalAddressState, action: events.RestartPeer) -> None:
-        paths = self._driver.paths_to(host, action.peer)
+        paths = self._driver.paths.to(host, action.peer)
         lost = sum(path.restart_peer() for path in paths.paths)
         if lost:
             text = "%s restarted: %s sent to it may be lost"
@@ -135,14 +135,14 @@ class Actions:
     def _remember_handshake(
         self, host: LocalAddressState, action: events.RememberHandshake
     ) -> None:
-        for path in self._driver.paths_to(host, action.peer).paths:
+        for path in self._driver.paths.to(host, action.peer).paths:
             path.remember_handshake(action.generation)
 
     def _probe_dead_stream(self, host: LocalAddressState, action: events.ProbeDeadStream) -> None:
         self._path(host, action.peer, action.index).probe_dead_stream()
 
     def _fan_out(self, host: LocalAddressState, action: events.FanOut) -> None:
-        paths = self._driver.paths_to(host, action.peer)
+        paths = self._driver.paths.to(host, action.peer)
         others = [self._path(host, action.peer, index) for index in range(1, action.count)]
         for path in others:
             path.hold_behind(None)
@@ -152,11 +152,11 @@ class Actions:
             path.hold_behind(paths.paths[0])
 
     def _fan_in(self, host: LocalAddressState, action: events.FanIn) -> None:
-        paths = self._driver.paths_to(host, action.peer)
+        paths = self._driver.paths.to(host, action.peer)
         self._route(action.peer, paths, action.count)
         for path in paths.paths[action.count :]:
             path.drop_queue()
-            self._driver.forget_path(path)
+            self._driver.paths.forget(path)
         del paths.paths[action.count :]
 
     def _route(self, peer: IPAddress, paths: PeerPaths, npaths: int) -> None:
@@ -181,7 +181,7 @@ class Actions:
         for path in paths.paths:
             path.drop_queue()
             host.remember(action.peer, path.index, self._driver.plane.received(path))
-            self._driver.forget_path(path)
+            self._driver.paths.forget(path)
         self._driver.peers.forget(PeerName(host.address, action.peer))
 
     # -- notices

@@ -172,7 +172,7 @@ class Streams:
                 self._fail(attempt, failure)
 
         self._attempts[descriptor] = attempt
-        driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
+        driver.watches.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
     def _begin(
         self,
@@ -216,14 +216,14 @@ class Streams:
             found = host.endpoint.find(peer)
             if found is not None:
                 found.handle_call_back_requested(now_ns())
-            driver.serve(descriptor, closed, Interest.READ)
+            driver.watches.serve(descriptor, closed, Interest.READ)
 
         def closed() -> None:
             self._end_call_back_request(descriptor)
             driver.peers.note_called_back(name, closed=True)
 
         self._call_back_requests[descriptor] = request
-        driver.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
+        driver.watches.serve(descriptor, driver.guard.confined(host, peer, finish), Interest.WRITE)
 
     def _connect_failed(self, tried: _Attempt | _CallBackRequest, index: int, failure: int) -> None:
         name = PeerName(tried.host.address, tried.peer)
@@ -239,7 +239,7 @@ class Streams:
     def _end_call_back_request(self, descriptor: int) -> None:
         request = self._call_back_requests.pop(descriptor, None)
         if request is not None:
-            self._driver.stop_serving(descriptor)
+            self._driver.watches.stop(descriptor)
             request.stream.close()
 
     def handle_timeout(self, at_ns: int) -> None:
@@ -255,7 +255,7 @@ class Streams:
         for descriptor, attempt in list(self._attempts.items()):
             if attempt.until_ns <= at_ns:
                 del self._attempts[descriptor]
-                self._driver.stop_serving(descriptor)
+                self._driver.watches.stop(descriptor)
                 self._fail(attempt, errno.ETIMEDOUT)
         if self._attached and self._look_ns <= at_ns:
             self._look_ns = at_ns + _LOOK_NS

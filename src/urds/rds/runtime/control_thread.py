@@ -8,13 +8,10 @@ thread holds it while it binds or resolves. It is never taken with the plane's l
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from random import Random
 from time import monotonic_ns as now_ns
@@ -24,42 +21,46 @@ from urds.common.errors import ErrorReason, os_error
 from urds.common.logs import LogQueue
 from urds.common.reentry import new_lock
 from urds.common.types import IPAddress
-from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
-from urds.rds.control.connected import PEERS_MAX, Connected
-from urds.rds.control.events import PeerKind
+from urds.rds.constants import Transport
 from urds.rds.control.local_address import LocalAddress
-from urds.rds.control.settings import ConnectionSettings, LocalAddressSettings
 from urds.rds.control.stats import Stats
-from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane import contract as base
 from urds.rds.plane.choose import shm_stream_class
-from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Path, Plane
+from urds.rds.plane.contract import Interest, Mailbox, MailboxSettings, Plane
+from urds.rds.runtime.abandoned import Abandoned
 from urds.rds.runtime.accept import Acceptor
 from urds.rds.runtime.actions import Actions
 from urds.rds.runtime.connect import Streams
 from urds.rds.runtime.guard import Guard
-from urds.rds.runtime.information_socket import InformationSocket
-from urds.rds.runtime.local_addresses import LocalAddressState, PeerPaths
+from urds.rds.runtime.idle import IdleTime
+from urds.rds.runtime.information import Information
+from urds.rds.runtime.local_addresses import LocalAddressState
 from urds.rds.runtime.looks import Looks
+from urds.rds.runtime.paths import Paths
 from urds.rds.runtime.peer_events import events
-from urds.rds.runtime.rdma import Rdma, delays_of, wants_rdma
+from urds.rds.runtime.rdma import Rdma, wants_rdma
 from urds.rds.runtime.releases import Releases
+from urds.rds.runtime.reports import Reports
 from urds.rds.runtime.shm_connect import ShmStreams
+from urds.rds.runtime.tunables import (
+    connected_of,
+    connection_settings_of,
+    limits_of,
+    local_address_settings_of,
+    tcp_settings_of,
+)
+from urds.rds.runtime.watches import Watches
 from urds.rds.settings import Settings
-from urds.rds.transports import subnets, tcp
-from urds.rds.transports.peer_history import TURNED_AWAY, PeerName, Peers
+from urds.rds.transports import tcp
+from urds.rds.transports.peer_history import PeerName, Peers
 
 if TYPE_CHECKING:
     from urds.rds.runtime.connections import Found
 
 _MS = 1_000_000
 _S = 1_000 * _MS
-_REST_NS = 100 * _MS  # when watches are used up
 _HANDSHAKE_NS = 500 * _MS  # how long an end waits for those of new connections
 _HANDSHAKE_POLL_S = 0.002
-_HARMLESS = frozenset({base.DownReason.END_OF_STREAM, base.DownReason.ERROR})
-_STARTED_NS = time.time_ns() - time.monotonic_ns()
-_SEQUENCE_SHIFT = 20  # a million messages per millisecond would be needed to overtake the clock
 
 
 class Clients(Protocol):
@@ -84,10 +85,7 @@ class Driver:
         """Begin. After `idle_s` without a socket the thread calls `on_unused`; if true, it ends."""
         self.settings = settings
         self._on_unused = on_unused
-        self._idle_ns = round(settings.idle_s * _S)
-        self._unused_since_ns = now_ns()
-        # When to check whether there is a socket; None while there was one at the last check.
-        self._unused_at_ns = None if on_unused is None else self._unused_since_ns + self._idle_ns
+        self._idle = IdleTime(round(settings.idle_s * _S), is_endless=on_unused is None)
         self.lock, self.holds_lock = new_lock()
         self.random = Random(os.urandom(16))
         self.stats = Stats()
@@ -104,29 +102,24 @@ class Driver:
         )
         self.tcp = tcp_settings_of(settings)
         self.connected = connected_of(settings)  # now, so a later setrlimit changes nothing
+        self.watches = Watches(self.plane)
         self.guard = Guard(self)
         self.streams = Streams(self)
+        self.paths = Paths(self.plane, self.looks, self.streams)
         self.acceptor = Acceptor(self)
         self.releases = Releases(self)
         self.actions = Actions(self)
+        self.reports = Reports(self)
         self.rdma = Rdma(self)
-        self._paths: dict[Path, tuple[LocalAddressState, IPAddress]] = {}
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._unwatched: dict[int, Interest] = {}  # for want of a watch; tried again
-        self._watch_at_ns: int | None = None
         self.stopping = self._ended_unused = False
         self.failed = False  # see `fail`
-        # Sockets that were forgotten, or closed by a handler inside another call. Any thread may
-        # append inside any call, so an append takes no lock and rings the doorbell.
-        self._abandoned: deque[tuple[Mailbox, int | None]] = deque()
-        self._information: InformationSocket | None = None
+        self.information = Information(self.watches, self.guard.confine)
         self.clients: Clients | None = None  # of a node: programs with sockets here
         with ExitStack() as undo:  # the system may have no descriptor left
             undo.callback(self.plane.release)
             self.shm_streams = ShmStreams(self, shm_stream_class(self.plane))
-            self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            undo.callback(os.close, self._doorbell)
-            self.serve_now(self._doorbell, self._answer_doorbell, Interest.READ)
+            self.abandoned = Abandoned(self.watches, self.unbind, lambda: self.stopping)
+            undo.callback(self.abandoned.release)
             self._thread = threading.Thread(
                 target=self.guard.run, args=[self._run], name="urds-driver", daemon=True
             )
@@ -151,11 +144,11 @@ class Driver:
         mailbox: Mailbox | None = None
         try:
             with self.lock:
-                self._close_abandoned()
+                self.abandoned.close_all()
                 mailbox = self._bind(address, port, settings, transport)
         except BaseException:  # perhaps of a signal handler, as late as that
             if mailbox is not None:
-                self.abandon(mailbox)
+                self.abandoned.add(mailbox)
             raise
         return mailbox
 
@@ -202,11 +195,8 @@ class Driver:
             for peer in host.peers.values():
                 peer.mailboxes.discard(mailbox)
             host.endpoint.release(mailbox.port)
-            if len(host.mailboxes) == 1:
-                self._unused_since_ns = now_ns()
-                if self._unused_at_ns is None and self._on_unused is not None:
-                    self._unused_at_ns = self._unused_since_ns + self._idle_ns
-                    self.plane.wake()  # else the thread may sleep for ever
+            if len(host.mailboxes) == 1 and self._idle.begin():
+                self.plane.wake()  # else the thread may sleep for ever
             host.mailboxes.discard(mailbox)  # last: an interrupted call is made again
 
     def is_inside(self) -> bool:
@@ -218,42 +208,10 @@ class Driver:
         if self.is_inside():
             raise os_error(ErrorReason.REENTERED)
 
-    def abandon(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
-        """Have a mailbox closed soon, or by the next bind; takes no lock."""
-        self._abandoned.append((mailbox, linger_ns))
-        if not self.stopping:  # else the plane closes it with everything
-            os.eventfd_write(self._doorbell, 1)
-
-    def _answer_doorbell(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._doorbell)
-        self._close_abandoned()
-        self.serve(self._doorbell, self._answer_doorbell, Interest.READ)
-
-    def _close_abandoned(self) -> None:
-        """Close what was abandoned and free its ports. Control lock held."""
-        while self._abandoned:
-            mailbox, linger_ns = self._abandoned[0]  # stays there should an interrupt end this
-            mailbox.close(None if linger_ns else linger_ns)  # no caller waits here
-            self.unbind(mailbox)
-            self._abandoned.popleft()
-
     def inform(self, report: Callable[[], bytes]) -> None:
         """Answer `urds info` with what `report` returns; it is called in the control thread."""
         with self.lock:
-            self._information = InformationSocket.open(report, self.settings.info_directory)
-            self._watch_information()
-
-    def _watch_information(self) -> None:
-        information = self._information
-        if information is not None:
-
-            def answer() -> None:
-                with self.guard.confine():
-                    information.handle_ready()
-                self._watch_information()
-
-            self.serve(information.fileno(), answer, Interest.READ)
+            self.information.open(report, self.settings.info_directory)
 
     def resolve(self, mailbox: Mailbox, peer: IPAddress) -> None:
         """Route a mailbox to a peer, in the sender's thread.
@@ -264,9 +222,9 @@ class Driver:
         """
         self.refuse_reentry()
         with self.lock:
-            self._make_route(mailbox, peer)
+            self.make_route(mailbox, peer)
 
-    def _make_route(self, mailbox: Mailbox, peer: IPAddress) -> None:
+    def make_route(self, mailbox: Mailbox, peer: IPAddress) -> None:
         """Route a mailbox to a peer. Control lock held."""
         host = self.hosts[mailbox.local]
         if mailbox not in host.mailboxes:
@@ -282,7 +240,7 @@ class Driver:
             # An eviction for it, at any address, is over before its peer is resolved anew.
             for one in self.hosts.values():
                 self.carry_out(one)
-        paths = self.paths_to(host, peer)
+        paths = self.paths.to(host, peer)
         paths.mailboxes.add(mailbox)
         mailbox.route(peer, paths.path_for(mailbox.port))
 
@@ -305,7 +263,7 @@ class Driver:
         """Return counters and tables of the process. Raises OSError as `Plane.snapshot`."""
         if not self.is_inside():
             with self.lock:
-                self._close_abandoned()
+                self.abandoned.close_all()
         return self.rdma.complete(self.plane.snapshot())
 
     def told_snapshot(self) -> base.Snapshot:
@@ -322,14 +280,12 @@ class Driver:
         if row.rdma is not None:
             return self.rdma.find(row, at_ns)
         host = self.hosts.get(row.local)
-        connection = None if host is None else host.endpoint.find(row.peer)
-        if host is None or connection is None or row.peer not in host.peers:
+        found = None if host is None else host.report(row.peer, row.index)
+        if found is None:
             return None
-        report, paths = connection.report(row.index), host.peers[row.peer].paths
-        if report is None or row.index >= len(paths):
-            return None
+        report, path = found
         history = self.peers.of(PeerName(row.local, row.peer))
-        return report, history, self.looks.look(paths[row.index], at_ns)
+        return report, history, self.looks.look(path, at_ns)
 
     def failure(self, local: IPAddress, peer: IPAddress) -> str:
         """Return why the last attempt to connect to a peer failed, "" if it did not."""
@@ -378,46 +334,22 @@ class Driver:
         until_ns = now_ns() + _HANDSHAKE_NS
         while self._thread.is_alive() and now_ns() < until_ns:
             with self.lock:
-                if not any(self._awaits_handshake(host) for host in self.hosts.values()):
+                if not any(host.awaits_handshake() for host in self.hosts.values()):
                     return
             time.sleep(_HANDSHAKE_POLL_S)
 
-    def _awaits_handshake(self, host: LocalAddressState) -> bool:
-        """Tell whether a peer with a stream has delivered a message and is not known."""
-        for peer, paths in host.peers.items():
-            connection = host.endpoint.find(peer)
-            if connection is None or connection.facts.kind is not PeerKind.UNKNOWN:
-                continue
-            if connection.has_stream and any(path.has_delivered() for path in paths.paths):
-                return True
-        return False
-
     def stop_if_unused(self) -> bool:
         """Take no more sockets if there is none, nor a message of a closed one; `end` is next."""
-        since_ns = self._unused_since_ns
+        since_ns = self._idle.since_ns
         left = self.plane.drain(0)
         with self.lock:
-            if left or self.stopping or self._is_used() or since_ns != self._unused_since_ns:
+            if left or self.stopping or self._is_used() or since_ns != self._idle.since_ns:
                 return False
             self.stopping = self._ended_unused = True
             return True
 
     def _is_used(self) -> bool:
         return self.failed or any(host.mailboxes for host in self.hosts.values())
-
-    def _is_unused_for_long(self, at_ns: int) -> bool:
-        """Tell whether there was no socket for `idle_s`; note when to check again."""
-        if self._unused_at_ns is None or at_ns < self._unused_at_ns:
-            return False
-        due_ns = self._unused_since_ns + self._idle_ns
-        if self._is_used():
-            self._unused_at_ns = None
-        elif due_ns > at_ns:
-            self._unused_at_ns = due_ns
-        else:
-            self._unused_at_ns = at_ns + max(self._idle_ns, _REST_NS)  # should it not end now
-            return True
-        return False
 
     def end(self, *, at_exit: bool = False, flush_ns: int = 0) -> None:
         """End the thread, if it is not the caller, the connections and the plane."""
@@ -427,8 +359,7 @@ class Driver:
         with self.lock:
             self._close_pending()
             self.rdma.stop_listening()
-            if self._information is not None:
-                self._information.close()
+            self.information.close()
         self.rdma.end_connections()
         if at_exit:
             self.plane.end_streams(flush_ns)
@@ -438,7 +369,7 @@ class Driver:
         is_over = threading.current_thread() is self._thread or not self._thread.is_alive()
         if not at_exit and is_over:
             self.plane.release()
-            os.close(self._doorbell)
+            self.abandoned.release()
 
     def fail(self) -> None:
         """Refuse every call of every socket with EIO: the control thread ends by a fault."""
@@ -448,8 +379,7 @@ class Driver:
         with self.lock:
             self._close_pending()
             self.rdma.close()
-            if self._information is not None:
-                self._information.close()
+            self.information.close()
 
     def abandon_in_child(self) -> None:
         """After a fork, in the child: close the copies of the parent's descriptors.
@@ -459,11 +389,10 @@ class Driver:
         self.stopping = True
         self.lock, self.holds_lock = new_lock()
         self.log.abandon_in_child()
-        os.close(self._doorbell)
+        self.abandoned.release()
         self._close_pending()
         self.rdma.abandon_in_child()
-        if self._information is not None:
-            self._information.abandon_in_child()
+        self.information.abandon_in_child()
 
     def _close_pending(self) -> None:
         """Close the listeners, and what is attached to no path."""
@@ -473,73 +402,21 @@ class Driver:
         self.streams.close()
         self.acceptor.close()
 
-    # -- for the dispatchers; control lock held
-
-    def serve(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
-        """Call `handler` in the control thread once, when the descriptor is ready.
-
-        Where the system has no watch left (ENOSPC, ENOMEM), it is tried again after a pause.
-        """
-        try:
-            self.serve_now(descriptor, handler, interest)
-        except OSError:
-            self._handlers[descriptor] = handler
-            self._unwatched[descriptor] = interest
-            self._watch_at_ns = now_ns() + _REST_NS
-
-    def serve_now(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
-        """Serve as `serve` does, or leave nothing behind. Raises OSError."""
-        self._handlers[descriptor] = handler
-        try:
-            self.plane.watch(descriptor, interest)
-        except BaseException:
-            del self._handlers[descriptor]
-            raise
-
-    def stop_serving(self, descriptor: int) -> None:
-        """Forget a descriptor before it is closed."""
-        self._unwatched.pop(descriptor, None)
-        if self._handlers.pop(descriptor, None) is not None:
-            self.plane.unwatch(descriptor)
-
-    def paths_to(self, host: LocalAddressState, peer: IPAddress) -> PeerPaths:
-        """Return the paths to a peer; the first is made here."""
-        paths = host.peers.get(peer)
-        if paths is None:
-            paths = host.peers[peer] = PeerPaths([self.new_path(host, peer, 0)])
-        return paths
-
-    def new_path(self, host: LocalAddressState, peer: IPAddress, index: int) -> Path:
-        """Make one path; of a peer that was evicted it goes on where the earlier one ended."""
-        path = self.plane.path(
-            local=host.address, peer=peer, index=index, sequence_first=first_sequence()
-        )
-        received = host.recall(peer, index)
-        if received is not None:
-            self.plane.expect(path, received)
-        self._paths[path] = (host, peer)
-        return path
-
-    def forget_path(self, path: Path) -> None:
-        """Close a path for good."""
-        self._paths.pop(path, None)
-        self.streams.forget(path)
-        self.looks.forget(path)
-        path.close()
-
     # -- the thread
 
     def _run(self) -> None:
-        deadline_ns = self._unused_at_ns
+        deadline_ns = self._idle.next_ns()
         while True:
             events = self.plane.help(deadline_ns)
             with self.lock:
                 if self.stopping:
-                    self.report_last(events)
+                    self.reports.take_last(events)
+                    for host in self.hosts.values():
+                        self.carry_out(host)
                     return
                 for event in events:
-                    self._report(event)
-                is_unused = self._is_unused_for_long(now_ns())
+                    self.reports.take(event)
+                is_unused = self._idle.is_over(now_ns(), is_used=self._is_used())
                 deadline_ns = self._progress()
             if is_unused and self._on_unused is not None and self._on_unused():
                 return
@@ -547,8 +424,7 @@ class Driver:
     def _progress(self) -> int | None:
         """Run due timers, do actions, return the next deadline."""
         now = now_ns()
-        if self._watch_at_ns is not None and self._watch_at_ns <= now:
-            self._watch_again()
+        self.watches.handle_timeout(now)
         self.streams.handle_timeout(now)
         self.shm_streams.handle_timeout(now)
         deadlines = [self.rdma.progress(now)]
@@ -559,104 +435,15 @@ class Driver:
             accepting_at_ns = self.acceptor.handle_timeout(host, now)
             self.carry_out(host)
             deadlines += [host.endpoint.poll_timeout(), accepting_at_ns]
-        deadlines += [self._watch_at_ns, self.streams.next_ns(), self.shm_streams.next_ns()]
-        deadlines.append(self._unused_at_ns)
+        deadlines += [self.watches.next_ns(), self.streams.next_ns(), self.shm_streams.next_ns()]
+        deadlines.append(self._idle.next_ns())
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
-
-    def _watch_again(self) -> None:
-        unwatched, self._unwatched, self._watch_at_ns = self._unwatched, {}, None
-        for descriptor, interest in unwatched.items():
-            self.serve(descriptor, self._handlers[descriptor], interest)
 
     def carry_out(self, host: LocalAddressState) -> None:
         """Do what the core of a local address has decided."""
         while (action := host.endpoint.poll_event()) is not None:
             with self.guard.confine(host, action.peer):
                 self.actions.carry_out(host, action)
-
-    def report_last(self, events: Sequence[base.Event]) -> None:
-        """Report what was cancelled during the drain, and answer handshakes.
-
-        Without its answer a peer would not know that the acknowledgements that follow are some. No
-        other notice matters any more.
-        """
-        for event in events:
-            if isinstance(event, base.LingerOver | base.Control):
-                self._report(event)
-            elif isinstance(event, base.LingerEnded):
-                self.rdma.take(event)
-        for host in self.hosts.values():
-            self.carry_out(host)
-
-    def _tell_linger_over(self, event: base.LingerOver) -> None:
-        from urds.rds.runtime.undelivered import tell_linger_over
-
-        tell_linger_over(self, event)
-
-    def _report(self, event: base.Event) -> None:
-        """Pass one report of the plane to the connection that it concerns."""
-        if isinstance(event, base.Ready):
-            handler = self._handlers.pop(event.descriptor, None)
-            if handler is not None:
-                handler()
-            return
-        if isinstance(event, base.LingerOver):
-            self._tell_linger_over(event)
-            return
-        if isinstance(event, base.OfTransport):
-            self.rdma.take(event)
-            return
-        if isinstance(event, base.OfClient):
-            self._report_client(event)
-            return
-        host, peer = self._paths.get(event.path, (None, None))
-        if host is None or peer is None:
-            return  # the path was forgotten meanwhile
-        connection = host.endpoint.find(peer)
-        if connection is not None:
-            with self.guard.confine(host, peer):
-                self._report_to(host, connection, event)
-
-    def _report_client(self, event: base.OfClient) -> None:
-        if self.clients is None:
-            return
-        if not isinstance(event, base.RouteWanted):
-            self.clients.note(event)
-            return
-        try:
-            self._make_route(event.mailbox, event.peer)
-        except OSError as refused:
-            self.clients.fail_route(event.mailbox, event.peer, refused.errno or errno.EIO)
-
-    def _report_to(self, host: LocalAddressState, connection: TcpPeer, event: base.OfPath) -> None:
-        index, now = event.path.index, now_ns()
-        if isinstance(event, base.ConnectWanted):
-            connection.handle_wanted(index, now)
-        elif isinstance(event, base.FirstFrame):
-            connection.handle_first_frame(index, event.attachment, now)
-        elif isinstance(event, base.Down):
-            protocol_error = event.reason not in _HARMLESS
-            name = PeerName(host.address, connection.peer)
-            if not event.frames:  # it was attached, and ended before the peer's first frame
-                self.peers.note_failed(name, event.errno or errno.ECONNRESET, TURNED_AWAY)
-            elif not index:
-                self.peers.expect_loss(name, _reason_of(event))
-            self.looks.end(event.path, event.frames, now)
-            connection.handle_down(
-                index, event.attachment, event.frames, now, protocol_error=protocol_error
-            )
-        elif isinstance(event, base.PeerRestarted):
-            connection.handle_peer_restarted(now)
-        else:
-            connection.handle_control(
-                index,
-                event.attachment,
-                acknowledgement=event.acknowledgement,
-                source_port=event.source_port,
-                target_port=event.target_port,
-                extension=event.extension,
-                now_ns=now,
-            )
 
     # -- local addresses
 
@@ -671,111 +458,17 @@ class Driver:
                 connection_settings=connection_settings_of(self.settings, self.generation),
                 random=self.random,
                 stats=self.stats,
-                may_evict=lambda peer: self._take_routes(self.hosts[address], peer),
-                may_disconnect=lambda peer: self._may_disconnect(self.hosts[address], peer),
+                may_evict=lambda peer: self.paths.take_routes(self.hosts[address], peer),
+                may_disconnect=lambda peer: self.paths.may_disconnect(self.hosts[address], peer),
                 connected=self.connected,
             ),
             listener=listener,
         )
         try:
-            self.serve_now(listener.fileno(), self.acceptor.handler(host), Interest.READ)
+            self.watches.serve_now(listener.fileno(), self.acceptor.handler(host), Interest.READ)
         except BaseException:
             listener.close()
             raise
         self.hosts[address] = host
         self.shm_streams.listen(host)
         return host
-
-    def _may_disconnect(self, host: LocalAddressState, peer: IPAddress) -> bool:
-        """Remove the routes to a connected peer, unless it had messages for a socket."""
-        paths = host.peers.get(peer)
-        if paths is not None and any(
-            path.has_delivered() or self.streams.has_unread(path) for path in paths.paths
-        ):
-            return False
-        return self._take_routes(host, peer)
-
-    def _take_routes(self, host: LocalAddressState, peer: IPAddress) -> bool:
-        """Remove the routes to an idle peer; false if a message for it was queued before that."""
-        paths = host.peers.get(peer)
-        if paths is None:
-            return True
-        if any(path.holds_messages() for path in paths.paths):
-            return False
-        for mailbox in paths.mailboxes:
-            mailbox.route(peer, None)
-        # A message queued meanwhile stays, and the next send restores the route by `resolve`.
-        return not any(path.holds_messages() for path in paths.paths)
-
-
-def _reason_of(event: base.Down) -> str:
-    """Return in words why a stream ended."""
-    if event.reason is base.DownReason.END_OF_STREAM:
-        return "the peer closed it"
-    if event.reason is base.DownReason.ERROR:
-        return os.strerror(event.errno)
-    return f"protocol error of the peer: {event.reason.name.lower().replace('_', ' ')}"
-
-
-def first_sequence() -> int:
-    """Return where a path's numbers start: from the clock, so that no earlier start had them.
-
-    It is the clock of this process's start: one that was put back since would give a peer that was
-    evicted and comes again numbers that it takes for retransmits.
-    """
-    return (_STARTED_NS + time.monotonic_ns()) // _MS << _SEQUENCE_SHIFT
-
-
-def limits_of(settings: Settings) -> base.Limits:
-    """Return the plane's bounds."""
-    return base.Limits(
-        message_bytes_max=settings.max_message_bytes,
-        frame_bytes_max=max(settings.max_message_bytes, MAX_MESSAGE_BYTES),
-        unacked_packets_max=settings.max_unacked_packets,
-        unacked_bytes_max=settings.max_unacked_bytes,
-        linger_ns=round(settings.linger_s * _S),
-    )
-
-
-def tcp_settings_of(settings: Settings) -> tcp.TcpSettings:
-    """Return the options of TCP connections."""
-    return tcp.TcpSettings(
-        port=settings.tcp_port,
-        send_buffer_bytes=settings.tcp_sndbuf,
-        receive_buffer_bytes=settings.tcp_rcvbuf,
-        keepalive_idle_s=settings.keepalive_idle_s,
-        keepalive_interval_s=settings.keepalive_interval_s,
-        keepalive_count=settings.keepalive_count,
-    )
-
-
-def connection_settings_of(settings: Settings, generation: int) -> ConnectionSettings:
-    """Return what connections share."""
-    return ConnectionSettings(
-        generation=generation,
-        npaths=settings.npaths,
-        message_bytes_max=settings.max_message_bytes,
-        **delays_of(settings),
-    )
-
-
-def connected_of(settings: Settings) -> Connected:
-    """Return the table of connected peers; unless `peers_max` is set, it leaves descriptors."""
-    if settings.peers_max:
-        return Connected(settings.peers_max)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors_max = None if soft == resource.RLIM_INFINITY else soft
-    return Connected(PEERS_MAX, descriptors_max, npaths=settings.npaths)
-
-
-def local_address_settings_of(settings: Settings, address: IPAddress) -> LocalAddressSettings:
-    """Return what an address allows: its own subnet, and what URDS_ALLOW adds."""
-    subnet = subnets.subnet_of(address)
-    own = () if subnet is None else (subnet,)
-    return LocalAddressSettings(
-        allowed=(*own, *settings.networks()),
-        peers_max=settings.peers_max or PEERS_MAX,
-        pending_max=settings.pending_max,
-        pending_per_address_max=settings.pending_per_address_max,
-        pending_wait_ns=round(settings.pending_wait_s * _S),
-    )

@@ -109,7 +109,7 @@ class InProcess:
 
     def abandoned(self, mailbox: Mailbox, linger_ns: int | None = None) -> None:
         """Have the mailbox of a forgotten socket closed soon; takes no lock."""
-        self._driver.abandon(mailbox, linger_ns)
+        self._driver.abandoned.add(mailbox, linger_ns)
 
     def snapshot(self) -> Snapshot:
         """Return counters and tables of the whole process."""

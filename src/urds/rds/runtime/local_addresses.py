@@ -11,8 +11,10 @@ from typing import Final
 
 from urds.common.records import field, record
 from urds.common.types import IPAddress
+from urds.rds.control.events import PeerKind
 from urds.rds.control.local_address import LocalAddress
 from urds.rds.control.paths import path_of_port
+from urds.rds.control.state import ConnectionReport
 from urds.rds.plane.contract import Agreement, Mailbox, Path, Received
 
 _REMEMBERED_MAX: Final = 65_536  # paths of evicted peers; beyond it the oldest is forgotten
@@ -56,3 +58,23 @@ class LocalAddressState:
     def recall(self, peer: IPAddress, index: int) -> Received | None:
         """Return the numbers that an earlier path to the peer knew, if they were kept."""
         return self.remembered.pop((peer, index), None)
+
+    def report(self, peer: IPAddress, index: int) -> tuple[ConnectionReport, Path] | None:
+        """Return what the core knows of a path, and the path; None if it is gone."""
+        connection = self.endpoint.find(peer)
+        if connection is None or peer not in self.peers:
+            return None
+        report, paths = connection.report(index), self.peers[peer].paths
+        if report is None or index >= len(paths):
+            return None
+        return report, paths[index]
+
+    def awaits_handshake(self) -> bool:
+        """Tell whether a peer with a stream has delivered a message and is not known."""
+        for peer, paths in self.peers.items():
+            connection = self.endpoint.find(peer)
+            if connection is None or connection.facts.kind is not PeerKind.UNKNOWN:
+                continue
+            if connection.has_stream and any(path.has_delivered() for path in paths.paths):
+                return True
+        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.records import replace
@@ -17,7 +17,9 @@ from urds.common.types import IPAddress
 from urds.rds.constants import MAX_MESSAGE_BYTES, Transport
 from urds.rds.plane import contract as base
 from urds.rds.plane.contract import Mailbox, MessageRow, Snapshot
+from urds.rds.runtime.paths import first_sequence
 from urds.rds.runtime.peer_events import events as peer_events
+from urds.rds.runtime.tunables import delays_of
 
 if TYPE_CHECKING:
     from urds.rds.control.settings import LocalAddressSettings
@@ -54,7 +56,6 @@ class Rdma:
 
     def _make(self) -> RdmaNode:
         # A process that never asks for RDMA never pays for importing it.
-        from urds.rds.runtime.control_thread import first_sequence
         from urds.rds.transports.rdma.device import open_devices
         from urds.rds.transports.rdma.node import RdmaNode
 
@@ -235,16 +236,6 @@ class Rdma:
 
 def _rows(*tables: Sequence[MessageRow]) -> list[MessageRow]:
     return list(islice(chain.from_iterable(tables), _ROWS_MAX))
-
-
-def delays_of(settings: Settings) -> dict[str, Any]:
-    """Return the settings of reconnecting that TCP and RDMA have in common."""
-    return {
-        "reconnect_delay_min_ns": settings.reconnect_min_delay_ms * _MS,
-        "reconnect_delay_max_ns": settings.reconnect_max_delay_ms * _MS,
-        "reconnect_delay_idle_max_ns": max(60 * _S, settings.reconnect_max_delay_ms * _MS),
-        "reconnect_give_up_ns": round(settings.reconnect_give_up_s * _S),
-    }
 
 
 def node_settings_of(settings: Settings, generation: int) -> NodeSettings:

@@ -5,12 +5,12 @@ In a node alone: a process without one ends all its addresses together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from urds.common.types import IPAddress
 from urds.rds.plane.contract import Interest
 from urds.rds.runtime.local_addresses import LocalAddressState
+from urds.rds.runtime.watches import Watches
 from urds.rds.settings import Settings
 from urds.rds.transports import tcp
 
@@ -22,14 +22,9 @@ class Owner(Protocol):
     tcp: tcp.TcpSettings
     hosts: dict[IPAddress, LocalAddressState]
     lock: Any
+    watches: Watches
     acceptor: Any
     shm_streams: Any
-
-    def serve_now(self, descriptor: int, handler: Callable[[], None], interest: Interest) -> None:
-        """Serve a descriptor, or leave nothing behind. Raises OSError."""
-
-    def stop_serving(self, descriptor: int) -> None:
-        """Forget a descriptor before it is closed."""
 
     def carry_out(self, host: LocalAddressState) -> None:
         """Do what the core of a local address has decided."""
@@ -62,7 +57,7 @@ class Releases:
         """Close the listeners of an address, and its connections. Control lock held."""
         driver = self._driver
         host.is_released, host.listen_at_ns = True, None
-        driver.stop_serving(host.listener.fileno())
+        driver.watches.stop(host.listener.fileno())
         host.listener.close()
         driver.shm_streams.stop_listening(host)
         driver.acceptor.forget(host)
@@ -75,7 +70,9 @@ class Releases:
         driver = self._driver
         listener = tcp.listen(host.address, driver.tcp)
         try:
-            driver.serve_now(listener.fileno(), driver.acceptor.handler(host), Interest.READ)
+            driver.watches.serve_now(
+                listener.fileno(), driver.acceptor.handler(host), Interest.READ
+            )
         except BaseException:
             listener.close()
             raise

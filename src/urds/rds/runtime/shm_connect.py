@@ -85,11 +85,13 @@ class ShmStreams:
         self._paused.pop(host.address, None)
         listener = self._listeners.pop(host.address, None)
         if listener is not None:
-            self._driver.stop_serving(listener.fileno())
+            self._driver.watches.stop(listener.fileno())
             listener.close()
 
     def _watch(self, host: LocalAddressState, listener: socket) -> None:
-        self._driver.serve(listener.fileno(), lambda: self._accept(host, listener), Interest.READ)
+        self._driver.watches.serve(
+            listener.fileno(), lambda: self._accept(host, listener), Interest.READ
+        )
 
     # -- connecting
 
@@ -112,7 +114,7 @@ class ShmStreams:
             host, peer, index, rule, control, stream, now_ns() + _ANSWER_NS
         )
         confined = self._driver.guard.confined(host, peer, lambda: self._answered(descriptor))
-        self._driver.serve(descriptor, confined, Interest.READ)
+        self._driver.watches.serve(descriptor, confined, Interest.READ)
         return True
 
     def _greet(
@@ -179,7 +181,7 @@ class ShmStreams:
                 descriptor = control.fileno()
                 self._pending[descriptor] = _Pending(host, control, now_ns() + _ANSWER_NS)
                 greeted = partial(self._greeted, descriptor)
-                self._driver.serve(descriptor, greeted, Interest.READ)
+                self._driver.watches.serve(descriptor, greeted, Interest.READ)
         except BlockingIOError:
             self._watch(host, listener)
             return
@@ -259,14 +261,14 @@ class ShmStreams:
         for descriptor, dial in list(self._dials.items()):
             if dial.until_ns <= at_ns:
                 del self._dials[descriptor]
-                self._driver.stop_serving(descriptor)
+                self._driver.watches.stop(descriptor)
                 dial.control.close()
                 with self._driver.guard.confine(dial.host, dial.peer):
                     self._fall_back(dial)
         for descriptor, pending in list(self._pending.items()):
             if pending.until_ns <= at_ns:
                 del self._pending[descriptor]
-                self._driver.stop_serving(descriptor)
+                self._driver.watches.stop(descriptor)
                 pending.control.close()
 
     def next_ns(self) -> int | None:

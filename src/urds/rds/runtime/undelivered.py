@@ -7,20 +7,32 @@ was sent and is not acknowledged may have arrived or not.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from urds.common.ip_sockets import host_port
-from urds.common.logs import messages
-from urds.rds.plane.contract import LingerOver
-
-if TYPE_CHECKING:
-    from urds.rds.runtime.control_thread import Driver
+from urds.common.logs import LogQueue, messages
+from urds.common.types import IPAddress
+from urds.rds.plane.contract import LingerOver, Snapshot
+from urds.rds.settings import Settings
 
 _PEERS_MAX: Final = 5  # that are named at the end of a process
 _SOCKET_PORT_MIN: Final = 2  # what has a lower source port is a ping's answer or a handshake
 
 
-def tell_left(driver: Driver, left: int, drain_s: float) -> None:
+class Owner(Protocol):
+    """The driver, as far as it is needed here."""
+
+    log: LogQueue
+    settings: Settings
+
+    def snapshot(self) -> Snapshot:
+        """Return counters and tables of the process. Raises OSError."""
+
+    def failure(self, local: IPAddress, peer: IPAddress) -> str:
+        """Return why the last attempt to connect to a peer failed, "" if it did not."""
+
+
+def tell_left(driver: Owner, left: int, drain_s: float) -> None:
     """Log which messages a drain has left, by peer and port; the paths still have them."""
     log, snapshot = driver.log.part("delivery"), driver.snapshot()
     unsent, sent = (
@@ -42,7 +54,7 @@ def tell_left(driver: Driver, left: int, drain_s: float) -> None:
         log.warning(text, messages(left), drain_s)
 
 
-def tell_linger_over(driver: Driver, event: LingerOver) -> None:
+def tell_linger_over(driver: Owner, event: LingerOver) -> None:
     """Log what was cancelled of a closed socket."""
     linger_s = driver.settings.linger_s
     if linger_s:  # a setting of 0 asks for the cancelling

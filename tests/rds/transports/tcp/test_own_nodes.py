@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from urds.rds.control.events import PeerKind
 from urds.rds.control.handshake import PeerFacts
 from urds.rds.plane.python.receiver import Receiver
-from urds.rds.runtime import control_thread as driver
+from urds.rds.runtime import paths as driver_paths
 from urds.rds.types import AckMode
 from urds.rds.wire.header import Header
 
@@ -303,7 +303,7 @@ def restart_with_the_clock_set_back(
     other.close()
     path = survivor.path(other.address)
     wait_until(lambda: path.stream is None)
-    monkeypatch.setattr(driver, "_STARTED_NS", driver._STARTED_NS - DAY_NS)
+    monkeypatch.setattr(driver_paths, "_STARTED_NS", driver_paths._STARTED_NS - DAY_NS)
     with monkeypatch.context() as patch:
         patch.setattr(path.reader, "read", lambda **_: False)
         newborn = lab.node(2)

@@ -32,7 +32,7 @@ from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_peer import TcpPeer
 from urds.rds.plane.contract import DownReason
 from urds.rds.plane.python.receiver import Receiver
-from urds.rds.runtime import control_thread as driver
+from urds.rds.runtime import paths as driver_paths
 
 ORDERS = ["lower", "higher"]
 KERNELS = [pytest.param(release, id=release.name) for release in Release]
@@ -75,7 +75,7 @@ def test_a_restarted_node_is_above_its_earlier_life(lab: Lab, order: str, releas
 def test_numbers_that_start_at_1_are_lost_after_a_restart(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(driver, "first_sequence", lambda: 1)
+    monkeypatch.setattr(driver_paths, "first_sequence", lambda: 1)
     assert restart_and_lose_the_first_transmission(lab, order, Release.V6) == []
 
 
