@@ -10,6 +10,10 @@ A stream ends once, for one reason. Said on purpose: what was sent before leaves
 to a node of our own, then the end of the TCP stream, for which both sides wait a bounded time, so
 that no reset eats the last bytes. Everything else sends a TERMINATE if it can. The adapter's lock
 guards a stream.
+
+An exception of a signal handler may cut anything short. Between the socket and the end of what its
+bytes do, either way, neither side could tell where in the stream it is: cut there (`_is_torn`), the
+connection is lost. Cut elsewhere, the stream goes on from what it kept.
 """
 
 import select
@@ -32,6 +36,7 @@ from urds.verbs.providers.tcp.codec import Decoder, Encoder, Farewell, Terminate
 from urds.verbs.providers.tcp.fpdu import FPDU_BYTES_MAX, StreamBroken, TerminateCode
 from urds.verbs.providers.tcp.settings import TcpStats
 
+_TORN: Final = "an exception, of a signal handler perhaps, came amid its bytes"
 PIECES_MAX: Final = 512  # of one sendmsg; Linux takes 1,024
 
 
@@ -138,6 +143,7 @@ class IwarpStream:
         self._events = select.EPOLLIN
         self._answer_may_wait = False  # nothing that was read asks for data
         self._is_deferred = False
+        self._is_torn = False  # bytes are on their way between socket, codec and engine
         self._is_over = False  # the end was told; only the socket is still being closed
         self._peer_is_done = False
         self._timer: Timer | None = None
@@ -164,12 +170,27 @@ class IwarpStream:
 
     def progress_qp(self) -> None:
         """Send what the queue pair has to send, as far as the connection takes it; end the pass."""
-        if not self._is_over:
-            self._progress()
-        self._host.finish_pass()
+        try:
+            if not self._is_over:
+                self._progress()
+            self._host.finish_pass()
+        except BaseException:
+            self._host.loop.call_soon(self._go_on)
+            raise
+
+    def _go_on(self) -> None:
+        """Go on after an exception; nothing else may come that would."""
+        if self._is_over:
+            return
+        if not self._is_torn:
+            self._read(0)
+        self.progress_qp()
 
     def _progress(self) -> None:
         self._is_deferred = False
+        if self._is_torn:
+            self._lose(_TORN)
+            return
         if self._has_running_queue_pair():
             try:
                 self._send()
@@ -192,12 +213,14 @@ class IwarpStream:
 
     def _send(self) -> None:
         now_ns = time.monotonic_ns()
+        self._is_torn = True
         while True:
             is_dry = self._take_packets(now_ns)
             is_empty = self._out.send(self._socket)
             has_confirmed = not self._urds_peer and self._confirm(now_ns)
             if not is_empty or (is_dry and not has_confirmed):
                 break
+        self._is_torn = False
         self._watch_for_room(not is_empty)
 
     def _take_packets(self, now_ns: int) -> bool:
@@ -243,6 +266,13 @@ class IwarpStream:
         if self._is_over:
             self._finish(events)
             return
+        try:
+            self._take_events(events)
+        except BaseException:
+            self._host.loop.call_soon(self._go_on)
+            raise
+
+    def _take_events(self, events: int) -> None:
         if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             self._handle_readable()
         may_wait = self._answer_may_wait and not events & select.EPOLLOUT
@@ -260,10 +290,15 @@ class IwarpStream:
             self.progress_qp()
 
     def _handle_readable(self) -> None:
+        if self._is_torn:
+            self._lose(_TORN)
+            return
         view, start = self._host.read_view, len(self._kept)
+        self._is_torn = True
         try:
             count = self._socket.recv_into(view[start : start + READ_BYTES])
         except BlockingIOError:
+            self._is_torn = False
             return
         except OSError as error:
             self._lose(str(error))
@@ -289,6 +324,7 @@ class IwarpStream:
     def _decode(self, count: int) -> bool:
         """Decode as `_read`; return whether receives ran dry, with the rest kept."""
         view = self._host.read_view
+        self._is_torn = True
         position, end = 0, len(self._kept) + count
         view[: len(self._kept)] = self._kept
         self._kept = b""
@@ -312,6 +348,7 @@ class IwarpStream:
         except StreamBroken as broken:
             self._break(broken)
         self._kept = bytes(view[position:end]) if not self._is_over else b""
+        self._is_torn = False
         return is_cut
 
     def _deliver(self, packet: Packet, now_ns: int) -> None:
@@ -345,6 +382,9 @@ class IwarpStream:
         """
         if self._is_over:
             return
+        if self._is_torn:
+            self._lose(_TORN)
+            return
         self._say_the_rest()
         self._encoder.emit_farewell(self._out.pieces)
         self._end(ConnectionEventKind.DISCONNECTED, "disconnected here")
@@ -357,7 +397,8 @@ class IwarpStream:
         self._close_socket()
 
     def _say_the_rest(self) -> None:
-        """Encode all that the engine would send now into the out-queue."""
+        """Encode all that the engine would send now into the out-queue; the end follows."""
+        self._is_torn = True
         now_ns = time.monotonic_ns()
         while self._may_send and (packet := self._qp.poll_transmit(now_ns)) is not None:
             self._encoder.emit(packet, self._out.pieces)
