@@ -9,6 +9,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -16,12 +17,20 @@ import pytest
 from tests.parity.verbs_cases import Run
 from tests.parity.verbs_nodes import ALL_ACCESS, BASE, STEPS, Node
 from urds.verbs.engine import requester, requests, work
-from urds.verbs.engine.attributes import LinkTraits, QPAttr
+from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
 from urds.verbs.engine.completions import CompletionQueue
 from urds.verbs.engine.contract import Engine, EngineFactory
 from urds.verbs.engine.engine import Engine as Reference
 from urds.verbs.engine.keys import WindowBinding
-from urds.verbs.engine.numbers import AccessFlag, QPType, SendFlag, WCStatus, WROpcode
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    WCStatus,
+    WROpcode,
+)
 from urds.verbs.engine.receives import ReceiveTracker, SharedReceiveQueue
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import AddressVector, SendWR
@@ -184,3 +193,26 @@ def test_what_sets_fields_sets_the_same() -> None:
         for record in (plain, compiled):
             getattr(record, name)(*values, **named)
         assert repr(compiled) == repr(plain)
+
+
+@pytest.mark.parametrize("wr_id", [-1, -(1 << 63), 1 << 64, 1 << 70, None, 3.0, "1"])
+def test_a_number_that_is_not_of_64_bits_is_refused_alike(wr_id: Any) -> None:
+    """By every post, whatever the state is; a greatest one comes back as it was."""
+    for make in (Reference, native.Engine):
+        engine = make(LinkTraits(64, lossless=True), gid=bytes(16))
+        pd, cq = object(), engine.completion_queue(8)
+        srq = engine.shared_receive_queue(8, 1, pd=pd)
+        qp = engine.queue_pair(
+            qpn=16, kind=QPType.RC, pd=pd, send_cq=cq, recv_cq=cq, cap=QPCap(8, 8, 1, 1, 0)
+        )
+        for state, mask in ((QPState.INIT, STEPS[QPType.RC][0][1]), (QPState.ERR, QPAttrMask(0))):
+            qp.modify(QPAttr(qp_state=state), mask | QPAttrMask.STATE, 0)
+            for post in (
+                partial(qp.post_send, SendWR(wr_id), 0),
+                partial(qp.post_recv, work.RecvWR(wr_id), 0),
+                partial(srq.post, work.RecvWR(wr_id)),
+            ):
+                with pytest.raises(OverflowError if isinstance(wr_id, int) else TypeError):
+                    post()
+        qp.post_recv(work.RecvWR((1 << 64) - 1), 0)
+        assert [wc.wr_id for wc in cq.poll(8)] == [(1 << 64) - 1]

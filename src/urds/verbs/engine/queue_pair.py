@@ -42,7 +42,7 @@ from urds.verbs.engine.receives import (
 from urds.verbs.engine.requester import Requester, SendQueue
 from urds.verbs.engine.requests import OPCODES, SendRequest, check_send
 from urds.verbs.engine.responder import Responder
-from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR
+from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR, check_wr_id
 
 __all__ = ["LinkTraits", "QPAttr", "QPCap", "QueuePair"]
 
@@ -181,6 +181,7 @@ class QueuePair:
 
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
+        check_wr_id(wr.wr_id)
         if self.state is QPState.ERR or self.state is QPState.SQE:
             known = OPCODES.get(wr.opcode)
             opcode = WCOpcode.SEND if known is None else known.wc_opcode
@@ -206,6 +207,7 @@ class QueuePair:
 
     def post_recv(self, wr: RecvWR, now_ns: int) -> None:
         """Queue a receive. Raises OSError: EINVAL (state, shared queue, sizes), ENOMEM if full."""
+        check_wr_id(wr.wr_id)
         if self.srq is not None:
             raise OSError(errno.EINVAL, "the queue pair takes its receives from a shared queue")
         if self.state is QPState.RESET:

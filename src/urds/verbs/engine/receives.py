@@ -21,7 +21,7 @@ from urds.verbs.engine.completions import Outbox
 from urds.verbs.engine.keys import AccessError
 from urds.verbs.engine.numbers import AsyncEventType, ReceiveOrder, WCFlag, WCOpcode, WCStatus
 from urds.verbs.engine.packets import Packet, PacketFlag, PacketKind
-from urds.verbs.engine.work import WC, EngineEvent, RecvWR, check_count
+from urds.verbs.engine.work import WC, EngineEvent, RecvWR, check_count, check_wr_id
 
 if TYPE_CHECKING:
     from urds.verbs.engine.queue_pair import QueuePair
@@ -83,6 +83,11 @@ class SharedReceiveQueue(ReceiveQueue):
         self.limit = 0  # 0: not armed
         self.attached = 0  # queue pairs that take from here
         self.outbox = Outbox() if outbox is None else outbox
+
+    def post(self, wr: RecvWR) -> None:
+        """See `ReceiveQueue.post`."""
+        check_wr_id(wr.wr_id)
+        super().post(wr)
 
     def take(self) -> RecvWR | None:
         """Take the oldest receive, `None` if there is none; an armed limit may be passed."""

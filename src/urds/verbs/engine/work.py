@@ -37,6 +37,12 @@ def total_bytes(sg: Sequence[SGE]) -> int:
     return sum(index(piece.length) for piece in sg)
 
 
+def check_wr_id(wr_id: int) -> None:
+    """Check the number of a work request. Raises OverflowError: not one of 64 bits; TypeError."""
+    if index(wr_id) >> 64:
+        raise OverflowError(f"wr_id {wr_id}, from 0 to {(1 << 64) - 1}")
+
+
 def check_count(num_sge: int, sg: Sequence[SGE]) -> None:
     """Check the `num_sge` of a work request. Raises OSError: EINVAL."""
     if num_sge != len(sg):
@@ -50,7 +56,7 @@ class RecvWR:
     `num_sge` may be left out; if it is given, a post checks that the list has so many.
     """
 
-    wr_id: int = 0
+    wr_id: int = 0  # of 64 bits: a post raises OverflowError for another
     sg: list[SGE] = field(default_factory=list)
     next_wr: "RecvWR | None" = None  # posted after this one by the same call
     num_sge: int | None = field(default=None, kw_only=True)
@@ -69,7 +75,7 @@ class SendWR:
     (`SendRequest.detach`).
     """
 
-    wr_id: int = 0
+    wr_id: int = 0  # as that of a receive
     opcode: WROpcode = WROpcode.SEND
     sg: list[SGE] = field(default_factory=list)
     send_flags: SendFlag = SendFlag.SIGNALED
