@@ -41,6 +41,10 @@ class Keys:
         key: int = self._make_window(self._pd).rkey
         return key
 
+    def renew(self, region: Any) -> None:
+        """Register other memory in its place."""
+        self._engine.reregister(region, view=memoryview(bytearray(8)))
+
     def forget(self, region: Any) -> None:
         """Take a registration back."""
         self._engine.deregister(region)
@@ -98,6 +102,19 @@ def test_a_key_that_was_given_back_is_not_among_the_next(make: Callable[[], Keys
     repeated = sum(key in drawn[at + 1 : at + 1 + NEXT] for at, key in enumerate(drawn))
     assert repeated <= 1  # chance has one in two thousand runs
     assert is_balanced(drawn)
+
+
+@MAKERS
+def test_a_new_key_of_a_region_does_not_follow_from_its_old_one(make: Callable[[], Keys]) -> None:
+    keys = make()
+    region, drawn = keys.region(), []
+    for _ in range(COUNT + 1):
+        keys.renew(region)
+        assert region.lkey == region.rkey
+        drawn.append(region.rkey)
+    assert len(set(drawn)) > COUNT - 10
+    assert is_balanced(drawn[1:])
+    assert is_balanced([one ^ other for one, other in pairwise(drawn)])
 
 
 @MAKERS

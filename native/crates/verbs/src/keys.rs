@@ -147,6 +147,17 @@ impl Indices {
         }
     }
 
+    /// Return the key that takes the place of this one: drawn ones say nothing of the next.
+    fn renew(&mut self, key: u32, draw: Option<&mut Draw>) -> u32 {
+        let Some(draw) = draw else {
+            return next_variant(key);
+        };
+        let drawn = self.draw(draw);
+        self.used.insert(drawn >> VARIANT_BITS);
+        self.give_back(key, true);
+        drawn
+    }
+
     fn count_on(&mut self) -> u32 {
         while (self.fresh as usize) < COUNT_MAX {
             let index = self.first + self.fresh;
@@ -317,7 +328,11 @@ impl Keys {
         region.memory = registration.memory;
         (region.address, region.length) = (address, registration.length);
         region.access = access;
-        let key = if keeps_keys { key } else { next_variant(key) };
+        let key = if keeps_keys {
+            key
+        } else {
+            self.region_indices.renew(key, self.draw.as_mut())
+        };
         self.regions.insert(key, region);
         self.by_region.insert(id, key);
         Ok(key)

@@ -150,6 +150,15 @@ class _Indices:
         if self.rng is None and index < self.first + self.fresh:
             self.freed[index] = key
 
+    def renew(self, key: int) -> int:
+        """Return the key that takes the place of this one: drawn ones say nothing of the next."""
+        if self.rng is None:
+            return next_variant(key)
+        drawn = self._draw(self.rng)
+        self.used.add(drawn >> VARIANT_BITS)
+        self.give_back(key)
+        return drawn
+
     def _count_on(self) -> int:
         while self.fresh < self.count_max:
             self.fresh += 1
@@ -257,7 +266,7 @@ class KeyTable:
         region.access, region.access_bits = AccessFlag(bits), bits
         if not keeps_keys:
             del self._regions[region.lkey]
-            region.lkey = region.rkey = next_variant(region.lkey)
+            region.lkey = region.rkey = self._region_indices.renew(region.lkey)
             self._regions[region.lkey] = region
         self.note_gone(old_rkey)
         self.note_new(region)
