@@ -3,12 +3,14 @@
 import json
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import EXTRAS, RUN_S_MAX, interrupt, started, urds
 from tests.support.ports import free_port
+from urds import dat
 from urds.cli.dat import load as dat_load
 from urds.cli.dat import test as dat_test
 from urds.cli.output import Exit
@@ -142,10 +144,26 @@ def test_the_last_port_is_no_limit_of_service_points(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Qualifiers behind it are folded: the next one that is taken is refused."""
-    monkeypatch.setattr(dat_load, "_QUAL", 65_530)
+    monkeypatch.setattr(dat_load, "_QUALS", range(65_530, 1 << 16))
     options = dat_load.DatLoadOptions(kind="L", attempts=20, json_wanted=True)
     assert dat_load.run(options) == 0
     assert json.loads(capsys.readouterr().out)["limits"]["rsp"] == 20
+
+
+def test_qualifiers_that_others_have_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of another run at the same time."""
+    with ExitStack() as others:
+        taken = [others.enter_context(dat.open("shm0")) for _ in range(2)]
+        points = [
+            others.enter_context(ia.listen(evd=ia.create_evd(4, dat.EvdFlag.CR))) for ia in taken
+        ]
+        first = min(point.conn_qual for point in points)
+        monkeypatch.setattr(dat_load, "_QUALS", range(first, 1 << 16))
+        options = dat_load.DatLoadOptions(kind="L", attempts=20, json_wanted=True)
+        assert dat_load.run(options) == 0
+        assert json.loads(capsys.readouterr().out)["limits"]["rsp"] == 20
 
 
 @pytest.mark.parametrize("tool", ["test", "load"])

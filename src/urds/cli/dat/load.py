@@ -26,7 +26,7 @@ from urds.cli.dat.test_peer import (
 from urds.cli.output import Exit, Output, UsageError, columns, complain
 from urds.cli.parser import Command, check_ranges, json_option, option
 
-_QUAL: Final = 45_278
+_QUALS: Final = range(45_278, 1 << 16)  # from the first on; another run may have any
 _MB: Final = 1e6
 KINDS: Final = ("T", "P", "L")
 OPERATIONS: Final = ("SR", "RR", "RW")
@@ -299,8 +299,21 @@ def _maker(name: str, ia: dat.InterfaceAdapter, stack: ExitStack) -> Callable[[]
 
     if name == "rsp":
         # Beyond the last port they are folded into those that are taken: refused, at last.
-        quals = itertools.count(_QUAL)
-        return lambda: kept(ia.reserve(next(quals), make_ep(), requests))
+        quals = itertools.count(_QUALS.start)
+
+        def make_rsp() -> dat.ReservedServicePoint:
+            ep = make_ep()
+            while True:
+                qual = next(quals)
+                try:
+                    rsp: dat.ReservedServicePoint = kept(ia.reserve(qual, ep, requests))
+                except dat.DatConnQualInUse:
+                    if qual not in _QUALS:
+                        raise
+                else:
+                    return rsp
+
+        return make_rsp
     if name == "rpost":
         ep = make_ep()
         return lambda: ep.post_recv([])
