@@ -13,6 +13,7 @@ import pytest
 
 import urds as urds_api
 from tests.cli.commands import EXTRAS, address, host, interrupt, urds
+from tests.support.ports import sole_ipv6_host
 from urds.cli.output import UsageError
 from urds.cli.rds.ping import (
     SOCKETS,
@@ -270,7 +271,8 @@ def test_without_a_local_address_one_is_found() -> None:
 
 def test_ipv6_answers_too() -> None:
     """There is one IPv6 loopback address, so the answer comes from this process itself."""
-    done = urds("ping", "-c", "1", "::1")
+    with sole_ipv6_host():
+        done = urds("ping", "-c", "1", "::1")
     assert done.code == 0, done.err
     assert done.out.splitlines()[1].startswith("::1 to ::1: 1 sent, 1 received")
 

@@ -18,6 +18,7 @@ from tests.cli.commands import (
     started,
     urds,
 )
+from tests.support.ports import sole_ipv6_host
 
 HERE, THERE = address(1), address(2)
 SENT = re.compile(rf"{HERE}:\d+ to {THERE}:4000: (\d+) sent, (\d+) acknowledged\n")
@@ -156,7 +157,8 @@ def test_a_receiver_that_does_not_wait_takes_what_is_there() -> None:
 
 
 def test_addresses_of_ipv6_stand_in_brackets() -> None:
-    done = urds("send", "-w", "20", "::1", "4000", "a")  # to itself
+    with sole_ipv6_host():
+        done = urds("send", "-w", "20", "::1", "4000", "a")  # to itself
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(r"\[::1\]:\d+ to \[::1\]:4000: 1 sent, 1 acknowledged\n", done.out)
 

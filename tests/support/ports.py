@@ -1,9 +1,25 @@
-"""Ports for programs that are told one: as free as the kernel can say."""
+"""Ports for programs that are told one, as free as the kernel can say; and the one host of IPv6."""
 
 import errno
+import fcntl
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _TRIED_MAX = 64
+
+
+@contextmanager
+def sole_ipv6_host() -> Iterator[None]:
+    """Wait until no other test process of this machine is the host ::1.
+
+    One process can be, at the fixed port of RDS; of IPv4 each has a subnet of its own.
+    """
+    with (Path(tempfile.gettempdir()) / "urds-tests-ipv6-host").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def free_port() -> int:

@@ -28,6 +28,7 @@ from tests.rds.sockets.remote import RemotePeer
 from tests.rds.transports.tcp.faults import silent_host
 from tests.support import backends, carriers
 from tests.support.planes import in_use
+from tests.support.ports import sole_ipv6_host
 from tests.support.waiting import BUSY_S
 from urds.rds.constants import RDS_TCP_PORT, SOL_RDS, SOL_SOCKET, Capability, MessageFlag, SockOpt
 from urds.rds.control.handshake import emit_ours
@@ -373,9 +374,8 @@ def test_difference_handlers(new_socket: NewSocket, backend: InProcess) -> None:
     new_socket(1, port)
 
 
-@pytest.mark.usefixtures("backend")
 def test_difference_python_ipv6() -> None:
-    with urds.Socket() as sock, urds.Socket() as other:
+    with sole_ipv6_host(), backend_with(), urds.Socket() as sock, urds.Socket() as other:
         sock.bind(("::1", 4000))
         other.bind(("::1", 0, 0, 0))
         other.sendto(b"six", ("::1", 4000, 0, 0))

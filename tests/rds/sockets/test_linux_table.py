@@ -30,6 +30,7 @@ from tests.rds.sockets.replay import (
 )
 from tests.rds.sockets.replay_messages import replay_recv, replay_send
 from tests.support import carriers
+from tests.support.ports import sole_ipv6_host
 
 DATA = Path(__file__).parent / "data" / "linux-6.1-api.json"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "differences.md"
@@ -211,6 +212,7 @@ def replayed(group: str, way: Way) -> dict[str, Any]:
     if group == OPTIONS:  # it uses both transports in one process, which the Python plane can
         settings["rdma_devices"] = ["shm0"]
     with ExitStack() as stack:
+        stack.enter_context(sole_ipv6_host())
         stack.enter_context(backend_with(**settings))
         new_far: Callable[[], Any] = urds.Socket
         if way.two_processes:
