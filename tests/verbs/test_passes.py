@@ -215,6 +215,27 @@ def test_the_end_of_a_connection_comes_after_what_it_flushed(opened: list[Adapte
     assert told == ["QP_LAST_WQE_REACHED", "DISCONNECTED"]
 
 
+def test_what_a_peer_refused_breaks_a_connection_before_the_peer_ends_it(
+    opened: list[Adapter],
+) -> None:
+    """Also where both come in one batch: how it ended does not depend on when it was read."""
+    left, right = pair(opened)
+
+    def disconnect(events: list[Event]) -> None:
+        right.take_events(events)
+        assert right.connection is not None
+        right.connection.disconnect()
+
+    right.adapter.on_events = disconnect
+    with left.adapter.lock:  # nothing is taken in there
+        wr = SendWR(2, WROpcode.RDMA_WRITE, rkey=1, data=b"x")
+        left.qp.post_send(wr, left.adapter.now_ns())
+        left.adapter.progress_qp(left.qp)
+        right.until(lambda: "QP_ACCESS_ERR" in right.log)
+    left.until(lambda: not {"BROKEN", "DISCONNECTED"}.isdisjoint(left.log))
+    assert [one for one in left.log if one in ConnectionEventKind.__members__] == ["BROKEN"]
+
+
 def test_a_pass_ends_where_shared_receives_run_dry(
     opened: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:

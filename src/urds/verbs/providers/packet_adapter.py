@@ -250,9 +250,7 @@ class PacketAdapter(PacketForm, Adapter):
             if destination is not None:
                 entry.has_sent = True
                 self._transmit_packet(packet, destination)
-        # After a reset it is as useless to its connection as one that has failed.
-        if entry.connection is not None and qp.state in (QPState.ERR, QPState.RESET):
-            entry.connection.handle_queue_pair_error()
+        entry.break_if_in(QPState.ERR, QPState.RESET)
         # A later deadline is set when the planned one comes: most timers are moved, not run.
         deadline_ns = qp.poll_timeout()
         planned_ns = self._deadlines.get(qp.qpn)
@@ -478,6 +476,8 @@ class PacketAdapter(PacketForm, Adapter):
         if packet.kind is not PacketKind.DATAGRAM or packet.qkey != CM_QKEY:
             self.packets.dropped_manager += 1
             return
+        for entry in self._dirty.values():  # what a peer refused comes before its disconnect
+            entry.break_if_in(QPState.ERR)
         self.cm.receive_data(
             bytes(packet.payload), source=source, local=local, peer=peer, now_ns=self.now_ns()
         )

@@ -55,6 +55,11 @@ class QueuePairEntry:
     has_sent: bool = False  # since it last found no room
     rank: int = 0  # among those that wait for room: the lowest is served first
 
+    def break_if_in(self, *states: QPState) -> None:
+        """Break the connection of a queue pair in one of these states: it can do nothing for it."""
+        if self.connection is not None and self.qp.state in states:
+            self.connection.handle_queue_pair_error()
+
 
 @dataclass(eq=False, repr=False)
 class PacketConnection(VerbsConnection):

@@ -193,6 +193,10 @@ impl ShmEngine {
             (events, std::mem::take(&mut machine.failed))
         })?;
         let list = PyList::empty(py);
+        // First: behind a message its channel is held, so what failed did so before it.
+        for qpn in failed {
+            list.append(("failed", qpn))?;
+        }
         for event in events {
             let bytes = |content: &[u8]| PyBytes::new(py, content);
             let tuple = match event {
@@ -209,9 +213,6 @@ impl ShmEngine {
                 }
             };
             list.append(tuple)?;
-        }
-        for qpn in failed {
-            list.append(("failed", qpn))?;
         }
         if self.core.news.has() {
             for qpn in self.core.news.take() {

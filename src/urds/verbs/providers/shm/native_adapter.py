@@ -310,9 +310,8 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
         self.channel_engine.flush()
         if self.channel_engine.is_paused:
             self.call_soon(self.poll_memory)
+        entry.break_if_in(QPState.ERR, QPState.RESET)
         qp, state = entry.qp, entry.qp.state
-        if entry.connection is not None and state in (QPState.ERR, QPState.RESET):
-            entry.connection.handle_queue_pair_error()
         if state is QPState.ERR:
             self._end_mappings(qp)
         elif self.mappable_keys.has_mappings(qp.qpn) and not may_map(qp):
