@@ -17,6 +17,7 @@ from urds.verbs import (
     MWBind,
     MWBindInfo,
     MWType,
+    QPCap,
     QPInitAttr,
     QPType,
     RecvWR,
@@ -85,6 +86,22 @@ def test_the_short_form_writes_bytes(world: World, size: int) -> None:
         (9, WCOpcode.RDMA_WRITE),
     ]
     assert right.mr.read(size, 7) == right.mr.read(size, 6000) == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 30, 31, 100])
+def test_a_short_form_may_be_inline(world: World, size: int) -> None:
+    pair = world.pair(cap=QPCap(max_inline_data=100))
+    left, right = pair.left, pair.right
+    inline = SendFlag.INLINE | SendFlag.SIGNALED
+    content = bytes(place + 1 for place in range(size))
+    for wr_id, data in enumerate((content, memoryview(bytearray(content)))):
+        right.receive(size)
+        left.qp.send(data, wr_id, inline)
+        right.received()
+        assert right.mr.read(size) == content
+        left.qp.write(data, right.mr.buf + 200, right.mr.rkey, 9, inline)
+        assert [wc.status for wc in left.sent(2)] == [WCStatus.SUCCESS] * 2
+        assert right.mr.read(size, 200) == content
 
 
 def test_a_short_form_completes_only_if_it_asks_for_it(world: World) -> None:

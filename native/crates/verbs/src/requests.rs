@@ -50,7 +50,7 @@ impl Request {
         signalled: bool,
     ) -> Result<Self, Fault> {
         let length = u64::try_from(work.message_bytes()).unwrap_or(0); // checked
-        if work.flags & SEND_INLINE != 0 {
+        if work.flags & SEND_INLINE != 0 && !matches!(work.own, Own::Copied(_)) {
             let mut bytes = Vec::new();
             let mut found = Vec::new();
             if let Own::Kept(memory, length) = &work.own {
