@@ -266,7 +266,9 @@ def test_a_flood_at_the_listener_gets_a_turn_and_a_rest(
 
     monkeypatch.setattr(shm, "accept", accept)
     driver: Any = SimpleNamespace(
-        settings=Settings(), serve=lambda *what: served.append(what), guard=None
+        settings=Settings(),
+        watches=SimpleNamespace(serve=lambda *what: served.append(what)),
+        guard=None,
     )
     ours: Any = shm_connect.ShmStreams(driver, None)
     own = ip_address("127.0.0.1")
