@@ -353,7 +353,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {"rds_path": rds_path}
 
 
 def _conversation(*, agree: int) -> Iterator[bytes]:
-    """Give the steps of a stream with an own node or a kernel, then of a second one."""
+    """Give the steps of a stream with a urds node or a kernel, then of a second one."""
     yield bytes([1 + 0x78, 2, 0]) + bytes([3, 200])  # its map
     yield bytes([7 + 8 + 0x10, agree])
     for amount in range(6):

@@ -45,7 +45,7 @@ def header(data: bytes) -> None:
 
 
 def header_checked(data: bytes) -> None:
-    """Read a header as between our own nodes, checksum included."""
+    """Read a header as between urds nodes, checksum included."""
     Header.parse(data)
 
 

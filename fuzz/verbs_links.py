@@ -28,7 +28,7 @@ _S = 1_000_000_000
 def stream(data: bytes) -> None:
     """Read FPDUs in any portions, act on them, and answer; portions change nothing.
 
-    The first byte decides whether both are own nodes and check CRCs; then a piece with the places
+    The first byte decides whether both are urds nodes and check CRCs; then a piece with the places
     where the bytes are cut, then the bytes.
     """
     script = Script(data)

@@ -188,7 +188,7 @@ class TestControlBudget:
         assert self.pings(world.attach(), world, 100) == 0
 
     def test_each_stream_has_its_handshake(self, world: World) -> None:
-        """Without it an own node is taken for a kernel, and loses what a reset interrupts."""
+        """Without it a urds node is taken for a kernel, and loses what a reset interrupts."""
         self.pings(world.attach(), world, 100)
         for _ in range(2):
             remote = world.attach()

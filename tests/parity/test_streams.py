@@ -327,7 +327,7 @@ class TestReports:
 
 
 class TestFreeing:
-    """Towards Linux TCP frees, between own nodes the header."""
+    """Towards Linux TCP frees, between urds nodes the header."""
 
     def test_tcp_frees_once_the_peer_has_spoken(self, world: World) -> None:
         mailbox = world.mailbox()

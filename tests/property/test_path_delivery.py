@@ -143,8 +143,8 @@ def do(link: Link, name: str, value: int) -> None:
 KINDS = [
     pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.NOTHING, id="linux, higher side"),
     pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.FIRST_FRAME, id="linux, lower side"),
-    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING, id="own node"),
-    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.RELEASE, id="own node, held for its hello"),
+    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING, id="urds node"),
+    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.RELEASE, id="urds node, held for its hello"),
 ]
 
 
@@ -171,7 +171,7 @@ def test_each_message_arrives_once_in_order(
 def test_what_the_peer_has_not_is_never_freed(
     release: AckMode, hold: Hold, steps: list[tuple[str, int]]
 ) -> None:
-    """The account holds at least what has not reached the peer's TCP, or its inbox (own node)."""
+    """The account holds at least what has not reached the peer's TCP, or its inbox (urds node)."""
     link = Link(release, hold)
     for name, value in steps:
         do(link, name, value)

@@ -90,7 +90,7 @@ def test_one_connection_in_the_end(
 @pytest.mark.parametrize("is_linux", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_duel_ends(seed: int, is_linux: bool) -> None:
-    """Between own nodes the first attempt of the lower one wins; elsewhere chance parts the two."""
+    """Between urds nodes the lower one's first attempt wins; elsewhere chance parts the two."""
     world = World(seed)
     low, high = pair(world, is_linux=is_linux)
     low.want(HIGH)

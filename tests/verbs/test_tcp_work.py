@@ -20,7 +20,7 @@ from urds.verbs.providers.tcp import TcpProviderSettings
 
 PLAIN = TcpProviderSettings(urds_extensions=False)
 WAYS: dict[str, dict[str, Any]] = {
-    "own nodes": {},
+    "urds nodes": {},
     "over IPv6": {"host": "::1"},
     "one side wants a checksum": {"far": TcpProviderSettings(crc=True)},
     # One node that keeps to the standard is enough: then both do, nothing private is sent.

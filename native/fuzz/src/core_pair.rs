@@ -10,7 +10,7 @@ use std::io::IoSlice;
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
     Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore, Payload,
-    Queued, Release, SLICES_MAX, WriteBuffer,
+    Queued, AckMode, SLICES_MAX, WriteBuffer,
 };
 
 use crate::mailboxes::{FIRST_PORT, Mailboxes};
@@ -127,10 +127,10 @@ pub fn run(bytes: &[u8]) {
 }
 
 impl Kind {
-    fn release(self) -> Release {
+    fn release(self) -> AckMode {
         match self {
-            Self::Linux | Self::LinuxLowerSide => Release::StreamAcknowledged,
-            Self::OwnNode | Self::OwnNodeHeld => Release::PeerAcknowledged,
+            Self::Linux | Self::LinuxLowerSide => AckMode::StreamAcknowledged,
+            Self::OwnNode | Self::OwnNodeHeld => AckMode::PeerAcknowledged,
         }
     }
 
@@ -155,7 +155,7 @@ impl Side {
             limits.unacked_bytes_max = 1;
         }
         let mut core = PathCore::new(limits, sequence_first, Some(3));
-        core.agree(kind.release(), kind.release() == Release::PeerAcknowledged);
+        core.agree(kind.release(), kind.release() == AckMode::PeerAcknowledged);
         Self {
             core,
             mailboxes: Mailboxes::default(),

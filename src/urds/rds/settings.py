@@ -199,7 +199,7 @@ class Settings:
     reconnect_min_delay_ms: int = _tunable(1, _integer(1, 60_000))
     reconnect_max_delay_ms: int = _tunable(1000, _integer(1, 3_600_000))
     reconnect_give_up_s: float = _tunable(0.0, _seconds(_YEAR_S))  # 0 never gives up
-    # Between own nodes: after so much without ACK_REQUIRED, ask for an acknowledgement.
+    # Between urds nodes: after so much without ACK_REQUIRED, ask for an acknowledgement.
     max_unacked_packets: int = _tunable(8, _integer(1, 65_536))
     max_unacked_bytes: int = _tunable(16 << 20, _size(1, (1 << 32) - 1))
     ping_enable: bool = _tunable(True, _switch())  # answer pings to port 0
@@ -212,7 +212,7 @@ class Settings:
     rmem_default: int = _tunable(_LINUX_BUFFER_BYTES, _size(2304, _BUFFER_BYTES_MAX))
     wmem_max: int = _tunable(64 << 20, _size(4608, _BUFFER_BYTES_MAX), strict=_LINUX_BUFFER_BYTES)
     rmem_max: int = _tunable(64 << 20, _size(2304, _BUFFER_BYTES_MAX), strict=_LINUX_BUFFER_BYTES)
-    # Above 1 MiB only between own nodes: no kernel takes more. Also what a peer may announce.
+    # Above 1 MiB only between urds nodes: no kernel takes more. Also what a peer may announce.
     max_message_bytes: int = _tunable(8 << 20, _size(1, (1 << 32) - 1), strict=MAX_MESSAGE_BYTES)
     # The TCP connections; 0 leaves a buffer to the kernel's own tuning.
     tcp_port: int = _tunable(RDS_TCP_PORT, _integer(1, 65_535))  # the same on all nodes

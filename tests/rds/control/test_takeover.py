@@ -1,4 +1,4 @@
-"""A second stream of an own node: it is asked on the first before the second takes the path."""
+"""A second stream of a urds node: it is asked on the first before the second takes the path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUESTION_NS = SECOND // 5
 
 
 def met(npaths: int = 1) -> tuple[World, Node, Node]:
-    """Have two own nodes connected; the higher one accepts."""
+    """Have two urds nodes connected; the higher one accepts."""
     world = World()
     low = Node(world, LOW, generation=100, npaths=npaths)
     high = Node(world, HIGH, generation=200, npaths=npaths)

@@ -150,7 +150,7 @@ def message(
 
 
 def map_message(generation: int | None = None, ports_bytes: bytes = NO_MAP) -> bytes:
-    """Return the map of an own node's life, or with None a kernel's."""
+    """Return the map of a urds node's life, or with None a kernel's."""
     extension = bytes(16)
     if generation is not None:
         extension = emit_handshake(Handshake(generation=generation, mark=Mark(Capability(0))))

@@ -46,7 +46,7 @@ def test_a_hello_dies_with_its_stream() -> None:
 
 
 def test_nothing_is_acknowledged_before_the_peers_first_frame() -> None:
-    """Also not when the handshake on another path has just shown an own node."""
+    """Also not when the handshake on another path has just shown a urds node."""
     side = Side(release=AckMode.PEER_ACKNOWLEDGED)
     side.receiver.sequence_expected = 78
     side.begin()

@@ -218,7 +218,7 @@ class TestDuplicates:
 
 
 class TestChecksum:
-    """Between own nodes a header carries a checksum, and a wrong one ends the stream."""
+    """Between urds nodes a header carries a checksum, and a wrong one ends the stream."""
 
     def test_what_a_side_writes_the_other_accepts(self) -> None:
         sender = Side(checksum=True, sequence_first=(1 << 63) - 5)
@@ -298,7 +298,7 @@ class TestOutsideTheNumbers:
 
 
 class TestAcknowledging:
-    """When an own node is told what lies in our inboxes, and that Linux is never told."""
+    """When a urds node is told what lies in our inboxes, and that Linux is never told."""
 
     @staticmethod
     def side(release: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Side:

@@ -110,7 +110,7 @@ def test_a_probe_tells_a_new_life_from_repeats(kind: str) -> None:
 
 
 class TestOwnNode:
-    """An own node says in its maps that it restarted; the rules for kernels are off."""
+    """A urds node says in its maps that it restarted; the rules for kernels are off."""
 
     @staticmethod
     def side() -> Side:

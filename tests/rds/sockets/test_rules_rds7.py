@@ -85,7 +85,7 @@ def test_empty_messages_weigh_nothing_at_the_receiver(new_socket: NewSocket) -> 
 def test_a_full_send_queue_has_room_when_its_messages_were_acknowledged(
     new_socket: NewSocket,
 ) -> None:
-    """The receiver is an own node in another process, so that only its RDS can acknowledge."""
+    """The receiver is a urds node in another process, so that only its RDS can acknowledge."""
     sender = new_socket()
     sender.setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
     sender.bind((NEAR, 0))

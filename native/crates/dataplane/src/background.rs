@@ -15,7 +15,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use urds_path::{Address, Owner, Release};
+use urds_path::{AckMode, Address, Owner};
 
 use crate::accounts::{ABSENT_NS, DestinationId};
 use crate::events::Event;
@@ -408,7 +408,7 @@ impl State {
             due = sooner(due, path.batch_since_ns.map(|since_ns| since_ns + BATCH_NS));
         }
         let sender = &path.core.sender;
-        if !sender.unacked.is_empty() && sender.release == Release::StreamAcknowledged {
+        if !sender.unacked.is_empty() && sender.ack_mode == AckMode::StreamAcknowledged {
             due = sooner(due, Some(path.ack_poll_ns));
         }
         due
@@ -498,7 +498,7 @@ impl Plane {
             record.batch_since_ns = None;
             let sender = &record.core.sender;
             let before = sender.unacked.len();
-            let is_asked = sender.release == Release::StreamAcknowledged && before > 0;
+            let is_asked = sender.ack_mode == AckMode::StreamAcknowledged && before > 0;
             (is_asked && now_ns >= record.ack_poll_ns, before)
         };
         if ask {

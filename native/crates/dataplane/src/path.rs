@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urds_path::{Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Received, Release};
+use urds_path::{AckMode, Address, DownReason, Extension, Freed, Hold, Limits, PathCore, Received};
 
 use crate::background::{ACK_POLL_NS, BATCH_NS};
 use crate::events::Event;
@@ -179,7 +179,7 @@ impl State {
 
     /// Return whether the handshake may still allow a longer message; request it.
     pub(crate) fn want_agreement(&mut self, id: PathId) -> bool {
-        let is_open = |path: &StreamPath| path.core.sender.release == Release::NotYet;
+        let is_open = |path: &StreamPath| path.core.sender.ack_mode == AckMode::NotYet;
         if !self.paths.get(id).is_some_and(is_open) {
             return false;
         }
@@ -515,7 +515,7 @@ const PROBE_PORT: u16 = 1;
 /// What the handshake with a peer agreed on, for all of its paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    pub release: Release,
+    pub ack_mode: AckMode,
     /// Every header carries a checksum.
     pub checksum: bool,
     /// The longest message that both sides take, in bytes.
@@ -543,7 +543,7 @@ impl Plane {
             let Some(record) = state.paths.get_mut(path) else {
                 return;
             };
-            record.core.agree(agreement.release, agreement.checksum);
+            record.core.agree(agreement.ack_mode, agreement.checksum);
             record.message_bytes_max = agreement.message_bytes_max;
             state.finish_freed(path);
             state.tell_room_wanted(path); // some message may be too long now

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use urds_path::constants::LONG_BYTES;
-use urds_path::{Extension, NO_EXTENSION, Owner, Payload, Release, SocketAddress};
+use urds_path::{AckMode, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
 
 use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
@@ -322,7 +322,7 @@ impl Plane {
             let Some(record) = state.paths.get(path) else {
                 return;
             };
-            record.core.sender.release == Release::PeerAcknowledged
+            record.core.sender.ack_mode == AckMode::PeerAcknowledged
         };
         if by_peer {
             self.read(path);

@@ -1,6 +1,6 @@
 //! Messages in and out of one path: when they leave, which calls fail, what a read reports.
 
-use urds_path::{DownReason, Header, Hold, Limits, Release};
+use urds_path::{AckMode, DownReason, Header, Hold, Limits};
 
 use crate::errors::ErrorReason;
 use crate::events::Event;
@@ -43,7 +43,7 @@ fn the_account_is_tested_before_a_message_is_added() {
 fn a_burst_leaves_as_a_batch_and_a_request_at_once() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     for text in [b"1", b"2", b"3", b"4"] {
         world.send(mailbox, text).unwrap();
     }
@@ -75,7 +75,7 @@ fn a_burst_queues_what_single_sends_would() {
         let results = [1, 50].map(|at_once| {
             let world = World::with(limits);
             let mailbox = world.mailbox(sized(send_bytes_max));
-            let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+            let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
             let mut queued = 0;
             let refused = loop {
                 let (count, sent) = world.send_burst(mailbox, &[7; 200], at_once);
@@ -100,7 +100,7 @@ fn a_burst_queues_what_single_sends_would() {
 fn messages_arrive_with_their_source_and_are_counted() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     remote.say_message(41, b"first");
     remote.say(
         Header {
@@ -130,7 +130,7 @@ fn long_messages_come_whole_in_whatever_pieces() {
     for piece in [1000, 50_000, 90_000] {
         let world = World::new();
         let mailbox = world.mailbox(buffered(8 << 20));
-        let mut remote = world.attach(Hold::Nothing, Release::NotYet);
+        let mut remote = world.attach(Hold::Nothing, AckMode::NotYet);
         let sent: Vec<Vec<u8>> = [LONG, 10, 8192, 300_000, 20_000, 0, LONG]
             .iter()
             .zip(1..)
@@ -159,7 +159,7 @@ fn long_messages_come_whole_in_whatever_pieces() {
 fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     world.send(mailbox, b"repeated").unwrap();
     assert_eq!(remote.payloads().len(), 1);
     remote.say_message(1, b"said before the end");
@@ -181,12 +181,12 @@ fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
         "{events:?}"
     );
     assert_eq!(world.take(mailbox).len(), 1);
-    let mut remote = world.attach(Hold::Release, Release::NotYet);
+    let mut remote = world.attach(Hold::Release, AckMode::NotYet);
     assert_eq!(remote.payloads().len(), 0);
     world.plane.release_hold(world.path, None);
     assert_eq!(remote.payloads(), [b"repeated"]);
     assert!(world.plane.detach(world.path).is_some());
-    let mut remote = world.attach(Hold::Release, Release::NotYet);
+    let mut remote = world.attach(Hold::Release, AckMode::NotYet);
     world.plane.release_hold(world.path, Some(1));
     assert_eq!(remote.payloads().len(), 0);
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 0);
@@ -196,7 +196,7 @@ fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
 fn a_stream_that_takes_no_more_is_written_to_when_it_does() {
     let world = World::new();
     let mailbox = world.mailbox(sized(8 << 20));
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let sent: Vec<Vec<u8>> = (0..40).map(|number| vec![number; LONG]).collect();
     for text in &sent {
         world.send(mailbox, text).unwrap();
@@ -214,7 +214,7 @@ fn a_stream_that_takes_no_more_is_written_to_when_it_does() {
 fn a_protocol_error_cuts_the_stream_and_is_counted() {
     let world = World::new();
     world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     remote.say(acknowledgement(7), &[]);
     let events = world.progress(0);
     let is_protocol_error = |event: &Event| matches!(event, Event::Down { reason, .. } if *reason == DownReason::BadAcknowledgement);
@@ -230,7 +230,7 @@ fn a_full_mailbox_marks_its_port_and_pauses_its_peer() {
     };
     let world = World::with(limits);
     let mailbox = world.mailbox(buffered(1000));
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     for number in 1..=6 {
         remote.say_message(number, &[0; 1000]);
     }
@@ -262,7 +262,7 @@ fn a_congested_peer_refuses_until_its_map_says_otherwise() {
         ..MailboxSettings::default()
     };
     let mailbox = world.mailbox(monitor);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let mut map = vec![0; 8192];
     map[usize::from(PEER_PORT) / 8] = 1 << (PEER_PORT % 8);
     remote.say_map(&map);
@@ -336,7 +336,7 @@ fn within_the_process_the_sender_delivers() {
 fn a_closed_mailbox_refuses_and_its_port_takes_nothing() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     remote.say_message(1, b"queued");
     world.progress(0);
     world
@@ -356,12 +356,12 @@ fn a_fence_keeps_what_goes_by_another_path_behind() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
     let other = world.plane.path(address(1), address(2), 1, 1);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     world.send(mailbox, b"before").unwrap();
     assert_eq!(remote.payloads().len(), 1);
     let first = world.path;
     let world = world.with_path(other);
-    let mut behind = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut behind = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     world.plane.hold_behind(other, Some(first));
     world
         .plane
@@ -377,7 +377,7 @@ fn a_fence_keeps_what_goes_by_another_path_behind() {
 #[test]
 fn pings_are_reported_up_to_a_bound() {
     let world = World::new();
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let ping = |number| Header {
         target_port: 0,
         ..message(number)

@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use urds_path::Release;
+use urds_path::AckMode;
 
 use crate::path::StreamPath;
 use crate::plane::Plane;
@@ -139,7 +139,7 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return false;
         };
-        let is_to_kernel = path.core.sender.release == Release::StreamAcknowledged;
+        let is_to_kernel = path.core.sender.ack_mode == AckMode::StreamAcknowledged;
         let Some(host) = self.hosts.get(path.host).filter(|_| is_to_kernel) else {
             return false;
         };

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use urds_path::constants::FLAG_RETRANSMITTED;
-use urds_path::{Header, Hold, Release};
+use urds_path::{AckMode, Header, Hold};
 
 use crate::events::Event;
 use crate::mailbox::MailboxSettings;
@@ -24,7 +24,7 @@ const QUEUED: usize = 3;
 fn begin() -> (World, MailboxId, Remote) {
     let world = World::of_real_time();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut kernel = world.attach(Hold::Nothing, Release::StreamAcknowledged);
+    let mut kernel = world.attach(Hold::Nothing, AckMode::StreamAcknowledged);
     kernel.say_map(&[0; 8192]);
     await_first_frame(&world);
     for number in 0..SENT + QUEUED {
@@ -119,7 +119,7 @@ fn the_ping_stays_behind_what_is_retransmitted() {
         world.progress(0);
         !world.snapshot().paths[0].up
     }));
-    let mut kernel = world.attach(Hold::FirstFrame, Release::StreamAcknowledged);
+    let mut kernel = world.attach(Hold::FirstFrame, AckMode::StreamAcknowledged);
     kernel.say_map(&[0; 8192]);
     await_first_frame(&world);
     thread::scope(|scope| {

@@ -7,7 +7,7 @@
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 
-use urds_path::{Release, WriteBuffer};
+use urds_path::{AckMode, WriteBuffer};
 
 use crate::background::ACK_POLL_NS;
 use crate::path::StreamPath;
@@ -208,7 +208,7 @@ impl State {
         path.rest_if_idle();
         path.idle_since_ns = self.clock.now_ns();
         let sender = &path.core.sender;
-        let ask = !sender.unacked.is_empty() && sender.release != Release::PeerAcknowledged;
+        let ask = !sender.unacked.is_empty() && sender.ack_mode != AckMode::PeerAcknowledged;
         if ask {
             path.ack_poll_delay_ns = ACK_POLL_NS;
             path.ack_poll_ns = path.idle_since_ns + ACK_POLL_NS;

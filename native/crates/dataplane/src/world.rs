@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use urds_path::constants::HEADER_BYTES;
-use urds_path::{Address, Header, Hold, Limits, NO_EXTENSION, Payload, Release, SocketAddress};
+use urds_path::{AckMode, Address, Header, Hold, Limits, NO_EXTENSION, Payload, SocketAddress};
 
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
@@ -185,12 +185,12 @@ impl World {
         mailbox
     }
 
-    pub(crate) fn attach(&self, hold: Hold, release: Release) -> Remote {
+    pub(crate) fn attach(&self, hold: Hold, ack_mode: AckMode) -> Remote {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        if release != Release::NotYet {
+        if ack_mode != AckMode::NotYet {
             let agreement = Agreement {
-                release,
+                ack_mode,
                 checksum: false,
                 message_bytes_max: 1 << 20,
             };

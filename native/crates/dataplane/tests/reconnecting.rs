@@ -15,7 +15,7 @@ use urds_dataplane::receive_side::Taken;
 use urds_dataplane::send_side::{Message, Sent};
 use urds_dataplane::state::{MailboxId, PathId};
 use urds_dataplane::stream::TcpStream;
-use urds_path::{Address, Hold, Limits, NO_EXTENSION, Payload, Release, SocketAddress};
+use urds_path::{AckMode, Address, Hold, Limits, NO_EXTENSION, Payload, SocketAddress};
 
 const PORT: u16 = 4000;
 const MESSAGES: u32 = 6000;
@@ -52,7 +52,7 @@ impl Side {
 
     fn attach(&self, end: UnixStream) {
         let agreement = Agreement {
-            release: Release::PeerAcknowledged,
+            ack_mode: AckMode::PeerAcknowledged,
             checksum: true,
             message_bytes_max: 1 << 20,
         };

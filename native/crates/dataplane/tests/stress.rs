@@ -17,7 +17,7 @@ use urds_dataplane::receive_side::Taken;
 use urds_dataplane::send_side::{Message, Sent};
 use urds_dataplane::state::{MailboxId, PathId};
 use urds_dataplane::stream::TcpStream;
-use urds_path::{Address, Hold, Limits, NO_EXTENSION, Payload, Release, SocketAddress};
+use urds_path::{AckMode, Address, Hold, Limits, NO_EXTENSION, Payload, SocketAddress};
 
 const PORT: u16 = 4000;
 const BOXES: u16 = 3;
@@ -62,9 +62,9 @@ impl Side {
         let stream = TcpStream::new(OwnedFd::from(end));
         self.plane
             .attach(self.path, Arc::new(stream), Hold::Nothing);
-        let release = Release::PeerAcknowledged;
+        let ack_mode = AckMode::PeerAcknowledged;
         let agreement = Agreement {
-            release,
+            ack_mode,
             checksum: false,
             message_bytes_max: 1 << 20,
         };

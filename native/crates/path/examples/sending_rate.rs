@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use urds_path::{
-    CongestionMap, Counters, Hold, Limits, NO_EXTENSION, Owner, PathCore, Payload, Release,
+    AckMode, CongestionMap, Counters, Hold, Limits, NO_EXTENSION, Owner, PathCore, Payload,
 };
 
 const MESSAGES: u32 = 2_000_000;
@@ -32,7 +32,7 @@ fn main() {
 fn measure(payload: &[u8], burst: u32) -> Spent {
     let (map, mut counters) = (CongestionMap::default(), Counters::default());
     let mut core = PathCore::new(Limits::default(), 1, None);
-    core.agree(Release::PeerAcknowledged, true);
+    core.agree(AckMode::PeerAcknowledged, true);
     core.attach(Hold::Nothing);
     let (mut spent, mut freed) = (Spent::default(), Vec::with_capacity(8));
     let payload = Payload::copy_of(payload);

@@ -21,8 +21,8 @@ fn retransmits(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
 }
 
 /// A side whose peer of generation 7 sent 100 and 101 on a stream that broke.
-fn own_node() -> Side {
-    let mut side = Side::of_own_node();
+fn urds_node() -> Side {
+    let mut side = Side::of_urds_node();
     side.receive(&map_frame(Some(7), &[0; CONGESTION_MAP_BYTES]))
         .expect("well");
     side.receive(&numbered([100, 101], 0)).expect("well");
@@ -45,7 +45,7 @@ impl Side {
 
 #[test]
 fn gaps_are_no_error_and_the_last_number_is_none() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     assert_eq!(
         side.hears(&numbered([1, 5, 1 << 62, u64::MAX], 0)),
         [1, 5, 1 << 62, u64::MAX]
@@ -57,7 +57,7 @@ fn gaps_are_no_error_and_the_last_number_is_none() {
 
 #[test]
 fn retransmits_of_received_messages_are_dropped_and_counted() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     assert_eq!(side.hears(&numbered(1..6, 0)), [1, 2, 3, 4, 5]);
     side.reconnect();
     assert_eq!(side.hears(&retransmits(1..8)), [6, 7]);
@@ -151,19 +151,19 @@ fn an_older_kernel_begins_one_with_a_second_probe() {
 }
 
 #[test]
-fn old_retransmits_of_an_own_node_stay_old_however_low() {
+fn old_retransmits_of_a_urds_node_stay_old_however_low() {
     for numbers in [[1, 2], [50, 51]] {
-        let mut side = own_node();
+        let mut side = urds_node();
         assert!(side.hears(&retransmits(numbers)).is_empty());
         assert!(!side.receiver.restarted);
     }
 }
 
 #[test]
-fn another_generation_of_an_own_node_counts_afresh() {
+fn another_generation_of_a_urds_node_counts_afresh() {
     for generation in [6, 8] {
         for numbers in [[1, 2], [99, 100], [101, 102], [500, 501]] {
-            let mut side = own_node();
+            let mut side = urds_node();
             side.hears_generation(Some(generation));
             assert_eq!(side.hears(&retransmits(numbers)), numbers);
             side.reconnect();
@@ -176,13 +176,13 @@ fn another_generation_of_an_own_node_counts_afresh() {
 #[test]
 fn the_same_generation_goes_on_and_a_first_hello_is_no_restart() {
     for generation in [Some(7), None] {
-        let mut side = own_node();
+        let mut side = urds_node();
         side.hears_generation(generation);
         assert_eq!(side.hears(&retransmits([100, 101, 102])), [102]);
         side.hears_generation(generation);
         assert!(side.hears(&retransmits([102])).is_empty());
     }
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     side.hears_generation(None);
     side.hears(&numbered([100, 101], 0));
     side.reconnect();
@@ -191,8 +191,8 @@ fn the_same_generation_goes_on_and_a_first_hello_is_no_restart() {
 }
 
 #[test]
-fn what_came_before_an_own_node_said_hello_stays_received() {
-    let mut side = own_node();
+fn what_came_before_a_urds_node_said_hello_stays_received() {
+    let mut side = urds_node();
     assert_eq!(side.hears(&numbered([500], 0)), [500]);
     side.reconnect();
     side.receiver.restart_peer();
@@ -201,7 +201,7 @@ fn what_came_before_an_own_node_said_hello_stays_received() {
 
 #[test]
 fn hellos_leave_the_numbers_alone_and_numbered_pings_do_not() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     side.hears(&numbered([100], 0));
     let ports = |source_port, target_port| Header {
         source_port,
@@ -260,5 +260,5 @@ fn the_numbers_outlive_a_path() {
     assert_eq!(after.receiver.received(), received);
     assert_eq!(after.hears(&retransmits([103, 104])), [104]);
     assert!(!after.receiver.restarted);
-    assert_eq!(own_node().receiver.received().map_generation, Some(7));
+    assert_eq!(urds_node().receiver.received().map_generation, Some(7));
 }

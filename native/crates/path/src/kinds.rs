@@ -24,7 +24,7 @@ pub enum Hold {
 
 /// What frees a message at the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
+pub enum AckMode {
     /// Kind of peer unknown: keep everything.
     NotYet,
     /// Linux: TCP acknowledged the last byte.

@@ -31,7 +31,7 @@ pub use control_budget::ControlBudget;
 pub use counters::Counters;
 pub use header::Header;
 pub use inbox::{Front, Inbox};
-pub use kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
+pub use kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
 pub use limits::Limits;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;

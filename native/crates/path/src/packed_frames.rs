@@ -1,4 +1,4 @@
-//! Frames of RDS over RDMA that hold several whole messages, between own nodes.
+//! Frames of RDS over RDMA that hold several whole messages, between urds nodes.
 //!
 //! One message behind the other, each with its header; the first header of a frame acknowledges and
 //! grants for all. The specification is `urds.rds.transports.rdma.core`, docs/adr/0047.
@@ -6,7 +6,7 @@
 use crate::constants::{FLAG_ACK_REQUIRED, HEADER_BYTES};
 use crate::header::Header;
 
-/// The payload of one frame between own nodes.
+/// The payload of one frame between urds nodes.
 pub const FRAGMENT_BYTES: usize = 65_536;
 /// The bytes of a frame of several messages.
 pub const PACKED_BYTES: usize = HEADER_BYTES + FRAGMENT_BYTES;

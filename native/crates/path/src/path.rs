@@ -24,7 +24,7 @@ use crate::constants::{
 use crate::counters::Counters;
 use crate::extension::emit_generation;
 use crate::header::Header;
-use crate::kinds::{DownReason, Extension, Hold, NO_EXTENSION, Owner, Release};
+use crate::kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
 use crate::limits::Limits;
 use crate::payload::Payload;
 use crate::receiver::{BodyReading, MessageSink, Receiver};
@@ -139,18 +139,18 @@ impl PathCore {
     }
 
     /// Set what the handshake agreed with the peer.
-    pub fn agree(&mut self, release: Release, checksum: bool) {
-        let own_node = release == Release::PeerAcknowledged;
-        self.sender.release = release;
+    pub fn agree(&mut self, ack_mode: AckMode, checksum: bool) {
+        let urds_node = ack_mode == AckMode::PeerAcknowledged;
+        self.sender.ack_mode = ack_mode;
         self.sender.checksum = checksum;
         self.receiver.checksum = checksum;
-        self.receiver.acknowledging = own_node;
-        self.receiver.watch_restarts = !own_node;
+        self.receiver.acknowledging = urds_node;
+        self.receiver.watch_restarts = !urds_node;
         // Messages that arrived before the agreement did not count as pending acknowledgement; send
         // it at once. The peer may have done so already, and ended the stream since.
-        self.receiver.acknowledgement_due = own_node && self.receiver.frames > 0;
+        self.receiver.acknowledgement_due = urds_node && self.receiver.frames > 0;
         let acknowledged = self.receiver.acknowledged;
-        if own_node && acknowledged > 0 {
+        if urds_node && acknowledged > 0 {
             self.sender.handle_peer_acknowledged(acknowledged);
             self.sender.forget_retransmits(acknowledged);
         }
@@ -237,7 +237,7 @@ impl PathCore {
         let sender = &self.sender;
         self.attached
             && self.hold == Hold::Nothing
-            && sender.release == Release::PeerAcknowledged
+            && sender.ack_mode == AckMode::PeerAcknowledged
             && self.out_bytes == 0
             && !self.map_due
             && self.hellos.is_empty()
@@ -299,7 +299,7 @@ impl PathCore {
     /// Frame the local map, with the generation unless the peer is known to be a kernel.
     fn frame_map(&mut self, map: &CongestionMap, counters: &mut Counters) {
         self.map_due = false;
-        let to_kernel = self.sender.release == Release::StreamAcknowledged;
+        let to_kernel = self.sender.ack_mode == AckMode::StreamAcknowledged;
         let extension = if to_kernel {
             NO_EXTENSION
         } else {
@@ -450,7 +450,7 @@ impl PathCore {
     /// which then rejects the connection never reads.
     pub fn handle_stream_acknowledged(&mut self, bytes: u64) {
         let is_asked = self.sender.last.is_some();
-        let counts = self.sender.release == Release::StreamAcknowledged && !is_asked;
+        let counts = self.sender.ack_mode == AckMode::StreamAcknowledged && !is_asked;
         if self.receiver.frames > 0 && counts {
             self.sender.handle_stream_acknowledged(bytes);
         }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_nodes_probe_tells_nothing() {
+    fn a_urds_nodes_probe_tells_nothing() {
         let mut generations = PeerGenerations {
             generation: Some(1),
             ..PeerGenerations::default()

@@ -73,7 +73,7 @@ fn what_is_missing_is_told() {
 fn a_partial_message_dies_with_its_stream() {
     for payload_bytes in [100, 20_000] {
         for kept in [1, 47, 48, 49, 90, 147] {
-            let mut side = Side::of_own_node();
+            let mut side = Side::of_urds_node();
             side.receive(&frame(header(1), &vec![1; payload_bytes])[..kept])
                 .expect("well");
             side.reconnect();
@@ -91,7 +91,7 @@ fn a_partial_message_dies_with_its_stream() {
 
 #[test]
 fn each_message_reaches_its_mailbox_or_is_counted() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     for number in 1..10_u16 {
         let target_port = if number % 3 == 0 { 9 } else { TARGET + number };
         let mut extension = [0; 16];
@@ -262,18 +262,18 @@ fn controls_are_kept_up_to_their_bound() {
 fn a_damaged_header_is_refused_and_zero_is_not_checked() {
     for payload_bytes in [3, 20_000] {
         let whole = checked_frame(header(300), &vec![0; payload_bytes]);
-        let mut side = Side::of_own_node();
+        let mut side = Side::of_urds_node();
         side.receiver.checksum = true;
         assert_eq!(side.receive(&whole), Ok(()));
         assert_eq!(side.receive(&frame(header(301), b"not checked")), Ok(()));
         for place in [0, 7, 15, 19, 21, 23, 30, 31, 32, 47] {
             let mut bytes = whole.clone();
             bytes[place] ^= 1;
-            let mut side = Side::of_own_node();
+            let mut side = Side::of_urds_node();
             side.receiver.checksum = true;
             assert_eq!(side.receive(&bytes), Err(DownReason::BadChecksum));
             assert!(side.got().is_empty());
-            side = Side::of_own_node();
+            side = Side::of_urds_node();
             assert_ne!(side.receive(&bytes), Err(DownReason::BadChecksum));
         }
     }
@@ -289,7 +289,7 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
         (1, 262_144, true),
     ];
     for (count, payload_bytes, due) in bounds {
-        let mut side = Side::of_own_node();
+        let mut side = Side::of_urds_node();
         for number in 1..=count {
             side.receive(&frame(header(number), &vec![0; payload_bytes]))
                 .expect("well");
@@ -301,7 +301,7 @@ fn an_acknowledgement_is_due_at_its_bounds_and_when_asked_for() {
     }
     for flags in [FLAG_ACK_REQUIRED, FLAG_ACK_REQUIRED | FLAG_RETRANSMITTED] {
         for payload_bytes in [3, 20_000] {
-            let mut side = Side::of_own_node();
+            let mut side = Side::of_urds_node();
             let bytes = frame(Header { flags, ..header(9) }, &vec![0; payload_bytes]);
             side.receive(&bytes[..50]).expect("well");
             assert!(!side.receiver.acknowledgement_due);
@@ -330,7 +330,7 @@ fn an_unknown_peer_gets_no_ack() {
 
 #[test]
 fn the_acknowledgement_in_a_header_is_kept_at_its_highest() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     for (sequence, ack) in [(1, 5), (2, 9), (3, 7)] {
         side.receive(&frame(
             Header {
@@ -366,7 +366,7 @@ fn the_acknowledgement_in_a_header_is_kept_at_its_highest() {
 
 #[test]
 fn a_body_of_an_ended_stream_is_not_wanted() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     side.receive(&frame(header(1), &vec![0; 30_000])[..20_000])
         .expect("well");
     let mut body = side.receiver.take_body().expect("a body");
@@ -386,7 +386,7 @@ fn a_body_of_an_ended_stream_is_not_wanted() {
 
 #[test]
 fn a_body_of_an_earlier_stream_is_not_taken_for_the_next_one() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     let begun = frame(header(1), &vec![1; 30_000]);
     side.receive(&begun[..20_000]).expect("well");
     let mut old = side.receiver.take_body().expect("a body");
@@ -407,7 +407,7 @@ fn a_body_of_an_earlier_stream_is_not_taken_for_the_next_one() {
 
 #[test]
 fn a_body_without_memory_goes_on() {
-    let mut side = Side::of_own_node();
+    let mut side = Side::of_urds_node();
     let bytes = frame(header(1), &vec![9; 30_000]);
     side.receive(&bytes[..20_000]).expect("well");
     let mut body = side.receiver.take_body().expect("a body");
@@ -422,7 +422,7 @@ fn a_body_without_memory_goes_on() {
 #[test]
 fn memory_of_another_length_ends_the_stream() {
     for bytes in [0, 29_999, 30_001] {
-        let mut side = Side::of_own_node();
+        let mut side = Side::of_urds_node();
         side.receive(&frame(header(1), &vec![9; 30_000])[..20_000])
             .expect("well");
         let mut body = side.receiver.take_body().expect("a body");

@@ -59,7 +59,7 @@ impl Side {
     }
 
     /// Return the same towards a urds node.
-    pub fn of_own_node() -> Self {
+    pub fn of_urds_node() -> Self {
         let mut side = Self::new(Limits::default());
         side.receiver.acknowledging = true;
         side.receiver.watch_restarts = false;

@@ -8,7 +8,7 @@
 //!   cancelling an unsent message leaves no hole;
 //! - `unacked`: became bytes of the current stream; kept until the peer has them.
 //!
-//! What "has them" means depends on the peer (`Release`): towards Linux the TCP stack's count of
+//! What "has them" means depends on the peer (`AckMode`): towards Linux the TCP stack's count of
 //! acknowledged bytes, between urds nodes the header's acknowledgement field. A message cut in the
 //! middle is retransmitted whole. Source: linux v6.12 net/rds/send.c (`rds_send_path_reset`).
 //!
@@ -23,7 +23,7 @@ use crate::constants::{
 };
 use crate::counters::Counters;
 use crate::header::Header;
-use crate::kinds::{Extension, NO_EXTENSION, Owner, Release};
+use crate::kinds::{AckMode, Extension, NO_EXTENSION, Owner};
 use crate::limits::Limits;
 use crate::payload::Payload;
 use crate::write_buffer::WriteBuffer;
@@ -85,7 +85,7 @@ pub struct Sender {
     pub position: u64,
     /// Bytes of `unsent`, headers included.
     pub pending_bytes: usize,
-    pub release: Release,
+    pub ack_mode: AckMode,
     /// Every header carries a checksum.
     pub checksum: bool,
     /// A send account crossed half of its limit: the last message requests an acknowledgement.
@@ -115,7 +115,7 @@ impl Sender {
             sequence_next: sequence_first,
             position: 0,
             pending_bytes: 0,
-            release: Release::NotYet,
+            ack_mode: AckMode::NotYet,
             checksum: false,
             acknowledgement_wanted: false,
             ack_request_due: false,
@@ -293,7 +293,7 @@ impl Sender {
     /// queue and is not framed yet.
     #[inline]
     fn flags_of_new(&mut self, payload_bytes: usize, counters: &mut Counters) -> u8 {
-        if self.release != Release::PeerAcknowledged {
+        if self.ack_mode != AckMode::PeerAcknowledged {
             return 0;
         }
         self.unacked_packets_left = self.unacked_packets_left.saturating_sub(1);
@@ -360,7 +360,7 @@ impl Sender {
         counters: &mut Counters,
     ) {
         let mut flags = FLAG_RETRANSMITTED;
-        if self.release == Release::PeerAcknowledged {
+        if self.ack_mode == AckMode::PeerAcknowledged {
             flags |= FLAG_ACK_REQUIRED;
         }
         while self.position < end {
@@ -386,7 +386,7 @@ impl Sender {
     /// Whether every ready message has left, and a thread waits for its acknowledgement.
     pub(crate) fn wants_ack(&self) -> bool {
         self.ack_request_due
-            && self.release == Release::PeerAcknowledged
+            && self.ack_mode == AckMode::PeerAcknowledged
             && !self.unacked.is_empty()
             && self.retransmits.is_empty()
             && (self.unsent.is_empty() || self.is_gated())

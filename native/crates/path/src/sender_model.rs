@@ -135,10 +135,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn it_does_as_the_model(steps in steps(), own_node: bool, checksum: bool) {
+    fn it_does_as_the_model(steps in steps(), urds_node: bool, checksum: bool) {
         let mut world = World::new(Limits::default());
-        if own_node {
-            world.sender.release = Release::PeerAcknowledged;
+        if urds_node {
+            world.sender.ack_mode = AckMode::PeerAcknowledged;
         }
         world.sender.checksum = checksum;
         let mut model = Model::default();

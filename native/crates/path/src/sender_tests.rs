@@ -26,9 +26,9 @@ impl World {
         }
     }
 
-    fn own_node(limits: Limits) -> Self {
+    fn urds_node(limits: Limits) -> Self {
         let mut world = Self::new(limits);
-        world.sender.release = Release::PeerAcknowledged;
+        world.sender.ack_mode = AckMode::PeerAcknowledged;
         world
     }
 
@@ -151,7 +151,7 @@ fn every_so_many_messages_one_asks() {
         unacked_packets_max: 3,
         ..Limits::default()
     };
-    let mut world = World::own_node(limits);
+    let mut world = World::urds_node(limits);
     for _ in 0..8 {
         world.queue(ONE, 5000, b"x");
     }
@@ -172,7 +172,7 @@ fn so_many_bytes_ask_and_so_does_the_last_when_wanted() {
         unacked_bytes_max: 100,
         ..Limits::default()
     };
-    let mut world = World::own_node(limits);
+    let mut world = World::urds_node(limits);
     for _ in 0..4 {
         world.queue(ONE, 5000, &[0; 50]);
     }
@@ -188,12 +188,12 @@ fn so_many_bytes_ask_and_so_does_the_last_when_wanted() {
 
 #[test]
 fn towards_others_nothing_asks() {
-    for release in [Release::NotYet, Release::StreamAcknowledged] {
+    for ack_mode in [AckMode::NotYet, AckMode::StreamAcknowledged] {
         let mut world = World::new(Limits {
             unacked_packets_max: 1,
             ..Limits::default()
         });
-        world.sender.release = release;
+        world.sender.ack_mode = ack_mode;
         world.sender.acknowledgement_wanted = true;
         world.queue(ONE, 5000, b"x");
         assert_eq!(asking(&world.frame_all()), [0_usize; 0]);
@@ -202,7 +202,7 @@ fn towards_others_nothing_asks() {
 
 #[test]
 fn retransmits_keep_their_numbers_and_go_first() {
-    let mut world = World::own_node(Limits::default());
+    let mut world = World::urds_node(Limits::default());
     for _ in 0..3 {
         world.queue(ONE, 5000, b"old");
     }
@@ -227,7 +227,7 @@ fn retransmits_keep_their_numbers_and_go_first() {
 
 #[test]
 fn an_acknowledgement_frees_and_one_of_the_future_does_not() {
-    let mut world = World::own_node(Limits::default());
+    let mut world = World::urds_node(Limits::default());
     for (owner, payload) in [(ONE, "a"), (ONE, "bb"), (OTHER, ""), (ONE, "dddd")] {
         world.queue(owner, 5000, payload.as_bytes());
     }
@@ -328,7 +328,7 @@ fn dropping_tells_owners_and_counts_no_control_message() {
 
 #[test]
 fn a_fence_opens_when_all_before_it_is_with_the_peer() {
-    let mut world = World::own_node(Limits::default());
+    let mut world = World::urds_node(Limits::default());
     assert!(world.sender.fence().is_open(), "nothing is before it");
     world.queue(ONE, 5000, b"1");
     world.queue(ONE, 5000, b"2");
@@ -366,7 +366,7 @@ fn a_fence_holds_back_what_is_new_and_nothing_else() {
 
 #[test]
 fn an_idle_path_keeps_little_memory() {
-    let mut world = World::own_node(Limits::default());
+    let mut world = World::urds_node(Limits::default());
     for (messages, idle_calls) in [(5000, 1), (10_000, IDLE_CALLS_PER_RELEASE)] {
         for _ in 0..messages {
             world.queue(ONE, 5000, b"x");

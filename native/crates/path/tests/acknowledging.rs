@@ -4,11 +4,11 @@ mod common;
 
 use common::{MS, Side, acknowledgement, frames_of, map_message, message};
 use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED};
-use urds_path::{DownReason, Hold, Limits, Release};
+use urds_path::{AckMode, DownReason, Hold, Limits};
 
 /// A side towards a urds node whose first frame has arrived.
 fn side() -> Side {
-    let mut side = Side::begun(Release::PeerAcknowledged);
+    let mut side = Side::begun(AckMode::PeerAcknowledged);
     side.take(&map_message(None));
     side
 }
@@ -117,8 +117,8 @@ fn only_whole_messages_are_acknowledged() {
 
 #[test]
 fn linux_and_unknown_peers_get_none() {
-    for release in [Release::NotYet, Release::StreamAcknowledged] {
-        let mut side = Side::begun(release);
+    for ack_mode in [AckMode::NotYet, AckMode::StreamAcknowledged] {
+        let mut side = Side::begun(ack_mode);
         side.take(&map_message(None));
         side.take(&message(1, 0, FLAG_ACK_REQUIRED, b"x"));
         assert_eq!(side.core.poll_timeout(), None);
@@ -131,19 +131,19 @@ fn linux_and_unknown_peers_get_none() {
 
 #[test]
 fn an_agreement_tells_what_came_before_it() {
-    let mut side = Side::begun(Release::NotYet);
-    side.core.agree(Release::PeerAcknowledged, false);
+    let mut side = Side::begun(AckMode::NotYet);
+    side.core.agree(AckMode::PeerAcknowledged, false);
     assert!(
         !side.core.wants_to_write(),
         "whose numbers would it be about?"
     );
-    side.core.agree(Release::NotYet, false);
+    side.core.agree(AckMode::NotYet, false);
     side.send(b"mine");
     side.write_all();
     side.take(&map_message(None));
     side.take(&message(5, 1, 0, b"x"));
     assert_eq!(side.account(), 4, "its kind is not known");
-    side.core.agree(Release::PeerAcknowledged, true);
+    side.core.agree(AckMode::PeerAcknowledged, true);
     assert_eq!(side.account(), 0);
     let frames = frames_of(&side.write_all());
     assert_eq!((frames[0].0.ack, frames.len()), (5, 1));

@@ -149,7 +149,7 @@ fn play(kind: Kind, events: Events) {
 }
 
 #[test]
-fn own_nodes_deliver_each_message_once_and_in_order() {
+fn urds_nodes_deliver_each_message_once_and_in_order() {
     play(Kind::OwnNode, Events::default());
 }
 

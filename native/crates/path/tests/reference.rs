@@ -8,8 +8,8 @@ mod common;
 
 use common::{bytes_of, frames_of, map_message};
 use urds_path::{
-    Arriving, CongestionMap, Counters, DownReason, Fence, Freed, Header, Hold, Limits, MessageSink,
-    NO_EXTENSION, Owner, PathCore, Payload, Release,
+    AckMode, Arriving, CongestionMap, Counters, DownReason, Fence, Freed, Header, Hold, Limits,
+    MessageSink, NO_EXTENSION, Owner, PathCore, Payload,
 };
 
 const RECORD: &str = include_str!("reference.txt");
@@ -95,9 +95,9 @@ impl World {
             "release" => core.release(u64::try_from(values.next()).ok()),
             "agree" => {
                 let releases = [
-                    Release::NotYet,
-                    Release::StreamAcknowledged,
-                    Release::PeerAcknowledged,
+                    AckMode::NotYet,
+                    AckMode::StreamAcknowledged,
+                    AckMode::PeerAcknowledged,
                 ];
                 core.agree(releases[values.of::<usize>()], values.flag());
             }

@@ -5,13 +5,13 @@ mod common;
 use common::{ME, Side, TARGET, acknowledgement, bytes_of, frames_of, map_message, message};
 use urds_path::constants::{FLAG_CONG_BITMAP, FLAG_RETRANSMITTED};
 use urds_path::extension::parse_handshake;
-use urds_path::{Hold, Limits, Release};
+use urds_path::{AckMode, Hold, Limits};
 
 const MAP_FRAME: usize = 8240;
 
 #[test]
 fn a_map_opens_every_stream() {
-    let mut side = Side::new(Release::NotYet);
+    let mut side = Side::new(AckMode::NotYet);
     side.map.set(0);
     side.send(b"a");
     for _ in 0..3 {
@@ -33,15 +33,15 @@ fn a_map_opens_every_stream() {
 
 #[test]
 fn a_map_tells_the_generation_unless_to_a_kernel() {
-    for release in [
-        Release::NotYet,
-        Release::PeerAcknowledged,
-        Release::StreamAcknowledged,
+    for ack_mode in [
+        AckMode::NotYet,
+        AckMode::PeerAcknowledged,
+        AckMode::StreamAcknowledged,
     ] {
-        let mut side = Side::with(Limits::default(), 1, Some(8), release);
+        let mut side = Side::with(Limits::default(), 1, Some(8), ack_mode);
         side.attach();
         let told = parse_handshake(&side.frames()[0].0.extension);
-        let to_kernel = release == Release::StreamAcknowledged;
+        let to_kernel = ack_mode == AckMode::StreamAcknowledged;
         assert_eq!(
             (told.generation, told.marked),
             ((!to_kernel).then_some(8), !to_kernel)
@@ -51,7 +51,7 @@ fn a_map_tells_the_generation_unless_to_a_kernel() {
 
 #[test]
 fn what_was_handed_over_is_repeated_whole_before_anything_new() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     side.send_all(&[b"first", b"second", b"third"]);
     side.write(48 + 5 + 10); // the second breaks off within its header
     side.detach();
@@ -78,7 +78,7 @@ fn what_was_handed_over_is_repeated_whole_before_anything_new() {
 
 #[test]
 fn three_breaks_within_the_retransmits_lose_and_reorder_nothing() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     let sent: Vec<Vec<u8>> = (0..100)
         .map(|number| format!("{number:04}").into_bytes())
         .collect();
@@ -98,7 +98,7 @@ fn three_breaks_within_the_retransmits_lose_and_reorder_nothing() {
 
 #[test]
 fn the_rest_of_a_write_buffer_comes_first_in_the_next() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     side.send_all(&[&[1; 100], &[2; 9000]]);
     let write_buffer = side.poll().expect("two messages");
     let mut whole = bytes_of(&write_buffer);
@@ -119,7 +119,7 @@ fn the_rest_of_a_write_buffer_comes_first_in_the_next() {
 
 #[test]
 fn a_write_buffer_of_an_earlier_stream_is_not_taken_back() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     side.send(b"message");
     let write_buffer = side.poll().expect("a message");
     side.detach();
@@ -135,7 +135,7 @@ fn a_write_buffer_of_an_earlier_stream_is_not_taken_back() {
 
 #[test]
 fn writes_of_long_messages_are_longer_and_have_few_slices() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     for _ in 0..5000 {
         side.send(b"short");
     }
@@ -152,7 +152,7 @@ fn writes_of_long_messages_are_longer_and_have_few_slices() {
 
 #[test]
 fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
-    let mut side = Side::new(Release::PeerAcknowledged);
+    let mut side = Side::new(AckMode::PeerAcknowledged);
     side.send(b"held");
     side.begin(Hold::Release);
     side.control((1, 0), 4, true);
@@ -187,7 +187,7 @@ fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
 
 #[test]
 fn controls_go_behind_retransmits_and_ahead_of_new_messages() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     side.send(b"repeat");
     side.write_all();
     side.detach();
@@ -204,7 +204,7 @@ fn controls_go_behind_retransmits_and_ahead_of_new_messages() {
 
 #[test]
 fn a_probe_takes_the_place_of_those_before_it() {
-    let mut side = Side::new(Release::NotYet);
+    let mut side = Side::new(AckMode::NotYet);
     for _ in 0..5 {
         side.attach();
         side.write_all();
@@ -235,7 +235,7 @@ fn a_probe_takes_the_place_of_those_before_it() {
 #[test]
 fn a_held_stream_carries_nothing_but_maps() {
     for hold in [Hold::FirstFrame, Hold::Release] {
-        let mut side = Side::new(Release::NotYet);
+        let mut side = Side::new(AckMode::NotYet);
         side.send(b"a");
         side.begin(hold);
         side.control((7, 0), 0, false);
@@ -256,7 +256,7 @@ fn release_forgets_what_the_peer_has_and_believes_no_more_than_was_handed_over()
         (Some(99), vec![1, 2, 3]),
         (None, vec![1, 2, 3]),
     ] {
-        let mut side = Side::begun(Release::PeerAcknowledged);
+        let mut side = Side::begun(AckMode::PeerAcknowledged);
         side.send_all(&[b"1", b"2", b"3"]);
         side.write_all();
         side.detach();
@@ -269,7 +269,7 @@ fn release_forgets_what_the_peer_has_and_believes_no_more_than_was_handed_over()
 
 #[test]
 fn a_cancelled_message_goes_to_its_end_and_leaves_a_hole() {
-    let mut side = Side::begun(Release::NotYet);
+    let mut side = Side::begun(AckMode::NotYet);
     side.send_all(&[b"a", b"bb", b"c"]);
     side.write(48 + 1 + 48);
     assert_eq!(side.core.sender.cancel(ME, None), 3);
@@ -286,7 +286,7 @@ fn a_cancelled_message_goes_to_its_end_and_leaves_a_hole() {
 
 #[test]
 fn a_restart_of_the_peer_takes_only_what_it_was_handed_before() {
-    let mut side = Side::begun(Release::PeerAcknowledged);
+    let mut side = Side::begun(AckMode::PeerAcknowledged);
     side.send(b"handed");
     side.write_all();
     side.detach();
@@ -300,7 +300,7 @@ fn a_restart_of_the_peer_takes_only_what_it_was_handed_before() {
 
 #[test]
 fn a_message_is_free_with_its_last_byte_once_the_peer_sent_a_frame() {
-    let mut side = Side::begun(Release::StreamAcknowledged);
+    let mut side = Side::begun(AckMode::StreamAcknowledged);
     side.send_all(&[&[1; 10], &[2; 10]]);
     side.write_all();
     side.core.handle_stream_acknowledged(1 << 30);
@@ -315,7 +315,7 @@ fn a_message_is_free_with_its_last_byte_once_the_peer_sent_a_frame() {
 
 #[test]
 fn a_new_stream_counts_bytes_from_its_own_beginning() {
-    let mut side = Side::begun(Release::StreamAcknowledged);
+    let mut side = Side::begun(AckMode::StreamAcknowledged);
     side.send(&[1; 10]);
     side.write_all();
     side.detach();
@@ -330,8 +330,8 @@ fn a_new_stream_counts_bytes_from_its_own_beginning() {
 
 #[test]
 fn other_peers_are_not_believed_by_bytes() {
-    for release in [Release::NotYet, Release::PeerAcknowledged] {
-        let mut side = Side::begun(release);
+    for ack_mode in [AckMode::NotYet, AckMode::PeerAcknowledged] {
+        let mut side = Side::begun(ack_mode);
         side.send(b"a");
         side.write_all();
         side.take(&map_message(None));
@@ -342,8 +342,8 @@ fn other_peers_are_not_believed_by_bytes() {
 
 #[test]
 fn a_path_behind_a_fence_waits_for_what_is_before_it() {
-    let mut front = Side::begun(Release::PeerAcknowledged);
-    let mut behind = Side::begun(Release::NotYet);
+    let mut front = Side::begun(AckMode::PeerAcknowledged);
+    let mut behind = Side::begun(AckMode::NotYet);
     front.send(&vec![1; 70_000]);
     behind.core.hold_behind(front.core.sender.fence());
     front.send(&vec![3; 70_000]);
@@ -364,7 +364,7 @@ fn a_path_behind_a_fence_waits_for_what_is_before_it() {
 
 #[test]
 fn positions_agree_with_what_is_written() {
-    let mut side = Side::new(Release::NotYet);
+    let mut side = Side::new(AckMode::NotYet);
     side.attach();
     side.send_all(&[b"a", &[0; 10_000], b""]);
     assert_eq!(side.core.sender.pending_bytes, 3 * 48 + 10_001);
@@ -379,7 +379,7 @@ fn positions_agree_with_what_is_written() {
 
 #[test]
 fn only_a_path_with_nothing_before_a_message_is_plain() {
-    let mut side = Side::new(Release::PeerAcknowledged);
+    let mut side = Side::new(AckMode::PeerAcknowledged);
     assert!(!side.core.is_plain());
     side.attach();
     assert!(!side.core.is_plain(), "the map is due");

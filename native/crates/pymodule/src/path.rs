@@ -137,10 +137,9 @@ impl Path {
 
     #[pyo3(signature = (agreement, /))]
     fn agree(&self, py: Python<'_>, agreement: (String, bool, usize)) -> PyResult<()> {
-        let (release, checksum, message_bytes_max) = agreement;
-        let release = values::release(&release)?;
+        let (ack_mode, checksum, message_bytes_max) = agreement;
         let agreement = Agreement {
-            release,
+            ack_mode: values::ack_mode(&ack_mode)?,
             checksum,
             message_bytes_max,
         };

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use urds_dataplane::mailbox::MailboxSettings;
-use urds_path::{DownReason, Extension, Hold, Limits, NO_EXTENSION, Release};
+use urds_path::{AckMode, DownReason, Extension, Hold, Limits, NO_EXTENSION};
 
 /// `contract.MailboxSettings`, field by field.
 pub type SettingsTuple = (
@@ -83,12 +83,14 @@ pub fn hold(name: &str) -> PyResult<Hold> {
 }
 
 /// Return the release of that name. Raises `ValueError`.
-pub fn release(name: &str) -> PyResult<Release> {
+pub fn ack_mode(name: &str) -> PyResult<AckMode> {
     match name {
-        "NOT_YET" => Ok(Release::NotYet),
-        "STREAM_ACKNOWLEDGED" => Ok(Release::StreamAcknowledged),
-        "PEER_ACKNOWLEDGED" => Ok(Release::PeerAcknowledged),
-        _ => Err(PyValueError::new_err(format!("no release {name}"))),
+        "NOT_YET" => Ok(AckMode::NotYet),
+        "STREAM_ACKNOWLEDGED" => Ok(AckMode::StreamAcknowledged),
+        "PEER_ACKNOWLEDGED" => Ok(AckMode::PeerAcknowledged),
+        _ => Err(PyValueError::new_err(format!(
+            "no acknowledgement mode {name}"
+        ))),
     }
 }
 

@@ -134,7 +134,7 @@ class Agree(PeerAction):
 
 @record
 class RestartPeer(PeerAction):
-    """An own node restarted: every path drops what it sent to the old generation."""
+    """A urds node restarted: every path drops what it sent to the old generation."""
 
 
 @record

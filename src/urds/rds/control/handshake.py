@@ -1,10 +1,10 @@
 """Handshakes with a peer over TCP: what this node tells, and what it knows of the peer.
 
-The mark of a probe or its answer identifies an own node; no mark, or no answer, means Linux.
-Between own nodes a generation per start tells a restart. The data plane sees a kernel's restart,
+The mark of a probe or its answer identifies a urds node; no mark, or no answer, means Linux.
+Between urds nodes a generation per start tells a restart. The data plane sees a kernel's restart,
 before the duplicate rule; here it only means that the next handshake counts afresh.
 
-Towards a known own node, every new stream is held until both sides have exchanged *hellos*:
+Towards a known urds node, every new stream is held until both sides have exchanged *hellos*:
 generation and highest received number. What follows from a handshake for streams and the number of
 paths is in `tcp_peer`. Source: docs/reference/rds.md 1.8 (linux v6.12, v7.0);
 docs/reference/linux-peer-notes.md 1, 3 (observed with linux v6.1, v6.12, v7.2).
@@ -71,7 +71,7 @@ class PeerFacts:
         return self.ack_mode, self.checksum, self.message_bytes_max
 
     def has_restarted(self, handshake: Handshake) -> bool:
-        """Tell whether an own node restarted; the first generation seen is no restart."""
+        """Tell whether a urds node restarted; the first generation seen is no restart."""
         return (
             self.kind is PeerKind.URDS
             and handshake.mark is not None
@@ -89,13 +89,13 @@ class PeerFacts:
         count = agreed_npaths(settings.npaths, handshake.npaths)
         generation = handshake.generation
         if generation is None and kind is self.kind:
-            # A probe of an own node that does not know this one has none.
+            # A probe of a urds node that does not know this one has none.
             generation = self.generation
         return PeerFacts(
             kind=kind,
             npaths=count if afresh else max(count, self.npaths),
             generation=generation,
-            # The mark implies it: own nodes connect from ports that carry the index.
+            # The mark implies it: urds nodes connect from ports that carry the index.
             sport_index=handshake.sport_index or handshake.mark is not None,
             capabilities=_shared(settings.capabilities, handshake.mark),
             message_bytes_max=_shared_message_bytes(settings.message_bytes_max, handshake.mark),
@@ -150,7 +150,7 @@ class Handshakes:
         self.await_answer(path, now_ns)
 
     def probe_liveness(self, path: TcpPath) -> None:
-        """Probe an own node, on the stream that it has."""
+        """Probe a urds node, on the stream that it has."""
         # A hello is not sent again on a later stream, and it goes out at once; one without a
         # generation is answered whatever the peer has sent before.
         self._send(path, PROBE_PORT, PING_PORT, self._ours(generation=False), hello=True)
@@ -159,9 +159,9 @@ class Handshakes:
         """Set the time at which the peer counts as silent."""
         path.timers.set(TimerKind.ANSWER, now_ns + self._context.settings.handshake_wait_ns)
 
-    def answer(self, path: TcpPath, *, own: bool) -> None:
-        """Answer a probe, or the hello of an own node."""
-        self._send(path, PING_PORT, PROBE_PORT, self._ours(generation=own), hello=own)
+    def answer(self, path: TcpPath, *, is_urds: bool) -> None:
+        """Answer a probe, or the hello of a urds node."""
+        self._send(path, PING_PORT, PROBE_PORT, self._ours(generation=is_urds), hello=is_urds)
 
     def answer_ping(self, path: TcpPath, port: int) -> None:
         """Answer a ping of a program."""
@@ -238,7 +238,7 @@ class Handshakes:
 
 
 def emit_ours(settings: ConnectionSettings, *, generation: bool, sport_index: bool) -> bytes:
-    """Return this node's handshake, 16 bytes; the generation is for own nodes only.
+    """Return this node's handshake, 16 bytes; the generation is for urds nodes only.
 
     A kernel that sees a new generation drops what it has in flight, and loses it if the stream
     breaks then. Source: docs/reference/linux-peer-notes.md 3 rule 6 (observed with linux v6.1 to

@@ -195,9 +195,9 @@ class LocalAddress:
     # -- incoming streams
 
     def handle_accepted(
-        self, stream: int, peer: IPAddress, source_port: int, now_ns: int, *, own: bool = False
+        self, stream: int, peer: IPAddress, source_port: int, now_ns: int, *, is_urds: bool = False
     ) -> None:
-        """Attach, park or refuse an accepted stream; `own` if only an own node has such."""
+        """Attach, park or refuse an accepted stream; `is_urds` if only a urds node has such."""
         if address_bytes(peer) == address_bytes(self.local) or not self.allows(peer):
             self._refuse(stream, peer, Reason.NOT_ALLOWED)
             return
@@ -212,11 +212,11 @@ class LocalAddress:
         elif self._is_one_too_many(connection, stream, now_ns):
             self._refuse(stream, peer, Reason.TOO_MANY_PENDING)
         else:
-            connection.handle_accepted(stream, source_port, now_ns, own=own)
+            connection.handle_accepted(stream, source_port, now_ns, is_urds=is_urds)
             self._make_room(now_ns)
 
     def handle_connected(
-        self, peer: IPAddress, index: int, stream: int, now_ns: int, *, own: bool = False
+        self, peer: IPAddress, index: int, stream: int, now_ns: int, *, is_urds: bool = False
     ) -> None:
         """Take the stream that a `Connect` brought, or refuse it: the room may be gone."""
         connection = self._connections.get(peer)
@@ -226,7 +226,7 @@ class LocalAddress:
         if connection is None or reason is not None:
             self._actions.append(Refuse(peer, stream))
         else:
-            connection.handle_connected(index, stream, now_ns, own=own)
+            connection.handle_connected(index, stream, now_ns, is_urds=is_urds)
         if connection is not None and reason is not None:
             self.stats.count_refused(reason)
             self._actions.append(Refused(peer, reason))

@@ -8,12 +8,12 @@ as they can. A protocol error puts the whole host into `quarantine`.
 
 Two attempts may cross, and a request may meet a connection that is dead at the other end. Linux
 rejects the request in both cases; in the second it drops the old connection too. Randomness in the
-back-off parts the two sides. Own nodes do better, for a request carries the mark: of two attempts
+back-off parts the two sides. Urds nodes do better, for a request carries the mark: of two attempts
 the lower address's wins at once, and a request that meets a connection takes its place. Requests
 overtake answers, though. So one of the same generation does not yet count against a young
 connection: it may be an attempt that the peer ended for this very one.
 
-The mark holds the generation of an own node. It counts once a connection is established: a request
+The mark holds the generation of a urds node. It counts once a connection is established: a request
 may have been on its way for long, and its sender be gone. Until then the peer's generation is in
 doubt, and nothing is acknowledged: the peer may retransmit what has arrived, but acknowledging the
 messages of another generation would be a protocol error.
@@ -119,7 +119,7 @@ class RdmaPeer:
         self._since_ns = 0  # when what is under way began, or came up
         self.lower = address_bytes(local) < address_bytes(key.peer)
         self.version = VERSION_OFFERED  # spoken on the last connection
-        self.generation: int | None = None  # of an own node
+        self.generation: int | None = None  # of a urds node
         self.frame_format = FrameFormat.SHORT  # agreed on for the last connection
         self.used_ns = 0  # when something happened last, for eviction
         self._local = local
@@ -133,7 +133,7 @@ class RdmaPeer:
 
     @property
     def is_urds_peer(self) -> bool:
-        """Whether the peer is an own node, by its last private data."""
+        """Whether the peer is a urds node, by its last private data."""
         return self.generation is not None
 
     @property
@@ -285,7 +285,7 @@ class RdmaPeer:
         return is_urds_peer
 
     def _insists(self, offer: ConnectData | None, now_ns: int) -> bool:
-        """Tell whether the present connection wins against the request of an own node."""
+        """Tell whether the present connection wins against the request of a urds node."""
         if now_ns >= self._since_ns + self._settings.duel_wait_ns:
             return False
         if self.state is PeerState.CONNECTING:

@@ -49,8 +49,8 @@ class ConnectionSettings(ReconnectSettings):
     )
     message_bytes_max: int = MAX_MESSAGE_BYTES
     handshake_wait_ns: int = 1 * _S  # after the first frame; then the peer counts as Linux
-    liveness_wait_ns: int = _S // 5  # until a second stream of an own node takes its path
-    hello_wait_ns: int = 5 * _S  # the same for a peer that was an own node before
+    liveness_wait_ns: int = _S // 5  # until a second stream of a urds node takes its path
+    hello_wait_ns: int = 5 * _S  # the same for a peer that was a urds node before
 
     def __post_init__(self) -> None:
         ReconnectSettings.__post_init__(self)  # `super` does not work in a class with slots
@@ -61,11 +61,11 @@ class ConnectionSettings(ReconnectSettings):
 class PeerSettings(ReconnectSettings):
     """What every peer of a node over RDMA shares."""
 
-    frame_format: FrameFormat = FRAME_FORMAT_NEWEST  # offered to own nodes
+    frame_format: FrameFormat = FRAME_FORMAT_NEWEST  # offered to urds nodes
     # For the device to report how an attempt ended. The slowest of the present connection managers
     # takes 10 s; this is for one that forgot the attempt.
     answer_wait_ns: int = 30 * _S
-    # How long the present connection wins against a request of the same generation of an own node,
+    # How long the present connection wins against a request of the same generation of a urds node,
     # which may be the older one: the lower address's attempt, an accepted request, a connection.
     # After that it counts as dead: an attempt may have gone to an earlier generation of the peer.
     duel_wait_ns: int = 1 * _S

@@ -81,9 +81,9 @@ class TcpPath:
     hello_sent: bool = False
     probe_sent: bool = False
     held: bool = False  # until `Release`
-    # The stream itself shows that the peer is an own node, of whatever generation.
-    own: bool = False
-    acquainted: bool = False  # the peer was known as an own node when the stream began
+    # The stream itself shows that the peer is a urds node, of whatever generation.
+    is_urds: bool = False
+    acquainted: bool = False  # the peer was known as a urds node when the stream began
     confirmed: bool = False  # the peer showed on this stream that it knows this node
 
     def move(self, event: PathInput) -> None:
@@ -99,12 +99,12 @@ class TcpPath:
             state = ConnectionState.SILENT
         return self.search.report(state, self.since_ns)
 
-    def begin_stream(self, stream: int, source_port: int, *, own: bool, now_ns: int) -> None:
+    def begin_stream(self, stream: int, source_port: int, *, is_urds: bool, now_ns: int) -> None:
         """Take a stream; what the last one taught about its end is void."""
         self.move(PathInput.ATTACH)
         self.attachment += 1
         self.since_ns = now_ns
-        self.stream, self.source_port, self.own = stream, source_port, own
+        self.stream, self.source_port, self.is_urds = stream, source_port, is_urds
         self.hello_sent = self.probe_sent = self.held = False
         self.acquainted = self.confirmed = False
 

@@ -172,13 +172,15 @@ class TcpPeer:
         self.used_ns = now_ns
         self._connector.retry_now(self._paths[0], now_ns)
 
-    def handle_connected(self, index: int, stream: int, now_ns: int, *, own: bool = False) -> None:
-        """Take the stream that a `Connect` brought; `own` if only an own node has such."""
+    def handle_connected(
+        self, index: int, stream: int, now_ns: int, *, is_urds: bool = False
+    ) -> None:
+        """Take the stream that a `Connect` brought; `is_urds` if only a urds node has such."""
         path = self._path(index)
         if path is None:
             self._context.emit(Refuse(self.peer, stream))
         else:
-            self._streams.attach(path, AcceptedStream(stream, 0, own), now_ns)
+            self._streams.attach(path, AcceptedStream(stream, 0, is_urds), now_ns)
 
     def handle_connect_failed(self, index: int, now_ns: int) -> None:
         """Try again later: a `Connect`, or for path 0 a `RequestCallBack`, failed."""
@@ -190,7 +192,7 @@ class TcpPeer:
         self._connector.end_call_back_request(now_ns)
 
     def handle_accepted(
-        self, stream: int, source_port: int, now_ns: int, *, own: bool = False
+        self, stream: int, source_port: int, now_ns: int, *, is_urds: bool = False
     ) -> None:
         """Answer a call-back request, or place the stream. The source port is the peer's."""
         self.used_ns = now_ns
@@ -199,7 +201,7 @@ class TcpPeer:
             self._connector.handle_call_back_request(now_ns)
         else:
             self.stats.accepts += 1
-            self._streams.place(AcceptedStream(stream, source_port, own), now_ns)
+            self._streams.place(AcceptedStream(stream, source_port, is_urds), now_ns)
 
     def handle_first_frame(self, index: int, attachment: int, now_ns: int) -> None:
         """Count the path as up: the peer's first whole header arrived on its stream."""
@@ -210,7 +212,7 @@ class TcpPeer:
         self._streams.come_up(path, now_ns)
         if self._untold:
             self._tell_again()
-        if path.own or self.facts.kind is PeerKind.URDS:
+        if path.is_urds or self.facts.kind is PeerKind.URDS:
             if path.held:
                 path.timers.set(TimerKind.ANSWER, now_ns + self.settings.hello_wait_ns)
         elif self.facts.kind is PeerKind.UNKNOWN:
@@ -353,13 +355,13 @@ class TcpPeer:
         now_ns: int,
     ) -> None:
         """Answer a handshake, and let the path send if it shows that the peer knows this node."""
-        own = handshake.mark is not None
-        introduced = own and handshake.generation is not None
+        is_urds = handshake.mark is not None
+        introduced = is_urds and handshake.generation is not None
         # Two crossing hellos answer each other.
         if is_ping and not (introduced and path.hello_sent):
-            self._handshakes.answer(path, own=own)
-        if introduced or not own:
-            self._handshakes.release(path, acknowledgement or None if own else None)
+            self._handshakes.answer(path, is_urds=is_urds)
+        if introduced or not is_urds:
+            self._handshakes.release(path, acknowledgement or None if is_urds else None)
         # The peer sends a hello only if it knows this node; a pending connection gets a probe,
         # whose answer tells.
         if (introduced and path.acquainted) or not is_ping:
@@ -400,11 +402,11 @@ class TcpPeer:
     def _handle_silence(self, path: TcpPath, now_ns: int) -> None:
         """Go on without an answer to the handshake.
 
-        An own node that is silent on path 0 counts as Linux, for another host may have its address
+        A urds node that is silent on path 0 counts as Linux, for another host may have its address
         now; on another path, and where no other host can be, the fault is the stream's.
         """
         on_another = self.facts.kind is PeerKind.URDS and path.index
-        if path.held and (path.own or on_another):
+        if path.held and (path.is_urds or on_another):
             self._streams.drop(path, now_ns)
             return
         if self.facts.kind is PeerKind.LINUX:

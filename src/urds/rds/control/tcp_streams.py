@@ -10,7 +10,7 @@ handshake tells both sides which path a stream is for. Therefore the higher side
 - drops a stream that turns out to be on the wrong path, without an answer.
 
 An accepted stream supersedes the one its path has, except a *second* stream: one for a path whose
-stream leads to an own node and is up. A probe first asks whether the peer is still there. A peer
+stream leads to a urds node and is up. A probe first asks whether the peer is still there. A peer
 that has lost its stream, or has restarted, cannot answer on it: its system resets the stream, or
 nothing comes in `liveness_wait_ns`. A peer that answers did not open the new stream: that comes
 from a process which has taken the peer's address, and would be handed the peer's messages. It is
@@ -55,7 +55,7 @@ class AcceptedStream(NamedTuple):
 
     number: int
     source_port: int  # the peer's
-    own: bool  # only an own node has such a stream
+    is_urds: bool  # only a urds node has such a stream
 
 
 class WaitingStreams:
@@ -241,9 +241,9 @@ class TcpStreams:
         self.waiting.refuse_older(path)
         path.search.cancel()
         path.timers.cancel(TimerKind.ANSWER)
-        path.begin_stream(stream.number, stream.source_port, own=stream.own, now_ns=now_ns)
+        path.begin_stream(stream.number, stream.source_port, is_urds=stream.is_urds, now_ns=now_ns)
         self._note_streams()
-        path.acquainted = stream.own or self._peer_kind is PeerKind.URDS
+        path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.RELEASE
         self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))

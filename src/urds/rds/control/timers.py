@@ -18,7 +18,7 @@ class TimerKind(IntEnum):
     GIVE_UP = 2  # drop the queue of what stays down
     ANSWER = 3  # TCP: the peer did not identify itself. RDMA: the device did not report the end
     PENDING = 4  # an accepted stream stayed silent
-    LIVENESS = 5  # an own node does not answer on its stream: take the newer one
+    LIVENESS = 5  # a urds node does not answer on its stream: take the newer one
 
 
 class TimerKey(NamedTuple):

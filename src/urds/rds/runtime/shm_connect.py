@@ -155,7 +155,7 @@ class ShmStreams:
             self._fall_back(dial)
             return
         number = self._keep(dial.host, dial.peer, dial.stream)
-        dial.host.endpoint.handle_connected(dial.peer, dial.index, number, now_ns(), own=True)
+        dial.host.endpoint.handle_connected(dial.peer, dial.index, number, now_ns(), is_urds=True)
 
     def _fall_back(self, dial: _Dial) -> None:
         dial.stream.close()
@@ -222,7 +222,9 @@ class ShmStreams:
             return
         number = self._keep(host, peer, stream)
         with self._driver.guard.confine(host, peer):
-            host.endpoint.handle_accepted(number, peer, greeting.source_port, now_ns(), own=True)
+            host.endpoint.handle_accepted(
+                number, peer, greeting.source_port, now_ns(), is_urds=True
+            )
         self._driver.carry_out(host)
 
     # -- both

@@ -1,4 +1,4 @@
-"""How frames of RDS over RDMA are made, which two own nodes agree on at each connect."""
+"""How frames of RDS over RDMA are made, which two urds nodes agree on at each connect."""
 
 from enum import IntEnum
 from typing import Final

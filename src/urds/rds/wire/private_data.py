@@ -4,7 +4,7 @@ The connection manager pads private data with zeros, so longer bytes are read fr
 request they follow the 36 bytes of the RDMA-CM header. The address family of the connection decides
 between the two forms, not the data.
 
-Own nodes mark theirs in bytes that Linux sends as zeros and does not read: behind tos a sign and a
+Urds nodes mark theirs in bytes that Linux sends as zeros and does not read: behind tos a sign and a
 version, at the end the generation, which every start of a node draws anew. The version tells which
 frames the node takes, see `frame_format`; a connection has what both sides offer.
 
@@ -45,7 +45,7 @@ class ConnectData:
     tos: int = 0  # reserved in the wire specification
     ack_sequence: int = 0  # highest sequence received, as the ack of a header
     credits: int = 0  # receive buffers granted; 0 turns flow control off
-    generation: int | None = None  # of an own node, 1 to 2**32 - 1; None: no mark
+    generation: int | None = None  # of a urds node, 1 to 2**32 - 1; None: no mark
     frame_format: FrameFormat = FrameFormat.SHORT  # SHORT without a generation
 
     @property
@@ -113,5 +113,5 @@ def accepted_version(offer: ConnectData | None) -> tuple[int, int] | None:
 
 
 def _parse_mark(sign: bytes, version: int, generation: int) -> int | None:
-    """Return the generation of an own node. Later versions of the mark keep what is here."""
+    """Return the generation of a urds node. Later versions of the mark keep what is here."""
     return generation if sign == _SIGN and version and generation else None

@@ -144,7 +144,7 @@ class MpaTerms:
     ord: int = 16
     crc: bool = False
     private_data: bytes = b""
-    urds_peer: bool = True  # offer, or take, the manners of our own nodes
+    urds_peer: bool = True  # offer, or take, the manners of urds nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

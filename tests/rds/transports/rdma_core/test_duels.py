@@ -26,7 +26,7 @@ from urds.rds.wire.private_data import ConnectData
 @pytest.mark.parametrize("generation", [None, 4])
 @pytest.mark.parametrize("local", [LOW, HIGH])
 def test_a_request_meets_our_attempt(local: IPv4Address, generation: int | None) -> None:
-    """Linux rejects and goes on; of own nodes the higher gives way to the lower."""
+    """Linux rejects and goes on; of urds nodes the higher gives way to the lower."""
     peer = HIGH if local == LOW else LOW
     bench, key = Bench(local), PeerKey(peer, 0)
     assert bench.want(peer) == [Connect(key, 1)]

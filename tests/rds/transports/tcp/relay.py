@@ -1,4 +1,4 @@
-"""A wire between two own nodes that a test can look into, spoil and cut.
+"""A wire between two urds nodes that a test can look into, spoil and cut.
 
 The nodes differ in their TCP port: the lower one has 16385, the higher one 16386. So each believes
 to reach the other where the relay listens, and the relay connects on with the address and, for the

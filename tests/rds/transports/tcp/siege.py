@@ -221,7 +221,7 @@ def _drip(open_now: dict[int, socket.socket]) -> None:
 
 
 def tell_lives(source: str, target: str) -> None:
-    """Say on one connection, again and again, to be an own node that has restarted."""
+    """Say on one connection, again and again, to be a urds node that has restarted."""
     mark = Mark(Capability.ACKNOWLEDGEMENTS | Capability.CHECKSUM | Capability.GENERATION_HELLO)
     lives = (
         emit_handshake(Handshake(npaths=1, generation=generation, mark=mark))

@@ -94,7 +94,7 @@ def test_an_empty_message_with_any_flags_is_delivered_as_linux_does(lab: Lab) ->
     connection.close()
 
 
-# -- headers of an own node, which Linux does not look at
+# -- headers of a urds node, which Linux does not look at
 
 
 def own_node(lab: Lab, node_address: str) -> socket.socket:

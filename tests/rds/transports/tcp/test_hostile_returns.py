@@ -1,7 +1,7 @@
 """Peers that come back after they were evicted, and repeat what they had sent before.
 
 What tells a repeat from a new message is kept for longer than the connection, the path and
-everything else that is known of a peer; towards own nodes and towards kernels.
+everything else that is known of a peer; towards urds nodes and towards kernels.
 """
 
 from __future__ import annotations

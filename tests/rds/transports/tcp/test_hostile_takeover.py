@@ -1,6 +1,6 @@
 """A thief connects from the address of a peer that lives: its messages stay the peer's.
 
-Any local user of the peer's host can bind its address. The thief says to be an own node in a new
+Any local user of the peer's host can bind its address. The thief says to be a urds node in a new
 life; were it believed, the sender would give up what the peer was handed, and hand it the rest.
 """
 

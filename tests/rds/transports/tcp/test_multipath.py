@@ -1,4 +1,4 @@
-"""Several paths between own nodes: fan-out, port hash, order, breaks of single paths."""
+"""Several paths between urds nodes: fan-out, port hash, order, breaks of single paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between own nodes: delivered means queued at the receiver, whatever happens to TCP."""
+"""Between urds nodes: delivered means queued at the receiver, whatever happens to TCP."""
 
 from __future__ import annotations
 
@@ -406,8 +406,8 @@ def test_an_own_node_takes_the_address_of_a_kernel(lab: Lab, order: str, release
         node.send(payload, peer.address)
     other = lab.node(2)
     assert collect(other, len(SENT)) == SENT
-    other.send(b"from an own node", node.address)
-    assert collect(node, 1) == [b"from an own node"]
+    other.send(b"from a urds node", node.address)
+    assert collect(node, 1) == [b"from a urds node"]
     wait_until(lambda: is_settled(node, other) and is_settled(other, node))
 
 

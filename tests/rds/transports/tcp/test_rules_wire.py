@@ -1,6 +1,6 @@
 """Rules of the wire specification that the other tests of TCP do not show one by one.
 
-Between a node and a kernel, or between own nodes where both ends are looked at.
+Between a node and a kernel, or between urds nodes where both ends are looked at.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use urds_channel::socket_memory::Name;
 use urds_channel::sys::doorbell;
 use urds_path::constants::FLAG_RETRANSMITTED;
-use urds_path::{Header, Hold, Release};
+use urds_path::{AckMode, Header, Hold};
 
 use super::steps::{BROKEN, KILL_AT, Rule, Step};
 use super::tests::Client;
@@ -34,7 +34,7 @@ fn next_world(file: i32) -> World {
 }
 
 fn connect(world: &World) -> Remote {
-    world.attach(Hold::Nothing, Release::PeerAcknowledged)
+    world.attach(Hold::Nothing, AckMode::PeerAcknowledged)
 }
 
 fn sent(remote: &mut Remote) -> Vec<(Header, Vec<u8>)> {

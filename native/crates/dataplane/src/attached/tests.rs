@@ -9,7 +9,7 @@ use urds_channel::socket_memory::{
     ClientSide, Name, NodeSide, Outgoing, Rejected, Sizes, Word, layout,
 };
 use urds_channel::sys::area::Area;
-use urds_path::{Hold, Release};
+use urds_path::{AckMode, Hold};
 
 use super::*;
 use crate::mailbox::{MailboxSettings, Route};
@@ -250,7 +250,7 @@ fn a_ping_to_an_address_of_this_node_is_answered() {
 fn a_message_leaves_on_a_path_and_is_freed_when_the_peer_has_it() {
     let world = World::new();
     let client = Client::new(&world, 1, PORT);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let route = client.route(2, Route::Stream(world.path));
     client.send(route, PEER_PORT, b"short").unwrap();
     client.send(route, PEER_PORT, &vec![9; 30_000]).unwrap();
@@ -269,7 +269,7 @@ fn a_message_leaves_on_a_path_and_is_freed_when_the_peer_has_it() {
 fn what_arrives_lies_in_the_memory_of_its_socket() {
     let world = World::new();
     let client = Client::new(&world, 1, PORT);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     for sequence in 1..=3 {
         remote.say_message(sequence, &[u8::try_from(sequence).unwrap(); 5000]);
     }
@@ -292,7 +292,7 @@ fn what_arrives_lies_in_the_memory_of_its_socket() {
 fn the_port_is_congested_until_the_client_has_taken_half() {
     let world = World::new();
     let client = Client::new(&world, 1, PORT);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let is_marked = || {
         let state = world.plane.lock();
         let host = state.hosts.iter().next().unwrap().1;
@@ -348,7 +348,7 @@ fn what_is_left_has_the_time_of_so_linger() {
     for (word, after_ns, is_over) in [(0, 0, false), (1, 0, true), (10, 8, false), (10, 10, true)] {
         let world = World::new();
         let mut client = Client::new(&world, 1, PORT);
-        let _remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+        let _remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
         let route = client.route(2, Route::Stream(world.path));
         client.side.options().set(Word::Linger, word);
         client.send(route, PEER_PORT, b"last words").unwrap();
@@ -369,7 +369,7 @@ fn what_is_left_has_the_time_of_so_linger() {
 fn the_end_of_the_client_is_reported_after_what_it_submitted_was_taken() {
     let world = World::new();
     let mut client = Client::new(&world, 1, PORT);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let route = client.route(2, Route::Stream(world.path));
     client.send(route, PEER_PORT, b"last words").unwrap();
     client.user_end = None;
@@ -430,7 +430,7 @@ fn a_message_waits_for_its_route_and_for_room_on_its_path() {
     };
     let world = World::with(limits);
     let client = Client::new(&world, 1, PORT);
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let route = client.route(2, Route::Stream(world.path));
     world.plane.route(client.mailbox, address(2), None);
     for number in 0..4u8 {

@@ -25,7 +25,7 @@ use urds_dataplane::sys::descriptor::Descriptor;
 use urds_dataplane::sys::sent_record::SendMemory;
 use urds_dataplane::sys::socket_pair;
 use urds_dataplane::sys::sockets::poll_now;
-use urds_path::{Address, Hold, Limits, Release};
+use urds_path::{AckMode, Address, Hold, Limits};
 
 mod sys;
 
@@ -82,7 +82,7 @@ impl Node {
         let stream = TcpStream::new(OwnedFd::from(end));
         self.plane.attach(path, Arc::new(stream), Hold::Nothing);
         let agreement = Agreement {
-            release: Release::PeerAcknowledged,
+            ack_mode: AckMode::PeerAcknowledged,
             checksum: false,
             message_bytes_max: 1 << 20,
         };

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use urds_path::extension::{emit_generation, parse_handshake};
-use urds_path::{Hold, Limits, Release};
+use urds_path::{AckMode, Hold, Limits};
 
 use super::{ME, MS, Side};
 
@@ -72,7 +72,7 @@ impl End {
             acknowledge_bytes: 20_000,
             ..Limits::default()
         };
-        let mut side = Side::with(limits, first, Some(map_generation), Release::NotYet);
+        let mut side = Side::with(limits, first, Some(map_generation), AckMode::NotYet);
         side.by_body = map_generation.is_multiple_of(2);
         Self {
             side,
@@ -232,10 +232,10 @@ impl Link {
     pub fn agree(&mut self, index: usize) {
         let end = &mut self.ends[index];
         if self.kind != Kind::OwnNode {
-            end.side.core.agree(Release::StreamAcknowledged, false);
+            end.side.core.agree(AckMode::StreamAcknowledged, false);
         } else if end.hello.is_some() {
             end.agreed = true;
-            end.side.core.agree(Release::PeerAcknowledged, true);
+            end.side.core.agree(AckMode::PeerAcknowledged, true);
             end.release();
         }
         end.side.release_accounts();

@@ -9,8 +9,8 @@ use std::io::IoSlice;
 use urds_path::constants::{FLAG_CONG_BITMAP, HEADER_BYTES};
 use urds_path::extension::emit_generation;
 use urds_path::{
-    Arriving, Body, CongestionMap, Counters, DownReason, Freed, Header, Hold, Limits, MessageSink,
-    NO_EXTENSION, Owner, PathCore, Payload, Release, SLICES_MAX, WriteBuffer,
+    AckMode, Arriving, Body, CongestionMap, Counters, DownReason, Freed, Header, Hold, Limits,
+    MessageSink, NO_EXTENSION, Owner, PathCore, Payload, SLICES_MAX, WriteBuffer,
 };
 
 pub const SOURCE: u16 = 4000;
@@ -51,13 +51,13 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn new(release: Release) -> Self {
-        Self::with(Limits::default(), 1, None, release)
+    pub fn new(ack_mode: AckMode) -> Self {
+        Self::with(Limits::default(), 1, None, ack_mode)
     }
 
-    pub fn with(limits: Limits, first: u64, generation: Option<u32>, release: Release) -> Self {
+    pub fn with(limits: Limits, first: u64, generation: Option<u32>, ack_mode: AckMode) -> Self {
         let mut core = PathCore::new(limits, first, generation);
-        core.agree(release, false);
+        core.agree(ack_mode, false);
         Self {
             core,
             counters: Counters::default(),
@@ -71,8 +71,8 @@ impl Side {
     }
 
     /// Return a side on its first stream, whose map has left.
-    pub fn begun(release: Release) -> Self {
-        let mut side = Self::new(release);
+    pub fn begun(ack_mode: AckMode) -> Self {
+        let mut side = Self::new(ack_mode);
         side.begin(Hold::Nothing);
         side
     }

@@ -119,16 +119,16 @@ class PathCore:
 
     def agree(self, *, ack_mode: AckMode, checksum: bool) -> None:
         """Set what the handshake agreed with the peer."""
-        own_node = ack_mode is AckMode.PEER_ACKNOWLEDGED
+        urds_node = ack_mode is AckMode.PEER_ACKNOWLEDGED
         self.sender.ack_mode = ack_mode
         self.sender.checksum = checksum
         self.receiver.checksum = checksum
-        self.receiver.acknowledging = own_node
-        self.receiver.watch_restarts = not own_node
+        self.receiver.acknowledging = urds_node
+        self.receiver.watch_restarts = not urds_node
         # Messages that arrived before the agreement did not count as pending acknowledgement; send
         # it at once. The peer may have done so already, and ended the stream since.
-        self.receiver.ack_due = own_node and self.receiver.frames > 0
-        if own_node and self.receiver.acknowledged:
+        self.receiver.ack_due = urds_node and self.receiver.frames > 0
+        if urds_node and self.receiver.acknowledged:
             self.sender.handle_peer_acknowledged(self.receiver.acknowledged)
             self.sender.forget_retransmits(self.receiver.acknowledged)
 

@@ -1,6 +1,6 @@
 """The courier of one connection: compiled code makes and takes the frames of its plain messages.
 
-Between own nodes over a compiled device a connection core has nothing to decide about plain
+Between urds nodes over a compiled device a connection core has nothing to decide about plain
 messages that follow each other. So whenever nothing else is under way its link gives the numbers
 to a courier (`urds_native.RdmaCourier`), which takes completions and posts frames in the engine,
 without a call of Python, in whichever thread hears the peer. To use the core is to take its lock:

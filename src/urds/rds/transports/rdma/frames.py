@@ -4,7 +4,7 @@ A core never touches a queue pair. It gives work in the order in which it must b
 by `wr_id`; completions come in that order with these numbers.
 
 Each SEND is a whole header and one fragment of payload. A fragment has up to 4096 bytes, between
-own nodes that agreed on it up to 65536 (docs/adr/0014). A message becomes as many frames as it has
+urds nodes that agreed on it up to 65536 (docs/adr/0014). A message becomes as many frames as it has
 fragments, at least one. All of them carry the header of the message; only acknowledgement, credit
 and checksum may differ between them. Every header has its checksum.
 Source: linux v6.12 net/rds/ib_send.c; docs/reference/rds.md 4.2.

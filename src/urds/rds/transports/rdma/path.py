@@ -148,7 +148,7 @@ class RdmaPath:
         self._node = node
         self._charges = Charges(self.outside, self.core.outgoing, messages_max=limits.messages_max)
         self._is_wanted = False
-        self._acknowledges_unasked = False  # an own node: it waits for what it sent last
+        self._acknowledges_unasked = False  # a urds node: it waits for what it sent last
 
     # -- as a `MessageTransport`; no lock held
 

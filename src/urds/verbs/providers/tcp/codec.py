@@ -378,7 +378,7 @@ class Encoder:
         if total <= step:
             return [(0, payload, True)]
         assert not self._urds_peer, (
-            "between own nodes a packet is one segment, for both count packets"
+            "between urds nodes a packet is one segment, for both count packets"
         )
         view = memoryview(payload)
         return [

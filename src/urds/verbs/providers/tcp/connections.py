@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 SETUP_READ_BYTES: Final = 4096
 ACCEPTS_MAX: Final = 16  # of one turn, so that a flood does not starve the streams
-# Payload of one packet, and so of one FPDU between our own nodes: the largest multiple of 32 that
+# Payload of one packet, and so of one FPDU between urds nodes: the largest multiple of 32 that
 # an FPDU holds. No FPDU needs padding then, and 64 KiB are two of them.
 PACKET_BYTES_MAX: Final = 65_504
 _OVERHEAD_BYTES: Final = LENGTH_BYTES + UNTAGGED_BYTES + 3 + CRC_BYTES

@@ -7,7 +7,7 @@ pad to a multiple of 4, CRC32C 4 (always there; unchecked and 0 where neither si
 Tagged: STag 4, offset 8. Untagged: a word for RDMAP 4, queue 4, message number 4, offset 4.
 Source: RFC 5044 section 4, RFC 5041 section 4, RFC 5040 sections 4 and 8 (read 4.4, terminate
 4.8), RFC 7306 sections 5 (atomics) and 6 (immediate data), docs/reference/verbs-and-roce.md 16;
-the last two payloads, answer and resume, are our own nodes' (docs/adr/0007).
+the last two payloads, answer and resume, are urds nodes' (docs/adr/0007).
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ _VERSIONS_MASK: Final = _DDP_VERSION_MASK | _RDMAP_VERSION_MASK
 
 
 class Opcode(IntEnum):
-    """What RDMAP does. 12 to 15 are unassigned and spoken between our own nodes only (ADR 7)."""
+    """What RDMAP does. 12 to 15 are unassigned and spoken between urds nodes only (ADR 7)."""
 
     WRITE = 0
     READ_REQUEST = 1
