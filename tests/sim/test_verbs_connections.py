@@ -22,7 +22,7 @@ from urds.verbs.providers.base import (
     PortSpace,
     VerbsConnectionEvent,
 )
-from urds.verbs.providers.packet_connection import lead
+from urds.verbs.providers.packet_connection import connect_queue_pair
 from urds.verbs.providers.sim import SimAdapter, SimNetwork
 
 pytestmark = pytest.mark.sim
@@ -279,9 +279,11 @@ def swap_sequences(patch: pytest.MonkeyPatch) -> None:
     """Let each side expect its own first number."""
 
     def broken(qp: Any, *, own: Any, peer: Any, **rest: Any) -> None:
-        lead(qp, own=own, peer=replace(peer, sequence_start=own.sequence_start), **rest)
+        connect_queue_pair(
+            qp, own=own, peer=replace(peer, sequence_start=own.sequence_start), **rest
+        )
 
-    patch.setattr(packet_connection, "lead", broken)
+    patch.setattr(packet_connection, "connect_queue_pair", broken)
 
 
 def ask_no_peer(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from urds.verbs.providers.shm.mappings import (
     MAPPINGS_MAX,
     REVOKE_WAIT_NS,
     Allocations,
-    Borrower,
     MappableKeys,
+    MappingPeer,
     PeerMappings,
     map_sealed,
 )
@@ -40,7 +40,7 @@ QPN = 77
 
 @dataclass
 class Peer:
-    """The owner's view of the borrower."""
+    """The owner's view of the peer."""
 
     reader: SlotReader
     is_gone: bool = False
@@ -56,11 +56,11 @@ class Peer:
 
 @dataclass
 class World:
-    """An owner with its keys, a borrower, and the words between them."""
+    """An owner with its keys, a peer, and the words between them."""
 
     pd: object = field(default_factory=object)
     now_ns: int = 0
-    overdue: list[Borrower] = field(default_factory=list)
+    overdue: list[MappingPeer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sizes = (WORDS_BYTES, SLOTS_BYTES, RING_BYTES)
@@ -335,7 +335,7 @@ def test_the_end_of_a_mapping_waits_for_a_copy_that_runs() -> None:
     assert len(steps) == 3 and not world.overdue
 
 
-def test_a_borrower_looks_at_the_generation_after_it_has_said_that_it_copies(
+def test_a_peer_looks_at_the_generation_after_it_has_said_that_it_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or an owner that withdraws in between sees no copy, and the bytes land later."""

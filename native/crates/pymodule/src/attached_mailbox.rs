@@ -148,10 +148,6 @@ fn address_of(name: &Name) -> SocketAddress {
     SocketAddress::new(address, name.port)
 }
 
-fn tuple_of(name: &Name) -> NameTuple {
-    (name.address, name.scope, name.port)
-}
-
 /// How long a wait may still last.
 struct Deadline(Option<u64>);
 
@@ -431,14 +427,6 @@ impl AttachedMailbox {
         self.socket.cookie()
     }
 
-    fn local_name(&self) -> Option<NameTuple> {
-        self.socket.local().as_ref().map(tuple_of)
-    }
-
-    fn peer_name(&self) -> Option<NameTuple> {
-        self.socket.peer().as_ref().map(tuple_of)
-    }
-
     #[pyo3(signature = (peer, scope, port, /))]
     fn set_peer(&self, py: Python<'_>, peer: Option<&[u8]>, scope: u32, port: u16) -> PyResult<()> {
         let name = unpacked(peer, scope, port)?;
@@ -459,7 +447,7 @@ impl AttachedMailbox {
         let descriptor = self.open_fd(py)?;
         let bound = py.detach(|| self.socket.bind(descriptor, &self.place, &name, transport));
         let bound = bound.map_err(|errno| of_node(py, errno, &self.place))?;
-        Ok(tuple_of(&bound))
+        Ok((bound.address, bound.scope, bound.port))
     }
 
     #[pyo3(signature = (peer, scope, port, /))]

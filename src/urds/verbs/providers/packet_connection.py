@@ -91,7 +91,7 @@ class PacketConnection(VerbsConnection):
             retry_count=wanted.retry_count,
         )
         if not record.is_datagram:
-            self._lead(qp, offer, wanted)
+            self._connect_queue_pair(qp, offer, wanted)
         adapter.cm.accept(
             record,
             offer=offer,
@@ -231,7 +231,7 @@ class PacketConnection(VerbsConnection):
         if qp is None or not record.is_requester or record.is_datagram:
             return True
         try:
-            self._lead(qp, record.offer, record.peer_offer)
+            self._connect_queue_pair(qp, record.offer, record.peer_offer)
         except OSError as error:  # its owner has changed the state since the connect
             adapter.cm.forget(record, now_ns=adapter.now_ns())
             self.tell(ConnectionEventKind.ERROR, reason=str(error))
@@ -239,13 +239,15 @@ class PacketConnection(VerbsConnection):
         adapter.progress_qp(qp)
         return True
 
-    def _lead(self, qp: QueuePair, own: Offer, peer: Offer) -> None:
+    def _connect_queue_pair(self, qp: QueuePair, own: Offer, peer: Offer) -> None:
         """Bind a queue pair to this connection and take it to RTS. Raises OSError EINVAL."""
         adapter, record = self._adapter, self.record
         assert record is not None
         self._bind(qp)
         try:
-            lead(qp, own=own, peer=peer, route=_vector(record), now_ns=adapter.now_ns())
+            connect_queue_pair(
+                qp, own=own, peer=peer, route=_vector(record), now_ns=adapter.now_ns()
+            )
         except OSError:
             self._unbind(qp)
             raise
@@ -305,7 +307,9 @@ class PacketListener(Listener):
         connection.tell(ConnectionEventKind.REQUEST, event.message)
 
 
-def lead(qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns: int) -> None:
+def connect_queue_pair(
+    qp: QueuePair, *, own: Offer, peer: Offer, route: AddressVector, now_ns: int
+) -> None:
     """Take a queue pair from RESET or INIT to RTS. Raises OSError EINVAL from another state.
 
     Each side's resources bound the other's depth. Receives that were posted in INIT stay.

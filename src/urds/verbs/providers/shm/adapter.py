@@ -42,7 +42,7 @@ from urds.verbs.providers.base import DeviceAttributes, PortSpace
 from urds.verbs.providers.packet_adapter import LoopPacketAdapter
 from urds.verbs.providers.packet_connection import ADDRESSES_KEPT, QueuePairEntry
 from urds.verbs.providers.shm.channels import MTU_BYTES, ChannelCounters, ChannelEnd
-from urds.verbs.providers.shm.mappings import Allocations, Borrower, MappableKeys
+from urds.verbs.providers.shm.mappings import Allocations, MappableKeys, MappingPeer
 from urds.verbs.providers.shm.messages import GID_BYTES, MapReject, MapRequest
 from urds.verbs.providers.shm.peers import Peers, SlotPeers
 from urds.verbs.providers.shm.rendezvous import EPHEMERAL_PORTS, ListenerName, Rendezvous
@@ -324,9 +324,9 @@ class ShmAdapter(LoopPacketAdapter):
             self._acknowledge_peer(route.dgid)
         super()._send_message(route, data)
 
-    def _give_up(self, borrower: Borrower) -> None:
+    def _give_up(self, peer: MappingPeer) -> None:
         """Part with a peer that says for too long that it is copying."""
-        self.call_soon(partial(self.peers.close_borrower, borrower))
+        self.call_soon(partial(self.peers.close_mapping_peer, peer))
 
     def _end_mappings(self, qp: QueuePair) -> None:
         self.mappable_keys.revoke_mappings(qp.qpn)

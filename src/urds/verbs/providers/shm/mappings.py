@@ -52,7 +52,7 @@ _WRITE_SEALS: Final = fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE
 REVOKE_WAIT_NS: Final = 1_000_000_000  # a copy takes far below a millisecond of running time
 KILLED_AFTER_NS: Final = 1_000_000  # whose copy takes longer may have been killed
 _REVOKE_STEP_S: Final = 0.000_05
-MAPPINGS_MAX: Final = 4096  # that one borrower remembers, asked and declined ones too
+MAPPINGS_MAX: Final = 4096  # that one peer remembers, asked and declined ones too
 COPY_BYTES: Final = 1 << 22  # at once; a longer copy looks at the generation in between
 _ADDRESS_END: Final = 1 << 64
 
@@ -154,7 +154,7 @@ def _forget(by_address: dict[int, SharedAllocation], address: int, descriptor: i
     os.close(descriptor)
 
 
-class Borrower(Protocol):
+class MappingPeer(Protocol):
     """A peer that may have mapped memory of ours."""
 
     @property
@@ -178,21 +178,21 @@ class MappableKeys(KeyTable):
     def __init__(
         self,
         allocations: Allocations,
-        borrowers: Callable[[], Iterable[Borrower]],
+        mapping_peers: Callable[[], Iterable[MappingPeer]],
         *,
         rng: Random | None = None,
-        on_overdue: Callable[[Borrower], None],
+        on_overdue: Callable[[MappingPeer], None],
         pause: Callable[[], None] = lambda: time.sleep(_REVOKE_STEP_S),
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Map from `allocations`; `borrowers` returns all peers.
+        """Map from `allocations`; `mapping_peers` returns all peers.
 
         Keys are drawn from `rng`, as in every key table. `on_overdue` gets a peer that lives and
         is marked as copying for a second.
         """
         super().__init__(rng=rng)
         self._allocations = allocations
-        self._borrowers = borrowers
+        self._mapping_peers = mapping_peers
         self._on_overdue = on_overdue
         self._pause, self._now_ns = pause, now_ns
         self._fence = MemoryFence()
@@ -202,7 +202,7 @@ class MappableKeys(KeyTable):
         self.mappings_made = 0
         self.mappings_rejected = 0
         self.revocations = 0
-        self.revocations_overdue = 0  # borrowers that still said "copying" after the wait
+        self.revocations_overdue = 0  # peers that still said "copying" after the wait
 
     # -- mappings
 
@@ -259,7 +259,7 @@ class MappableKeys(KeyTable):
     def _wait_for_copies(self) -> None:
         """Wait until each peer was seen not copying once: its next check sees the revocation."""
         waited_ns, began_ns = 0, self._now_ns()
-        copying = list(self._borrowers())
+        copying = list(self._mapping_peers())
         while copying := [peer for peer in copying if _may_copy(peer, waited_ns)]:
             waited_ns = self._now_ns() - began_ns
             if waited_ns >= REVOKE_WAIT_NS:
@@ -270,7 +270,7 @@ class MappableKeys(KeyTable):
             self._pause()
 
 
-def _may_copy(peer: Borrower, waited_ns: int) -> bool:
+def _may_copy(peer: MappingPeer, waited_ns: int) -> bool:
     """Return whether a peer may be copying still after a wait."""
     if not peer.is_placing or peer.is_gone:
         return False

@@ -42,7 +42,7 @@ from urds.verbs.providers.shm.channels import (
     open_channel,
     receive_message,
 )
-from urds.verbs.providers.shm.mappings import Borrower, map_sealed
+from urds.verbs.providers.shm.mappings import MappingPeer, map_sealed
 from urds.verbs.providers.shm.messages import (
     ChannelMessage,
     Doorbell,
@@ -179,10 +179,10 @@ class Peers(ABC, Generic[End]):
             self.counters.peers_broke_protocol += 1
             self._lose(channel.gid, is_cut=True)
 
-    def close_borrower(self, borrower: Borrower) -> None:
+    def close_mapping_peer(self, peer: MappingPeer) -> None:
         """Close all channels with a peer that is one of `self`."""
         for channel in tuple(self._channels):
-            if channel is borrower:
+            if channel is peer:
                 self.close_peer(channel)
 
     def close(self) -> None:
