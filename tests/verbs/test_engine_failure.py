@@ -34,13 +34,15 @@ def error_of(call: Callable[[], object]) -> int | None:
 
 
 def test_peers_see_the_end_and_the_device_closes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from urds.verbs.providers.shm.native_adapter import NativeShmAdapter
 
     left, right = joined(tmp_path / "meet", opener=NativeShmAdapter)
     other, another = joined(tmp_path / "meet", opener=NativeShmAdapter)
     adapter: Any = left.adapter
+    left_plane: list[object] = []
+    monkeypatch.setattr(adapter.loop, "leave_plane", lambda: left_plane.append(adapter))
     right.receive(10)
     left.send(10)
     assert [wc.status for wc in (*right.poll(), *left.poll())] == [WCStatus.SUCCESS] * 2
@@ -48,6 +50,7 @@ def test_peers_see_the_end_and_the_device_closes(
         adapter.channel_engine = adapter.engine = adapter.outbox = adapter.peers._engine = Failed()
     assert right.adapter.wait(lambda: right.qp.state is QPState.ERR, PATIENCE_NS)
     assert len(right.adapter.peers) == 0
+    assert left_plane, "a plane that serves the engine would ring for ever"
     assert error_of(lambda: adapter.completion_queue(4)) == errno.EIO
     assert error_of(lambda: adapter.wait(lambda: False, None)) == errno.EIO
     adapter.close()

@@ -169,6 +169,7 @@ class NativeShmAdapter(EngineAdapter, ShmAdapter):
             self.entries.clear()
             self._dirty.clear()
             self.peers.part()
+            self.loop.leave_plane()
             self.notify()
 
     def close(self) -> None:

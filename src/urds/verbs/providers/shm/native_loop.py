@@ -104,9 +104,13 @@ class NativeLoop(ProgressLoop):
                 return
         self._run_in_thread()
 
+    def leave_plane(self) -> None:
+        """Have no plane serve the engine any more, which would tell the thread at each look."""
+        self._engine.leave_plane()
+
     def close(self) -> None:
         """See `ProgressLoop.close`."""
-        self._engine.leave_plane()
+        self.leave_plane()
         super().close()
 
     # -- waiting
