@@ -20,7 +20,7 @@ import pytest
 from tests.rds.fairness.floods import PEERS, SHORT_BYTES
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.nodes import PORT, Node
-from tests.support.waiting import wait_until
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import MSG_DONTWAIT
 from urds.rds.plane.contract import MailboxSettings
 
@@ -96,6 +96,7 @@ def flood(receiver: Node, peers: list[Any]) -> Callable[[threading.Event], None]
     return work
 
 
+@pytest.mark.timeout(300)
 def test_peers_who_send_alike_are_heard_alike(
     receiver: Node, peers: list[Any], flood: Callable[[threading.Event], None]
 ) -> None:
@@ -105,13 +106,16 @@ def test_peers_who_send_alike_are_heard_alike(
     """
     first: set[str] = set()
     shares: Counter[str] = Counter()
-    deadline_s = time.monotonic() + END_S
+    heard_s = time.monotonic()
     with running(flood):
-        while shares.total() < 1_000 * PEERS and time.monotonic() < deadline_s:
+        # On a busy machine it takes long: only what stands still has failed.
+        while shares.total() < 1_000 * PEERS and time.monotonic() < heard_s + BUSY_S:
             full_s = time.monotonic() + FULL_S
             while not receiver.account().congested and time.monotonic() < full_s:
                 time.sleep(0.001)
             found = [source[0] for _, source in receiver.take_from(receiver.mailbox)]
+            if found:
+                heard_s = time.monotonic()
             if len(first) < PEERS:
                 first.update(found)  # nothing is counted until all are connected
             else:
