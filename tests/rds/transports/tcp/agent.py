@@ -1,7 +1,7 @@
 """A node in a process of its own, which obeys one JSON request per line of its standard input.
 
 `python -m tests.rds.transports.tcp.agent ADDRESS SETTINGS`; each request `[name, arguments]` is
-answered by one line. Payloads travel as text.
+answered by one line. Payloads travel as text. `liveness_wait_s` is a setting of the agent alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.support.siege import round_trips
 from urds.rds.constants import MSG_DONTWAIT
+from urds.rds.control.settings import ConnectionSettings
 
 ECHO_PORT = 4001  # what comes there goes back
 ASKER_PORT = 4002  # of who talks to an echo
@@ -176,10 +177,26 @@ class _Lines(logging.Handler):
 _lines = _Lines()
 
 
+def wait_for_answers(wait_s: float) -> None:
+    """Believe a second stream of a peer only after so long without an answer on the first.
+
+    On a busy machine a peer that lives answers later than in the 200 ms of the product.
+    """
+    check = ConnectionSettings.__post_init__
+
+    def set_wait(settings: ConnectionSettings) -> None:
+        check(settings)
+        object.__setattr__(settings, "liveness_wait_ns", int(wait_s * 1e9))
+
+    ConnectionSettings.__post_init__ = set_wait  # type: ignore[method-assign]  # no tunable of users
+
+
 def main() -> None:
     """Serve requests until the input ends."""
     address, settings = sys.argv[1], json.loads(sys.argv[2])
     logging.getLogger("urds").addHandler(_lines)
+    if (wait_s := settings.pop("liveness_wait_s", None)) is not None:
+        wait_for_answers(wait_s)
     node = Node(address, environ=os.environ, **settings)
     agent = Agent(node)
     for line in sys.stdin:

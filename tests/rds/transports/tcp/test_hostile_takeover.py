@@ -18,7 +18,7 @@ import pytest
 from tests.rds.transports.tcp.conftest import Lab
 from tests.rds.transports.tcp.faults import reset
 from tests.rds.transports.tcp.frames import emit_frame, emit_map
-from tests.support.waiting import wait_until
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.constants import Capability
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
 
@@ -54,11 +54,11 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("shared_memory")
 def test_a_peer_that_lives_keeps_its_messages(lab: Lab) -> None:
-    victim, peer = lab.process(VICTIM), lab.process(PEER)
+    victim, peer = lab.process(VICTIM, liveness_wait_s=BUSY_S), lab.process(PEER)
     peer.ask("serve_echo")
     assert len(victim.ask("talk", target=peer.address, count=20, payload_bytes=100)) == 20
     victim.begin("talk", target=peer.address, count=COUNT, payload_bytes=8000)
-    stolen = [steal(lab, victim.address, 1000 + turn, wait_s=0.1) for turn in range(5)]
+    stolen = [steal(lab, victim.address, 1000 + turn, wait_s=BUSY_S) for turn in range(5)]
     assert len(victim.finish()) == COUNT
     assert stolen == [b""] * 5
     counters = victim.ask("counters")
