@@ -51,7 +51,10 @@ def test_the_floor_lies_between_two_processors() -> None:
     conditions = bench("--place", f"{usable[0]},{usable[1]}", extra="with")["conditions"]
     assert isinstance(conditions, dict)
     assert conditions["floor_of"] == usable[:2]
-    assert conditions["floor_ns"] > 0
+    if conditions["floor_ns"] is None:  # other work had both of them for all of the time
+        assert "busy" in conditions["floor_problem"]
+    else:
+        assert conditions["floor_ns"] > 0
     with pytest.raises(ValueError, match="a cache line goes between two"):
         module.line_floor_ns(usable[0], usable[0])
     with pytest.raises(ValueError, match="processor 1023: "):

@@ -15,7 +15,7 @@ from tests.rds.transports.tcp.meetings import KERNEL_PORT, numbered, taken
 from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.rds.transports.tcp.relay import Relay, Way
 from tests.support import carriers
-from tests.support.waiting import wait_until
+from tests.support.waiting import BUSY_S, wait_until
 from urds.rds.control.events import PeerKind
 from urds.rds.control.handshake import PeerFacts
 from urds.rds.plane.python.receiver import Receiver
@@ -283,7 +283,7 @@ def test_a_killed_process_takes_nothing_else_with_it(lab: Lab, order: str) -> No
         send_to = numbered(f"life {life}", 100)
         for payload in send_to:
             sender.send(payload, receiver.address)
-        got, _ = receiver.ask("collect", count=100, wait_s=5.0)
+        got, _ = receiver.ask("collect", count=100, wait_s=BUSY_S)
         assert got == [payload.decode() for payload in send_to]
         wait_until(lambda: not sender.queued(lab.address(2)))
         receiver.kill()
