@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.support.cuts import through_all_steps
 from urds.common.errors import RemoteProtocolError
 from urds.verbs.providers.shm.slots import (
     BURST,
@@ -406,6 +407,11 @@ def test_placing_is_seen_by_the_reader() -> None:
 
 
 def test_a_fence_can_be_used_again_and_again() -> None:
+    """Also after a signal handler has raised at any step of it."""
     fence = MemoryFence()
     for _ in range(3):
         fence()
+    steps = through_all_steps(
+        fence, lambda _place: fence(), within=["verbs/providers/shm/slots.py"]
+    )
+    assert steps >= 3
