@@ -5,7 +5,9 @@ import os
 import signal
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ipaddress import ip_address
 from socket import inet_aton
@@ -233,3 +235,35 @@ def test_after_the_end_of_its_node_a_socket_says_which_one_and_what_to_do() -> N
             bound(backend, 2)
         assert name == sock.getsockname()
         sock.close()
+
+
+def test_senders_without_room_learn_of_the_end_of_their_node() -> None:
+    """One that waits, one that does not, and a receiver that does not wait: EIO, and no hang."""
+    with backends.at_own_node("") as backend, ThreadPoolExecutor() as threads:
+        sender, waiter, receiver = (bound(backend, last) for last in (1, 2, 3))
+        there = receiver.getsockname()
+        sender.setblocking(False)
+        assert fill(sender, there) in {errno.EAGAIN, errno.ENOBUFS}
+        waiter.settimeout(None)
+        waiting = threads.submit(fill, waiter, there)
+        time.sleep(0.2)
+        commands.stop(backend.place)
+        assert waiting.result(20) == errno.EIO
+        for call in (
+            lambda: sender.sendto(bytes(8192), urds.MSG_DONTWAIT, there),
+            lambda: sender.recv(1, urds.MSG_DONTWAIT),
+        ):
+            with pytest.raises(OSError, match="has ended") as ended:
+                call()
+            assert ended.value.errno == errno.EIO
+        for sock in (sender, waiter, receiver):
+            sock.close()
+
+
+def fill(sock: urds.Socket, there: Any) -> int | None:
+    """Send until that is refused; return the errno."""
+    while True:
+        try:
+            sock.sendto(bytes(8192), there)
+        except OSError as refused:
+            return refused.errno

@@ -10,6 +10,9 @@ use crate::sys::parts::Readable;
 /// Room was told of so often and not found: it is in pieces.
 const ROUNDS: u32 = 3;
 const PAUSE_NS: u64 = 1_000_000;
+/// How long a wait for a destination sleeps before it looks whether the node is there: the end of
+/// the node wakes no thread that sleeps on a word of memory.
+const LOOK_NS: u64 = 1_000_000_000;
 /// Routes asked for in one call: they go while the node changes.
 const ROUTES_ASKED: u32 = 8;
 
@@ -106,7 +109,7 @@ impl Sending<'_> {
         let event = self.socket.side.room_event();
         self.socket.fill_control(self.descriptor, self.length);
         if self.dontwait {
-            return Err(libc::EAGAIN);
+            return Err(Socket::without_room(self.descriptor, libc::EAGAIN));
         }
         self.rounds += 1;
         Socket::wait_writable(self.descriptor)?;
@@ -129,18 +132,22 @@ impl Sending<'_> {
             side.wait_for(0, WAIT_SLEEPERS | flags);
             return Ok(()); // look again, then sleep
         };
-        let timeout_ns = self.time_left()?;
-        match side.sleep_for_room(event, timeout_ns) {
-            Ok(()) => Ok(()),
-            Err(failure) if failure.0 == libc::ETIMEDOUT => Err(libc::ETIMEDOUT),
-            Err(failure) => Err(failure.0),
+        let left_ns = self.time_left()?;
+        let look_ns = left_ns.map_or(LOOK_NS, |left| left.min(LOOK_NS));
+        let Err(failure) = side.sleep_for_room(event, Some(look_ns)) else {
+            return Ok(());
+        };
+        match failure.0 {
+            libc::ETIMEDOUT if sys::has_ended(self.descriptor) => Err(libc::EIO),
+            libc::ETIMEDOUT if left_ns != Some(look_ns) => Ok(()), // look again
+            number => Err(number),
         }
     }
 
     /// Have the node tell of the destination, then look once more.
     fn note_destination(&mut self, flags: u32) -> Result<(), i32> {
         if self.event.take().is_some() {
-            return Err(libc::ENOBUFS);
+            return Err(Socket::without_room(self.descriptor, libc::ENOBUFS));
         }
         let options = self.socket.options();
         let group = 1u64 << (self.message.to.port % 64);

@@ -89,6 +89,32 @@ pub fn is_nonblocking(descriptor: i32) -> bool {
     flags < 0 || flags & libc::O_NONBLOCK != 0
 }
 
+/// Return whether the other end of a descriptor is closed.
+pub fn has_ended(descriptor: i32) -> bool {
+    let mut one = libc::pollfd {
+        fd: descriptor,
+        events: 0,
+        revents: 0,
+    };
+    let now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let none = ptr::null::<libc::c_void>();
+    // SAFETY: one record is writable there, `now` readable.
+    unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            &raw mut one,
+            1usize,
+            &raw const now,
+            none,
+            0usize,
+        )
+    };
+    one.revents & libc::POLLHUP != 0
+}
+
 /// Return `SO_SNDTIMEO` in nanoseconds, None without one.
 pub fn send_timeout_ns(descriptor: i32) -> Option<u64> {
     let mut time = MaybeUninit::<libc::timeval>::zeroed();

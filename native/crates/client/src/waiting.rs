@@ -31,15 +31,33 @@ impl Socket {
     }
 
     /// Take POLLIN away, since nothing is left to receive.
+    ///
+    /// # Errors
+    /// EIO without the node: the end is readable for ever, so EAGAIN would have programs poll again.
     pub(crate) fn quiet(&self, descriptor: i32) -> Result<(), i32> {
+        let mut is_end = false;
         let forget = || {
             let mut bytes = [0; SHOWN_BYTES];
-            let _ = raw::receive_bytes_now(descriptor, &mut bytes);
+            is_end = raw::receive_bytes_now(descriptor, &mut bytes).is_ok_and(|count| count == 0);
         };
-        if self.side.sleep(forget).map_err(number_of)? {
+        let must_ring = self.side.sleep(forget).map_err(number_of)?;
+        if is_end {
+            return Err(libc::EIO);
+        }
+        if must_ring {
             Self::ring(descriptor);
         }
         Ok(())
+    }
+
+    /// Return `number`, of a call that finds no room, or EIO where no node will make any.
+    #[cold]
+    pub(crate) fn without_room(descriptor: i32, number: i32) -> i32 {
+        if sys::has_ended(descriptor) {
+            libc::EIO
+        } else {
+            number
+        }
     }
 
     /// Wait on the control socket for room to send.

@@ -83,14 +83,8 @@ fn wait_for(descriptor: i32, events: i16) {
     panic!("events {:#x}, not {events:#x}", sys::events(descriptor));
 }
 
-#[test]
-fn a_full_socket_is_not_writable_until_there_is_room() {
-    let sizes = urds_channel::socket_memory::Sizes {
-        receive_bytes: 256 << 10,
-        ..small()
-    };
-    let node = start("full", sizes);
-    let (a, b) = (node.bound(4000), node.bound(4001));
+/// Send to a socket that is not read until there is no room; return how many messages had some.
+fn filled(a: &support::End) -> u32 {
     // The receiver's memory fills, then the sender's account.
     let (mut sent, mut rejected) = (0u32, 0);
     while rejected < 20 {
@@ -103,6 +97,18 @@ fn a_full_socket_is_not_writable_until_there_is_room() {
             }
         }
     }
+    sent
+}
+
+#[test]
+fn a_full_socket_is_not_writable_until_there_is_room() {
+    let sizes = urds_channel::socket_memory::Sizes {
+        receive_bytes: 256 << 10,
+        ..small()
+    };
+    let node = start("full", sizes);
+    let (a, b) = (node.bound(4000), node.bound(4001));
+    let sent = filled(&a);
     assert_eq!(sys::events(a.descriptor) & OUT, 0);
     sys::set_timeout(a.descriptor, libc::SO_SNDTIMEO, 20);
     assert_eq!(a.send(4001, &[0; 8192], false), Err(libc::ETIMEDOUT));
@@ -170,6 +176,22 @@ fn a_node_that_ends_is_no_hang() {
         waiting.join().expect("no panic")
     });
     assert_eq!(waiting, Err(libc::EIO));
+}
+
+#[test]
+fn a_sender_without_room_learns_that_its_node_has_ended() {
+    let node = start("ends-full", small());
+    let (a, _b) = (node.bound(4000), node.bound(4001));
+    filled(&a);
+    let waiting = thread::scope(|scope| {
+        let waiting = scope.spawn(|| a.send(4001, &[0; 8192], false));
+        thread::sleep(Duration::from_millis(20));
+        drop(node);
+        waiting.join().expect("no panic")
+    });
+    assert_eq!(waiting, Err(libc::EIO));
+    assert_eq!(a.send(4001, &[0; 8192], true), Err(libc::EIO));
+    assert_eq!(a.receive(NOW), Err(libc::EIO));
 }
 
 #[test]
