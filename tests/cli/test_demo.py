@@ -44,7 +44,7 @@ def test_every_host_sends_to_every_other() -> None:
         (DemoOptions(reset_every_s=-1), "--reset-every -1: must be from 0 to 3600"),
         (DemoOptions(first_address="10.0.0.1"), "--first 10.0.0.1: all 4 hosts must be"),
         (DemoOptions(first_address="127.255.255.254"), "all 4 hosts must be in 127.0.0.0/8"),
-        (DemoOptions(first_address="here"), "--first here: "),
+        (DemoOptions(first_address="::1"), "--first ::1: must be an IPv4 address of 127.0.0.0/8"),
     ],
 )
 def test_options_that_cannot_be_are_named(options: DemoOptions, words: str) -> None:

@@ -122,3 +122,29 @@ def test_a_reader_that_leaves_ends_the_tool_without_noise() -> None:
     )
     os.close(its)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_full_disk_is_said_on_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("without", "--version"),
+            check=False, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=RUN_S_MAX,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, b"urds: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["config", "send -w 0 {peer} 4000 x", "ping -c 1 -i 1ms {peer}"]
+)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_caller_closed_is_no_traceback(arguments: str, closed: str) -> None:
+    """The exit code is what it would be; the stream that is open has no word of Python's."""
+    words = arguments.format(peer=address(9)).split()
+    line = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", *command("without", *words)],
+        check=False, capture_output=True, text=True, env=environment(), timeout=RUN_S_MAX,
+    )  # fmt: skip
+    assert done.returncode == (0 if words[0] == "config" else 1)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr

@@ -163,7 +163,7 @@ def test_a_node_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     place = tmp_path / "absent" / "node.sock"
     done = urds("run", "--node", str(place), "--library", ANY_FILE, "--", "true")
     assert done.code == 126
-    why = (f"{place}.log: No such file or directory", "a node needs the compiled data plane")
+    why = (f"{place}: there is no such folder to put it in", "a node needs the compiled data plane")
     assert done.err.startswith(tuple(f"urds run: no node: {one}" for one in why))
 
 

@@ -77,7 +77,9 @@ def test_a_device_says_what_it_is_and_what_it_can_do(world: World) -> None:
     ],
 )
 def test_bad_indices_are_refused(world: World, query: Callable[[Context], object]) -> None:
-    with pytest.raises(VerbsArgumentError, match="there is only one"):
+    with pytest.raises(
+        VerbsArgumentError, match=r"there is only (port 1|GID index 0|P_Key index 0)"
+    ):
         query(world.context())
 
 

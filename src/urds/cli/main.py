@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from urds.cli import parser
-from urds.cli.output import interrupted
+from urds.cli.output import Exit, guarded, open_standard_streams
 from urds.cli.parser import Group
 
 ABOUT: Final = "Reliable Datagram Sockets in user space."
@@ -73,7 +73,6 @@ def main() -> int:
 
     Raises SystemExit for help, version and wrong usage.
     """
-    try:
-        return parser.main(ABOUT, GROUPS, sys.argv[1:])
-    except KeyboardInterrupt:  # while modules load; commands handle their own
-        return interrupted()
+    open_standard_streams()
+    # Commands handle their own failures; here it is Ctrl-C while modules load, or a full disk.
+    return guarded("urds", lambda: Exit(parser.main(ABOUT, GROUPS, sys.argv[1:])))

@@ -43,6 +43,17 @@ class UsageError(ArgumentTypeError, ValueError):
     """
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that the caller has closed.
+
+    Python has None for one, which cannot be flushed. Without it the number would go to the next
+    socket, and what a library prints with it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - it stays open
+
+
 def guarded(name: str, run: Callable[[], Exit]) -> Exit:
     """Run a command; print its failure as one line of standard error, without a traceback."""
     try:

@@ -130,7 +130,7 @@ class Context(EventSource[AsyncEvent]):
 
     def query_port(self, port_num: int = 1) -> PortAttr:
         """Return the port's attributes; ports count from 1. Raises VerbsArgumentError."""
-        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}", "port 1")
         mtu_bytes = self.attributes.link.mtu_bytes
         mtu = max((code for code in MTU if 128 << code <= mtu_bytes), default=MTU.MTU_256)
         return PortAttr(
@@ -146,14 +146,14 @@ class Context(EventSource[AsyncEvent]):
 
     def query_gid(self, port_num: int = 1, index: int = 0) -> GID:
         """Return a GID of the port. Raises VerbsArgumentError: no such port or index."""
-        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
-        _demand_index(index, 1, f"GID index {index}")
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}", "port 1")
+        _demand_index(index, 1, f"GID index {index}", "GID index 0")
         return GID(self.adapter.gid)
 
     def query_pkey(self, port_num: int = 1, index: int = 0) -> int:
         """Return the partition key; there is one partition. Raises VerbsArgumentError."""
-        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}")
-        _demand_index(index, 1, f"P_Key index {index}")
+        _demand_index(port_num - 1, PORT_COUNT, f"port {port_num}", "port 1")
+        _demand_index(index, 1, f"P_Key index {index}", "P_Key index 0")
         return PKEY_DEFAULT
 
     # -- asynchronous events
@@ -238,9 +238,9 @@ class Context(EventSource[AsyncEvent]):
         self.adapter.notify()
 
 
-def _demand_index(index: int, count: int, what: str) -> None:
+def _demand_index(index: int, count: int, what: str, only: str) -> None:
     if not 0 <= index < count:
-        raise VerbsArgumentError(f"{what}, there is only one")
+        raise VerbsArgumentError(f"{what}: there is only {only}")
 
 
 def weak_call(owner: Any, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,9 +298,8 @@ class AHAttr:
         if self.gr is None or not self.is_global:
             raise VerbsArgumentError("an address needs a global route: AHAttr(gr=GlobalRoute(…))")
         if self.port_num != 1 or self.gr.sgid_index != 0:
-            raise VerbsArgumentError(
-                f"port {self.port_num}, GID index {self.gr.sgid_index}: there are only 1 and 0"
-            )
+            found = f"port {self.port_num}, GID index {self.gr.sgid_index}"
+            raise VerbsArgumentError(f"{found}: there are only port 1 and GID index 0")
         if not 0 <= self.udp_port <= UDP_PORT_MAX:
             raise VerbsArgumentError(f"UDP port {self.udp_port}, from 0 to {UDP_PORT_MAX}")
         return AddressVector(GID.of(self.gr.dgid).raw, self.udp_port)

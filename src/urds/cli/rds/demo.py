@@ -125,7 +125,8 @@ def make_plans(options: DemoOptions) -> list[Plan]:
         first = IPv4Address(options.first_address)
         addresses = [str(first + index) for index in range(options.hosts)]
     except ValueError as wrong:
-        raise UsageError(f"--first {options.first_address}: {wrong}") from wrong
+        text = f"--first {options.first_address}: must be an IPv4 address of 127.0.0.0/8"
+        raise UsageError(text) from wrong
     if not first.is_loopback or not IPv4Address(addresses[-1]).is_loopback:
         raise UsageError(f"--first {first}: all {options.hosts} hosts must be in 127.0.0.0/8")
     seed = SystemRandom().randrange(1 << 32) if options.seed is None else options.seed

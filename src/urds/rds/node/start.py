@@ -165,6 +165,8 @@ def _log_beside(place: str) -> BinaryIO:
     """Open the file for the lines of a node that is started. Raises OSError with its name."""
     try:
         return Path(f"{place}.log").open("ab+")
+    except FileNotFoundError as missing:
+        raise OSError(missing.errno, f"{place}: there is no such folder to put it in") from missing
     except OSError as failure:
         raise OSError(failure.errno, f"{place}.log: {failure.strerror}") from failure
 

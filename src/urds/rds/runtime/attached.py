@@ -83,6 +83,8 @@ class Attached:
             if reason is None:
                 raise
             detail = f"{address} port {port}, by the node at {self.place}"
+            if reason is ErrorReason.ADDRESS_IN_USE:  # the node does not tell which
+                detail += "; a socket of it has the port, or a process without it the address"
             raise os_error(reason, detail) from refused
         except BaseException:
             mailbox.close()

@@ -169,7 +169,7 @@ class Parameters:
             ("bytes of all buffers", self._memory_bytes(), 0, MEMORY_BYTES_MAX),
         ):
             if not low <= value <= high:
-                raise WireError(f"{name} {value}, from {low} to {high}")
+                raise WireError(f"{name} {value}: must be from {low} to {high}")
         if self.is_async:
             raise WireError("--async needs the RDS of UEK")
         if self.rdma_cache_mrs and self.rdma_use_once:
