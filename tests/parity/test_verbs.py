@@ -216,3 +216,34 @@ def test_a_number_that_is_not_of_64_bits_is_refused_alike(wr_id: Any) -> None:
                     post()
         qp.post_recv(work.RecvWR((1 << 64) - 1), 0)
         assert [wc.wr_id for wc in cq.poll(8)] == [(1 << 64) - 1]
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 70, 3.0, "1"])
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [
+        (WROpcode.SEND_WITH_IMM, "imm_data"),
+        (WROpcode.SEND_WITH_INV, "invalidate_rkey"),
+        (WROpcode.RDMA_WRITE, "rkey"),
+        (WROpcode.SEND, "remote_qpn"),
+        (WROpcode.SEND, "remote_qkey"),
+    ],
+)
+def test_a_number_that_is_not_of_32_bits_is_refused_alike(
+    opcode: WROpcode, name: str, number: Any
+) -> None:
+    """By the post, before a packet is made; a greatest one is none, nor is one without effect."""
+    for make in (Reference, native.Engine):
+        engine = make(LinkTraits(64, lossless=True), gid=bytes(16))
+        pd, cq = object(), engine.completion_queue(8)
+        qp = engine.queue_pair(
+            qpn=16, kind=QPType.RC, pd=pd, send_cq=cq, recv_cq=cq, cap=QPCap(8, 8, 1, 1, 0)
+        )
+        qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
+        to = {"ah": work.AddressVector(bytes(16))} if name.startswith("remote") else {}
+        with pytest.raises(OverflowError if isinstance(number, int) else TypeError):
+            qp.post_send(SendWR(1, opcode, **to, **{name: number}), 0)
+        qp.post_send(SendWR(2, opcode, **to, **{name: (1 << 32) - 1}), 0)
+        if name != "rkey":
+            qp.post_send(SendWR(3, WROpcode.RDMA_READ, invalidate_rkey=-1, remote_qpn=-1), 0)
+        assert [wc.wr_id for wc in cq.poll(8)] == [2, 3][: 1 + (name != "rkey")]

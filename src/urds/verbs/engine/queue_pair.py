@@ -40,7 +40,7 @@ from urds.verbs.engine.receives import (
     SharedReceiveQueue,
 )
 from urds.verbs.engine.requester import Requester, SendQueue
-from urds.verbs.engine.requests import OPCODES, SendRequest, check_send
+from urds.verbs.engine.requests import OPCODES, SendRequest, check_numbers, check_send
 from urds.verbs.engine.responder import Responder
 from urds.verbs.engine.work import WC, AddressVector, EngineEvent, RecvWR, SendWR, check_wr_id
 
@@ -182,6 +182,7 @@ class QueuePair:
         Raises OSError: EINVAL (state, opcode, sizes, keys of inline data), ENOMEM when full.
         """
         check_wr_id(wr.wr_id)
+        check_numbers(wr)
         if self.state is QPState.ERR or self.state is QPState.SQE:
             known = OPCODES.get(wr.opcode)
             opcode = WCOpcode.SEND if known is None else known.wc_opcode

@@ -7,6 +7,7 @@ depends on memory or on the peer fails with a completion.
 """
 
 import errno
+import operator
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -64,6 +65,10 @@ class Opcode(NamedTuple):
 _IMMEDIATE: Final = int(PacketFlag.IMMEDIATE)
 _INVALIDATE: Final = int(PacketFlag.INVALIDATE)
 _SWAP: Final = ("compare_add", "swap")
+_KEY_AND_IMMEDIATE: Final = ("rkey", "imm_data")
+_KEY_AND_INVALIDATED: Final = ("rkey", "invalidate_rkey")
+_DATAGRAM: Final = ("remote_qpn", "remote_qkey")
+_BITS_32: Final = (1 << 32) - 1
 OPCODES: Final = {
     WROpcode.SEND: Opcode(WCOpcode.SEND, PacketKind.SEND, True),
     WROpcode.SEND_WITH_IMM: Opcode(WCOpcode.SEND, PacketKind.SEND, True, _IMMEDIATE),
@@ -266,6 +271,19 @@ def overtakes(request: SendRequest, others: Iterable[SendRequest]) -> bool:
         other.rkey != rkey or (other.remote_addr < end and start < other.remote_addr + other.length)
         for other in others
     )
+
+
+def check_numbers(wr: SendWR) -> None:
+    """Check the numbers that packets carry in 32 bits. Raises OverflowError; TypeError.
+
+    A wrong one would otherwise fail where the packet is written: amid other requests.
+    """
+    if (opcode := OPCODES.get(wr.opcode)) is None:
+        return
+    names = _KEY_AND_IMMEDIATE if opcode.mark != _INVALIDATE else _KEY_AND_INVALIDATED
+    for name in names if wr.ah is None else (*names, *_DATAGRAM):
+        if operator.index(value := getattr(wr, name)) >> 32:
+            raise OverflowError(f"{name} {value}, from 0 to {_BITS_32}")
 
 
 def check_send(wr: SendWR, qp_type: QPType, attr: QPAttr, link: LinkTraits) -> None:

@@ -67,7 +67,8 @@ class SendWR:
     """One request. Fields that its opcode does not use are ignored.
 
     `num_sge` may be left out; if it is given, a post checks that `sg` has so many pieces.
-    `imm_data` is a 32-bit integer; `invalidate_rkey` is for SEND_WITH_INV and LOCAL_INV;
+    `imm_data`, `invalidate_rkey` (for SEND_WITH_INV and LOCAL_INV), `rkey`, `remote_qpn` and
+    `remote_qkey` are 32-bit integers: a post raises OverflowError for others.
     `compare_add` and `swap` are 64-bit, as are the masks of MASKED_ATOMIC_*; `window` and `bind`
     are for BIND_MW. `data`, if given, is what a SEND or WRITE carries instead of `sg`, for layers
     above the verbs objects: bytes, or a contiguous view of format B. It needs no key and is not
