@@ -21,6 +21,7 @@ use crate::gathering::Gathering;
 use crate::host::MapBytes;
 use crate::mailbox::{Mailbox, Route};
 use crate::plane::Plane;
+use crate::quick_hash::QuickHash;
 use crate::send_side::{is_as_congested, too_long};
 use crate::state::{HostId, MailboxId, State};
 use crate::table::Id;
@@ -56,7 +57,7 @@ pub struct ExternalPath {
     pub missing_at_ns: Option<u64>,
     /// Mailboxes whose senders wait for `full` to end.
     room_wanted: Vec<MailboxId>,
-    held: HashMap<MailboxId, Held>,
+    held: HashMap<MailboxId, Held, QuickHash>,
     pub(crate) gathering: Gathering,
 }
 
@@ -203,7 +204,7 @@ impl Plane {
             absent: false,
             missing_at_ns: None,
             room_wanted: Vec::new(),
-            held: HashMap::new(),
+            held: HashMap::default(),
             gathering: Gathering::default(),
         });
         if let Some(host) = state.hosts.get_mut(host) {
@@ -369,7 +370,7 @@ impl State {
         if mailbox.route_to(&peer) != Some(Route::External(path)) {
             return Ok(Charge::NoRoute);
         }
-        if mailbox.failed.remove(&peer) {
+        if !mailbox.failed.is_empty() && mailbox.failed.remove(&peer) {
             let detail = format!("{peer}: messages queued for it were dropped");
             return Err(ErrorReason::PeerUnreachable.because(detail).towards(peer));
         }

@@ -11,7 +11,8 @@ use urds_dataplane::plane::Plane;
 use urds_path::packed_frames::Budget;
 use urds_path::{Body, Header};
 use urds_verbs::Engine;
-use urds_verbs::memory::Memory;
+use urds_verbs::consumer::{Taker, Taking};
+use urds_verbs::memory::{Content, Memory};
 use urds_verbs::numbers::QpState;
 use urds_verbs::work::Completion;
 
@@ -143,6 +144,8 @@ pub(crate) struct State {
     pub partial: Option<Partial>,
     /// Memory for the long message that comes next, if it has the length.
     pub spare: Option<Body>,
+    /// The length of the message that waits in its packet for such memory.
+    pub needed: Option<usize>,
     pub done_bytes: usize,
     pub pauses: bool,
     pub paused_slot: Option<u64>,
@@ -154,6 +157,31 @@ pub(crate) struct State {
     pub puts_ack_off: bool,
     /// When an acknowledgement leaves that has found no message to ride on.
     pub ack_due_ns: Option<i64>,
+}
+
+impl Taker for Courier {
+    /// Take a frame out of its packet.
+    fn take(&self, frame: Content<'_>, may_wait: bool) -> Taking {
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut().filter(|state| !state.is_stopped) else {
+            return Taking::Left;
+        };
+        if may_wait && let Some(bytes) = self.needed_body(state, frame) {
+            state.needed = Some(bytes);
+            return Taking::Later;
+        }
+        let is_done = self.take_bytes(state, frame).is_some();
+        if !is_done || state.pauses {
+            state.is_stopped = true;
+        }
+        if !is_done {
+            return Taking::Left; // and from `done_bytes` on it is the core's
+        }
+        if state.pauses {
+            (self.tell)();
+        }
+        Taking::Taken
+    }
 }
 
 /// Called when the owner has to do something; any thread, the engine's lock held.
@@ -216,6 +244,7 @@ impl Courier {
             unsent: VecDeque::from(unsent.messages),
             partial: None,
             spare: None,
+            needed: None,
             done_bytes: 0,
             pauses: false,
             paused_slot: None,
@@ -250,6 +279,11 @@ impl Courier {
         completion.qpn == self.setup.qpn && state.as_ref().is_some_and(|state| !state.is_stopped)
     }
 
+    /// Return the length of the message that waits in its packet until `give_body`.
+    pub fn take_needed(&self) -> Option<usize> {
+        self.state.lock().as_mut()?.needed.take()
+    }
+
     /// Do what a completion stands for. `may_need_body`: long messages come into memory that was given.
     pub fn complete(
         &self,
@@ -261,7 +295,10 @@ impl Courier {
         let Some(state) = guard.as_mut() else {
             return Completed::Left;
         };
-        if may_need_body && let Some(bytes) = self.needed_body(state, completion) {
+        if may_need_body
+            && let Some(frame) = self.frame_of(completion)
+            && let Some(bytes) = self.needed_body(state, frame)
+        {
             return Completed::NeedsBody(bytes);
         }
         let is_done = if completion.wr_id >= self.setup.receive_ring {

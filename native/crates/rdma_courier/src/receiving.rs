@@ -8,6 +8,7 @@ use urds_path::constants::{
 use urds_path::packed_frames::FRAGMENT_BYTES;
 use urds_path::{ArrivingPayload, Body, Header, NO_EXTENSION};
 use urds_verbs::Engine;
+use urds_verbs::memory::Content;
 use urds_verbs::numbers::{Status, WcOpcode};
 use urds_verbs::work::{Completion, Piece, Pieces, RecvWork};
 
@@ -31,20 +32,13 @@ impl Courier {
         completion: &Completion,
         engine: &mut Engine,
     ) -> bool {
-        if completion.status != Status::Success || completion.opcode != WcOpcode::Recv {
+        let Some(frame) = self.frame_of(completion) else {
+            return false;
+        };
+        if self.take_bytes(state, frame).is_none() {
             return false;
         }
         let slot = completion.wr_id;
-        let (start, room) = self.setup.place_of(slot);
-        let start = usize::try_from(start).unwrap_or(usize::MAX);
-        let length = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
-        if length > room {
-            return false;
-        }
-        if self.take_bytes(state, start, length).is_none() {
-            return false;
-        }
-        state.done_bytes = 0;
         if state.pauses {
             state.paused_slot = Some(slot);
             return true;
@@ -57,22 +51,30 @@ impl Courier {
         true
     }
 
-    /// Return the length of the long message that a completion begins, if there is no memory for it.
-    pub(crate) fn needed_body(&self, state: &State, completion: &Completion) -> Option<usize> {
-        if completion.wr_id >= self.setup.receive_ring || state.partial.is_some() {
+    /// Return the frame that a receive brought, where it lies; `None`: it brought none.
+    pub(crate) fn frame_of(&self, completion: &Completion) -> Option<Content<'_>> {
+        if completion.wr_id >= self.setup.receive_ring
+            || completion.status != Status::Success
+            || completion.opcode != WcOpcode::Recv
+        {
             return None;
         }
         let (start, room) = self.setup.place_of(completion.wr_id);
-        let length = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
-        if completion.status != Status::Success || !(HEADER_BYTES..=room).contains(&length) {
+        let length = usize::try_from(completion.byte_len).ok()?;
+        (length <= room).then_some(Content::Range {
+            memory: &*self.setup.memory,
+            at: usize::try_from(start).ok()?,
+            length,
+        })
+    }
+
+    /// Return the length of the long message that a frame begins, if there is no memory for it.
+    pub(crate) fn needed_body(&self, state: &State, frame: Content<'_>) -> Option<usize> {
+        if state.partial.is_some() || frame.len() < HEADER_BYTES + LONG_BYTES {
             return None;
         }
-        let mut header = [0; HEADER_BYTES];
-        self.setup
-            .memory
-            .read(usize::try_from(start).unwrap_or(usize::MAX), &mut header);
-        let bytes = Header::parse(&header).payload_bytes;
-        let payload_bytes = length - HEADER_BYTES;
+        let bytes = header_of(frame).payload_bytes;
+        let payload_bytes = frame.len() - HEADER_BYTES;
         let is_long = (LONG_BYTES..=self.setup.message_bytes_max).contains(&bytes)
             && (bytes == payload_bytes || payload_bytes == FRAGMENT_BYTES);
         let is_there = state
@@ -99,29 +101,22 @@ impl Courier {
         }
     }
 
-    /// Take the bytes of one frame; `None`: the rest is the core's.
-    fn take_bytes(&self, state: &mut State, start: usize, length: usize) -> Option<()> {
-        let mut header = [0; HEADER_BYTES];
-        if length < HEADER_BYTES {
-            return None;
-        }
-        self.setup.memory.read(start, &mut header);
-        let header = Header::parse(&header);
-        let payload_bytes = length - HEADER_BYTES;
+    /// Take one frame; `None`: from `done_bytes` on it is the core's.
+    pub(crate) fn take_bytes(&self, state: &mut State, frame: Content<'_>) -> Option<()> {
+        let payload_bytes = frame.len().checked_sub(HEADER_BYTES)?;
+        let header = header_of(frame);
         match self.understand(state, &header, payload_bytes)? {
             Kind::AckOnly => self.take_ack_only(state, &header),
-            Kind::Fragment => self.take_fragment(state, &header, start, payload_bytes),
+            Kind::Fragment => self.take_fragment(state, &header, frame),
             Kind::Whole if header.payload_bytes == payload_bytes && payload_bytes >= LONG_BYTES => {
                 let mut body = state.body(payload_bytes);
-                self.setup
-                    .memory
-                    .read(start + HEADER_BYTES, body.bytes_mut());
+                frame.copy_out(HEADER_BYTES, body.bytes_mut());
                 self.acknowledge_for(state, &header)?;
                 let mut plane = self.plane.lock();
                 self.deliver(&mut plane, state, &header, ArrivingPayload::Whole(body), 1);
                 Some(())
             }
-            Kind::Whole | Kind::Map => self.take_packed(state, start, length),
+            Kind::Whole | Kind::Map => self.take_packed(state, frame),
         }
     }
 
@@ -182,14 +177,9 @@ impl Courier {
         Some(())
     }
 
-    fn take_fragment(
-        &self,
-        state: &mut State,
-        header: &Header,
-        start: usize,
-        payload_bytes: usize,
-    ) -> Option<()> {
+    fn take_fragment(&self, state: &mut State, header: &Header, frame: Content<'_>) -> Option<()> {
         self.acknowledge_for(state, header)?;
+        let payload_bytes = frame.len() - HEADER_BYTES;
         let mut partial = match state.partial.take() {
             Some(partial) => partial,
             None => Partial {
@@ -200,7 +190,7 @@ impl Courier {
         };
         let end = partial.filled + payload_bytes;
         let room = &mut partial.body.bytes_mut()[partial.filled..end];
-        self.setup.memory.read(start + HEADER_BYTES, room);
+        frame.copy_out(HEADER_BYTES, room);
         partial.filled = end;
         if end < partial.header.payload_bytes {
             state.counts.fragments += 1;
@@ -216,10 +206,10 @@ impl Courier {
     }
 
     /// Take a frame of whole messages.
-    fn take_packed(&self, state: &mut State, start: usize, length: usize) -> Option<()> {
+    fn take_packed(&self, state: &mut State, frame: Content<'_>) -> Option<()> {
         let mut scratch = std::mem::take(&mut *self.scratch.lock());
-        scratch.resize(length, 0);
-        self.setup.memory.read(start, &mut scratch);
+        scratch.resize(frame.len(), 0);
+        frame.copy_to(&mut scratch);
         let taken = self.take_messages(state, &scratch);
         *self.scratch.lock() = scratch;
         taken
@@ -286,6 +276,13 @@ impl Courier {
         }
         state.pauses |= !goes_on;
     }
+}
+
+/// Return the header at the front of a frame, which has so many bytes; nothing of it is checked.
+fn header_of(frame: Content<'_>) -> Header {
+    let mut header = [0; HEADER_BYTES];
+    frame.copy_out(0, &mut header);
+    Header::parse(&header)
 }
 
 impl State {

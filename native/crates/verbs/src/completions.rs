@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::errors::Rejected;
-use crate::numbers::{AsyncEvent, Status};
+use crate::numbers::{AsyncEvent, Status, WcOpcode};
 use crate::work::{Completion, Element, Event};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,14 @@ impl CompletionQueue {
         let mut entries = self.entries.iter().enumerate().skip(at);
         let found = entries.find(|(_, entry)| is_wanted(entry));
         found.map(|(place, entry)| (place, *entry))
+    }
+
+    /// Return whether a receive of a queue pair has completed and was not polled.
+    pub fn has_receive_of(&self, qpn: u32) -> bool {
+        let is_receive = |entry: &Completion| {
+            entry.qpn == qpn && matches!(entry.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
+        };
+        self.entries.iter().any(is_receive)
     }
 
     /// Take the entry at a place out.

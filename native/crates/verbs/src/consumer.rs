@@ -7,36 +7,8 @@
 use std::any::Any;
 use std::fmt::Debug;
 
-use crate::memory::Payload;
+use crate::memory::{Content, Payload};
 use crate::numbers::Status;
-
-/// Bytes of one packet, to be copied once to where they belong.
-#[derive(Clone, Copy, Debug)]
-pub struct Content<'a>(&'a [u8]);
-
-impl<'a> Content<'a> {
-    pub(crate) fn of(bytes: &'a [u8]) -> Self {
-        Self(bytes)
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Copy all bytes to `target`, which has so many.
-    pub fn copy_to(&self, target: &mut [u8]) {
-        target.copy_from_slice(self.0);
-    }
-
-    /// Copy the bytes from `at` on that `target` has room for; there are so many.
-    pub fn copy_out(&self, at: usize, target: &mut [u8]) {
-        target.copy_from_slice(&self.0[at..at + target.len()]);
-    }
-}
 
 /// One packet of a SEND. Those of a message follow each other, none is missing.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +75,25 @@ pub trait Consumer: Any + Debug + Send {
 
     /// Nothing comes and nothing leaves any more.
     fn ended(&mut self, end: End);
+}
+
+/// What became of a message that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taking {
+    Taken,
+    /// It goes to a receive, as without an offer.
+    Left,
+    /// It is to be offered again, soon: nothing behind it is read until then.
+    Later,
+}
+
+/// What takes whole messages of a queue pair out of their packets where it can.
+///
+/// To the queue pair such a message is one whose receive was posted again at once. It is offered while no
+/// receive of an earlier one is taken, or completed and not polled. The engine's lock is held.
+pub trait Taker: Debug + Send + Sync {
+    /// Take a message, if it can now; `Later` only if it may wait.
+    fn take(&self, message: Content<'_>, may_wait: bool) -> Taking;
 }
 
 impl dyn Consumer {

@@ -3,6 +3,7 @@
 //! Rules and the layout of the 40 bytes before the data: `urds.verbs.engine.datagrams`.
 
 use crate::attributes::Field;
+use crate::memory::Content;
 use crate::numbers::{
     GID_BYTES, GRH_BYTES, Kind, Opcode, QpState, SEND_SOLICITED, Status, WC_GRH, WC_WITH_IMM,
     WcOpcode,
@@ -87,7 +88,7 @@ impl QueuePair {
     pub(crate) fn receive_datagram(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         source: Option<Route>,
         shared: &mut Shared,
     ) {
@@ -102,7 +103,7 @@ impl QueuePair {
         let (domain, pieces) = (self.setup.receive_domain, work.pieces.as_slice());
         let keys = &shared.keys;
         let result = keys
-            .scatter(domain, pieces, 0, &grh)
+            .scatter(domain, pieces, 0, Content::Bytes(&grh))
             .and_then(|()| keys.scatter(domain, pieces, GRH_BYTES as u64, payload));
         let status = result.map_or_else(|fault| fault.status, |()| Status::Success);
         let flags = if packet.has(IMMEDIATE) {

@@ -2,16 +2,18 @@
 //!
 //! The caller serialises the calls, passes the time and gives an `Outlet` for packets.
 
+use std::sync::Arc;
+
 use crate::attributes::Attributes;
 use crate::completions::{CompletionQueue, Outbox};
-use crate::consumer::{Consumer, Post};
+use crate::consumer::{Consumer, Post, Taker};
 use crate::errors::Rejected;
 use crate::keys::{Draw, Keys, Map};
-use crate::memory::Payload;
+use crate::memory::{Content, Payload};
 use crate::numbers::{QpKind, QpState};
 use crate::ordered::Ordered;
 use crate::packets::{self, Packet};
-use crate::queue_pair::{Outlet, QueuePair, Setup, Shared};
+use crate::queue_pair::{Offers, Outlet, QueuePair, Setup, Shared};
 use crate::receives::ReceiveQueue;
 use crate::slots::Slots;
 use crate::work::{Doubts, Opcoded, RecvWork, Route};
@@ -87,6 +89,7 @@ impl Engine {
                 receives: Slots::default(),
                 outbox: Outbox::default(),
                 extents: Vec::new(),
+                offers: Offers::None,
             },
             counters: Counters::default(),
             queue_pairs: Slots::default(),
@@ -275,33 +278,56 @@ impl Engine {
         served.queue_pair.post(post, outlet)
     }
 
+    /// Offer the messages of a queue pair to a taker from here on; return the one before.
+    pub fn set_taker(
+        &mut self,
+        number: u32,
+        taker: Option<Arc<dyn Taker>>,
+    ) -> Option<Arc<dyn Taker>> {
+        let served = self.queue_pairs.get_mut(number)?;
+        std::mem::replace(&mut served.queue_pair.taker, taker)
+    }
+
     // -- packets and time
 
     /// Process the bytes of one packet that arrived.
     pub fn receive(&mut self, data: &[u8], source: Route, now_ns: i64) {
         match packets::parse(data, self.has_checksum) {
-            Ok((packet, payload)) => self.receive_packet(&packet, payload, source, now_ns),
+            Ok((packet, payload)) => {
+                self.receive_packet(&packet, Content::Bytes(payload), source, now_ns);
+            }
             Err(_) => self.counters.dropped_malformed += 1,
         }
     }
 
     /// Process a packet that arrived, as a record.
-    pub fn receive_packet(&mut self, packet: &Packet, payload: &[u8], source: Route, now_ns: i64) {
+    ///
+    /// Return false if it is to come again: only while messages are offered that may wait.
+    pub fn receive_packet(
+        &mut self,
+        packet: &Packet,
+        payload: Content<'_>,
+        source: Route,
+        now_ns: i64,
+    ) -> bool {
         self.counters.received += 1;
         let Some(&number) = self.by_qpn.get(&packet.target_qpn) else {
             self.counters.dropped_unknown += 1;
-            return;
+            return true;
         };
         let is_dropped = self
             .get(number)
             .is_some_and(|qp| qp.setup.kind == QpKind::Rc && qp.peer != Some(source));
         if is_dropped {
             self.counters.dropped_source += 1;
-            return;
+            return true;
         }
-        self.with(number, |qp, shared| {
-            qp.receive(packet, payload, Some(source), now_ns, shared);
+        let is_done = self.with(number, |qp, shared| {
+            qp.receive(packet, payload, Some(source), now_ns, shared)
         });
+        let is_done = is_done.unwrap_or(true);
+        self.counters.received -= u64::from(!is_done);
+        is_done
     }
 
     /// Give the outlet the next packet; false when there is none now.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::errors::{EBUSY, EEXIST, ENOMEM, Fault, Rejected};
-use crate::memory::{Extent, Memory};
+use crate::memory::{Content, Extent, Memory};
 use crate::numbers::{
     KNOWN_ACCESS, LOCAL_WRITE, MW_BIND, OPTIONAL_ACCESS, REMOTE_ATOMIC, REMOTE_WRITE, Status,
 };
@@ -481,7 +481,7 @@ impl Keys {
         domain: Domain,
         pieces: &[Piece],
         offset: u64,
-        data: &[u8],
+        data: Content<'_>,
     ) -> Result<(), Fault> {
         let (mut offset, mut data) = (offset, data);
         for piece in pieces {
@@ -499,10 +499,11 @@ impl Keys {
                 continue;
             }
             let room = usize::try_from(piece_bytes - offset).unwrap_or(usize::MAX);
-            let (head, rest) = data.split_at(room.min(data.len()));
+            let count = room.min(data.len());
+            let (head, rest) = (data.part(0, count), data.part(count, data.len() - count));
             let address = piece.address.saturating_add(i128::from(offset));
             let target = self.local(piece.lkey, address, head.len() as u64, domain, true)?;
-            target.memory.write(target.at, head);
+            head.write_to(&*target.memory, target.at);
             (offset, data) = (0, rest);
         }
         if data.is_empty() {

@@ -43,7 +43,7 @@ pub trait Memory: Send + Sync {
     }
 }
 
-impl fmt::Debug for dyn Memory {
+impl fmt::Debug for dyn Memory + '_ {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Memory")
     }
@@ -55,6 +55,87 @@ pub struct Extent {
     pub memory: Arc<dyn Memory>,
     pub at: usize,
     pub length: usize,
+}
+
+/// The bytes of a packet that arrived. Where they lie in memory that the peer may write meanwhile they are
+/// copied once to where they belong, and no reference to them is given.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    Bytes(&'a [u8]),
+    /// A range that was checked.
+    Range {
+        memory: &'a dyn Memory,
+        at: usize,
+        length: usize,
+    },
+}
+
+impl Content<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Range { length, .. } => *length,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Return `length` of the bytes from `from` on.
+    ///
+    /// # Panics
+    /// There are fewer.
+    #[must_use]
+    pub fn part(&self, from: usize, length: usize) -> Self {
+        assert!(from + length <= self.len(), "within the packet");
+        match self {
+            Self::Bytes(bytes) => Self::Bytes(&bytes[from..from + length]),
+            Self::Range { memory, at, .. } => Self::Range {
+                memory: *memory,
+                at: at + from,
+                length,
+            },
+        }
+    }
+
+    /// Copy all bytes to `target`.
+    ///
+    /// # Panics
+    /// It has another length.
+    pub fn copy_to(&self, target: &mut [u8]) {
+        assert_eq!(target.len(), self.len(), "room for the packet");
+        self.copy_out(0, target);
+    }
+
+    /// Copy the bytes from `from` on that `target` has room for.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub fn copy_out(&self, from: usize, target: &mut [u8]) {
+        match self.part(from, target.len()) {
+            Self::Bytes(bytes) => target.copy_from_slice(bytes),
+            Self::Range { memory, at, .. } => memory.read(at, target),
+        }
+    }
+
+    /// Copy all bytes to a place in memory, which has room for them.
+    pub fn write_to(&self, target: &dyn Memory, at: usize) {
+        match self {
+            Self::Bytes(bytes) => target.write(at, bytes),
+            Self::Range {
+                memory,
+                at: from,
+                length,
+            } => {
+                let mut done = 0;
+                memory.give(*from, *length, &mut |piece| {
+                    target.write(at + done, piece);
+                    done += piece.len();
+                });
+            }
+        }
+    }
 }
 
 /// The bytes of a packet or of a placed write: some of the caller's, or ranges of memory.

@@ -4,13 +4,14 @@
 //! and calls the outlet alone, which takes its packets.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::attributes::{Attributes, Cap, Field, Link, check_modify};
 use crate::completions::{CompletionQueue, Outbox};
-use crate::consumer::{Consumer, End, Post, PostKind};
+use crate::consumer::{Consumer, End, Post, PostKind, Taker};
 use crate::errors::{ENOMEM, Rejected};
 use crate::keys::{Domain, Keys};
-use crate::memory::{Extent, Payload};
+use crate::memory::{Content, Extent, Payload};
 use crate::numbers::{
     AsyncEvent, GID_BYTES, Kind, Opcode, QpKind, QpState, SEND_SIGNALED, Status, WcOpcode,
 };
@@ -62,6 +63,17 @@ pub struct Shared {
     pub outbox: Outbox,
     /// Room for the ranges of one payload.
     pub extents: Vec<Extent>,
+    /// Whether messages that arrive now are offered to takers.
+    pub offers: Offers,
+}
+
+/// Whether messages are offered to takers, and whether those may have them come again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offers {
+    #[default]
+    None,
+    Now,
+    NowOrLater,
 }
 
 /// Parameters of a new queue pair; queues by their numbers.
@@ -102,6 +114,8 @@ pub struct QueuePair {
     pub(crate) responder: Option<Responder>,
     /// What takes its messages and completions, and gives its requests.
     pub(crate) consumer: Option<Box<dyn Consumer>>,
+    /// What its messages are offered to, while they are.
+    pub taker: Option<Arc<dyn Taker>>,
     /// Of its oldest request that failed by itself.
     failed: Option<Status>,
     /// The acknowledgement that waited when the queue pair was reset, and where it goes.
@@ -129,6 +143,7 @@ impl QueuePair {
             requester: Requester::default(),
             responder: None,
             consumer: None,
+            taker: None,
             failed: None,
             last_ack: None,
             is_drained: false,
@@ -612,22 +627,24 @@ impl QueuePair {
     // -- packets and time
 
     /// Process a packet that arrived for this queue pair; one that does not fit is dropped.
+    ///
+    /// Return false if it is to come again, as the offer of its message says.
     pub fn receive(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         source: Option<Route>,
         now_ns: i64,
         shared: &mut Shared,
-    ) {
+    ) -> bool {
         if self.is_datagram() {
             if packet.kind == Kind::Datagram && self.state.receives() {
                 self.receive_datagram(packet, payload, source, shared);
             }
-            return;
+            return true;
         }
         if packet.kind == Kind::Datagram || self.responder.is_none() {
-            return;
+            return true;
         }
         if let Some(psn) = packet.acknowledged
             && self.state.sends()
@@ -638,15 +655,14 @@ impl QueuePair {
             if self.state.sends() {
                 self.receive_answer(packet, payload, now_ns, shared);
             }
-            return;
+            return true;
         }
         if self.state == QpState::Rtr && !self.is_established {
             self.is_established = true;
             self.tell(AsyncEvent::CommEst, shared);
         }
-        if self.state.receives() || self.state == QpState::Err {
-            self.receive_request(packet, payload, shared);
-        }
+        let is_asked = self.state.receives() || self.state == QpState::Err;
+        !is_asked || self.receive_request(packet, payload, shared)
     }
 
     /// Give the outlet the next packet; return false when there is none now.

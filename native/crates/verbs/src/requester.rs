@@ -7,7 +7,7 @@ use crate::attributes::Field;
 use crate::consumer::{Post, PostKind};
 use crate::errors::{ACK, NAK_INVALID_REQUEST, NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATION};
 use crate::errors::{NAK_SEQUENCE, RNR_NAK};
-use crate::memory::{Extent, Payload};
+use crate::memory::{Content, Extent, Payload};
 use crate::numbers::{
     Kind, Opcode, PSN_BITS, PSN_MASK, QpState, RNR_RETRY_FOREVER, SEND_FENCE, Status, rnr_timer_ns,
 };
@@ -423,7 +423,7 @@ impl QueuePair {
     pub(crate) fn receive_answer(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         now_ns: i64,
         shared: &mut Shared,
     ) {
@@ -531,7 +531,7 @@ impl QueuePair {
     fn take_data(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         psn: i64,
         shared: &mut Shared,
     ) -> bool {
@@ -546,7 +546,11 @@ impl QueuePair {
             return false;
         }
         let value = packet.compare_add.to_ne_bytes();
-        let data = if is_read { payload } else { &value };
+        let data = if is_read {
+            payload
+        } else {
+            Content::Bytes(&value)
+        };
         let offset = if is_read { request.received } else { 0 };
         let size = data.len() as u64;
         if is_read {

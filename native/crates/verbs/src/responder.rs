@@ -7,15 +7,15 @@
 use std::collections::VecDeque;
 
 use crate::attributes::Field;
-use crate::consumer::{Content, Part};
+use crate::consumer::{Part, Taking};
 use crate::errors::{ACK, Fault, NAK_REMOTE_ACCESS, RNR_NAK};
-use crate::memory::{Extent, Payload};
+use crate::memory::{Content, Extent, Payload};
 use crate::numbers::{
     ATOMIC_BYTES, AsyncEvent, Kind, MESSAGE_BYTES_MAX, PSN_BITS, PSN_MASK, QpState, REMOTE_ATOMIC,
     REMOTE_READ, REMOTE_WRITE, Status, WC_WITH_IMM, WC_WITH_INV, WcOpcode,
 };
 use crate::packets::{ACK_REQUEST, FIRST, IMMEDIATE, INVALIDATE, LAST, PLACED, Packet, SOLICITED};
-use crate::queue_pair::{Outlet, QueuePair, Shared};
+use crate::queue_pair::{Offers, Outlet, QueuePair, Shared};
 use crate::work::Completion;
 
 /// Packets that an acknowledgement waits for: a quarter of the window.
@@ -29,6 +29,8 @@ const TOP: u64 = 1 << 63;
 enum Refused {
     /// It counts as not arrived: the peer will repeat it.
     NotNow,
+    /// It comes again.
+    Later,
     /// Its message needs a receive and there is none.
     NoReceive,
     Broken(Fault),
@@ -166,15 +168,20 @@ impl Responder {
 impl QueuePair {
     // -- packets in
 
-    /// Process one request packet.
-    pub(crate) fn receive_request(&mut self, packet: &Packet, payload: &[u8], shared: &mut Shared) {
+    /// Process one request packet; return false if it is to come again.
+    pub(crate) fn receive_request(
+        &mut self,
+        packet: &Packet,
+        payload: Content<'_>,
+        shared: &mut Shared,
+    ) -> bool {
         let is_over = self.state == QpState::Err;
         let Some(responder) = &mut self.responder else {
-            return;
+            return true;
         };
         if is_over {
             responder.last_answer_due = responder.last_answer.is_some();
-            return;
+            return true;
         }
         let expected = responder.expected;
         let ahead = ((i64::from(packet.psn) - expected + HALF) & PSN_MASK) - HALF;
@@ -183,17 +190,19 @@ impl QueuePair {
         } else if ahead == 0 {
             match self.execute(packet, payload, shared) {
                 Ok(()) | Err(Refused::NotNow) => {}
+                Err(Refused::Later) => return false,
                 Err(Refused::NoReceive) => self.plan_rnr_nak(),
                 Err(Refused::Broken(fault)) => self.fail_request(expected, &fault, shared),
             }
         }
+        true
     }
 
     /// Execute the expected packet.
     fn execute(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         shared: &mut Shared,
     ) -> Result<(), Refused> {
         let Some(responder) = &self.responder else {
@@ -231,7 +240,7 @@ impl QueuePair {
             return;
         }
         let length = packet.length;
-        if self.check_request(packet, &[]).is_err()
+        if self.check_request(packet, Content::Bytes(&[])).is_err()
             || self.memory(packet, 0, length, REMOTE_READ, shared).is_err()
         {
             return;
@@ -244,7 +253,7 @@ impl QueuePair {
     // -- checks
 
     /// Check a packet by itself.
-    fn check_request(&self, packet: &Packet, payload: &[u8]) -> Result<(), Fault> {
+    fn check_request(&self, packet: &Packet, payload: Content<'_>) -> Result<(), Fault> {
         let kind = packet.kind;
         let needed = match kind {
             Kind::Write => REMOTE_WRITE,
@@ -285,11 +294,16 @@ impl QueuePair {
     fn place_request(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         shared: &mut Shared,
     ) -> Result<(), Refused> {
         if packet.kind.is_answered() {
             return Ok(());
+        }
+        match self.offer(packet, payload, shared) {
+            Taking::Taken => return Ok(()),
+            Taking::Later => return Err(Refused::Later),
+            Taking::Left => {}
         }
         if takes_receive(packet) && self.consumer.is_none() {
             if !self.take_for_message(shared) {
@@ -304,7 +318,7 @@ impl QueuePair {
             if let Some(consumer) = &mut self.consumer {
                 let is_last = packet.has(LAST);
                 let part = Part {
-                    content: Content::of(payload),
+                    content: payload,
                     offset: packet.offset,
                     is_last,
                     is_solicited: packet.has(SOLICITED),
@@ -323,16 +337,39 @@ impl QueuePair {
         if let Some(target) = target
             && !payload.is_empty()
         {
-            target.memory.write(target.at, payload);
+            payload.write_to(&*target.memory, target.at);
         }
         Ok(())
+    }
+
+    /// Offer a message to the taker, if there is one and nothing before it waits in a receive.
+    fn offer(&self, packet: &Packet, payload: Content<'_>, shared: &Shared) -> Taking {
+        let Some(taker) = self
+            .taker
+            .as_ref()
+            .filter(|_| shared.offers != Offers::None)
+        else {
+            return Taking::Left;
+        };
+        let marks = packet.flags & (FIRST | LAST | IMMEDIATE | INVALIDATE);
+        let is_plain = packet.kind == Kind::Send && marks == FIRST | LAST;
+        let incoming = &self.incoming;
+        let is_first = incoming.taken.is_none() && incoming.held.is_empty() && !self.holds_receives;
+        let completions = shared.completions.get(self.setup.recv_cq);
+        if !is_plain
+            || !is_first
+            || completions.is_none_or(|queue| queue.has_receive_of(self.setup.qpn))
+        {
+            return Taking::Left;
+        }
+        taker.take(payload, shared.offers == Offers::NowOrLater)
     }
 
     /// Execute a packet, all before it being done.
     fn carry_out(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         shared: &mut Shared,
     ) -> Result<(), Fault> {
         if packet.kind == Kind::ReadRequest {
@@ -371,7 +408,7 @@ impl QueuePair {
     fn carry_out_data(
         &mut self,
         packet: &Packet,
-        payload: &[u8],
+        payload: Content<'_>,
         shared: &mut Shared,
     ) -> Result<(), Fault> {
         let message_bytes = u64::from(packet.offset) + placed_bytes(packet, payload);
@@ -653,7 +690,7 @@ fn takes_receive(packet: &Packet) -> bool {
 }
 
 /// Return how many bytes of its message a packet covers.
-fn placed_bytes(packet: &Packet, payload: &[u8]) -> u64 {
+fn placed_bytes(packet: &Packet, payload: Content<'_>) -> u64 {
     if packet.has(PLACED) {
         u64::from(packet.length)
     } else {

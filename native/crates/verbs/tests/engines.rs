@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use urds_verbs::Engine;
 use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
 use urds_verbs::consumer::{Consumer, End, Part, Post, PostKind, Refused};
-use urds_verbs::memory::{Memory, Payload};
+use urds_verbs::memory::{Content, Memory, Payload};
 use urds_verbs::numbers::{Kind, Opcode, QpState, Status, WcOpcode};
 use urds_verbs::packets::{LAST, PLACED, Packet};
 use urds_verbs::queue_pair::{Outlet, Placing, QueuePair, Setup};
@@ -256,7 +256,8 @@ fn pass(from: &mut Side, to: &mut Side, outlet: &mut Records) -> Vec<Packet> {
     while from.engine.poll(0, outlet) {}
     let packets = std::mem::take(&mut outlet.packets);
     for (packet, payload) in &packets {
-        to.engine.receive_packet(packet, payload, from.route, 0);
+        to.engine
+            .receive_packet(packet, Content::Bytes(payload), from.route, 0);
     }
     packets.into_iter().map(|(packet, _)| packet).collect()
 }
@@ -649,7 +650,7 @@ proptest! {
             (packet.offset, packet.msn, packet.rkey) = (offset, msn, right.key);
             packet.address = ADDRESS + 256;
             let payload = vec![1; length];
-            right.engine.receive_packet(&packet, &payload, left.route, 0);
+            right.engine.receive_packet(&packet, Content::Bytes(&payload), left.route, 0);
             if right.engine.get(right.qp).is_none_or(|qp| qp.state == QpState::Err) {
                 break;
             }

@@ -4,11 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use urds_channel::channel_memory::{ChannelMemory, Direction};
 use urds_channel::slots::{
-    ChannelError, Fields, INLINE_BYTES, Reader, SlotMemory, Word, Writer, flags, kinds,
+    ChannelError, Fields, INLINE_BYTES, Reader, SlotMemory, Taken, Word, Writer, flags, kinds,
 };
+use urds_channel::sys::area::Area;
 use urds_channel::sys::{doorbell, thread};
 use urds_verbs::errors::ACK;
-use urds_verbs::memory::Payload;
+use urds_verbs::memory::{Memory, Payload};
 
 use crate::acknowledgements::{Acknowledgements, Waiting};
 use crate::mappings::Mappings;
@@ -73,6 +74,8 @@ pub struct Channel {
     /// Slots that were written when it was last seen idle, and when its memory was given back.
     looked_at: u64,
     trimmed_at: u64,
+    /// The packet that is to come again.
+    returned: Option<Taken>,
     /// What ended it.
     pub(crate) error: Option<ChannelError>,
     pub(crate) is_reported: bool,
@@ -99,6 +102,7 @@ impl Channel {
             told_processor: 0,
             looked_at: 0,
             trimmed_at: 0,
+            returned: None,
             error: None,
             is_reported: false,
             is_held: false,
@@ -246,47 +250,55 @@ impl Channel {
     /// Return whether a packet is here.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.error.is_none() && self.reader.is_ready(&self.memory.direction(1 - self.own))
+        self.error.is_none() && self.has_packet()
+    }
+
+    #[inline]
+    fn has_packet(&self) -> bool {
+        self.returned.is_some() || self.reader.is_ready(&self.memory.direction(1 - self.own))
     }
 
     /// Return whether a look would find nothing and change nothing.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        let direction = self.memory.direction(1 - self.own);
-        !(self.reader.is_ready(&direction) || self.is_starved)
+        !(self.has_packet() || self.is_starved)
             && self.acks.is_empty()
             && (self.error.is_none() || self.is_reported)
     }
 
-    /// Copy the next packet out, its payload to `room`, which holds the longest; `None` if there is none.
-    pub fn take(&mut self, room: &mut Vec<u8>) -> Option<(Fields, usize)> {
+    /// Take the next packet, whose payload stays where it is until the next call; `None` if there is none.
+    pub fn take(&mut self) -> Option<Taken> {
         if self.error.is_some() {
             return None;
         }
+        if let Some(returned) = self.returned.take() {
+            return Some(returned);
+        }
         let direction = self.memory.direction(1 - self.own);
         let mut rings = false;
-        let taken = self.reader.take(&direction, &mut || rings = true);
-        let found = match taken {
-            Ok(Some(taken)) => {
-                if room.len() < taken.bytes {
-                    room.resize(taken.bytes, 0);
-                }
-                let (area, at) = direction.place(taken.at);
-                area.copy_out(at, &mut room[..taken.bytes]);
-                self.counters.slots_received += 1;
-                self.counters.bytes_taken += taken.bytes as u64;
-                Some((taken.fields, taken.bytes))
-            }
-            Ok(None) => None,
-            Err(error) => {
-                self.error = Some(error);
-                None
-            }
-        };
+        let found = self.reader.take(&direction, &mut || rings = true);
+        if let Ok(Some(taken)) = &found {
+            self.counters.slots_received += 1;
+            self.counters.bytes_taken += taken.bytes as u64;
+        }
+        self.error = found.err();
         if rings {
             self.doorbell();
         }
-        found
+        found.ok().flatten()
+    }
+
+    /// Have the packet that was taken last come again, as if it had not; what it acknowledges was seen.
+    pub fn give_back(&mut self, mut taken: Taken) {
+        taken.fields.flags &= !flags::ACKNOWLEDGES;
+        taken.fields.acknowledged = 0;
+        self.returned = Some(taken);
+    }
+
+    /// Return where the payload of the packet lies that was taken last.
+    pub fn payload(&self, taken: &Taken) -> PeerMemory<'_> {
+        let (area, at) = self.memory.direction(1 - self.own).place(taken.at);
+        PeerMemory { area, at }
     }
 
     /// Note a look that found nothing: the second one in a row sends what waits.
@@ -324,6 +336,9 @@ impl Channel {
         if self.error.is_some() {
             return false;
         }
+        if self.returned.is_some() {
+            return false; // the reader would tell that its place is free
+        }
         let direction = self.memory.direction(1 - self.own);
         let mut rings = false;
         let asleep = self.reader.sleep(&direction, &mut || rings = true);
@@ -338,8 +353,7 @@ impl Channel {
     /// Return whether the peer has said that no slot comes any more, and all were taken.
     #[inline]
     pub fn has_ended(&self) -> bool {
-        let direction = self.memory.direction(1 - self.own);
-        Reader::has_ended(&direction) && !self.reader.is_ready(&direction)
+        Reader::has_ended(&self.memory.direction(1 - self.own)) && !self.has_packet()
     }
 
     /// Ask for no doorbell: this side looks by itself.
@@ -398,6 +412,23 @@ impl Channel {
         let direction = Self::out(&self.memory, self.own);
         self.writer.end(&direction);
         self.doorbell();
+    }
+}
+
+/// Payload that arrived, in memory that the peer may write at any time.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerMemory<'a> {
+    area: &'a Area,
+    at: usize,
+}
+
+impl Memory for PeerMemory<'_> {
+    fn read(&self, at: usize, to: &mut [u8]) {
+        self.area.copy_out(self.at + at, to);
+    }
+
+    fn write(&self, _at: usize, _from: &[u8]) {
+        debug_assert!(false, "what arrived is only read");
     }
 }
 

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use urds_channel::channel_memory::ChannelMemory;
-use urds_channel::slots::{ChannelError, Fields, flags};
+use urds_channel::slots::{ChannelError, Fields, Taken, flags};
 use urds_verbs::Engine;
 use urds_verbs::errors::ACK;
-use urds_verbs::memory::Payload;
+use urds_verbs::memory::{Content, Payload};
 use urds_verbs::numbers::{GID_BYTES, Kind};
 use urds_verbs::packets::{self, Packet};
-use urds_verbs::queue_pair::{Outlet, Placing};
+use urds_verbs::queue_pair::{Offers, Outlet, Placing};
 use urds_verbs::work::Route;
 
 use crate::channel::{Channel, Counters};
@@ -19,6 +19,8 @@ use crate::records::{fields_of, operands_of, packet_of};
 
 /// Below that a write is a packet.
 pub const PLACED_BYTES_MIN: u64 = 256;
+/// From that on payload that arrived goes to its place at once, below through the cache.
+const IN_PLACE_BYTES_MIN: usize = 4096;
 /// Packets of one channel at a time.
 const PACKETS_MAX: u32 = 64;
 /// Queue pair of the connection manager.
@@ -67,8 +69,19 @@ pub struct Channels {
     early: Early,
     /// Of channels that are gone.
     ended: Counters,
-    /// Room for the payload of one packet.
+    /// Room for a short payload.
     room: Vec<u8>,
+}
+
+/// What a look at the channels has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// Packets, or room for those that wait.
+    pub has_found: bool,
+    /// Payload that was taken.
+    pub bytes: usize,
+    /// A packet is to come again.
+    pub has_left: bool,
 }
 
 impl Channels {
@@ -88,6 +101,7 @@ impl Channels {
     /// The socket stays the caller's, and open until `detach` or `abandon`.
     pub fn attach(&mut self, gid: Gid, memory: ChannelMemory, socket: i32, connector: bool) {
         let mut channel = Channel::new(memory, socket, connector);
+        self.room.resize(IN_PLACE_BYTES_MIN, 0);
         for (packet, payload) in self.early.take(&gid) {
             let is_sent = channel.put(fields_of(&packet), Payload::Bytes(&payload));
             self.packets_lost += u64::from(!is_sent);
@@ -209,11 +223,26 @@ impl Channels {
     /// Take what is here, up to a limit for each channel, and send what is due; return whether
     /// there was anything.
     pub fn progress(&mut self, engine: &mut Engine, now_ns: i64) -> bool {
-        let mut found = false;
+        self.look(engine, now_ns, self.look_bytes_max, Offers::None)
+            .has_found
+    }
+
+    /// As `progress`, with messages offered to takers, and another limit of bytes, 0 for none.
+    pub fn look(
+        &mut self,
+        engine: &mut Engine,
+        now_ns: i64,
+        bytes_max: usize,
+        offers: Offers,
+    ) -> Looked {
+        let mut looked = Looked::default();
         self.is_paused = false;
+        engine.shared.offers = offers;
         for place in 0..self.open.len() {
-            found |= self.read(place, engine, now_ns);
+            self.read(place, engine, now_ns, bytes_max, &mut looked);
         }
+        engine.shared.offers = Offers::None;
+        let found = looked.has_found;
         let has_timer = engine.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns);
         if has_timer {
             engine.handle_timeout(now_ns);
@@ -221,18 +250,20 @@ impl Channels {
         if found || has_timer || engine.has_ready() || !self.looped.is_empty() {
             self.flush(engine, now_ns);
         }
-        found
+        looked
     }
 
     /// Take what is here of a peer that is gone, as `progress`; return whether there was anything.
     pub fn drain(&mut self, gid: &Gid, engine: &mut Engine, now_ns: i64) -> bool {
-        let mut found = false;
+        let (mut looked, bytes_max) = (Looked::default(), self.look_bytes_max);
         self.is_paused = false;
         for place in 0..self.open.len() {
-            found |= self.open[place].0 == *gid && self.read(place, engine, now_ns);
+            if self.open[place].0 == *gid {
+                self.read(place, engine, now_ns, bytes_max, &mut looked);
+            }
         }
         self.flush(engine, now_ns);
-        found
+        looked.has_found
     }
 
     /// Return whether a look would find nothing; timers are not looked at.
@@ -249,49 +280,38 @@ impl Channels {
         self.open.iter().any(is_readable)
     }
 
-    /// Take packets of one channel; return whether there were any.
-    fn read(&mut self, place: usize, engine: &mut Engine, now_ns: i64) -> bool {
-        let (gid, channel) = &mut self.open[place];
-        let source = Route { gid: *gid, port: 0 };
+    /// Take packets of one channel.
+    fn read(
+        &mut self,
+        place: usize,
+        engine: &mut Engine,
+        now_ns: i64,
+        bytes_max: usize,
+        looked: &mut Looked,
+    ) {
         let mut count = 0;
-        let mut left = match self.look_bytes_max {
+        let mut left = match bytes_max {
             0 => usize::MAX,
             most => most,
         };
         while count < PACKETS_MAX
             && left > 0
-            && !channel.is_held
-            && let Some((fields, bytes)) = channel.take(&mut self.room)
+            && !self.open[place].1.is_held
+            && let Some(taken) = self.open[place].1.take()
         {
             count += 1;
-            left = left.saturating_sub(bytes);
-            let payload = &self.room[..bytes];
-            if fields.flags & flags::ACKNOWLEDGES != 0 {
-                let acknowledged = i64::from(fields.acknowledged);
-                let mut ack = Packet::new(Kind::Ack, fields.target, acknowledged, 0);
-                ack.syndrome = ACK;
-                engine.receive_packet(&ack, &[], source, now_ns);
+            if !self.receive(place, taken, engine, now_ns) {
+                looked.has_left = true;
+                break;
             }
-            let Some(packet) = packet_of(&fields, payload) else {
-                continue; // its kind was checked
-            };
-            if packet.target_qpn == MANAGER_QPN {
-                let message = Event::Message(*gid, packet.qkey, payload.to_vec());
-                self.events.push_back(message);
-                channel.is_held = true;
-                continue;
-            }
-            let payload = if packet.kind.is_atomic() {
-                &[]
-            } else {
-                payload
-            };
-            engine.receive_packet(&packet, payload, source, now_ns);
-            if runs_dry(engine, packet.target_qpn) {
+            left = left.saturating_sub(taken.bytes);
+            looked.bytes += taken.bytes;
+            if runs_dry(engine, taken.fields.target) {
                 self.is_paused = true;
                 break;
             }
         }
+        let (gid, channel) = &mut self.open[place];
         if let Some(error) = channel.error
             && !std::mem::replace(&mut channel.is_reported, true)
         {
@@ -307,7 +327,50 @@ impl Channels {
         if has_room {
             engine.resume();
         }
-        count > 0 || has_room
+        looked.has_found |= count > 0 || has_room;
+    }
+
+    /// Process one packet of a channel; false: it comes again.
+    fn receive(&mut self, place: usize, taken: Taken, engine: &mut Engine, now_ns: i64) -> bool {
+        let (gid, channel) = &mut self.open[place];
+        let source = Route { gid: *gid, port: 0 };
+        let (fields, bytes) = (taken.fields, taken.bytes);
+        let memory = channel.payload(&taken);
+        let mut payload = Content::Range {
+            memory: &memory,
+            at: 0,
+            length: bytes,
+        };
+        if bytes < IN_PLACE_BYTES_MIN {
+            let room = &mut self.room[..bytes];
+            payload.copy_to(room);
+            payload = Content::Bytes(room);
+        }
+        if fields.flags & flags::ACKNOWLEDGES != 0 {
+            let acknowledged = i64::from(fields.acknowledged);
+            let mut ack = Packet::new(Kind::Ack, fields.target, acknowledged, 0);
+            ack.syndrome = ACK;
+            engine.receive_packet(&ack, Content::Bytes(&[]), source, now_ns);
+        }
+        let Some(packet) = packet_of(&fields, payload) else {
+            return true; // its kind was checked
+        };
+        if packet.target_qpn == MANAGER_QPN {
+            let mut content = vec![0; bytes];
+            payload.copy_to(&mut content);
+            let message = Event::Message(*gid, packet.qkey, content);
+            self.events.push_back(message);
+            channel.is_held = true;
+            return true;
+        }
+        if packet.kind.is_atomic() {
+            payload = Content::Bytes(&[]);
+        }
+        let is_done = engine.receive_packet(&packet, payload, source, now_ns);
+        if !is_done {
+            channel.give_back(taken);
+        }
+        is_done
     }
 
     /// Send what the engine has to send, to ourselves as well; then ring.
@@ -331,7 +394,7 @@ impl Channels {
                 gid: self.gid,
                 port: 0,
             };
-            engine.receive_packet(&packet, &payload, source, now_ns);
+            engine.receive_packet(&packet, Content::Bytes(&payload), source, now_ns);
             if runs_dry(engine, packet.target_qpn) {
                 self.is_paused = true;
                 break;

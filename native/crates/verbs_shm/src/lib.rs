@@ -17,6 +17,6 @@ mod mappings;
 mod records;
 
 pub use channel::Channel;
-pub use channels::{Channels, Event, Gid, PLACED_BYTES_MIN};
+pub use channels::{Channels, Event, Gid, Looked, PLACED_BYTES_MIN};
 pub use lead::{Claim, Lead, Sleep, Waiter, Wakes};
 pub use mappings::Region;

@@ -1,6 +1,7 @@
 //! Packets of the engine as fields of slots, and back.
 
 use urds_channel::slots::{Fields, flags, kinds};
+use urds_verbs::memory::Content;
 use urds_verbs::numbers::Kind;
 use urds_verbs::packets::{PLACED, Packet};
 
@@ -51,7 +52,7 @@ pub fn operands_of(packet: &Packet) -> [u8; OPERANDS_BYTES] {
 
 /// Return the packet of fields that were checked; `None` for a kind without a packet.
 #[inline]
-pub fn packet_of(fields: &Fields, payload: &[u8]) -> Option<Packet> {
+pub fn packet_of(fields: &Fields, payload: Content<'_>) -> Option<Packet> {
     let kind = Kind::of(i64::from(fields.kind))?;
     let marks = fields.flags & !flags::ACKNOWLEDGES;
     let mut packet = Packet::new(kind, fields.target, i64::from(fields.psn), marks);
@@ -74,7 +75,9 @@ pub fn packet_of(fields: &Fields, payload: &[u8]) -> Option<Packet> {
         }
     }
     if kind.is_atomic() {
-        let mut operands = payload.chunks_exact(8).map(|bytes| {
+        let mut operands = [0; OPERANDS_BYTES];
+        payload.copy_to(&mut operands); // its length was checked
+        let mut operands = operands.chunks_exact(8).map(|bytes| {
             let mut word = [0; 8];
             word.copy_from_slice(bytes);
             u64::from_ne_bytes(word)

@@ -17,7 +17,8 @@ use urds_dataplane::sys::eventfd::EventFd;
 use urds_path::packed_frames::Budget;
 use urds_rdma_courier::{Completed, Courier, Numbers, Setup};
 use urds_verbs::Engine as Machine;
-use urds_verbs_shm::Channels;
+use urds_verbs::queue_pair::Offers;
+use urds_verbs_shm::{Channels, Looked};
 
 use crate::deferred;
 use crate::errors::{EINVAL, os_error};
@@ -101,8 +102,13 @@ impl Couriers {
         mut needed: Option<&mut Option<Needed>>,
     ) {
         let couriers = self.of.lock();
+        if let Some(needed) = needed.as_deref_mut() {
+            let waiting = |one: &Arc<Courier>| Some((Arc::clone(one), one.take_needed()?));
+            *needed = couriers.iter().find_map(waiting);
+        }
         for _ in 0..ROUNDS_MAX {
-            let has_completed = complete(&couriers, machine, needed.as_deref_mut());
+            let is_waiting = needed.as_deref().is_some_and(Option::is_some);
+            let has_completed = !is_waiting && complete(&couriers, machine, needed.as_deref_mut());
             let mut has_posted = false;
             for courier in &*couriers {
                 has_posted |= courier.transmit(machine, now_ns, channels.has_more());
@@ -277,23 +283,33 @@ impl Carrier for Served {
 }
 
 impl Core {
-    /// Read the channels and have couriers work; return whether there is something for the adapter.
+    /// Read so much of the channels and have couriers work; return whether there is something for the
+    /// adapter, and how much is still to be read before this look is over.
     fn serve(
         &self,
         machine: &mut Machine,
-        reads: bool,
+        bytes_max: usize,
         needed: Option<&mut Option<Needed>>,
-    ) -> bool {
+    ) -> (bool, usize) {
         let (mut channels, now_ns) = (self.channels.lock(), now_ns());
         let pushed = machine.shared.outbox.pushed;
-        if reads {
-            channels.progress(machine, now_ns);
+        let mut looked = Looked::default();
+        if bytes_max > 0 {
+            let may_wait = needed.is_some();
+            let offers = if may_wait {
+                Offers::NowOrLater
+            } else {
+                Offers::Now
+            };
+            looked = channels.look(machine, now_ns, bytes_max, offers);
         }
         if self.couriers.has_any() {
             self.couriers
                 .serve_all(machine, &mut channels, now_ns, needed);
         }
-        self.left(machine, &channels, pushed).is_due
+        let is_due = self.left(machine, &channels, pushed).is_due;
+        let bytes_left = bytes_max.saturating_sub(looked.bytes).max(1);
+        (is_due, if looked.has_left { bytes_left } else { 0 })
     }
 }
 
@@ -307,13 +323,16 @@ impl Device for Served {
             return;
         };
         let mut is_left = None;
+        // One look in all: what comes meanwhile may wait for the application to take what is here.
+        let mut bytes_max = LOOK_BYTES_MAX;
         for round in 0..MESSAGES_MAX {
             let mut needed = None;
-            is_left = core.couriers.held(|| {
+            let served = core.couriers.held(|| {
                 let needed = (round < MESSAGES_MAX - 1).then_some(&mut needed);
-                // Once: what comes meanwhile may wait for the application to take what is here.
-                core.outside(|machine| core.serve(machine, round == 0, needed))
+                core.outside(|machine| core.serve(machine, bytes_max, needed))
             });
+            is_left = served.map(|(is_left, _)| is_left);
+            bytes_max = served.map_or(0, |(_, bytes_left)| bytes_left);
             let Some((courier, bytes)) = needed else {
                 break;
             };
@@ -523,8 +542,9 @@ impl RdmaCourier {
             return Ok(());
         }
         let carrier: Arc<dyn Carrier> = self.served.clone();
-        self.core.through(py, |_, _, _| {
+        self.core.through(py, |machine, _, _| {
             self.courier.give(numbers, unacked, unsent, carrier);
+            machine.set_taker(self.courier.setup.number, Some(self.courier.clone()));
         })
     }
 
@@ -591,6 +611,11 @@ impl RdmaCourier {
     fn close(&self, py: Python<'_>) {
         if !self.is_closed.swap(true, Relaxed) {
             self.core.couriers.remove(&self.courier);
+            let number = self.courier.setup.number;
+            let taker = self
+                .core
+                .call(py, |machine| machine.set_taker(number, None));
+            drop(taker); // without the engine's lock
         }
         deferred::drain(py);
     }
