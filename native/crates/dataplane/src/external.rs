@@ -12,11 +12,13 @@
 //! cancelled.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
+use crate::events::Event;
 use crate::gathering::Gathering;
 use crate::host::MapBytes;
 use crate::mailbox::{Mailbox, Route};
@@ -50,7 +52,7 @@ pub struct ExternalPath {
     /// It is at its limit of messages: nothing more may be queued.
     pub full: bool,
     pub connected: bool,
-    /// The local map has changed since `State::take_map_due`.
+    /// The local map has changed, and the carrier has not taken it.
     pub(crate) map_due: bool,
     /// Messages have long waited for a connection.
     pub absent: bool,
@@ -430,10 +432,32 @@ impl State {
         self.note_freed(id);
     }
 
-    /// Return whether the local map has changed since the last call.
-    pub fn take_map_due(&mut self, path: ExternalId) -> bool {
-        let external = self.externals.get_mut(path);
-        external.is_some_and(|external| std::mem::take(&mut external.map_due))
+    /// Have the local map of an address sent over the paths of transports: by their carriers, else by
+    /// the transport itself.
+    pub(crate) fn show_map_outside(&mut self, host: HostId, local: Address) {
+        let paths = self.hosts.get(host).map(|host| host.externals.clone());
+        let mut is_reported = false;
+        for path in paths.unwrap_or_default() {
+            let Some(external) = self.externals.get_mut(path) else {
+                continue;
+            };
+            let Some(carrier) = &external.gathering.carrier else {
+                is_reported = true;
+                continue;
+            };
+            external.map_due = true;
+            // All paths of a device have the same.
+            if !self
+                .maps_due
+                .iter()
+                .any(|known| Arc::ptr_eq(known, carrier))
+            {
+                self.maps_due.push(Arc::clone(carrier));
+            }
+        }
+        if is_reported {
+            self.emit(Event::LocalMapChanged { local });
+        }
     }
 
     /// Queue a message of the peer in its mailbox; see `TransportPlane::deliver`.

@@ -1,10 +1,14 @@
 //! What a transport of messages asks of the plane: charge, refund, deliver, maps, its own limit.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use urds_path::{ArrivingPayload, Limits, NO_EXTENSION};
 
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
 use crate::external::{Charge, ExternalId, TransportPlane};
+use crate::gathering::Carrier;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::operations::OperationNotice;
 use crate::receive_side::Taken;
@@ -184,6 +188,38 @@ fn a_mailbox_far_over_its_buffer_pauses_the_path_and_resumes_it_at_half() {
     assert_eq!(world.take(mailbox).len(), 3);
     let events = world.progress(0);
     assert!(events.contains(&Event::Resumed { path }), "{events:?}");
+}
+
+/// Counts what it is told.
+#[derive(Debug, Default)]
+struct Counting(AtomicUsize);
+
+impl Carrier for Counting {
+    fn push(&self) {}
+
+    fn push_map(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn a_changed_local_map_is_its_carriers_and_not_reported() {
+    let (world, mailbox, path) = world(100);
+    let carrier = Arc::new(Counting::default());
+    world.plane.set_carrier(path, Some(carrier.clone()));
+    deliver(&world, path, PORT, &[0; 5000]);
+    assert_eq!(world.progress(0), []);
+    assert_eq!(carrier.0.load(Relaxed), 1);
+    assert!(world.plane.take_for_carrier(path, true, 1).1);
+    assert!(!world.plane.take_for_carrier(path, true, 1).1, "only once");
+    world.take(mailbox);
+    assert_eq!(world.progress(0), []);
+    assert_eq!(carrier.0.load(Relaxed), 2);
+    assert!(world.plane.set_carrier(path, None), "it has not taken it");
+    deliver(&world, path, PORT, &[0; 5000]);
+    let local = address(1);
+    assert_eq!(world.progress(0), [Event::LocalMapChanged { local }]);
+    assert_eq!(carrier.0.load(Relaxed), 2);
 }
 
 #[test]

@@ -40,6 +40,9 @@ pub struct Gathered {
 pub trait Carrier: Debug + Send + Sync {
     /// Send what may leave now. No lock of the plane is held; any thread.
     fn push(&self);
+
+    /// As `push`, since the local congestion map has changed: nothing that arrived is taken.
+    fn push_map(&self);
 }
 
 /// What gathers on one path.
@@ -50,7 +53,7 @@ pub struct Gathering {
     messages_max: usize,
     gathered: Gathered,
     /// `None`: the transport itself takes what has gathered.
-    carrier: Option<Arc<dyn Carrier>>,
+    pub(crate) carrier: Option<Arc<dyn Carrier>>,
     /// The carrier has nothing under way: it is told of the next message.
     is_idle: bool,
 }
@@ -156,39 +159,46 @@ impl Plane {
         }
     }
 
-    /// Have a carrier send all plain messages from now on; `None`: the transport does again.
-    pub fn set_carrier(&self, path: ExternalId, carrier: Option<Arc<dyn Carrier>>) {
-        let before = {
+    /// Have a carrier send all plain messages and maps from now on; `None`: the transport does again.
+    ///
+    /// Returns whether the carrier was told of a map that it has not taken.
+    pub fn set_carrier(&self, path: ExternalId, carrier: Option<Arc<dyn Carrier>>) -> bool {
+        let (before, is_map_due) = {
             let mut state = self.lock();
             let Some(external) = state.externals.get_mut(path) else {
-                return;
+                return false;
             };
+            let is_map_due = std::mem::take(&mut external.map_due);
             let gathering = &mut external.gathering;
             gathering.is_idle = carrier.is_some();
             gathering.room_bytes = if carrier.is_some() { usize::MAX } else { 0 };
             gathering.messages_max = 0;
-            std::mem::replace(&mut gathering.carrier, carrier)
+            let before = std::mem::replace(&mut gathering.carrier, carrier);
+            (before, is_map_due)
         };
         drop(before);
+        is_map_due
     }
 
     /// Take what has gathered for the carrier, which has room for so many messages more.
     ///
     /// `is_idle`: it has nothing under way. With nothing to take it is told of the next message.
+    /// Returns also whether the local map is to be sent.
     pub fn take_for_carrier(
         &self,
         path: ExternalId,
         is_idle: bool,
         messages_max: usize,
-    ) -> Gathered {
+    ) -> (Gathered, bool) {
         let mut state = self.lock();
-        let taken = state.externals.get_mut(path);
-        taken.map_or_else(Gathered::default, |external| {
-            let gathering = &mut external.gathering;
-            gathering.messages_max = messages_max;
-            gathering.is_idle = is_idle && gathering.gathered.messages.is_empty();
-            std::mem::take(&mut gathering.gathered)
-        })
+        let Some(external) = state.externals.get_mut(path) else {
+            return (Gathered::default(), false);
+        };
+        let gathering = &mut external.gathering;
+        gathering.messages_max = messages_max;
+        gathering.is_idle = is_idle && gathering.gathered.messages.is_empty();
+        let gathered = std::mem::take(&mut gathering.gathered);
+        (gathered, std::mem::take(&mut external.map_due))
     }
 
     /// End the charge of messages that the peer has acknowledged.

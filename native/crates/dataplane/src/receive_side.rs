@@ -1,5 +1,7 @@
 //! How a message is taken: in one critical section, straight into the caller's object.
 
+use std::sync::Arc;
+
 use urds_channel::path_journal::PathJournal;
 use urds_path::{
     Address, Arriving, ArrivingPayload, Extension, MessageSink, NO_EXTENSION, SocketAddress,
@@ -9,6 +11,7 @@ use crate::attached::{Delivery, Details};
 use crate::clock::wall_ns;
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
+use crate::gathering::Carrier;
 use crate::host::{Inboxes, MapBytes};
 use crate::mailbox::{ALL_GROUPS, Mailbox};
 use crate::plane::Plane;
@@ -302,6 +305,8 @@ impl Mailbox {
 struct Finishing {
     /// Paths to which a changed map of ours goes.
     flushed: Vec<PathId>,
+    /// What carries the changed map over the paths of transports.
+    carriers: Vec<Arc<dyn Carrier>>,
     /// Paths released by a mailbox at half of its hard bound.
     resumed: Vec<PathId>,
     /// Mailboxes whose descriptors are compared with their state.
@@ -314,11 +319,14 @@ impl Plane {
         let finishing = {
             let mut state = self.lock();
             state.finish_freed_records();
-            if state.touched.is_empty() {
+            if state.touched.is_empty() && state.maps_due.is_empty() {
                 return;
             }
             state.finish_touched()
         };
+        for carrier in finishing.carriers {
+            carrier.push_map();
+        }
         for path in finishing.flushed {
             self.flush(path);
         }
@@ -369,6 +377,7 @@ impl State {
                 self.await_taken(mailbox);
             }
         }
+        finishing.carriers = std::mem::take(&mut self.maps_due);
         // Our changed map concerns senders of this process too: sync their descriptors as well.
         self.touched.drain_into(&mut finishing.shown);
         finishing
@@ -428,16 +437,7 @@ impl State {
             }
             self.flush_soon(path);
         }
-        let externals = self.hosts.get(host_id).map(|host| host.externals.clone());
-        let externals = externals.unwrap_or_default();
-        for &path in &externals {
-            if let Some(path) = self.externals.get_mut(path) {
-                path.map_due = true;
-            }
-        }
-        if !externals.is_empty() {
-            self.emit(Event::LocalMapChanged { local });
-        }
+        self.show_map_outside(host_id, local);
         let groups = if on { 0 } else { Mailbox::group_of(port) };
         for sender in self.senders_by_loop(&local) {
             self.note_map(sender, groups, false);

@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::errors::ErrorReason;
 use crate::events::Event;
 use crate::external::ExternalPath;
+use crate::gathering::Carrier;
 use crate::host::Host;
 use crate::mailbox::Mailbox;
 use crate::path::StreamPath;
@@ -71,6 +72,8 @@ pub struct State {
     pub full_externals: usize,
     /// Mailboxes that are checked and synced at the end of the pass.
     pub touched: IdSet<Mailbox>,
+    /// Carriers to be told of a changed local map at the end of the pass.
+    pub(crate) maps_due: Vec<Arc<dyn Carrier>>,
     /// Mailboxes over their buffer, to be checked again.
     pub looks: IdSet<Mailbox>,
     pub lingering: Vec<Lingering>,
@@ -113,6 +116,7 @@ impl State {
             full_paths: IdSet::default(),
             full_externals: 0,
             touched: IdSet::default(),
+            maps_due: Vec::new(),
             looks: IdSet::default(),
             lingering: Vec::new(),
             closed_accounts: HashMap::new(),

@@ -253,19 +253,20 @@ impl Courier {
             puts_ack_off: false,
             ack_due_ns: None,
         });
+        // One that changed before has been reported to the core.
         self.plane.set_carrier(self.path, Some(carrier));
     }
 
     /// Stop, and return the numbers; what has gathered and was not taken stays with the plane.
     pub fn take(&self) -> Option<Taken> {
         let state = self.state.lock().take()?;
-        self.plane.set_carrier(self.path, None);
+        let is_map_due = self.plane.set_carrier(self.path, None);
         Some(Taken {
             numbers: state.numbers,
             counts: state.counts,
             unacked: Gathered::of(state.unacked.into()),
             unsent: Gathered::of(state.unsent.into()),
-            is_map_due: state.is_map_due,
+            is_map_due: state.is_map_due | is_map_due,
             partial: state.partial,
             done_bytes: state.done_bytes,
             pauses: state.pauses,
@@ -369,7 +370,9 @@ impl Courier {
         let count = state.unacked.len() + state.unsent.len();
         let room = MESSAGES_MAX.saturating_sub(count);
         let is_idle = state.frames_under_way == 0 && state.unsent.is_empty();
-        let taken = self.plane.take_for_carrier(self.path, is_idle, room);
+        let (taken, is_map_due) = self.plane.take_for_carrier(self.path, is_idle, room);
+        // The map goes before the acknowledgement, which lets the peer send once more.
+        state.is_map_due |= is_map_due;
         state.counts.queued += taken.messages.len() as u64;
         state.counts.queued_bytes += taken.payload_bytes as u64;
         state.unsent_bytes += taken.frame_bytes();

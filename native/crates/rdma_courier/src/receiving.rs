@@ -263,8 +263,6 @@ impl Courier {
         let (source, target) = (header.source_port, header.target_port);
         state.unacked_bytes += payload.len();
         let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
-        // The map goes before the acknowledgement, which lets the peer send once more.
-        state.is_map_due |= plane.take_map_due(self.path);
         let numbers = &mut state.numbers;
         numbers.sequence_expected = header.sequence + 1;
         numbers.acknowledgement = header.sequence;

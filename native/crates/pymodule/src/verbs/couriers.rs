@@ -268,6 +268,35 @@ impl Served {
         }
         has_other
     }
+
+    /// Have couriers work, after a look at so many bytes: what comes meanwhile may wait for the application
+    /// to take what is here.
+    fn serve_up_to(&self, mut bytes_max: usize) {
+        let Some(core) = self.core.upgrade() else {
+            return;
+        };
+        let mut is_left = None;
+        for round in 0..MESSAGES_MAX {
+            let mut needed = None;
+            let served = core.couriers.held(|| {
+                let needed = (round < MESSAGES_MAX - 1).then_some(&mut needed);
+                core.outside(|machine| core.serve(machine, bytes_max, needed))
+            });
+            is_left = served.map(|(is_left, _)| is_left);
+            bytes_max = served.map_or(0, |(_, bytes_left)| bytes_left);
+            let Some((courier, bytes)) = needed else {
+                break;
+            };
+            // Without locks: memory is Python's where it can be, for which the thread may wait.
+            courier.give_body(courier.plane().allocate_body(bytes));
+        }
+        if is_left.is_none() {
+            core.couriers.forget_dues(); // the engine has panicked
+        }
+        if is_left != Some(false) {
+            self.doorbell.ring();
+        }
+    }
 }
 
 impl fmt::Debug for Served {
@@ -279,6 +308,10 @@ impl fmt::Debug for Served {
 impl Carrier for Served {
     fn push(&self) {
         self.serve();
+    }
+
+    fn push_map(&self) {
+        self.serve_up_to(0);
     }
 }
 
@@ -319,32 +352,7 @@ impl Device for Served {
     }
 
     fn serve(&self) {
-        let Some(core) = self.core.upgrade() else {
-            return;
-        };
-        let mut is_left = None;
-        // One look in all: what comes meanwhile may wait for the application to take what is here.
-        let mut bytes_max = LOOK_BYTES_MAX;
-        for round in 0..MESSAGES_MAX {
-            let mut needed = None;
-            let served = core.couriers.held(|| {
-                let needed = (round < MESSAGES_MAX - 1).then_some(&mut needed);
-                core.outside(|machine| core.serve(machine, bytes_max, needed))
-            });
-            is_left = served.map(|(is_left, _)| is_left);
-            bytes_max = served.map_or(0, |(_, bytes_left)| bytes_left);
-            let Some((courier, bytes)) = needed else {
-                break;
-            };
-            // Without locks: memory is Python's where it can be, for which the thread may wait.
-            courier.give_body(courier.plane().allocate_body(bytes));
-        }
-        if is_left.is_none() {
-            core.couriers.forget_dues(); // the engine has panicked
-        }
-        if is_left != Some(false) {
-            self.doorbell.ring();
-        }
+        self.serve_up_to(LOOK_BYTES_MAX);
     }
 
     fn arm(&self) -> bool {
