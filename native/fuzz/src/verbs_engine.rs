@@ -13,7 +13,9 @@ use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
 use urds_verbs::numbers::{Kind, Opcode, QpKind};
 use urds_verbs::packets::{self, Packet};
 use urds_verbs::queue_pair::{QueuePair, Setup};
-use urds_verbs::work::{Completion, Doubts, Opcoded, Piece, Pieces, RecvWork, Route, SendWork};
+use urds_verbs::work::{
+    Completion, Destination, Doubts, Extra, Opcoded, Piece, Pieces, RecvWork, Route, SendWork,
+};
 
 use crate::streams::queue_pairs::{EVERYTHING, Guarded, lead, link_of, register, route_of, setup};
 
@@ -281,13 +283,18 @@ impl World {
         };
         let mut work = SendWork::new(self.id(), opcode, pieces);
         (work.rkey, work.remote_addr) = (self.keys[0], ADDRESS + 256);
-        (work.route, work.remote_qpn, work.remote_qkey) = (Some(PEER), PEER_QPN.into(), 7);
+        let destination = Destination {
+            route: PEER,
+            qpn: PEER_QPN.into(),
+            qkey: 7,
+        };
+        work.extra = Extra::Destination(Box::new(destination));
         work.invalidate_rkey = self.keys[0];
         let wr_id = work.wr_id;
         let doubts = Doubts::default();
         let posted = self
             .engine
-            .post_send(self.qp, Opcoded::Known(work), &doubts);
+            .post_send(self.qp, Opcoded::Known(Box::new(work)), &doubts);
         if posted.is_ok() {
             self.posted.insert(wr_id);
         }

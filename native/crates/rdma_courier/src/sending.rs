@@ -170,7 +170,7 @@ impl Courier {
         let mut work = SendWork::new(wr_id, Opcode::Send, Pieces::None);
         work.flags = SEND_SIGNALED | if is_solicited { SEND_SOLICITED } else { 0 };
         work.own = own;
-        let work = Opcoded::Known(work);
+        let work = Opcoded::Known(Box::new(work));
         let posted = engine.post_send(self.setup.number, work, &Doubts::default());
         if posted.is_err() {
             // The core meets the same, and ends the connection.

@@ -98,6 +98,12 @@ impl CompletionQueue {
         taken.extend(self.entries.drain(..count));
     }
 
+    /// Take the oldest completion.
+    #[inline]
+    pub fn take(&mut self) -> Option<Completion> {
+        self.entries.pop_front()
+    }
+
     /// Return the first entry from `at` on of which `is_wanted` says so, and where it is.
     pub fn find(
         &self,

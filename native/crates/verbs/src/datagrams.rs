@@ -46,8 +46,8 @@ impl QueuePair {
             .data(&shared.keys, domain, 0, request.length, &mut found)
             .map(|payload| {
                 let packet = self.datagram(&request);
-                if let Some(route) = request.work.route.or(self.peer) {
-                    outlet.packet(&route, &packet, payload);
+                if let Some(destination) = request.work.destination() {
+                    outlet.packet(&destination.route, &packet, payload);
                 }
             });
         found.clear();
@@ -67,12 +67,15 @@ impl QueuePair {
     fn datagram(&self, request: &crate::requests::Request) -> Packet {
         let work = &request.work;
         let psn = self.next_datagram_psn;
-        let mut packet = Packet::new(Kind::Datagram, work.remote_qpn, psn, FIRST | LAST);
+        let (qpn, qkey) = work
+            .destination()
+            .map_or((0, 0), |destination| (destination.qpn, destination.qkey));
+        let mut packet = Packet::new(Kind::Datagram, qpn, psn, FIRST | LAST);
         packet.source_qpn = self.setup.qpn;
-        packet.qkey = if work.remote_qkey & OWN_QKEY_BIT != 0 {
+        packet.qkey = if qkey & OWN_QKEY_BIT != 0 {
             self.attributes.word(Field::Qkey)
         } else {
-            work.remote_qkey
+            qkey
         };
         if work.flags & SEND_SOLICITED != 0 {
             packet.flags |= SOLICITED;

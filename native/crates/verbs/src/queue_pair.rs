@@ -305,7 +305,7 @@ impl QueuePair {
                 self.state.name()
             )));
         }
-        let work: SendWork = match work {
+        let work = match work {
             Opcoded::Known(work) => work,
             Opcoded::Unknown { name, .. } => {
                 return Err(Rejected::invalid(format!("opcode {name}")));
@@ -360,15 +360,13 @@ impl QueuePair {
             (PostKind::Write, None) => Opcode::RdmaWrite,
             (PostKind::Write, Some(_)) => Opcode::RdmaWriteWithImm,
         };
-        let mut work = SendWork::new(0, opcode, Pieces::None);
+        let mut work = Box::new(SendWork::new(0, opcode, Pieces::None));
         work.imm_data = post.word.unwrap_or(0);
         (work.remote_addr, work.rkey) = (post.address, post.rkey);
         let mut request = Request::of_consumer(work, post.payload.len() as u64);
         request.is_placed = self.place_now(&request, post, outlet);
         if !request.is_placed && !post.payload.is_empty() {
-            let mut bytes = Vec::with_capacity(post.payload.len());
-            post.payload.append_to(&mut bytes);
-            request.work.own = Own::Copied(bytes.into());
+            request.work.own = Own::copy_of(post.payload);
         }
         request.ordinal = self.next_ordinal;
         self.next_ordinal += 1;

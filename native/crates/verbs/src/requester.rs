@@ -325,7 +325,7 @@ impl QueuePair {
     /// Bind or invalidate a memory window; no packet is sent.
     fn carry_out_here(&self, request: &Request, shared: &mut Shared) -> Result<(), Status> {
         let (keys, qpn) = (&mut shared.keys, self.setup.qpn);
-        let result = match (&request.work.binding, request.work.opcode) {
+        let result = match (request.work.binding(), request.work.opcode) {
             (Some(binding), Opcode::BindMw) => keys.bind(binding, qpn),
             _ => keys.invalidate(request.immediate(), self.setup.domain, qpn),
         };

@@ -20,7 +20,7 @@ const ACK_EVERY_PACKETS: i64 = 32;
 /// One posted send work request. PSNs and message numbers are counted without wrapping.
 #[derive(Debug)]
 pub struct Request {
-    pub work: SendWork,
+    pub work: Box<SendWork>,
     pub ordinal: u64,
     pub kind: Option<Kind>,
     pub length: u64,
@@ -44,22 +44,25 @@ impl Request {
     /// # Errors
     /// A key of inline data does not allow to read it.
     pub fn new(
-        mut work: SendWork,
+        mut work: Box<SendWork>,
         keys: &Keys,
         domain: Domain,
         signalled: bool,
     ) -> Result<Self, Fault> {
         let length = u64::try_from(work.message_bytes()).unwrap_or(0); // checked
-        if work.flags & SEND_INLINE != 0 && !matches!(work.own, Own::Copied(_)) {
-            let mut bytes = Vec::new();
+        let is_copied = matches!(work.own, Own::Short(..) | Own::Copied(_));
+        if work.flags & SEND_INLINE != 0 && !is_copied {
             let mut found = Vec::new();
             if let Own::Kept(memory, length) = &work.own {
-                memory.append_to(0, *length, &mut bytes);
+                found.push(Extent {
+                    memory: memory.clone(),
+                    at: 0,
+                    length: *length,
+                });
             } else {
                 keys.gather(domain, work.pieces.as_slice(), 0, length, &mut found)?;
-                Payload::Extents(&found).append_to(&mut bytes);
             }
-            work.own = Own::Copied(bytes.into());
+            work.own = Own::copy_of(Payload::Extents(&found));
         }
         Ok(Self {
             ordinal: 0,
@@ -79,7 +82,7 @@ impl Request {
     }
 
     /// Return a request of a consumer, whose bytes were checked by it.
-    pub fn of_consumer(work: SendWork, length: u64) -> Self {
+    pub fn of_consumer(work: Box<SendWork>, length: u64) -> Self {
         Self {
             ordinal: 0,
             kind: work.opcode.kind(),
@@ -160,6 +163,7 @@ impl Request {
         let begin = usize::try_from(offset).unwrap_or(usize::MAX);
         let count = usize::try_from(length).unwrap_or(usize::MAX);
         match &self.work.own {
+            Own::Short(_, bytes) => Ok(Payload::Bytes(&bytes[begin..begin + count])),
             Own::Copied(bytes) => Ok(Payload::Bytes(&bytes[begin..begin + count])),
             Own::Kept(memory, _) => {
                 found.push(Extent {
@@ -235,15 +239,16 @@ impl Request {
             packet.length = u32::try_from(self.length).unwrap_or(u32::MAX); // 2 GiB at most
             return packet;
         }
-        packet.compare_add = work.compare_add;
+        let operands = work.operands();
+        packet.compare_add = operands.compare_add;
         // What the opcode does not use is ignored, whatever its request says.
         if kind == Kind::MaskedAdd {
-            packet.boundary = work.boundary;
+            packet.boundary = operands.boundary;
         } else if kind != Kind::AtomicAdd {
-            packet.swap = work.swap;
+            packet.swap = operands.swap;
         }
         if kind == Kind::MaskedSwap {
-            (packet.compare_mask, packet.swap_mask) = (work.compare_mask, work.swap_mask);
+            (packet.compare_mask, packet.swap_mask) = (operands.compare_mask, operands.swap_mask);
         }
         packet
     }
@@ -318,7 +323,7 @@ fn check_datagram(work: &SendWork, length: i128, link: Link) -> Result<(), Rejec
             opcode.name()
         )));
     }
-    if work.route.is_none() {
+    if work.destination().is_none() {
         return Err(Rejected::invalid("datagram without an address handle"));
     }
     if length > i128::from(link.mtu_bytes) {
@@ -354,7 +359,7 @@ fn check_connected(
             )));
         }
     }
-    if opcode == Opcode::BindMw && work.binding.is_none() {
+    if opcode == Opcode::BindMw && work.binding().is_none() {
         let detail = "BIND_MW without a window and its WindowBinding";
         return Err(Rejected::invalid(detail));
     }

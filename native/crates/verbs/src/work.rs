@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, Payload};
 use crate::numbers::{AsyncEvent, GID_BYTES, Opcode, Status, WcOpcode};
 
 /// One piece of registered memory, as a work request names it.
@@ -46,15 +46,40 @@ pub struct Route {
     pub port: u32,
 }
 
+/// Bytes that fit where a request is anyway.
+const SHORT_BYTES: usize = 62;
+
 /// Bytes that a request brings itself.
 #[derive(Clone, Debug, Default)]
 pub enum Own {
     #[default]
     None,
+    /// Copied while posting: so many, which cost no allocation.
+    Short(u8, [u8; SHORT_BYTES]),
     /// Copied while posting.
     Copied(Box<[u8]>),
     /// The caller's, which must not change until the request completes.
     Kept(Arc<dyn Memory>, usize),
+}
+
+impl Own {
+    /// Copy bytes while posting.
+    #[inline]
+    pub fn copy_of(payload: Payload<'_>) -> Self {
+        let bytes = payload.len();
+        match u8::try_from(bytes) {
+            Ok(length) if bytes <= SHORT_BYTES => {
+                let mut room = [0; SHORT_BYTES];
+                payload.copy_to(&mut room[..bytes]);
+                Self::Short(length, room)
+            }
+            _ => {
+                let mut copied = Vec::with_capacity(bytes);
+                payload.append_to(&mut copied);
+                Self::Copied(copied.into())
+            }
+        }
+    }
 }
 
 /// What a `BIND_MW` binds.
@@ -68,6 +93,46 @@ pub struct Binding {
     pub access: u32,
 }
 
+/// Operands of an atomic operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands {
+    pub compare_add: u64,
+    pub swap: u64,
+    pub compare_mask: u64,
+    pub swap_mask: u64,
+    pub boundary: u64,
+}
+
+impl Default for Operands {
+    fn default() -> Self {
+        Self {
+            compare_add: 0,
+            swap: 0,
+            compare_mask: u64::MAX,
+            swap_mask: u64::MAX,
+            boundary: 0,
+        }
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    pub route: Route,
+    pub qpn: u32,
+    pub qkey: u32,
+}
+
+/// What few requests have: the others, which are moved often, carry no room for it.
+#[derive(Clone, Debug, Default)]
+pub enum Extra {
+    #[default]
+    None,
+    Operands(Box<Operands>),
+    Destination(Box<Destination>),
+    Binding(Box<Binding>),
+}
+
 /// A send work request as it was posted.
 #[derive(Clone, Debug)]
 pub struct SendWork {
@@ -79,21 +144,14 @@ pub struct SendWork {
     pub invalidate_rkey: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    pub compare_add: u64,
-    pub swap: u64,
-    pub compare_mask: u64,
-    pub swap_mask: u64,
-    pub boundary: u64,
-    pub route: Option<Route>,
-    pub remote_qpn: u32,
-    pub remote_qkey: u32,
-    pub binding: Option<Binding>,
+    pub extra: Extra,
     pub own: Own,
     pub num_sge: Option<i64>,
 }
 
 impl SendWork {
     /// Return a request whose other fields have their defaults.
+    #[inline]
     pub fn new(wr_id: u64, opcode: Opcode, pieces: Pieces) -> Self {
         Self {
             wr_id,
@@ -104,17 +162,31 @@ impl SendWork {
             invalidate_rkey: 0,
             remote_addr: 0,
             rkey: 0,
-            compare_add: 0,
-            swap: 0,
-            compare_mask: u64::MAX,
-            swap_mask: u64::MAX,
-            boundary: 0,
-            route: None,
-            remote_qpn: 0,
-            remote_qkey: 0,
-            binding: None,
+            extra: Extra::None,
             own: Own::None,
             num_sge: None,
+        }
+    }
+
+    /// Return its operands, those of one without any.
+    pub fn operands(&self) -> Operands {
+        match &self.extra {
+            Extra::Operands(operands) => **operands,
+            _ => Operands::default(),
+        }
+    }
+
+    pub fn destination(&self) -> Option<&Destination> {
+        match &self.extra {
+            Extra::Destination(destination) => Some(destination),
+            _ => None,
+        }
+    }
+
+    pub fn binding(&self) -> Option<&Binding> {
+        match &self.extra {
+            Extra::Binding(binding) => Some(binding),
+            _ => None,
         }
     }
 
@@ -122,6 +194,7 @@ impl SendWork {
     pub fn message_bytes(&self) -> i128 {
         match &self.own {
             Own::None => self.pieces.bytes(),
+            Own::Short(length, _) => i128::from(*length),
             Own::Copied(bytes) => bytes.len() as i128,
             Own::Kept(_, length) => *length as i128,
         }
@@ -194,8 +267,11 @@ pub enum Event {
 
 /// A posted request, whose opcode may be none that there is.
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // on the stack of one call; a box costs an allocation each
 pub enum Opcoded {
-    Known(SendWork),
-    Unknown { wr_id: u64, name: String },
+    /// Boxed: it goes through a dozen hands, of which each copy costs a third of the allocation.
+    Known(Box<SendWork>),
+    Unknown {
+        wr_id: u64,
+        name: String,
+    },
 }

@@ -93,9 +93,9 @@ impl Side {
     fn post(&mut self, opcode: Opcode, length: i64, peer_key: u32) {
         let mut work = SendWork::new(1, opcode, self.piece(0, length));
         (work.rkey, work.remote_addr) = (peer_key, ADDRESS + 256);
-        let result = self
-            .engine
-            .post_send(self.qp, Opcoded::Known(work), &Doubts::default());
+        let result =
+            self.engine
+                .post_send(self.qp, Opcoded::Known(Box::new(work)), &Doubts::default());
         assert_eq!(result, Ok(()));
     }
 

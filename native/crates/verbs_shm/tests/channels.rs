@@ -12,7 +12,7 @@ use urds_channel::slots::{Freed, SLOT_BYTES, SLOTS, SlotMemory, flags};
 use urds_channel::sys::thread;
 use urds_verbs::memory::Memory;
 use urds_verbs::numbers::{Opcode, Status, WcOpcode};
-use urds_verbs::work::{Completion, SendWork};
+use urds_verbs::work::{Completion, Extra, Operands, SendWork};
 use urds_verbs_shm::{Event, Region};
 
 /// Longer than a packet.
@@ -96,11 +96,21 @@ fn reads_and_atomics_go_there_and_back() {
     ends[0].post(read);
     ends[1].memory.write(0, &40u64.to_ne_bytes());
     let mut add = SendWork::new(2, Opcode::FetchAdd, ends[0].piece(200_000, 8));
-    (add.remote_addr, add.rkey, add.compare_add) = (ADDRESS, ends[1].key, 2);
+    (add.remote_addr, add.rkey) = (ADDRESS, ends[1].key);
+    let two = Operands {
+        compare_add: 2,
+        ..Operands::default()
+    };
+    add.extra = Extra::Operands(Box::new(two));
     ends[0].post(add);
     let mut swap = SendWork::new(3, Opcode::CompSwap, ends[0].piece(200_008, 8));
     (swap.remote_addr, swap.rkey) = (ADDRESS, ends[1].key);
-    (swap.compare_add, swap.swap) = (42, u64::MAX);
+    let all_ones = Operands {
+        compare_add: 42,
+        swap: u64::MAX,
+        ..Operands::default()
+    };
+    swap.extra = Extra::Operands(Box::new(all_ones));
     ends[0].post(swap);
     ends[0].flush();
     let [sent, _] = run(&mut ends);

@@ -192,8 +192,8 @@ impl CompletionChannel {
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
         if !self.is_closed.load(Relaxed) && !self.core.is_broken.load(Relaxed) {
-            let mut machine = self.core.machine.lock();
-            machine.shared.outbox.channels.remove(&self.number);
+            let mut guarded = self.core.guarded.lock();
+            guarded.machine.shared.outbox.channels.remove(&self.number);
         }
     }
 }

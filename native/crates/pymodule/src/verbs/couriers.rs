@@ -280,7 +280,7 @@ impl Served {
             let mut needed = None;
             let served = core.couriers.held(|| {
                 let needed = (round < MESSAGES_MAX - 1).then_some(&mut needed);
-                core.outside(|machine| core.serve(machine, bytes_max, needed))
+                core.outside(|machine, channels| core.serve(machine, channels, bytes_max, needed))
             });
             is_left = served.map(|(is_left, _)| is_left);
             bytes_max = served.map_or(0, |(_, bytes_left)| bytes_left);
@@ -321,10 +321,11 @@ impl Core {
     fn serve(
         &self,
         machine: &mut Machine,
+        channels: &mut Channels,
         bytes_max: usize,
         needed: Option<&mut Option<Needed>>,
     ) -> (bool, usize) {
-        let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+        let now_ns = now_ns();
         let pushed = machine.shared.outbox.pushed;
         let mut looked = Looked::default();
         if bytes_max > 0 {
@@ -337,10 +338,9 @@ impl Core {
             looked = channels.look(machine, now_ns, bytes_max, offers);
         }
         if self.couriers.has_any() {
-            self.couriers
-                .serve_all(machine, &mut channels, now_ns, needed);
+            self.couriers.serve_all(machine, channels, now_ns, needed);
         }
-        let is_due = self.left(machine, &channels, pushed).is_due;
+        let is_due = self.left(machine, channels, pushed).is_due;
         let bytes_left = bytes_max.saturating_sub(looked.bytes).max(1);
         (is_due, if looked.has_left { bytes_left } else { 0 })
     }
@@ -359,11 +359,10 @@ impl Device for Served {
         let Some(core) = self.core.upgrade() else {
             return true;
         };
-        let armed = core.outside(|_| {
-            let mut channels = core.channels.lock();
+        let armed = core.outside(|_, channels| {
             let mut has_other = false;
             if self.is_heard.swap(false, Relaxed) {
-                has_other = self.note_ready(&mut channels) | channels.take_rings();
+                has_other = self.note_ready(channels) | channels.take_rings();
             }
             let is_planned = |waits: &Waits| waits.is_trim_planned.load(Relaxed);
             has_other |= channels.is_stirred() && !core.waits.as_ref().is_some_and(is_planned);
@@ -499,7 +498,7 @@ impl RdmaCourier {
         if !core.couriers.add(&courier) {
             return Err(os_error(EINVAL, "an engine has couriers of one plane"));
         }
-        core.channels.lock().look_bytes_max = LOOK_BYTES_MAX;
+        core.guarded.lock().channels.look_bytes_max = LOOK_BYTES_MAX;
         let served = core.couriers.serve_in(&core, courier.plane(), doorbell);
         let served = served.inspect_err(|_| core.couriers.remove(&courier))?;
         Ok(Self {

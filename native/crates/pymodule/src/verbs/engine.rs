@@ -31,14 +31,19 @@ use crate::verbs::regions::{MemoryWindow, Region, Registered, random_keys};
 use crate::verbs::values::{Gid, cap_of, domain_of, integer, refused, route_of, tables};
 use crate::verbs::waiting::Waits;
 
+/// What calls work on, behind one lock: a second one costs each call as much as its checks.
+pub struct Guarded {
+    pub machine: Machine,
+    /// Where packets go, of an engine whose own they are.
+    pub channels: Channels,
+}
+
 /// What the handles of one engine share.
 ///
-/// Locks: the machine's is held without any Python code; the maps' for a look-up.
+/// Locks: that of `guarded` is held without any Python code; the maps' for a look-up.
 pub struct Core {
-    pub machine: Mutex<Machine>,
+    pub guarded: Mutex<Guarded>,
     pub is_broken: AtomicBool,
-    /// Where packets go, of an engine whose own they are. Its lock is taken inside the machine's.
-    pub channels: Mutex<Channels>,
     pub has_channels: AtomicBool,
     pub looks: Looks,
     /// Streams whose links have something to do.
@@ -59,33 +64,48 @@ impl Core {
     ///
     /// After a panic every call fails: EIO.
     pub fn call<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Machine) -> T) -> PyResult<T> {
+        self.call_with(py, |machine, _| work(machine))
+    }
+
+    /// As `call`, with the channels as well.
+    #[inline]
+    pub fn call_with<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine, &mut Channels) -> T,
+    ) -> PyResult<T> {
         let result = self.enter(work, true);
         deferred::drain(py);
         result.ok_or_else(|| os_error(EIO, "a panic of the verbs engine, told on stderr"))
     }
 
-    /// Work on the machine without the interpreter; `None` after a panic.
-    pub fn outside<T>(&self, work: impl FnOnce(&mut Machine) -> T) -> Option<T> {
+    /// Work on the machine and its channels without the interpreter; `None` after a panic.
+    pub fn outside<T>(&self, work: impl FnOnce(&mut Machine, &mut Channels) -> T) -> Option<T> {
         self.enter(work, false)
     }
 
     #[inline]
-    fn enter<T>(&self, work: impl FnOnce(&mut Machine) -> T, wakes: bool) -> Option<T> {
+    fn enter<T>(
+        &self,
+        work: impl FnOnce(&mut Machine, &mut Channels) -> T,
+        wakes: bool,
+    ) -> Option<T> {
         let is_broken = || self.is_broken.load(Relaxed);
         // Before the lock as well: in the child of a fork it may be held for ever.
         if is_broken() {
             return None;
         }
-        let mut machine = self.machine.lock();
+        let mut guarded = self.guarded.lock();
+        let Guarded { machine, channels } = &mut *guarded;
         machine.counters.entered += 1;
-        let work = || catch_unwind(AssertUnwindSafe(|| work(&mut machine))).ok();
+        let work = || catch_unwind(AssertUnwindSafe(|| work(machine, channels))).ok();
         let result = if is_broken() { None } else { work() };
         if result.is_none() {
             self.is_broken.store(true, Relaxed);
         }
         if wakes {
-            let wakes = self.ready_waiters(&machine, None);
-            drop(machine);
+            let wakes = self.ready_waiters(&guarded.machine, None);
+            drop(guarded);
             self.wake(&wakes);
         }
         result
@@ -98,10 +118,10 @@ impl Core {
         work: impl FnOnce(&mut Machine, &mut Channels, i64) -> T,
     ) -> PyResult<T> {
         self.couriers.held(|| {
-            self.call(py, |machine| {
-                let (mut channels, now_ns) = (self.channels.lock(), now_ns());
-                let result = work(machine, &mut channels, now_ns);
-                self.couriers.serve(machine, &mut channels, now_ns);
+            self.call_with(py, |machine, channels| {
+                let now_ns = now_ns();
+                let result = work(machine, channels, now_ns);
+                self.couriers.serve(machine, channels, now_ns);
                 result
             })
         })
@@ -122,6 +142,23 @@ impl Core {
         Ok(result)
     }
 
+    /// Do work on the machine that gives nothing to send, then have the adapter tell what completed.
+    pub fn call_pass<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Machine) -> T,
+    ) -> PyResult<T> {
+        let (result, has_completed) = self.call(py, |machine| {
+            let pushed = machine.shared.outbox.pushed;
+            let result = work(machine);
+            (result, machine.shared.outbox.pushed != pushed)
+        })?;
+        if has_completed {
+            self.pass(py)?;
+        }
+        Ok(result)
+    }
+
     /// Send what queue pairs have to send, if there are channels.
     pub fn flush(&self, py: Python<'_>) -> PyResult<()> {
         if !self.has_channels.load(Relaxed) {
@@ -133,15 +170,14 @@ impl Core {
     }
 
     /// Take completions of a queue.
-    pub fn take(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
+    pub fn take(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Taken> {
         if !self.couriers.has_any() {
             return self.call(py, |machine| taken_of(machine, number, count));
         }
         // In the same section: what is a courier's must not be told to others.
         self.couriers.held(|| {
-            self.call(py, |machine| {
-                let (mut channels, now_ns) = (self.channels.lock(), now_ns());
-                self.couriers.serve(machine, &mut channels, now_ns);
+            self.call_with(py, |machine, channels| {
+                self.couriers.serve(machine, channels, now_ns());
                 taken_of(machine, number, count)
             })
         })
@@ -180,7 +216,7 @@ impl Core {
         }
         let reference = self.elements.lock().remove(&element);
         drop(reference);
-        let mut machine = self.machine.lock();
+        let machine = &mut self.guarded.lock().machine;
         let outbox = &mut machine.shared.outbox;
         outbox.events.retain(|event| match event {
             Event::Async(_, about) => *about != element,
@@ -201,9 +237,9 @@ impl Core {
         if let Some(waits) = &self.waits {
             waits.lead.abandon_in_child();
         }
-        match (self.machine.try_lock(), self.channels.try_lock()) {
-            (Some(_), Some(mut channels)) => channels.abandon(),
-            _ => self.is_broken.store(true, Relaxed),
+        match self.guarded.try_lock() {
+            Some(mut guarded) => guarded.channels.abandon(),
+            None => self.is_broken.store(true, Relaxed),
         }
     }
 
@@ -216,7 +252,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         // What keys and requests held is released now: no call may come that does it.
-        *self.machine.get_mut() = Machine::new(None, false);
+        self.guarded.get_mut().machine = Machine::new(None, false);
         Python::try_attach(deferred::drain);
     }
 }
@@ -231,13 +267,42 @@ pub struct Engine {
     gid: [u8; GID_BYTES],
 }
 
-/// Take completions of a queue.
-pub fn taken_of(machine: &mut Machine, number: u32, count: usize) -> Vec<Completion> {
-    let mut taken = Vec::new();
-    if let Some(queue) = machine.shared.completions.get_mut(number) {
-        queue.poll(count, &mut taken);
+/// Completions that were taken; one costs no allocation.
+#[derive(Default)]
+pub enum Taken {
+    #[default]
+    None,
+    One(Completion),
+    Many(Vec<Completion>),
+}
+
+impl Taken {
+    pub fn as_slice(&self) -> &[Completion] {
+        match self {
+            Self::None => &[],
+            Self::One(completion) => std::slice::from_ref(completion),
+            Self::Many(completions) => completions,
+        }
     }
-    taken
+
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self::None)
+    }
+}
+
+/// Take completions of a queue.
+#[inline]
+pub fn taken_of(machine: &mut Machine, number: u32, count: usize) -> Taken {
+    let Some(queue) = machine.shared.completions.get_mut(number) else {
+        return Taken::None;
+    };
+    if count.min(queue.len()) > 1 {
+        let mut taken = Vec::new();
+        queue.poll(count, &mut taken);
+        return Taken::Many(taken);
+    }
+    let one = if count > 0 { queue.take() } else { None };
+    one.map_or(Taken::None, Taken::One)
 }
 
 pub fn now_ns() -> i64 {
@@ -273,10 +338,12 @@ impl Engine {
         machine.tells_failures = has_channels;
         Ok(Self {
             core: Arc::new(Core {
-                machine: Mutex::new(machine),
+                guarded: Mutex::new(Guarded {
+                    machine,
+                    channels: channels.unwrap_or_default(),
+                }),
                 is_broken: AtomicBool::new(false),
                 has_channels: AtomicBool::new(has_channels),
-                channels: Mutex::new(channels.unwrap_or_default()),
                 looks,
                 waits,
                 news: Arc::default(),

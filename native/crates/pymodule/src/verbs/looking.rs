@@ -7,10 +7,9 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use urds_channel::sys::thread;
 use urds_verbs::Engine as Machine;
-use urds_verbs::work::Completion;
 use urds_verbs_shm::{Channels, Wakes};
 
-use crate::verbs::engine::{Core, now_ns, taken_of};
+use crate::verbs::engine::{Core, Taken, now_ns, taken_of};
 
 /// How often a thread that polls also looks at sockets and timers.
 const LOOK_NS: i64 = 1_000_000;
@@ -18,11 +17,35 @@ const LOOK_NS: i64 = 1_000_000;
 const EMPTY_POLLS_MAX: u32 = 32;
 /// Of so many empty polls one reads the clock, for timers.
 const TIMED: u32 = 16;
+/// Empty polls in a row after which a thread is taken to poll in a loop, and how often each looks then.
+const LOOPING_POLLS: u32 = 2;
+const LOOKS: u32 = 8;
 /// Of which the kernel makes some 60 microseconds.
 const GIVE_WAY: Duration = Duration::from_micros(1);
 
 /// Open engines with channels of this process.
 pub static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+/// Look at channels before a poll ends; return whether there is something to do.
+///
+/// Of who polls in a loop the call itself takes most of the time: what comes meanwhile is seen late.
+#[inline]
+fn has_news(channels: &Channels, machine: &Machine, polls: u32) -> bool {
+    if !channels.is_quiet(machine) {
+        return true;
+    }
+    if polls < LOOPING_POLLS || DEVICES.load(Relaxed) > 1 {
+        return false;
+    }
+    let shares = |number| channels.shares_processor(number);
+    if thread::processor().is_some_and(shares) {
+        return false; // it would only keep the peer from running
+    }
+    (1..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        !channels.is_quiet(machine)
+    })
+}
 
 /// What a call leaves to the adapter.
 #[derive(Clone, Copy, Default)]
@@ -80,15 +103,19 @@ impl Looks {
 
 impl Core {
     /// Take completions of a queue; if there are none and there are channels, look at those before.
-    pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+    pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Taken> {
+        let (taken, left) = self.call_with(py, |machine, channels| {
+            self.look(machine, channels, number, count)
+        })?;
         self.finish_pass(py, left)?;
         Ok(taken)
     }
 
     /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
-    pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Vec<Completion>> {
-        let (taken, left) = self.call(py, |machine| self.look(machine, number, count))?;
+    pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Taken> {
+        let (taken, left) = self.call_with(py, |machine, channels| {
+            self.look(machine, channels, number, count)
+        })?;
         self.finish_pass(py, left)?;
         let is_late = match left.looked_at_ns {
             Some(at_ns) => self.idle(py, at_ns)?,
@@ -129,41 +156,44 @@ impl Core {
             py.detach(|| urds_dataplane::sys::pause(GIVE_WAY));
             return;
         }
-        let shares = |number| self.channels.lock().shares_processor(number);
-        if thread::processor().is_some_and(shares) {
+        if self.shares_processor() {
             py.detach(std::thread::yield_now);
         }
     }
 
-    fn look(&self, machine: &mut Machine, number: u32, count: usize) -> (Vec<Completion>, Left) {
+    fn look(
+        &self,
+        machine: &mut Machine,
+        channels: &mut Channels,
+        number: u32,
+        count: usize,
+    ) -> (Taken, Left) {
         let taken = taken_of(machine, number, count);
         if !taken.is_empty() || !self.has_channels.load(Relaxed) {
             return (taken, Left::default());
         }
-        let mut channels = self.channels.lock();
         let polls = self.looks.empty_polls.load(Relaxed);
-        if channels.is_quiet(machine) && !polls.is_multiple_of(TIMED) {
+        if !has_news(channels, machine, polls) && !polls.is_multiple_of(TIMED) {
             return (taken, Left::default());
         }
         let (pushed, now_ns) = (machine.shared.outbox.pushed, now_ns());
         channels.progress(machine, now_ns);
         let taken = taken_of(machine, number, count);
-        let mut left = self.left(machine, &channels, pushed);
+        let mut left = self.left(machine, channels, pushed);
         left.looked_at_ns = Some(now_ns);
         (taken, left)
     }
 
     /// Look at the channels, and take all of a queue with a sink, unless there is more to tell: a
     /// pass tells all of it then, in its order.
-    pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Vec<Completion>, Left)> {
-        let take = |machine: &mut Machine| {
-            let mut channels = self.channels.lock();
+    pub fn take_fed(&self, py: Python<'_>, number: u32) -> PyResult<(Taken, Left)> {
+        let take = |machine: &mut Machine, channels: &mut Channels| {
             if self.has_channels.load(Relaxed) {
                 let now_ns = now_ns();
                 channels.progress(machine, now_ns);
-                self.couriers.serve(machine, &mut channels, now_ns);
+                self.couriers.serve(machine, channels, now_ns);
             }
-            let mut taken = Vec::new();
+            let mut taken = Taken::None;
             let outbox = &mut machine.shared.outbox;
             let is_all = outbox.fed == [number] && outbox.events.is_empty();
             if is_all && channels.events.is_empty() && machine.failed.is_empty() {
@@ -171,9 +201,9 @@ impl Core {
                 taken = taken_of(machine, number, usize::MAX);
             }
             let pushed = machine.shared.outbox.pushed;
-            (taken, self.left(machine, &channels, pushed))
+            (taken, self.left(machine, channels, pushed))
         };
-        self.couriers.held(|| self.call(py, take))
+        self.couriers.held(|| self.call_with(py, take))
     }
 
     /// Return what a call leaves to the adapter; `pushed` is the count before it.
@@ -216,15 +246,13 @@ impl Core {
     ///
     /// Timers are looked at with `is_timed`. `None` after a panic.
     pub fn look_outside(&self, is_timed: bool) -> Option<bool> {
-        let (is_due, wakes) = self.outside(|machine| {
-            let mut channels = self.channels.lock();
+        let (is_due, wakes) = self.outside(|machine, channels| {
             if !is_timed && channels.is_quiet(machine) {
                 return (false, Wakes::default());
             }
             let pushed = machine.shared.outbox.pushed;
             channels.progress(machine, now_ns());
-            let is_due = self.left(machine, &channels, pushed).is_due;
-            drop(channels);
+            let is_due = self.left(machine, channels, pushed).is_due;
             (is_due, self.ready_waiters(machine, None))
         })?;
         self.wake(&wakes);

@@ -10,13 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use urds_verbs::Engine as Machine;
 use urds_verbs::errors::Rejected;
+use urds_verbs::memory::Payload;
 use urds_verbs::numbers::Opcode;
 use urds_verbs::work::{Doubts, Opcoded, Own, Pieces, RecvWork, SendWork};
 
 use crate::verbs::queue_pair::QueuePair;
 use crate::verbs::queues::{CompletionQueue, listed};
 use crate::verbs::records::{RecvWR, SendWR};
-use crate::verbs::requests::{own_bytes, recv_work, send_work};
+use crate::verbs::requests::{own_bytes, recv_record, recv_work, send_record, send_work};
 use crate::verbs::values::{refused, tables};
 
 /// Requests of one call: a chain may lead back to its start.
@@ -26,26 +27,34 @@ const COPIED_BYTES_MAX: usize = 4096;
 
 /// One request of a call, as the machine takes it.
 trait Work: Sized {
+    /// Whether it may give channels something to send.
+    const SPEAKS: bool;
+
+    /// Read a native record that is in no chain, and plain; of any other object `None`.
+    fn read_single(object: &Bound<'_, PyAny>, is_datagram: bool) -> Option<PyResult<Self>>;
+    /// Read any request.
     fn read(object: &Bound<'_, PyAny>, is_datagram: bool) -> PyResult<Self>;
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected>;
-    /// Return the request behind it; `None` if `object` is no request.
-    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>;
 }
 
 struct Send(Opcoded, Doubts);
 
 impl Work for Send {
+    const SPEAKS: bool = true;
+
     #[inline]
+    fn read_single(object: &Bound<'_, PyAny>, is_datagram: bool) -> Option<PyResult<Self>> {
+        let py = object.py();
+        let record = object.cast_exact::<SendWR>().ok()?.borrow();
+        let is_single = record.next_wr.is_none(py) && !is_datagram;
+        let is_plain = is_single && record.ah.is_none(py) && record.window.is_none(py);
+        is_plain.then(|| send_record(py, &record).map(|(work, doubts)| Self(work, doubts)))
+    }
+
     fn read(object: &Bound<'_, PyAny>, is_datagram: bool) -> PyResult<Self> {
         let py = object.py();
-        let (ah, window) = if let Ok(native) = object.cast_exact::<SendWR>() {
-            let record = native.borrow();
-            let (ah, window) = (record.ah.bind(py), record.window.bind(py));
-            (ah.clone(), window.clone())
-        } else {
-            let field = |name| object.getattr(name);
-            (field(intern!(py, "ah"))?, field(intern!(py, "window"))?)
-        };
+        let ah = object.getattr(intern!(py, "ah"))?;
+        let window = object.getattr(intern!(py, "window"))?;
         let tables = tables(py)?;
         let is_vector = ah.get_type().is(tables.address_vector.bind(py));
         let is_plain = if is_datagram { is_vector } else { ah.is_none() };
@@ -60,20 +69,22 @@ impl Work for Send {
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
         machine.post_send(number, self.0, &self.1)
     }
-
-    #[inline]
-    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        if let Ok(native) = object.cast_exact::<SendWR>() {
-            return Some(native.borrow().next_wr.bind(object.py()).clone());
-        }
-        next_of(object)
-    }
 }
 
 struct Recv(RecvWork);
 
 impl Work for Recv {
+    // What it completes, in ERR, is the adapter's to tell.
+    const SPEAKS: bool = false;
+
     #[inline]
+    fn read_single(object: &Bound<'_, PyAny>, _is_datagram: bool) -> Option<PyResult<Self>> {
+        let py = object.py();
+        let record = object.cast_exact::<RecvWR>().ok()?.borrow();
+        let is_single = record.next_wr.is_none(py);
+        is_single.then(|| recv_record(py, &record).map(Self))
+    }
+
     fn read(object: &Bound<'_, PyAny>, _is_datagram: bool) -> PyResult<Self> {
         recv_work(object).map(Self)
     }
@@ -81,16 +92,9 @@ impl Work for Recv {
     fn post(self, machine: &mut Machine, number: u32) -> Result<(), Rejected> {
         machine.post_recv(number, self.0)
     }
-
-    #[inline]
-    fn next<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        if let Ok(native) = object.cast_exact::<RecvWR>() {
-            return Some(native.borrow().next_wr.bind(object.py()).clone());
-        }
-        next_of(object)
-    }
 }
 
+/// Return the request behind another; `None` if `object` is no request.
 fn next_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     object.getattr(intern!(object.py(), "next_wr")).ok()
 }
@@ -111,7 +115,7 @@ pub fn post_recv(qp: &QueuePair, wr: &Bound<'_, PyAny>) -> PyResult<()> {
 pub fn send(qp: &QueuePair, data: &Bound<'_, PyAny>, wr_id: u64, flags: u32) -> PyResult<()> {
     let py = data.py();
     qp.demand_open(py)?;
-    let mut work = SendWork::new(wr_id, Opcode::Send, Pieces::None);
+    let mut work = Box::new(SendWork::new(wr_id, Opcode::Send, Pieces::None));
     work.flags = flags;
     post_bytes(qp, py, work, data)
 }
@@ -127,7 +131,7 @@ pub fn write(
 ) -> PyResult<()> {
     let py = data.py();
     qp.demand_open(py)?;
-    let mut work = SendWork::new(wr_id, Opcode::RdmaWrite, Pieces::None);
+    let mut work = Box::new(SendWork::new(wr_id, Opcode::RdmaWrite, Pieces::None));
     (work.flags, work.remote_addr, work.rkey) = (flags, address, rkey);
     post_bytes(qp, py, work, data)
 }
@@ -135,12 +139,12 @@ pub fn write(
 fn post_bytes(
     qp: &QueuePair,
     py: Python<'_>,
-    mut work: SendWork,
+    mut work: Box<SendWork>,
     data: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     work.own = match data.cast_exact::<PyBytes>() {
         Ok(bytes) if bytes.as_bytes().len() <= COPIED_BYTES_MAX => {
-            Own::Copied(bytes.as_bytes().into())
+            Own::copy_of(Payload::Bytes(bytes.as_bytes()))
         }
         _ => own_bytes(data).map_err(|error| rejected(py, error, 0))?,
     };
@@ -150,24 +154,36 @@ fn post_bytes(
 fn post<W: Work>(qp: &QueuePair, given: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = given.py();
     qp.demand_open(py)?;
-    let Some(next) = W::next(given) else {
-        return post_many::<W>(qp, py, given.try_iter()?);
-    };
-    if !next.is_none() {
-        return post_many::<W>(qp, py, std::iter::once(Ok(given.clone())));
+    if let Some(work) = W::read_single(given, qp.is_datagram()) {
+        return post_one(qp, py, work.map_err(|error| rejected(py, error, 0))?);
     }
-    let work = W::read(given, qp.is_datagram()).map_err(|error| rejected(py, error, 0))?;
-    post_one(qp, py, work)
+    if next_of(given).is_none() {
+        return post_many::<W>(qp, py, given.try_iter()?);
+    }
+    post_many::<W>(qp, py, std::iter::once(Ok(given.clone())))
 }
 
 #[inline]
 fn post_one<W: Work>(qp: &QueuePair, py: Python<'_>, work: W) -> PyResult<()> {
-    let result = qp.core.through_pass(py, |machine, channels, now_ns| {
-        let result = work.post(machine, qp.number());
+    let result = posting::<W, _>(qp, py, |machine| work.post(machine, qp.number()))?;
+    result.map_err(|error| rejected(py, refused(&error), 0))
+}
+
+/// Post in one call of the engine, and send what that gives.
+#[inline]
+fn posting<W: Work, T>(
+    qp: &QueuePair,
+    py: Python<'_>,
+    post: impl FnOnce(&mut Machine) -> T,
+) -> PyResult<T> {
+    if !W::SPEAKS {
+        return qp.core.call_pass(py, post);
+    }
+    qp.core.through_pass(py, |machine, channels, now_ns| {
+        let result = post(machine);
         channels.flush(machine, now_ns);
         result
-    })?;
-    result.map_err(|error| rejected(py, refused(&error), 0))
+    })
 }
 
 /// Post what comes, in one call of the engine; what precedes a rejected one is posted.
@@ -181,16 +197,12 @@ fn post_many<'py, W: Work>(
     if works.is_empty() {
         return failure.map_or(Ok(()), Err);
     }
-    let result = qp.core.through_pass(py, |machine, channels, now_ns| {
-        let mut result = Ok(());
+    let result = posting::<W, _>(qp, py, |machine| {
         for (place, work) in works.into_iter().enumerate() {
-            if let Err(error) = work.post(machine, qp.number()) {
-                result = Err((place, error));
-                break;
-            }
+            let posted = work.post(machine, qp.number());
+            posted.map_err(|error| (place, error))?;
         }
-        channels.flush(machine, now_ns);
-        result
+        Ok(())
     })?;
     // One that is rejected stands before one that could not be read.
     result.map_err(|(place, error)| rejected(py, refused(&error), place))?;
@@ -211,9 +223,13 @@ fn read_all<'py, W: Work>(
                 let detail = format!("more than {REQUESTS_MAX} work requests in one call");
                 return Err(rejected(py, refused(&Rejected::invalid(detail)), place));
             }
+            if let Some(work) = W::read_single(&next, qp.is_datagram()) {
+                works.push(work.map_err(|error| rejected(py, error, place))?);
+                break;
+            }
             let work = W::read(&next, qp.is_datagram());
             works.push(work.map_err(|error| rejected(py, error, place))?);
-            next = W::next(&next).unwrap_or_else(|| py.None().into_bound(py));
+            next = next_of(&next).unwrap_or_else(|| py.None().into_bound(py));
         }
     }
     Ok(())
@@ -245,5 +261,6 @@ pub fn poll<'py>(
     queue.demand_open(py)?;
     let count = usize::try_from(count).unwrap_or(0);
     let taken = queue.core.poll_all(py, queue.number, count)?;
-    Ok((taken.len(), listed(py, &taken)?))
+    let taken = taken.as_slice();
+    Ok((taken.len(), listed(py, taken)?))
 }

@@ -14,7 +14,7 @@ use urds_verbs::receives::ReceiveQueue;
 use urds_verbs::work::{Completion, Element};
 
 use crate::verbs::completion_channel::CompletionChannel;
-use crate::verbs::engine::{Core, taken_of};
+use crate::verbs::engine::{Core, Taken, taken_of};
 use crate::verbs::public_calls;
 use crate::verbs::requests::{each, recv_work};
 use crate::verbs::values::{closed, domain_of, raised_by_verbs, refused, tables};
@@ -43,7 +43,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    fn take(&self, py: Python<'_>, count: i64) -> PyResult<Vec<Completion>> {
+    fn take(&self, py: Python<'_>, count: i64) -> PyResult<Taken> {
         let count = usize::try_from(count).unwrap_or(0);
         self.core.poll(py, self.number, count)
     }
@@ -93,7 +93,7 @@ fn accepted(rejected: Option<Rejected>) -> PyResult<()> {
 impl CompletionQueue {
     #[pyo3(signature = (count=1, /))]
     fn poll<'py>(&self, py: Python<'py>, count: i64) -> PyResult<Bound<'py, PyList>> {
-        listed(py, &self.take(py, count)?)
+        listed(py, self.take(py, count)?.as_slice())
     }
 
     /// As `urds.verbs.CQ.poll`: see `public_calls`.
@@ -125,7 +125,7 @@ impl CompletionQueue {
                 has_all.then(|| taken_of(machine, self.number, count))
             })?;
             if let Some(taken) = taken {
-                return listed(py, &taken).map(Some);
+                return listed(py, taken.as_slice()).map(Some);
             }
             if self.core.wait(py, &awaited, until_ns)? != Woken::Ready {
                 self.demand_open(py)?;
@@ -194,7 +194,7 @@ impl CompletionQueue {
     /// It does not look at channels: what arrives there is the next pass's.
     pub fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.core.take(py, self.number, usize::MAX)?;
-        self.feed(py, &taken)
+        self.feed(py, taken.as_slice())
     }
 
     /// Look at the channels; give the sink what completed, if nothing else is to be told.
@@ -203,7 +203,7 @@ impl CompletionQueue {
     /// the adapter's lock, as sinks ask.
     fn look(&self, py: Python<'_>) -> PyResult<bool> {
         let (taken, left) = self.core.take_fed(py, self.number)?;
-        self.feed(py, &taken)?;
+        self.feed(py, taken.as_slice())?;
         self.core.finish_pass(py, left)?;
         Ok(left.is_due || !taken.is_empty())
     }

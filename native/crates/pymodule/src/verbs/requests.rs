@@ -1,5 +1,6 @@
 //! Work requests of Python as the engine has them: native records, or any with their fields.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyOverflowError;
@@ -7,7 +8,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 use urds_verbs::numbers::Opcode;
-use urds_verbs::work::{Binding, Doubts, Opcoded, Own, Piece, Pieces, RecvWork, SendWork};
+use urds_verbs::work::{
+    Binding, Destination, Doubts, Extra, Opcoded, Operands, Own, Piece, Pieces, RecvWork, SendWork,
+};
 
 use crate::verbs::memory::Buffer;
 use crate::verbs::records::{RecvWR, SGE, SendWR};
@@ -32,12 +35,7 @@ pub fn each(
 pub fn recv_work(object: &Bound<'_, PyAny>) -> PyResult<RecvWork> {
     let py = object.py();
     if let Ok(native) = object.cast_exact::<RecvWR>() {
-        let record = native.borrow();
-        return Ok(RecvWork {
-            wr_id: record.wr_id.extract(py)?,
-            pieces: pieces_of(record.sg.bind(py))?,
-            num_sge: record.num_sge.extract(py)?,
-        });
+        return recv_record(py, &native.borrow());
     }
     Ok(RecvWork {
         wr_id: object.getattr(intern!(py, "wr_id"))?.extract()?,
@@ -46,54 +44,75 @@ pub fn recv_work(object: &Bound<'_, PyAny>) -> PyResult<RecvWork> {
     })
 }
 
+/// Read a native record of a receive.
+#[inline]
+pub fn recv_record(py: Python<'_>, record: &RecvWR) -> PyResult<RecvWork> {
+    Ok(RecvWork {
+        wr_id: record.wr_id.extract(py)?,
+        pieces: pieces_of(record.sg.bind(py))?,
+        num_sge: record.num_sge.extract(py)?,
+    })
+}
+
 /// Read a request.
 pub fn send_work(object: &Bound<'_, PyAny>) -> PyResult<(Opcoded, Doubts)> {
     let py = object.py();
     if let Ok(native) = object.cast_exact::<SendWR>() {
-        let record = native.borrow();
-        return read(|field, _| Ok(field(&record).bind(py).clone()));
+        return send_record(py, &native.borrow());
     }
     read(|_, name| object.getattr(name(py)))
+}
+
+/// Read a native record of a request.
+#[inline]
+pub fn send_record(py: Python<'_>, record: &SendWR) -> PyResult<(Opcoded, Doubts)> {
+    read(|field, _| Ok(field(record).bind(py)))
 }
 
 type Field = fn(&SendWR) -> &Py<PyAny>;
 type Name = for<'py> fn(Python<'py>) -> &'py Bound<'py, PyString>;
 
-fn read<'py>(
-    at: impl Fn(Field, Name) -> PyResult<Bound<'py, PyAny>>,
+fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
+    at: impl Fn(Field, Name) -> PyResult<B>,
 ) -> PyResult<(Opcoded, Doubts)> {
     macro_rules! field {
         ($name:ident) => {
-            at(|record| &record.$name, |py| intern!(py, stringify!($name)))
+            seen(&at(
+                |record| &record.$name,
+                |py| intern!(py, stringify!($name)),
+            )?)
         };
     }
-    let wr_id = field!(wr_id)?.extract()?;
-    let opcode = field!(opcode)?;
-    let known = opcode.extract::<i64>().ok().and_then(Opcode::of);
+    let wr_id = field!(wr_id).extract()?;
+    let known = field!(opcode).extract::<i64>().ok().and_then(Opcode::of);
     let Some(known) = known else {
-        let name = opcode.repr()?.to_string();
+        let name = field!(opcode).repr()?.to_string();
         return Ok((Opcoded::Unknown { wr_id, name }, Doubts::default()));
     };
     let mut doubts = Doubts::default();
-    let mut work = SendWork::new(wr_id, known, pieces_of(&field!(sg)?)?);
-    work.flags = u32::try_from(integer(&field!(send_flags)?)?)?;
-    let data = field!(data)?;
-    if !data.is_none() {
-        match own_data(&data)? {
-            Ok(own) => work.own = own,
-            Err(reason) => doubts.data = Some(reason),
-        }
+    let mut work = Box::new(SendWork::new(wr_id, known, pieces_of(field!(sg))?));
+    work.flags = u32::try_from(integer(field!(send_flags))?)?;
+    match own_data(field!(data))? {
+        Ok(own) => work.own = own,
+        Err(reason) => doubts.data = Some(reason),
     }
-    work.num_sge = field!(num_sge)?.extract()?;
+    work.num_sge = field!(num_sge).extract()?;
     if known.invalidates() {
-        work.invalidate_rkey = field!(invalidate_rkey)?.extract()?;
+        work.invalidate_rkey = field!(invalidate_rkey).extract()?;
     } else {
-        work.imm_data = field!(imm_data)?.extract()?;
+        work.imm_data = field!(imm_data).extract()?;
     }
-    work.rkey = field!(rkey)?.extract()?;
-    work.remote_addr = masked(&field!(remote_addr)?)?;
+    work.rkey = field!(rkey).extract()?;
+    work.remote_addr = masked(field!(remote_addr))?;
+    if !field!(ah).is_none() {
+        work.extra = Extra::Destination(Box::new(Destination {
+            route: route_of(field!(ah))?,
+            qpn: field!(remote_qpn).extract()?,
+            qkey: field!(remote_qkey).extract()?,
+        }));
+    }
     if !known.operands().is_empty() {
-        let mut operand = |name: &'static str, value: Bound<'_, PyAny>| {
+        let mut operand = |name: &'static str, value: &Bound<'py, PyAny>| {
             if let Ok(number) = value.extract::<u64>() {
                 return Ok(number);
             }
@@ -101,22 +120,24 @@ fn read<'py>(
             doubts.operands.push((name, hexadecimal.to_string()));
             Ok::<u64, PyErr>(0)
         };
-        work.compare_add = operand("compare_add", field!(compare_add)?)?;
-        work.swap = operand("swap", field!(swap)?)?;
-        work.compare_mask = operand("compare_mask", field!(compare_mask)?)?;
-        work.swap_mask = operand("swap_mask", field!(swap_mask)?)?;
-        work.boundary = operand("boundary", field!(boundary)?)?;
+        work.extra = Extra::Operands(Box::new(Operands {
+            compare_add: operand("compare_add", field!(compare_add))?,
+            swap: operand("swap", field!(swap))?,
+            compare_mask: operand("compare_mask", field!(compare_mask))?,
+            swap_mask: operand("swap_mask", field!(swap_mask))?,
+            boundary: operand("boundary", field!(boundary))?,
+        }));
     }
-    let vector = field!(ah)?;
-    if !vector.is_none() {
-        work.route = Some(route_of(&vector)?);
-        work.remote_qpn = field!(remote_qpn)?.extract()?;
-        work.remote_qkey = field!(remote_qkey)?.extract()?;
-    }
-    if known == Opcode::BindMw {
-        work.binding = binding_of(&field!(window)?, &field!(bind)?)?;
+    if known == Opcode::BindMw
+        && let Some(binding) = binding_of(field!(window), field!(bind))?
+    {
+        work.extra = Extra::Binding(Box::new(binding));
     }
     Ok((Opcoded::Known(work), doubts))
+}
+
+fn seen<'a, 'py, B: Borrow<Bound<'py, PyAny>>>(object: &'a B) -> &'a Bound<'py, PyAny> {
+    object.borrow()
 }
 
 /// Read an address; one beyond 64 bits wraps, and the peer refuses it.
@@ -170,6 +191,9 @@ fn piece_of(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
 
 /// Return the bytes that a request brings itself, or why they are not plain ones.
 fn own_data(object: &Bound<'_, PyAny>) -> PyResult<Result<Own, String>> {
+    if object.is_none() {
+        return Ok(Ok(Own::None));
+    }
     if let Ok(view) = object.cast::<PyMemoryView>() {
         let format = view.getattr("format")?;
         let dimensions: usize = view.getattr("ndim")?.extract()?;

@@ -37,8 +37,7 @@ impl ShmEngine {
     }
 
     fn with<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Channels) -> T) -> PyResult<T> {
-        let channels = &self.core.channels;
-        self.core.call(py, |_| work(&mut channels.lock()))
+        self.core.call_with(py, |_, channels| work(channels))
     }
 
     fn waits(&self) -> Option<&Waits> {
@@ -103,8 +102,8 @@ impl ShmEngine {
 
     #[pyo3(signature = (gid, /))]
     fn detach(&self, py: Python<'_>, gid: Gid) -> PyResult<()> {
-        self.core.call(py, |machine| {
-            self.core.channels.lock().detach(&gid.0);
+        self.core.call_with(py, |machine, channels| {
+            channels.detach(&gid.0);
             machine.resume();
         })
     }
@@ -188,8 +187,8 @@ impl ShmEngine {
 
     /// Return what the device has to do, as tuples that begin with a word, and forget it.
     fn take_channel_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let (events, failed) = self.core.call(py, |machine| {
-            let events = std::mem::take(&mut self.core.channels.lock().events);
+        let (events, failed) = self.core.call_with(py, |machine, channels| {
+            let events = std::mem::take(&mut channels.events);
             (events, std::mem::take(&mut machine.failed))
         })?;
         let list = PyList::empty(py);

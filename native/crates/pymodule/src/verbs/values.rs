@@ -12,9 +12,13 @@ use urds_verbs::numbers::{AsyncEvent, GID_BYTES, QpKind, QpState, Status, WcOpco
 use urds_verbs::work::{Completion, Route};
 
 use crate::errors::EINVAL;
-use crate::sys::tuple_of_class;
+use crate::sys::{Held, tuple_of_class};
 
 const WC_FLAGS: usize = 16; // combinations
+const NUMBERS: usize = 16;
+
+/// A number and what Python has for it.
+type Numbered = (u32, Py<PyAny>);
 
 /// Members and classes of Python's engine that results are made of.
 pub struct Tables {
@@ -42,6 +46,8 @@ pub struct Tables {
     timeout_error: Py<PyAny>,
     verbs_error: Py<PyAny>,
     engine_form: PyOnceLock<Py<PyAny>>,
+    /// Numbers of queue pairs as Python has them, by their last bits: each completion has two.
+    numbers: Held<[Option<Numbered>; NUMBERS]>,
 }
 
 static TABLES: PyOnceLock<Tables> = PyOnceLock::new();
@@ -101,6 +107,7 @@ impl Tables {
             timeout_error: errors.getattr("VerbsTimeoutError")?.unbind(),
             verbs_error: errors.getattr("verbs_error")?.unbind(),
             engine_form: PyOnceLock::new(),
+            numbers: Held::default(),
             in_order: class("ReceiveOrder")?.getattr("IN_ORDER")?.unbind(),
         })
     }
@@ -116,8 +123,8 @@ impl Tables {
             self.statuses[completion.status as usize].bind(py).clone(),
             self.opcodes[completion.opcode as usize].bind(py).clone(),
             completion.byte_len.into_pyobject(py)?.into_any(),
-            completion.qpn.into_pyobject(py)?.into_any(),
-            completion.src_qpn.into_pyobject(py)?.into_any(),
+            self.number(py, completion.qpn)?,
+            self.number(py, completion.src_qpn)?,
             completion.imm_data.into_pyobject(py)?.into_any(),
             self.wc_flags[usize::from(completion.flags) % WC_FLAGS]
                 .bind(py)
@@ -130,6 +137,22 @@ impl Tables {
                 .into_any(),
         ];
         tuple_of_class(self.wc.bind(py), values)
+    }
+
+    /// Return the number of a queue pair; one that was returned lately costs no new object.
+    fn number<'py>(&self, py: Python<'py>, number: u32) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.numbers.with(py, |numbers| {
+            let kept = &mut numbers[number as usize % NUMBERS];
+            match kept {
+                Some((known, object)) if *known == number => Ok(object.bind(py).clone()),
+                _ => {
+                    let object = number.into_pyobject(py)?.into_any();
+                    *kept = Some((number, object.clone().unbind()));
+                    Ok(object)
+                }
+            }
+        });
+        found.unwrap_or_else(|| Ok(number.into_pyobject(py)?.into_any()))
     }
 
     /// Return a request in the engine's form, without objects of `urds.verbs`.

@@ -15,7 +15,7 @@ use urds_channel::sys::thread;
 use urds_dataplane::sys::{epoll, eventfd, futex};
 use urds_stream_link::Attention;
 use urds_verbs::Engine as Machine;
-use urds_verbs_shm::{Claim, Lead, Sleep, Waiter, Wakes};
+use urds_verbs_shm::{Channels, Claim, Lead, Sleep, Waiter, Wakes};
 
 use crate::verbs::engine::{Core, now_ns};
 
@@ -236,8 +236,8 @@ impl Core {
 
     /// Return whether a peer of ours runs on our processor: looking for its answer keeps it waiting.
     pub fn shares_processor(&self) -> bool {
-        let shares = |number| self.channels.lock().shares_processor(number);
-        thread::processor().is_some_and(shares)
+        let shares = |number| self.outside(|_, channels| channels.shares_processor(number));
+        thread::processor().and_then(shares).unwrap_or(false)
     }
 
     /// Wait until the loop tells, see `Waits::begin`, or until there is something for a queue's sink.
@@ -372,13 +372,12 @@ impl Core {
 
     /// Look at the channels; `None` after a panic.
     fn look_for(&self, waits: &Waits, waiter: &Arc<Waiter<Awaited>>) -> Option<Found> {
-        let look = |machine: &mut Machine| {
-            let (mut channels, now_ns) = (self.channels.lock(), now_ns());
+        let look = |machine: &mut Machine, channels: &mut Channels| {
+            let now_ns = now_ns();
             let pushed = machine.shared.outbox.pushed;
             let has_read = channels.progress(machine, now_ns);
-            self.couriers.serve(machine, &mut channels, now_ns);
-            let is_due = self.left(machine, &channels, pushed).is_due;
-            drop(channels);
+            self.couriers.serve(machine, channels, now_ns);
+            let is_due = self.left(machine, channels, pushed).is_due;
             let is_here = waiter.awaited.is_here(machine);
             // A thread that waits for a sink gives it all itself, or has the adapter do so.
             let feeds = is_here && matches!(waiter.awaited, Awaited::LoopOrSink(..));
@@ -434,8 +433,7 @@ impl Core {
 
     /// Have peers ring; false if there is something to do instead.
     fn arm(&self, waits: &Waits) -> Result<bool, Next> {
-        let armed = self.outside(|_| {
-            let mut channels = self.channels.lock();
+        let armed = self.outside(|_, channels| {
             let has_other = channels.take_rings();
             let is_stirred = channels.is_stirred() && !waits.is_trim_planned.load(Relaxed);
             (has_other || is_stirred, channels.sleep())
@@ -452,8 +450,7 @@ impl Core {
 
     /// Have peers ring no more, and note what has rung; return whether Python has to look.
     fn disarm(&self, ready: &[libc::epoll_event], doorbell: i32) -> Result<bool, Next> {
-        let found = self.outside(|_| {
-            let mut channels = self.channels.lock();
+        let found = self.outside(|_, channels| {
             channels.awake();
             let mut has_other = false;
             for event in ready {
