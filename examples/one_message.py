@@ -46,13 +46,13 @@ def make_path(peer: str, inbox: Inbox) -> PathCore:
 def connect(*paths: PathCore) -> None:
     """Give each path a stream; all but the congestion map is held until the peer is known."""
     for path in paths:
-        path.attach(Hold.RELEASE)
+        path.attach(Hold.HELLO)
     first, second = paths
     second.receive_data(write(first), now_ns=0)
     first.receive_data(write(second), now_ns=0)
     for path in paths:
         # The peer's greeting can tell what it has already; here it does not, to show a retransmit.
-        path.release(received_by_peer=None)
+        path.end_hold(received_by_peer=None)
 
 
 def write(path: PathCore) -> bytes:

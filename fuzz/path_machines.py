@@ -219,7 +219,7 @@ class Besieged:
         has_room = core.sender.message_count() < MESSAGES_MAX
         match choice % 8:
             case 0:
-                core.release(None if amount & 1 else core.sender.sequence_next - (amount >> 4))
+                core.end_hold(None if amount & 1 else core.sender.sequence_next - (amount >> 4))
             case 1:
                 self._agree(tuple(AckMode)[1 + amount % 2], checksum=bool(amount & 4))
             case 2:
@@ -246,9 +246,9 @@ class Besieged:
             case 7 if has_room:
                 core.sender.fence()
 
-    def _agree(self, release: AckMode, *, checksum: bool) -> None:
+    def _agree(self, ack_mode: AckMode, *, checksum: bool) -> None:
         self._agreed = True
-        self.core.agree(ack_mode=release, checksum=checksum)
+        self.core.agree(ack_mode=ack_mode, checksum=checksum)
 
     # -- invariants
 

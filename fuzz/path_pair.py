@@ -297,7 +297,7 @@ class Node:
                         hello=hello,
                     )
             case events.Release(_, _, received_by_peer):
-                core.release(received_by_peer)
+                core.end_hold(received_by_peer)
             case events.Agree(_, ack_mode, checksum):
                 core.agree(ack_mode=ack_mode, checksum=checksum)
                 self.ask_tcp()

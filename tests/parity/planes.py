@@ -164,15 +164,15 @@ class World:
         *,
         path: Path | None = None,
         hold: Hold = Hold.NOTHING,
-        release: AckMode = AckMode.NOT_YET,
+        ack_mode: AckMode = AckMode.NOT_YET,
         buffer_bytes: int | None = None,
     ) -> Remote:
         """Give the path a stream; return the peer's end of it."""
         path = path or self.path()
         remote = Remote(buffer_bytes)
         self.remotes.append(remote)
-        if release is not AckMode.NOT_YET:
-            path.agree(Agreement(ack_mode=release))
+        if ack_mode is not AckMode.NOT_YET:
+            path.agree(Agreement(ack_mode=ack_mode))
         path.attach(remote.stream, hold=hold)
         self.now_ns += MS  # a pause: the next two sends leave at once
         return remote

@@ -277,7 +277,7 @@ class Crossing:
 
         self.both(f"attach {name} {hold.name}", attach)
         self._turn(ms=0)  # what the stream before still brought shows now
-        if hold is Hold.RELEASE and self.rng.random() < 0.8:
+        if hold is Hold.HELLO and self.rng.random() < 0.8:
             self._release(name)
 
     def _agree(self, name: str) -> None:
@@ -292,7 +292,7 @@ class Crossing:
         received = self.rng.choice([None, self.peers[name].seen, 0])
         self.both(
             f"release {name} {received}",
-            lambda s: s.paths[name].release(received_by_peer=received),
+            lambda s: s.paths[name].end_hold(received_by_peer=received),
         )
 
     def _control(self) -> None:

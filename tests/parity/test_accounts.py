@@ -62,7 +62,7 @@ class TestSendAccount:
     @pytest.mark.parametrize("gathered", [False, True])
     def test_from_half_of_it_on_messages_ask(self, world: World, gathered: bool) -> None:
         mailbox = world.mailbox(send_bytes_max=100)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         for payload_bytes in (24, 25, 1, 0):
             if gathered:
                 mailbox.send([bytes(payload_bytes)], ADDRESS, wait_ns=0)
@@ -75,7 +75,7 @@ class TestSendAccount:
     @pytest.mark.rule("rds7-ack-purges")
     def test_an_acknowledgement_gives_room(self, world: World) -> None:
         mailbox = world.mailbox(send_bytes_max=10)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(bytes(10), ADDRESS)
         assert errno_of(mailbox.sendto, b"x", ADDRESS) == errno.EAGAIN
         remote.say(0, ack=1, source_port=0, target_port=0)
@@ -85,7 +85,7 @@ class TestSendAccount:
     def test_a_sender_finds_its_acknowledgements_itself(self, world: World) -> None:
         """No pass of the plane in between: the writer looks when its account fills."""
         mailbox = world.mailbox(send_bytes_max=100)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(bytes(20), ADDRESS)
         remote.say(0, ack=1, source_port=0, target_port=0)
         mailbox.sendto(bytes(20), ADDRESS)
@@ -128,7 +128,7 @@ class TestPathMessages:
 
     def test_acknowledgements_give_room(self, world: World) -> None:
         mailbox, count = self.fill(world)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         world.turn(1)
         assert errno_of(mailbox.sendto, b"", ADDRESS) == errno.EAGAIN
         remote.say(0, ack=count, source_port=0, target_port=0)
@@ -244,7 +244,7 @@ class TestTakingBack:
 
     def test_a_new_life_of_the_peer_gives_back_what_the_old_one_took(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        old = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"taken", ADDRESS)
         old.close()
         world.turn()
@@ -335,7 +335,7 @@ class TestSnapshot:
 
     def test_a_path_tells_its_numbers(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"1", ADDRESS)
         remote.say(41, b"x")
         remote.write(bytes(20))
@@ -352,7 +352,7 @@ class TestSnapshot:
 
     def test_messages_are_in_one_table_each(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"unacked", ADDRESS)
         remote.say(1, b"received")
         world.turn()

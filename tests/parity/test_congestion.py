@@ -203,7 +203,7 @@ class TestMessagesWithoutPayload:
     def fill(self, world: World, sources: Sequence[int], **settings: object) -> Mailbox:
         """Have messages come from these ports in turn, with what they acknowledge at the end."""
         mailbox = world.mailbox(**settings)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"mine", ADDRESS)
         for first in range(1, self.COUNT, 1000):
             remote.write(
@@ -409,7 +409,7 @@ class TestLoop:
 
 def test_acknowledgements_pass_while_a_mailbox_is_full(world: World) -> None:
     mailbox = world.mailbox(receive_bytes_max=1000)
-    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     mailbox.sendto(b"mine", ADDRESS)
     remote.say(1, bytes(50_000))
     remote.say(2, bytes(50_000), ack=1)

@@ -38,7 +38,7 @@ def in_the_next_write(remote: Remote, step: Callable[[], object]) -> None:
 def idle_path(world: World) -> tuple[Mailbox, Remote]:
     """Return a mailbox and its peer: a message went each way, and nothing is owed or out."""
     mailbox = world.mailbox()
-    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     world.path().agree(Agreement(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=True))
     mailbox.sendto(b"route", ADDRESS)
     remote.say(1, b"reply", ack=1)

@@ -71,7 +71,7 @@ def test_all_four_states(world: World, look: Look, queued: bool, full: bool) -> 
 @each_way
 def test_it_follows_every_change(world: World, look: Look) -> None:
     mailbox = world.mailbox(send_bytes_max=1000)
-    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     for number in range(1, 4):
         assert look(descriptor) == (False, True)
@@ -111,7 +111,7 @@ def test_peeking_changes_nothing(world: World) -> None:
 def test_a_small_account_that_fills_in_a_burst_shows_it(world: World) -> None:
     """The send that fills it neither flushes nor asks anything: it must show the change itself."""
     mailbox = world.mailbox(send_bytes_max=1000)
-    world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     for _ in range(10):
         mailbox.sendto(bytes(100), ADDRESS)
@@ -121,7 +121,7 @@ def test_a_small_account_that_fills_in_a_burst_shows_it(world: World) -> None:
 @pytest.mark.parametrize("how", ["cancel", "configure", "give up", "restart"])
 def test_every_way_to_gain_room_shows_it(world: World, how: str) -> None:
     mailbox = world.mailbox(send_bytes_max=1000)
-    world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     descriptor = mailbox.fileno()
     fill(mailbox)
     assert by_poll(descriptor) == (False, False)

@@ -182,7 +182,7 @@ class TestPayloads:
 
     @pytest.mark.parametrize("kind", [bytes, memoryview, lambda data: memoryview(data)[1:]])
     def test_bytes_and_views_of_them_are_not_copied(self, world: World, kind: object) -> None:
-        mailbox, remote = world.mailbox(), world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        mailbox, remote = world.mailbox(), world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         payload = bytes(LONG)
         before = sys.getrefcount(payload)
         mailbox.sendto(kind(payload), ADDRESS)
@@ -194,7 +194,7 @@ class TestPayloads:
 
     def test_a_long_one_to_be_kept_is_exported_until_it_is_acknowledged(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         payload = bytearray(LONG)
         mailbox.send([payload], ADDRESS, wait_ns=0, copy=False)
         world.turn(5)

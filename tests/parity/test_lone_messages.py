@@ -14,7 +14,7 @@ ADDRESS = (str(PEER), PEER_PORT)
 def test_any_frame_frees_a_repeat_that_was_acknowledged_before(world: World) -> None:
     """The peer had the message before the stream ended, and says so before it is repeated."""
     mailbox = world.mailbox()
-    before = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    before = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     mailbox.sendto(b"request", ADDRESS)
     assert [frame.payload for frame in before.messages()] == [b"request"]
     before.close()
@@ -36,7 +36,7 @@ def test_a_message_beyond_the_hard_bound_pauses_its_path(make_plane: object) -> 
     world = World(make_plane, Limits(receive_hard_bytes=1000, receive_hard_factor=1))  # type: ignore[arg-type]  # a fixture
     try:
         mailbox = world.mailbox(receive_bytes_max=256)
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         remote.say(1, b"the first frame goes the general way")
         world.turn()
         assert len(take(mailbox)) == 1

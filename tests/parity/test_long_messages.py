@@ -55,7 +55,7 @@ def test_small_messages_after_long_ones_are_taken_in(world: World) -> None:
 
 def test_what_was_read_with_a_wrong_acknowledgement_is_delivered(world: World) -> None:
     mailbox = world.mailbox()
-    remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+    remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     ports = {"source_port": PEER_PORT, "target_port": PORT}
     long, short = message(1, bytes(20_000), ack=9, **ports), message(2, b"behind", **ports)
     remote.write(long[:10_000])

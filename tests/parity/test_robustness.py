@@ -66,7 +66,7 @@ class TestInterrupts:
     def test_behind_a_read(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """Bytes are lost between the stream and us: it has no framing any more, and ends."""
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         read = PairStream.recv
 
         def interrupted(stream: PairStream, bytes_max: int) -> bytes:
@@ -146,7 +146,7 @@ def test_an_idle_path_takes_little_memory(world: World) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(count):
             peer = ip_address("127.0.90.0") + number
-            remote = world.attach(path=world.path(peer), release=AckMode.PEER_ACKNOWLEDGED)
+            remote = world.attach(path=world.path(peer), ack_mode=AckMode.PEER_ACKNOWLEDGED)
             mailbox.sendto(bytes(1000), (str(peer), PEER_PORT))
             remote.say_map()
             remote.say(1, bytes(1000), ack=1)

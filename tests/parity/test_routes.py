@@ -73,7 +73,7 @@ def test_the_map_of_a_peer_goes_with_its_last_path(world: World) -> None:
 
 def test_pongs_for_a_peer_that_does_not_read_are_bounded(make_plane) -> None:
     world = World(make_plane, Limits(path_messages_max=10))
-    world.attach(hold=Hold.RELEASE)
+    world.attach(hold=Hold.HELLO)
     path = world.path()
     for _ in range(20):
         path.control(source_port=0, target_port=PEER_PORT, extension=bytes(16))

@@ -67,7 +67,7 @@ def queued_bytes(world: World) -> int:
 def peer_of(world: World, address: tuple[str, int]) -> Remote:
     """Connect a peer."""
     path = world.path(IPv4Address(address[0]))
-    return world.attach(path=path, release=AckMode.PEER_ACKNOWLEDGED)
+    return world.attach(path=path, ack_mode=AckMode.PEER_ACKNOWLEDGED)
 
 
 def acknowledge(world: World, remote: Remote, sequence: int) -> None:

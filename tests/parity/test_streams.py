@@ -107,7 +107,7 @@ class TestAttach:
         stream.close()
         assert world.path().detach() is None
 
-    @pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.RELEASE])
+    @pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.HELLO])
     def test_a_held_stream_carries_the_map_only(self, world: World, hold: Hold) -> None:
         mailbox = world.mailbox()
         mailbox.sendto(b"held", ADDRESS)
@@ -115,20 +115,20 @@ class TestAttach:
         assert [frame.payload for frame in remote.frames()] == [EMPTY_MAP]
         remote.say_map()
         world.turn()
-        if hold is Hold.RELEASE:
+        if hold is Hold.HELLO:
             assert remote.frames() == []
-            world.path().release(received_by_peer=None)
+            world.path().end_hold(received_by_peer=None)
         assert [frame.payload for frame in remote.messages()] == [b"held"]
 
     def test_release_skips_what_the_peer_has(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        old = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         for number in range(3):
             mailbox.sendto(b"%d" % number, ADDRESS)
         old.close()
         world.turn()
-        new = world.attach(hold=Hold.RELEASE)
-        world.path().release(received_by_peer=2)
+        new = world.attach(hold=Hold.HELLO)
+        world.path().end_hold(received_by_peer=2)
         assert [frame.payload for frame in new.messages()] == [b"2"]
 
     def test_thousands_of_small_messages_are_repeated(self, world: World) -> None:
@@ -309,7 +309,7 @@ class TestReports:
 
     def test_a_restarted_kernel_is_told(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        old = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         old.say(100, b"old life")
         world.turn()
         old.close()
@@ -331,7 +331,7 @@ class TestFreeing:
 
     def test_tcp_frees_once_the_peer_has_spoken(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         remote.stream.unacknowledged_bytes = 50
         mailbox.sendto(b"x" * 40, ADDRESS)
         mailbox.sendto(b"y" * 40, ADDRESS)
@@ -346,7 +346,7 @@ class TestFreeing:
 
     def test_what_tcp_had_at_the_end_is_not_repeated(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        old = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
         old.stream.unacknowledged_bytes = 10
@@ -358,7 +358,7 @@ class TestFreeing:
 
     def test_what_tcp_had_of_a_superseded_stream_is_not_repeated(self, world: World) -> None:
         mailbox = world.mailbox()
-        old = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        old = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         old.say_map()
         world.turn()
         old.stream.unacknowledged_bytes = 10
@@ -369,7 +369,7 @@ class TestFreeing:
     @pytest.mark.rule("rds7-ack-purges")
     def test_the_header_frees(self, world: World) -> None:
         mailbox = world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"1", ADDRESS)
         mailbox.sendto(b"22", ADDRESS)
         world.turn(50)
@@ -380,7 +380,7 @@ class TestFreeing:
 
     def test_our_acknowledgement_leaves_after_the_delay(self, world: World) -> None:
         world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
@@ -395,7 +395,7 @@ class TestFreeing:
     def test_a_close_acknowledges_first_what_came_in(self, world: World) -> None:
         """Without delay: its sender would count it as lost with us."""
         world.mailbox()
-        remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         world.turn()
         remote.frames()
         remote.say(5, b"x")
@@ -407,7 +407,7 @@ class TestFreeing:
 
     def test_linux_never_gets_one(self, world: World) -> None:
         world.mailbox()
-        remote = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        remote = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         remote.frames()
         remote.write(
             *(message(number, b"x", flags=HeaderFlag.ACK_REQUIRED) for number in range(1, 600))
@@ -422,7 +422,7 @@ class TestFences:
 
     def test_the_second_path_waits_for_the_first(self, world: World) -> None:
         mailbox = world.mailbox()
-        first = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+        first = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         mailbox.sendto(b"first", ADDRESS)
         other = world.plane.path(local=LOCAL, peer=PEER, index=1, sequence_first=1)
         second = world.attach(path=other)
@@ -440,7 +440,7 @@ class TestFences:
     @pytest.mark.parametrize("how", ["tcp", "cancel", "give up"])
     def test_whatever_opens_the_fence_sends_what_waits(self, world: World, how: str) -> None:
         mailbox, second_box = world.mailbox(), world.mailbox(5001)
-        first = world.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+        first = world.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         first.say_map()
         world.turn()
         first.stream.unacknowledged_bytes = 1 << 20
@@ -501,7 +501,7 @@ def test_progress_tells_what_came_and_the_oldest_message_without_an_acknowledgem
 ) -> None:
     path = world.path(sequence_first=7)
     assert path.activity() == PathActivity(0, None, 7)
-    remote = world.attach(path=path, release=AckMode.PEER_ACKNOWLEDGED)
+    remote = world.attach(path=path, ack_mode=AckMode.PEER_ACKNOWLEDGED)
     remote.say_map()
     world.turn()
     assert path.activity() == PathActivity(1, None, 7)

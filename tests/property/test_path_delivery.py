@@ -50,12 +50,12 @@ class Direction:
 class Link:
     """A sender and a receiver, and a stream between them."""
 
-    def __init__(self, release: AckMode, hold: Hold) -> None:
+    def __init__(self, ack_mode: AckMode, hold: Hold) -> None:
         limits = Limits(acknowledge_messages=4, acknowledge_bytes=20_000)
-        self.release, self.hold = release, hold
-        checksum = release is AckMode.PEER_ACKNOWLEDGED
-        self.sender = Side(release=release, sequence_first=1000, limits=limits, checksum=checksum)
-        self.receiver = Side(release=release, limits=limits, checksum=checksum)
+        self.ack_mode, self.hold = ack_mode, hold
+        checksum = ack_mode is AckMode.PEER_ACKNOWLEDGED
+        self.sender = Side(ack_mode=ack_mode, sequence_first=1000, limits=limits, checksum=checksum)
+        self.receiver = Side(ack_mode=ack_mode, limits=limits, checksum=checksum)
         self.now_ns = 0
         self.sent: list[bytes] = []
         self.got: list[bytes] = []
@@ -65,9 +65,9 @@ class Link:
         self.forth, self.back = Direction(), Direction()
         self.sender.attach(self.hold)
         self.receiver.attach()
-        if self.hold is Hold.RELEASE:
+        if self.hold is Hold.HELLO:
             expected = self.receiver.receiver.sequence_expected
-            self.sender.core.release(expected - 1 if expected else None)
+            self.sender.core.end_hold(expected - 1 if expected else None)
 
     def send(self, payload_bytes: int) -> None:
         payload = len(self.sent).to_bytes(4, "big") + bytes(payload_bytes)
@@ -144,19 +144,19 @@ KINDS = [
     pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.NOTHING, id="linux, higher side"),
     pytest.param(AckMode.STREAM_ACKNOWLEDGED, Hold.FIRST_FRAME, id="linux, lower side"),
     pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING, id="urds node"),
-    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.RELEASE, id="urds node, held for its hello"),
+    pytest.param(AckMode.PEER_ACKNOWLEDGED, Hold.HELLO, id="urds node, held for its hello"),
 ]
 
 
 @pytest.mark.rule("rds7-once", "rds7-reliable-in-order", "rds7-reliable-retry")
-@pytest.mark.parametrize(("release", "hold"), KINDS)
+@pytest.mark.parametrize(("ack_mode", "hold"), KINDS)
 @settings(max_examples=examples(300))
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_message_arrives_once_in_order(
-    release: AckMode, hold: Hold, steps: list[tuple[str, int]]
+    ack_mode: AckMode, hold: Hold, steps: list[tuple[str, int]]
 ) -> None:
     """Safety at every step, liveness once the stream holds; then no account has anything left."""
-    link = Link(release, hold)
+    link = Link(ack_mode, hold)
     for name, value in steps:
         do(link, name, value)
         assert link.got == link.sent[: len(link.got)]
@@ -166,16 +166,16 @@ def test_each_message_arrives_once_in_order(
     assert link.sender.sender.message_count() == 0
 
 
-@pytest.mark.parametrize(("release", "hold"), KINDS)
+@pytest.mark.parametrize(("ack_mode", "hold"), KINDS)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_what_the_peer_has_not_is_never_freed(
-    release: AckMode, hold: Hold, steps: list[tuple[str, int]]
+    ack_mode: AckMode, hold: Hold, steps: list[tuple[str, int]]
 ) -> None:
     """The account holds at least what has not reached the peer's TCP, or its inbox (urds node)."""
-    link = Link(release, hold)
+    link = Link(ack_mode, hold)
     for name, value in steps:
         do(link, name, value)
-        if release is AckMode.PEER_ACKNOWLEDGED:
+        if ack_mode is AckMode.PEER_ACKNOWLEDGED:
             missing = sum(map(len, link.sent[len(link.got) :]))
             assert link.sender.account.send_queued_bytes >= missing
         queued = sum(len(item[5]) for item in link.sender.sender.unacked)
@@ -186,13 +186,13 @@ def test_what_the_peer_has_not_is_never_freed(
 
 @given(
     steps=st.lists(st.one_of(STEPS, st.tuples(st.just("cancel"), st.just(0))), max_size=60),
-    release=st.sampled_from([AckMode.STREAM_ACKNOWLEDGED, AckMode.PEER_ACKNOWLEDGED]),
+    ack_mode=st.sampled_from([AckMode.STREAM_ACKNOWLEDGED, AckMode.PEER_ACKNOWLEDGED]),
 )
 def test_cancelling_loses_nothing_that_is_sent_later(
-    steps: list[tuple[str, int]], release: AckMode
+    steps: list[tuple[str, int]], ack_mode: AckMode
 ) -> None:
     """A cancelled message may arrive or not; never twice, never behind a later one."""
-    link = Link(release, Hold.NOTHING)
+    link = Link(ack_mode, Hold.NOTHING)
     kept_from = 0
     for name, value in steps:
         if name == "cancel":
@@ -224,9 +224,9 @@ class TestTheModelCanFail:
         link.heal()
         return link.got != link.sent
 
-    @pytest.mark.parametrize(("release", "hold"), KINDS)
-    def test_it_passes_unbroken(self, release: AckMode, hold: Hold) -> None:
-        assert not self.lost_or_doubled(Link(release, hold))
+    @pytest.mark.parametrize(("ack_mode", "hold"), KINDS)
+    def test_it_passes_unbroken(self, ack_mode: AckMode, hold: Hold) -> None:
+        assert not self.lost_or_doubled(Link(ack_mode, hold))
 
     def test_nothing_is_repeated(self) -> None:
         link = Link(AckMode.PEER_ACKNOWLEDGED, Hold.NOTHING)

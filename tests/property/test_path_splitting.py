@@ -24,7 +24,7 @@ FRAMES = st.tuples(
 
 def result(data: bytes, cuts: list[int]) -> tuple[object, ...]:
     """Return everything that a receiver has learnt from the bytes."""
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.attach()
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in pairwise(places):
@@ -85,7 +85,7 @@ def test_no_bytes_make_it_raise(data: bytes, cuts: list[int]) -> None:
 def test_any_header_is_judged(header: bytes, rest: bytes) -> None:
     """The payload length is small, so that the message is whole and gets to the judgement."""
     data = header[:16] + bytes(3) + header[19:]
-    for release in AckMode:
-        side = Side(release=release)
+    for ack_mode in AckMode:
+        side = Side(ack_mode=ack_mode)
         side.attach()
         side.receive(data + bytes(256) + rest)

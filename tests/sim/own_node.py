@@ -380,7 +380,7 @@ class OwnNode:
                     )
                     self._flush(self.paths[index])
             case events.Release(_, index, received_by_peer):
-                self.paths[index].core.release(received_by_peer)
+                self.paths[index].core.end_hold(received_by_peer)
                 self._flush(self.paths[index])
             case events.ProbeDeadStream(_, index):
                 self.paths[index].core.map_due = self.paths[index].core.attached

@@ -138,7 +138,7 @@ impl Kind {
         match self {
             Self::Linux | Self::OwnNode => Hold::Nothing,
             Self::LinuxLowerSide => Hold::FirstFrame,
-            Self::OwnNodeHeld => Hold::Release,
+            Self::OwnNodeHeld => Hold::Hello,
         }
     }
 }
@@ -319,7 +319,7 @@ impl Link {
                     .checked_sub(1)
             });
             for (side, received_by_peer) in self.sides.iter_mut().zip(told) {
-                side.core.release(received_by_peer);
+                side.core.end_hold(received_by_peer);
             }
         }
     }

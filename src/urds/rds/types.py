@@ -18,5 +18,5 @@ class Hold(Enum):
     # The lower address towards Linux: TCP accepts and acknowledges before RDS does, so bytes sent
     # into a connection that the peer then rejects are lost. Source: linux v6.1, v6.12 (observed).
     FIRST_FRAME = auto()
-    # Between urds nodes: until `release`, which follows the peer's hello.
-    RELEASE = auto()
+    # Between urds nodes: until `end_hold`, which follows the peer's hello.
+    HELLO = auto()

@@ -180,7 +180,7 @@ def test_further_paths_to_a_kernel_do_not_wait_for_a_map_for_ever() -> None:
     core = up_as_lower(npaths=2)
     hear(core, LINUX_6, ping=False)
     core.handle_connected(1, 2, 0)
-    assert actions(core) == [Attach(HIGH, 1, 2, Hold.RELEASE)]
+    assert actions(core) == [Attach(HIGH, 1, 2, Hold.HELLO)]
     core.handle_timeout(SECOND)
     assert actions(core) == [Release(HIGH, 1, None)]
     core.handle_connected(1, 3, 2 * SECOND)
@@ -229,7 +229,7 @@ def test_a_parked_stream_takes_the_place_of_one_that_ends() -> None:
     core = up_as_higher(npaths=2)
     core.handle_accepted(5, 40001, 0)
     down(core, 0, 1, 0)
-    assert actions(core)[0] == Attach(LOW, 0, 5, Hold.RELEASE)
+    assert actions(core)[0] == Attach(LOW, 0, 5, Hold.HELLO)
 
 
 def test_no_more_streams_are_parked_than_paths_can_be() -> None:
@@ -254,7 +254,7 @@ def test_with_several_paths_nothing_goes_to_a_unknown_peer_before_the_handshake(
     core = connection(lower=False, npaths=2)
     core.handle_accepted(1, 40000, 0)
     attach, probe = actions(core)
-    assert attach == Attach(LOW, 0, 1, Hold.RELEASE)
+    assert attach == Attach(LOW, 0, 1, Hold.HELLO)
     assert isinstance(probe, SendControl)
     assert probe.hello, "nothing else passes the hold"
     first_frame(core, 0, 0)

@@ -111,7 +111,7 @@ def test_a_known_own_node_is_held_until_the_hellos_are_exchanged(npaths: int) ->
     low.reset(HIGH)
     world.run(SECOND)
     for node in (low, high):
-        assert [action.hold for action in node.seen(Attach)] == [Hold.RELEASE]
+        assert [action.hold for action in node.seen(Attach)] == [Hold.HELLO]
         assert len(node.seen(Release)) == 1
         (hello,) = node.seen(SendControl)  # hellos that cross answer each other
         assert hello.hello
@@ -200,7 +200,7 @@ def test_a_stream_of_another_path_does_not_stay_on_path_0() -> None:
     low.reset(HIGH, 1)
     world.run(SECOND)
     assert new.endpoint.stats.misplaced == 1
-    assert new.seen(Attach)[0].hold is Hold.RELEASE, "nothing was sent on the wrong path"
+    assert new.seen(Attach)[0].hold is Hold.HELLO, "nothing was sent on the wrong path"
     low.reset(HIGH, 0)
     world.run(3 * SECOND)
     assert paths_match(low, new)

@@ -28,7 +28,7 @@ from urds.rds.wire.header import Header
 RECORD = Path(__file__).parents[3] / "native/crates/path/tests/reference.txt"
 SEEDS, CALLS = 40, 50
 TARGET = 5000
-HOLDS, RELEASES = list(Hold), list(AckMode)
+HOLDS, ACK_MODES = list(Hold), list(AckMode)
 LENGTHS = (0, 1, 40, 78, 79, 300, 8191, 8192, 20_000)
 
 
@@ -73,10 +73,10 @@ class World:
         self.core.detach()
 
     def release(self, sequence: int) -> None:
-        self.core.release(sequence if sequence >= 0 else None)
+        self.core.end_hold(sequence if sequence >= 0 else None)
 
-    def agree(self, release: int, checksum: int) -> None:
-        self.core.agree(ack_mode=RELEASES[release], checksum=bool(checksum))
+    def agree(self, ack_mode: int, checksum: int) -> None:
+        self.core.agree(ack_mode=ACK_MODES[ack_mode], checksum=bool(checksum))
 
     def restart(self) -> None:
         self.news = str(self.core.restart_peer())

@@ -45,7 +45,7 @@ class Side:
         sequence_first: int = 1,
         generation: int | None = None,
         limits: Limits | None = None,
-        release: AckMode = AckMode.NOT_YET,
+        ack_mode: AckMode = AckMode.NOT_YET,
         checksum: bool = False,
     ) -> None:
         self.counters = Counters()
@@ -61,7 +61,7 @@ class Side:
             source_of=lambda port: ("peer", port),
             map_bytes=lambda: self.map_bytes,
         )
-        self.core.agree(ack_mode=release, checksum=checksum)
+        self.core.agree(ack_mode=ack_mode, checksum=checksum)
 
     @property
     def sender(self):

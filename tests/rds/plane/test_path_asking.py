@@ -25,7 +25,7 @@ class TestAskingForAcknowledgements:
 
     @pytest.mark.rule("rds7-max-unacked", "rds7-ack-default")
     def test_after_eight_messages(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(*[b"x"] * 20)
         assert self.asked(side) == [8, 16]
@@ -36,13 +36,13 @@ class TestAskingForAcknowledgements:
     @pytest.mark.rule("rds7-max-unacked")
     def test_after_so_many_bytes(self) -> None:
         limits = Limits(unacked_packets_max=1000, unacked_bytes_max=250)
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED, limits=limits)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED, limits=limits)
         side.begin()
         side.send(*[b"x" * 100] * 7)
         assert self.asked(side) == [3, 6]
 
     def test_with_the_last_message_when_an_account_is_half_full(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.sender.ack_wanted = True
         side.send(b"1", b"2", b"3")
@@ -50,9 +50,9 @@ class TestAskingForAcknowledgements:
         side.send(b"4")
         assert self.asked(side) == []
 
-    @pytest.mark.parametrize("release", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
-    def test_never_of_linux(self, release: AckMode) -> None:
-        side = Side(release=release)
+    @pytest.mark.parametrize("ack_mode", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
+    def test_never_of_linux(self, ack_mode: AckMode) -> None:
+        side = Side(ack_mode=ack_mode)
         side.begin()
         side.sender.ack_wanted = True
         side.send(*[b"x"] * 50)
@@ -68,7 +68,7 @@ class TestAskingForAcknowledgements:
         ]
 
     def test_who_waits_asks_behind_the_last_message(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"1")
         side.write()
@@ -82,7 +82,7 @@ class TestAskingForAcknowledgements:
         assert side.counters.send_ack_required == 2
 
     def test_a_question_is_answered_and_takes_no_number(self) -> None:
-        side, far = Side(release=AckMode.PEER_ACKNOWLEDGED), self.far()
+        side, far = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED), self.far()
         side.begin()
         side.send(b"1")
         far.receive(side.write())
@@ -96,12 +96,12 @@ class TestAskingForAcknowledgements:
 
     @staticmethod
     def far() -> Side:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         return side
 
     def test_no_stream_is_asked_about_nothing(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.core.request_ack()
         assert side.write() == b""
@@ -109,7 +109,7 @@ class TestAskingForAcknowledgements:
         assert self.questions(side) == []
 
     def test_a_question_waits_for_what_has_not_left(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.send(b"1")
         side.core.request_ack()
         assert not side.core.wants_to_write()
@@ -117,9 +117,9 @@ class TestAskingForAcknowledgements:
         assert side.write() == b""  # made with the map already, see `begin`
         assert side.counters.send_ack_required == 1
 
-    @pytest.mark.parametrize("release", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
-    def test_others_than_own_nodes_get_no_question(self, release: AckMode) -> None:
-        side = Side(release=release)
+    @pytest.mark.parametrize("ack_mode", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
+    def test_others_than_own_nodes_get_no_question(self, ack_mode: AckMode) -> None:
+        side = Side(ack_mode=ack_mode)
         side.begin()
         side.send(b"1")
         side.core.request_ack()
@@ -127,7 +127,7 @@ class TestAskingForAcknowledgements:
         assert not side.core.wants_to_write()
 
     def test_repeats_ask(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"a", b"b")
         side.write()

@@ -13,8 +13,8 @@ from urds.rds.wire.extensions import parse_handshake
 
 def test_a_hello_waits_for_the_peers_first_frame() -> None:
     """Before, it would tell numbers of a life that may be over."""
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
-    side.begin(Hold.RELEASE)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
+    side.begin(Hold.HELLO)
     side.receiver.sequence_expected = 78
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.receive(map_message(8)[:-1])
@@ -27,8 +27,8 @@ def test_a_hello_waits_for_the_peers_first_frame() -> None:
 
 def test_an_answer_does_not_replace_a_hello() -> None:
     """The peer waits for both, and they may wait for its first frame."""
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
-    side.begin(Hold.RELEASE)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
+    side.begin(Hold.HELLO)
     side.core.control(source_port=1, target_port=0, extension=b"\x05" * 16, hello=True)
     side.core.control(source_port=0, target_port=1, extension=b"\x06" * 16, hello=True)
     side.receive(map_message())
@@ -36,18 +36,18 @@ def test_an_answer_does_not_replace_a_hello() -> None:
 
 
 def test_a_hello_dies_with_its_stream() -> None:
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
-    side.begin(Hold.RELEASE)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
+    side.begin(Hold.HELLO)
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.core.detach()
-    side.begin(Hold.RELEASE)
+    side.begin(Hold.HELLO)
     side.receive(map_message())
     assert side.frames() == []
 
 
 def test_nothing_is_acknowledged_before_the_peers_first_frame() -> None:
     """Also not when the handshake on another path has just shown a urds node."""
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.receiver.sequence_expected = 78
     side.begin()
     side.core.agree(ack_mode=AckMode.PEER_ACKNOWLEDGED, checksum=False)
@@ -59,15 +59,15 @@ def test_nothing_is_acknowledged_before_the_peers_first_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "told"),
+    ("ack_mode", "told"),
     [
         (AckMode.NOT_YET, 8),
         (AckMode.PEER_ACKNOWLEDGED, 8),
         (AckMode.STREAM_ACKNOWLEDGED, None),
     ],
 )
-def test_a_map_tells_the_life_unless_to_a_kernel(release: AckMode, told: int | None) -> None:
-    side = Side(release=release, generation=8)
+def test_a_map_tells_the_life_unless_to_a_kernel(ack_mode: AckMode, told: int | None) -> None:
+    side = Side(ack_mode=ack_mode, generation=8)
     side.attach()
     (frame,) = side.frames()
     handshake = parse_handshake(frame.header.extension)

@@ -18,7 +18,7 @@ ALIKE = [b"%04d" % number for number in range(1, 20)]
 
 
 def own_side() -> Side:
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     return side
 

@@ -187,7 +187,7 @@ class TestDuplicates:
         assert len(side.got()) == 3
 
     def test_repeats_of_what_is_here_are_dropped_and_counted(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(messages(range(1, 6)))
         side.core.detach()
@@ -210,7 +210,7 @@ class TestDuplicates:
         assert side.counters.recv_drop_old_seq == 1
 
     def test_a_message_to_an_unbound_port_counts_as_received(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(message(1, b"a", target_port=9))
         assert side.receiver.sequence_expected == 2
@@ -256,7 +256,7 @@ class TestChecksum:
         assert side.got() == [b"1"]
 
     def test_linux_is_not_checked(self) -> None:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         assert (
             side.receive(message(1, b"a", checksum=False)[:30] + b"\xab\xcd" + bytes(16) + b"a")
             is None
@@ -268,7 +268,7 @@ class TestOutsideTheNumbers:
     """Hellos, their answers and acknowledgements carry number 0 and touch no other number."""
 
     def test_a_hello_leaves_the_expected_number_alone(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(messages([100]))
         side.receive(message(0, source_port=1, target_port=0, ack=0))
@@ -280,7 +280,7 @@ class TestOutsideTheNumbers:
 
     @pytest.mark.rule("rds7-ack-purges")
     def test_an_acknowledgement_is_nobodys_message(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"a")
         side.write()
@@ -290,7 +290,7 @@ class TestOutsideTheNumbers:
         assert not side.receiver.controls
 
     def test_a_numbered_ping_is_dropped_when_repeated(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.receive(message(5, source_port=9, target_port=0))
         side.receive(message(5, source_port=9, target_port=0, flags=RETRANSMITTED))
@@ -301,8 +301,8 @@ class TestAcknowledging:
     """When a urds node is told what lies in our inboxes, and that Linux is never told."""
 
     @staticmethod
-    def side(release: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Side:
-        side = Side(release=release)
+    def side(ack_mode: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Side:
+        side = Side(ack_mode=ack_mode)
         side.attach()
         side.write()
         return side
@@ -406,9 +406,9 @@ class TestAcknowledging:
         side.core.handle_timeout(ACK_DELAY_NS)
         assert [frame.header.ack for frame in side.frames()] == [1]
 
-    @pytest.mark.parametrize("release", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
-    def test_linux_and_unknown_peers_get_none(self, release: AckMode) -> None:
-        side = self.side(release)
+    @pytest.mark.parametrize("ack_mode", [AckMode.STREAM_ACKNOWLEDGED, AckMode.NOT_YET])
+    def test_linux_and_unknown_peers_get_none(self, ack_mode: AckMode) -> None:
+        side = self.side(ack_mode)
         for number in range(1, 600):
             side.receive(message(number, flags=ACK_REQUIRED), now_ns=MS)
         assert side.core.ack_at_ns is None

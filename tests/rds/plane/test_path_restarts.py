@@ -12,7 +12,7 @@ RETRANSMITTED = HeaderFlag.RETRANSMITTED
 
 def kernel(*numbers: int) -> Side:
     """Return a side that heard those numbers from a kernel, whose connection then broke."""
-    side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
     side.attach()
     side.receive(messages(numbers))
     side.got()
@@ -94,7 +94,7 @@ LIVES = {
 @pytest.mark.parametrize("kind", LIVES)
 def test_a_probe_tells_a_new_life_from_repeats(kind: str) -> None:
     before, after, new, restarted = LIVES[kind]
-    side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
     if "generation" in kind:
         side.receiver.generations.generation = 7
     side.attach()
@@ -115,7 +115,7 @@ class TestOwnNode:
     @staticmethod
     def side() -> Side:
         """Return a side whose peer's life 7 sent 100 and 101 on a stream that broke."""
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.attach()
         side.receive(map_message(7) + messages([100, 101]))
         side.got()
@@ -172,7 +172,7 @@ class TestOwnNode:
         assert side.got() == [b"102"]
 
     def test_a_first_word_begins_no_life(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.attach()
         side.receive(map_message() + messages([100, 101]))
         side.core.detach()
@@ -205,7 +205,7 @@ class TestOwnNode:
 
     def test_the_acknowledgement_of_an_earlier_life_is_not_told_to_the_next(self) -> None:
         """Else it would be beyond what the next has sent, which breaks the protocol."""
-        survivor, newborn = Side(release=AckMode.PEER_ACKNOWLEDGED), Side(generation=8)
+        survivor, newborn = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED), Side(generation=8)
         survivor.attach()
         survivor.receive(map_message(7) + messages([900]))
         survivor.core.detach()

@@ -149,9 +149,9 @@ def test_the_same_bytes_are_offered_until_they_are_taken() -> None:
 
 
 def test_a_hello_is_outside_the_numbers_and_passes_a_hold() -> None:
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.send(b"held")
-    side.begin(Hold.RELEASE)
+    side.begin(Hold.HELLO)
     side.core.control(source_port=1, target_port=0, extension=bytes(16), hello=True)
     side.core.control(source_port=1, target_port=0, extension=b"\x05" * 16, hello=True)
     side.receiver.sequence_expected = 78
@@ -160,7 +160,7 @@ def test_a_hello_is_outside_the_numbers_and_passes_a_hold() -> None:
     assert (hello.header.sequence, hello.header.ack) == (0, 77)
     assert hello.header.extension == b"\x05" * 16, "the later one replaces what has not left"
     assert side.core.is_held()
-    side.core.release(None)
+    side.core.end_hold(None)
     assert numbers(side.messages()) == [1]
 
 
@@ -196,7 +196,7 @@ def test_a_probe_takes_the_place_of_those_before_it() -> None:
     assert side.sender.pending_bytes == HEADER_BYTES
 
 
-@pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.RELEASE])
+@pytest.mark.parametrize("hold", [Hold.FIRST_FRAME, Hold.HELLO])
 def test_a_held_stream_carries_nothing_but_maps(hold: Hold) -> None:
     side = Side()
     side.send(b"a")
@@ -212,7 +212,7 @@ def test_the_first_frame_ends_one_hold_and_only_release_ends_the_other() -> None
     peer = Side()
     peer.attach()
     data = peer.write()
-    for hold, frames in ((Hold.FIRST_FRAME, 1), (Hold.RELEASE, 0)):
+    for hold, frames in ((Hold.FIRST_FRAME, 1), (Hold.HELLO, 0)):
         side = Side()
         side.send(b"a")
         side.begin(hold)
@@ -221,25 +221,25 @@ def test_the_first_frame_ends_one_hold_and_only_release_ends_the_other() -> None
 
 
 def test_release_forgets_what_the_peer_has() -> None:
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     side.send(b"1", b"2", b"3")
     side.write()
     side.core.detach()
-    side.begin(Hold.RELEASE)
-    side.core.release(2)
+    side.begin(Hold.HELLO)
+    side.core.end_hold(2)
     assert numbers(side.messages()) == [3]
     assert side.account.send_queued_bytes == 1
 
 
 def test_a_peer_that_claims_more_than_it_was_handed_frees_nothing() -> None:
-    side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+    side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
     side.begin()
     side.send(b"1")
     side.write()
     side.core.detach()
-    side.begin(Hold.RELEASE)
-    side.core.release(99)
+    side.begin(Hold.HELLO)
+    side.core.end_hold(99)
     assert numbers(side.messages()) == [1]
 
 
@@ -320,7 +320,7 @@ class TestGivingUp:
         assert set(side.sender.freed) == {side.account}
 
     def test_a_new_life_of_the_peer_takes_only_what_the_old_one_was_handed(self) -> None:
-        side = Side(release=AckMode.PEER_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED)
         side.begin()
         side.send(b"handed")
         side.write()
@@ -337,7 +337,7 @@ class TestStreamAcknowledgement:
 
     @staticmethod
     def side() -> Side:
-        side = Side(release=AckMode.STREAM_ACKNOWLEDGED)
+        side = Side(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
         side.begin()
         side.send(b"a" * 10, b"b" * 10)
         side.write()
@@ -376,9 +376,9 @@ class TestStreamAcknowledgement:
         side.core.handle_stream_acknowledged(8192 + HEADER_BYTES + 58)
         assert side.account.send_queued_bytes == 10
 
-    @pytest.mark.parametrize("release", [AckMode.NOT_YET, AckMode.PEER_ACKNOWLEDGED])
-    def test_other_peers_are_not_believed_by_bytes(self, release: AckMode) -> None:
-        side = Side(release=release)
+    @pytest.mark.parametrize("ack_mode", [AckMode.NOT_YET, AckMode.PEER_ACKNOWLEDGED])
+    def test_other_peers_are_not_believed_by_bytes(self, ack_mode: AckMode) -> None:
+        side = Side(ack_mode=ack_mode)
         side.begin()
         side.send(b"a")
         side.write()
@@ -395,7 +395,7 @@ class TestFences:
     @staticmethod
     def gated() -> tuple[Side, Side]:
         """Return a path with one message handed over, one unsent, and another path behind it."""
-        front, behind = Side(release=AckMode.PEER_ACKNOWLEDGED), Side()
+        front, behind = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED), Side()
         front.begin()
         behind.begin()
         front.send(b"1")
@@ -427,7 +427,7 @@ class TestFences:
         assert payloads(behind.messages()) == [b"behind"]
 
     def test_it_stays_shut_while_some_repeats_have_left_and_others_not(self) -> None:
-        front, behind = Side(release=AckMode.PEER_ACKNOWLEDGED), Side()
+        front, behind = Side(ack_mode=AckMode.PEER_ACKNOWLEDGED), Side()
         front.begin()
         behind.begin()
         front.send(bytes(70_000))

@@ -22,7 +22,7 @@ from tests.support.planes import PLANES, in_use
 from urds.rds.types import AckMode
 world = World(PLANES[in_use()])
 mailbox = world.mailbox()
-remote = world.attach(release=AckMode.PEER_ACKNOWLEDGED)
+remote = world.attach(ack_mode=AckMode.PEER_ACKNOWLEDGED)
 remote.socket.close()
 mailbox.sendto(b"to no port", (str(PEER), PEER_PORT))
 world.turn()

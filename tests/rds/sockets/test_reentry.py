@@ -260,8 +260,8 @@ def test_a_handler_may_do_so_within_the_way_of_a_message_over_a_stream(call: str
     for at in count(1):
         world = World(ReferencePlane)
         mailbox, other, polled = world.mailbox(), world.mailbox(PORT + 1), world.mailbox(PORT + 2)
-        release = AckMode.PEER_ACKNOWLEDGED if call == "send alone" else AckMode.NOT_YET
-        remote = world.attach(release=release)
+        ack_mode = AckMode.PEER_ACKNOWLEDGED if call == "send alone" else AckMode.NOT_YET
+        remote = world.attach(ack_mode=ack_mode)
         mailbox.sendto(b"route", TARGET)
         other.sendto(b"route", TARGET)
         remote.say(1, b"first", ack=2)

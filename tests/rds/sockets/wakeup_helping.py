@@ -287,7 +287,7 @@ def _silent(flush: object) -> object:
 def a_fence_that_tcp_opens_lets_the_next_path_go(scene: World) -> bool:
     """Acknowledge the last bytes of one path by TCP alone; another path waits for that."""
     mailbox = scene.mailbox(1)
-    remote = scene.attach(release=AckMode.STREAM_ACKNOWLEDGED)
+    remote = scene.attach(ack_mode=AckMode.STREAM_ACKNOWLEDGED)
     remote.say_map()
     scene.help()
     scene.wait_for(lambda: scene.path().core.receiver.frames == 1)  # type: ignore[attr-defined]  # of this plane alone

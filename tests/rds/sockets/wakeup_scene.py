@@ -79,10 +79,10 @@ class Scene(ABC):
             self._paths[peer] = path
         return self._paths[peer]
 
-    def attach(self, *, release: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Remote:
+    def attach(self, *, ack_mode: AckMode = AckMode.PEER_ACKNOWLEDGED) -> Remote:
         """Give the path a stream, let the map go, and return the peer's end."""
         remote = self.attach_remote(self.path())
-        self.path().agree(Agreement(ack_mode=release))
+        self.path().agree(Agreement(ack_mode=ack_mode))
         return remote
 
     def attach_remote(self, path: Any) -> Remote:

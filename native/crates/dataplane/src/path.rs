@@ -523,14 +523,14 @@ pub struct Agreement {
 }
 
 impl Plane {
-    /// End `Hold::Release`; the peer has everything up to `received_by_peer` (`None`: unknown).
-    pub fn release_hold(&self, path: PathId, received_by_peer: Option<u64>) {
+    /// End `Hold::Hello`; the peer has everything up to `received_by_peer` (`None`: unknown).
+    pub fn end_hold(&self, path: PathId, received_by_peer: Option<u64>) {
         {
             let mut state = self.lock();
             let Some(record) = state.paths.get_mut(path) else {
                 return;
             };
-            record.core.release(received_by_peer);
+            record.core.end_hold(received_by_peer);
             state.finish_freed(path);
         }
         self.flush(path);

@@ -181,13 +181,13 @@ fn what_was_not_acknowledged_is_repeated_on_the_next_stream() {
         "{events:?}"
     );
     assert_eq!(world.take(mailbox).len(), 1);
-    let mut remote = world.attach(Hold::Release, AckMode::NotYet);
+    let mut remote = world.attach(Hold::Hello, AckMode::NotYet);
     assert_eq!(remote.payloads().len(), 0);
-    world.plane.release_hold(world.path, None);
+    world.plane.end_hold(world.path, None);
     assert_eq!(remote.payloads(), [b"repeated"]);
     assert!(world.plane.detach(world.path).is_some());
-    let mut remote = world.attach(Hold::Release, AckMode::NotYet);
-    world.plane.release_hold(world.path, Some(1));
+    let mut remote = world.attach(Hold::Hello, AckMode::NotYet);
+    world.plane.end_hold(world.path, Some(1));
     assert_eq!(remote.payloads().len(), 0);
     assert_eq!(world.snapshot().mailboxes[0].send_queued_bytes, 0);
 }

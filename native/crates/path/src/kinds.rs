@@ -18,8 +18,8 @@ pub enum Hold {
     Nothing,
     /// The lower address towards Linux: bytes into a connection that the peer rejects are lost.
     FirstFrame,
-    /// Between urds nodes: until `release`, which follows the peer's hello.
-    Release,
+    /// Between urds nodes: until `end_hold`, which follows the peer's hello.
+    Hello,
 }
 
 /// What frees a message at the sender.

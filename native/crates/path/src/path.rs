@@ -128,12 +128,12 @@ impl PathCore {
         counters.conn_reset += 1;
     }
 
-    /// End `Hold::Release`; messages that the peer reports received are not retransmitted.
-    pub fn release(&mut self, received_by_peer: Option<u64>) {
+    /// End `Hold::Hello`; messages that the peer reports received are not retransmitted.
+    pub fn end_hold(&mut self, received_by_peer: Option<u64>) {
         if let Some(sequence) = received_by_peer {
             self.sender.forget_retransmits(sequence);
         }
-        if self.hold == Hold::Release {
+        if self.hold == Hold::Hello {
             self.hold = Hold::Nothing;
         }
     }

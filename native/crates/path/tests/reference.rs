@@ -88,11 +88,11 @@ impl World {
         let core = &mut self.core;
         match name {
             "attach" => {
-                let holds = [Hold::Nothing, Hold::FirstFrame, Hold::Release];
+                let holds = [Hold::Nothing, Hold::FirstFrame, Hold::Hello];
                 core.attach(holds[values.of::<usize>()]);
             }
             "detach" => core.detach(&mut self.counters),
-            "release" => core.release(u64::try_from(values.next()).ok()),
+            "release" => core.end_hold(u64::try_from(values.next()).ok()),
             "agree" => {
                 let releases = [
                     AckMode::NotYet,

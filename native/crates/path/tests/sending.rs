@@ -154,7 +154,7 @@ fn writes_of_long_messages_are_longer_and_have_few_slices() {
 fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
     let mut side = Side::new(AckMode::PeerAcknowledged);
     side.send(b"held");
-    side.begin(Hold::Release);
+    side.begin(Hold::Hello);
     side.control((1, 0), 4, true);
     side.control((0, 1), 6, true);
     side.control((1, 0), 5, true);
@@ -176,11 +176,11 @@ fn a_hello_waits_for_the_first_frame_and_passes_a_hold() {
         "the later one replaces what has not left"
     );
     assert!(side.core.is_held());
-    side.core.release(None);
+    side.core.end_hold(None);
     assert_eq!(side.numbers(), [1]);
     side.control((1, 0), 5, true);
     side.detach();
-    side.begin(Hold::Release);
+    side.begin(Hold::Hello);
     side.take(&map);
     assert_eq!(side.frames(), [], "it died with its stream");
 }
@@ -234,7 +234,7 @@ fn a_probe_takes_the_place_of_those_before_it() {
 
 #[test]
 fn a_held_stream_carries_nothing_but_maps() {
-    for hold in [Hold::FirstFrame, Hold::Release] {
+    for hold in [Hold::FirstFrame, Hold::Hello] {
         let mut side = Side::new(AckMode::NotYet);
         side.send(b"a");
         side.begin(hold);
@@ -244,7 +244,7 @@ fn a_held_stream_carries_nothing_but_maps() {
         side.core.map_due = true;
         assert_eq!(side.frames()[0].0.flags, FLAG_CONG_BITMAP);
         side.take(&map_message(None));
-        assert_eq!(side.core.is_held(), hold == Hold::Release);
+        assert_eq!(side.core.is_held(), hold == Hold::Hello);
         assert_eq!(side.numbers().len(), usize::from(hold == Hold::FirstFrame));
     }
 }
@@ -260,8 +260,8 @@ fn release_forgets_what_the_peer_has_and_believes_no_more_than_was_handed_over()
         side.send_all(&[b"1", b"2", b"3"]);
         side.write_all();
         side.detach();
-        side.begin(Hold::Release);
-        side.core.release(told);
+        side.begin(Hold::Hello);
+        side.core.end_hold(told);
         assert_eq!(side.account(), left.len());
         assert_eq!(side.numbers(), left);
     }

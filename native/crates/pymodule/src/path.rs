@@ -130,9 +130,9 @@ impl Path {
     }
 
     #[pyo3(signature = (received_by_peer, /))]
-    fn release(&self, py: Python<'_>, received_by_peer: Option<u64>) -> PyResult<()> {
+    fn end_hold(&self, py: Python<'_>, received_by_peer: Option<u64>) -> PyResult<()> {
         let id = self.id;
-        self.detached(py, |shell| shell.release_hold(id, received_by_peer))
+        self.detached(py, |shell| shell.end_hold(id, received_by_peer))
     }
 
     #[pyo3(signature = (agreement, /))]

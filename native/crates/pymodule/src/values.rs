@@ -77,7 +77,7 @@ pub fn hold(name: &str) -> PyResult<Hold> {
     match name {
         "NOTHING" => Ok(Hold::Nothing),
         "FIRST_FRAME" => Ok(Hold::FirstFrame),
-        "RELEASE" => Ok(Hold::Release),
+        "HELLO" => Ok(Hold::Hello),
         _ => Err(PyValueError::new_err(format!("no hold {name}"))),
     }
 }

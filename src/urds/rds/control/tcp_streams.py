@@ -245,18 +245,18 @@ class TcpStreams:
         self._note_streams()
         path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
         hold = self._hold_of(path)
-        path.held = hold is Hold.RELEASE
+        path.held = hold is Hold.HELLO
         self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))
         self._handshakes.greet(path, now_ns)
 
     def _hold_of(self, path: TcpPath) -> Hold:
         if path.acquainted:
-            return Hold.RELEASE
+            return Hold.HELLO
         if self._context.lower:
             # A kernel's further paths do not always begin with a map: there, time ends the wait.
-            return Hold.RELEASE if path.index else Hold.FIRST_FRAME
+            return Hold.HELLO if path.index else Hold.FIRST_FRAME
         if self._peer_kind is PeerKind.UNKNOWN and self._context.settings.npaths > 1:
-            return Hold.RELEASE
+            return Hold.HELLO
         return Hold.NOTHING
 
     def come_up(self, path: TcpPath, now_ns: int) -> None:

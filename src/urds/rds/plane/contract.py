@@ -505,8 +505,8 @@ class Path(Protocol):
     def detach(self) -> Stream | None:
         """Return the stream, read until it would block; the queue stays, no Down follows."""
 
-    def release(self, *, received_by_peer: int | None) -> None:
-        """End `Hold.RELEASE`; the peer has everything up to `received_by_peer` (None: unknown)."""
+    def end_hold(self, *, received_by_peer: int | None) -> None:
+        """End `Hold.HELLO`; the peer has everything up to `received_by_peer` (None: unknown)."""
 
     def agree(self, agreement: Agreement) -> None:
         """Set what the handshake agreed with the peer."""

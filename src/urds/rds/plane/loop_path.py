@@ -33,7 +33,7 @@ class LoopPath:
         """Return None: there is no stream."""
         return None
 
-    def release(self, *, received_by_peer: int | None) -> None:
+    def end_hold(self, *, received_by_peer: int | None) -> None:
         """Do nothing: a loop is never held."""
 
     def agree(self, agreement: Agreement) -> None:

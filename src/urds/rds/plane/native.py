@@ -66,9 +66,9 @@ class Path(urds_native.Path):
         """Return the stream."""
         return cast("contract.Stream | None", super().detach())
 
-    def release(self, *, received_by_peer: int | None) -> None:
-        """End `Hold.RELEASE`."""
-        super().release(received_by_peer)
+    def end_hold(self, *, received_by_peer: int | None) -> None:
+        """End `Hold.HELLO`."""
+        super().end_hold(received_by_peer)
 
     def agree(self, agreement: contract.Agreement) -> None:
         """Set what the handshake agreed with the peer."""

@@ -111,7 +111,7 @@ class Actions:
         return enabled and not path.peer_is_congested(action.target_port)
 
     def _release(self, host: LocalAddressState, action: events.Release) -> None:
-        self._path(host, action.peer, action.index).release(
+        self._path(host, action.peer, action.index).end_hold(
             received_by_peer=action.received_by_peer
         )
 

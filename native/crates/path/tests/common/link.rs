@@ -91,7 +91,7 @@ impl End {
     /// Release the hold on the peer's hello, once it has arrived and been handled.
     fn release(&mut self) {
         if let Some(received) = self.hello.filter(|_| self.agreed) {
-            self.side.core.release((received > 0).then_some(received));
+            self.side.core.end_hold((received > 0).then_some(received));
             self.side.release_accounts();
         }
     }
@@ -120,7 +120,7 @@ impl Link {
     fn connect(&mut self) {
         for (index, end) in self.ends.iter_mut().enumerate() {
             let hold = match self.kind {
-                Kind::OwnNode if end.agreed => Hold::Release,
+                Kind::OwnNode if end.agreed => Hold::Hello,
                 Kind::LinuxLower if index == 0 => Hold::FirstFrame,
                 _ => Hold::Nothing,
             };

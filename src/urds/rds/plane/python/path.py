@@ -110,11 +110,11 @@ class PathCore:
         self.receiver.end_stream()
         self.counters.conn_reset += 1
 
-    def release(self, received_by_peer: int | None) -> None:
-        """End `Hold.RELEASE`; messages that the peer reports received are not retransmitted."""
+    def end_hold(self, received_by_peer: int | None) -> None:
+        """End `Hold.HELLO`; messages that the peer reports received are not retransmitted."""
         if received_by_peer is not None:
             self.sender.forget_retransmits(received_by_peer)
-        if self.hold is Hold.RELEASE:
+        if self.hold is Hold.HELLO:
             self.hold = Hold.NOTHING
 
     def agree(self, *, ack_mode: AckMode, checksum: bool) -> None:

@@ -300,10 +300,10 @@ class StreamPath:
 
     # -- calls of the control plane
 
-    def release(self, *, received_by_peer: int | None) -> None:
-        """End `Hold.RELEASE`."""
+    def end_hold(self, *, received_by_peer: int | None) -> None:
+        """End `Hold.HELLO`."""
         with self._state.lock:
-            self.core.release(received_by_peer)
+            self.core.end_hold(received_by_peer)
             self.finish_freed()
         self.writer.flush()
         self._progress.deliver()
