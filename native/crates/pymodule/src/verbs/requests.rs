@@ -112,14 +112,7 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
         }));
     }
     if !known.operands().is_empty() {
-        let mut operand = |name: &'static str, value: &Bound<'py, PyAny>| {
-            if let Ok(number) = value.extract::<u64>() {
-                return Ok(number);
-            }
-            let hexadecimal = value.call_method1("__format__", ("#x",))?;
-            doubts.operands.push((name, hexadecimal.to_string()));
-            Ok::<u64, PyErr>(0)
-        };
+        let mut operand = |name, value| operand_of(value, name, &mut doubts);
         work.extra = Extra::Operands(Box::new(Operands {
             compare_add: operand("compare_add", field!(compare_add))?,
             swap: operand("swap", field!(swap))?,
@@ -138,6 +131,16 @@ fn read<'py, B: Borrow<Bound<'py, PyAny>>>(
 
 fn seen<'a, 'py, B: Borrow<Bound<'py, PyAny>>>(object: &'a B) -> &'a Bound<'py, PyAny> {
     object.borrow()
+}
+
+/// Read an operand of an atomic; one beyond 64 bits is a doubt, which the post reports.
+fn operand_of(value: &Bound<'_, PyAny>, name: &'static str, doubts: &mut Doubts) -> PyResult<u64> {
+    if let Ok(number) = value.extract() {
+        return Ok(number);
+    }
+    let hexadecimal = value.call_method1("__format__", ("#x",))?;
+    doubts.operands.push((name, hexadecimal.to_string()));
+    Ok(0)
 }
 
 /// Read an address; one beyond 64 bits wraps, and the peer refuses it.
