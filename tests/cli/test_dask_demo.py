@@ -16,7 +16,9 @@ def _outcome(scheme: str, result: str, workers_lost: int = 0) -> Outcome:
 def test_without_dask_it_says_what_to_install() -> None:
     done = urds("dask", "demo")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "urds dask demo: Dask is not installed: pip install 'urds[dask]'\n"
+    assert (
+        done.err == "urds dask demo: Dask is not installed: in a checkout, pip install '.[dask]'\n"
+    )
 
 
 def test_a_wrong_option_is_told_before() -> None:

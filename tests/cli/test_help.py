@@ -67,7 +67,7 @@ def test_the_options_are_the_same_with_and_without_the_extra(place: str) -> None
     words = place.split()
     plain = urds(*words, "--help", changes={"COLUMNS": "100"})
     piped = urds(*words, "--help", extra="with", changes={"COLUMNS": "100"})
-    more = "\n\nColours and completion: pip install 'urds[cli]'"
+    more = "\n\nColours and completion: in a checkout, pip install '.[cli]'"
     assert piped.out == plain.out.replace(more, "")
     coloured = help_on_a_terminal(*words)
     assert ESCAPE.search(coloured)
@@ -234,8 +234,8 @@ def test_a_shell_completes_words(line: str, words: list[str], tmp_path: Path) ->
 
 
 def test_without_the_extra_the_help_says_how_to_get_more() -> None:
-    assert "pip install 'urds[cli]'" in urds("--help").out
-    assert "pip install 'urds[cli]'" not in urds("--help", extra="with").out
+    assert "in a checkout, pip install '.[cli]'" in urds("--help").out
+    assert "in a checkout, pip install '.[cli]'" not in urds("--help", extra="with").out
 
 
 def test_help_comes_on_the_narrowest_terminal() -> None:

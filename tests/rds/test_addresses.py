@@ -138,3 +138,9 @@ def test_a_program_sees_two_members_or_four() -> None:
 def test_a_scope_that_is_no_number_is_sought_among_interfaces(scope: str) -> None:
     with pytest.raises(OSError):
         addresses.parse((f"fe80::1%{scope}", 7), Call.SEND)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_who_binds_a_wildcard_is_told_that_there_is_none(host: str) -> None:
+    with pytest.raises(OSError, match=r"not unicast; RDS has no wildcard, give one address$"):
+        addresses.parse((host, 7), Call.BIND)

@@ -27,6 +27,14 @@ def test_the_default_of_the_socket_module_is_the_default_timeout() -> None:
             assert client.gettimeout() is None
 
 
+def test_an_address_that_has_a_listener_is_named() -> None:
+    with create_server((HOST, 0)) as listener:
+        address = listener.getsockname()
+        with pytest.raises(OSError, match=rf"in use: listen at .*{address[1]}") as refused:
+            create_server(address)
+        assert refused.value.errno == errno.EADDRINUSE
+
+
 def test_http_client_connects_by_it() -> None:
     with create_server((HOST, 0)) as listener:
 

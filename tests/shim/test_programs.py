@@ -127,6 +127,27 @@ print(said(other.bind, (%(host)r, 0)), said(socket.socket, 21, 5, 0))
 """
 
 
+SCARCE = """
+import errno, os, resource, socket
+used, (_, hard) = len(os.listdir("/proc/self/fd")) - 1, resource.getrlimit(resource.RLIMIT_NOFILE)
+for free in range(3):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, hard))
+    try:
+        socket.socket(21, 5, 0).close()
+        print("made")
+    except OSError as failure:
+        print(errno.errorcode[failure.errno])
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+print(len(os.listdir("/proc/self/fd")) - 1 - used, socket.socket(21, 5, 0).family)
+"""
+
+
+def test_without_descriptors_socket_says_so(programs: Programs) -> None:
+    """However many are left, and none is lost."""
+    done = programs.run(sys.executable, "-c", SCARCE)
+    assert done.stdout == "EMFILE\nEMFILE\nEMFILE\n0 21\n"
+
+
 def test_calls_on_a_socket_whose_node_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

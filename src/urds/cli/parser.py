@@ -39,7 +39,7 @@ EXIT_CODES: Final = (
     "  2    wrong arguments or settings\n"
     "  130  ended by Ctrl-C"
 )
-_MORE: Final = "Colours and completion: pip install 'urds[cli]'"
+_MORE: Final = "Colours and completion: in a checkout, pip install '.[cli]'"
 
 
 @dataclass(frozen=True, slots=True)

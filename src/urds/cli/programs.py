@@ -49,9 +49,7 @@ def library() -> Path:
         if path.exists():
             return path.absolute()
     where = f"not in {folders[0]}" if folders else "urds_native is not installed"
-    raise CannotRun(
-        f"no {LIBRARY}, {where}: `pip install 'urds[native]'` has it, `make native` in a checkout"
-    )
+    raise CannotRun(f"no {LIBRARY}, {where}: in a checkout, `pip install ./native` builds it")
 
 
 def find(name: str) -> Program:

@@ -193,6 +193,7 @@ def _check(address: IPAddress, call: Call) -> None:
         raise os_error(ErrorReason.DESTINATION_ANY)
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
         reason = _NOT_UNICAST.get((call, address.version), ErrorReason.BAD_ADDRESS)
-        raise os_error(reason, f"{address} is not unicast")
+        advice = "; RDS has no wildcard, give one address" if address.is_unspecified else ""
+        raise os_error(reason, f"{address} is not unicast{advice}")
     if isinstance(address, IPv6Address) and address.is_link_local and not address.scope_id:
         raise os_error(ErrorReason.BAD_ADDRESS, f"{address} is link-local and has no scope")

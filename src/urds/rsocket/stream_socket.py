@@ -558,7 +558,9 @@ def create_server(
             made.setsockopt(system.IPPROTO_IPV6, system.IPV6_V6ONLY, not dualstack_ipv6)
         made.bind(address)
         made.listen(BACKLOG_DEFAULT if backlog is None else backlog)
-    except BaseException:
+    except BaseException as failure:
         made.close()
+        if isinstance(failure, OSError) and failure.errno == errno.EADDRINUSE:
+            raise os_error(errno.EADDRINUSE, f"listen at {address}") from failure
         raise
     return made

@@ -51,6 +51,11 @@ def hearing() -> Iterator[Heard]:
         forget()
 
 
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="a callback must be callable, not None"):
+        urds.on_peer_event(None)  # type: ignore[arg-type]  # on purpose
+
+
 def the_one() -> urds.ConnectionInfo:
     """Return the only connection; its first path, should it have more."""
     (one,) = (one for one in urds.connections() if not one.path)

@@ -149,7 +149,7 @@ pub type Descriptors = [Option<Owned>; DESCRIPTORS];
 ///
 /// # Errors
 /// The node's answer; ENOENT or ECONNREFUSED without a node; EPROTO for what is no answer; EIO if
-/// the node closed several times instead of answering.
+/// the node closed several times instead of answering; EMFILE without descriptors to take.
 pub fn call(
     path: &[u8],
     request: &Record,

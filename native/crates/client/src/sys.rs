@@ -301,7 +301,7 @@ pub fn send_with(connection: &Owned, bytes: &[u8], descriptor: Option<i32>) -> R
 /// Receive bytes and the descriptors with them; return how many bytes.
 ///
 /// # Errors
-/// EAGAIN after ten seconds; of the system.
+/// EAGAIN after ten seconds; EMFILE where the process may have no more descriptors; of the system.
 pub fn receive_with(
     connection: &Owned,
     bytes: &mut [u8],
@@ -343,6 +343,9 @@ pub fn receive_with(
                 }
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+        if message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(libc::EMFILE); // there is room for all of them
         }
         Ok(received)
     }

@@ -75,7 +75,7 @@ def run(options: DaskDemoOptions) -> Exit:
     """
     check_ranges(options)
     if find_spec("distributed") is None:
-        raise OSError("Dask is not installed: pip install 'urds[dask]'")
+        raise OSError("Dask is not installed: in a checkout, pip install '.[dask]'")
     output = Output(json_wanted=options.json_wanted)
     output.line(
         f"One Dask job of {options.workers} workers, each a process, {options.rounds} rounds of all"
@@ -188,7 +188,8 @@ COMMAND: Final = Command(
     connection of its own every 200 ms, as a firewall that forgets it would. The same job runs over
     tcp:// and over rds://, and its result is compared with one worked out without Dask. Dask takes
     a broken comm for a dead worker: over TCP it loses its workers, over RDS none. The exit code is
-    1 if the job over rds:// lost a worker or was wrong. It needs Dask: pip install 'urds[dask]'.
+    1 if the job over rds:// lost a worker or was wrong. It needs Dask: in a checkout, pip install
+    '.[dask]'.
     """,
     examples=(
         ("urds dask demo", "three workers, about half a minute"),

@@ -56,7 +56,7 @@ def check_plane() -> None:
     if find_spec("urds_native") is None:
         raise PlaneError(
             "a node needs the compiled data plane: urds_native is not installed"
-            " (pip install 'urds[native]')"
+            " (in a checkout, pip install ./native)"
         )
     if not Path("/proc/self/fd").exists():
         raise PlaneError("a node needs /proc, which is not mounted here")

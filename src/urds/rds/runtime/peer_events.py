@@ -31,7 +31,9 @@ class PeerEvents:
         self._log = LogQueue().part("events")
 
     def add(self, callback: Callback) -> Callable[[], None]:
-        """Have a callback called with each event; return what ends that."""
+        """Have a callback called with each event; return what ends that. Raises TypeError."""
+        if not callable(callback):
+            raise TypeError(f"a callback must be callable, not {callback!r}")
         token = object()
         with self._calls.lock:
             # A new table each time: a thread that goes through one goes on with that.
