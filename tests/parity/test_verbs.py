@@ -240,10 +240,12 @@ def test_a_number_that_is_not_of_32_bits_is_refused_alike(
             qpn=16, kind=QPType.RC, pd=pd, send_cq=cq, recv_cq=cq, cap=QPCap(8, 8, 1, 1, 0)
         )
         qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, 0)
-        to = {"ah": work.AddressVector(bytes(16))} if name.startswith("remote") else {}
+        to = work.AddressVector(bytes(16)) if name.startswith("remote") else None
+        wrong: dict[str, Any] = {name: number}
+        greatest: dict[str, Any] = {name: (1 << 32) - 1}
         with pytest.raises(OverflowError if isinstance(number, int) else TypeError):
-            qp.post_send(SendWR(1, opcode, **to, **{name: number}), 0)
-        qp.post_send(SendWR(2, opcode, **to, **{name: (1 << 32) - 1}), 0)
+            qp.post_send(SendWR(1, opcode, ah=to, **wrong), 0)
+        qp.post_send(SendWR(2, opcode, ah=to, **greatest), 0)
         if name != "rkey":
             qp.post_send(SendWR(3, WROpcode.RDMA_READ, invalidate_rkey=-1, remote_qpn=-1), 0)
         assert [wc.wr_id for wc in cq.poll(8)] == [2, 3][: 1 + (name != "rkey")]
