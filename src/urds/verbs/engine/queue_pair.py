@@ -216,9 +216,13 @@ class QueuePair:
         if self.state is QPState.ERR:
             self.flush_receive(wr)
             return
-        self._queue.post(RecvWR(wr.wr_id, list(wr.sg), num_sge=wr.num_sge))
+        queue = self._queue
+        queue.check(wr)
+        posted = RecvWR(wr.wr_id, list(wr.sg), num_sge=wr.num_sge)
         if self.qp_type is QPType.RC:
             self.tracker.allocate_next()
+        # Last: a receive without a number would be no message's. The other way round is harmless.
+        queue.entries.append(posted)
 
     def complete_send(self, request: SendRequest, status: WCStatus) -> None:
         """Complete a request that has left its queue."""

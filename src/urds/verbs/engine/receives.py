@@ -44,7 +44,12 @@ class ReceiveQueue:
         return len(self.entries)
 
     def post(self, wr: RecvWR) -> None:
-        """Queue a receive. Raises OSError: ENOMEM when full, EINVAL for its pieces."""
+        """Queue a receive. Raises as `check`."""
+        self.check(wr)
+        self.entries.append(wr)
+
+    def check(self, wr: RecvWR) -> None:
+        """See that a receive may be queued. Raises OSError: ENOMEM if full, EINVAL for pieces."""
         if wr.num_sge is not None:
             check_count(wr.num_sge, wr.sg)
         if len(wr.sg) > self.max_sge:
@@ -55,7 +60,6 @@ class ReceiveQueue:
             raise OSError(
                 errno.ENOMEM, f"receive queue is full: {self.capacity} work requests (max_wr)"
             )
-        self.entries.append(wr)
 
     def take(self) -> RecvWR | None:
         """Take the oldest receive, `None` if there is none."""
@@ -142,9 +146,11 @@ class ReceiveTracker:
         """Count a buffer for message `msn`, which must be neither completed nor counted."""
         assert msn > self.last_completed, f"message {msn}, completed up to {self.last_completed}"
         assert msn not in self._allocated, f"message {msn} holds a buffer already"
+        count, highest = len(self._allocated) + 1, max(self._highest, msn)
+        # Stores alone: between them no signal handler runs.
         self._allocated[msn] = None
-        self._highest = max(self._highest, msn)
-        self.held = len(self._allocated), self._highest - self.last_completed
+        self._highest = highest
+        self.held = count, highest - self.last_completed
 
     def allocate_next(self) -> int:
         """Count a buffer for the message after all others and return its number.

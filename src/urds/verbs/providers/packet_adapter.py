@@ -228,8 +228,7 @@ class PacketAdapter(PacketForm, Adapter):
         """Send everything that waits, unless a batch will do so."""
         if self.is_in_batch:
             return
-        self._moment_ns = 0
-        outbox = self.outbox
+        self._moment_ns, outbox = 0, self.outbox
         with self.batch:
             while True:
                 self._flush_connections()
@@ -245,11 +244,13 @@ class PacketAdapter(PacketForm, Adapter):
 
     def _progress_entry(self, entry: QueuePairEntry) -> None:
         qp, now_ns = entry.qp, self._about_ns()
+        entry.begin(now_ns)  # until what left it is sent
         while self._may_transmit(entry) and (packet := qp.poll_transmit(now_ns)) is not None:
             destination = packet.destination or qp.peer
             if destination is not None:
                 entry.has_sent = True
                 self._transmit_packet(packet, destination)
+        entry.is_torn = False
         entry.break_if_in(QPState.ERR, QPState.RESET)
         # A later deadline is set when the planned one comes: most timers are moved, not run.
         deadline_ns = qp.poll_timeout()
@@ -314,7 +315,6 @@ class PacketAdapter(PacketForm, Adapter):
         self, packet: Packet, source: AddressVector, local: HostPort | None, peer: HostPort | None
     ) -> None:
         """Process one packet, within a batch; its payload is not used after the return."""
-        assert self.is_in_batch, "packets arrive within a batch"
         self.packets.received += 1
         if packet.target_qpn == CM_QPN:
             self._receive_message(packet, source, local, peer)
@@ -333,7 +333,7 @@ class PacketAdapter(PacketForm, Adapter):
             self._flush_connections()
         # A NAK may start a pause, whose length counts.
         is_nak = packet.syndrome > _ACK
-        qp.receive_packet(packet, self.now_ns() if is_nak else self._about_ns(), source)
+        entry.receive_packet(packet, self.now_ns() if is_nak else self._about_ns(), source)
         self._dirty[qp.qpn] = entry
         if self.outbox.fed and not qp.receives:
             self.finish_pass()
@@ -344,7 +344,7 @@ class PacketAdapter(PacketForm, Adapter):
             entry = self.entries[qpn]
             deadline_ns = entry.qp.poll_timeout()
             if deadline_ns is not None and deadline_ns <= now_ns:
-                entry.qp.handle_timeout(now_ns)
+                entry.handle_timeout(now_ns)
                 self._dirty[qpn] = entry
             elif deadline_ns is not None:
                 self._deadlines.set(qpn, deadline_ns)
@@ -503,6 +503,24 @@ class LoopPacketAdapter(LoopAdapter, PacketAdapter):
     """An adapter whose batches and timers are run by its loop."""
 
     _timer: Timer | None = None
+
+    def progress_qp(self, qp: QueuePair) -> None:
+        """See `PacketAdapter.progress_qp`."""
+        try:
+            super().progress_qp(qp)
+        except BaseException:
+            self.loop.call_soon(self.go_on)
+            raise
+
+    def go_on(self) -> None:
+        """See `LoopAdapter.go_on`; queue pairs that an exception left half done go to ERR."""
+        super().go_on()
+        now_ns = self.now_ns()
+        for entry in self.entries.values():
+            if entry.is_torn:
+                entry.fail(now_ns)
+                self._dirty[entry.qp.qpn] = entry
+        self.flush()
 
     def _batch_done(self) -> None:
         self._timer = self.loop.replan(self._timer, self.deadline_ns(), self._handle_timer)

@@ -17,6 +17,7 @@ from urds.verbs.cm.messages import READS_MAX, CmMessage, CmMessageKind, Offer
 from urds.verbs.cm.records import CmConnection, CmEvent, CmEventKind, CmListener, CmState
 from urds.verbs.engine.attributes import TRANSITIONS
 from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType
+from urds.verbs.engine.packets import Packet
 from urds.verbs.engine.queue_pair import QPAttr, QueuePair
 from urds.verbs.engine.work import AddressVector
 from urds.verbs.providers.base import (
@@ -54,6 +55,37 @@ class QueuePairEntry:
     connection: "PacketConnection | None" = None
     has_sent: bool = False  # since it last found no room
     rank: int = 0  # among those that wait for room: the lowest is served first
+    # At work, or left in the middle of it by an exception: what a signal handler raises comes
+    # behind any call.
+    is_torn: bool = False
+
+    def begin(self, now_ns: int) -> None:
+        """Note that the queue pair is at work; one that was left in the middle of it fails."""
+        if self.is_torn:
+            self.fail(now_ns)
+        self.is_torn = True
+
+    def receive_packet(self, packet: Packet, now_ns: int, source: AddressVector) -> None:
+        """Have the queue pair process a packet."""
+        self.begin(now_ns)
+        self.qp.receive_packet(packet, now_ns, source)
+        self.is_torn = False
+
+    def handle_timeout(self, now_ns: int) -> None:
+        """Have the queue pair do what is due."""
+        self.begin(now_ns)
+        self.qp.handle_timeout(now_ns)
+        self.is_torn = False
+
+    def fail(self, now_ns: int) -> None:
+        """Take a queue pair to ERR that was left in the middle of its work.
+
+        Of datagrams at most one is lost, as may be.
+        """
+        self.is_torn = False
+        is_connected = self.qp.qp_type is QPType.RC
+        if is_connected and self.qp.state not in (QPState.RESET, QPState.ERR):
+            self.qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE, now_ns)
 
     def break_if_in(self, *states: QPState) -> None:
         """Break the connection of a queue pair in one of these states: it can do nothing for it."""

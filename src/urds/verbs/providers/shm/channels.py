@@ -143,6 +143,9 @@ class Channel(ChannelEnd):
         """Take over the connection and the mapping."""
         super().__init__(gid, connection, is_connector=is_connector, counters=counters)
         self.idle_looks = 0  # that found no slot, in a row
+        # A slot is being read, or written: found so later, a signal handler's exception has cut
+        # that short, and what the slot carried may be lost.
+        self.is_reading = self.is_writing = False
         self.on_stir: Callable[[], None] | None = None  # a trimmed channel is written to
         self._mapping = mapping
         self._out_index = 0 if is_connector else 1
@@ -154,12 +157,14 @@ class Channel(ChannelEnd):
 
     def write(self, packet: Packet) -> None:
         """Write one packet, for which there is room, and wake the reader if it sleeps."""
+        self.is_writing = True
         self._counters.slots_sent += 1
         if self.on_stir is not None:
             on_stir, self.on_stir = self.on_stir, None
             on_stir()
         if self.writer.write(*emit_slot(packet)):
             self.ring_doorbell()
+        self.is_writing = False
 
     def wait_for_room(self, payload_bytes: int) -> bool:
         """Return whether there is room; if not, the doorbell rings when there may be.

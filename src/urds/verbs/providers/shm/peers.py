@@ -382,9 +382,14 @@ class SlotPeers(Peers[Channel]):
         channel.on_stir = self._plan_trim
 
     def _read(self, channel: Channel) -> bool:
+        if channel.is_reading or channel.is_writing:
+            self._lose(channel.gid, is_cut=True)
+            return True
         try:
             for count in range(_SLOTS_PER_PASS):
+                channel.is_reading = True
                 if not channel.is_open or (slot := channel.take()) is None:
+                    channel.is_reading = False
                     channel.idle_looks = 0 if count else channel.idle_looks + 1
                     return True
                 if slot.fields[0] != BURST:
@@ -393,6 +398,7 @@ class SlotPeers(Peers[Channel]):
                     for packet in packets_of(slot):
                         self._owner.handle_packet(channel.gid, packet)
                 channel.free()
+                channel.is_reading = False
         except RemoteProtocolError:
             self.close_peer(channel)
             return True
