@@ -20,11 +20,13 @@ import pytest
 import urds
 from tests.rds.sockets.hosts import host
 from tests.support.backends import in_use
+from tests.support.waiting import wait_until
 from urds.rds.constants import SOL_RDS, SockOpt, Transport
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.settings import Settings
 from urds.rds.transports.rdma.courier import Courier
 from urds.rds.transports.rdma.link import Link
+from urds.rds.transports.rdma.path import RdmaPath
 
 PORT = 4000
 WAIT_S = 20.0
@@ -225,6 +227,32 @@ def test_a_reader_that_stops_holds_its_sender_up_and_goes_on(pair: Pair) -> None
     assert pair.counters("recv_queued")[1] < len(sizes), "the sender is held up"
     take_all(other, sizes)
     join()
+
+
+def test_each_map_of_a_full_mailbox_is_sent_once_and_without_the_control_thread(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of 1 MiB alone fills the mailbox, and empties it."""
+    if not is_compiled(pair.nodes[0]):
+        pytest.skip("only the compiled plane has couriers")
+    asked: list[RdmaPath] = []
+    send_map = RdmaPath.send_map
+
+    def noted(path: RdmaPath) -> None:
+        asked.append(path)
+        send_map(path)
+
+    monkeypatch.setattr(RdmaPath, "send_map", noted)
+    one, other = pair.sockets
+    before = pair.counters("cong_update_received")[0]
+    count = 20
+    for number in range(count):
+        one.sendto(content(number, 1 << 20), other.getsockname())
+        assert other.recv(1 << 20) == content(number, 1 << 20)
+    wait_until(lambda: pair.counters("cong_update_received")[0] - before >= 2 * count)
+    maps = pair.counters("cong_update_received")[0] - before
+    assert len(asked) <= 4, "while a look at the counters had the numbers"
+    assert maps <= 2 * count + len(asked)
 
 
 def test_other_traffic_goes_in_between_in_its_order(pair: Pair) -> None:
