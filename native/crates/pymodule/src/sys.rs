@@ -242,6 +242,27 @@ impl Export {
     }
 }
 
+/// Copy all bytes that an object exports; return how many, `None` if they do not fit, or are not in one
+/// piece. Raises `TypeError` if it has none.
+pub fn copy_short(object: &Bound<'_, PyAny>, room: &mut [u8]) -> PyResult<Option<usize>> {
+    let mut view = MaybeUninit::<ffi::Py_buffer>::zeroed();
+    // SAFETY: the view is filled if the result is 0, and stays where it is until it is released, once;
+    // one in one piece has `len` bytes from `buf` on until then.
+    unsafe {
+        if ffi::PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), ffi::PyBUF_FULL_RO) != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        let filled = view.assume_init_mut();
+        let length = usize::try_from(filled.len).unwrap_or(usize::MAX);
+        let fits = length <= room.len() && ffi::PyBuffer_IsContiguous(filled, order()) != 0;
+        if fits && length > 0 {
+            ptr::copy_nonoverlapping(filled.buf.cast(), room.as_mut_ptr(), length);
+        }
+        ffi::PyBuffer_Release(filled);
+        Ok(fits.then_some(length))
+    }
+}
+
 #[allow(clippy::cast_possible_wrap)] // ASCII
 const fn order() -> std::os::raw::c_char {
     b'C' as std::os::raw::c_char

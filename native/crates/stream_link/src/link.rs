@@ -150,19 +150,16 @@ impl<M: Memory + Send + Sync + 'static> Consumer for Bound<M> {
     }
 
     fn next(&mut self) -> Option<consumer::Post<'_>> {
-        self.posting = {
-            let mut link = self.link.lock();
-            let post = if link.has_begun {
-                link.core.poll_transmit()
-            } else {
-                None
-            };
-            if post.is_some() {
-                link.core.handle_posted(); // what is given here leaves, or the engine keeps a copy
-            }
-            link.update();
-            post
-        };
+        let mut link = self.link.lock();
+        if !(link.has_begun && link.core.may_post()) {
+            return None; // of most packets nothing follows
+        }
+        self.posting = link.core.poll_transmit();
+        if self.posting.is_some() {
+            link.core.handle_posted(); // what is given here leaves, or the engine keeps a copy
+        }
+        link.update();
+        drop(link);
         let post = self.posting.as_ref()?;
         Some(request(post, Payload::Bytes(post.data.own_bytes()?)))
     }

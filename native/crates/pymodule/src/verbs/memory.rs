@@ -27,6 +27,13 @@ impl Buffer {
         self.0.as_ref().expect("released by drop only")
     }
 
+    /// Release it at once, where nothing of the engine has it and no lock is held: may run Python code.
+    pub fn release(mut self, py: Python<'_>) {
+        if let Some(export) = self.0.take() {
+            export.release(py);
+        }
+    }
+
     pub fn length(&self) -> usize {
         self.export().length()
     }

@@ -202,8 +202,7 @@ impl Stream {
                 channels,
             )
         })?;
-        drop(given);
-        deferred::drain(py);
+        given.release(py);
         taken.map_err(raised)
     }
 
@@ -230,8 +229,7 @@ impl Stream {
     ) -> PyResult<usize> {
         let buffer = Buffer::of(view)?;
         let taken = self.take_into(py, &buffer, (0, buffer.length()), peek);
-        drop(buffer);
-        deferred::drain(py);
+        buffer.release(py);
         taken
     }
 
@@ -267,8 +265,7 @@ impl Stream {
     fn take_ahead(&self, py: Python<'_>, view: &Bound<'_, PyAny>) -> PyResult<usize> {
         let buffer = Buffer::of(view)?;
         let taken = self.take_before_expected(py, &buffer);
-        drop(buffer);
-        deferred::drain(py);
+        buffer.release(py);
         taken
     }
 
@@ -570,8 +567,7 @@ impl Stream {
         if wanted > 0 && !(is_whole && self.may_arrive_in_place(py, buffer, wanted)?) {
             (taken, is_done) = self.fill(py, &room, wanted, is_whole)?;
         }
-        drop(room);
-        deferred::drain(py);
+        room.release(py);
         if is_done {
             self.tell(py)?;
             return Ok(taken.into_pyobject(py)?.into_any());

@@ -23,6 +23,8 @@ use crate::verbs::waiting::{Awaited, Woken};
 
 /// Up to so many bytes are received by way of the stack.
 const SHORT_BYTES: usize = 256;
+/// Up to so many bytes of a send are copied at once.
+const COPIED_BYTES: usize = 80;
 /// So long a sender waits for room at the peer before its bytes are copied.
 const ZERO_COPY_WAIT_NS: i64 = 5_000_000;
 /// Looks for news between two readings of the clock.
@@ -52,6 +54,8 @@ pub enum Sent {
 /// The bytes of a call, as long as it lasts.
 pub enum Given<'a> {
     Bytes(&'a [u8]),
+    /// So many bytes, copied: that takes less than to keep an export.
+    Short([u8; COPIED_BYTES], usize),
     Buffer(Arc<Buffer>),
 }
 
@@ -61,12 +65,29 @@ impl<'a> Given<'a> {
         if let Ok(bytes) = data.cast_exact::<PyBytes>() {
             return Ok(Self::Bytes(bytes.as_bytes()));
         }
+        // Of other things than bytes the length may count more or less.
+        if data.len().is_ok_and(|length| length <= COPIED_BYTES) {
+            let mut room = [0; COPIED_BYTES];
+            if let Some(length) = sys::copy_short(data, &mut room)? {
+                return Ok(Self::Short(room, length));
+            }
+        }
         Ok(Self::Buffer(Arc::new(Buffer::of(data)?)))
+    }
+
+    /// Release what the engine does not have; no lock held.
+    pub fn release(self, py: Python<'_>) {
+        if let Self::Buffer(buffer) = self
+            && let Some(buffer) = Arc::into_inner(buffer)
+        {
+            buffer.release(py);
+        }
     }
 
     pub fn length(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
+            Self::Short(_, length) => *length,
             Self::Buffer(buffer) => buffer.length(),
         }
     }
@@ -75,6 +96,7 @@ impl<'a> Given<'a> {
     pub fn content(&self, at: usize) -> SendContent<'_> {
         match self {
             Self::Bytes(bytes) => SendContent::Bytes(&bytes[at..]),
+            Self::Short(bytes, length) => SendContent::Bytes(&bytes[at..*length]),
             Self::Buffer(buffer) => SendContent::Memory(Extent {
                 memory: buffer.clone(),
                 at,
@@ -275,8 +297,7 @@ impl Stream {
                 break;
             }
         }
-        drop(given);
-        deferred::drain(py);
+        given.release(py);
         if sent < length || is_refused {
             return Ok(Sent::Part(sent));
         }
@@ -295,8 +316,7 @@ impl Stream {
             let content = given.content(0);
             link::send_mapped(machine, number, &self.link, &content, offset, channels)
         })?;
-        drop(given);
-        deferred::drain(py);
+        given.release(py);
         Ok(taken)
     }
 
