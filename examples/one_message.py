@@ -94,8 +94,8 @@ def main() -> None:
     payload, source = bob_inbox.queue.popleft()[:2]
     print(f" 5  recvfrom: {payload!r} from {source}")
 
-    # No message goes back to carry the acknowledgement; after 40 ms it goes alone.
-    bob.handle_timeout(now_ns=40_000_000)
+    # No message goes back to carry the acknowledgement; after 200 ms it goes alone.
+    bob.handle_timeout(now_ns=200_000_000)
     data = write(bob)
     show(" 6  the acknowledgement", data)
     alice.receive_data(data, now_ns=0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.parity.planes import MS, PEER, PEER_PORT, PORT, Remote, World, take
+from tests.parity.planes import ACK_DELAY_MS, MS, PEER, PEER_PORT, PORT, Remote, World, take
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     Agreement,
@@ -65,7 +65,7 @@ def test_what_arrives_during_a_write_is_acknowledged(world: World) -> None:
     in_the_next_write(remote, arrive)
     mailbox.sendto(b"acknowledges what came before", ADDRESS)
     assert take(mailbox) == [b"before", b"meanwhile"]
-    for _ in range(50):
+    for _ in range(ACK_DELAY_MS + 10):
         world.turn(ms=1)
     assert [frame.header.ack for frame in remote.frames()] == [1, 2, 3]
 

@@ -21,8 +21,8 @@ pub struct Limits {
     /// Messages for which the acknowledgement of a urds node may wait.
     pub acknowledge_messages: usize,
     pub acknowledge_bytes: usize,
-    /// The minimum that Linux's TCP waits for data to carry its acknowledgement. Source: linux
-    /// v6.12 include/net/tcp.h (`TCP_DELACK_MIN`).
+    /// The maximum that Linux's TCP waits for data to carry its acknowledgement. Source: linux
+    /// v6.12 include/net/tcp.h (`TCP_DELACK_MAX`).
     pub acknowledge_delay_ns: u64,
     /// Then `ACK_REQUIRED`; as `net.rds.max_unacked_packets`.
     pub unacked_packets_max: usize,
@@ -44,7 +44,7 @@ impl Default for Limits {
             flush_bytes: 32768,
             acknowledge_messages: 256,
             acknowledge_bytes: 256 << 10,
-            acknowledge_delay_ns: 40_000_000,
+            acknowledge_delay_ns: 200_000_000,
             unacked_packets_max: 8,
             unacked_bytes_max: 16 << 20,
             linger_ns: 1_000_000_000,

@@ -254,7 +254,7 @@ class Limits:
     # (`receiver`, `path`). native/crates/path/src/limits.rs has the same figures.
     acknowledge_messages: int = 256
     acknowledge_bytes: int = 256 << 10
-    acknowledge_delay_ns: int = 40_000_000  # as TCP, linux v6.12 include/net/tcp.h TCP_DELACK_MIN
+    acknowledge_delay_ns: int = 200_000_000  # linux v6.12 include/net/tcp.h TCP_DELACK_MAX
     unacked_packets_max: int = 8  # then ACK_REQUIRED; as net.rds.max_unacked_packets
     unacked_bytes_max: int = 16 << 20
     linger_ns: int = 1_000_000_000  # how long a closed mailbox's queued messages are kept
