@@ -16,7 +16,7 @@ from .memory import (
 from .nodes import NODES
 from .ours import Urds, UrdsBursts, UrdsFromOneBuffer, UrdsOverShm
 from .tcp import Tcp, TcpBatch, TcpMany
-from .turns import PEER_COUNTS, TURNS
+from .turns import PEER_COUNTS, TCP_TURNS, TURNS
 from .zmq import DealerRouter, DealerRouterNoCopy, PushPull, PushPullNoCopy
 
 ALL: tuple[type[Peer], ...] = (
@@ -47,6 +47,7 @@ ALL: tuple[type[Peer], ...] = (
     PushPullOnAsyncio,
     Streams,
     *TURNS,
+    *TCP_TURNS,
 )
 BY_NAME = {peer.name: peer for peer in ALL}
 assert len(BY_NAME) == len(ALL), "each peer has a name of its own"

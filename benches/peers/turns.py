@@ -8,9 +8,11 @@ requests at once would be pending connections, and of those an address admits 64
 """
 
 import resource
+import select
+import socket
 from typing import Any, ClassVar
 
-from .base import RUN_MESSAGES, Address, Kind
+from .base import RUN_MESSAGES, Address, Kind, Peer
 from .ours import Urds
 from .rds import PORT
 
@@ -19,6 +21,17 @@ _SENDER_HOST = 1  # in the class's first row; its peers have the following ones
 _ROWS_PER_COUNT = 8  # third bytes that one class may take: enough for a thousand hosts
 _SPARE_DESCRIPTORS = 256
 _DESCRIPTORS_PER_PEER = 4
+
+
+def _raise_limit(peers_count: int) -> None:
+    """Ask for the descriptors that this needs. Raises OSError if the system gives fewer."""
+    needed = _SPARE_DESCRIPTORS + _DESCRIPTORS_PER_PEER * peers_count
+    current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if current == resource.RLIM_INFINITY or current >= needed:
+        return
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise OSError(f"{needed} descriptors are needed, ulimit -Hn allows {allowed}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, allowed))
 
 
 class UrdsTurns(Urds):
@@ -46,7 +59,7 @@ class UrdsTurns(Urds):
 
     def open_receiver(self, senders: int) -> Address:
         """Bind a socket at each host."""
-        self._raise_limit()
+        _raise_limit(self.peers_count)
         for local in self.hosts():
             self.bind(local)
             self._sockets.append(self.socket)
@@ -54,19 +67,9 @@ class UrdsTurns(Urds):
 
     def open_sender(self, address: Address, index: int) -> None:
         """Bind the one socket; each peer is connected by the first message to it."""
-        self._raise_limit()
+        _raise_limit(self.peers_count)
         self._targets = self.hosts()
         self.bind((f"{self.network()}.{_SENDER_HOST}", PORT))
-
-    def _raise_limit(self) -> None:
-        """Ask for the descriptors that this needs. Raises OSError if the system gives fewer."""
-        needed = _SPARE_DESCRIPTORS + _DESCRIPTORS_PER_PEER * self.peers_count
-        current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if current == resource.RLIM_INFINITY or current >= needed:
-            return
-        if allowed != resource.RLIM_INFINITY and allowed < needed:
-            raise OSError(f"{needed} descriptors are needed, ulimit -Hn allows {allowed}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, allowed))
 
     def put(self, count: int) -> None:
         """Send whole passes: a run of messages to each peer."""
@@ -103,6 +106,78 @@ class UrdsTurns(Urds):
         return turn
 
 
+class TcpTurns(Peer):
+    """A raw TCP connection to each peer: what the system takes for as many.
+
+    Both sides wait with epoll and read the connection that is ready; lengths need no header, for
+    there is one message at a time.
+    """
+
+    kinds = frozenset({Kind.PEERS_ASKED})
+    peers_count: ClassVar[int]
+
+    def __init__(self, payload_bytes: int) -> None:
+        super().__init__(payload_bytes)
+        self._listener: socket.socket | None = None
+        self._epoll = select.epoll()
+        self._streams: dict[int, socket.socket] = {}
+        self._turns: list[socket.socket] = []
+        self._next = 0  # index of the next peer
+
+    @classmethod
+    def turn_messages(cls, kind: Kind) -> int:
+        """Return the messages of one pass over all peers."""
+        return cls.peers_count
+
+    def open_receiver(self, senders: int) -> Address:
+        """Listen at a free port; the connections are accepted at the first message."""
+        _raise_limit(self.peers_count)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=self.peers_count)
+        return int(self._listener.getsockname()[1])
+
+    def open_sender(self, address: Address, index: int) -> None:
+        """Connect as often as there are peers."""
+        _raise_limit(self.peers_count)
+        for _ in range(self.peers_count):
+            self._add(socket.create_connection(("127.0.0.1", int(str(address)))))
+
+    def _add(self, stream: socket.socket) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._epoll.register(stream.fileno(), select.EPOLLIN)
+        self._streams[stream.fileno()] = stream
+        self._turns.append(stream)
+
+    def _receive(self) -> tuple[socket.socket, bytes]:
+        """Wait for a message of any connection."""
+        ((descriptor, _),) = self._epoll.poll(-1, 1)
+        stream = self._streams[descriptor]
+        body = stream.recv(self.payload_bytes)
+        if len(body) != self.payload_bytes:
+            raise ConnectionResetError("the other side closed a connection")
+        return stream, body
+
+    def put(self, count: int) -> None:
+        """Refuse: only round trips are measured."""
+        raise NotImplementedError("only round trips are measured")
+
+    def take(self, count: int) -> int:
+        """Refuse, as `put` does."""
+        raise NotImplementedError("only round trips are measured")
+
+    def ask_one(self) -> None:
+        """Send one message to the next peer and wait for its reply."""
+        self._turns[self._next].send(self.payload)
+        self._next = (self._next + 1) % self.peers_count
+        self._receive()
+
+    def echo_one(self) -> None:
+        """Receive one message and send it back."""
+        while self._listener is not None and len(self._turns) < self.peers_count:
+            self._add(self._listener.accept()[0])
+        stream, body = self._receive()
+        stream.send(body)
+
+
 def _with_peers(count: int, rows_before: int) -> type[UrdsTurns]:
     """Return the class of one number of peers, at addresses of its own."""
     return type(
@@ -118,7 +193,22 @@ def _with_peers(count: int, rows_before: int) -> type[UrdsTurns]:
     )
 
 
+def _over_tcp(count: int) -> type[TcpTurns]:
+    """Return the class of one number of connections."""
+    return type(
+        f"Tcp{count}",
+        (TcpTurns,),
+        {
+            "__doc__": f"Raw TCP with {count:,} peers.",
+            "name": f"tcp_{count}",
+            "label": f"raw TCP, epoll, {count:,} peer{'s' * (count > 1)}",
+            "peers_count": count,
+        },
+    )
+
+
 PEER_COUNTS = (1, 10, 100, 1000)
 TURNS: tuple[type[UrdsTurns], ...] = tuple(
     _with_peers(count, index) for index, count in enumerate(PEER_COUNTS)
 )
+TCP_TURNS: tuple[type[TcpTurns], ...] = tuple(_over_tcp(count) for count in PEER_COUNTS)
