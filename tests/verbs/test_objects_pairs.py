@@ -48,7 +48,7 @@ def test_an_address_is_needed_for_rtr() -> None:
         (None, "is no address"),
         (AHAttr(), "needs a global route"),
         (AHAttr(gr=GlobalRoute(b"short")), "GID of 5 bytes"),
-        (AHAttr(gr=GlobalRoute(bytes(16), sgid_index=1)), "only 1 and 0"),
+        (AHAttr(gr=GlobalRoute(bytes(16), sgid_index=1)), "only port 1 and GID index 0"),
         (AHAttr(gr=GlobalRoute(bytes(16)), udp_port=1 << 16), "from 0 to 65535"),
     ]:
         attributes = replace(attributes_towards(world.right), ah_attr=route)
