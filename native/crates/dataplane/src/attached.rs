@@ -621,15 +621,13 @@ impl Attached {
 /// Return the address that a name of the memory has.
 pub(crate) fn address_of(name: &Name) -> Address {
     let six = Ipv6Addr::from(name.address);
-    Address {
-        ip: six.to_ipv4_mapped().map_or(IpAddr::V6(six), IpAddr::V4),
-        scope: name.scope,
-    }
+    let ip = six.to_ipv4_mapped().map_or(IpAddr::V6(six), IpAddr::V4);
+    Address::scoped(ip, name.scope)
 }
 
 /// Return an address as the memory has it.
 pub(crate) fn name_of(address: &Address, port: u16) -> Name {
-    let address_bytes = match address.ip {
+    let address_bytes = match address.ip() {
         IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
         IpAddr::V6(six) => six.octets(),
     };

@@ -78,6 +78,14 @@ pub enum Route {
     Loop,
 }
 
+/// Where the last message went that was queued behind others: what follows it there needs no look-ups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) target: SocketAddress,
+    pub(crate) path: PathId,
+    pub(crate) destination: DestinationId,
+}
+
 /// What a thread waits for at a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -123,6 +131,7 @@ pub struct Mailbox {
     /// Destinations of messages since the routes changed: a send to one needs fewer checks.
     flows: HashSet<SocketAddress, QuickHash>,
     last_flow: Option<SocketAddress>,
+    pub(crate) run: Option<Run>,
     /// Peers whose messages were dropped: the next send to each fails, once.
     pub failed: HashSet<Address>,
     /// Groups to be reported to the application.
@@ -175,6 +184,7 @@ impl Mailbox {
             last_route: None,
             flows: HashSet::default(),
             last_flow: None,
+            run: None,
             failed: HashSet::new(),
             notice_groups: 0,
             wait_groups: 0,
@@ -290,6 +300,7 @@ impl Mailbox {
     pub fn forget_flows(&mut self) {
         self.last_route = None;
         self.last_flow = None;
+        self.run = None;
         self.flows.clear();
     }
 
@@ -312,6 +323,20 @@ impl Mailbox {
         }
         self.flows.insert(target);
         self.last_flow = Some(target);
+    }
+
+    /// Note that a message was queued behind others.
+    pub(crate) fn begin_run(
+        &mut self,
+        target: SocketAddress,
+        path: PathId,
+        destination: DestinationId,
+    ) {
+        self.run = Some(Run {
+            target,
+            path,
+            destination,
+        });
     }
 
     /// Return the paths that lead to peers.

@@ -71,6 +71,16 @@ impl Hasher for QuickHasher {
     }
 
     #[inline]
+    fn write_u8(&mut self, value: u8) {
+        self.add(u64::from(value));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, value: u64) {
+        self.add(value);
+    }
+
+    #[inline]
     fn write_usize(&mut self, value: usize) {
         self.add(value as u64);
     }

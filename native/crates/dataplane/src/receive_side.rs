@@ -189,7 +189,9 @@ impl State {
         peek: bool,
         make: impl FnOnce(Received<'_>) -> T,
     ) -> Result<Taken<T>, Rejected> {
-        let mailbox = self.open_mailbox(id)?;
+        let (reason, clock) = (self.closed_reason, &self.clock);
+        let mailbox = self.mailboxes.get_mut(id).filter(|mailbox| !mailbox.closed);
+        let mailbox = mailbox.ok_or(reason)?;
         if !mailbox.notices.is_empty() {
             return Ok(Taken::Operations);
         }
@@ -197,24 +199,21 @@ impl State {
         if groups != 0 {
             return Ok(Taken::Congestion(groups));
         }
-        let Some(arrived_ns) = mailbox.inbox.front().map(|front| front.arrived_ns) else {
+        let queued_ns =
+            |arrived_ns| (arrived_ns != 0).then(|| clock.now_ns().saturating_sub(arrived_ns));
+        let Some(handed) = mailbox.hand_over(peek, queued_ns, make) else {
             return Ok(Taken::Nothing);
         };
-        let queued_ns = (arrived_ns != 0).then(|| self.now_ns().saturating_sub(arrived_ns));
-        let mailbox = self.open_mailbox(id)?;
-        let handed = mailbox.hand_over(peek, |_| queued_ns, make);
         if peek {
             // This thread was notified of a message and leaves it: another waiter may want it.
             self.counters.recv_delivered += 1; // Linux counts peeks as well
-            if let Some(mailbox) = self.mailboxes.get_mut(id) {
-                mailbox.receive_waiters.tell(1, &mut self.wait_queue);
-            }
+            mailbox.receive_waiters.tell(1, &mut self.wait_queue);
         } else if mailbox.special
             || mailbox.inbox.receive_queued_bytes < mailbox.inbox.clear_below_bytes
         {
             self.touched.insert(id);
         }
-        Ok(handed.map_or(Taken::Nothing, Taken::Message))
+        Ok(Taken::Message(handed))
     }
 }
 
@@ -591,7 +590,8 @@ impl State {
 pub(crate) struct StateSink<'a> {
     inboxes: &'a Inboxes,
     mailboxes: &'a mut Table<Mailbox>,
-    peer: Address,
+    /// Of the last message: that of the next one as a rule.
+    source: SocketAddress,
     now_ns: u64,
     /// Neighbouring messages of one mailbox are counted together.
     arrivals: &'a mut Vec<(MailboxId, usize)>,
@@ -614,7 +614,7 @@ impl<'a> StateSink<'a> {
         Self {
             inboxes,
             mailboxes,
-            peer,
+            source: SocketAddress::new(peer, 0),
             now_ns,
             arrivals,
             last: None,
@@ -640,7 +640,10 @@ impl MessageSink for StateSink<'_> {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return false;
         };
-        let source = SocketAddress::new(self.peer, message.source_port);
+        if self.source.port != message.source_port {
+            self.source.port = message.source_port;
+        }
+        let source = self.source;
         // Times are taken only for a message that reports other details as well.
         let (wall_ns, arrived_ns) = if mailbox.detailed || message.extension != NO_EXTENSION {
             (wall_ns(), self.now_ns)

@@ -128,20 +128,12 @@ enum Way {
     Gathered,
 }
 
-/// Where a message went that was followed by others.
-struct Run {
-    target: SocketAddress,
-    path: PathId,
-    destination: DestinationId,
-}
-
 /// Messages of one socket that are queued in one critical section.
 #[must_use]
 pub struct Burst<'a> {
     state: Locked<'a>,
     mailbox: MailboxId,
     waits: bool,
-    run: Option<Run>,
     count: usize,
     last: Result<Sent, Rejected>,
 }
@@ -150,35 +142,16 @@ impl Burst<'_> {
     /// Queue a short message; return false if it is the last one, for it leaves something to do or is
     /// not queued.
     #[inline]
-    pub fn add(&mut self, target: SocketAddress, bytes: &[u8]) -> bool {
-        let run = self.run.as_ref().filter(|run| run.target == target);
-        let Some(again) = run.and_then(|run| self.state.queue_again(self.mailbox, run, bytes))
-        else {
-            let payload = Payload::copy_of(bytes);
-            let mut message = Message::new(self.mailbox, target, payload, NO_EXTENSION);
-            let tried = self.state.try_send(&mut message, self.waits);
-            return self.note(target, tried.map(|tried| tried.with(message)));
-        };
-        match again {
-            Tried::Done => {
-                self.count += 1;
-                true
-            }
-            leaves => {
-                let message = Message::new(self.mailbox, target, Payload::empty(), NO_EXTENSION);
-                self.note(target, Ok(leaves.with(message)))
-            }
+    pub fn add(&mut self, target: &SocketAddress, bytes: &[u8]) -> bool {
+        let sent = self
+            .state
+            .send_copy(self.mailbox, target, bytes, self.waits);
+        self.count += usize::from(matches!(sent, Ok(Sent::Done | Sent::Leaves(_))));
+        if matches!(sent, Ok(Sent::Done)) {
+            return true;
         }
-    }
-
-    fn note(&mut self, target: SocketAddress, sent: Result<Sent, Rejected>) -> bool {
         self.last = sent;
-        self.count += usize::from(matches!(self.last, Ok(Sent::Done | Sent::Leaves(_))));
-        if !matches!(self.last, Ok(Sent::Done)) {
-            return false;
-        }
-        self.run = self.state.run_to(self.mailbox, target);
-        true
+        false
     }
 
     /// Release the lock; return how many are queued, and what came of the last one.
@@ -213,6 +186,22 @@ impl Plane {
         Ok(tried.with(message))
     }
 
+    /// Queue one short message as `send_now` does; its bytes are copied.
+    ///
+    /// # Errors
+    /// As `send_now`.
+    #[inline]
+    pub fn send_copy(
+        &self,
+        mailbox: MailboxId,
+        target: &SocketAddress,
+        bytes: &[u8],
+        wait_ns: Option<u64>,
+    ) -> Result<Sent, Rejected> {
+        let waits = wait_ns != Some(0) && !self.is_virtual();
+        self.lock().send_copy(mailbox, target, bytes, waits)
+    }
+
     /// Begin to queue messages as `send_now` does, one after the other, in one critical section.
     ///
     /// The lock is held until [`Burst::end`].
@@ -221,7 +210,6 @@ impl Plane {
             waits: wait_ns != Some(0) && !self.is_virtual(),
             state: self.lock(),
             mailbox,
-            run: None,
             count: 0,
             last: Ok(Sent::Done),
         }
@@ -342,7 +330,10 @@ impl State {
     /// See `Plane::send_now`; `waits` says whether it may be told to wait.
     fn try_send(&mut self, message: &mut Message, waits: bool) -> Result<Tried, Rejected> {
         let reason = match self.attempt_send(message)? {
-            Attempt::Queued(way) => return Ok(self.queued(message.mailbox, way)),
+            Attempt::Queued(way) => {
+                let leaving = self.queued(message.mailbox, way);
+                return Ok(leaving.map_or(Tried::Done, Tried::Leaves));
+            }
             Attempt::Pushes(carrier) => return Ok(self.pushed(message.mailbox, carrier)),
             Attempt::NoRoute => return Ok(Tried::NoRoute),
             Attempt::External => return Ok(Tried::External),
@@ -451,6 +442,8 @@ impl State {
         if !is_again {
             mailbox.map_news = false;
             mailbox.note_flow(*target);
+        } else if !is_alone {
+            mailbox.begin_run(*target, path, destination);
         }
         if mailbox.count_queued(destination, bytes) {
             record.want_acknowledgement();
@@ -534,60 +527,73 @@ impl State {
         Attempt::Queued(Way::Loop)
     }
 
-    /// Return where a message went that was queued, for those that follow it.
-    fn run_to(&mut self, id: MailboxId, target: SocketAddress) -> Option<Run> {
-        let mailbox = self.mailboxes.get_mut(id)?;
-        let Some(Route::Stream(path)) = mailbox.route_to(&target.address) else {
-            return None;
-        };
-        let destination = mailbox.accounts.known(&target.address)?;
-        Some(Run {
-            target,
-            path,
-            destination,
-        })
+    /// Queue a short message, of which the bytes are copied; see `Plane::send_copy`.
+    #[inline]
+    fn send_copy(
+        &mut self,
+        id: MailboxId,
+        target: &SocketAddress,
+        bytes: &[u8],
+        waits: bool,
+    ) -> Result<Sent, Rejected> {
+        if let Some(sent) = self.queue_again(id, target, bytes) {
+            return Ok(sent);
+        }
+        let mut message = Message::new(id, *target, Payload::copy_of(bytes), NO_EXTENSION);
+        let tried = self.try_send(&mut message, waits)?;
+        Ok(tried.with(message))
     }
 
-    /// Queue a message behind one of its run, for which all checks but those of room were made; `None`
-    /// if it may leave at once, or has no room.
+    /// Queue a message behind others of its run, for which all checks but those of what changes were
+    /// made; `None` if there is no run, it may leave at once, or has no room.
     #[inline]
-    fn queue_again(&mut self, id: MailboxId, run: &Run, bytes: &[u8]) -> Option<Tried> {
+    fn queue_again(&mut self, id: MailboxId, target: &SocketAddress, bytes: &[u8]) -> Option<Sent> {
         let mailbox = self.mailboxes.get_mut(id)?;
+        let run = mailbox.run.filter(|run| run.target == *target)?;
         let record = self.paths.get_mut(run.path)?;
+        let host = self.hosts.get(mailbox.host)?;
         let queued_bytes = mailbox.send_queued_bytes;
         let may_queue = (record.is_batching || record.blocked)
             && !record.full
+            && !record.core.sender.unsent.is_empty()
             && bytes.len() <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
             && mailbox
                 .accounts
-                .has_room(run.destination, bytes.len(), queued_bytes);
+                .has_room(run.destination, bytes.len(), queued_bytes)
+            && !host.peer_is_congested(&target.address, target.port);
         if !may_queue {
             return None;
         }
+        mailbox.refused_at = None;
         if mailbox.count_queued(run.destination, bytes.len()) {
             record.want_acknowledgement();
         }
-        let (owner, payload) = (Owner(id.to_u64()), Payload::copy_of(bytes));
-        let (source_port, target_port) = (mailbox.port, run.target.port);
+        let owner = Owner(id.to_u64());
         record
             .core
-            .send(owner, source_port, target_port, payload, NO_EXTENSION);
-        Some(self.queued(id, Way::Again(run.path, run.destination)))
+            .send_copy(owner, mailbox.port, target.port, bytes);
+        let leaving = self.queued(id, Way::Again(run.path, run.destination));
+        Some(leaving.map_or(Sent::Done, Sent::Leaves))
     }
 
     /// Decide, after a message was queued, what is left to do without the lock.
-    fn queued(&mut self, id: MailboxId, way: Way) -> Tried {
-        let Some(mailbox) = self.mailboxes.get(id) else {
-            return Tried::Done;
-        };
+    fn queued(&mut self, id: MailboxId, way: Way) -> Option<Leaving> {
+        let mailbox = self.mailboxes.get(id)?;
         let has_descriptor = mailbox.descriptor.is_some();
+        let is_shown = has_descriptor && mailbox.is_half_full();
+        if let Way::Again(path, destination) = way
+            && !is_shown
+            && self.leaves_later(path, mailbox.accounts.at(destination))
+        {
+            return None;
+        }
         let mut leaving = Leaving {
             mailbox: id,
             path: None,
             writing: None,
             look: false,
             finish_pass: false,
-            sync: has_descriptor && mailbox.is_half_full(),
+            sync: is_shown,
             carrier: None,
         };
         match way {
@@ -607,9 +613,9 @@ impl State {
             }
         }
         if leaving.writing.is_none() && !leaving.look && !leaving.finish_pass && !leaving.sync {
-            return Tried::Done;
+            return None;
         }
-        Tried::Leaves(leaving)
+        Some(leaving)
     }
 
     /// Have the carrier of a gathered message told, without the lock.

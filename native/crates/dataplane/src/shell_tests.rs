@@ -63,7 +63,7 @@ fn a_burst_leaves_as_a_batch_and_a_request_at_once() {
 }
 
 #[test]
-fn a_burst_queues_what_single_sends_would() {
+fn copies_queue_what_single_messages_would() {
     // Bounds of the account and of the path: each ends it once the stream takes no more.
     for (send_bytes_max, path_messages_max, expected) in
         [(600_000, 65_536, 3000), (6_000_000, 2500, 2500)]
@@ -72,13 +72,19 @@ fn a_burst_queues_what_single_sends_would() {
             path_messages_max,
             ..Limits::default()
         };
-        let results = [1, 50].map(|at_once| {
+        let results = [0, 1, 50].map(|at_once| {
             let world = World::with(limits);
             let mailbox = world.mailbox(sized(send_bytes_max));
             let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
             let mut queued = 0;
             let refused = loop {
-                let (count, sent) = world.send_burst(mailbox, &[7; 200], at_once);
+                let (count, sent) = match at_once {
+                    0 => {
+                        let sent = world.send(mailbox, &[7; 200]);
+                        (usize::from(sent.is_ok()), sent)
+                    }
+                    _ => world.send_burst(mailbox, &[7; 200], at_once),
+                };
                 queued += count;
                 if let Err(reason) = sent {
                     break reason;
@@ -90,10 +96,44 @@ fn a_burst_queues_what_single_sends_would() {
         assert_eq!(results[0].0, expected);
         assert!(results[0].3.len() < expected, "the stream takes less");
         assert!(
-            results[0] == results[1],
+            results[0] == results[1] && results[0] == results[2],
             "with a limit of {path_messages_max}"
         );
     }
+}
+
+#[test]
+fn what_follows_others_meets_what_has_changed_since() {
+    let world = World::new();
+    let mailbox = world.mailbox(MailboxSettings::default());
+    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let queue = || world.send_burst(mailbox, &[7; 20], 1);
+    for _ in 0..6 {
+        assert_eq!(queue(), (1, Ok(())));
+    }
+    let mut map = [0; 8192];
+    map[usize::from(PEER_PORT / 8)] = 1 << (PEER_PORT % 8);
+    remote.say_map(&map);
+    world.progress(0);
+    assert_eq!(queue(), (0, Err(ErrorReason::PeerCongested)));
+    remote.say_map(&[0; 8192]);
+    world.progress(0);
+    assert_eq!(queue(), (1, Ok(())));
+    let route = world
+        .plane
+        .lock()
+        .mailboxes
+        .get(mailbox)
+        .map(|one| one.routes[&peer(0).address]);
+    world.plane.route(mailbox, peer(0).address, None);
+    assert_eq!(queue(), (0, Err(ErrorReason::NoRoute)));
+    world.plane.route(mailbox, peer(0).address, route);
+    for _ in 0..2 {
+        assert_eq!(queue(), (1, Ok(()))); // the first checks all, the second begins a run
+    }
+    world.plane.drop_queue(world.path);
+    assert_eq!(queue(), (0, Err(ErrorReason::PeerUnreachable)));
+    assert_eq!(queue(), (1, Ok(())));
 }
 
 #[test]

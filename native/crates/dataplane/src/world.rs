@@ -229,7 +229,7 @@ impl World {
     ) -> (usize, Result<(), ErrorReason>) {
         let mut burst = self.plane.burst(mailbox, Some(0));
         for _ in 0..times_max {
-            if !burst.add(peer(PEER_PORT), payload) {
+            if !burst.add(&peer(PEER_PORT), payload) {
                 break;
             }
         }

@@ -135,7 +135,8 @@ impl Inbox {
     }
 
     /// Queue a message and count it. Copies a borrowed payload; times not requested are zero.
-    #[inline]
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub fn push(
         &mut self,
         source: SocketAddress,
@@ -182,7 +183,8 @@ impl Inbox {
     }
 
     /// Look at the next message.
-    #[inline]
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub fn front(&self) -> Option<Front<'_>> {
         let item = self.items.front()?;
         let payload = if item.kind.has_body {
@@ -216,7 +218,8 @@ impl Inbox {
     }
 
     /// Take the next message out of the queue and the account.
-    #[inline]
+    #[allow(clippy::inline_always)] // its result would be written to memory, to be read at once
+    #[inline(always)]
     pub fn pop(&mut self) {
         let Some(&item) = self.items.front() else {
             return;

@@ -23,12 +23,13 @@ use crate::constants::{
 };
 use crate::counters::Counters;
 use crate::extension::emit_generation;
+use crate::fence::Fence;
 use crate::header::Header;
 use crate::kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
 use crate::limits::Limits;
 use crate::payload::Payload;
 use crate::receiver::{BodyReading, MessageSink, Receiver};
-use crate::sender::{Fence, Freed, Sender};
+use crate::sender::{Freed, Sender};
 use crate::write_buffer::WriteBuffer;
 
 /// Bytes of one write.
@@ -176,6 +177,13 @@ impl PathCore {
     ) {
         self.sender
             .queue(Some(owner), source_port, target_port, payload, extension);
+    }
+
+    /// The same for a short payload without an extension, which is copied.
+    #[inline]
+    pub fn send_copy(&mut self, owner: Owner, source_port: u16, target_port: u16, payload: &[u8]) {
+        self.sender
+            .queue_copy(owner, source_port, target_port, payload);
     }
 
     /// Queue a message of the control plane.

@@ -42,6 +42,15 @@ impl Payload {
         }
     }
 
+    /// Copy bytes, as many as need no memory of their own, over an inline payload.
+    #[inline]
+    pub(crate) fn set_inline(&mut self, from: &[u8]) {
+        if let Self::Inline { len, bytes } = self {
+            *len = u8::try_from(from.len()).unwrap_or(u8::MAX);
+            bytes[..from.len()].copy_from_slice(from);
+        }
+    }
+
     /// Return a payload without bytes.
     pub const fn empty() -> Self {
         Self::Inline {

@@ -196,7 +196,8 @@ impl Receiver {
                 break;
             };
             rest = next;
-            self.take(&header, ArrivingPayload::Borrowed(payload), sink, counters)?;
+            let payload = ArrivingPayload::Borrowed(payload);
+            self.take_here(&header, payload, sink, counters)?;
         }
         self.keep(rest);
         Ok(())
@@ -344,9 +345,22 @@ impl Receiver {
         Ok(Header::parse(bytes))
     }
 
-    /// Take one whole message; every message comes through here.
-    #[inline]
+    /// Take one whole message that was incomplete before.
+    #[inline(never)]
     fn take<G: MessageSink>(
+        &mut self,
+        header: &Header,
+        payload: ArrivingPayload<'_>,
+        sink: &mut G,
+        counters: &mut Counters,
+    ) -> Result<(), DownReason> {
+        self.take_here(header, payload, sink, counters)
+    }
+
+    /// Take one whole message; every message comes through here.
+    #[allow(clippy::inline_always)] // its arguments would be written to memory, to be read at once
+    #[inline(always)]
+    fn take_here<G: MessageSink>(
         &mut self,
         header: &Header,
         payload: ArrivingPayload<'_>,

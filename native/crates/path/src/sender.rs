@@ -15,17 +15,16 @@
 //! The shell keeps the accounts: it adds queued messages, `Freed` reports those that left.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::constants::{
     FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PING_PORT, PROBE_PORT,
 };
 use crate::counters::Counters;
+use crate::fence::Fence;
 use crate::header::Header;
 use crate::kinds::{AckMode, Extension, NO_EXTENSION, Owner};
 use crate::limits::Limits;
-use crate::payload::Payload;
+use crate::payload::{INLINE_BYTES, Payload};
 use crate::write_buffer::WriteBuffer;
 
 /// Messages for which an idle path keeps room.
@@ -47,6 +46,30 @@ pub struct Message {
     pub target_port: u16,
     pub payload: Payload,
     pub extension: Extension,
+}
+
+/// What a message is written over.
+const NO_MESSAGE: Message = Message::unsent(None, 0, 0, Payload::empty(), NO_EXTENSION);
+
+impl Message {
+    /// Return a message without a number.
+    const fn unsent(
+        owner: Option<Owner>,
+        source_port: u16,
+        target_port: u16,
+        payload: Payload,
+        extension: Extension,
+    ) -> Self {
+        Self {
+            sequence: 0,
+            end: 0,
+            owner,
+            source_port,
+            target_port,
+            payload,
+            extension,
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Message>() <= 128 && size_of::<Queued>() <= 128);
@@ -142,32 +165,35 @@ impl Sender {
         payload: Payload,
         extension: Extension,
     ) {
-        let message = Message {
-            sequence: 0,
-            end: 0,
-            owner,
-            source_port,
-            target_port,
-            payload,
-            extension,
-        };
+        let message = Message::unsent(owner, source_port, target_port, payload, extension);
         self.pending_bytes += HEADER_BYTES + message.payload.len();
         make_room(&mut self.unsent);
         self.unsent.push_back(Queued::Message(message));
     }
 
+    /// Queue a message of a socket with a copy of its payload, and without an extension.
+    #[inline]
+    pub fn queue_copy(&mut self, owner: Owner, source_port: u16, target_port: u16, payload: &[u8]) {
+        if payload.len() > INLINE_BYTES {
+            let payload = Payload::copy_of(payload);
+            return self.queue(Some(owner), source_port, target_port, payload, NO_EXTENSION);
+        }
+        self.pending_bytes += HEADER_BYTES + payload.len();
+        make_room(&mut self.unsent);
+        self.unsent.push_back(Queued::Message(NO_MESSAGE));
+        // Written in its final place: a move at once would stall the processor.
+        if let Some(Queued::Message(queued)) = self.unsent.back_mut() {
+            queued.owner = Some(owner);
+            queued.source_port = source_port;
+            queued.target_port = target_port;
+            queued.payload.set_inline(payload);
+        }
+    }
+
     /// Queue an empty message of the control plane before other new ones, behind retransmissions.
     pub(crate) fn queue_ahead(&mut self, source_port: u16, target_port: u16, extension: Extension) {
         let payload = Payload::empty();
-        let message = Message {
-            sequence: 0,
-            end: 0,
-            owner: None,
-            source_port,
-            target_port,
-            payload,
-            extension,
-        };
+        let message = Message::unsent(None, source_port, target_port, payload, extension);
         self.pending_bytes += HEADER_BYTES;
         self.unsent.push_front(Queued::Message(message));
     }
@@ -233,15 +259,8 @@ impl Sender {
             let sequence = self.sequence_next;
             self.last = Some((port, Some(sequence)));
             self.sequence_next += 1;
-            let ping = Message {
-                sequence,
-                end: 0,
-                owner: None,
-                source_port: port,
-                target_port: PING_PORT,
-                payload: Payload::empty(),
-                extension: NO_EXTENSION,
-            };
+            let payload = Payload::empty();
+            let ping = Message::unsent(None, port, PING_PORT, payload, NO_EXTENSION);
             self.frame_one(out, ping, sequence, 0, acknowledgement);
         }
     }
@@ -268,15 +287,36 @@ impl Sender {
     ) {
         let (start, first) = (self.position, self.sequence_next);
         while self.position < end {
-            match self.unsent.pop_front() {
+            let bytes = match self.unsent.front() {
+                Some(Queued::Message(message)) => message.payload.len(),
+                Some(Queued::Fence(fence)) => {
+                    let fence = fence.clone();
+                    self.unsent.pop_front();
+                    self.pass(&fence);
+                    continue;
+                }
                 None => break,
-                Some(Queued::Fence(fence)) => self.pass(&fence),
-                Some(Queued::Message(message)) => {
-                    let flags = self.flags_of_new(message.payload.len(), counters);
-                    self.frame_one(out, message, self.sequence_next, flags, acknowledgement);
-                    self.sequence_next += 1;
+            };
+            let (sequence, flags) = (self.sequence_next, self.flags_of_new(bytes, counters));
+            // Read where it lies and swapped to its next place: a move would stall the processor.
+            if let Some(Queued::Message(message)) = self.unsent.front_mut() {
+                emit(
+                    out,
+                    message,
+                    sequence,
+                    flags,
+                    acknowledgement,
+                    self.checksum,
+                );
+                make_room(&mut self.unacked);
+                self.unacked.push_back(NO_MESSAGE);
+                if let Some(kept) = self.unacked.back_mut() {
+                    std::mem::swap(kept, message);
                 }
             }
+            self.unsent.pop_front();
+            self.note_framed(sequence);
+            self.sequence_next += 1;
         }
         if self.unsent.is_empty() {
             self.acknowledgement_wanted = false;
@@ -289,8 +329,8 @@ impl Sender {
         self.open_fences();
     }
 
-    /// Count down to the next message that has to request an acknowledgement; one has left the
-    /// queue and is not framed yet.
+    /// Count down to the next message that has to request an acknowledgement, for the first one of
+    /// the queue.
     #[inline]
     fn flags_of_new(&mut self, payload_bytes: usize, counters: &mut Counters) -> u8 {
         if self.ack_mode != AckMode::PeerAcknowledged {
@@ -301,7 +341,7 @@ impl Sender {
         if std::mem::take(&mut self.lone) {
             return 0;
         }
-        let last = self.acknowledgement_wanted && self.unsent.is_empty();
+        let last = self.acknowledgement_wanted && self.unsent.len() == 1;
         if self.unacked_packets_left > 0 && self.unacked_bytes_left > 0 && !last {
             return 0;
         }
@@ -311,7 +351,6 @@ impl Sender {
     }
 
     /// Frame a numbered message and keep it until it is acknowledged.
-    #[inline]
     fn frame_one(
         &mut self,
         out: &mut WriteBuffer,
@@ -320,32 +359,24 @@ impl Sender {
         flags: u8,
         acknowledgement: u64,
     ) {
-        let payload_bytes = message.payload.len();
-        if let Payload::Foreign(memory) = &message.payload {
-            memory.note_number(sequence);
-        }
-        let header = Header {
+        emit(
+            out,
+            &message,
             sequence,
-            ack: acknowledgement,
-            payload_bytes,
-            source_port: message.source_port,
-            target_port: message.target_port,
             flags,
-            extension: message.extension,
-            ..Header::default()
-        };
-        let bytes = header.emit(self.checksum);
-        if payload_bytes < LONG_BYTES {
-            out.join_message(&bytes, &message.payload);
-        } else {
-            out.join(&bytes);
-            out.refer(message.payload.clone());
-        }
-        self.position += (HEADER_BYTES + payload_bytes) as u64;
+            acknowledgement,
+            self.checksum,
+        );
         make_room(&mut self.unacked);
         self.unacked.push_back(message);
-        // Written in its final place: a change before the move would stall the processor.
+        self.note_framed(sequence);
+    }
+
+    /// Note number and end of the message that was framed last.
+    #[inline]
+    fn note_framed(&mut self, sequence: u64) {
         if let Some(kept) = self.unacked.back_mut() {
+            self.position += (HEADER_BYTES + kept.payload.len()) as u64;
             kept.sequence = sequence;
             kept.end = self.position;
         }
@@ -514,6 +545,39 @@ impl Sender {
             self.retransmits.shrink_to(0);
             self.freed.shrink_to(IDLE_MESSAGES);
         }
+    }
+}
+
+/// Append the bytes of a message to a write.
+#[inline]
+fn emit(
+    out: &mut WriteBuffer,
+    message: &Message,
+    sequence: u64,
+    flags: u8,
+    acknowledgement: u64,
+    checksum: bool,
+) {
+    let payload_bytes = message.payload.len();
+    if let Payload::Foreign(memory) = &message.payload {
+        memory.note_number(sequence);
+    }
+    let header = Header {
+        sequence,
+        ack: acknowledgement,
+        payload_bytes,
+        source_port: message.source_port,
+        target_port: message.target_port,
+        flags,
+        extension: message.extension,
+        ..Header::default()
+    };
+    let bytes = header.emit(checksum);
+    if payload_bytes < LONG_BYTES {
+        out.join_message(&bytes, &message.payload);
+    } else {
+        out.join(&bytes);
+        out.refer(message.payload.clone());
     }
 }
 
@@ -731,53 +795,6 @@ fn is_probe(message: &Message) -> bool {
     message.owner.is_none() && [message.source_port, message.target_port].contains(&PROBE_PORT)
 }
 
-// -- fences
-//
-// A place in a path's queue that another path waits for.
-
-/// Closed until the peer has every message queued before it on its path.
-///
-/// Fan-out moves a socket from path 0 to another; later messages there must not overtake those left
-/// behind. Clones are the same fence. Read and opened under the plane's lock only, which orders it;
-/// the atomic makes it `Send` and nothing more. Source: linux v7.0 (mprds catch-up, see
-/// docs/protocol/rds-tcp.md).
-#[derive(Clone, Debug, Default)]
-pub struct Fence(Arc<AtomicBool>);
-
-impl Fence {
-    /// Return a closed fence.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Whether messages that wait for it may leave.
-    pub fn is_open(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn open(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
 #[cfg(test)]
 #[path = "sender_tests.rs"]
 mod tests;
-
-#[cfg(test)]
-mod fence_tests {
-    use super::Fence;
-
-    #[test]
-    fn a_clone_opens_with_its_fence_and_no_other() {
-        let (one, other) = (Fence::new(), Fence::new());
-        let same = one.clone();
-        one.open();
-        assert!(same.is_open() && same.is(&one));
-        assert!(!other.is_open() && !other.is(&one));
-    }
-}

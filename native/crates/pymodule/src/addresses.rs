@@ -202,7 +202,7 @@ impl Sources {
 
 #[allow(clippy::cast_possible_truncation)] // a hash
 fn place_of(source: &SocketAddress, places: usize) -> usize {
-    let host = match source.address.ip {
+    let host = match source.address.ip() {
         IpAddr::V4(ip) => u64::from(u32::from(ip)),
         IpAddr::V6(ip) => {
             let bytes = u128::from(ip);
@@ -215,8 +215,8 @@ fn place_of(source: &SocketAddress, places: usize) -> usize {
 
 /// Return the tuple that Python's socket module uses for an address and a port.
 pub fn source_tuple<'py>(py: Python<'py>, source: &SocketAddress) -> PyResult<Bound<'py, PyTuple>> {
-    let host = source.address.ip.to_string();
-    match source.address.ip {
+    let host = source.address.ip().to_string();
+    match source.address.ip() {
         IpAddr::V4(_) => (host, source.port).into_pyobject(py),
         IpAddr::V6(ip) => (text_of(ip), source.port, 0, source.address.scope).into_pyobject(py),
     }
@@ -246,12 +246,12 @@ pub fn unpack(packed: &[u8], scope: u32) -> PyResult<Address> {
             packed.len()
         )));
     };
-    Ok(Address { ip, scope })
+    Ok(Address::scoped(ip, scope))
 }
 
 /// Return the packed bytes of an address, without its scope.
 pub fn pack<'py>(py: Python<'py>, address: &Address) -> Bound<'py, PyBytes> {
-    match address.ip {
+    match address.ip() {
         IpAddr::V4(ip) => PyBytes::new(py, &ip.octets()),
         IpAddr::V6(ip) => PyBytes::new(py, &ip.octets()),
     }

@@ -127,7 +127,7 @@ const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
 fn name_of(address: &Address, port: u16) -> Name {
-    let bytes = match address.ip {
+    let bytes = match address.ip() {
         std::net::IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
         std::net::IpAddr::V6(six) => six.octets(),
     };
@@ -141,11 +141,7 @@ fn name_of(address: &Address, port: u16) -> Name {
 fn address_of(name: &Name) -> SocketAddress {
     let six = std::net::Ipv6Addr::from(name.address);
     let ip = six.to_ipv4_mapped().map_or(six.into(), Into::into);
-    let address = Address {
-        ip,
-        scope: name.scope,
-    };
-    SocketAddress::new(address, name.port)
+    SocketAddress::new(Address::scoped(ip, name.scope), name.port)
 }
 
 /// How long a wait may still last.

@@ -80,7 +80,8 @@ fn send_burst(
     let mut burst = own.shell.burst(own.id, wait_ns);
     for at in *count..messages.len().min(*count + BURST_MESSAGES) {
         let goes_on = messages.at(at).is_ok_and(|given| {
-            plain_message(own, &given, peer).is_some_and(|(bytes, target)| burst.add(target, bytes))
+            plain_message(own, &given, peer)
+                .is_some_and(|(bytes, target)| burst.add(&target, bytes))
         });
         if !goes_on {
             break;

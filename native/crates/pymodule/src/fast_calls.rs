@@ -101,19 +101,16 @@ pub fn send_one(
     wait_ns: Option<u64>,
 ) -> PyResult<usize> {
     let own = mailbox.get();
-    let (bytes, target, message) = if let Some(bytes) = memory::short_bytes(payload) {
-        // The payload is made where it stays: each move of it costs as much as its copy.
+    let (bytes, target, sent) = if let Some(bytes) = memory::short_bytes(payload) {
         let target = own.target(address)?;
-        let copied = Payload::copy_of(bytes);
-        let message = Message::new(own.id, target, copied, NO_EXTENSION);
-        (bytes.len(), target, message)
+        let sent = own.shell.send_copy(own.id, &target, bytes, wait_ns);
+        (bytes.len(), target, sent)
     } else {
         let kept = memory::payload_of(&payload)?;
         let (bytes, target) = (kept.len(), own.target(address)?);
         let message = Message::new(own.id, target, kept, NO_EXTENSION);
-        (bytes, target, message)
+        (bytes, target, own.shell.send_now(message, wait_ns))
     };
-    let sent = own.shell.send_now(message, wait_ns);
     finish_one(mailbox, payload, address, target, sent, wait_ns)?;
     Ok(bytes)
 }

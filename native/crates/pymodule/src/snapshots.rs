@@ -54,7 +54,7 @@ fn mailbox_row<'py>(py: Python<'py>, row: &MailboxRow) -> PyResult<Bound<'py, Py
 }
 
 fn path_row<'py>(py: Python<'py>, row: &PathRow) -> PyResult<Bound<'py, PyTuple>> {
-    let name = |end: &SocketAddress| (end.address.ip.to_string(), end.port);
+    let name = |end: &SocketAddress| (end.address.ip().to_string(), end.port);
     let streams = row
         .streams
         .as_ref()

@@ -116,13 +116,7 @@ fn named(address: SocketAddr) -> SocketAddress {
         SocketAddr::V4(_) => 0,
         SocketAddr::V6(address) => address.scope_id(),
     };
-    SocketAddress {
-        address: Address {
-            ip: address.ip(),
-            scope,
-        },
-        port: address.port(),
-    }
+    SocketAddress::new(Address::scoped(address.ip(), scope), address.port())
 }
 
 fn set_int(descriptor: i32, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
