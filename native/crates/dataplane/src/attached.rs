@@ -96,6 +96,8 @@ pub struct Attached {
     buffers_max: (usize, usize),
     /// Something was delivered while the reader slept.
     must_show: bool,
+    /// Which socket of the node this is, for the next worker.
+    number: u64,
     /// `Left` or `ClientError` was reported.
     is_over: bool,
     is_restricted: bool,
@@ -105,25 +107,28 @@ pub struct Attached {
 
 /// Records whose last reference was dropped, with their sockets; pushed by any thread.
 #[derive(Clone, Default)]
-pub(crate) struct FreedRecords {
-    list: Arc<Mutex<Vec<(MailboxId, u32)>>>,
-    is_any: Arc<AtomicBool>,
+pub(crate) struct FreedRecords(Arc<FreedList>);
+
+#[derive(Default)]
+struct FreedList {
+    list: Mutex<Vec<(MailboxId, u32)>>,
+    is_any: AtomicBool,
 }
 
 impl FreedRecords {
     pub(crate) fn push(&self, mailbox: MailboxId, slot: u32) {
-        self.list.lock().push((mailbox, slot));
-        self.is_any.store(true, Ordering::Release);
+        self.0.list.lock().push((mailbox, slot));
+        self.0.is_any.store(true, Ordering::Release);
     }
 
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
-        self.is_any.load(Ordering::Acquire)
+        self.0.is_any.load(Ordering::Acquire)
     }
 
     fn take(&self) -> Vec<(MailboxId, u32)> {
-        self.is_any.store(false, Ordering::Release);
-        std::mem::take(&mut *self.list.lock())
+        self.0.is_any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.0.list.lock())
     }
 }
 
@@ -199,6 +204,7 @@ impl Plane {
                 left_until_ns: None,
                 buffers_max: (send_bytes / AREA_FACTOR, receive_bytes / AREA_FACTOR),
                 must_show: false,
+                number: restore::socket_number(&record.local, record.port),
                 is_over: false,
                 is_restricted: false,
                 taken_while_restricted: 0,

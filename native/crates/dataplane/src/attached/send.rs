@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use urds_channel::socket_memory::layout::ROUTE_ABSENT;
 use urds_channel::socket_memory::{ClientError as Nonsense, Submission};
-use urds_path::{Address, Extension, Memory, NO_EXTENSION, Owner, Payload, SocketAddress};
+use urds_path::{Address, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
 
-use super::restore::{Delivery, socket_number};
+use super::restore::Delivery;
 use super::steps::{self, Step};
 use crate::events::Event;
 use crate::mailbox::Route;
@@ -147,7 +147,7 @@ impl State {
             slot: submission.slot,
             path,
             mailbox: id,
-            freed: Some(freed),
+            freed,
         })
     }
 
@@ -222,17 +222,15 @@ impl State {
             self.touched.insert(receiver);
             return Taken::Waits(submission);
         }
-        let Some(mut sent) = self.sent_record(id, &submission, 0) else {
+        let Some(attached) = self.attached_mut(id) else {
             return Taken::Gone;
         };
-        let number = self
-            .mailboxes
-            .get(id)
-            .map_or(0, |record| socket_number(&record.local, record.port));
-        let delivery = Delivery::OfSocket(submission.slot, number);
+        attached.asked = false;
+        let delivery = Delivery::OfSocket(submission.slot, attached.number);
         let extension = extension_of(&submission);
-        self.deliver_here(id, &target, found, sent.bytes(), extension, delivery);
-        sent.freed = None;
+        let memory = Arc::clone(&attached.memory);
+        let payload = memory.bytes(submission.at, submission.length);
+        self.deliver_here(id, &target, found, payload, extension, delivery);
         steps::pass(Step::DeliveredHere);
         if let Some(attached) = self.attached_mut(id) {
             attached.side.free(submission.slot);

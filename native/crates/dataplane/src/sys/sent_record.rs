@@ -31,9 +31,17 @@ impl SendMemory {
         Ok(Self { area, journal })
     }
 
-    fn has(&self, at: usize, length: usize) -> bool {
-        at.checked_add(length)
-            .is_some_and(|end| end <= self.area.length())
+    /// Return the bytes at a place, none if it is not within the memory.
+    pub(crate) fn bytes(&self, at: usize, length: usize) -> &[u8] {
+        let end = at.checked_add(length);
+        if end.is_none_or(|end| end > self.area.length()) {
+            return &[];
+        }
+        let first = self.area.pointer(at, length);
+        // SAFETY: the range is within the mapping, which lives as long as we do. Its client may
+        // write there at any time, as a program may write into a buffer that it sends: what is
+        // copied or sent is then some of both, and nothing decides by these bytes.
+        unsafe { slice::from_raw_parts(first, length) }
     }
 }
 
@@ -46,20 +54,12 @@ pub(crate) struct SentRecord {
     /// Which path has it, for the next worker; 0 for none.
     pub(crate) path: u32,
     pub(crate) mailbox: MailboxId,
-    /// `None`: it is free already.
-    pub(crate) freed: Option<FreedRecords>,
+    pub(crate) freed: FreedRecords,
 }
 
 impl Memory for SentRecord {
     fn bytes(&self) -> &[u8] {
-        if !self.memory.has(self.at, self.length) {
-            return &[];
-        }
-        let first = self.memory.area.pointer(self.at, self.length);
-        // SAFETY: the range is within the mapping, which lives as long as we do. Its client may
-        // write there at any time, as a program may write into a buffer that it sends: what is
-        // copied or sent is then some of both, and nothing decides by these bytes.
-        unsafe { slice::from_raw_parts(first, self.length) }
+        self.memory.bytes(self.at, self.length)
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -85,8 +85,6 @@ impl Memory for SentRecord {
 
 impl Drop for SentRecord {
     fn drop(&mut self) {
-        if let Some(freed) = &self.freed {
-            freed.push(self.mailbox, self.slot);
-        }
+        self.freed.push(self.mailbox, self.slot);
     }
 }
