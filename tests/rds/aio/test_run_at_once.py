@@ -87,7 +87,7 @@ def test_a_task_that_ends_the_loop_takes_no_other_task_with_it(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     """Both are woken by one read, and the first one raises what ends the loop."""
-    waits = [PromptFuture(loop), PromptFuture(loop)]
+    waits = [PromptFuture(loop=loop), PromptFuture(loop=loop)]
 
     class Reading:
         def progress(self) -> None:

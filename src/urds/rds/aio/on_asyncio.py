@@ -31,12 +31,8 @@ class PromptFuture(asyncio.Future[None]):
     descriptors: a system call and half of the loop's own work, for each message.
     """
 
-    __slots__ = ("_context", "_step")
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._step: Callable[[Any], object] | None = None  # of the task, once it waits
-        self._context: Context | None = None
+    _step: Callable[[Any], object] | None = None  # of the task, once it waits
+    _context: Context | None = None
 
     def add_done_callback(
         self, step: Callable[[Any], object], /, *, context: Context | None = None
@@ -81,7 +77,7 @@ class AsyncioSleeper(Sleeper):
         super().__init__(progress, mailbox, room=room, address=address)
         self._loop = progress.loop
         self._reader = progress
-        self._future = PromptFuture(progress.loop)
+        self._future = PromptFuture(loop=progress.loop)
 
     def _wake(self, *, own_thread: bool) -> bool:
         """Wake the task; a stopped loop may run again, but another task must not wait for that."""
