@@ -106,7 +106,7 @@ fn copies_queue_what_single_messages_would() {
 fn what_follows_others_meets_what_has_changed_since() {
     let world = World::new();
     let mailbox = world.mailbox(MailboxSettings::default());
-    let mut remote = world.attach(Hold::Nothing, Release::PeerAcknowledged);
+    let mut remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
     let queue = || world.send_burst(mailbox, &[7; 20], 1);
     for _ in 0..6 {
         assert_eq!(queue(), (1, Ok(())));
