@@ -397,13 +397,8 @@ impl State {
     }
 
     fn attempt_stream(&mut self, message: &Message, path: PathId) -> Result<Attempt, Rejected> {
-        let Message {
-            mailbox: id,
-            target,
-            payload,
-            ..
-        } = message;
-        let Some(mailbox) = self.mailboxes.get_mut(*id) else {
+        let (id, target, bytes) = (message.mailbox, &message.target, message.payload.len());
+        let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return Ok(Attempt::NoRoute);
         };
         let Some(record) = self.paths.get_mut(path) else {
@@ -419,7 +414,6 @@ impl State {
             self.want_stream(path); // else no map would ever arrive that clears it
             return Ok(Attempt::Busy(ErrorReason::PeerCongested));
         }
-        let bytes = payload.len();
         let is_again =
             !message.asks_all && bytes <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
         let queued_bytes = mailbox.send_queued_bytes;
@@ -448,7 +442,7 @@ impl State {
         if mailbox.count_queued(destination, bytes) {
             record.want_acknowledgement();
         }
-        let (owner, payload) = (Owner(id.to_u64()), payload.clone());
+        let (owner, payload) = (Owner(id.to_u64()), message.payload.clone());
         let (core, extension) = (&mut record.core, message.extension);
         core.send(owner, mailbox.port, target.port, payload, extension);
         Ok(Attempt::Queued(match is_again {

@@ -77,19 +77,19 @@ pub trait Consumer: Any + Debug + Send {
     fn ended(&mut self, end: End);
 }
 
-/// What became of a message that was offered.
+/// What became of a message for which a taker was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
     Taken,
-    /// It goes to a receive, as without an offer.
+    /// It goes to a receive, as without a taker.
     Left,
-    /// It is to be offered again, soon: nothing behind it is read until then.
+    /// The taker is to be asked again, soon: nothing behind it is read until then.
     Later,
 }
 
 /// What takes whole messages of a queue pair out of their packets where it can.
 ///
-/// To the queue pair such a message is one whose receive was posted again at once. It is offered while no
+/// To the queue pair such a message is one whose receive was posted again at once. The taker is asked while no
 /// receive of an earlier one is taken, or completed and not polled. The engine's lock is held.
 pub trait Taker: Debug + Send + Sync {
     /// Take a message, if it can now; `Later` only if it may wait.

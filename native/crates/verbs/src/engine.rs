@@ -13,7 +13,7 @@ use crate::memory::{Content, Payload};
 use crate::numbers::{QpKind, QpState};
 use crate::ordered::Ordered;
 use crate::packets::{self, Packet};
-use crate::queue_pair::{Offers, Outlet, QueuePair, Setup, Shared};
+use crate::queue_pair::{Outlet, QueuePair, Setup, Shared, Takers};
 use crate::receives::ReceiveQueue;
 use crate::slots::Slots;
 use crate::work::{Doubts, Opcoded, RecvWork, Route};
@@ -89,7 +89,7 @@ impl Engine {
                 receives: Slots::default(),
                 outbox: Outbox::default(),
                 extents: Vec::new(),
-                offers: Offers::None,
+                takers: Takers::Unasked,
             },
             counters: Counters::default(),
             queue_pairs: Slots::default(),
@@ -278,7 +278,7 @@ impl Engine {
         served.queue_pair.post(post, outlet)
     }
 
-    /// Offer the messages of a queue pair to a taker from here on; return the one before.
+    /// Give the messages of a queue pair to a taker from here on; return the one before.
     pub fn set_taker(
         &mut self,
         number: u32,
@@ -302,7 +302,7 @@ impl Engine {
 
     /// Process a packet that arrived, as a record.
     ///
-    /// Return false if it is to come again: only while messages are offered that may wait.
+    /// Return false if it is to come again: only while takers are asked that may wait.
     pub fn receive_packet(
         &mut self,
         packet: &Packet,

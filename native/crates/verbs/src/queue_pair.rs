@@ -63,15 +63,15 @@ pub struct Shared {
     pub outbox: Outbox,
     /// Room for the ranges of one payload.
     pub extents: Vec<Extent>,
-    /// Whether messages that arrive now are offered to takers.
-    pub offers: Offers,
+    /// Whether takers are asked for messages that arrive now.
+    pub takers: Takers,
 }
 
-/// Whether messages are offered to takers, and whether those may have them come again.
+/// Whether takers are asked for messages, and whether those may have them come again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Offers {
+pub enum Takers {
     #[default]
-    None,
+    Unasked,
     Now,
     NowOrLater,
 }
@@ -114,7 +114,7 @@ pub struct QueuePair {
     pub(crate) responder: Option<Responder>,
     /// What takes its messages and completions, and gives its requests.
     pub(crate) consumer: Option<Box<dyn Consumer>>,
-    /// What its messages are offered to, while they are.
+    /// What takes its messages, while takers are asked.
     pub taker: Option<Arc<dyn Taker>>,
     /// Of its oldest request that failed by itself.
     failed: Option<Status>,
@@ -626,7 +626,7 @@ impl QueuePair {
 
     /// Process a packet that arrived for this queue pair; one that does not fit is dropped.
     ///
-    /// Return false if it is to come again, as the offer of its message says.
+    /// Return false if it is to come again, as the taker of its message says.
     pub fn receive(
         &mut self,
         packet: &Packet,

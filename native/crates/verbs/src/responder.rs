@@ -15,7 +15,7 @@ use crate::numbers::{
     REMOTE_READ, REMOTE_WRITE, Status, WC_WITH_IMM, WC_WITH_INV, WcOpcode,
 };
 use crate::packets::{ACK_REQUEST, FIRST, IMMEDIATE, INVALIDATE, LAST, PLACED, Packet, SOLICITED};
-use crate::queue_pair::{Offers, Outlet, QueuePair, Shared};
+use crate::queue_pair::{Outlet, QueuePair, Shared, Takers};
 use crate::work::Completion;
 
 /// Packets that an acknowledgement waits for: a quarter of the window.
@@ -300,7 +300,7 @@ impl QueuePair {
         if packet.kind.is_answered() {
             return Ok(());
         }
-        match self.offer(packet, payload, shared) {
+        match self.ask_taker(packet, payload, shared) {
             Taking::Taken => return Ok(()),
             Taking::Later => return Err(Refused::Later),
             Taking::Left => {}
@@ -342,12 +342,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Offer a message to the taker, if there is one and nothing before it waits in a receive.
-    fn offer(&self, packet: &Packet, payload: Content<'_>, shared: &Shared) -> Taking {
+    /// Ask the taker to take a message, if there is one and nothing before it waits in a receive.
+    fn ask_taker(&self, packet: &Packet, payload: Content<'_>, shared: &Shared) -> Taking {
         let Some(taker) = self
             .taker
             .as_ref()
-            .filter(|_| shared.offers != Offers::None)
+            .filter(|_| shared.takers != Takers::Unasked)
         else {
             return Taking::Left;
         };
@@ -362,7 +362,7 @@ impl QueuePair {
         {
             return Taking::Left;
         }
-        taker.take(payload, shared.offers == Offers::NowOrLater)
+        taker.take(payload, shared.takers == Takers::NowOrLater)
     }
 
     /// Execute a packet, all before it being done.

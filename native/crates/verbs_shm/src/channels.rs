@@ -9,7 +9,7 @@ use urds_verbs::errors::ACK;
 use urds_verbs::memory::{Content, Payload};
 use urds_verbs::numbers::{GID_BYTES, Kind};
 use urds_verbs::packets::{self, Packet};
-use urds_verbs::queue_pair::{Offers, Outlet, Placing};
+use urds_verbs::queue_pair::{Outlet, Placing, Takers};
 use urds_verbs::work::Route;
 
 use crate::channel::{Channel, Counters};
@@ -223,25 +223,25 @@ impl Channels {
     /// Take what is here, up to a limit for each channel, and send what is due; return whether
     /// there was anything.
     pub fn progress(&mut self, engine: &mut Engine, now_ns: i64) -> bool {
-        self.look(engine, now_ns, self.look_bytes_max, Offers::None)
+        self.look(engine, now_ns, self.look_bytes_max, Takers::Unasked)
             .has_found
     }
 
-    /// As `progress`, with messages offered to takers, and another limit of bytes, 0 for none.
+    /// As `progress`, where takers are asked, and with another limit of bytes, 0 for none.
     pub fn look(
         &mut self,
         engine: &mut Engine,
         now_ns: i64,
         bytes_max: usize,
-        offers: Offers,
+        takers: Takers,
     ) -> Looked {
         let mut looked = Looked::default();
         self.is_paused = false;
-        engine.shared.offers = offers;
+        engine.shared.takers = takers;
         for place in 0..self.open.len() {
             self.read(place, engine, now_ns, bytes_max, &mut looked);
         }
-        engine.shared.offers = Offers::None;
+        engine.shared.takers = Takers::Unasked;
         let found = looked.has_found;
         let has_timer = engine.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns);
         if has_timer {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use support::{End, pair_with_memory};
 use urds_verbs::consumer::{Taker, Taking};
 use urds_verbs::memory::{Content, Memory};
-use urds_verbs::queue_pair::Offers;
+use urds_verbs::queue_pair::Takers;
 use urds_verbs_shm::Looked;
 
 /// From a slot, through the cache, from the ring at once.
@@ -45,7 +45,7 @@ impl Taker for Noted {
     }
 }
 
-/// Return two ends; the second one's messages are offered to a taker that answers so.
+/// Return two ends; the second one's taker answers so.
 fn pair_with_taker(answers: &[Taking]) -> ([End; 2], Arc<Noted>) {
     let (mut ends, _, _) = pair_with_memory([MTU_BYTES; 2]);
     let taker = Arc::new(Noted::default());
@@ -60,8 +60,8 @@ fn pair_with_taker(answers: &[Taking]) -> ([End; 2], Arc<Noted>) {
     (ends, taker)
 }
 
-fn look(end: &mut End, offers: Offers) -> Looked {
-    end.channels.look(&mut end.engine, 0, 0, offers)
+fn look(end: &mut End, takers: Takers) -> Looked {
+    end.channels.look(&mut end.engine, 0, 0, takers)
 }
 
 fn written(end: &End, first: u8, length: usize) -> Vec<u8> {
@@ -88,7 +88,7 @@ fn a_message_that_is_taken_needs_no_receive_completes_nothing_and_is_acknowledge
     for (place, length) in LENGTHS.into_iter().enumerate() {
         let bytes = written(&ends[0], 7 + u8::try_from(place).unwrap_or(0), length);
         ends[0].send(1, 0, length);
-        let looked = look(&mut ends[1], Offers::Now);
+        let looked = look(&mut ends[1], Takers::Now);
         assert_eq!((looked.bytes, looked.has_left), (length, false));
         assert!(taker.taken() == [bytes], "of {length} bytes");
         assert!(ends[1].poll().is_none());
@@ -122,7 +122,7 @@ fn behind_a_message_in_a_receive_none_is_offered_until_that_was_polled() {
     }
     for id in 0..3 {
         ends[0].send(1, 0, 8);
-        look(&mut ends[1], Offers::Now);
+        look(&mut ends[1], Takers::Now);
         if id > 0 {
             assert_eq!(ends[1].poll().map(|done| done.wr_id), Some(id - 1));
         }
@@ -130,7 +130,7 @@ fn behind_a_message_in_a_receive_none_is_offered_until_that_was_polled() {
     assert_eq!(taker.taken().len(), 0, "all went to receives");
     assert_eq!(ends[1].poll().map(|done| done.wr_id), Some(2));
     ends[0].send(1, 0, 8);
-    look(&mut ends[1], Offers::Now);
+    look(&mut ends[1], Takers::Now);
     assert_eq!((taker.taken().len(), ends[1].poll()), (1, None));
 }
 
@@ -140,7 +140,7 @@ fn a_message_of_several_packets_is_not_offered() {
     let length = MTU_BYTES as usize + 1;
     ends[1].receive(9, 0, length);
     ends[0].send(1, 0, length);
-    look(&mut ends[1], Offers::Now);
+    look(&mut ends[1], Takers::Now);
     assert_eq!(
         ends[1].poll().map(|done| done.byte_len),
         Some(length as u64)
@@ -157,7 +157,7 @@ fn a_message_that_comes_again_stays_where_it_is_and_so_does_all_behind_it() {
         ends[0].send(1, 0, LONG_BYTES);
     }
     for _ in 0..2 {
-        let looked = look(&mut ends[1], Offers::NowOrLater);
+        let looked = look(&mut ends[1], Takers::NowOrLater);
         assert!(looked.has_left);
         assert!(ends[1].channels.has_more() && !ends[1].channels.is_quiet(&ends[1].engine));
         assert!(!ends[1].channels.sleep(), "which would free its place");
@@ -168,7 +168,7 @@ fn a_message_that_comes_again_stays_where_it_is_and_so_does_all_behind_it() {
         ends[0].send(1, 0, LONG_BYTES);
     }
     let received = ends[1].engine.counters.received;
-    look(&mut ends[1], Offers::NowOrLater);
+    look(&mut ends[1], Takers::NowOrLater);
     let found = taker.taken();
     assert!(
         found.len() >= sent.len() && found[..12] == sent,
@@ -188,7 +188,7 @@ fn one_that_comes_again_goes_to_a_receive_where_none_is_offered() {
     let bytes = written(&ends[0], 5, LONG_BYTES);
     ends[1].receive(9, 0, LONG_BYTES);
     ends[0].send(1, 0, LONG_BYTES);
-    assert!(look(&mut ends[1], Offers::NowOrLater).has_left);
+    assert!(look(&mut ends[1], Takers::NowOrLater).has_left);
     assert!(ends[1].progress());
     assert_eq!(ends[1].poll().map(|done| done.wr_id), Some(9));
     let mut found = vec![0; LONG_BYTES];

@@ -17,7 +17,7 @@ use urds_dataplane::sys::eventfd::EventFd;
 use urds_path::packed_frames::Budget;
 use urds_rdma_courier::{Completed, Courier, Numbers, Setup};
 use urds_verbs::Engine as Machine;
-use urds_verbs::queue_pair::Offers;
+use urds_verbs::queue_pair::Takers;
 use urds_verbs_shm::{Channels, Looked};
 
 use crate::deferred;
@@ -330,12 +330,12 @@ impl Core {
         let mut looked = Looked::default();
         if bytes_max > 0 {
             let may_wait = needed.is_some();
-            let offers = if may_wait {
-                Offers::NowOrLater
+            let takers = if may_wait {
+                Takers::NowOrLater
             } else {
-                Offers::Now
+                Takers::Now
             };
-            looked = channels.look(machine, now_ns, bytes_max, offers);
+            looked = channels.look(machine, now_ns, bytes_max, takers);
         }
         if self.couriers.has_any() {
             self.couriers.serve_all(machine, channels, now_ns, needed);
