@@ -219,10 +219,11 @@ def what_a_receiver_owes_is_acknowledged(scene: World) -> bool:
     """Take one message while the helper sleeps for long, and never call again."""
     mailbox = scene.mailbox(1)
     remote = acknowledged_path(scene, mailbox)
+    mailbox.sendto(b"carries the acknowledgement", PEER_ADDRESS)
     scene.help()
     results = scene.receive(mailbox)
     scene.wait_for(lambda: scene.plane.state.thread.asleep)
-    remote.say(2, b"x", target_port=1, ack=1)
+    remote.say(2, b"x", target_port=1, ack=2)
     scene.wait_for(lambda: bool(results))
     return is_acknowledged(scene, remote)
 
