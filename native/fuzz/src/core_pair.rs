@@ -9,8 +9,8 @@ use std::io::IoSlice;
 
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
-    Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore, Payload,
-    Queued, AckMode, SLICES_MAX, WriteBuffer,
+    AckMode, Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore,
+    Payload, Queued, SLICES_MAX, WriteBuffer,
 };
 
 use crate::mailboxes::{FIRST_PORT, Mailboxes};

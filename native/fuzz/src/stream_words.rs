@@ -20,7 +20,7 @@ use urds_stream_link::{
 };
 use urds_verbs::Engine;
 use urds_verbs::attributes::{Cap, Field, Link as LinkTraits};
-use urds_verbs::memory::{Extent, Memory, Payload};
+use urds_verbs::memory::{Content, Extent, Memory, Payload};
 use urds_verbs::numbers::Kind;
 use urds_verbs::packets::{FIRST, IMMEDIATE, LAST, PLACED, Packet};
 use urds_verbs::queue_pair::Outlet;
@@ -440,7 +440,8 @@ impl World {
             packet.msn = self.msn;
         }
         self.psn += 1;
-        self.engine.receive_packet(&packet, payload, PEER, 0);
+        self.engine
+            .receive_packet(&packet, Content::Bytes(payload), PEER, 0);
     }
 
     fn acknowledge(&mut self, count: u8) {
@@ -451,7 +452,8 @@ impl World {
         if let Some(psn) = last {
             let mut packet = Packet::new(Kind::Ack, QPN, psn.into(), 0);
             packet.syndrome = if count == 255 { 0x62 } else { 0x1F };
-            self.engine.receive_packet(&packet, &[], PEER, 0);
+            self.engine
+                .receive_packet(&packet, Content::Bytes(&[]), PEER, 0);
         }
     }
 

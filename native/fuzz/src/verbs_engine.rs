@@ -10,6 +10,7 @@ use std::sync::Arc;
 use arbitrary::{Arbitrary, Unstructured};
 use urds_verbs::Engine;
 use urds_verbs::attributes::{self, Attributes, Cap, Field, Link};
+use urds_verbs::memory::Content;
 use urds_verbs::numbers::{Kind, Opcode, QpKind};
 use urds_verbs::packets::{self, Packet};
 use urds_verbs::queue_pair::{QueuePair, Setup};
@@ -257,7 +258,7 @@ impl World {
         let payload = [fields.payload; 255];
         let payload = &payload[..usize::from(fields.payload)];
         self.engine
-            .receive_packet(&packet, payload, PEER, self.now_ns);
+            .receive_packet(&packet, Content::Bytes(payload), PEER, self.now_ns);
     }
 
     fn id(&mut self) -> u64 {
