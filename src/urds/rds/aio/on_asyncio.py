@@ -11,56 +11,13 @@ import os
 import sys
 import weakref
 from asyncio import AbstractEventLoop
-from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from urds.rds.aio.progress import LoopProgress, Sleeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextvars import Context
-
     from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
-
-
-class PromptFuture(asyncio.Future[None]):
-    """A future for one task, which can be run at once.
-
-    Another future has its task run in the next iteration of the loop, after one more look at all
-    descriptors: a system call and half of the loop's own work, for each message.
-    """
-
-    _step: Callable[[Any], object] | None = None  # of the task, once it waits
-    _context: Context | None = None
-
-    def add_done_callback(
-        self, step: Callable[[Any], object], /, *, context: Context | None = None
-    ) -> None:
-        """Note how the task that waits goes on; there is no other callback."""
-        self._step, self._context = step, context
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Have the task go on with `CancelledError`; return False if it does so already."""
-        if not super().cancel(msg):
-            return False
-        self.get_loop().call_soon(self.resume)
-        return True
-
-    def finish(self) -> None:
-        """End the wait; a task that waits already runs in the next iteration."""
-        if not self.done():
-            self.set_result(None)
-        if self._step is not None:
-            self.get_loop().call_soon(self.resume)
-
-    def resume(self) -> None:
-        """Run the task until it waits again, unless it has gone on; no task may be running."""
-        if not self.done():
-            self.set_result(None)
-        step, self._step = self._step, None
-        if step is not None and self._context is not None:
-            self._context.run(step, self)
 
 
 class AsyncioSleeper(Sleeper):
@@ -76,21 +33,22 @@ class AsyncioSleeper(Sleeper):
     ) -> None:
         super().__init__(progress, mailbox, room=room, address=address)
         self._loop = progress.loop
-        self._reader = progress
-        self._future = PromptFuture(loop=progress.loop)
+        self._future: asyncio.Future[None] = progress.loop.create_future()
 
     def _wake(self, *, own_thread: bool) -> bool:
         """Wake the task; a stopped loop may run again, but another task must not wait for that."""
         try:
-            if not own_thread:
-                self._loop.call_soon_threadsafe(self._future.resume)
-            elif self._reader.is_reading:
-                self._reader.woken.append(self._future)
+            if own_thread:
+                self._set()
             else:
-                self._future.finish()
+                self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop is closed
             return False
         return self._loop.is_running()
+
+    def _set(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
 
     def sleep(self) -> asyncio.Future[None]:
         """Return an object that waits until woken."""
@@ -122,8 +80,6 @@ class AsyncioProgress(LoopProgress):
     def __init__(self, plane: Plane, loop: AbstractEventLoop) -> None:
         super().__init__(plane, loop)
         self._reader: weakref.ref[_Reader] | None = None
-        self.is_reading = False  # a task that is woken now is listed in `woken`
-        self.woken: deque[PromptFuture] = deque()
 
     def is_here(self) -> bool:
         """Tell whether the calling task runs in this loop, not in a trio run that it hosts."""
@@ -159,20 +115,6 @@ class AsyncioProgress(LoopProgress):
     def _remove_reader(self) -> None:
         self._reader = None
         self.loop.remove_reader(self.plane.fileno())
-
-    def make_progress(self) -> None:
-        """Make progress, then run each task that this woke."""
-        woken = self.woken
-        self.is_reading = True
-        try:
-            self.plane.progress()
-            self.is_reading = False  # a task that these wake runs in the next iteration
-            while woken:
-                woken.popleft().resume()
-        finally:
-            self.is_reading = False
-            while woken:
-                self.loop.call_soon(woken.popleft().resume)
 
     def schedule_flush(self) -> None:
         """Call `flush` in the next iteration of the loop."""

@@ -127,16 +127,12 @@ class LoopProgress(ABC):
         if taken and not self.waiting and now_ns - self._progressed_ns < _TICK_NS:
             return
         self._progressed_ns = now_ns
-        self.make_progress()
+        self.plane.progress()
 
     def flush(self) -> None:
         """Send, at the end of an iteration of the loop, what its sends left to coalesce."""
         self.flush_due = False
         self.budget = BUDGET
-        self.make_progress()
-
-    def make_progress(self) -> None:
-        """Make progress of the plane in the loop's thread."""
         self.plane.progress()
 
     def flush_soon(self) -> bool:

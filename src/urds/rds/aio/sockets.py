@@ -139,12 +139,9 @@ class Socket:
                 raise
             sendto = self._socket.sendto
             payload_bytes = await self._wait_for_room(lambda: sendto(payload, address), address)
-            progress = self._progress or progress  # another loop may have joined meanwhile
         if receipt is not None:
             receipt.sent = True
-        progress.budget -= 1 + (payload_bytes >> COST_SHIFT)
-        if not progress.flush_due:
-            self._flush_soon()
+        self._note_sent(payload_bytes)
         return payload_bytes
 
     async def send(self, payload: Buffer, *, receipt: Receipt | None = None) -> int:
@@ -184,29 +181,25 @@ class Socket:
         *,
         may_wait: bool = True,
     ) -> int:
-        progress = self._progress
-        if progress is None or progress.budget <= 0:
-            progress = await self._pass()
+        if self._progress is None or self._progress.budget <= 0:
+            await self._pass()
         try:
             payload_bytes = attempt()
         except OSError as refused:
             if refused.errno not in _NOT_NOW or not may_wait:
                 raise
             payload_bytes = await self._wait_for_room(attempt, address)
-            progress = self._progress or progress
         if receipt is not None:
             receipt.sent = True
-        progress.budget -= 1 + (payload_bytes >> COST_SHIFT)
-        if not progress.flush_due:
-            self._flush_soon()
+        self._note_sent(payload_bytes)
         return payload_bytes
 
-    def _flush_soon(self) -> None:
-        """Have what was left to coalesce sent at the end of this iteration of the loop."""
+    def _note_sent(self, payload_bytes: int) -> None:
         progress = self._progress
-        if progress is None or not progress.plane.batches:
-            return  # closed meanwhile by another thread, or nothing was left
-        if not progress.flush_soon():
+        if progress is None:
+            return  # closed meanwhile by another thread
+        progress.budget -= 1 + (payload_bytes >> COST_SHIFT)
+        if progress.plane.batches and not progress.flush_due and not progress.flush_soon():
             self._join().flush_soon()
 
     # -- waiting
