@@ -105,7 +105,7 @@ fn a_message_that_is_taken_needs_no_receive_completes_nothing_and_is_acknowledge
 }
 
 #[test]
-fn without_an_offer_each_message_goes_to_a_receive() {
+fn each_message_goes_to_a_receive_where_takers_are_not_asked() {
     let (mut ends, taker) = pair_with_taker(&[]);
     ends[1].receive(9, 0, LONG_BYTES);
     ends[0].send(1, 0, LONG_BYTES);
