@@ -1,25 +1,36 @@
 """Ports for programs that are told one, as free as the kernel can say; and the one host of IPv6."""
 
 import errno
-import fcntl
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from tests.support.waiting import wait_until
+
+_HELD_S_MAX = 120.0
 _TRIED_MAX = 64
 
 
 @contextmanager
 def sole_ipv6_host() -> Iterator[None]:
-    """Wait until no other test process of this machine is the host ::1.
+    """Wait until no other test process of this network namespace is the host ::1, of any user.
 
     One process can be, at the fixed port of RDS; of IPv4 each has a subnet of its own.
     """
-    with (Path(tempfile.gettempdir()) / "urds-tests-ipv6-host").open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with socket.socket(socket.AF_UNIX) as held:
+        wait_until(lambda: _takes(held, "\0urds-tests-ipv6-host"), _HELD_S_MAX)
         yield
+
+
+def _takes(held: socket.socket, name: str) -> bool:
+    """Bind to an abstract name, which ends with the process; return False if another has it."""
+    try:
+        held.bind(name)
+    except OSError as failure:
+        if failure.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def free_port() -> int:
