@@ -1,4 +1,4 @@
-"""Two urds nodes: who connects, how they get acquainted, what a restart does."""
+"""Two urds nodes: which one connects, how they get acquainted, what a restart does."""
 
 import pytest
 
