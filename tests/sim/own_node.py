@@ -230,7 +230,12 @@ class OwnNode:
         path.core.sender.freed.clear()
         if incoming.frames and not path.first_frame_told:
             path.first_frame_told = True
-            self._report(lambda core: core.handle_first_frame(index, attachment, self.world.now_ns))
+            told = incoming.generations.map_generation is not None
+            self._report(
+                lambda core: core.handle_first_frame(
+                    index, attachment, self.world.now_ns, generation_told=told
+                )
+            )
         while incoming.controls:
             message = incoming.controls.popleft()
             self._report(
@@ -371,14 +376,13 @@ class OwnNode:
     def _do_to_paths(self, action: events.Action) -> None:
         match action:
             case events.SendControl(_, index, source_port, target_port, extension, hello):
-                if self.paths[index].core.attached:
-                    self.paths[index].core.control(
-                        source_port=source_port,
-                        target_port=target_port,
-                        extension=extension,
-                        hello=hello,
-                    )
-                    self._flush(self.paths[index])
+                self.paths[index].core.control(
+                    source_port=source_port,
+                    target_port=target_port,
+                    extension=extension,
+                    hello=hello,
+                )
+                self._flush(self.paths[index])
             case events.Release(_, index, received_by_peer):
                 self.paths[index].core.end_hold(received_by_peer)
                 self._flush(self.paths[index])

@@ -94,11 +94,12 @@ def test_the_lower_side_connects_and_waits_for_the_first_frame() -> None:
     (connect,) = actions(core)
     assert isinstance(connect, Connect)
     core.handle_connected(0, 1, 0)
-    assert actions(core) == [Attach(HIGH, 0, 1, Hold.FIRST_FRAME)]
-    first_frame(core, 0, 0)
-    (probe,) = actions(core)
+    probe, attach = actions(core)
+    assert attach == Attach(HIGH, 0, 1, Hold.FIRST_FRAME)
     assert isinstance(probe, SendControl)
     assert (probe.source_port, probe.target_port, probe.hello) == (1, 0, False)
+    first_frame(core, 0, 0)
+    assert not actions(core)
 
 
 def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
@@ -107,7 +108,7 @@ def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
     assert actions(core) == [RequestCallBack(LOW)]
     core.handle_call_back_requested(0)
     core.handle_accepted(1, 40001, 0)
-    attach, probe = actions(core)
+    probe, attach = actions(core)
     assert attach == Attach(LOW, 0, 1, Hold.NOTHING)
     assert isinstance(probe, SendControl)
     assert not probe.hello
@@ -118,8 +119,7 @@ def test_the_higher_side_requests_a_call_back_and_probes_at_once() -> None:
 def test_the_probe_of_a_unknown_peer_has_the_mark_and_no_generation(npaths: int) -> None:
     core = connection(lower=False, npaths=npaths)
     core.handle_accepted(1, 40001, 0)
-    probe = actions(core)[1]
-    assert isinstance(probe, SendControl)
+    (probe,) = [action for action in actions(core) if isinstance(action, SendControl)]
     handshake = parse_handshake(probe.extension)
     assert (handshake.npaths, handshake.generation) == (npaths, None)
     assert not handshake.sport_index, "older kernels log it; newer ones announce it first"
@@ -149,6 +149,30 @@ def test_silence_tells_linux_with_one_path() -> None:
     assert actions(core)[0] == Agree(HIGH, AckMode.STREAM_ACKNOWLEDGED, False)
     assert core.npaths == 1
     assert core.poll_timeout() is None
+
+
+@pytest.mark.parametrize("generation_told", [False, True], ids=["kernel", "urds"])
+@pytest.mark.parametrize("superseded", [False, True], ids=["lost", "superseded"])
+def test_streams_that_are_cut_share_one_wait_unless_they_show_a_urds_node(
+    generation_told: bool, superseded: bool
+) -> None:
+    """Messages to a peer of unknown kind are kept: each stream begins with all of them again."""
+    core = connection(lower=False)
+    lived_ns = 30 * MS
+    between_ns = 0 if superseded else SECOND  # it does not count
+    now_ns = 0
+    for stream in range(1, 41):
+        core.handle_accepted(stream, 40000, now_ns)
+        core.handle_first_frame(0, stream, now_ns, generation_told=generation_told)
+        core.handle_timeout(now_ns + lived_ns - 1)
+        if core.facts.kind is PeerKind.LINUX:
+            break
+        now_ns += lived_ns
+        if not superseded:
+            down(core, 0, 2, now_ns)
+        now_ns += between_ns
+    known = PeerKind.UNKNOWN if generation_told else PeerKind.LINUX
+    assert (core.facts.kind, stream) == (known, 40 if generation_told else 34)
 
 
 def test_a_known_kernel_is_not_probed_again() -> None:

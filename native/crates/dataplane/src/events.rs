@@ -37,6 +37,7 @@ pub enum Event {
     FirstFrame {
         path: PathId,
         attachment: u64,
+        generation_told: bool,
     },
     Down {
         path: PathId,

@@ -132,10 +132,11 @@ impl StreamPath {
 }
 
 impl StreamPath {
-    /// Free the memory that a burst, or our map, used, once nothing is in flight.
+    /// Free the memory that a burst, or our map, used, once no message of a socket is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
         let sender = &self.core.sender;
-        if sender.unacked.is_empty() && sender.unsent.is_empty() && !self.writing {
+        let in_flight = sender.unacked.iter().any(|sent| sent.owner.is_some());
+        if !in_flight && sender.unsent.is_empty() && !self.writing {
             self.core.rest();
         }
     }
@@ -572,9 +573,10 @@ impl Plane {
         }
     }
 
-    /// Queue a ping, pong or probe; without a stream it is dropped, for it answers a stream.
+    /// Queue a ping, pong or probe; without a stream, only a probe that is no hello.
     ///
-    /// A pong is dropped too when the queue is full: then the peer that asks does not read.
+    /// All else belongs to a stream. A pong is dropped too when the queue is full: then the peer that
+    /// asks does not read.
     pub fn control(&self, path: PathId, ports: (u16, u16), extension: Extension, hello: bool) {
         {
             let mut state = self.lock();
@@ -585,7 +587,8 @@ impl Plane {
             let (source_port, target_port) = ports;
             let is_pong = source_port == 0 && target_port > PROBE_PORT;
             let count = record.core.sender.message_count();
-            if !record.core.attached || (is_pong && count >= state.limits.path_messages_max) {
+            let waits = record.core.attached || (source_port == PROBE_PORT && !hello);
+            if !waits || (is_pong && count >= state.limits.path_messages_max) {
                 return;
             }
             record.core.control(

@@ -500,9 +500,11 @@ impl State {
         if receiver.frames > 0 && !path.first_frame_told {
             path.first_frame_told = true;
             let attachment = path.attachment;
+            let generation_told = receiver.received().map_generation.is_some();
             self.emit(Event::FirstFrame {
                 path: id,
                 attachment,
+                generation_told,
             });
         }
         self.finish_controls(id);

@@ -27,7 +27,11 @@ pub fn event_tuple<'py>(
             unacknowledged,
             ..
         } => ("LingerOver", path, unsent, unacknowledged).into_pyobject(py),
-        Event::FirstFrame { attachment, .. } => ("FirstFrame", path, attachment).into_pyobject(py),
+        Event::FirstFrame {
+            attachment,
+            generation_told,
+            ..
+        } => ("FirstFrame", path, attachment, generation_told).into_pyobject(py),
         Event::Down {
             reason,
             errno,

@@ -28,7 +28,6 @@ from urds.rds.control.events import (
 from urds.rds.control.paths import agreed_npaths
 from urds.rds.control.settings import ConnectionSettings
 from urds.rds.control.tcp_path import PeerContext, TcpPath
-from urds.rds.control.timers import TimerKind
 from urds.rds.numbers import MESSAGE_DOUBLINGS_MAX, MESSAGE_DOUBLINGS_SHIFT
 from urds.rds.types import AckMode
 from urds.rds.wire.extensions import Handshake, Mark, emit_handshake
@@ -128,7 +127,7 @@ class Handshakes:
             self._context.stats.hellos += 1
             path.hello_sent = True
             self._send(path, PROBE_PORT, PING_PORT, self._ours(generation=True), hello=True)
-        elif self.facts.kind is PeerKind.UNKNOWN and not self._context.lower:
+        elif self.facts.kind is PeerKind.UNKNOWN:
             self.probe(path)
         elif path.held:
             self.await_answer(path, now_ns)
@@ -157,7 +156,7 @@ class Handshakes:
 
     def await_answer(self, path: TcpPath, now_ns: int) -> None:
         """Set the time at which the peer counts as silent."""
-        path.timers.set(TimerKind.ANSWER, now_ns + self._context.settings.handshake_wait_ns)
+        path.await_answer(self._context.settings.handshake_wait_ns, now_ns)
 
     def answer(self, path: TcpPath, *, is_urds: bool) -> None:
         """Answer a probe, or the hello of a urds node."""

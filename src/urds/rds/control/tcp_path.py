@@ -22,7 +22,7 @@ from urds.rds.control.state import (
     next_state,
 )
 from urds.rds.control.stats import Stats
-from urds.rds.control.timers import OwnTimers, Timers
+from urds.rds.control.timers import OwnTimers, TimerKind, Timers
 
 if TYPE_CHECKING:
     from random import Random
@@ -75,6 +75,10 @@ class TcpPath:
     connects: int = 0  # attempts of this side to connect
     attachment: int = 0  # streams so far
     since_ns: int | None = None  # when its stream came, came up, or was lost
+    generation_told: bool = False  # a map of the peer told one: no kernel's does
+    # Left of the wait for a probe's answer; None: all of it. Streams that are cut again and again
+    # share one wait, or a kernel whose answers never come would stay unknown, and free nothing.
+    wait_left_ns: int | None = None
     # Of the current stream:
     stream: int | None = None
     source_port: int = 0  # the peer's; 0 where this side connected
@@ -107,6 +111,24 @@ class TcpPath:
         self.stream, self.source_port, self.is_urds = stream, source_port, is_urds
         self.hello_sent = self.probe_sent = self.held = False
         self.acquainted = self.confirmed = False
+
+    def await_answer(self, wait_ns: int, now_ns: int) -> None:
+        """Set when the peer counts as silent: in `wait_ns`, or what earlier streams left of it."""
+        if self.wait_left_ns is not None:
+            wait_ns = self.wait_left_ns
+        self.timers.set(TimerKind.ANSWER, now_ns + wait_ns)
+
+    def suspend_wait(self, now_ns: int) -> None:
+        """Stop the wait for an answer: the stream ends. A urds node gets all of it again."""
+        deadline_ns = self.timers.get(TimerKind.ANSWER)
+        if deadline_ns is not None and not (self.acquainted or self.generation_told):
+            self.wait_left_ns = max(0, deadline_ns - now_ns)
+        self.timers.cancel(TimerKind.ANSWER)
+
+    def end_wait(self) -> None:
+        """Wait no more: the peer answered, or was silent to the end."""
+        self.wait_left_ns = None
+        self.timers.cancel(TimerKind.ANSWER)
 
     def end_stream(self, now_ns: int) -> None:
         """Forget the stream: it is gone."""

@@ -203,12 +203,18 @@ class TcpPeer:
             self.stats.accepts += 1
             self._streams.place(AcceptedStream(stream, source_port, is_urds), now_ns)
 
-    def handle_first_frame(self, index: int, attachment: int, now_ns: int) -> None:
-        """Count the path as up: the peer's first whole header arrived on its stream."""
+    def handle_first_frame(
+        self, index: int, attachment: int, now_ns: int, *, generation_told: bool = False
+    ) -> None:
+        """Count the path as up: the peer's first whole frame arrived on its stream.
+
+        `generation_told`: a map of the peer told its generation, as only a urds node's does.
+        """
         path = self._current(index, attachment)
         if path is None or path.state is not PathState.ATTACHED:
             return
         self.used_ns = now_ns
+        path.generation_told = generation_told
         self._streams.come_up(path, now_ns)
         if self._untold:
             self._tell_again()
@@ -216,8 +222,6 @@ class TcpPeer:
             if path.held:
                 path.timers.set(TimerKind.ANSWER, now_ns + self.settings.hello_wait_ns)
         elif self.facts.kind is PeerKind.UNKNOWN:
-            if self.lower:
-                self._handshakes.probe(path)
             self._handshakes.await_answer(path, now_ns)
         else:
             self._handshakes.release(path)
@@ -376,7 +380,7 @@ class TcpPeer:
             self._handshakes.probe(path)
             return
         path.confirmed = True
-        path.timers.cancel(TimerKind.ANSWER)
+        path.end_wait()
         if self.lower and not path.index:
             self._set_npaths()
             self._connector.open_paths(now_ns)
@@ -405,6 +409,7 @@ class TcpPeer:
         A urds node that is silent on path 0 counts as Linux, for another host may have its address
         now; on another path, and where no other host can be, the fault is the stream's.
         """
+        path.end_wait()
         on_another = self.facts.kind is PeerKind.URDS and path.index
         if path.held and (path.is_urds or on_another):
             self._streams.drop(path, now_ns)

@@ -92,7 +92,7 @@ class WaitingStreams:
         self._context.stats.parked += 1
         self.parked[stream.number] = stream
         if path.timers.get(TimerKind.ANSWER) is None:
-            path.timers.set(TimerKind.ANSWER, now_ns + self._context.settings.handshake_wait_ns)
+            path.await_answer(self._context.settings.handshake_wait_ns, now_ns)
 
     def take_parked(self) -> Iterable[AcceptedStream]:
         """Return the parked streams, which are parked no more."""
@@ -240,14 +240,21 @@ class TcpStreams:
             self._context.pending.forget(path.stream)
         self.waiting.refuse_older(path)
         path.search.cancel()
-        path.timers.cancel(TimerKind.ANSWER)
+        path.suspend_wait(now_ns)
         path.begin_stream(stream.number, stream.source_port, is_urds=stream.is_urds, now_ns=now_ns)
         self._note_streams()
         path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.HELLO
-        self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))
-        self._handshakes.greet(path, now_ns)
+        attach = Attach(self._context.peer, path.index, stream.number, hold)
+        if path.held:  # the path forgets the hellos of the stream before
+            self._context.emit(attach)
+            self._handshakes.greet(path, now_ns)
+        else:
+            # Ahead of what an attached path sends at once: behind that, a stream that is cut early
+            # would carry no probe, and the next one begins with retransmissions.
+            self._handshakes.greet(path, now_ns)
+            self._context.emit(attach)
 
     def _hold_of(self, path: TcpPath) -> Hold:
         if path.acquainted:
@@ -281,7 +288,7 @@ class TcpStreams:
         by itself, and a peer that only opens and drops connections is not called back each time.
         """
         self._context.pending.forget(path.stream)
-        path.timers.cancel(TimerKind.ANSWER)
+        path.suspend_wait(now_ns)
         self._note_lost(path, cause)
         path.end_stream(now_ns)
         self._note_streams()

@@ -315,13 +315,14 @@ class ConnectWanted:
 
 @record
 class FirstFrame:
-    """The peer's first whole header arrived on the current stream.
+    """The peer's first whole frame arrived on the current stream.
 
     Events and calls cross: `attachment` counts the path's streams and identifies the one meant.
     """
 
     path: Path
     attachment: int
+    generation_told: bool  # by a map, on this stream or an earlier one: the peer is a urds node
 
 
 @record
@@ -522,6 +523,7 @@ class Path(Protocol):
     ) -> None:
         """Queue a ping, pong or probe: behind retransmissions, ahead of new messages.
 
+        Without a stream only a probe stays, for the next one; a hello or an answer is dropped.
         A hello is not sequenced (number 0), carries the highest received number in the
         acknowledgement field, and goes out once the peer's first frame came, held or not.
         """

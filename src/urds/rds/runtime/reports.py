@@ -109,7 +109,9 @@ class Reports:
         if isinstance(event, base.ConnectWanted):
             connection.handle_wanted(index, now)
         elif isinstance(event, base.FirstFrame):
-            connection.handle_first_frame(index, event.attachment, now)
+            connection.handle_first_frame(
+                index, event.attachment, now, generation_told=event.generation_told
+            )
         elif isinstance(event, base.Down):
             self._take_down(host, connection, event, now)
         elif isinstance(event, base.PeerRestarted):

@@ -53,6 +53,11 @@ def is_quiet(node: Node, peer: KernelPeer) -> bool:
     return facts.kind is PeerKind.LINUX and not queued and not peer.undelivered
 
 
+def probes_written(node: Node, peer: KernelPeer) -> int:
+    """Count the node's probes that wait for an acknowledgement."""
+    return sum(message.local_port == 1 for message in node.handed_over(peer.address))
+
+
 def taken(node: Node, peer: KernelPeer, count: int, *, wait_s: float = 5.0) -> list[bytes]:
     """Step until the node has taken `count` messages or the time is over; return them."""
     got: list[bytes] = []

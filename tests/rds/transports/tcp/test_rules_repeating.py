@@ -22,6 +22,7 @@ from tests.rds.transports.tcp.meetings import (
     arrived,
     meet,
     numbered,
+    probes_written,
     reconnect_deaf,
     send_to_kernel,
     send_to_node,
@@ -299,14 +300,22 @@ def probe_on_a_reconnect(node: Node, peer: KernelPeer) -> list[bytes]:
     return arrived(peer, len(SENT), wait_s=2.0)
 
 
-def probes_written(node: Node, peer: KernelPeer) -> int:
-    """Count the node's probes that wait for an acknowledgement."""
-    return sum(message.local_port == 1 for message in node.handed_over(peer.address))
-
-
 def is_probe(frame: Frame) -> bool:
     """Tell whether this is a probe ping."""
     return frame.ports == (1, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_first_connection_begins_with_the_probe_whatever_waits(lab: Lab, order: str) -> None:
+    """Behind 64 KiB of messages it would be lost with an early cut, and then wait for repeats."""
+    node, peer = lab.pair(order, kernel={"probes": False})
+    waiting = [bytes(1000)] * 150
+    send_to_kernel(node, peer, waiting)
+    if peer.lower:
+        peer.seek()
+    assert arrived(peer, len(waiting)) == waiting
+    assert is_probe(next(frame for frame in peer.frames if not frame.is_map))
+    assert sum(map(is_probe, peer.frames)) == 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

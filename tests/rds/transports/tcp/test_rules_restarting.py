@@ -17,6 +17,7 @@ from tests.rds.transports.tcp.meetings import (
     arrived,
     lose_first_transmission,
     meet,
+    probes_written,
     numbered,
     reconnect_deaf,
     send_to_kernel,
@@ -88,16 +89,16 @@ def restart_with_the_kernels_messages_in_flight(lab: Lab, order: str) -> list[by
     meet(node, peer)
     node = restart(lab, node, peer)
     peer.reading = False
+    read = len(peer.frames)
     send_to_kernel(node, peer, [b"wakes the probe"])
     peer.run_until(lambda: peer.up)
-    peer.run_until(lambda: node.counters["probes"] > 0)
-    peer.run_until(lambda: node.is_connected(peer.address))
+    peer.run_until(lambda: probes_written(node, peer) == 1)
     make_deaf(node.stream(peer.address))
     send_to_node(peer, SENT)
     peer.run_until(lambda: not peer.paths[0].queue and not peer.paths[0].out)
     peer.reading = True
     probe = (1, 0)
-    peer.run_until(lambda: probe in [frame.ports for frame in peer.frames[-3:]])
+    peer.run_until(lambda: probe in [frame.ports for frame in peer.frames[read:]])
     peer.break_connection()
     node.backend.break_connections()  # deaf, it did not hear of it
     return taken(node, peer, len(SENT), wait_s=2.0)

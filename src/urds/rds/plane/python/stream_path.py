@@ -177,7 +177,8 @@ class StreamPath:
             self.finish_freed()
         if receiver.frames and not self._first_frame_told:
             self._first_frame_told = True
-            state.emit(FirstFrame(self, self.attachment))
+            generation_told = receiver.generations.map_generation is not None
+            state.emit(FirstFrame(self, self.attachment, generation_told))
         while receiver.controls:
             state.emit(Control(self, *receiver.controls.popleft(), self.attachment))
         if receiver.restarted:
@@ -337,14 +338,16 @@ class StreamPath:
     def control(
         self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
     ) -> None:
-        """Queue a ping, pong or probe; dropped without a stream, since it answers a stream.
+        """Queue a ping, pong or probe; without a stream, only a probe that is no hello.
 
-        A pong is dropped too when as many messages wait as may: the pinging peer does not read.
+        All else belongs to a stream. A pong is dropped too when as many messages wait as may: the
+        pinging peer does not read.
         """
         with self._state.lock:
             is_pong = not source_port and target_port > PROBE_PORT
             count, limits = self.core.sender.message_count(), self._state.limits
-            if not self.core.attached or (is_pong and count >= limits.path_messages_max):
+            waits = self.core.attached or (source_port == PROBE_PORT and not hello)
+            if not waits or (is_pong and count >= limits.path_messages_max):
                 return
             self.core.control(
                 source_port=source_port, target_port=target_port, extension=extension, hello=hello
