@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.commands import EXTRAS, address, host, interrupt, urds
 from tests.support import planes
+from tests.support.clocks import give_time
 from urds.cli.output import Exit, Output, UsageError
 from urds.cli.rds import info, totals
 from urds.cli.rds.info import TABLES
@@ -364,8 +365,7 @@ def test_a_watch_prints_rates_and_at_ctrl_c_those_since_the_start(
     """A process that comes counts from 0, one that is gone not at all."""
     answers = iter([[counted(10), counted(7, pid=1)], [counted(30)], [counted(30), counted(8, 2)]])
     times = iter([0.0, 2.0, 4.0, 6.0])
-    monkeypatch.setattr(totals.time, "sleep", lambda _: None)
-    monkeypatch.setattr(totals.time, "monotonic", lambda: next(times))
+    give_time(monkeypatch, totals, sleep=lambda _: None, monotonic=lambda: next(times))
 
     def ask() -> list[Report]:
         try:

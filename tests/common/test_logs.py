@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.support.clocks import give_time
+from urds.common import logs
 from urds.common.logs import LogLimit, LogQueue
 
 SECOND = 1_000_000_000
@@ -35,7 +37,7 @@ def test_equal_lines_are_shown_once_a_minute_and_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 0
-    monkeypatch.setattr("urds.common.logs.time.monotonic_ns", lambda: now_ns)
+    give_time(monkeypatch, logs, monotonic_ns=lambda: now_ns)
     log = LogQueue()
     for second in range(0, 70, 2):
         now_ns = second * SECOND

@@ -1,10 +1,13 @@
 """Deadlines by name: the next one, ties, changes, and a heap that stays small."""
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urds.common.timers import Deadlines, TimedCalls
+from tests.rds.sockets.interrupting import Interruption
+from urds.common.timers import Deadlines, TimedCalls, Timer
 
 steps = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 20))))
 
@@ -91,12 +94,70 @@ def test_a_call_cancelled_while_it_is_taken_is_not_made(monkeypatch: pytest.Monk
     """Another thread may cancel at any moment, without the owner's lock."""
     calls = TimedCalls()
     timer = calls.add(10, print)
-    next_ns = calls.next_ns
+    first = calls._first
 
-    def look() -> int | None:
-        found = next_ns()
+    def look() -> object:
+        found = first()
         timer.cancel()
         return found
 
-    monkeypatch.setattr(calls, "next_ns", look)
+    monkeypatch.setattr(calls, "_first", look)  # it comes between a look and what rests on it
     assert calls.take_due(10) is None
+
+
+def crowded(calls: TimedCalls, stale: int) -> list[Timer]:
+    """Add calls that stay, and behind them so many that are cancelled."""
+    for _ in range(stale):
+        calls.add(50, print).cancel()
+    return [calls.add(at_ns, print) for at_ns in (70, 60)]
+
+
+def all_come(calls: TimedCalls, planned: list[Timer]) -> bool:
+    """Whether each of these is taken when all are due, or is known to be gone."""
+    waiting = [timer for timer in planned if calls.is_set(timer)]
+    taken = []
+    while (timer := calls.pop_due(100)) is not None:
+        taken.append(timer)
+    return set(waiting) <= set(taken)
+
+
+OPERATIONS = {
+    "add": lambda calls: calls.add(40, print),
+    "look": lambda calls: calls.next_ns(),
+    "take": lambda calls: calls.pop_due(65),
+}
+
+
+@pytest.mark.parametrize("more", [0, 100])
+@pytest.mark.parametrize("stale", [1, 61, 62, 63])  # with those that stay: at the bound and around
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_handler_may_plan_at_any_step(name: str, stale: int, more: int) -> None:
+    """A device whose timer were lost would never be led by the progress thread again."""
+    for at in count(1):
+        calls = TimedCalls()
+        planned = crowded(calls, stale)
+
+        def plan(_: object, calls: TimedCalls = calls, planned: list[Timer] = planned) -> None:
+            planned.append(calls.add(30, print))
+            planned.extend(crowded(calls, more))
+
+        with Interruption(at, plan, where="timers.py") as injection:
+            OPERATIONS[name](calls)
+        assert all_come(calls, planned), injection.positions
+        if not injection.fired:
+            assert at > 1
+            break
+
+
+@pytest.mark.parametrize("stale", [1, 61, 62, 63])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_handler_may_raise_at_any_step(name: str, stale: int) -> None:
+    for at in count(1):
+        calls = TimedCalls()
+        planned = crowded(calls, stale)
+        with Interruption(at, where="timers.py") as injection:
+            OPERATIONS[name](calls)
+        assert all_come(calls, planned), injection.positions
+        if not injection.fired:
+            assert at > 1
+            break

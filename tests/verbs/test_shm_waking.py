@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import pytest
 
+from tests.support.clocks import give_time
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
 from urds.common import progress
 from urds.verbs.engine.numbers import WCStatus, WROpcode
@@ -189,7 +190,7 @@ def test_a_wait_ends_in_time(pair: tuple[Side, Side]) -> None:
 
 
 def napping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the naps of who spins; those of other threads of the process are none."""
+    """Return the naps of the thread that spins; those of others are none."""
     naps: list[float] = []
     own = threading.get_ident()
 
@@ -197,7 +198,7 @@ def napping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         if threading.get_ident() == own:
             naps.append(duration_s)
 
-    monkeypatch.setattr(adapter.time, "sleep", nap)
+    give_time(monkeypatch, adapter, sleep=nap)
     return naps
 
 

@@ -1,6 +1,10 @@
 """Deadlines by key, and calls that are due at a time.
 
 One heap serves both; changed and cancelled entries are removed from it lazily.
+
+A signal handler or a finaliser may call in here between the steps of a call, in a thread whose lock
+lets it in, and a handler may raise there. So no call lies between a look at the heap and the change
+that rests on it: CPython runs handlers behind calls, and where a loop or a function begins.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,11 +21,12 @@ class Deadlines(Generic[Key]):
     """One deadline per key, in nanoseconds of the owner's clock."""
 
     def __init__(self) -> None:
-        self._live: dict[Key, tuple[int, int]] = {}  # deadline and count of its entry
+        self._live: dict[Key, tuple[int, int, Key]] = {}  # the entry that counts
         self._heap: list[tuple[int, int, Key]] = []
         # They break ties, for keys need not compare; no two are equal, even if a handler or
         # finaliser sets a deadline while this thread does.
         self._numbers = count()
+        self._change_count = 0  # of the heap
 
     def __len__(self) -> int:
         """Count the keys that have a deadline."""
@@ -29,12 +34,12 @@ class Deadlines(Generic[Key]):
 
     def set(self, key: Key, deadline_ns: int) -> None:
         """Set a deadline, in place of an earlier one of the same key."""
-        number = next(self._numbers)
-        self._live[key] = (deadline_ns, number)
-        heappush(self._heap, (deadline_ns, number, key))
+        entry = (deadline_ns, next(self._numbers), key)
+        self._live[key] = entry
+        self._change_count += 1
+        heappush(self._heap, entry)
         if len(self._heap) > max(_STALE_MIN, 2 * len(self._live)):
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapify(self._heap)
+            self._drop_stale()
 
     def get(self, key: Key) -> int | None:
         """Return the deadline of a key, None if it has none."""
@@ -51,22 +56,38 @@ class Deadlines(Generic[Key]):
 
     def next_ns(self) -> int | None:
         """Return the next deadline, None without any."""
-        heap = self._heap
-        while heap and not self._is_live(heap[0]):
-            heappop(heap)
-        return heap[0][0] if heap else None
+        entry = self._first()
+        return None if entry is None else entry[0]
 
     def pop_due(self, now_ns: int) -> Key | None:
         """Remove and return the key that is due for longest; None when none is."""
-        deadline_ns = self.next_ns()
-        if deadline_ns is None or deadline_ns > now_ns:
-            return None
-        key = heappop(self._heap)[2]
-        self._live.pop(key, None)  # another thread may cancel it at this moment
-        return key
+        while (entry := self._first()) is not None and entry[0] <= now_ns:
+            key = entry[2]
+            # What is not live any more leaves the heap at the next look.
+            live = self._live.pop(key, None)
+            if live is entry:
+                return key
+            if live is not None:
+                self._live[key] = live  # set anew meanwhile
+        return None
 
-    def _is_live(self, entry: tuple[int, int, Key]) -> bool:
-        return self._live.get(entry[2]) == entry[:2]
+    def _first(self) -> tuple[int, int, Key] | None:
+        """Return the entry of the next deadline; stale ones before it leave the heap."""
+        while heap := self._heap:
+            entry = heap[0]
+            if self._live.get(entry[2]) is entry:
+                return entry
+            if heap is self._heap and heap[0] is entry:
+                self._change_count += 1
+                heappop(heap)
+        return None
+
+    def _drop_stale(self) -> None:
+        heap, change_count = self._heap, self._change_count
+        kept = [entry for entry in heap if self._live.get(entry[2]) is entry]
+        heapify(kept)
+        if self._change_count == change_count:  # else the next one that is set has it done
+            self._heap = kept
 
 
 class Timer:

@@ -9,7 +9,8 @@ import urds
 from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.support import carriers
-from urds.rds.runtime import control_thread as driver_module
+from tests.support.clocks import give_time
+from urds.rds.runtime import paths
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.paths import first_sequence
 
@@ -57,5 +58,5 @@ def test_a_peer_that_is_evicted_and_wanted_at_once_keeps_the_new_message() -> No
 
 def test_numbers_do_not_follow_a_clock_that_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = first_sequence()
-    monkeypatch.setattr(driver_module.time, "time_ns", lambda: 0)
+    give_time(monkeypatch, paths, time_ns=lambda: 0)
     assert first_sequence() >= before

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.clocks import give_time
 from urds.rsocket import waiting
 from urds.rsocket.waiting import CallTimeout
 
@@ -16,7 +17,7 @@ class Clock:
         self.now_s = 100.0
         self.reads = 0
         self.waits_s: list[float | None] = []
-        monkeypatch.setattr(waiting.time, "monotonic", self.monotonic)
+        give_time(monkeypatch, waiting, monotonic=self.monotonic)
 
     def monotonic(self) -> float:
         self.reads += 1

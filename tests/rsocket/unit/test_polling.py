@@ -16,6 +16,7 @@ from tests.rsocket.unit.rsocket_fakes import (
     FakeContext,
     FakeSocket,
 )
+from tests.support.clocks import give_time
 from tests.support.waiting import BUSY_S, ENDLESS_S
 from urds.rsocket import poll as polling
 from urds.rsocket.poll import rpoll, rselect
@@ -114,7 +115,7 @@ class TestRpoll:
     def test_the_clock_is_read_by_who_waits(self, context, monkeypatch) -> None:
         """Neither by a look that finds something, nor once per wake-up that has no limit."""
         socket = FakeSocket(context)
-        monkeypatch.setattr(polling.time, "monotonic", lambda: 1 / 0)
+        give_time(monkeypatch, polling, monotonic=lambda: 1 / 0)
         context.adapter.happenings.extend([socket.come_and_go] * 9)
         context.adapter.happenings.append(lambda: socket.become(READABLE))
         assert rpoll([(socket, IN)]) == [(socket, IN)]
