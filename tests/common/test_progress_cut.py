@@ -70,8 +70,15 @@ def follow(world: World) -> None:
 
 
 @pytest.mark.parametrize("act", [wait_for_data, wait_for_nothing, look, follow])
-def test_a_raising_handler_leaves_a_loop_whole(act: Callable[[World], None]) -> None:
+@pytest.mark.parametrize("is_attended", [False, True])
+def test_a_raising_handler_leaves_a_loop_whole(
+    act: Callable[[World], None], is_attended: bool
+) -> None:
+    """With and without an external waiter, for which the progress thread leads between waits."""
     world = World()
+    if is_attended:
+        with world.lock:
+            world.loop.add_external_waiter()
     try:
         steps = through_all_steps(
             lambda: act(world),

@@ -648,10 +648,10 @@ class ProgressLoop:
 
     def _take_lead(self) -> None:
         """Take the lead from the thread, without waking it."""
+        self.leader = None  # first: a thread that led and heard nothing would be deaf for good
         progress_thread.change(self._epoll.fileno(), 0)
         if self._memory is not None:
             self._memory.disarm_doorbell()
-        self.leader = None
 
     def _run_in_thread(self) -> None:
         """Make a pass, unless the thread does not lead any more."""
@@ -659,7 +659,11 @@ class ProgressLoop:
             if self._due is not None and self._due.deadline_ns <= time.monotonic_ns():
                 self._due.cancel()
                 self._due = None
-            if self.is_closed or self.leader is not self._thread_leads:
+            if self.is_closed:
+                return
+            if self.leader is not self._thread_leads:
+                # It may hear the set still, or already, where a handler raised in a change of lead.
+                progress_thread.change(self._epoll.fileno(), 0)
                 return
             if self._memory is not None:
                 self._memory.disarm_doorbell()
