@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests.cli.commands import EXTRAS, interrupt, started, urds
+from urds.cli import conditions
 from urds.cli.conditions import is_far
 from urds.cli.verbs.bench import Row
 
@@ -32,15 +33,14 @@ def test_each_operation_is_measured() -> None:
     assert sum(row["goal"] is not None for row in rows) == 7
 
 
-def test_the_conditions_are_told() -> None:
-    """On one processor there is no floor, and the reason stands in its place."""
+def test_on_one_processor_there_is_no_floor() -> None:
+    """The reason stands in its place. Ends that spin there take half a minute for the rows."""
     processor = min(os.sched_getaffinity(0))
-    conditions = bench("--place", f"{processor},{processor}")["conditions"]
-    assert isinstance(conditions, dict)
-    assert conditions["processors"] == [processor, processor]
-    assert conditions["floor_ns"] is None
-    assert conditions["floor_problem"] == "both ends are on one processor"
-    assert conditions["after"]["floor_ns"] is None
+    found = conditions.look((processor, processor), spins="both")
+    assert found["floor_ns"] is None
+    assert found["floor_problem"] == "both ends are on one processor"
+    conditions.look_again(found)
+    assert found["after"]["floor_ns"] is None
 
 
 def test_the_floor_lies_between_two_processors() -> None:
@@ -48,13 +48,13 @@ def test_the_floor_lies_between_two_processors() -> None:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         pytest.skip("one processor has none")
-    conditions = bench("--place", f"{usable[0]},{usable[1]}", extra="with")["conditions"]
-    assert isinstance(conditions, dict)
-    assert conditions["floor_of"] == usable[:2]
-    if conditions["floor_ns"] is None:  # other work had both of them for all of the time
-        assert "busy" in conditions["floor_problem"]
+    found = bench("--place", f"{usable[0]},{usable[1]}", extra="with")["conditions"]
+    assert isinstance(found, dict)
+    assert found["processors"] == found["floor_of"] == usable[:2]
+    if found["floor_ns"] is None:  # other work had both of them for all of the time
+        assert "busy" in found["floor_problem"]
     else:
-        assert conditions["floor_ns"] > 0
+        assert found["floor_ns"] > 0
     with pytest.raises(ValueError, match="a cache line goes between two"):
         module.line_floor_ns(usable[0], usable[0])
     with pytest.raises(ValueError, match="processor 1023: "):

@@ -38,5 +38,5 @@ class Node:
 @contextmanager
 def node() -> Iterator[Node]:
     """Make a node, closed at the end."""
-    with backends.made() as backend:
+    with backends.made(drain_s=0) as backend:
         yield Node(backend)

@@ -18,12 +18,13 @@ import pytest
 import urds
 from tests.rds.sockets.conftest import NewSocket, backend_with
 from tests.rds.sockets.hosts import host
+from tests.support.waiting import BUSY_S
 from urds.rds.runtime.inprocess import InProcess
 from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.each_carrier("shm0")
 
-CHILD_S = 5
+CHILD_S = round(BUSY_S)  # a call that hangs takes longer still
 FORKS = int(os.environ.get("TEST_FORKS", "15"))
 
 

@@ -17,6 +17,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 from tests.rds.transports.tcp.nodes import PORT, Node
 from tests.support.siege import round_trips
@@ -67,6 +68,17 @@ class Agent:
         time.sleep(0.05)  # one too many would come now
         taken += [payload.decode().rstrip() for payload in self._node.take()]
         return taken, broken
+
+    def measure(self, count: int, wait_s: float) -> list[tuple[int, int]]:
+        """Take as `collect` does; return how long each message is, and its checksum."""
+        taken: list[bytes] = []
+        deadline_s = time.monotonic() + wait_s
+        while len(taken) < count and time.monotonic() < deadline_s:
+            if new := self._node.take():
+                taken += new
+            else:
+                time.sleep(_POLL_S)
+        return [(len(payload), crc32(payload)) for payload in taken]
 
     def exchange(
         self, target: str, count: int, payload_bytes_max: int, break_every: int, wait_s: float
