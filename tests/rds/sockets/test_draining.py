@@ -14,11 +14,12 @@ from tests.rds.sockets.conftest import backend_with
 from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_undelivered import SOON, receiver
 from tests.support.children import Child
+from tests.support.waiting import BUSY_S, ENDLESS_S
 from urds.rds.runtime.process import process
 
 pytestmark = pytest.mark.each_carrier("shm0")
 
-WAIT_S = 10.0
+WAIT_S = BUSY_S
 PORT = 4000
 
 
@@ -122,7 +123,11 @@ while True:  # a signal between CPython's last look and one long sleep would wai
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_handler_of_sigterm_lets_messages_leave(handled: bool) -> None:
     """As README and the differences say: without it the process ends at once, and its queue."""
-    sender = Child("-c", _SENDER, host(1), host(2), "handled" if handled else "not")
+    word = "handled" if handled else "not"
+    # A receiver takes some seconds to begin beside other work.
+    sender = Child(
+        "-c", _SENDER, host(1), host(2), word, environ={"URDS_DRAIN_S": f"{ENDLESS_S:g}"}
+    )
     try:
         assert sender.hear() == "queued"
         sender.process.terminate()

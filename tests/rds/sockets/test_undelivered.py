@@ -16,10 +16,11 @@ from tests.rds.sockets.hosts import host
 from tests.rds.sockets.test_logging import Handler, handled_by
 from tests.support import carriers
 from tests.support.children import Child
+from tests.support.waiting import BUSY_S
 
 pytestmark = pytest.mark.each_carrier("shm0")
 
-WAIT_S = 10.0
+WAIT_S = BUSY_S
 PORT = 4000
 SOON = {"reconnect_min_delay_ms": 1, "reconnect_max_delay_ms": 20}
 _RECEIVER = """
