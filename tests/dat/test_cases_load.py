@@ -434,7 +434,7 @@ def stream(scene: Scene, consumer: Refiller, count: int) -> Iterator[None]:
 
 
 @pytest.mark.rows("sim")
-@pytest.mark.parametrize("count", [3000, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3000, pytest.param(12_000, marks=pytest.mark.slow)])
 def test_e4_who_refills_by_the_counts_never_stalls(count: int) -> None:
     """Buffers for the gaps, and a margin far below what may be on its way."""
     with Scene(network=SimNetwork(3, mtu_bytes=PACKET_BYTES, **ROUGH), buffers=0) as scene:

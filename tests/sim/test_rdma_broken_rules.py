@@ -191,7 +191,9 @@ BROKEN = [
         "what is unacknowledged is kept", around(Outgoing, "end_connection", _forget_the_repeats)
     ),
     Broken(
-        "a whole message is acknowledged", around(Incoming, "take_fragment", _acknowledge_early)
+        "a whole message is acknowledged",
+        around(Incoming, "take_fragment", _acknowledge_early),
+        seed_first=36,
     ),
     Broken(
         "what came is acknowledged, no more",
@@ -204,7 +206,7 @@ BROKEN = [
     Broken(
         "an operation is never repeated",
         around(Outgoing, "end_connection", _repeat_operations),
-        seed_first=90,
+        seed_first=96,
     ),
     Broken(
         "a message does not go without its operations",
@@ -231,7 +233,7 @@ BROKEN = [
         "a restart counts afresh",
         instead(Incoming, "restart_peer", nothing),
         RESTARTS,
-        seed_first=60,
+        seed_first=75,
     ),
     Broken(
         "what an old life was handed goes with it",
@@ -239,7 +241,7 @@ BROKEN = [
         RESTARTS,
     ),
     Broken("a connection begins with our map", around(ConnectionCore, "attach", _send_no_map)),
-    Broken("a changed map is sent", instead(RdmaPath, "send_map", _send_no_new_map)),
+    Broken("a changed map is sent", instead(RdmaPath, "send_map", _send_no_new_map), seed_first=8),
     Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there), CREDITS),
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
