@@ -280,6 +280,13 @@ impl Plane {
 }
 
 impl ExternalPath {
+    /// Note that a message of a mailbox is on the path.
+    pub(crate) fn hold(&mut self, mailbox: MailboxId, bytes: usize) {
+        let held = self.held.entry(mailbox).or_default();
+        held.messages += 1;
+        held.bytes += bytes;
+    }
+
     fn messages(&self) -> usize {
         self.held.values().map(|held| held.messages).sum()
     }
@@ -319,9 +326,7 @@ impl State {
         };
         let destination = record.accounts.destination(external.peer, external.absent);
         let asks = record.count_queued(destination, bytes);
-        let held = external.held.entry(mailbox).or_default();
-        held.messages += 1;
-        held.bytes += bytes;
+        external.hold(mailbox, bytes);
         if record.descriptor.is_some() && record.is_half_full() {
             self.touched.insert(mailbox);
         }

@@ -1,5 +1,6 @@
 //! What a transport of messages asks of the plane: charge, refund, deliver, maps, its own limit.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -203,6 +204,62 @@ impl Carrier for Counting {
 }
 
 #[test]
+fn what_follows_to_a_destination_gathers_under_the_same_checks() {
+    let (world, mailbox, path) = world(100);
+    let carrier = Arc::new(Counting::default());
+    world.plane.set_carrier(path, Some(carrier));
+    let mut queue = VecDeque::new();
+    let mut take = |is_idle| {
+        let taken = world.plane.take_for_carrier(path, is_idle, 9, &mut queue);
+        assert!(!taken.1);
+        let taken = std::mem::take(&mut queue);
+        world.plane.refund_gathered(path, &taken);
+        let facts = taken.iter().map(|one| (one.payload.len(), one.asks));
+        facts.collect::<Vec<_>>()
+    };
+    let target = urds_path::SocketAddress::new(address(3), PEER_PORT);
+    let send = |bytes: usize| {
+        let sent = world
+            .plane
+            .send_copy(mailbox, &target, &vec![7; bytes], Some(0));
+        sent.map(|sent| matches!(sent, Sent::Done))
+            .map_err(|refused| refused.reason)
+    };
+    take(false);
+    assert_eq!([send(20), send(20), send(20), send(40)], [Ok(true); 4]);
+    assert_eq!(send(1), Err(ErrorReason::QueueFull));
+    assert_eq!(queued_bytes(&world), 100);
+    let asking = [(20, false), (20, false), (20, true), (40, true)];
+    assert_eq!(take(true), asking);
+    assert_eq!(queued_bytes(&world), 0);
+    assert!(take(true).is_empty());
+    assert_eq!(send(1), Ok(false), "an idle carrier is told");
+    assert_eq!(send(101), Err(ErrorReason::TooLong));
+    let mut marked = [0; 8192];
+    marked[usize::from(PEER_PORT / 8)] = 1 << (PEER_PORT % 8);
+    world.plane.take_peer_map(path, &marked);
+    world.plane.finish_pass();
+    assert_eq!(send(1), Err(ErrorReason::PeerCongested));
+    world.plane.take_peer_map(path, &[0; 8192]);
+    world.plane.finish_pass();
+    assert_eq!(send(1), Ok(true));
+    assert_eq!(take(false), [(1, false); 2]);
+    for _ in 0..9 {
+        assert_eq!(send(1), Ok(true));
+    }
+    assert_eq!(send(1), Ok(false), "the tenth is the transport's");
+    world.plane.set_full(path, true);
+    assert_eq!(take(false), [(1, false); 9]);
+    assert_eq!(send(1), Err(ErrorReason::PathFull));
+    world.plane.set_full(path, false);
+    world
+        .plane
+        .close_mailbox(mailbox, None, &mut || false)
+        .unwrap();
+    assert_eq!(send(1), Err(ErrorReason::Closed));
+}
+
+#[test]
 fn a_changed_local_map_is_its_carriers_and_not_reported() {
     let (world, mailbox, path) = world(100);
     let carrier = Arc::new(Counting::default());
@@ -210,8 +267,10 @@ fn a_changed_local_map_is_its_carriers_and_not_reported() {
     deliver(&world, path, PORT, &[0; 5000]);
     assert_eq!(world.progress(0), []);
     assert_eq!(carrier.0.load(Relaxed), 1);
-    assert!(world.plane.take_for_carrier(path, true, 1).1);
-    assert!(!world.plane.take_for_carrier(path, true, 1).1, "only once");
+    let mut queue = VecDeque::new();
+    let mut is_map_due = || world.plane.take_for_carrier(path, true, 1, &mut queue).1;
+    assert!(is_map_due());
+    assert!(!is_map_due(), "only once");
     world.take(mailbox);
     assert_eq!(world.progress(0), []);
     assert_eq!(carrier.0.load(Relaxed), 2);

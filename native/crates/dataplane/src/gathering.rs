@@ -5,6 +5,7 @@
 //! of the transport, until it takes them or the room is used up. To the transport they are queued
 //! behind everything that it has.
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -12,8 +13,10 @@ use urds_path::constants::{FLAG_ACK_REQUIRED, HEADER_BYTES};
 use urds_path::packed_frames::{Budget, PACKED_BYTES, PlainMessage};
 use urds_path::{ArrivingPayload, Header, NO_EXTENSION, Payload};
 
+use crate::accounts::DestinationId;
 use crate::errors::{ErrorReason, Rejected};
 use crate::external::{Charge, ExternalId};
+use crate::mailbox::{MESSAGE_BYTES_PLAIN, RunWay};
 use crate::plane::Plane;
 use crate::send_side::Message;
 use crate::state::{MailboxId, State};
@@ -133,20 +136,27 @@ impl Gathered {
 
     /// Return mailboxes, and the messages and bytes that they have here.
     pub fn accounts(&self) -> Vec<(MailboxId, usize, usize)> {
-        let mut accounts: Vec<(MailboxId, usize, usize)> = Vec::new();
-        for message in &self.messages {
-            let bytes = message.payload.len();
-            let known = accounts
-                .iter_mut()
-                .rev()
-                .find(|known| known.0 == message.mailbox);
-            match known {
-                Some(known) => (known.1, known.2) = (known.1 + 1, known.2 + bytes),
-                None => accounts.push((message.mailbox, 1, bytes)),
-            }
-        }
-        accounts
+        accounts_of(&self.messages)
     }
+}
+
+/// Return mailboxes, and how many of the messages, and bytes of payload, they have.
+fn accounts_of<'a>(
+    messages: impl IntoIterator<Item = &'a GatheredMessage>,
+) -> Vec<(MailboxId, usize, usize)> {
+    let mut accounts: Vec<(MailboxId, usize, usize)> = Vec::new();
+    for message in messages {
+        let bytes = message.payload.len();
+        let known = accounts
+            .iter_mut()
+            .rev()
+            .find(|known| known.0 == message.mailbox);
+        match known {
+            Some(known) => (known.1, known.2) = (known.1 + 1, known.2 + bytes),
+            None => accounts.push((message.mailbox, 1, bytes)),
+        }
+    }
+    accounts
 }
 
 impl Plane {
@@ -180,31 +190,38 @@ impl Plane {
         is_map_due
     }
 
-    /// Take what has gathered for the carrier, which has room for so many messages more.
+    /// Append what has gathered to the queue of the carrier, which has room for so many messages more.
     ///
     /// `is_idle`: it has nothing under way. With nothing to take it is told of the next message.
-    /// Returns also whether the local map is to be sent.
+    /// Returns the bytes of payload, and whether the local map is to be sent.
     pub fn take_for_carrier(
         &self,
         path: ExternalId,
         is_idle: bool,
         messages_max: usize,
-    ) -> (Gathered, bool) {
+        queue: &mut VecDeque<GatheredMessage>,
+    ) -> (usize, bool) {
         let mut state = self.lock();
         let Some(external) = state.externals.get_mut(path) else {
-            return (Gathered::default(), false);
+            return (0, false);
         };
         let gathering = &mut external.gathering;
         gathering.messages_max = messages_max;
         gathering.is_idle = is_idle && gathering.gathered.messages.is_empty();
-        let gathered = std::mem::take(&mut gathering.gathered);
-        (gathered, std::mem::take(&mut external.map_due))
+        queue.extend(gathering.gathered.messages.drain(..)); // its memory stays for the next ones
+        let payload_bytes = std::mem::take(&mut gathering.gathered.payload_bytes);
+        (payload_bytes, std::mem::take(&mut external.map_due))
     }
 
     /// End the charge of messages that the peer has acknowledged.
-    pub fn refund_gathered(&self, path: ExternalId, gathered: &Gathered) {
+    pub fn refund_gathered<'a>(
+        &self,
+        path: ExternalId,
+        messages: impl IntoIterator<Item = &'a GatheredMessage>,
+    ) {
+        let accounts = accounts_of(messages);
         let mut state = self.lock();
-        for (mailbox, messages, bytes) in gathered.accounts() {
+        for (mailbox, messages, bytes) in accounts {
             state.refund(path, mailbox, messages, bytes);
         }
     }
@@ -267,11 +284,16 @@ impl State {
             return Ok(Gather::Outside);
         }
         let charged = self.charge(path, message.mailbox, message.target.port, bytes, true)?;
-        let source_port = self.mailboxes.get(message.mailbox).map(|one| one.port);
-        let (Some(external), Some(source_port)) = (self.externals.get_mut(path), source_port)
-        else {
+        let (Some(external), Some(mailbox)) = (
+            self.externals.get_mut(path),
+            self.mailboxes.get_mut(message.mailbox),
+        ) else {
             return Ok(Gather::Outside);
         };
+        if let Some(destination) = mailbox.accounts.known(&external.peer) {
+            mailbox.begin_run(message.target, RunWay::External(path), destination);
+        }
+        let source_port = mailbox.port;
         let gathering = &mut external.gathering;
         let asks = match charged {
             Charge::Queued { asks } => asks,
@@ -297,5 +319,64 @@ impl State {
             }
             _ => Gather::Kept,
         })
+    }
+
+    /// Charge and keep a short message that follows another of its mailbox to the same destination, for
+    /// which all checks but those of what changes were made.
+    ///
+    /// False, and nothing is done, if it has no room, or if anything is left to do after it.
+    pub(crate) fn gather_again(
+        &mut self,
+        path: ExternalId,
+        id: MailboxId,
+        port: u16,
+        destination: DestinationId,
+        bytes: &[u8],
+    ) -> bool {
+        let (Some(external), Some(mailbox)) =
+            (self.externals.get_mut(path), self.mailboxes.get_mut(id))
+        else {
+            return false;
+        };
+        let length = bytes.len();
+        let gathering = &external.gathering;
+        let frame_bytes = gathering.gathered.frame_bytes() + HEADER_BYTES + length;
+        let gathers = gathering.carrier.is_some()
+            && !gathering.is_idle
+            && frame_bytes < gathering.room_bytes.min(PACKED_BYTES)
+            && gathering.gathered.messages.len() < gathering.messages_max;
+        let may_queue = gathers
+            && !external.full
+            && !mailbox.closed
+            && mailbox.descriptor.is_none()
+            && self.touched.is_empty()
+            && length
+                <= MESSAGE_BYTES_PLAIN
+                    .min(mailbox.payload_bytes_max)
+                    .min(external.message_bytes_max)
+            && mailbox
+                .accounts
+                .has_room(destination, length, mailbox.send_queued_bytes)
+            && self
+                .hosts
+                .get(external.host)
+                .is_none_or(|host| !host.peer_is_congested(&external.peer, port));
+        if !may_queue {
+            return false;
+        }
+        mailbox.refused_at = None;
+        mailbox.map_news = false;
+        let asks = mailbox.count_queued(destination, length);
+        external.hold(id, length);
+        let gathered = &mut external.gathering.gathered;
+        gathered.payload_bytes += length;
+        gathered.messages.push(GatheredMessage {
+            mailbox: id,
+            source_port: mailbox.port,
+            target_port: port,
+            payload: Payload::copy_of(bytes),
+            asks,
+        });
+        true
     }
 }

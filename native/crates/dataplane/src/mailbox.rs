@@ -82,8 +82,14 @@ pub enum Route {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) target: SocketAddress,
-    pub(crate) path: PathId,
+    pub(crate) way: RunWay,
     pub(crate) destination: DestinationId,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RunWay {
+    Stream(PathId),
+    External(ExternalId),
 }
 
 /// What a thread waits for at a mailbox.
@@ -329,12 +335,12 @@ impl Mailbox {
     pub(crate) fn begin_run(
         &mut self,
         target: SocketAddress,
-        path: PathId,
+        way: RunWay,
         destination: DestinationId,
     ) {
         self.run = Some(Run {
             target,
-            path,
+            way,
             destination,
         });
     }

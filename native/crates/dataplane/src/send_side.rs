@@ -13,7 +13,7 @@ use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
 use crate::errors::{ErrorReason, Rejected};
 use crate::gathering::{Carrier, Gather};
-use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route};
+use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route, RunWay};
 use crate::path::StreamPath;
 use crate::plane::{Locked, Plane};
 use crate::state::{MailboxId, PathId, State};
@@ -437,7 +437,7 @@ impl State {
             mailbox.map_news = false;
             mailbox.note_flow(*target);
         } else if !is_alone {
-            mailbox.begin_run(*target, path, destination);
+            mailbox.begin_run(*target, RunWay::Stream(path), destination);
         }
         if mailbox.count_queued(destination, bytes) {
             record.want_acknowledgement();
@@ -544,7 +544,15 @@ impl State {
     fn queue_again(&mut self, id: MailboxId, target: &SocketAddress, bytes: &[u8]) -> Option<Sent> {
         let mailbox = self.mailboxes.get_mut(id)?;
         let run = mailbox.run.filter(|run| run.target == *target)?;
-        let record = self.paths.get_mut(run.path)?;
+        let path = match run.way {
+            RunWay::Stream(path) => path,
+            RunWay::External(path) => {
+                return self
+                    .gather_again(path, id, target.port, run.destination, bytes)
+                    .then_some(Sent::Done);
+            }
+        };
+        let record = self.paths.get_mut(path)?;
         let host = self.hosts.get(mailbox.host)?;
         let queued_bytes = mailbox.send_queued_bytes;
         let may_queue = (record.is_batching || record.blocked)
@@ -566,7 +574,7 @@ impl State {
         record
             .core
             .send_copy(owner, mailbox.port, target.port, bytes);
-        let leaving = self.queued(id, Way::Again(run.path, run.destination));
+        let leaving = self.queued(id, Way::Again(path, run.destination));
         Some(leaving.map_or(Sent::Done, Sent::Leaves))
     }
 

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use urds_dataplane::external::ExternalId;
 use urds_dataplane::gathering::{Carrier, Gathered, GatheredMessage};
 use urds_dataplane::plane::Plane;
+use urds_path::constants::HEADER_BYTES;
 use urds_path::packed_frames::Budget;
 use urds_path::{Body, Header};
 use urds_verbs::Engine;
@@ -135,8 +136,11 @@ pub enum Completed {
 pub(crate) struct State {
     pub numbers: Numbers,
     pub counts: Counts,
-    pub unacked: VecDeque<GatheredMessage>,
-    pub unsent: VecDeque<GatheredMessage>,
+    /// Those without acknowledgement first, then those without a number. One queue: to move a message
+    /// costs as much as to copy it.
+    pub messages: VecDeque<GatheredMessage>,
+    /// How many of them have a number.
+    pub unacked: usize,
     pub unsent_bytes: usize,
     pub frames_under_way: usize,
     pub acks_under_way: usize,
@@ -232,6 +236,10 @@ impl Courier {
         carrier: Arc<dyn Carrier>,
     ) {
         let unsent = Gathered::of(unsent);
+        let unsent_bytes = unsent.frame_bytes();
+        let unacked_messages = unacked.len();
+        let mut messages = VecDeque::from(unacked);
+        messages.extend(unsent.messages);
         let acks = numbers.posted.iter().filter(|(_, is_ack)| *is_ack).count();
         *self.state.lock() = Some(State {
             frames_under_way: numbers.posted.len() - acks,
@@ -239,9 +247,9 @@ impl Courier {
             is_map_due: false,
             numbers,
             counts: Counts::default(),
-            unacked: VecDeque::from(unacked),
-            unsent_bytes: unsent.frame_bytes(),
-            unsent: VecDeque::from(unsent.messages),
+            messages,
+            unacked: unacked_messages,
+            unsent_bytes,
             partial: None,
             spare: None,
             needed: None,
@@ -259,13 +267,14 @@ impl Courier {
 
     /// Stop, and return the numbers; what has gathered and was not taken stays with the plane.
     pub fn take(&self) -> Option<Taken> {
-        let state = self.state.lock().take()?;
+        let mut state = self.state.lock().take()?;
+        let unsent = state.messages.split_off(state.unacked);
         let is_map_due = self.plane.set_carrier(self.path, None);
         Some(Taken {
             numbers: state.numbers,
             counts: state.counts,
-            unacked: Gathered::of(state.unacked.into()),
-            unsent: Gathered::of(state.unsent.into()),
+            unacked: Gathered::of(state.messages.into()),
+            unsent: Gathered::of(unsent.into()),
             is_map_due: state.is_map_due | is_map_due,
             partial: state.partial,
             done_bytes: state.done_bytes,
@@ -367,16 +376,18 @@ impl Courier {
 
     /// Take what has gathered in the plane.
     fn gather(&self, state: &mut State) {
-        let count = state.unacked.len() + state.unsent.len();
-        let room = MESSAGES_MAX.saturating_sub(count);
-        let is_idle = state.frames_under_way == 0 && state.unsent.is_empty();
-        let (taken, is_map_due) = self.plane.take_for_carrier(self.path, is_idle, room);
+        let before = state.messages.len();
+        let room = MESSAGES_MAX.saturating_sub(before);
+        let is_idle = state.frames_under_way == 0 && state.unacked == before;
+        let queue = &mut state.messages;
+        let (payload_bytes, is_map_due) =
+            self.plane.take_for_carrier(self.path, is_idle, room, queue);
+        let taken = queue.len() - before;
         // The map goes before the acknowledgement, which lets the peer send once more.
         state.is_map_due |= is_map_due;
-        state.counts.queued += taken.messages.len() as u64;
-        state.counts.queued_bytes += taken.payload_bytes as u64;
-        state.unsent_bytes += taken.frame_bytes();
-        state.unsent.extend(taken.messages);
+        state.counts.queued += taken as u64;
+        state.counts.queued_bytes += payload_bytes as u64;
+        state.unsent_bytes += taken * HEADER_BYTES + payload_bytes;
     }
 
     /// Have the local congestion map sent; false if the courier is off.

@@ -164,9 +164,12 @@ impl Courier {
         if header.ack == 0 {
             return Some(());
         }
-        let done = state.take_acknowledged(header.ack)?;
-        if !done.messages.is_empty() {
-            self.plane.refund_gathered(self.path, &done);
+        let count = state.note_acknowledged(header.ack)?;
+        if count > 0 {
+            let done = state.messages.range(..count);
+            self.plane.refund_gathered(self.path, done);
+            state.messages.drain(..count);
+            state.unacked -= count;
         }
         Some(())
     }

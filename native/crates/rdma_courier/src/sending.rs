@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use urds_dataplane::external::TransportPlane;
-use urds_dataplane::gathering::{Gathered, GatheredMessage};
 use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES};
 use urds_path::packed_frames::{FRAGMENT_BYTES, PACKED_BYTES};
 use urds_path::{Header, Payload};
@@ -59,7 +58,7 @@ impl Courier {
         if state.is_map_due && ring_left > 0 {
             return self.post_map(state, engine);
         }
-        let Some(first) = state.unsent.front() else {
+        let Some(first) = state.messages.get(state.unacked) else {
             if !may_acknowledge {
                 state.counts.acks_delayed += u64::from(state.numbers.acknowledgement_asked);
                 return false;
@@ -113,14 +112,13 @@ impl Courier {
     fn post_packed(&self, state: &mut State, engine: &mut Engine) -> bool {
         let mut bytes = Vec::with_capacity(state.unsent_bytes.min(PACKED_BYTES));
         let mut acknowledgement = state.begin_frame();
-        while let Some(message) = state.unsent.front()
+        while let Some(message) = state.messages.get(state.unacked)
             && bytes.len() + HEADER_BYTES + message.payload.len() <= PACKED_BYTES
-            && let Some((header, message)) = state.take_next(acknowledgement)
+            && let Some((header, payload)) = state.take_next(acknowledgement)
         {
             acknowledgement = 0;
             bytes.extend_from_slice(&header.emit(true));
-            bytes.extend_from_slice(message.payload.bytes());
-            state.unacked.push_back(message);
+            bytes.extend_from_slice(payload.bytes());
         }
         self.post(state, engine, Own::Copied(bytes.into()), true, false)
     }
@@ -128,12 +126,11 @@ impl Courier {
     /// Post one message, in as many frames as it takes.
     fn post_fragments(&self, state: &mut State, engine: &mut Engine) -> bool {
         let acknowledgement = state.begin_frame();
-        let Some((header, message)) = state.take_next(acknowledgement) else {
+        let Some((header, payload)) = state.take_next(acknowledgement) else {
             return false;
         };
         let header = header.emit(true);
-        let (payload, mut at) = (message.payload.clone(), 0);
-        state.unacked.push_back(message);
+        let (payload, mut at) = (payload.clone(), 0);
         loop {
             let length = FRAGMENT_BYTES.min(payload.len() - at);
             let is_last = at + length == payload.len();
@@ -194,9 +191,10 @@ impl State {
         self.unacked_bytes = 0;
     }
 
-    /// Take the message that is next, with its number.
-    fn take_next(&mut self, acknowledgement: u64) -> Option<(Header, GatheredMessage)> {
-        let message = self.unsent.pop_front()?;
+    /// Give the message that is next its number; return its header and payload.
+    fn take_next(&mut self, acknowledgement: u64) -> Option<(Header, &Payload)> {
+        let message = self.messages.get(self.unacked)?;
+        self.unacked += 1;
         let length = message.payload.len();
         self.unsent_bytes -= HEADER_BYTES + length;
         let mut flags = if message.asks { FLAG_ACK_REQUIRED } else { 0 };
@@ -214,7 +212,7 @@ impl State {
             ..Header::default()
         };
         self.numbers.sequence_next += 1;
-        Some((header, message))
+        Some((header, &message.payload))
     }
 
     /// Note that frames up to this one are at the peer; false if one has failed.
@@ -236,22 +234,18 @@ impl State {
         true
     }
 
-    /// Take the messages that the peer has acknowledged; `None`: it names one that was never sent.
-    pub(crate) fn take_acknowledged(&mut self, sequence: u64) -> Option<Gathered> {
+    /// Return how many messages the peer has acknowledged, the first ones; `None`: it names one that was
+    /// never sent.
+    pub(crate) fn note_acknowledged(&mut self, sequence: u64) -> Option<usize> {
         let numbers = &mut self.numbers;
         if sequence >= numbers.sequence_next {
             return None;
         }
         numbers.acknowledged = numbers.acknowledged.max(sequence);
-        let first = numbers.sequence_next - self.unacked.len() as u64;
+        let first = numbers.sequence_next - self.unacked as u64;
         let count = (sequence + 1).saturating_sub(first);
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut done = Gathered::default();
-        for message in self.unacked.drain(..count.min(self.unacked.len())) {
-            done.payload_bytes += message.payload.len();
-            done.messages.push(message);
-        }
-        Some(done)
+        Some(count.min(self.unacked))
     }
 }
 
