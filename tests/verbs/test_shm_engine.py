@@ -12,7 +12,15 @@ import pytest
 
 from urds.common.passed_files import sealed_file
 from urds.verbs.engine.attributes import LinkTraits, QPAttr, QPCap
-from urds.verbs.engine.numbers import AccessFlag, QPAttrMask, QPState, QPType, WCStatus, WROpcode
+from urds.verbs.engine.numbers import (
+    AccessFlag,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    WCStatus,
+    WROpcode,
+)
 from urds.verbs.engine.work import SGE, AddressVector, RecvWR, SendWR
 
 native = pytest.importorskip("urds_native")
@@ -107,6 +115,22 @@ def poll(*sides: Side) -> list[Any]:
         for side in sides[1:]:
             side.engine.progress()
     raise AssertionError("no completion")
+
+
+def test_completions_that_are_the_same_are_one_record_and_others_are_not(
+    sides: tuple[Side, Side],
+) -> None:
+    """Records that were returned lately are found by the last bits of `wr_id`."""
+    left, right = sides
+    found = []
+    for wr_id, length in ((3, 8), (3, 8), (3, 9), (3 + (1 << 20), 9), (3, 8)):
+        right.qp.post_recv(RecvWR(wr_id, [right.piece(0, 64)]))
+        left.qp.post_send(SendWR(1, sg=[left.piece(0, length)], send_flags=SendFlag(0)))
+        (wc,) = poll(right, left)
+        assert (wc.wr_id, wc.byte_len, wc.qp_num) == (wr_id, length, right.qpn)
+        found.append(wc)
+    assert found[0] is found[1]
+    assert found[4] == found[0]
 
 
 def test_a_message_is_sent_by_post_send_and_taken_by_poll(sides: tuple[Side, Side]) -> None:

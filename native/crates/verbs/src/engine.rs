@@ -339,16 +339,20 @@ impl Engine {
                 self.starve(number);
                 continue;
             }
+            let mut is_idle = true;
             let is_sent = self.queue_pairs.get_mut(number).is_some_and(|served| {
                 let is_sent = served.queue_pair.poll(now_ns, &mut self.shared, outlet);
                 served.has_sent |= is_sent;
+                is_idle = !is_sent || served.queue_pair.is_idle();
                 is_sent
             });
             self.plan(number);
+            if is_idle {
+                self.ready.remove(&(serial, number));
+            }
             if is_sent {
                 return true;
             }
-            self.ready.remove(&(serial, number));
         }
         false
     }

@@ -683,6 +683,16 @@ impl QueuePair {
             || (self.state == QpState::Err && self.poll_answer(shared, outlet))
     }
 
+    /// Return whether the next `poll` would find nothing for sure: most calls give one packet.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.consumer.is_none()
+            && self.last_ack.is_none()
+            && self.requester.is_idle()
+            && self.posted.is_empty()
+            && self.responder.as_ref().is_none_or(Responder::is_idle)
+    }
+
     /// Run the timers that are due.
     pub fn handle_timeout(&mut self, now_ns: i64, shared: &mut Shared) {
         if self.state.sends() {

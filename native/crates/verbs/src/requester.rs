@@ -54,6 +54,12 @@ impl Requester {
         self.paused_until_ns.or(self.patience.deadline_ns)
     }
 
+    /// Return whether no packet is to be sent of what was started.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.current.is_none() && !self.unanswered.has_retries()
+    }
+
     /// Forget what is under way.
     pub fn flush(&mut self) {
         self.current = None;
@@ -109,8 +115,7 @@ impl QueuePair {
         outlet: &mut impl Outlet,
     ) -> bool {
         let requester = &self.requester;
-        let is_idle = requester.current.is_none() && self.posted.is_empty();
-        if is_idle && !requester.unanswered.has_retries() && self.consumer.is_none() {
+        if requester.is_idle() && self.posted.is_empty() && self.consumer.is_none() {
             return false;
         }
         loop {

@@ -626,6 +626,13 @@ impl QueuePair {
 }
 
 impl Responder {
+    /// Return whether nothing is to be answered.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        let is_told = !(self.ack_due || self.last_answer_due || self.rnr_psn.is_some());
+        is_told && self.answers.is_empty()
+    }
+
     pub fn ack_pending(&self) -> bool {
         self.ack_due
     }

@@ -169,6 +169,23 @@ fn a_message_of_several_packets_arrives_across_the_wrap_of_psns() {
 }
 
 #[test]
+fn a_queue_pair_that_has_sent_all_is_not_asked_again() {
+    let (mut left, mut right) = pair(0);
+    right.receive(100);
+    left.post(Opcode::Send, 100, 0);
+    for has_more in [true, false] {
+        let (_, data) = left.engine.poll_transmit(0).expect("two packets");
+        assert_eq!(left.engine.has_ready(), has_more);
+        right.engine.receive(&data, left.route, 0);
+    }
+    let (_, data) = right.engine.poll_transmit(0).expect("an acknowledgement");
+    assert!(!right.engine.has_ready());
+    left.engine.receive(&data, right.route, 0);
+    assert!(left.engine.poll_transmit(0).is_none());
+    assert_eq!(left.statuses(), [Status::Success]);
+}
+
+#[test]
 fn a_write_ends_where_its_region_does() {
     for (length, expected) in [(256, Status::Success), (257, Status::RemAccessErr)] {
         let (mut left, mut right) = pair(0);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use urds_channel::channel_memory::ChannelMemory;
-use urds_channel::slots::{ChannelError, Fields, Taken, flags};
+use urds_channel::slots::{ChannelError, Fields, Taken};
 use urds_verbs::Engine;
 use urds_verbs::errors::ACK;
 use urds_verbs::memory::{Content, Payload};
@@ -345,12 +345,6 @@ impl Channels {
             let room = &mut self.room[..bytes];
             payload.copy_to(room);
             payload = Content::Bytes(room);
-        }
-        if fields.flags & flags::ACKNOWLEDGES != 0 {
-            let acknowledged = i64::from(fields.acknowledged);
-            let mut ack = Packet::new(Kind::Ack, fields.target, acknowledged, 0);
-            ack.syndrome = ACK;
-            engine.receive_packet(&ack, Content::Bytes(&[]), source, now_ns);
         }
         let Some(packet) = packet_of(&fields, payload) else {
             return true; // its kind was checked

@@ -57,6 +57,8 @@ pub fn packet_of(fields: &Fields, payload: Content<'_>) -> Option<Packet> {
     let marks = fields.flags & !flags::ACKNOWLEDGES;
     let mut packet = Packet::new(kind, fields.target, i64::from(fields.psn), marks);
     packet.immediate = fields.immediate;
+    let acknowledges = fields.flags & flags::ACKNOWLEDGES != 0;
+    packet.acknowledged = acknowledges.then_some(fields.acknowledged);
     match fields.kind {
         kinds::DATAGRAM => (packet.source_qpn, packet.qkey) = (fields.msn, fields.key),
         kinds::ACK => {

@@ -104,8 +104,9 @@ impl Looks {
 impl Core {
     /// Take completions of a queue; if there are none and there are channels, look at those before.
     pub fn poll(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Taken> {
-        let (taken, left) = self.call_with(py, |machine, channels| {
-            self.look(machine, channels, number, count)
+        let mut taken = Taken::None;
+        let left = self.call_with(py, |machine, channels| {
+            self.look(machine, channels, number, count, &mut taken)
         })?;
         self.finish_pass(py, left)?;
         Ok(taken)
@@ -113,8 +114,9 @@ impl Core {
 
     /// As `poll`, for an application that polls in a loop: it also looks at what no channel shows.
     pub fn poll_all(&self, py: Python<'_>, number: u32, count: usize) -> PyResult<Taken> {
-        let (taken, left) = self.call_with(py, |machine, channels| {
-            self.look(machine, channels, number, count)
+        let mut taken = Taken::None;
+        let left = self.call_with(py, |machine, channels| {
+            self.look(machine, channels, number, count, &mut taken)
         })?;
         self.finish_pass(py, left)?;
         let is_late = match left.looked_at_ns {
@@ -161,27 +163,29 @@ impl Core {
         }
     }
 
+    /// Take completions; it fills `taken`, which is many times as long as a pointer.
     fn look(
         &self,
         machine: &mut Machine,
         channels: &mut Channels,
         number: u32,
         count: usize,
-    ) -> (Taken, Left) {
-        let taken = taken_of(machine, number, count);
+        taken: &mut Taken,
+    ) -> Left {
+        *taken = taken_of(machine, number, count);
         if !taken.is_empty() || !self.has_channels.load(Relaxed) {
-            return (taken, Left::default());
+            return Left::default();
         }
         let polls = self.looks.empty_polls.load(Relaxed);
         if !has_news(channels, machine, polls) && !polls.is_multiple_of(TIMED) {
-            return (taken, Left::default());
+            return Left::default();
         }
         let (pushed, now_ns) = (machine.shared.outbox.pushed, now_ns());
         channels.progress(machine, now_ns);
-        let taken = taken_of(machine, number, count);
+        *taken = taken_of(machine, number, count);
         let mut left = self.left(machine, channels, pushed);
         left.looked_at_ns = Some(now_ns);
-        (taken, left)
+        left
     }
 
     /// Look at the channels, and take all of a queue with a sink, unless there is more to tell: a

@@ -16,6 +16,7 @@ use crate::sys::{Held, tuple_of_class};
 
 const WC_FLAGS: usize = 16; // combinations
 const NUMBERS: usize = 16;
+const RETURNED: usize = 64;
 
 /// A number and what Python has for it.
 type Numbered = (u32, Py<PyAny>);
@@ -48,6 +49,17 @@ pub struct Tables {
     engine_form: PyOnceLock<Py<PyAny>>,
     /// Numbers of queue pairs as Python has them, by their last bits: each completion has two.
     numbers: Held<[Option<Numbered>; NUMBERS]>,
+    /// Completions that were returned lately, by last bits of their numbers: a program that keeps its
+    /// requests gets the same ones again and again, and nothing can change a `WC`.
+    returned: Held<Returned>,
+}
+
+struct Returned([Option<(Completion, Py<PyAny>)>; RETURNED]);
+
+impl Default for Returned {
+    fn default() -> Self {
+        Self([const { None }; RETURNED])
+    }
 }
 
 static TABLES: PyOnceLock<Tables> = PyOnceLock::new();
@@ -108,16 +120,35 @@ impl Tables {
             verbs_error: errors.getattr("verbs_error")?.unbind(),
             engine_form: PyOnceLock::new(),
             numbers: Held::default(),
+            returned: Held::default(),
             in_order: class("ReceiveOrder")?.getattr("IN_ORDER")?.unbind(),
         })
     }
 
-    /// Return a completion as a `WC`.
+    /// Return a completion as a `WC`; one that was returned lately costs no new object.
     pub fn completion<'py>(
         &self,
         py: Python<'py>,
         completion: &Completion,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let number = completion.wr_id ^ u64::from(completion.qpn);
+        let place = usize::try_from(number % RETURNED as u64).unwrap_or(0);
+        let kept = self.returned.with(py, |returned| match &returned.0[place] {
+            Some((known, object)) if known == completion => Some(object.bind(py).clone()),
+            _ => None,
+        });
+        if let Some(Some(object)) = kept {
+            return Ok(object);
+        }
+        let made = self.made(py, completion)?;
+        let before = self.returned.with(py, |returned| {
+            returned.0[place].replace((*completion, made.clone().unbind()))
+        });
+        drop(before); // it may be the last one that has it
+        Ok(made)
+    }
+
+    fn made<'py>(&self, py: Python<'py>, completion: &Completion) -> PyResult<Bound<'py, PyAny>> {
         let values = [
             completion.wr_id.into_pyobject(py)?.into_any(),
             self.statuses[completion.status as usize].bind(py).clone(),
