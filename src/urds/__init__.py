@@ -10,6 +10,7 @@ at once; what costs more is imported when it is first asked for. Type checkers r
 import typing as _typing
 
 from urds.common.errors import ErrorReason, PlaneError, SettingError
+from urds.common.errors import os_error as _os_error
 from urds.rds import constants as _constants
 from urds.rds.constants import *  # noqa: F403 - each name is defined once, there
 
@@ -38,18 +39,35 @@ __all__ = ["ErrorReason", "PlaneError", "SettingError", *_constants.__all__, *_L
 
 
 def __getattr__(name: str) -> _typing.Any:
-    from importlib import import_module
-
     if name in _LAZY_MODULES:
-        return import_module(f"{__name__}.{name}")
+        return _imported(f"{__name__}.{name}")
     if name == "__version__":
         from urds.common.version import VERSION
 
         return VERSION
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    found = globals()[name] = getattr(_imported(_LAZY[name]), name)
     return found
+
+
+def _imported(name: str) -> _typing.Any:
+    """Import a module.
+
+    A signal handler that interrupted an import of this thread would get a module without the names
+    that come later, and cannot wait for them. Raises OSError (EDEADLK) then, as its calls do.
+    """
+    from importlib import import_module
+
+    try:
+        module: _typing.Any = import_module(name)
+    except ImportError as failure:  # a module that this one needs is half-way
+        if "partially initialized" not in str(failure):
+            raise
+        raise _os_error(ErrorReason.REENTERED) from failure
+    if module.__spec__._initializing:
+        raise _os_error(ErrorReason.REENTERED)
+    return module
 
 
 def __dir__() -> list[str]:

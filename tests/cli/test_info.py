@@ -343,6 +343,12 @@ def test_a_peer_leaves_the_others_out(
     assert [row["payload_bytes"] for row in found["retransmit_queue"]] == [7]
 
 
+def test_a_peer_without_an_address_is_refused_before_any_process_is_asked() -> None:
+    done = urds("info", "--peer", "no such host")
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert done.err.splitlines()[-1].endswith("no such host: Name or service not known")
+
+
 def test_top_takes_the_largest_counters_and_the_rows_of_which_most_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -116,7 +116,10 @@ def serve_child(tool: str, options_type: type[Any], serve: Callable[..., None]) 
 
     def run() -> Exit:
         let_ctrl_c_in()
-        serve(options, wait_s=CLIENT_WAIT_S)
+        with suppress(ConnectionError):  # the client is the parent: it says what happened
+            serve(options, wait_s=CLIENT_WAIT_S)
         return Exit.OK
 
-    return guarded(tool, run)
+    code = guarded(tool, run)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a parent that ends; this process does
+    return code

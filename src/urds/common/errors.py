@@ -11,7 +11,7 @@ linux v6.1 to v7.2.
 import errno
 import os
 from enum import Enum
-from typing import Self
+from typing import Final, Self
 
 
 class WireError(ValueError):
@@ -142,14 +142,17 @@ def os_error(
     return error
 
 
+_FIXED_LIMIT: Final = "over RDMA and to a kernel 1048576 is the most"
+
+
 def message_too_long(payload_bytes: int, *, message_bytes_max: int, send_bytes_max: int) -> OSError:
-    """Return EMSGSIZE for a payload above a limit of this node, with the remedy."""
+    """Return EMSGSIZE for a payload above a limit of this node, with the remedy and its end."""
     if payload_bytes > message_bytes_max:
         limit, remedy = message_bytes_max, "raise the setting max_message_bytes at both ends"
     else:
         limit = send_bytes_max
         remedy = "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds"
-    detail = f"payload of {payload_bytes} bytes, limit {limit}: {remedy}"
+    detail = f"payload of {payload_bytes} bytes, limit {limit}: {remedy}; {_FIXED_LIMIT}"
     return os_error(ErrorReason.TOO_LONG, detail, limit=limit)
 
 

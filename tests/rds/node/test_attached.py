@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import signal
 import struct
 import threading
@@ -235,6 +236,24 @@ def test_after_the_end_of_its_node_a_socket_says_which_one_and_what_to_do() -> N
             bound(backend, 2)
         assert name == sock.getsockname()
         sock.close()
+
+
+def test_a_sender_with_room_learns_of_the_end_of_its_node_at_once() -> None:
+    with backends.at_own_node("") as backend:
+        sender, receiver = bound(backend, 1), bound(backend, 2)
+        there = receiver.getsockname()
+        sender.sendto(b"before", there)
+        assert receiver.recv(100) == b"before"
+        commands.stop(backend.place)
+        end = select.poll()
+        end.register(sender.fileno(), 0)
+        wait_until(lambda: bool(end.poll(0)))
+        for flags in (0, urds.MSG_DONTWAIT):
+            with pytest.raises(OSError, match="has ended") as ended:
+                sender.sendto(b"after", flags, there)
+            assert ended.value.errno == errno.EIO
+        for sock in (sender, receiver):
+            sock.close()
 
 
 def test_senders_without_room_learn_of_the_end_of_their_node() -> None:

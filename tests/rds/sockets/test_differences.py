@@ -166,7 +166,9 @@ def test_difference_monitor_mask(new_socket: NewSocket) -> None:
 def test_difference_send_timeout(new_socket: NewSocket) -> None:
     sender, target = congested_pair(new_socket)
     sender.settimeout(0.05)
-    assert error_of(sender.sendto, b"x", target).errno == errno.ETIMEDOUT
+    late = error_of(sender.sendto, b"x", target)
+    assert late.errno == errno.ETIMEDOUT
+    assert f"no room to send to {target[0]} port {target[1]}" in str(late)
     sender.settimeout(None)
     sender.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("=qq", 0, 50_000))
     assert error_of(sender.sendto, b"x", target).errno == errno.ETIMEDOUT

@@ -439,3 +439,43 @@ def test_a_storm_of_handlers_and_finalisers_between_two_processes() -> None:
             one.kill()
             one.wait()
     assert [(out, errors) for out, errors in ends] == [("through\n", "")] * 2
+
+
+FIRST_USE = """
+import signal, sys
+import urds
+
+found = []
+
+def use(*_):
+    try:
+        found.append(urds.Socket)
+    except OSError as refused:
+        found.append(refused.errno)
+    except Exception as failure:
+        found.append(repr(failure))
+
+signal.signal(signal.SIGUSR1, use)
+
+class Raising:
+    # An import looks for each module here first: the handler runs in the midst of the first one.
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGUSR1)
+
+sys.meta_path.insert(0, Raising())
+first = urds.Socket
+print(*found)
+assert urds.Socket is first
+use()
+assert found[-1] is first
+"""
+
+
+@pytest.mark.parametrize("module", ["urds.rds.options", "urds.rds.runtime.process"])
+def test_a_first_use_of_urds_inside_another_one_is_refused(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE, module],
+        check=True, capture_output=True, text=True, timeout=BUSY_S,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(errno.EDEADLK)]

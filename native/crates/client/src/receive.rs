@@ -87,7 +87,8 @@ impl Socket {
             let _ = self.quiet(descriptor);
         }
         if received.ring {
-            Self::ring(descriptor);
+            // What was received is there, whether its node is or not: the next call says that.
+            let _ = Self::ring(descriptor);
         }
         Message {
             kind: received.kind,

@@ -76,8 +76,11 @@ impl Socket {
                     if published.is_full {
                         self.fill_control(descriptor, length);
                     }
-                    if published.ring {
-                        Self::ring(descriptor);
+                    let has_ended = (published.ring && Self::ring(descriptor).is_err())
+                        || (published.must_look && sys::has_ended(descriptor));
+                    if has_ended {
+                        self.side.note_end();
+                        return Err(libc::EIO);
                     }
                     return Ok(length);
                 }

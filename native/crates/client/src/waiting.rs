@@ -13,10 +13,16 @@ const SHOWN_BYTES: usize = 64;
 
 impl Socket {
     /// Have the node look.
+    ///
+    /// # Errors
+    /// EIO without the node.
     #[inline]
-    pub(crate) fn ring(descriptor: i32) {
-        // Without room for a byte the node looks by itself.
-        let _ = raw::send_bytes_now(descriptor, &[1]);
+    pub(crate) fn ring(descriptor: i32) -> Result<(), i32> {
+        match raw::send_bytes_now(descriptor, &[1]) {
+            Err(failure) if failure.0 == libc::EPIPE => Err(libc::EIO),
+            // Without room for a byte the node looks by itself.
+            _ => Ok(()),
+        }
     }
 
     /// Take POLLOUT away: the node gives it back once there is room for messages of such a length.
@@ -45,7 +51,7 @@ impl Socket {
             return Err(libc::EIO);
         }
         if must_ring {
-            Self::ring(descriptor);
+            Self::ring(descriptor)?;
         }
         Ok(())
     }

@@ -179,6 +179,25 @@ fn a_node_that_ends_is_no_hang() {
 }
 
 #[test]
+fn a_sender_with_room_learns_that_its_node_has_ended() {
+    for pause_ms in [50, 0] {
+        let node = start("ends-room", small());
+        let (a, b) = (node.bound(4000), node.bound(4001));
+        assert_eq!(a.send(4001, b"before", false), Ok(6));
+        assert_eq!(b.receive(WAIT).as_deref(), Ok(b"before".as_slice()));
+        thread::sleep(Duration::from_millis(pause_ms));
+        drop(node);
+        let mut accepted = 0;
+        while a.send(4001, b"after", accepted % 2 == 0) == Ok(5) {
+            accepted += 1;
+            assert!(accepted <= 64, "it may have ended awake, and rests no more");
+        }
+        assert!(pause_ms == 0 || accepted == 0, "it slept");
+        assert_eq!(a.send(4001, b"after", true), Err(libc::EIO));
+    }
+}
+
+#[test]
 fn a_sender_without_room_learns_that_its_node_has_ended() {
     let node = start("ends-full", small());
     let (a, _b) = (node.bound(4000), node.bound(4001));

@@ -367,7 +367,8 @@ impl State {
             return Err(closed_reason.into());
         };
         if bytes > mailbox.payload_bytes_max {
-            return Err(too_long(mailbox, bytes, self.limits.message_bytes_max));
+            let of_socket = mailbox.settings.send_bytes_max;
+            return Err(too_long(bytes, of_socket, self.limits.message_bytes_max));
         }
         mailbox.refused_at = None;
         let Some(external) = self.externals.get_mut(path) else {

@@ -364,8 +364,8 @@ impl State {
         };
         if payload.len() > mailbox.payload_bytes_max {
             return Err(too_long(
-                mailbox,
                 payload.len(),
+                mailbox.settings.send_bytes_max,
                 self.limits.message_bytes_max,
             ));
         }
@@ -773,8 +773,9 @@ pub(crate) fn is_as_congested(reason: ErrorReason) -> bool {
     matches!(reason, ErrorReason::PeerCongested | ErrorReason::ShareFull)
 }
 
+/// Return EMSGSIZE for a payload above a limit of this node, with the remedy and where it ends.
 #[cold]
-pub(crate) fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize) -> Rejected {
+pub fn too_long(bytes: usize, send_bytes_max: usize, message_bytes_max: usize) -> Rejected {
     let (limit, remedy) = if bytes > message_bytes_max {
         (
             message_bytes_max,
@@ -782,10 +783,12 @@ pub(crate) fn too_long(mailbox: &Mailbox, bytes: usize, message_bytes_max: usize
         )
     } else {
         (
-            mailbox.settings.send_bytes_max,
+            send_bytes_max,
             "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds",
         )
     };
-    let detail = format!("payload of {bytes} bytes, limit {limit}: {remedy}");
+    let detail = format!(
+        "payload of {bytes} bytes, limit {limit}: {remedy}; over RDMA and to a kernel 1048576 is the most"
+    );
     ErrorReason::TooLong.because(detail).above(limit)
 }

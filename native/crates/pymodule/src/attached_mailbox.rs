@@ -16,6 +16,7 @@ use urds_client::information::Information;
 use urds_client::{Flags, Message, Name, Outgoing, ReceivedKind, Socket, Trace, Word};
 use urds_dataplane::clock::Clock;
 use urds_dataplane::errors::ErrorReason;
+use urds_dataplane::send_side::too_long;
 use urds_dataplane::sys::sockets::poll_for;
 use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
 
@@ -81,8 +82,6 @@ fn exception(py: Python<'_>, errno: i32, sends: bool) -> PyErr {
     let reason = match errno {
         EAGAIN if sends => ErrorReason::QueueFull,
         EAGAIN => ErrorReason::NothingToReceive,
-        ENOBUFS => ErrorReason::PeerCongested,
-        ETIMEDOUT => ErrorReason::TimedOut,
         errors::EIO => ErrorReason::NodeFailed,
         errors::EBADF => ErrorReason::Closed,
         other => ErrorReason::System(other),
@@ -256,7 +255,7 @@ impl AttachedMailbox {
                 return Err(self.send_error(py, errno, payload.len(), outgoing));
             }
             let Some(left_ns) = deadline.left_ns() else {
-                return Err(exception(py, ETIMEDOUT, true));
+                return Err(self.send_error(py, ETIMEDOUT, payload.len(), outgoing));
             };
             if errno == EAGAIN {
                 py.detach(|| self.poll(descriptor, POLLOUT, left_ns));
@@ -276,19 +275,21 @@ impl AttachedMailbox {
     /// Return the exception for a send that failed, with the limit or the peer that it is about.
     #[cold]
     fn send_error(&self, py: Python<'_>, errno: i32, bytes: usize, outgoing: &Outgoing) -> PyErr {
-        let peer = address_of(&outgoing.to).address;
+        let SocketAddress {
+            address: peer,
+            port,
+        } = address_of(&outgoing.to);
         let refused = match errno {
             EMSGSIZE => {
                 let (of_socket, of_node) = self.socket.side().lengths_max();
-                let (limit, remedy) = if bytes > of_node {
-                    (of_node, "raise the setting max_message_bytes at both ends")
-                } else {
-                    let remedy = "raise it with setsockopt(SO_SNDBUF), which wmem_max bounds";
-                    (of_socket, remedy)
-                };
-                let detail = format!("payload of {bytes} bytes, limit {limit}: {remedy}");
-                ErrorReason::TooLong.because(detail).above(limit)
+                too_long(bytes, of_socket, of_node)
             }
+            ETIMEDOUT => ErrorReason::TimedOut
+                .because(format!("no room to send to {peer} port {port}"))
+                .towards(peer),
+            ENOBUFS => ErrorReason::PeerCongested
+                .because(format!("no room for {peer} port {port}"))
+                .towards(peer),
             EACCES => ErrorReason::PeerNotAllowed
                 .because(format!("{peer}: see the node's setting allow"))
                 .towards(peer),

@@ -231,7 +231,7 @@ class InfoOptions:
 def run(options: InfoOptions) -> Exit:
     """Ask the processes and print; `Exit.FAILED` if none of them answered.
 
-    Raises UsageError for an impossible process number.
+    Raises UsageError for an impossible process number, and a peer without an address.
     """
     check_ranges(options)
     if options.all_users and os.getuid():
@@ -309,6 +309,7 @@ def _rows(
 
 def _ask(options: InfoOptions) -> tuple[list[Report], list[Silent]]:
     """Ask the processes; return the reports and the silent ones, which are logged at once."""
+    peer = None if options.peer is None else find_address(options.peer)  # refused before all else
     pids = [options.pid] if options.pid else processes.find(all_users=options.all_users)
     answers = list(processes.ask_all(pids, all_users=options.all_users))
     asked = {answer.pid for answer in answers}
@@ -318,8 +319,7 @@ def _ask(options: InfoOptions) -> tuple[list[Report], list[Silent]]:
         who = f"process {answer.pid}: " if answer.pid else ""
         complain("urds info", f"{who}{answer.reason}")
     reports = [answer for answer in answers if not isinstance(answer, Silent)]
-    if options.peer is not None:
-        peer = find_address(options.peer)
+    if peer is not None:
         reports = [of_peer(report, peer) for report in reports]
     return reports, silent
 

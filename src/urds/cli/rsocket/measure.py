@@ -165,9 +165,10 @@ def line(row: Row) -> str:
 
 def _show(rows: Iterable[Row], heading: str, output: Output) -> None:
     """Print each row when it has been measured; as JSON all of them at the end."""
-    output.line(heading, TITLE)
-    shown = []
+    shown: list[dict[str, Any]] = []
     for row in rows:
+        if not shown:  # not above the error of a server that is not there
+            output.line(heading, TITLE)
         shown.append({name: value for name, value in asdict(row).items() if value is not None})
         output.line(line(row))
     output.document(shown)

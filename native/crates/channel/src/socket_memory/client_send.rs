@@ -34,6 +34,10 @@ pub struct Outgoing {
     pub extension_bytes: u8,
 }
 
+/// So many messages that an awake node did not take have their sender look whether it lives: one that
+/// was killed awake asks for no doorbell any more. A burst looks once.
+const UNTAKEN_LOOK: u64 = 64;
+
 /// What is due after a message was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
@@ -41,6 +45,8 @@ pub struct Published {
     pub ring: bool,
     /// The account is full now: fill the control socket.
     pub is_full: bool,
+    /// Look whether the node has ended.
+    pub must_look: bool,
 }
 
 /// Where a message goes.
@@ -128,8 +134,12 @@ impl ClientSide {
         drop(guard);
         let is_full =
             length as u64 + account.queued() >= u64::from(self.half_bytes()) && !self.is_writable();
-        let ring = self.must_ring();
-        Ok(Published { ring, is_full })
+        let untaken = submitted.wrapping_sub(taken) + 1;
+        Ok(Published {
+            ring: self.must_ring(),
+            is_full,
+            must_look: untaken.is_multiple_of(UNTAKEN_LOOK),
+        })
     }
 
     /// Count the messages that were sent and not freed, which takes the longer the more there are.

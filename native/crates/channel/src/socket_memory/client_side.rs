@@ -244,6 +244,12 @@ impl ClientSide {
         sleep::must_ring(self.area.word(AT_NODE_ASLEEP))
     }
 
+    /// Note that the node has ended: every send is to ring, and so to find that out, from now on.
+    #[cold]
+    pub fn note_end(&self) {
+        sleep::set_asleep(self.area.word(AT_NODE_ASLEEP));
+    }
+
     /// Return whether POLLOUT is right.
     pub fn is_writable(&self) -> bool {
         Account::read(&self.area).is_writable()
