@@ -233,4 +233,4 @@ def placement_text(placement: Placement, *, some_spin: bool = False) -> str:
             where = f"receiver on vCPU {min(cpus[0])}, sender on vCPU {min(cpus[1])}"
         case _:
             where = placement.value
-    return f"{where}; {'who spins says so' if some_spin else 'no side spins'}"
+    return f"{where}; {'what spins says so' if some_spin else 'no side spins'}"

@@ -175,7 +175,7 @@ def test_no_host_there_is_exit_code_1_soon() -> None:
     done = urds("ping", "-c", "10", "-i", "10ms", "-I", address(1), address(9))
     assert done.code == 1
     assert done.out == f"{address(1)} to {address(9)}: 8 sent, 0 received, 100% loss\n"
-    start = f"urds ping: no answer of {address(9)}: connecting for "
+    start = f"urds ping: no answer from {address(9)}: connecting for "
     assert done.err.startswith(start)
     assert "Connection refused: nothing listens there" in done.err
     assert done.err.count("\n") == 1

@@ -31,7 +31,7 @@ def test_rr_and_stream_stand_beside_the_kernel(extra: str) -> None:
     done = urds(*BENCH, "--size", "64", *SHORT, extra=extra)
     assert (done.code, done.err) == (0, "")
     conditions, tables = done.out.split("TCP_RR: ")
-    assert "\ncache line " in conditions and "\nwho spins " in conditions
+    assert "\ncache line " in conditions and "\nwhat spins " in conditions
     rr, stream = tables.split("\n\nafterwards ")[0].split("TCP_STREAM: ")
     for table in (rr, stream):
         ways = [

@@ -66,7 +66,7 @@ def test_the_conditions_stand_above_the_table(extra: str) -> None:
     done = urds(*BENCH, extra=extra)
     assert (done.code, done.err) == (0, "")
     above, table = done.out.split("Calls of verbs on shm0:\n")
-    for name in ("processes", "cache line", "who spins", "a copy"):
+    for name in ("processes", "cache line", "what spins", "a copy"):
         assert f"\n{name} " in above
     heading, *rows = [line for line in table.split("\n\nafterwards ")[0].splitlines() if line]
     assert heading.split()[-4:] == ["median", "x", "copy", "goal"]

@@ -59,7 +59,7 @@ def test_a_run_measures_and_its_page_says_so(bench: Any, tmp_path: Path) -> None
     )  # fmt: skip
     assert code == 0, out + err
     report = bench.results.Report.read(tmp_path / "out.json")
-    assert {"processes", "cache line", "who spins", "a copy"} <= report.machine.keys()
+    assert {"processes", "cache line", "what spins", "a copy"} <= report.machine.keys()
     assert "cache line at the end" in report.machine
     (table,) = report.tables
     assert [line.name for line in table.lines] == ["urds", "tcp"]
@@ -153,7 +153,7 @@ def test_without_shm_streams_their_rows_say_why(monkeypatch: pytest.MonkeyPatch)
     code, out, err = run("run.py", "--quick", "--rounds", "1", "--only", chosen)
     assert code == 0, out + err
     assert out.count("the Python plane has no shared memory") == 2
-    assert "who spins says so" in out
+    assert "what spins says so" in out
     assert "no side spins" not in out
 
 

@@ -135,7 +135,7 @@ impl World {
             Step::Take => {
                 if let Some(taken) = self.node.take()? {
                     let mut payload = vec![0; taken.length];
-                    self.node.copy_payload(&taken, 0, &mut payload);
+                    self.node.area().copy_out(taken.at, &mut payload);
                     assert!(!self.held.contains(&taken.slot), "a slot is used once");
                     self.held.push(taken.slot);
                 }

@@ -1,4 +1,4 @@
-"""What figures of a run depend on: processors, the floor of a cache line, memory, who spins, load.
+"""What figures of a run depend on: processors, the floor of a cache line, memory, what spins, load.
 
 A cache line takes 0.03 to 0.05 us there and back between siblings of one core, 0.1 us within a
 cache, 0.45 us across: a round trip is some multiple of that, so it stands beside the figures. So do
@@ -109,7 +109,7 @@ def words(found: dict[str, Any]) -> dict[str, str]:
     return {
         "processes": f"{where}; load {found['load']:.1f} before",
         "cache line": _floor_words(found),
-        "who spins": found["spins"],
+        "what spins": found["spins"],
         "a copy": ", ".join(
             f"{rate:.0f} ({size >> 10} KiB)" for size, rate in found["copy_gb_per_s"].items()
         )

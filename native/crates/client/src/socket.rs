@@ -6,7 +6,7 @@ use urds_channel::socket_memory::{ClientSide, Name, Options, Rejected};
 use urds_channel::sys::area::Area;
 
 use crate::request::{self, Descriptors, FIELDS_AT, Operation, Record};
-use crate::sys::{self, Owned};
+use crate::sys::Owned;
 
 /// `SO_RDS_TRANSPORT` was not set.
 pub const TRANSPORT_NONE: u32 = u32::MAX;
@@ -193,11 +193,6 @@ impl Socket {
             libc::ENOENT | libc::ECONNREFUSED | libc::ENOTSOCK => libc::EIO,
             number => number,
         })
-    }
-
-    /// Return whether a descriptor is one of this socket, as the kernel says.
-    pub fn is_descriptor(&self, descriptor: i32) -> bool {
-        sys::cookie_of(descriptor) == self.cookie()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::host::MapBytes;
 use crate::mailbox::{Mailbox, Route};
 use crate::plane::Plane;
 use crate::quick_hash::QuickHash;
-use crate::send_side::{is_as_congested, too_long};
+use crate::send_side::{is_as_congested, peer_takes_less, too_long};
 use crate::state::{HostId, MailboxId, State};
 use crate::table::Id;
 use crate::waiting::WaitFor;
@@ -394,13 +394,7 @@ impl State {
             return Ok(Charge::Busy(mailbox.refuse(destination, bytes, port)));
         }
         if bytes > external.message_bytes_max {
-            let limit = external.message_bytes_max;
-            let detail = format!(
-                "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
-                 1 MiB for a kernel or RDMA"
-            );
-            let refused = ErrorReason::TooLong.because(detail);
-            return Err(refused.above(limit).towards(peer));
+            return Err(peer_takes_less(bytes, peer, external.message_bytes_max));
         }
         if external.full {
             if !external.room_wanted.contains(&id) {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use urds_path::constants::LONG_BYTES;
-use urds_path::{AckMode, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
+use urds_path::{AckMode, Address, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
 
 use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
@@ -466,12 +466,7 @@ impl State {
                 .paths
                 .get(path)
                 .map_or(0, |record| record.message_bytes_max);
-            let detail = format!(
-                "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
-                 1 MiB for a kernel or RDMA"
-            );
-            let refused = ErrorReason::TooLong.because(detail);
-            return Err(refused.above(limit).towards(peer));
+            return Err(peer_takes_less(bytes, peer, limit));
         }
         let Some(record) = self.paths.get_mut(path) else {
             return Ok(Attempt::NoRoute);
@@ -791,4 +786,17 @@ pub fn too_long(bytes: usize, send_bytes_max: usize, message_bytes_max: usize) -
         "payload of {bytes} bytes, limit {limit}: {remedy}; over RDMA and to a kernel 1048576 is the most"
     );
     ErrorReason::TooLong.because(detail).above(limit)
+}
+
+/// Return EMSGSIZE for a payload that the peer does not take.
+#[cold]
+pub(crate) fn peer_takes_less(bytes: usize, peer: Address, limit: usize) -> Rejected {
+    let detail = format!(
+        "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
+         1 MiB for a kernel or RDMA"
+    );
+    ErrorReason::TooLong
+        .because(detail)
+        .above(limit)
+        .towards(peer)
 }

@@ -386,11 +386,6 @@ impl Engine {
         !self.ready.is_empty()
     }
 
-    /// Return whether queue pairs wait for room.
-    pub fn has_starved(&self) -> bool {
-        !self.starved.is_empty()
-    }
-
     /// Return the next packet as bytes, and where it goes.
     pub fn poll_transmit(&mut self, now_ns: i64) -> Option<(Route, Vec<u8>)> {
         let mut one = OnePacket {

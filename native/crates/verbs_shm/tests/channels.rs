@@ -129,7 +129,7 @@ fn more_than_the_channel_holds_waits_for_room() {
         ends[0].send(id, 0, LENGTH);
     }
     let sent = ends[0].channels.counters();
-    assert!(sent.waits_for_room > 0 && ends[0].engine.has_starved());
+    assert!(sent.waits_for_room > 0);
     let [sent, received] = run(&mut ends);
     let expected: Vec<_> = (0..100).map(|id| (id, Status::Success)).collect();
     assert_eq!((ids(&sent), ids(&received)), (expected.clone(), expected));

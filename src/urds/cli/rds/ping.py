@@ -162,7 +162,7 @@ def run(options: PingOptions) -> Exit:
             _summarise(output, rounds, target=str(target), local=local)
         if not rounds.received:
             reason = why(urds.connections(), str(target), (time.monotonic_ns() - began_ns) / _NS)
-            complain("urds ping", f"no answer of {target}: {reason}")
+            complain("urds ping", f"no answer from {target}: {reason}")
     return Exit.OK if rounds.received else Exit.FAILED
 
 

@@ -226,7 +226,7 @@ COMMAND: Final = Command(
     open connections cost. --breakdown says where a sender's processor time goes. study sets all
     that a study of the original measured beside it, as a table in Markdown. Both ends are processes
     of this host. What the figures depend on stands above them: processors, how long a cache line
-    takes between them, who spins, the rate of a copy.
+    takes between them, what spins, the rate of a copy.
     """,
     examples=(
         ("urds rsocket bench", "rr and stream"),

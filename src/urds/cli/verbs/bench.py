@@ -394,7 +394,7 @@ COMMAND: Final = Command(
     What a program pays for the calls of verbs, between this process and one that it starts: a SEND
     there and back by kept records, by the short form, by waits and by events, beside a SEQPACKET
     socket; one way; writes beside copies. What the figures depend on stands above them: processors,
-    how long a cache line takes between them, who spins, the rate of a copy.
+    how long a cache line takes between them, what spins, the rate of a copy.
     """,
     examples=(
         ("urds verbs bench --place 0,1", "each process on its processor"),

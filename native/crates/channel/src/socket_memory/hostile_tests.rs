@@ -48,7 +48,7 @@ fn node(pair: &mut Pair, call: u8, with: usize) -> Result<(), ClientError> {
         0 | 1 => {
             if let Some(taken) = pair.node.take()? {
                 let mut room = vec![0; taken.length];
-                pair.node.copy_payload(&taken, 0, &mut room);
+                pair.node.area().copy_out(taken.at, &mut room);
             }
         }
         2 => {

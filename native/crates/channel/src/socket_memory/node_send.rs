@@ -163,14 +163,6 @@ impl NodeSide {
         (used < self.journal.slots()).then_some((used, true))
     }
 
-    /// Copy bytes of a payload, from one of its offsets on.
-    ///
-    /// # Panics
-    /// Beyond the memory.
-    pub fn copy_payload(&self, submission: &Submission, from: usize, bytes: &mut [u8]) {
-        self.area.copy_out(submission.at + from, bytes);
-    }
-
     /// Give a taken message's record back to the client; `Freed` tells what it was.
     ///
     /// Then `after_freeing` is due, once for several.

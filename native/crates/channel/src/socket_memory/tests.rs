@@ -84,7 +84,7 @@ impl Pair {
     pub fn take(&mut self) -> Option<(u32, u32, Vec<u8>)> {
         let taken = self.node.take().expect("no client error")?;
         let mut payload = vec![0; taken.length];
-        self.node.copy_payload(&taken, 0, &mut payload);
+        self.node.area().copy_out(taken.at, &mut payload);
         Some((taken.slot, taken.route, payload))
     }
 
