@@ -6,10 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The address of a host; a link-local IPv6 address carries the number of its interface.
 ///
 /// Kept in whole words: bytes that are written one by one and then copied with each message, as those
-/// of an `IpAddr`, have the processor wait for each copy. Ordered as `IpAddr` is.
+/// of an `IpAddr`, have the processor wait for each copy. No member is a `bool` or an `enum`: in its spare
+/// values compilers keep whether an `Option` around it is one, a byte that is written alone. Ordered as
+/// `IpAddr` is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    is_v6: bool,
+    /// 4 or 6.
+    version: u32,
     /// The upper half of an IPv6 address.
     high: u64,
     /// The lower one, or an IPv4 address.
@@ -27,12 +30,12 @@ impl Address {
     /// Return an address with a scope, zero for none.
     #[allow(clippy::cast_possible_truncation)] // the lower half
     pub const fn scoped(ip: IpAddr, scope: u32) -> Self {
-        let (is_v6, bits) = match ip {
-            IpAddr::V4(four) => (false, four.to_bits() as u128),
-            IpAddr::V6(six) => (true, six.to_bits()),
+        let (version, bits) = match ip {
+            IpAddr::V4(four) => (4, four.to_bits() as u128),
+            IpAddr::V6(six) => (6, six.to_bits()),
         };
         Self {
-            is_v6,
+            version,
             high: (bits >> 64) as u64,
             low: bits as u64,
             scope,
@@ -42,7 +45,7 @@ impl Address {
     /// Return it without the scope.
     #[allow(clippy::cast_possible_truncation)] // an IPv4 address
     pub const fn ip(&self) -> IpAddr {
-        if self.is_v6 {
+        if self.version == 6 {
             let bits = (self.high as u128) << 64 | self.low as u128;
             IpAddr::V6(Ipv6Addr::from_bits(bits))
         } else {
@@ -121,5 +124,6 @@ mod tests {
         );
         assert_ne!(SocketAddress::new(plain, 5), SocketAddress::new(scoped, 5));
         assert_eq!(size_of::<SocketAddress>(), 32);
+        assert!(size_of::<Option<SocketAddress>>() > 32, "no spare values");
     }
 }
