@@ -63,6 +63,29 @@ pub struct ExternalPath {
     pub(crate) gathering: Gathering,
 }
 
+/// Messages of one path that are delivered in one section of the lock.
+#[derive(Debug)]
+pub struct ArrivalRun {
+    /// Port and mailbox of the last one: those of the next one as a rule.
+    last: Option<(u16, MailboxId)>,
+    /// Queued there and not noted.
+    messages: usize,
+    bytes: usize,
+    /// No mailbox before is over its hard bound.
+    goes_on: bool,
+}
+
+impl Default for ArrivalRun {
+    fn default() -> Self {
+        Self {
+            last: None,
+            messages: 0,
+            bytes: 0,
+            goes_on: true,
+        }
+    }
+}
+
 /// What became of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
@@ -469,17 +492,49 @@ impl State {
         payload: ArrivingPayload<'_>,
         extension: Extension,
     ) -> bool {
+        let mut run = ArrivalRun::default();
+        self.deliver_next(
+            path,
+            &mut run,
+            (source_port, target_port),
+            payload,
+            extension,
+        );
+        self.end_run(path, &mut run)
+    }
+
+    /// Queue one of several messages of the peer; `end_run` follows in the same section of the lock.
+    pub fn deliver_next(
+        &mut self,
+        path: ExternalId,
+        run: &mut ArrivalRun,
+        (source_port, target_port): (u16, u16),
+        payload: ArrivingPayload<'_>,
+        extension: Extension,
+    ) {
         let Some(external) = self.externals.get(path) else {
-            return true;
+            return;
         };
         let (source, tos) = (SocketAddress::new(external.peer, source_port), external.tos);
-        let host = self.hosts.get(external.host);
-        let Some(id) = host.and_then(|host| host.inboxes.get(&target_port).copied()) else {
-            self.counters.recv_drop_no_sock += 1;
-            return true;
+        let id = match run.last {
+            Some((port, id)) if port == target_port => id,
+            _ => {
+                let host = self.hosts.get(external.host);
+                let Some(id) = host.and_then(|host| host.inboxes.get(&target_port).copied()) else {
+                    self.counters.recv_drop_no_sock += 1;
+                    return;
+                };
+                let goes_on = self.end_run(path, run);
+                *run = ArrivalRun {
+                    last: Some((target_port, id)),
+                    goes_on,
+                    ..ArrivalRun::default()
+                };
+                id
+            }
         };
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
-            return true;
+            return;
         };
         let (wall_ns, now_ns) = if mailbox.detailed || extension != NO_EXTENSION {
             (wall_ns(), self.clock.now_ns())
@@ -492,13 +547,23 @@ impl State {
         if tos != 0 {
             inbox.note_tos(tos);
         }
-        let may_be_too_full = inbox.may_be_too_full();
-        let bytes = inbox.receive_queued_bytes - before;
-        self.counters.recv_queued += 1;
-        self.counters.recv_bytes_added_to_sock += bytes as u64;
-        self.note_arrival(id, 1);
-        if !may_be_too_full || !self.is_over_hard_bound(id) {
-            return true;
+        run.bytes += inbox.receive_queued_bytes - before;
+        run.messages += 1;
+    }
+
+    /// Note what was queued, with one look at a mailbox for neighbouring messages; return false if the
+    /// path is to pause, as `TransportPlane::deliver` does.
+    pub fn end_run(&mut self, path: ExternalId, run: &mut ArrivalRun) -> bool {
+        let ended = std::mem::take(run);
+        let Some((_, id)) = ended.last else {
+            return ended.goes_on;
+        };
+        self.counters.recv_queued += ended.messages as u64;
+        self.counters.recv_bytes_added_to_sock += ended.bytes as u64;
+        self.note_arrival(id, ended.messages);
+        let mailbox = self.mailboxes.get(id);
+        if !mailbox.is_some_and(|one| one.inbox.may_be_too_full()) || !self.is_over_hard_bound(id) {
+            return ended.goes_on;
         }
         if let Some(mailbox) = self.mailboxes.get_mut(id)
             && !mailbox.pausing_externals.contains(&path)

@@ -167,6 +167,62 @@ fn a_message_is_delivered_with_its_source_and_counted_once() {
 }
 
 #[test]
+fn a_frame_for_several_ports_is_counted_and_pauses_as_its_messages_would() {
+    let limits = Limits {
+        receive_hard_factor: 1,
+        receive_hard_bytes: 0,
+        ..Limits::default()
+    };
+    let settings = MailboxSettings {
+        receive_bytes_max: 1000,
+        ..MailboxSettings::default()
+    };
+    let (world, one, path) = world_with(settings.clone(), limits);
+    let other = world.plane.mailbox(address(1), PORT + 1, settings);
+    let frame = |parts: &[(u16, usize)]| {
+        let mut bytes = Vec::new();
+        for &(target_port, payload_bytes) in parts {
+            let header = urds_path::Header {
+                sequence: 1,
+                payload_bytes,
+                source_port: PEER_PORT,
+                target_port,
+                ..urds_path::Header::default()
+            };
+            bytes.extend_from_slice(&header.emit(true));
+            bytes.resize(bytes.len() + payload_bytes, 7);
+        }
+        let delivered = world.plane.deliver_plain(path, &bytes, 1 << 20, 1);
+        assert_eq!(
+            (delivered.bytes, delivered.messages),
+            (bytes.len(), parts.len())
+        );
+        delivered.pauses
+    };
+    assert!(!frame(&[
+        (PORT, 1),
+        (PORT + 1, 2),
+        (9, 3),
+        (PORT + 1, 4),
+        (PORT, 5)
+    ]));
+    let counted = [
+        "recv_queued",
+        "recv_bytes_added_to_sock",
+        "recv_drop_no_sock",
+    ];
+    assert_eq!(counted.map(|name| world.counter(name)), [4, 12, 1]);
+    assert_eq!(world.take(one), [vec![7; 1], vec![7; 5]]);
+    assert_eq!(world.take(other), [vec![7; 2], vec![7; 4]]);
+    assert!(
+        frame(&[(PORT, 2000), (PORT + 1, 1), (9, 1)]),
+        "that before counts"
+    );
+    assert!(frame(&[(PORT + 1, 1), (PORT, 1)]));
+    assert_eq!(world.counter("recv_paused"), 1);
+}
+
+#[test]
 fn a_mailbox_far_over_its_buffer_pauses_the_path_and_resumes_it_at_half() {
     let limits = Limits {
         receive_hard_factor: 1,

@@ -15,7 +15,7 @@ use urds_path::{ArrivingPayload, Header, NO_EXTENSION, Payload};
 
 use crate::accounts::DestinationId;
 use crate::errors::{ErrorReason, Rejected};
-use crate::external::{Charge, ExternalId};
+use crate::external::{ArrivalRun, Charge, ExternalId};
 use crate::mailbox::{MESSAGE_BYTES_PLAIN, RunWay};
 use crate::plane::Plane;
 use crate::send_side::Message;
@@ -248,17 +248,18 @@ impl Plane {
             sequence_expected,
             ..Delivered::default()
         };
+        let mut run = ArrivalRun::default();
         let mut state = self.lock();
         while let Some(message) = PlainMessage::peek(&frame[delivered.bytes..], payload_bytes_max) {
-            let (source, target) = (message.header.source_port, message.header.target_port);
+            let ports = (message.header.source_port, message.header.target_port);
             let payload = ArrivingPayload::Borrowed(message.payload);
-            let goes_on = state.deliver_external(path, source, target, payload, NO_EXTENSION);
+            state.deliver_next(path, &mut run, ports, payload, NO_EXTENSION);
             delivered.bytes += message.frame_bytes();
             delivered.sequence_expected = message.header.sequence.wrapping_add(1);
             delivered.messages += 1;
             delivered.asked += usize::from(message.asks());
-            delivered.pauses |= !goes_on;
         }
+        delivered.pauses = !state.end_run(path, &mut run);
         delivered
     }
 }

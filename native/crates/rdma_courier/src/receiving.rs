@@ -1,6 +1,6 @@
 //! Frames that arrive: plain messages, whole or in fragments, and acknowledgements.
 
-use urds_dataplane::external::TransportPlane;
+use urds_dataplane::external::{ArrivalRun, TransportPlane};
 use urds_dataplane::plane::Locked;
 use urds_path::constants::{
     CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES, LONG_BYTES,
@@ -112,8 +112,7 @@ impl Courier {
                 let mut body = state.body(payload_bytes);
                 frame.copy_out(HEADER_BYTES, body.bytes_mut());
                 self.acknowledge_for(state, &header)?;
-                let mut plane = self.plane.lock();
-                self.deliver(&mut plane, state, &header, ArrivingPayload::Whole(body), 1);
+                self.deliver(state, &header, body, 1);
                 Some(())
             }
             Kind::Whole | Kind::Map => self.take_packed(state, frame),
@@ -202,9 +201,7 @@ impl Courier {
             return Some(());
         }
         state.counts.fragments += 1;
-        let payload = ArrivingPayload::Whole(partial.body);
-        let mut plane = self.plane.lock();
-        self.deliver(&mut plane, state, &partial.header, payload, 0);
+        self.deliver(state, &partial.header, partial.body, 0);
         Some(())
     }
 
@@ -220,7 +217,7 @@ impl Courier {
 
     /// Take them one by one, with one section of the plane's lock for those without anything else.
     fn take_messages(&self, state: &mut State, bytes: &[u8]) -> Option<()> {
-        let mut plane = None;
+        let mut delivering = None;
         let mut at = 0;
         while at < bytes.len() {
             let whole = Header::peek(&bytes[at..]).and_then(|header| {
@@ -231,11 +228,12 @@ impl Courier {
                 }
             });
             let Some(header) = whole else {
+                self.end(state, delivering);
                 state.done_bytes = at;
                 return None;
             };
             if header.ack != 0 || header.flags == FLAG_CONG_BITMAP {
-                plane = None; // both take the lock themselves
+                self.end(state, delivering.take()); // both take the lock themselves
             }
             self.acknowledge_for(state, &header)?;
             let begin = at + HEADER_BYTES;
@@ -243,39 +241,36 @@ impl Courier {
             let payload = &bytes[begin..at];
             if header.flags != FLAG_CONG_BITMAP {
                 let payload = ArrivingPayload::Borrowed(payload);
-                let plane = plane.get_or_insert_with(|| self.plane.lock());
-                self.deliver(plane, state, &header, payload, 1);
+                let (plane, run) =
+                    delivering.get_or_insert_with(|| (self.plane.lock(), ArrivalRun::default()));
+                let ports = (header.source_port, header.target_port);
+                plane.deliver_next(self.path, run, ports, payload, NO_EXTENSION);
+                state.note_delivered(&header, 1);
             } else if let Ok(map) = payload.try_into() {
                 state.counts.messages += 1;
                 state.counts.fragments += 1;
                 self.plane.take_peer_map(self.path, map);
             }
         }
+        self.end(state, delivering);
         Some(())
     }
 
-    /// Put a message into its mailbox; `counted` is 0 if its fragments were.
-    fn deliver(
-        &self,
-        plane: &mut Locked<'_>,
-        state: &mut State,
-        header: &Header,
-        payload: ArrivingPayload<'_>,
-        counted: u64,
-    ) {
-        let (source, target) = (header.source_port, header.target_port);
-        state.unacked_bytes += payload.len();
-        let goes_on = plane.deliver_external(self.path, source, target, payload, NO_EXTENSION);
-        let numbers = &mut state.numbers;
-        numbers.sequence_expected = header.sequence + 1;
-        numbers.acknowledgement = header.sequence;
-        state.counts.messages += counted;
-        state.counts.fragments += counted;
-        if header.flags & FLAG_ACK_REQUIRED != 0 {
-            numbers.acknowledgement_asked = true;
-            state.counts.ack_required_received += 1;
+    /// End the section of the plane's lock in which messages were delivered.
+    fn end(&self, state: &mut State, delivering: Option<(Locked<'_>, ArrivalRun)>) {
+        if let Some((mut plane, mut run)) = delivering {
+            state.pauses |= !plane.end_run(self.path, &mut run);
         }
+    }
+
+    /// Put a long message into its mailbox; `counted` is 0 if its fragments were.
+    fn deliver(&self, state: &mut State, header: &Header, body: Body, counted: u64) {
+        let (source, target) = (header.source_port, header.target_port);
+        let payload = ArrivingPayload::Whole(body);
+        let plane = &self.plane;
+        let goes_on = plane.deliver(self.path, source, target, payload, NO_EXTENSION);
         state.pauses |= !goes_on;
+        state.note_delivered(header, counted);
     }
 }
 
@@ -287,6 +282,20 @@ fn header_of(frame: Content<'_>) -> Header {
 }
 
 impl State {
+    /// Note that a message is in its mailbox; `counted` is 0 if its fragments were.
+    fn note_delivered(&mut self, header: &Header, counted: u64) {
+        self.unacked_bytes += header.payload_bytes;
+        let numbers = &mut self.numbers;
+        numbers.sequence_expected = header.sequence + 1;
+        numbers.acknowledgement = header.sequence;
+        self.counts.messages += counted;
+        self.counts.fragments += counted;
+        if header.flags & FLAG_ACK_REQUIRED != 0 {
+            numbers.acknowledgement_asked = true;
+            self.counts.ack_required_received += 1;
+        }
+    }
+
     /// Return memory of this length: that which was given, if it has it.
     fn body(&mut self, bytes: usize) -> Body {
         let spare = self.spare.take().filter(|spare| spare.len() == bytes);
