@@ -143,6 +143,39 @@ impl fmt::Display for Rejected {
 
 impl std::error::Error for Rejected {}
 
+/// Return EMSGSIZE for a payload above a limit of this node, with the remedy and where it ends.
+#[cold]
+pub fn too_long(bytes: usize, send_bytes_max: usize, message_bytes_max: usize) -> Rejected {
+    let (limit, remedy) = if bytes > message_bytes_max {
+        (
+            message_bytes_max,
+            "raise the setting max_message_bytes at both ends",
+        )
+    } else {
+        (
+            send_bytes_max,
+            "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds",
+        )
+    };
+    let detail = format!(
+        "payload of {bytes} bytes, limit {limit}: {remedy}; over RDMA and to a kernel 1048576 is the most"
+    );
+    ErrorReason::TooLong.because(detail).above(limit)
+}
+
+/// Return EMSGSIZE for a payload that the peer does not take.
+#[cold]
+pub(crate) fn peer_takes_less(bytes: usize, peer: Address, limit: usize) -> Rejected {
+    let detail = format!(
+        "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
+         1 MiB for a kernel or RDMA"
+    );
+    ErrorReason::TooLong
+        .because(detail)
+        .above(limit)
+        .towards(peer)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;

@@ -17,14 +17,14 @@ use std::sync::Arc;
 use urds_path::{Address, ArrivingPayload, Extension, NO_EXTENSION, SocketAddress};
 
 use crate::clock::wall_ns;
-use crate::errors::{ErrorReason, Rejected};
+use crate::errors::{ErrorReason, Rejected, peer_takes_less, too_long};
 use crate::events::Event;
 use crate::gathering::Gathering;
 use crate::host::MapBytes;
 use crate::mailbox::{Mailbox, Route};
 use crate::plane::Plane;
 use crate::quick_hash::QuickHash;
-use crate::send_side::{is_as_congested, peer_takes_less, too_long};
+use crate::send_side::is_as_congested;
 use crate::state::{HostId, MailboxId, State};
 use crate::table::Id;
 use crate::waiting::WaitFor;

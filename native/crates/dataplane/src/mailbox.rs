@@ -78,6 +78,13 @@ pub enum Route {
     Loop,
 }
 
+/// Where messages to one target go, and on which account: one look-up for both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    pub(crate) path: PathId,
+    pub(crate) destination: DestinationId,
+}
+
 /// Where the last message went that was queued behind others: what follows it there needs no look-ups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
@@ -134,9 +141,11 @@ pub struct Mailbox {
     pub routes: HashMap<Address, Route, QuickHash>,
     /// The route that was looked up last.
     pub(crate) last_route: Option<(Address, Route)>,
-    /// Destinations of messages since the routes changed: a send to one needs fewer checks.
-    flows: HashSet<SocketAddress, QuickHash>,
-    last_flow: Option<SocketAddress>,
+    /// Targets of messages since the routes changed: a send to one needs fewer checks.
+    flows: HashMap<SocketAddress, Flow, QuickHash>,
+    last_flow: Option<(SocketAddress, Flow)>,
+    /// Where the last message went that was queued behind others: what follows it there needs no
+    /// look-up.
     pub(crate) run: Option<Run>,
     /// Peers whose messages were dropped: the next send to each fails, once.
     pub failed: HashSet<Address>,
@@ -188,7 +197,7 @@ impl Mailbox {
             notices: VecDeque::new(),
             routes: HashMap::default(),
             last_route: None,
-            flows: HashSet::default(),
+            flows: HashMap::default(),
             last_flow: None,
             run: None,
             failed: HashSet::new(),
@@ -310,25 +319,25 @@ impl Mailbox {
         self.flows.clear();
     }
 
-    /// Return whether a message went to that destination since the routes changed.
-    pub fn has_flow(&mut self, target: &SocketAddress) -> bool {
-        if self.last_flow.as_ref() == Some(target) {
-            return true;
+    /// Return the flow of a target, if a message went there since the routes changed.
+    pub(crate) fn flow_to(&mut self, target: &SocketAddress) -> Option<Flow> {
+        match &self.last_flow {
+            Some((last, flow)) if last == target => Some(*flow),
+            _ => {
+                let flow = *self.flows.get(target)?;
+                self.last_flow = Some((*target, flow));
+                Some(flow)
+            }
         }
-        let is_known = self.flows.contains(target);
-        if is_known {
-            self.last_flow = Some(*target);
-        }
-        is_known
     }
 
-    /// Note that a message went to a destination.
-    pub fn note_flow(&mut self, target: SocketAddress) {
+    /// Note that a message went to a target.
+    pub(crate) fn note_flow(&mut self, target: SocketAddress, flow: Flow) {
         if self.flows.len() >= FLOWS_MAX {
             self.flows.clear();
         }
-        self.flows.insert(target);
-        self.last_flow = Some(target);
+        self.flows.insert(target, flow);
+        self.last_flow = Some((target, flow));
     }
 
     /// Note that a message was queued behind others.

@@ -72,10 +72,6 @@ pub struct StreamPath {
     pub expected_bytes: usize,
     /// Long payloads arrive: they are read into their own memory.
     pub(crate) long: bool,
-    /// Messages of the current read, counted by mailbox.
-    pub(crate) arrivals: Vec<(MailboxId, usize)>,
-    /// Scratch of `finish_freed`.
-    pub(crate) freed: Vec<Freed>,
 }
 
 impl StreamPath {
@@ -125,8 +121,6 @@ impl StreamPath {
             last_read_was_empty: false,
             expected_bytes: 1,
             long: false,
-            arrivals: Vec::new(),
-            freed: Vec::new(),
         }
     }
 }
@@ -202,7 +196,7 @@ impl State {
         if !path.core.sender.has_freed() {
             return;
         }
-        let mut freed = std::mem::take(&mut path.freed);
+        let mut freed = std::mem::take(&mut self.spare_freed);
         path.core.sender.take_freed(&mut freed);
         if freed.len() > 1 {
             freed.sort_unstable_by_key(|one| one.owner);
@@ -215,9 +209,8 @@ impl State {
         for one in &freed {
             tell(self, MailboxId::from_u64(one.owner.0));
         }
-        freed.clear();
+        self.spare_freed = freed;
         if let Some(path) = self.paths.get_mut(id) {
-            path.freed = freed;
             path.rest_if_idle();
         }
     }

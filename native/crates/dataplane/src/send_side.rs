@@ -7,13 +7,13 @@
 use std::sync::Arc;
 
 use urds_path::constants::LONG_BYTES;
-use urds_path::{AckMode, Address, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
+use urds_path::{AckMode, Extension, NO_EXTENSION, Owner, Payload, SocketAddress};
 
 use crate::accounts::{Destination, DestinationId, HERE};
 use crate::attached::Delivery;
-use crate::errors::{ErrorReason, Rejected};
+use crate::errors::{ErrorReason, Rejected, peer_takes_less, too_long};
 use crate::gathering::{Carrier, Gather};
-use crate::mailbox::{MESSAGE_BYTES_PLAIN, Mailbox, Route, RunWay};
+use crate::mailbox::{Flow, MESSAGE_BYTES_PLAIN, Mailbox, Route, RunWay};
 use crate::path::StreamPath;
 use crate::plane::{Locked, Plane};
 use crate::state::{MailboxId, PathId, State};
@@ -373,6 +373,9 @@ impl State {
             return Err(refused_when_gone.into());
         }
         mailbox.refused_at = None;
+        if let Some(flow) = mailbox.flow_to(target) {
+            return self.attempt_stream(message, flow.path, Some(flow.destination));
+        }
         let Some(route) = mailbox.route_to(&target.address) else {
             return Ok(Attempt::NoRoute);
         };
@@ -390,13 +393,19 @@ impl State {
             return Err(ErrorReason::PeerUnreachable.because(detail).towards(peer));
         }
         match route {
-            Route::Stream(path) => self.attempt_stream(message, path),
+            Route::Stream(path) => self.attempt_stream(message, path, None),
             Route::External(_) => Ok(Attempt::External),
             Route::Loop => Ok(self.attempt_loop(message)),
         }
     }
 
-    fn attempt_stream(&mut self, message: &Message, path: PathId) -> Result<Attempt, Rejected> {
+    /// Queue a message on a path; `known` is the account of a target that has a flow.
+    fn attempt_stream(
+        &mut self,
+        message: &Message,
+        path: PathId,
+        known: Option<DestinationId>,
+    ) -> Result<Attempt, Rejected> {
         let (id, target, bytes) = (message.mailbox, &message.target, message.payload.len());
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
             return Ok(Attempt::NoRoute);
@@ -405,20 +414,17 @@ impl State {
             mailbox.set_route(target.address, None);
             return Ok(Attempt::NoRoute);
         };
-        if self
-            .hosts
-            .get(mailbox.host)
-            .is_some_and(|host| host.peer_is_congested(&target.address, target.port))
-        {
+        let host = self.hosts.get(mailbox.host);
+        if host.is_some_and(|host| host.peer_is_congested(&target.address, target.port)) {
             mailbox.note_congested(target.port);
             self.want_stream(path); // else no map would ever arrive that clears it
             return Ok(Attempt::Busy(ErrorReason::PeerCongested));
         }
-        let is_again =
-            !message.asks_all && bytes <= MESSAGE_BYTES_PLAIN && mailbox.has_flow(target);
+        let is_again = !message.asks_all && bytes <= MESSAGE_BYTES_PLAIN && known.is_some();
         let queued_bytes = mailbox.send_queued_bytes;
         let accounts = &mut mailbox.accounts;
-        let destination = accounts.destination(target.address, record.absent);
+        let destination =
+            known.unwrap_or_else(|| accounts.destination(target.address, record.absent));
         let is_alone = is_again
             && bytes < LONG_BYTES
             && accounts.is_light(destination, bytes, queued_bytes)
@@ -435,7 +441,7 @@ impl State {
         }
         if !is_again {
             mailbox.map_news = false;
-            mailbox.note_flow(*target);
+            mailbox.note_flow(*target, Flow { path, destination });
         } else if !is_alone {
             mailbox.begin_run(*target, RunWay::Stream(path), destination);
         }
@@ -766,37 +772,4 @@ impl Mailbox {
 /// Return whether an error reason counts as the peer's congestion.
 pub(crate) fn is_as_congested(reason: ErrorReason) -> bool {
     matches!(reason, ErrorReason::PeerCongested | ErrorReason::ShareFull)
-}
-
-/// Return EMSGSIZE for a payload above a limit of this node, with the remedy and where it ends.
-#[cold]
-pub fn too_long(bytes: usize, send_bytes_max: usize, message_bytes_max: usize) -> Rejected {
-    let (limit, remedy) = if bytes > message_bytes_max {
-        (
-            message_bytes_max,
-            "raise the setting max_message_bytes at both ends",
-        )
-    } else {
-        (
-            send_bytes_max,
-            "raise it with setsockopt(SO_SNDBUF), which the setting wmem_max bounds",
-        )
-    };
-    let detail = format!(
-        "payload of {bytes} bytes, limit {limit}: {remedy}; over RDMA and to a kernel 1048576 is the most"
-    );
-    ErrorReason::TooLong.because(detail).above(limit)
-}
-
-/// Return EMSGSIZE for a payload that the peer does not take.
-#[cold]
-pub(crate) fn peer_takes_less(bytes: usize, peer: Address, limit: usize) -> Rejected {
-    let detail = format!(
-        "payload of {bytes} bytes, {peer} takes {limit}: its max_message_bytes, \
-         1 MiB for a kernel or RDMA"
-    );
-    ErrorReason::TooLong
-        .because(detail)
-        .above(limit)
-        .towards(peer)
 }

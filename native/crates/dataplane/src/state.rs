@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use urds_path::{Address, Counters, Limits};
+use urds_path::{Address, Counters, Freed, Limits, WriteBuffer};
 
 use crate::accounts::DestinationId;
 use crate::attached::{AttachedTables, ControlSocket};
@@ -87,8 +87,15 @@ pub struct State {
     deferred: Vec<Arc<dyn Stream>>,
     /// Shm streams that were read last.
     pub(crate) recent: RecentStreams,
-    /// Scratch of `dues::serve_due` and the like, kept so that a pass allocates nothing.
+    /// Messages of the current read, counted by mailbox: here, for memory of each path would have left
+    /// the caches when its peer sends again.
+    pub(crate) arrivals: Vec<(MailboxId, usize)>,
+    /// Scratch of `serve_due` and the like, kept so that a pass allocates nothing.
     pub(crate) spare_paths: Vec<PathId>,
+    /// The same of `account_freed`.
+    pub(crate) spare_freed: Vec<Freed>,
+    /// The same of writes: a path has memory for its own only while bytes of it are left.
+    pub(crate) spare_buffer: WriteBuffer,
 }
 
 impl State {
@@ -125,7 +132,10 @@ impl State {
             events: Vec::new(),
             deferred: Vec::new(),
             recent: RecentStreams::default(),
+            arrivals: Vec::new(),
             spare_paths: Vec::new(),
+            spare_freed: Vec::new(),
+            spare_buffer: WriteBuffer::default(),
         }
     }
 

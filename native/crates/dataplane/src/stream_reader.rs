@@ -400,7 +400,7 @@ impl State {
             &mut self.mailboxes,
             path.peer,
             now_ns,
-            &mut path.arrivals,
+            &mut self.arrivals,
             journal,
         );
         if let Some(body) = body {
@@ -454,8 +454,8 @@ impl State {
         let looks =
             has_freed || path.full || !path.room_wanted.is_empty() || !path.dependents.is_empty();
         path.last_read_was_empty =
-            path.arrivals.is_empty() && !has_freed && path.core.receiver.remaining().1 == 0;
-        if !path.arrivals.is_empty() {
+            self.arrivals.is_empty() && !has_freed && path.core.receiver.remaining().1 == 0;
+        if !self.arrivals.is_empty() {
             self.finish_arrivals(id);
         }
         if looks {
@@ -472,10 +472,7 @@ impl State {
     }
 
     fn finish_arrivals(&mut self, id: PathId) {
-        let Some(path) = self.paths.get_mut(id) else {
-            return;
-        };
-        let mut arrivals = std::mem::take(&mut path.arrivals);
+        let mut arrivals = std::mem::take(&mut self.arrivals);
         for &(mailbox, messages) in &arrivals {
             self.note_arrival(mailbox, messages);
             let may_be = self.mailboxes.get(mailbox);
@@ -486,9 +483,7 @@ impl State {
             }
         }
         arrivals.clear();
-        if let Some(path) = self.paths.get_mut(id) {
-            path.arrivals = arrivals;
-        }
+        self.arrivals = arrivals;
     }
 
     /// Report a first frame, control messages, a restart of the peer, its map.

@@ -130,6 +130,7 @@ impl State {
     /// between would find a writer that has looked already.
     fn next_write(&mut self, id: PathId, alone: bool, is_first: bool) -> Option<WriteBuffer> {
         let path = self.paths.get_mut(id)?;
+        path.core.borrow_memory(&mut self.spare_buffer);
         if path.stream.is_some()
             && (is_first || rules::holds(Rule::WriterLooksAgain))
             && let Some(host) = self.hosts.get(path.host)
@@ -195,6 +196,7 @@ impl State {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
+        path.core.return_memory(&mut self.spare_buffer);
         path.writing = false;
         path.left_to_writer = false;
         path.batch_since_ns = None;

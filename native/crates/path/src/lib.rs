@@ -13,6 +13,7 @@ pub mod control_budget;
 pub mod counters;
 pub mod extension;
 pub mod fence;
+pub mod freed;
 pub mod header;
 pub mod inbox;
 pub mod kinds;
@@ -31,6 +32,7 @@ pub use congestion_map::CongestionMap;
 pub use control_budget::ControlBudget;
 pub use counters::Counters;
 pub use fence::Fence;
+pub use freed::Freed;
 pub use header::Header;
 pub use inbox::{Front, Inbox};
 pub use kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
@@ -39,7 +41,7 @@ pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
 pub use receiver::{Arriving, BodyReading, ControlMessage, MessageSink, Received, Receiver};
 pub use sender::Row;
-pub use sender::{Freed, Message, Queued, Sender};
+pub use sender::{Message, Queued, Sender};
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]

@@ -24,12 +24,13 @@ use crate::constants::{
 use crate::counters::Counters;
 use crate::extension::emit_generation;
 use crate::fence::Fence;
+use crate::freed::Freed;
 use crate::header::Header;
 use crate::kinds::{AckMode, DownReason, Extension, Hold, NO_EXTENSION, Owner};
 use crate::limits::Limits;
 use crate::payload::Payload;
 use crate::receiver::{BodyReading, MessageSink, Receiver};
-use crate::sender::{Freed, Sender};
+use crate::sender::Sender;
 use crate::write_buffer::WriteBuffer;
 
 /// Bytes of one write.
@@ -283,6 +284,20 @@ impl PathCore {
         self.is_out = true;
         self.out.stream = self.stream;
         Some(std::mem::take(&mut self.out))
+    }
+
+    /// Take the memory of `spare` for the next write, if there is none here.
+    pub fn borrow_memory(&mut self, spare: &mut WriteBuffer) {
+        self.out.take_memory(spare);
+    }
+
+    /// Give `spare` the memory of a write of which no byte is left, if it has none.
+    ///
+    /// Paths that share memory write where the last one did: it is still in the caches.
+    pub fn return_memory(&mut self, spare: &mut WriteBuffer) {
+        if self.out_bytes == 0 {
+            spare.take_memory(&mut self.out);
+        }
     }
 
     fn frame(&mut self, map: &CongestionMap, counters: &mut Counters) {
@@ -579,6 +594,32 @@ mod tests {
         assert_eq!((header.source_port, header.target_port), (0, 0));
         assert_eq!((header.payload_bytes, header.extension), (8192, [5; 16]));
         assert_eq!(&bytes[48..], map.emit());
+    }
+
+    #[test]
+    fn a_write_of_which_nothing_is_left_gives_its_memory_to_the_next_path() {
+        let (map, mut counters) = (CongestionMap::default(), Counters::default());
+        let mut spare = WriteBuffer::default();
+        let mut begin = |spare: &mut WriteBuffer| {
+            let mut core = PathCore::new(Limits::default(), 1, None);
+            core.attach(Hold::Nothing);
+            core.borrow_memory(spare);
+            let write = core.poll_transmit(&map, &mut counters).expect("a map");
+            let place = write.single().expect("nothing long").as_ptr();
+            (core, write, place)
+        };
+        let (mut first, write, place) = begin(&mut spare);
+        let bytes = write.len();
+        first.transmitted(write, bytes - 1);
+        first.return_memory(&mut spare);
+        let (.., other_place) = begin(&mut spare);
+        assert_ne!(place, other_place, "its last byte is still to be written");
+        let mut counters = Counters::default();
+        let rest = first.poll_transmit(&map, &mut counters).expect("a byte");
+        first.transmitted(rest, 1);
+        first.return_memory(&mut spare);
+        let (.., next_place) = begin(&mut spare);
+        assert_eq!(place, next_place);
     }
 
     #[test]

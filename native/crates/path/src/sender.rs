@@ -21,6 +21,7 @@ use crate::constants::{
 };
 use crate::counters::Counters;
 use crate::fence::Fence;
+use crate::freed::{Freed, FreedList};
 use crate::header::Header;
 use crate::kinds::{AckMode, Extension, NO_EXTENSION, Owner};
 use crate::limits::Limits;
@@ -81,16 +82,6 @@ pub enum Queued {
     Fence(Fence),
 }
 
-/// The change to a socket's account when messages left a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Freed {
-    pub owner: Owner,
-    /// Payload bytes to take off the account.
-    pub bytes: usize,
-    /// Of the messages, those that the peer will never get.
-    pub given_up: u64,
-}
-
 /// Queues and numbers of one direction of a path.
 #[derive(Debug)]
 #[expect(
@@ -124,7 +115,7 @@ pub struct Sender {
     unacked_bytes_left: usize,
     fences: Vec<(Fence, Option<u64>)>, // number of the last message before it
     pub(crate) fence: Option<Fence>,   // on another path: it holds new messages back
-    freed: Vec<Freed>,
+    freed: FreedList,
     idle_calls: u8,
 }
 
@@ -148,7 +139,7 @@ impl Sender {
             unacked_bytes_left: limits.unacked_bytes_max,
             fences: Vec::new(),
             fence: None,
-            freed: Vec::new(),
+            freed: FreedList::default(),
             idle_calls: 0,
         }
     }
@@ -482,14 +473,13 @@ impl Sender {
         !self.freed.is_empty()
     }
 
-    /// Exchange the freed messages for `spare`, which is emptied first: no allocation per pass.
-    pub fn take_freed(&mut self, spare: &mut Vec<Freed>) {
-        spare.clear();
-        std::mem::swap(&mut self.freed, spare);
+    /// Move the freed messages to `freed`, which is emptied first.
+    pub fn take_freed(&mut self, freed: &mut Vec<Freed>) {
+        self.freed.take_into(freed);
     }
 
     pub(crate) fn note_freed(&mut self, owner: Owner, bytes: usize, given_up: u64) {
-        note_freed(&mut self.freed, owner, bytes, given_up);
+        self.freed.note(owner, bytes, given_up);
     }
 
     // -- fences
@@ -543,7 +533,7 @@ impl Sender {
             self.unsent.shrink_to(IDLE_MESSAGES);
             self.unacked.shrink_to(IDLE_MESSAGES);
             self.retransmits.shrink_to(0);
-            self.freed.shrink_to(IDLE_MESSAGES);
+            self.freed.rest();
         }
     }
 }
@@ -594,34 +584,18 @@ fn make_room<T>(queue: &mut VecDeque<T>) {
 #[inline]
 fn free_while(
     queue: &mut VecDeque<Message>,
-    freed: &mut Vec<Freed>,
+    freed: &mut FreedList,
     is_with_peer: impl Fn(&Message) -> bool,
 ) {
     let mut count = 0;
     for message in queue.iter().take_while(|message| is_with_peer(message)) {
         count += 1;
         if let Some(owner) = message.owner {
-            note_freed(freed, owner, message.payload.len(), 0);
+            freed.note(owner, message.payload.len(), 0);
         }
     }
     if count > 0 {
         queue.drain(..count);
-    }
-}
-
-/// Merge the freed bytes of one owner's neighbours.
-#[inline]
-fn note_freed(freed: &mut Vec<Freed>, owner: Owner, bytes: usize, given_up: u64) {
-    match freed.last_mut() {
-        Some(last) if last.owner == owner => {
-            last.bytes += bytes;
-            last.given_up += given_up;
-        }
-        _ => freed.push(Freed {
-            owner,
-            bytes,
-            given_up,
-        }),
     }
 }
 

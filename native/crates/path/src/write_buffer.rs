@@ -119,6 +119,13 @@ impl WriteBuffer {
         self.note_joined(HEADER_BYTES + usize::from(*len));
     }
 
+    /// Take the memory of a buffer without bytes, unless this one has memory.
+    pub(crate) fn take_memory(&mut self, from: &mut Self) {
+        if self.joined.is_empty() {
+            std::mem::swap(&mut self.joined, &mut from.joined);
+        }
+    }
+
     /// Append a payload by reference.
     pub(crate) fn refer(&mut self, payload: Payload) {
         self.bytes += payload.len();

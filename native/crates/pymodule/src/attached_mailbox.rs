@@ -15,8 +15,7 @@ use urds_channel::sys::area::Area;
 use urds_client::information::Information;
 use urds_client::{Flags, Message, Name, Outgoing, ReceivedKind, Socket, Trace, Word};
 use urds_dataplane::clock::Clock;
-use urds_dataplane::errors::ErrorReason;
-use urds_dataplane::send_side::too_long;
+use urds_dataplane::errors::{ErrorReason, too_long};
 use urds_dataplane::sys::sockets::poll_for;
 use urds_path::{Address, NO_EXTENSION, Payload, SocketAddress};
 
