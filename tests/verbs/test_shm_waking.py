@@ -15,7 +15,7 @@ from tests.support.clocks import give_time
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
 from urds.common import progress
 from urds.verbs.engine.numbers import WCStatus, WROpcode
-from urds.verbs.engine.work import SendWR
+from urds.verbs.engine.work import RecvWR, SendWR
 from urds.verbs.providers.shm import adapter
 
 
@@ -45,8 +45,9 @@ def test_who_makes_room_rings(place: Path) -> None:
     """One message that the ring does not hold: no answer wakes the sender before its end."""
     left, right = joined(place)
     for _ in range(20):
-        right.receive(BUFFER_BYTES)
-        left.send(BUFFER_BYTES)
+        with right.adapter.lock:
+            right.qp.post_recv(RecvWR(0, right.piece(BUFFER_BYTES) * 2), right.adapter.now_ns())
+        left.post(SendWR(0, WROpcode.SEND, left.piece(BUFFER_BYTES) * 2))
         assert right.poll()[0].status == left.poll()[0].status == WCStatus.SUCCESS
     assert left.adapter.channel_counters().waits_for_room > 0
     left.close()
