@@ -126,11 +126,10 @@ impl StreamPath {
 }
 
 impl StreamPath {
-    /// Free the memory that a burst, or our map, used, once no message of a socket is in flight.
+    /// Free the memory that a burst used, once nothing is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
         let sender = &self.core.sender;
-        let in_flight = sender.unacked.iter().any(|sent| sent.owner.is_some());
-        if !in_flight && sender.unsent.is_empty() && !self.writing {
+        if sender.unacked.is_empty() && sender.unsent.is_empty() && !self.writing {
             self.core.rest();
         }
     }
