@@ -7,12 +7,16 @@ go to `.reports/rules.json`, from which `tools/conformance.py` writes `docs/conf
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support import places, planes
 from tools.rules import Results, known_ids
+
+LOOKS_WITHIN_NS = 60 * 10**9
 
 # Derandomized everywhere: a failure seen in CI is seen at home, with the same bytes.
 settings.register_profile("usual", deadline=None, derandomize=True, print_blob=True)
@@ -62,6 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if rule not in known:
                 raise pytest.UsageError(f"{item.nodeid}: no rule {rule!r} in tools/conformance")
             item.user_properties.append(("rule", rule))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _devices_stay_attended() -> Iterator[None]:
+    """See that no open device is left with an hour until the progress thread looks after it.
+
+    Tests share the devices of a process: one that gives all of them another time leaves them deaf
+    for the tests behind it, in whichever files those are.
+    """
+    yield
+    progress = sys.modules.get("urds.common.progress")
+    if progress is not None:
+        soon_ns = time.monotonic_ns() + LOOKS_WITHIN_NS
+        for loop in list(progress._open_loops):
+            check = loop._check
+            assert loop.is_closed or check is None or check.deadline_ns < soon_ns, loop
 
 
 class RuleResults:

@@ -16,7 +16,6 @@ from functools import partial
 import pytest
 
 from tests.support.waiting import BUSY_S, ends_with, settled
-from urds.common import progress
 from urds.common.progress import ProgressLoop, ProgressThread, progress_thread
 
 LIMIT_NS = 2_000_000_000
@@ -192,10 +191,8 @@ def test_a_wait_inside_a_handler_only_asks(world: World) -> None:
     assert said == [False]
 
 
-def test_the_thread_makes_progress_for_a_sleeper_outside(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "PARK_NS", 3600 * 10**9)
+def test_the_thread_makes_progress_for_a_sleeper_outside(world: World) -> None:
+    world.loop.park_ns = 3600 * 10**9
     time.sleep(0.02)  # the thread makes progress
     world.loop.progress()
     world.far.send(b"x")

@@ -18,7 +18,7 @@ from tests.support.waiting import settled
 from tests.verbs.pair import End, connect
 from urds.common import progress
 from urds.verbs import CompChannel, Context, RecvWR, SendWR
-from urds.verbs.providers.base import Adapter
+from urds.verbs.providers.base import Adapter, LoopAdapter
 from urds.verbs.providers.shm import open_adapter
 from urds.verbs.providers.sim import SimNetwork
 from urds.verbs.providers.tcp import TcpAdapter
@@ -44,8 +44,9 @@ def pair(
     connect(left, right, ("127.0.0.1", 0))
     for end in (left, right):
         end.adapter.progress()
-    monkeypatch.setattr(progress, "NAP_NS", HOUR_S * 10**9)
-    monkeypatch.setattr(progress, "PARK_NS", HOUR_S * 10**9)
+        assert isinstance(end.adapter, LoopAdapter)
+        for name in ("nap_ns", "park_ns"):
+            monkeypatch.setattr(end.adapter.loop, name, HOUR_S * 10**9)
     yield left, right
     monkeypatch.undo()  # closing waits in those steps
     left.context.close()

@@ -13,20 +13,27 @@ import pytest
 
 from tests.support.clocks import give_time
 from tests.verbs.shm_world import BASE, BUFFER_BYTES, PATIENCE_NS, Side, joined
-from urds.common import progress
 from urds.verbs.engine.numbers import WCStatus, WROpcode
 from urds.verbs.engine.work import RecvWR, SendWR
 from urds.verbs.providers.shm import adapter
 
 
-@pytest.fixture(autouse=True)
-def _no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "NAP_NS", 3600 * 10**9)
+def without_net(*sides: Side) -> tuple[Side, ...]:
+    """Have no bounded sleep hide a lost doorbell."""
+    for side in sides:
+        side.adapter.loop.nap_ns = 3600 * 10**9
+    return sides
+
+
+@pytest.fixture
+def pair(pair: tuple[Side, Side]) -> tuple[Side, ...]:
+    """Return two sides over shm, connected, without a net below them."""
+    return without_net(*pair)
 
 
 def test_both_ways_at_once_with_full_rings(place: Path) -> None:
     """Reads of a megabyte cross, more than the rings hold: neither side waits for ever."""
-    left, right = joined(place)
+    left, right = without_net(*joined(place))
     for side, other in ((left, right), (right, left)):
         for _ in range(8):
             piece = side.piece(BUFFER_BYTES)
@@ -43,7 +50,7 @@ def test_both_ways_at_once_with_full_rings(place: Path) -> None:
 
 def test_who_makes_room_rings(place: Path) -> None:
     """One message that the ring does not hold: no answer wakes the sender before its end."""
-    left, right = joined(place)
+    left, right = without_net(*joined(place))
     for _ in range(20):
         with right.adapter.lock:
             right.qp.post_recv(RecvWR(0, right.piece(BUFFER_BYTES) * 2), right.adapter.now_ns())
@@ -56,7 +63,7 @@ def test_who_makes_room_rings(place: Path) -> None:
 
 def test_after_a_wait_the_device_goes_on_by_itself(place: Path) -> None:
     """A read is answered although no thread there waits any more."""
-    left, right = joined(place)
+    left, right = without_net(*joined(place))
     for _ in range(3):
         right.adapter.wait(lambda: False, 20_000_000)
         piece = left.piece(100)
@@ -84,7 +91,7 @@ def test_no_doorbell_rings_for_a_running_thread(pair: tuple[Side, Side]) -> None
 
 
 def test_no_wake_up_is_lost(place: Path) -> None:
-    left, right = joined(place)
+    left, right = without_net(*joined(place))
     count = 1500
 
     def echo() -> None:
@@ -172,7 +179,7 @@ def test_a_waiter_sees_what_another_thread_did(pair: tuple[Side, Side], waiter_c
 
 
 def test_closing_wakes_who_waits(place: Path) -> None:
-    side = Side(place)
+    (side,) = without_net(Side(place))
     answers: list[bool] = []
     threads = [
         threading.Thread(target=lambda: answers.append(side.adapter.wait(lambda: False, None)))

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 
 from tests.verbs.pair import End, connect
-from urds.common import progress
-from urds.common.progress import ProgressLoop, Waiters
+from urds.common.progress import NAP_NS, PARK_NS, ProgressLoop
 from urds.verbs import Context, RecvWR
 from urds.verbs.providers.base import LoopAdapter
 from urds.verbs.providers.shm.adapter import ShmAdapter
@@ -50,6 +50,8 @@ class World:
         adapter = right.adapter
         assert isinstance(adapter, LoopAdapter)
         self.adapter, self.loop = adapter, adapter.loop
+        assert isinstance(left.adapter, LoopAdapter)
+        self.loops: tuple[ProgressLoop, ...] = (left.adapter.loop, adapter.loop)
         self.flags: set[str] = set()
         self.is_over = False
         self.threads: list[threading.Thread] = []
@@ -122,15 +124,20 @@ def native_adapter(place: Path) -> ShmAdapter:
     return NativeShmAdapter(directory=place)
 
 
-def patch_all(patch: pytest.MonkeyPatch, base: type, name: str, made: Callable[..., Any]) -> None:
-    """Break a method of the loop or its waiters, and of the compiled engine's."""
-    patch.setattr(base, name, made)
-    if has_native():
-        from urds.verbs.providers.shm import native_loop
+def break_loops(
+    patch: pytest.MonkeyPatch, scene: World, name: str, made: Callable[..., Any]
+) -> None:
+    """Break a method of these loops alone: other tests have left devices open in this process."""
+    for loop in scene.loops:
+        patch.setattr(loop, name, MethodType(made, loop))
 
-        other = native_loop.NativeLoop if base is ProgressLoop else native_loop.Outside
-        if name in vars(other):
-            patch.setattr(other, name, made)
+
+def break_waiters(
+    patch: pytest.MonkeyPatch, scene: World, name: str, made: Callable[..., Any]
+) -> None:
+    """Break a method of what waits for these loops."""
+    for loop in scene.loops:
+        patch.setattr(loop._waiters, name, MethodType(made, loop._waiters))
 
 
 def forget_look(loop: ProgressLoop) -> None:
@@ -144,7 +151,6 @@ def forget_look(loop: ProgressLoop) -> None:
 @contextmanager
 def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
     """Yield a pair that only its callers drive."""
-    park_ns, nap_ns = progress.PARK_NS, progress.NAP_NS
     make: dict[str, Callable[[], Any]] = {
         "shm": lambda: ShmAdapter(directory=place),
         "tcp": TcpAdapter,
@@ -154,7 +160,8 @@ def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
     left, right = (End(Context(adapter=make[provider]())) for _ in range(2))
     connect(left, right, ("127.0.0.1", 0))
     scene = World(left, right, bound_s)
-    progress.PARK_NS = progress.NAP_NS = HOUR_NS
+    for loop in scene.loops:
+        loop.park_ns = loop.nap_ns = HOUR_NS
     try:
         for end in (left, right):
             if scene.engine is not None:
@@ -168,7 +175,8 @@ def world(provider: str, place: Path, bound_s: float) -> Iterator[World]:
                 end.adapter.channel_engine.plan_loop(None)  # type: ignore[attr-defined]  # as above
         yield scene
     finally:
-        progress.PARK_NS, progress.NAP_NS = park_ns, nap_ns
+        for loop in scene.loops:
+            loop.park_ns, loop.nap_ns = PARK_NS, NAP_NS
         scene.close()
 
 
@@ -186,8 +194,8 @@ def a_follower_takes_over(scene: World) -> bool:
     return scene.wait_for(lambda: bool(second))
 
 
-def no_successor(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, Waiters, "wake_successor", lambda self: None)
+def no_successor(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_waiters(patch, scene, "wake_successor", lambda self: None)
 
 
 def a_follower_hears_what_the_leader_took_in(scene: World) -> bool:
@@ -198,8 +206,8 @@ def a_follower_hears_what_the_leader_took_in(scene: World) -> bool:
     return scene.wait_for(lambda: bool(said))
 
 
-def no_follower_is_told(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, Waiters, "wake_ready", lambda self: False)
+def no_follower_is_told(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_waiters(patch, scene, "wake_ready", lambda self: False)
 
 
 def a_leader_hears_of_another_threads_doing(scene: World) -> bool:
@@ -210,14 +218,12 @@ def a_leader_hears_of_another_threads_doing(scene: World) -> bool:
     return scene.wait_for(lambda: bool(said))
 
 
-def no_ring(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, ProgressLoop, "_ring", lambda self: None)
-    if has_native():
-        from urds.verbs.providers.shm.native_loop import NativeLoop, Outside
-
-        patch.setattr(Outside, "wake_ready", lambda self: False)
-        patch.setattr(NativeLoop, "defer", ProgressLoop.defer)
-        patch.setattr(NativeLoop, "_tell_pass", lambda self, has_heard: None)
+def no_ring(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "_ring", lambda self: None)
+    if scene.engine is not None:
+        break_waiters(patch, scene, "wake_ready", lambda self: False)
+        break_loops(patch, scene, "defer", ProgressLoop.defer)
+        break_loops(patch, scene, "_tell_pass", lambda self, has_heard: None)
 
 
 def a_call_without_the_lock_is_heard(scene: World) -> bool:
@@ -236,8 +242,8 @@ def a_call_without_the_lock_is_heard(scene: World) -> bool:
     return scene.wait_for(lambda: bool(said))
 
 
-def a_call_is_only_listed(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, ProgressLoop, "call_soon", lambda self, call: self._soon.append(call))
+def a_call_is_only_listed(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "call_soon", lambda self, call: self._soon.append(call))
 
 
 def an_earlier_timer_shortens_a_sleep(scene: World) -> bool:
@@ -248,10 +254,8 @@ def an_earlier_timer_shortens_a_sleep(scene: World) -> bool:
     return scene.wait_for(lambda: bool(said))
 
 
-def timers_are_only_listed(patch: pytest.MonkeyPatch) -> None:
-    patch_all(
-        patch, ProgressLoop, "call_at", lambda self, at_ns, call: self._timers.add(at_ns, call)
-    )
+def timers_are_only_listed(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "call_at", lambda self, at_ns, call: self._timers.add(at_ns, call))
 
 
 def close_wakes_all(scene: World) -> bool:
@@ -261,9 +265,9 @@ def close_wakes_all(scene: World) -> bool:
     return scene.wait_for(lambda: all(said))
 
 
-def a_close_tells_only_the_leader(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, Waiters, "wake_all", lambda self: None)
-    patch_all(patch, Waiters, "wake_successor", lambda self: None)
+def a_close_tells_only_the_leader(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_waiters(patch, scene, "wake_all", lambda self: None)
+    break_waiters(patch, scene, "wake_successor", lambda self: None)
 
 
 # -- the progress thread
@@ -281,8 +285,8 @@ def the_thread_takes_over_for_a_sleeper_outside(scene: World) -> bool:
     return scene.wait_for(scene.arrived(1))
 
 
-def no_lead_for_the_thread(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, ProgressLoop, "_lead_in_thread", lambda self: None)
+def no_lead_for_the_thread(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "_lead_in_thread", lambda self: None)
 
 
 def a_waiter_takes_the_lead_and_gives_it_back(scene: World) -> bool:
@@ -296,13 +300,13 @@ def a_waiter_takes_the_lead_and_gives_it_back(scene: World) -> bool:
     return scene.wait_for(scene.arrived(1))
 
 
-def no_lead_is_given_back(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, ProgressLoop, "_leave", lambda self: None)
+def no_lead_is_given_back(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "_leave", lambda self: None)
 
 
 def the_thread_leads_where_no_thread_waits(scene: World) -> bool:
     """Have the progress thread look, which here it does at once."""
-    progress.PARK_NS = 1_000_000
+    scene.loop.park_ns = 1_000_000
     scene.receive()
     scene.waiter(lambda: True)
     forget_look(scene.loop)  # for which it was given an hour
@@ -311,8 +315,8 @@ def the_thread_leads_where_no_thread_waits(scene: World) -> bool:
     return scene.wait_for(scene.arrived(1))
 
 
-def the_thread_only_looks(patch: pytest.MonkeyPatch) -> None:
-    patch_all(patch, ProgressLoop, "_check_in_thread", lambda self: None)
+def the_thread_only_looks(patch: pytest.MonkeyPatch, scene: World) -> None:
+    break_loops(patch, scene, "_check_in_thread", lambda self: None)
 
 
 def what_was_put_off_is_done(scene: World) -> bool:
@@ -335,8 +339,9 @@ def a_sleeper_asks_for_the_doorbell(scene: World) -> bool:
     return scene.wait_for(lambda: bool(said))
 
 
-def no_doorbell_is_asked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShmAdapter, "arm_doorbell", lambda self: True)
+def no_doorbell_is_asked_for(patch: pytest.MonkeyPatch, scene: World) -> None:
+    for end in (scene.left, scene.right):
+        patch.setattr(end.adapter, "arm_doorbell", lambda: True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +350,7 @@ class Rule:
 
     name: str
     scenario: Callable[[World], bool]
-    broken: Callable[[pytest.MonkeyPatch], None]
+    broken: Callable[[pytest.MonkeyPatch, World], None]
     providers: tuple[str, ...] = PROVIDERS
 
 
@@ -410,7 +415,7 @@ def test_the_scenario_finds_the_broken_rule(
     for _ in range(TRIES):
         place = tmp_path / "meet"
         with world(provider, place, BROKEN_S) as scene, monkeypatch.context() as patch:
-            rule.broken(patch)
+            rule.broken(patch, scene)
             hangs = not rule.scenario(scene)
         if hangs:
             return

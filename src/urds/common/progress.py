@@ -299,6 +299,10 @@ class ProgressLoop:
     handlers and calls run with it held.
     """
 
+    # Of this loop: the other loops of a process keep theirs where one is given another time.
+    park_ns = PARK_NS
+    nap_ns = NAP_NS
+
     def __init__(
         self,
         lock: threading.RLock,
@@ -555,9 +559,9 @@ class ProgressLoop:
             next_ns = end_ns
         self._wakes_ns = next_ns
         if next_ns is None:
-            return -1.0 if self._memory is None else NAP_NS / _NS
+            return -1.0 if self._memory is None else self.nap_ns / _NS
         left_ns = max(0, next_ns - time.monotonic_ns())
-        return (left_ns if self._memory is None else min(left_ns, NAP_NS)) / _NS
+        return (left_ns if self._memory is None else min(left_ns, self.nap_ns)) / _NS
 
     def _events_now(self) -> Events:
         if self._memory is not None:
@@ -690,11 +694,11 @@ class ProgressLoop:
         """Go on leading in the thread, unless a thread waited here lately."""
         if self.is_closed:
             return
-        if self._external_count or time.monotonic_ns() - self._last_ns() >= PARK_NS:
+        if self._external_count or time.monotonic_ns() - self._last_ns() >= self.park_ns:
             self._sleep_in_thread()
         else:
             self._take_lead()
-            self._plan_check(self._last_ns() + PARK_NS)
+            self._plan_check(self._last_ns() + self.park_ns)
 
     def _last_ns(self) -> int:
         """Return when a thread of the application made progress last."""
@@ -714,7 +718,7 @@ class ProgressLoop:
         """Have the thread wake for what is due next."""
         next_ns = self._timers.next_ns()
         if self._memory is not None:
-            nap_end_ns = time.monotonic_ns() + NAP_NS
+            nap_end_ns = time.monotonic_ns() + self.nap_ns
             next_ns = nap_end_ns if next_ns is None else min(next_ns, nap_end_ns)
         if next_ns is None or (self._due is not None and self._due.deadline_ns <= next_ns):
             return
@@ -730,18 +734,18 @@ class ProgressLoop:
             if self.is_closed or self.leader is self._thread_leads:
                 return
             now_ns = time.monotonic_ns()
-            left_ns = self._last_ns() + PARK_NS - now_ns
+            left_ns = self._last_ns() + self.park_ns - now_ns
             if self.leader is not None or self._waiters:
-                if left_ns <= -PARK_NS:
+                if left_ns <= -self.park_ns:
                     return  # a long wait: the thread that leaves it has this one check again
-                left_ns = PARK_NS
+                left_ns = self.park_ns
             elif left_ns <= 0 or self._deferred:
                 self._lead_in_thread()
                 return
             self._plan_check(now_ns + left_ns)
 
     def _plan_later(self, now_ns: int) -> None:
-        self._plan_check(now_ns + PARK_NS)
+        self._plan_check(now_ns + self.park_ns)
 
     def _plan_check(self, at_ns: int) -> None:
         if self._check is None:
