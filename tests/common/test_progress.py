@@ -277,6 +277,21 @@ def test_the_thread_ends_with_its_last_work_and_begins_again() -> None:
         end.close()
 
 
+def test_a_thread_that_could_not_be_had_is_had_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread, called = own_thread(), threading.Event()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            thread.call_soon(called.set)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    thread.call_soon(lambda: None)
+    assert called.wait(BUSY_S)
+
+
 def test_a_call_comes_at_its_time_and_not_before() -> None:
     thread, came_ns = own_thread(), list[int]()
     done = threading.Event()

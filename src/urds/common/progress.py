@@ -107,8 +107,9 @@ class ProgressThread:
     def watch(self, descriptor: int, handler: Call, events: int = _READABLE) -> None:
         """Call `handler` whenever the descriptor is ready."""
         with self._lock:
+            epoll = self._started()
             self._handlers[descriptor] = handler
-            self._started().register(descriptor, events)
+            epoll.register(descriptor, events)
 
     def change(self, descriptor: int, events: int) -> None:
         """Watch for other events, or for none."""
@@ -147,7 +148,10 @@ class ProgressThread:
     # -- inside
 
     def _started(self) -> select.epoll:
-        """Return what the thread sleeps in, and make both if need be. Lock held."""
+        """Return what the thread sleeps in, and make both if need be. Lock held.
+
+        Raises RuntimeError where no thread can be had; the next need asks again.
+        """
         if self._epoll is None:
             epoll, doorbell = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             if self._epoll is not None:  # a finaliser has begun it meanwhile
@@ -156,9 +160,14 @@ class ProgressThread:
                 return self._epoll
             self._epoll, self._doorbell = epoll, doorbell
             epoll.register(doorbell, select.EPOLLIN)
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(epoll, doorbell), name="urds-progress", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                self._close(epoll, doorbell)
+                raise
         return self._epoll
 
     def _ring(self) -> None:
@@ -195,10 +204,13 @@ class ProgressThread:
                 return min(max(left_s, 0.0), _SLEEP_S_MAX)
             if self._handlers:
                 return -1.0
-            self._epoll, self._doorbell = None, -1
-            epoll.close()
-            os.close(doorbell)
+            self._close(epoll, doorbell)
             return None
+
+    def _close(self, epoll: select.epoll, doorbell: int) -> None:
+        self._epoll, self._doorbell = None, -1
+        epoll.close()
+        os.close(doorbell)
 
     def _take_due(self, now_ns: int) -> Call | None:
         with self._lock:
