@@ -376,13 +376,14 @@ class OwnNode:
     def _do_to_paths(self, action: events.Action) -> None:
         match action:
             case events.SendControl(_, index, source_port, target_port, extension, hello):
-                self.paths[index].core.control(
-                    source_port=source_port,
-                    target_port=target_port,
-                    extension=extension,
-                    hello=hello,
-                )
-                self._flush(self.paths[index])
+                if self.paths[index].core.attached:
+                    self.paths[index].core.control(
+                        source_port=source_port,
+                        target_port=target_port,
+                        extension=extension,
+                        hello=hello,
+                    )
+                    self._flush(self.paths[index])
             case events.Release(_, index, received_by_peer):
                 self.paths[index].core.end_hold(received_by_peer)
                 self._flush(self.paths[index])

@@ -194,11 +194,7 @@ BROKEN = [
         instead(Receiver, "_is_restart", lambda *_: False),
         {**KERNEL_LOW, "restarts": (LOW,), "rounds": 100},
     ),
-    Broken(
-        "an acknowledgement before the agreement counts",
-        _forget_early_acknowledgement,
-        {"restarts": (LOW, HIGH), "clocks_set": True},
-    ),
+    Broken("an acknowledgement before the agreement counts", _forget_early_acknowledgement),
     Broken(
         "what moves to another path waits for path 0",
         instead(PathCore, "hold_behind", nothing),
@@ -218,7 +214,7 @@ BROKEN = [
     Broken(
         "a report about an earlier stream is ignored",
         instead(TcpPeer, "_current", _any_stream_will_do),
-        {"npaths": 2, "restarts": (LOW, HIGH)},
+        MANY_RESTARTS,
     ),
     Broken("a lost path is reconnected", instead(Connector, "retry_later", nothing)),
     Broken("what arrived before an error is read", _look_at_the_error_first, KERNEL_LOW),

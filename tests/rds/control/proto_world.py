@@ -5,7 +5,7 @@ first, keeps controls back while held, hellos excepted, and reports first frames
 do not exist here: which node talks to which, over what, is all that is tested.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -116,8 +116,6 @@ class Node:
         self.log: list[Action] = []
         self.attached: dict[tuple[IPAddress, int], End] = {}
         self._attachments: Counter[tuple[IPAddress, int]] = Counter()
-        # Numbered probes of paths without a stream: they wait for the next one.
-        self._queued: defaultdict[tuple[IPAddress, int], list[Frame]] = defaultdict(list)
         self._ends: dict[int, End] = {}
         self._numbers = 0
         self.endpoint = LocalAddress(
@@ -166,10 +164,7 @@ class Node:
                 self.close(self.attached.pop((peer, index)))
             case SendControl(peer, index, source_port, target_port, extension, hello):
                 frame = Frame(source_port, target_port, extension)
-                if (peer, index) in self.attached:
-                    self._send(self.attached[peer, index], frame, past_hold=hello)
-                else:
-                    self._queued[peer, index].append(frame)
+                self._send(self.attached[peer, index], frame, past_hold=hello)
             case Release(peer, index):
                 self._unhold(self.attached[peer, index])
             case ProbeDeadStream(peer, index):
@@ -228,8 +223,6 @@ class Node:
         end.attachment = self._attachments[peer, index]
         end.peer, end.index, end.held = peer, index, hold
         self._send(end, Frame(), past_hold=True)
-        for frame in self._queued.pop((peer, index), ()):
-            self._send(end, frame, past_hold=False)
         early, end.early = end.early, []
         for frame in early:
             self.world.after(0, lambda frame=frame: self._take(end, frame))

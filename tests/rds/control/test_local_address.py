@@ -189,7 +189,7 @@ def test_a_silent_unknown_peer_is_dropped_after_its_time() -> None:
     core = endpoint()
     peer = ip_address("10.0.0.1")
     core.handle_accepted(1, peer, 40000, 0)
-    assert isinstance(actions(core)[-1], Attach)
+    assert isinstance(actions(core)[0], Attach)
     core.handle_timeout(30 * SECOND)
     assert actions(core)[:1] == [Detach(peer, 0)]
     assert core.stats.pending_silent == 1

@@ -565,10 +565,9 @@ impl Plane {
         }
     }
 
-    /// Queue a ping, pong or probe; without a stream, only a probe that is no hello.
+    /// Queue a ping, pong or probe; without a stream it is dropped, for it answers a stream.
     ///
-    /// All else belongs to a stream. A pong is dropped too when the queue is full: then the peer that
-    /// asks does not read.
+    /// A pong is dropped too when the queue is full: then the peer that asks does not read.
     pub fn control(&self, path: PathId, ports: (u16, u16), extension: Extension, hello: bool) {
         {
             let mut state = self.lock();
@@ -579,8 +578,7 @@ impl Plane {
             let (source_port, target_port) = ports;
             let is_pong = source_port == 0 && target_port > PROBE_PORT;
             let count = record.core.sender.message_count();
-            let waits = record.core.attached || (source_port == PROBE_PORT && !hello);
-            if !waits || (is_pong && count >= state.limits.path_messages_max) {
+            if !record.core.attached || (is_pong && count >= state.limits.path_messages_max) {
                 return;
             }
             record.core.control(

@@ -127,7 +127,7 @@ class Handshakes:
             self._context.stats.hellos += 1
             path.hello_sent = True
             self._send(path, PROBE_PORT, PING_PORT, self._ours(generation=True), hello=True)
-        elif self.facts.kind is PeerKind.UNKNOWN:
+        elif self.facts.kind is PeerKind.UNKNOWN and not self._context.lower:
             self.probe(path)
         elif path.held:
             self.await_answer(path, now_ns)

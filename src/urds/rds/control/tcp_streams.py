@@ -246,15 +246,8 @@ class TcpStreams:
         path.acquainted = stream.is_urds or self._peer_kind is PeerKind.URDS
         hold = self._hold_of(path)
         path.held = hold is Hold.HELLO
-        attach = Attach(self._context.peer, path.index, stream.number, hold)
-        if path.held:  # the path forgets the hellos of the stream before
-            self._context.emit(attach)
-            self._handshakes.greet(path, now_ns)
-        else:
-            # Ahead of what an attached path sends at once: behind that, a stream that is cut early
-            # would carry no probe, and the next one begins with retransmissions.
-            self._handshakes.greet(path, now_ns)
-            self._context.emit(attach)
+        self._context.emit(Attach(self._context.peer, path.index, stream.number, hold))
+        self._handshakes.greet(path, now_ns)
 
     def _hold_of(self, path: TcpPath) -> Hold:
         if path.acquainted:

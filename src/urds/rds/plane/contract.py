@@ -523,7 +523,6 @@ class Path(Protocol):
     ) -> None:
         """Queue a ping, pong or probe: behind retransmissions, ahead of new messages.
 
-        Without a stream only a probe stays, for the next one; a hello or an answer is dropped.
         A hello is not sequenced (number 0), carries the highest received number in the
         acknowledgement field, and goes out once the peer's first frame came, held or not.
         """

@@ -338,16 +338,14 @@ class StreamPath:
     def control(
         self, *, source_port: int, target_port: int, extension: bytes, hello: bool = False
     ) -> None:
-        """Queue a ping, pong or probe; without a stream, only a probe that is no hello.
+        """Queue a ping, pong or probe; dropped without a stream, since it answers a stream.
 
-        All else belongs to a stream. A pong is dropped too when as many messages wait as may: the
-        pinging peer does not read.
+        A pong is dropped too when as many messages wait as may: the pinging peer does not read.
         """
         with self._state.lock:
             is_pong = not source_port and target_port > PROBE_PORT
             count, limits = self.core.sender.message_count(), self._state.limits
-            waits = self.core.attached or (source_port == PROBE_PORT and not hello)
-            if not waits or (is_pong and count >= limits.path_messages_max):
+            if not self.core.attached or (is_pong and count >= limits.path_messages_max):
                 return
             self.core.control(
                 source_port=source_port, target_port=target_port, extension=extension, hello=hello
