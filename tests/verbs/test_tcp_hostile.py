@@ -26,6 +26,13 @@ def server() -> Iterator[Server]:
         yield Server(adapter)
 
 
+@pytest.fixture
+def patient() -> Iterator[Server]:
+    """Yield one for peers that do connect: a stall between their bytes is no end."""
+    with adapters(None) as (adapter,):
+        yield Server(adapter)
+
+
 def is_ended(pending: socket.socket) -> bool:
     pending.settimeout(BUSY_S)
     try:
@@ -180,19 +187,19 @@ READ_UNKNOWN = struct.pack(">IQIIQ", 1, 0, 8, 0x777, 0)
         (b"".join(untagged(1, 1, n, READ_NOTHING) for n in range(1, 200)), 0x1202),
     ],
 )
-def test_a_broken_rule_ends_the_stream(server: Server, data: bytes, code: int) -> None:
-    with own_peer(server) as (end, peer):
+def test_a_broken_rule_ends_the_stream(patient: Server, data: bytes, code: int) -> None:
+    with own_peer(patient) as (end, peer):
         peer.socket.sendall(data)
         assert peer.terminate_code() == code
         assert end.event(ConnectionEventKind.BROKEN).reason
         assert end.qp.state is QPState.ERR
         assert end.received()[0].status is WCStatus.WR_FLUSH_ERR
-        assert server.adapter.stats.streams_broken_by_peer == 1
-    still_serves(server)
+        assert patient.adapter.stats.streams_broken_by_peer == 1
+    still_serves(patient)
 
 
-def test_a_refused_request_is_answered_before_the_end(server: Server) -> None:
-    with own_peer(server) as (end, peer):
+def test_a_refused_request_is_answered_before_the_end(patient: Server) -> None:
+    with own_peer(patient) as (end, peer):
         peer.socket.sendall(
             b"".join(untagged(1, 1, number, READ_UNKNOWN) for number in range(1, 200))
         )
@@ -215,49 +222,49 @@ def test_a_refused_request_is_answered_before_the_end(server: Server) -> None:
         untagged(SEND_IMM, 0, 1, bytes(64), word=5),
     ],
 )
-def test_a_lie_is_the_engines_to_judge(server: Server, data: bytes) -> None:
+def test_a_lie_is_the_engines_to_judge(patient: Server, data: bytes) -> None:
     """It may end the stream or not; the process, and all other streams, go on."""
-    with own_peer(server) as (_end, peer):
+    with own_peer(patient) as (_end, peer):
         peer.socket.sendall(data)
         peer.socket.shutdown(socket.SHUT_WR)
-        assert server.adapter.wait(lambda: not server.adapter.connections, 5_000_000_000)
-    still_serves(server)
+        assert patient.adapter.wait(lambda: not patient.adapter.connections, 5_000_000_000)
+    still_serves(patient)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 19, 25, 60_000])
-def test_a_truncated_frame_is_a_break(server: Server, count: int) -> None:
-    with own_peer(server) as (end, peer):
+def test_a_truncated_frame_is_a_break(patient: Server, count: int) -> None:
+    with own_peer(patient) as (end, peer):
         peer.socket.sendall(untagged(SEND, 0, 1, bytes(65_000))[:count])
         peer.close()
         end.event(ConnectionEventKind.BROKEN)
         assert end.received()[0].status is WCStatus.WR_FLUSH_ERR
-    counts(server.adapter, lambda: server.adapter.stats.streams_lost == 1)
+    counts(patient.adapter, lambda: patient.adapter.stats.streams_lost == 1)
 
 
-def test_frames_byte_by_byte_arrive_whole(server: Server) -> None:
-    with own_peer(server) as (end, peer):
+def test_frames_byte_by_byte_arrive_whole(patient: Server) -> None:
+    with own_peer(patient) as (end, peer):
         for byte in untagged(SEND, 0, 1, b"slowly"):
             peer.socket.sendall(bytes([byte]))
         assert end.received()[0].byte_len == 6
 
 
-def test_messages_that_no_receive_waits_for_cost_nothing(server: Server) -> None:
+def test_messages_that_no_receive_waits_for_cost_nothing(patient: Server) -> None:
     """The first is answered RNR, all behind it are dropped, however many there are."""
-    with own_peer(server) as (end, peer):
+    with own_peer(patient) as (end, peer):
         flood = b"".join(untagged(SEND, 0, number, bytes(1000)) for number in range(2, 2000))
         peer.socket.sendall(untagged(SEND, 0, 1, b"taken"))
         peer.socket.sendall(flood)
         assert end.received()[0].byte_len == 5
-        still_serves(server)
+        still_serves(patient)
         assert end.qp.state is QPState.RTS
 
 
-def test_a_peer_that_does_not_read_holds_only_its_own_stream(server: Server) -> None:
+def test_a_peer_that_does_not_read_holds_only_its_own_stream(patient: Server) -> None:
     """We stop asking the engine once 256 KiB wait; others are served meanwhile."""
-    with own_peer(server) as (end, _peer):
+    with own_peer(patient) as (end, _peer):
         for _ in range(300):
             end.send(bytes(60_000))
-        still_serves(server)
+        still_serves(patient)
         stream = end.connection.stream
         waiting = stream._encoder.bytes_emitted - stream._out.sent_bytes
         assert 0 < waiting <= 256 * 1024 + 65_536
@@ -286,7 +293,7 @@ def test_a_slow_peer_still_gets_what_was_sent_before_a_disconnect() -> None:
         assert (farewell.opcode, farewell.fields[0]) == (NOTICE, 2)
 
 
-def test_a_peer_that_never_closes_is_closed(server: Server) -> None:
+def test_a_peer_that_never_closes_is_closed() -> None:
     settings = TcpProviderSettings(farewell_ns=50_000_000)
     with adapters(settings) as (adapter,):
         other = Server(adapter)
