@@ -57,6 +57,20 @@ fn deliver(world: &World, path: ExternalId, port: u16, payload: &[u8]) -> bool {
     more
 }
 
+/// Settings and limits with which a mailbox pauses a path as soon as it is over its buffer.
+fn pausing_at_1000_bytes() -> (MailboxSettings, Limits) {
+    let limits = Limits {
+        receive_hard_factor: 1,
+        receive_hard_bytes: 0,
+        ..Limits::default()
+    };
+    let settings = MailboxSettings {
+        receive_bytes_max: 1000,
+        ..MailboxSettings::default()
+    };
+    (settings, limits)
+}
+
 fn queued_bytes(world: &World) -> usize {
     world.snapshot().mailboxes[0].send_queued_bytes
 }
@@ -168,15 +182,7 @@ fn a_message_is_delivered_with_its_source_and_counted_once() {
 
 #[test]
 fn a_frame_for_several_ports_is_counted_and_pauses_as_its_messages_would() {
-    let limits = Limits {
-        receive_hard_factor: 1,
-        receive_hard_bytes: 0,
-        ..Limits::default()
-    };
-    let settings = MailboxSettings {
-        receive_bytes_max: 1000,
-        ..MailboxSettings::default()
-    };
+    let (settings, limits) = pausing_at_1000_bytes();
     let (world, one, path) = world_with(settings.clone(), limits);
     let other = world.plane.mailbox(address(1), PORT + 1, settings);
     let frame = |parts: &[(u16, usize)]| {
@@ -224,15 +230,7 @@ fn a_frame_for_several_ports_is_counted_and_pauses_as_its_messages_would() {
 
 #[test]
 fn a_mailbox_far_over_its_buffer_pauses_the_path_and_resumes_it_at_half() {
-    let limits = Limits {
-        receive_hard_factor: 1,
-        receive_hard_bytes: 0,
-        ..Limits::default()
-    };
-    let settings = MailboxSettings {
-        receive_bytes_max: 1000,
-        ..MailboxSettings::default()
-    };
+    let (settings, limits) = pausing_at_1000_bytes();
     let (world, mailbox, path) = world_with(settings, limits);
     assert!(deliver(&world, path, PORT, &[0; 600]));
     assert!(!deliver(&world, path, PORT, &[0; 600]));

@@ -54,31 +54,28 @@ class Agent:
 
         Return them without padding, and how many connections were broken.
         """
-        taken: list[str] = []
+        taken, broken = self._take(count, wait_s, break_every)
+        return [payload.decode().rstrip() for payload in taken], broken
+
+    def measure(self, count: int, wait_s: float) -> list[tuple[int, int]]:
+        """Take as `collect` does; return how long each message is, and its checksum."""
+        taken, _ = self._take(count, wait_s)
+        return [(len(payload), crc32(payload)) for payload in taken]
+
+    def _take(self, count: int, wait_s: float, break_every: int = 0) -> tuple[list[bytes], int]:
+        taken: list[bytes] = []
         broken = 0
         deadline_s, next_break = time.monotonic() + wait_s, break_every
         while len(taken) < count and time.monotonic() < deadline_s:
             new = self._node.take()
-            taken += [payload.decode().rstrip() for payload in new]
+            taken += new
             if break_every and len(taken) >= next_break:
                 next_break = len(taken) + break_every
                 broken += self._node.backend.break_connections()
             if not new:
                 time.sleep(_POLL_S)
         time.sleep(0.05)  # one too many would come now
-        taken += [payload.decode().rstrip() for payload in self._node.take()]
-        return taken, broken
-
-    def measure(self, count: int, wait_s: float) -> list[tuple[int, int]]:
-        """Take as `collect` does; return how long each message is, and its checksum."""
-        taken: list[bytes] = []
-        deadline_s = time.monotonic() + wait_s
-        while len(taken) < count and time.monotonic() < deadline_s:
-            if new := self._node.take():
-                taken += new
-            else:
-                time.sleep(_POLL_S)
-        return [(len(payload), crc32(payload)) for payload in taken]
+        return taken + self._node.take(), broken
 
     def exchange(
         self, target: str, count: int, payload_bytes_max: int, break_every: int, wait_s: float
