@@ -292,6 +292,31 @@ def test_a_thread_that_could_not_be_had_is_had_later(monkeypatch: pytest.MonkeyP
     assert called.wait(BUSY_S)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_signal_handler_that_raises_at_the_start_leaves_no_deaf_thread(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupt(self: threading.Thread) -> None:
+        if begun:
+            start(self)
+        raise KeyboardInterrupt
+
+    def held() -> tuple[int]:
+        return (threading.active_count(),)
+
+    thread, called = own_thread(), threading.Event()
+    before = held()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.call_soon(called.set)
+    thread.call_soon(lambda: None)
+    assert called.wait(BUSY_S)
+    assert ends_with(held, before)
+
+
 def test_a_call_comes_at_its_time_and_not_before() -> None:
     thread, came_ns = own_thread(), list[int]()
     done = threading.Event()

@@ -154,11 +154,6 @@ class ProgressThread:
         """
         if self._epoll is None:
             epoll, doorbell = select.epoll(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            if self._epoll is not None:  # a finaliser has begun it meanwhile
-                epoll.close()
-                os.close(doorbell)
-                return self._epoll
-            self._epoll, self._doorbell = epoll, doorbell
             epoll.register(doorbell, select.EPOLLIN)
             thread = threading.Thread(
                 target=self._run, args=(epoll, doorbell), name="urds-progress", daemon=True
@@ -166,8 +161,12 @@ class ProgressThread:
             try:
                 thread.start()
             except RuntimeError:
-                self._close(epoll, doorbell)
+                _close(epoll, doorbell)
                 raise
+            # Stored last: a signal handler that raises before leaves a thread without a task, which
+            # ends, as does the second one where a finaliser has begun another meanwhile.
+            if self._epoll is None:
+                self._epoll, self._doorbell = epoll, doorbell
         return self._epoll
 
     def _ring(self) -> None:
@@ -195,26 +194,28 @@ class ProgressThread:
     def _sleep_s(self, epoll: select.epoll, doorbell: int) -> float | None:
         """Return how long to sleep, -1 for ever. None: there is nothing left, and all is closed."""
         with self._lock:
-            self._is_awake = False  # before the look: what comes after it rings
-            if self._calls:
-                return 0.0
-            self._wakes_ns = next_ns = self._timers.next_ns()
-            if next_ns is not None:
-                left_s = (next_ns - time.monotonic_ns()) / _NS
-                return min(max(left_s, 0.0), _SLEEP_S_MAX)
-            if self._handlers:
-                return -1.0
-            self._close(epoll, doorbell)
+            if self._epoll is epoll:
+                self._is_awake = False  # before the look: what comes after it rings
+                if self._calls:
+                    return 0.0
+                self._wakes_ns = next_ns = self._timers.next_ns()
+                if next_ns is not None:
+                    left_s = (next_ns - time.monotonic_ns()) / _NS
+                    return min(max(left_s, 0.0), _SLEEP_S_MAX)
+                if self._handlers:
+                    return -1.0
+                self._epoll, self._doorbell = None, -1
+            _close(epoll, doorbell)
             return None
-
-    def _close(self, epoll: select.epoll, doorbell: int) -> None:
-        self._epoll, self._doorbell = None, -1
-        epoll.close()
-        os.close(doorbell)
 
     def _take_due(self, now_ns: int) -> Call | None:
         with self._lock:
             return self._timers.take_due(now_ns)
+
+
+def _close(epoll: select.epoll, doorbell: int) -> None:
+    epoll.close()
+    os.close(doorbell)
 
 
 def _make(call: Call) -> None:
