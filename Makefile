@@ -19,6 +19,9 @@ PLANE  ?= python
 KERNEL ?= 6.1
 INTEROP = interop-$(KERNEL)$(if $(SHORT),-short)
 
+# Python keeps what it has compiled, whatever a container's image says: tests start thousands of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo quick check test test-beyond test-all sim interop programs namespaces dask bench bench-compare attacks \
         interop-bench bench-page faults fuzz soak lint types docs compat native wheels news lock clean python \
