@@ -186,7 +186,11 @@ BROKEN = [
         also=TELL_NOTHING,
     ),
     Broken("repeats are marked", instead(sending, "_RETRANSMITTED", 0), also=TELL_NOTHING),
-    Broken("repeats come in their order", around(Outgoing, "end_connection", _turn_the_repeats)),
+    Broken(
+        "repeats come in their order",
+        around(Outgoing, "end_connection", _turn_the_repeats),
+        seed_first=1,
+    ),
     Broken(
         "what is unacknowledged is kept", around(Outgoing, "end_connection", _forget_the_repeats)
     ),
@@ -198,10 +202,12 @@ BROKEN = [
     Broken(
         "what came is acknowledged, no more",
         around(Incoming, "_take_message", _acknowledge_one_more),
+        seed_first=2,
     ),
     Broken(
         "a partial message ends with its connection",
         instead(Incoming, "end_connection", _keep_the_partial),
+        seed_first=2,
     ),
     Broken(
         "an operation is never repeated",
@@ -211,12 +217,18 @@ BROKEN = [
     Broken(
         "a message does not go without its operations",
         instead(Message, "has_succeeded", lambda _: True),
+        seed_first=1,
     ),
     Broken("an operation ends once", around(Outgoing, "_end", _end_twice)),
-    Broken("a broken connection ends operations", around(Outgoing, "end_connection", _run_on)),
+    Broken(
+        "a broken connection ends operations",
+        around(Outgoing, "end_connection", _run_on),
+        seed_first=1,
+    ),
     Broken(
         "an operation taken back ends when the device is done",
         instead(Outgoing, "_take_back", _take_back_at_once),
+        seed_first=8,
     ),
     Broken("a fence waits for reads", around(Outgoing, "take_frame", _ask_no_fence)),
     Broken("pieces lie one behind the other", around(Task, "next_piece", _write_a_little_beside)),
@@ -228,7 +240,12 @@ BROKEN = [
         around(ReceiveSide, "note_operation", _tell_newest_first),
     ),
     Broken("what is taken back frees its room", around(Outgoing, "cancel", _cancel_without_room)),
-    Broken("a restart is known", around(RdmaPeer, "_learn", _stay_with_the_old_life), RESTARTS),
+    Broken(
+        "a restart is known",
+        around(RdmaPeer, "_learn", _stay_with_the_old_life),
+        RESTARTS,
+        seed_first=3,
+    ),
     Broken(
         "a restart counts afresh",
         instead(Incoming, "restart_peer", nothing),
@@ -239,13 +256,18 @@ BROKEN = [
         "what an old life was handed goes with it",
         instead(Outgoing, "drop_handed_over", lambda _: 0),
         RESTARTS,
+        seed_first=3,
     ),
     Broken("a connection begins with our map", around(ConnectionCore, "attach", _send_no_map)),
     Broken("a changed map is sent", instead(RdmaPath, "send_map", _send_no_new_map), seed_first=8),
     Broken("a frame takes a credit", around(Credits, "take", _spend_what_is_not_there), CREDITS),
     Broken("a receive is granted once", around(Credits, "note_posted", _grant_twice), CREDITS),
     Broken("a receive is posted again", around(Link, "_post_receive", _lose_a_receive), CREDITS),
-    Broken("what gathers leaves in the end", instead(ConnectionCore, "_gathers", _gather_for_ever)),
+    Broken(
+        "what gathers leaves in the end",
+        instead(ConnectionCore, "_gathers", _gather_for_ever),
+        seed_first=4,
+    ),
     Broken("what pauses goes on", instead(RdmaPath, "resume", nothing)),
     Broken("memory is lent until the end", around(Link, "_export", _map_for_ever)),
     Broken("a region ends on the device", instead(regions, "_displace", nothing)),
