@@ -48,12 +48,6 @@ impl Drop for Owner {
     }
 }
 
-/// A Python TCP socket, read and written without Python.
-pub struct TcpSocketStream {
-    stream: Unowned<TcpStream>,
-    owner: Owner,
-}
-
 /// Any object that is a `contract.Stream`.
 pub struct ObjectStream {
     object: Py<PyAny>,
@@ -61,16 +55,48 @@ pub struct ObjectStream {
     owner: Owner,
 }
 
-/// A shm stream, which needs no Python either; its descriptors end with its last user.
-pub struct GivenShmStream {
-    stream: Arc<RingStream>,
+/// A stream that needs no Python to be read and written, and the object that it is of.
+pub struct PlainStream<S: Plain> {
+    source: S,
     owner: Owner,
 }
 
-impl Drop for GivenShmStream {
+/// What such a stream is made of.
+pub trait Plain: Send + Sync + 'static {
+    type Stream: Stream;
+
+    fn stream(&self) -> &Self::Stream;
+
+    /// Its object was not taken back: end what need not wait for the interpreter.
+    fn end(&self) {}
+}
+
+/// The descriptor of a TCP socket.
+impl Plain for Unowned<TcpStream> {
+    type Stream = TcpStream;
+
+    fn stream(&self) -> &TcpStream {
+        self.get()
+    }
+}
+
+/// A shm stream; its descriptors end with its last user.
+impl Plain for Arc<RingStream> {
+    type Stream = RingStream;
+
+    fn stream(&self) -> &RingStream {
+        self
+    }
+
+    fn end(&self) {
+        RingStream::end(self); // at once: the peer need not wait for the interpreter
+    }
+}
+
+impl<S: Plain> Drop for PlainStream<S> {
     fn drop(&mut self) {
         if !self.owner.is_taken() {
-            self.stream.end(); // at once: the peer need not wait for the interpreter
+            self.source.end();
         }
     }
 }
@@ -82,13 +108,13 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
     let owner = Owner::new(object.clone().unbind());
     if let Ok(given) = object.cast::<ShmStream>() {
         return match given.get().stream() {
-            Some(stream) => Ok(Arc::new(GivenShmStream { stream, owner })),
+            Some(source) => Ok(Arc::new(PlainStream { source, owner })),
             None => Err(errors::os_error(EBADF, "")),
         };
     }
     if descriptor >= 0 {
-        let stream = Unowned::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
-        return Ok(Arc::new(TcpSocketStream { stream, owner }));
+        let source = Unowned::new(descriptor, TcpStream::new, TcpStream::into_descriptor);
+        return Ok(Arc::new(PlainStream { source, owner }));
     }
     let descriptor = match call(object, "fileno").and_then(|it| it.extract()) {
         Ok(descriptor) => descriptor,
@@ -107,10 +133,10 @@ pub fn stream_of(object: &Bound<'_, PyAny>, descriptor: RawFd) -> PyResult<Arc<d
 /// Return the object of a stream made here; dropping the stream no longer closes it.
 pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
     let stream = stream.as_any();
-    if let Some(given) = stream.downcast_ref::<TcpSocketStream>() {
+    if let Some(given) = stream.downcast_ref::<PlainStream<Unowned<TcpStream>>>() {
         return given.owner.take();
     }
-    if let Some(given) = stream.downcast_ref::<GivenShmStream>() {
+    if let Some(given) = stream.downcast_ref::<PlainStream<Arc<RingStream>>>() {
         return given.owner.take();
     }
     stream
@@ -118,107 +144,69 @@ pub fn object_of(stream: &dyn Stream) -> Option<Py<PyAny>> {
         .and_then(|object| object.owner.take())
 }
 
-impl Stream for TcpSocketStream {
+impl<S: Plain> Stream for PlainStream<S> {
     fn descriptor(&self) -> RawFd {
-        self.stream.get().descriptor()
+        self.source.stream().descriptor()
     }
 
     fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-        self.stream.get().read(first, second)
+        self.source.stream().read(first, second)
     }
 
     fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.get().write(slices)
+        self.source.stream().write(slices)
     }
 
     fn shutdown(&self) -> io::Result<()> {
-        self.stream.get().shutdown()
+        self.source.stream().shutdown()
     }
 
     fn expect(&self, bytes: usize) {
-        self.stream.get().expect(bytes);
+        self.source.stream().expect(bytes);
     }
 
     fn waiting(&self) -> usize {
-        self.stream.get().waiting()
-    }
-
-    fn unacknowledged(&self) -> io::Result<u64> {
-        self.stream.get().unacknowledged()
-    }
-
-    fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
-        self.stream.get().addresses()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Stream for GivenShmStream {
-    fn descriptor(&self) -> RawFd {
-        self.stream.descriptor()
-    }
-
-    fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
-        self.stream.read(first, second)
-    }
-
-    fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.stream.write(slices)
-    }
-
-    fn shutdown(&self) -> io::Result<()> {
-        self.stream.shutdown()
-    }
-
-    fn expect(&self, bytes: usize) {
-        self.stream.expect(bytes);
-    }
-
-    fn waiting(&self) -> usize {
-        self.stream.waiting()
+        self.source.stream().waiting()
     }
 
     fn has_come(&self, bytes: usize) -> bool {
-        self.stream.has_come(bytes)
+        self.source.stream().has_come(bytes)
     }
 
     fn unacknowledged(&self) -> io::Result<u64> {
-        self.stream.unacknowledged()
+        self.source.stream().unacknowledged()
     }
 
     fn rings(&self) -> bool {
-        self.stream.rings()
+        self.source.stream().rings()
     }
 
     fn hear(&self) {
-        self.stream.hear();
+        self.source.stream().hear();
     }
 
     fn rest(&self) -> bool {
-        self.stream.rest()
+        self.source.stream().rest()
     }
 
     fn wake(&self) {
-        self.stream.wake();
+        self.source.stream().wake();
     }
 
     fn has_news(&self) -> bool {
-        self.stream.has_news()
+        self.source.stream().has_news()
     }
 
     fn has_room(&self) -> bool {
-        self.stream.has_room()
+        self.source.stream().has_room()
     }
 
     fn carrier(&self) -> &'static str {
-        self.stream.carrier()
+        self.source.stream().carrier()
     }
 
     fn addresses(&self) -> Option<(SocketAddress, SocketAddress)> {
-        self.stream.addresses()
+        self.source.stream().addresses()
     }
 
     fn as_any(&self) -> &dyn Any {
