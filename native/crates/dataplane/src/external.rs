@@ -2,8 +2,8 @@
 //!
 //! The transport keeps the queue, the numbers and the connection, behind a lock of its own, which
 //! comes before the plane's. Of the plane it needs little per message: a place in the sender's
-//! account ([`TransportPlane::charge`]), the end of that ([`TransportPlane::refund`]), and the
-//! receiver's queue ([`TransportPlane::deliver`]). None of the calls needs the interpreter, waits,
+//! account ([`Plane::charge`]), the end of that ([`Plane::refund`]), and the
+//! receiver's queue ([`Plane::deliver`]). None of the calls needs the interpreter, waits,
 //! or calls the transport; what the transport must do later leaves as an `Event`.
 //!
 //! A send whose route is such a path leaves the plane as `Sent::External`. The caller hands the
@@ -97,59 +97,17 @@ pub enum Charge {
     NoRoute,
 }
 
-/// The plane as a transport of messages sees it.
-///
-/// Any thread may make any call, holding locks of the transport and none of the plane. After a
-/// number of calls [`Plane::finish_pass`] compares descriptors and congestion.
-pub trait TransportPlane {
+// What a transport of messages calls. Any thread may, holding locks of the transport and none of the
+// plane. After a number of calls `Plane::finish_pass` compares descriptors and congestion.
+
+impl Plane {
     /// Charge a message of a mailbox to its peer's account, with every check of a send.
     ///
     /// # Errors
     /// What no waiting changes: `Closed` and the like, `TooLong`, `PeerUnreachable` once after the
     /// peer's messages were dropped. Unless `may_wait`: `PeerCongested`, `QueueFull`, `ShareFull`,
     /// `PathFull`.
-    fn charge(
-        &self,
-        path: ExternalId,
-        mailbox: MailboxId,
-        port: u16,
-        bytes: usize,
-        may_wait: bool,
-    ) -> Result<Charge, Rejected>;
-
-    /// Give messages of a mailbox back to its account: they have left the path, one way or another.
-    ///
-    /// The mailbox may be closed.
-    fn refund(&self, path: ExternalId, mailbox: MailboxId, messages: usize, bytes: usize);
-
-    /// Queue a message of the peer in its mailbox; return whether more may come.
-    ///
-    /// It is taken also with false: then its mailbox is over its hard bound, and the transport
-    /// receives no more on this path until `Event::Resumed`.
-    fn deliver(
-        &self,
-        path: ExternalId,
-        source_port: u16,
-        target_port: u16,
-        payload: ArrivingPayload<'_>,
-        extension: Extension,
-    ) -> bool;
-
-    /// Put the peer's congestion map in force.
-    fn take_peer_map(&self, path: ExternalId, bytes: &MapBytes);
-
-    /// Return the local congestion map as it is now.
-    fn local_map(&self, path: ExternalId) -> MapBytes;
-
-    /// Note that the path reached its limit of messages, or left it: then its senders continue.
-    fn set_full(&self, path: ExternalId, full: bool);
-
-    /// Note that messages wait for a connection from now on, or that there is one.
-    fn set_connected(&self, path: ExternalId, connected: bool);
-}
-
-impl TransportPlane for Plane {
-    fn charge(
+    pub fn charge(
         &self,
         path: ExternalId,
         mailbox: MailboxId,
@@ -161,11 +119,18 @@ impl TransportPlane for Plane {
         self.lock().charge(path, mailbox, port, bytes, may_wait)
     }
 
-    fn refund(&self, path: ExternalId, mailbox: MailboxId, messages: usize, bytes: usize) {
+    /// Give messages of a mailbox back to its account: they have left the path, one way or another.
+    ///
+    /// The mailbox may be closed.
+    pub fn refund(&self, path: ExternalId, mailbox: MailboxId, messages: usize, bytes: usize) {
         self.lock().refund(path, mailbox, messages, bytes);
     }
 
-    fn deliver(
+    /// Queue a message of the peer in its mailbox; return whether more may come.
+    ///
+    /// It is taken also with false: then its mailbox is over its hard bound, and the transport
+    /// receives no more on this path until `Event::Resumed`.
+    pub fn deliver(
         &self,
         path: ExternalId,
         source_port: u16,
@@ -177,7 +142,8 @@ impl TransportPlane for Plane {
         state.deliver_external(path, source_port, target_port, payload, extension)
     }
 
-    fn take_peer_map(&self, path: ExternalId, bytes: &MapBytes) {
+    /// Put the peer's congestion map in force.
+    pub fn take_peer_map(&self, path: ExternalId, bytes: &MapBytes) {
         let mut state = self.lock();
         let known = state.externals.get(path).map(|one| (one.host, one.peer));
         if let Some((host, peer)) = known {
@@ -185,18 +151,21 @@ impl TransportPlane for Plane {
         }
     }
 
-    fn local_map(&self, path: ExternalId) -> MapBytes {
+    /// Return the local congestion map as it is now.
+    pub fn local_map(&self, path: ExternalId) -> MapBytes {
         let state = self.lock();
         let host = state.externals.get(path).map(|one| one.host);
         let host = host.and_then(|host| state.hosts.get(host));
         host.map_or([0; 8192], |host| *host.congested.emit())
     }
 
-    fn set_full(&self, path: ExternalId, full: bool) {
+    /// Note that the path reached its limit of messages, or left it: then its senders continue.
+    pub fn set_full(&self, path: ExternalId, full: bool) {
         self.lock().set_external_full(path, full);
     }
 
-    fn set_connected(&self, path: ExternalId, connected: bool) {
+    /// Note that messages wait for a connection from now on, or that there is one.
+    pub fn set_connected(&self, path: ExternalId, connected: bool) {
         let mut state = self.lock();
         if connected {
             state.note_external_connected(path);
@@ -204,9 +173,7 @@ impl TransportPlane for Plane {
             state.note_external_wanted(path);
         }
     }
-}
 
-impl Plane {
     /// Make the plane's part of a path that a transport of messages has.
     pub fn external(
         &self,
@@ -483,7 +450,7 @@ impl State {
         }
     }
 
-    /// Queue a message of the peer in its mailbox; see `TransportPlane::deliver`.
+    /// Queue a message of the peer in its mailbox; see `Plane::deliver`.
     pub fn deliver_external(
         &mut self,
         path: ExternalId,
@@ -552,7 +519,7 @@ impl State {
     }
 
     /// Note what was queued, with one look at a mailbox for neighbouring messages; return false if the
-    /// path is to pause, as `TransportPlane::deliver` does.
+    /// path is to pause, as `Plane::deliver` does.
     pub fn end_run(&mut self, path: ExternalId, run: &mut ArrivalRun) -> bool {
         let ended = std::mem::take(run);
         let Some((_, id)) = ended.last else {

@@ -8,7 +8,7 @@ use urds_path::{ArrivingPayload, Limits, NO_EXTENSION};
 
 use crate::errors::{ErrorReason, Rejected};
 use crate::events::Event;
-use crate::external::{Charge, ExternalId, TransportPlane};
+use crate::external::{Charge, ExternalId};
 use crate::gathering::Carrier;
 use crate::mailbox::{MailboxSettings, Route};
 use crate::operations::OperationNotice;

@@ -268,7 +268,7 @@ impl State {
     /// Charge a message and keep it, if it may gather.
     ///
     /// # Errors
-    /// As `TransportPlane::charge`.
+    /// As `Plane::charge`.
     pub(crate) fn gather(
         &mut self,
         path: ExternalId,

@@ -10,7 +10,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use urds_dataplane::errors::ErrorReason;
-use urds_dataplane::external::{Charge, ExternalId, TransportPlane};
+use urds_dataplane::external::{Charge, ExternalId};
 use urds_dataplane::host::MapBytes;
 use urds_dataplane::plane::Plane as Shell;
 

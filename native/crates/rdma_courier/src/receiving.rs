@@ -1,6 +1,6 @@
 //! Frames that arrive: plain messages, whole or in fragments, and acknowledgements.
 
-use urds_dataplane::external::{ArrivalRun, TransportPlane};
+use urds_dataplane::external::ArrivalRun;
 use urds_dataplane::plane::Locked;
 use urds_path::constants::{
     CONGESTION_MAP_BYTES, FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES, LONG_BYTES,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use urds_dataplane::external::TransportPlane;
 use urds_path::constants::{FLAG_ACK_REQUIRED, FLAG_CONG_BITMAP, HEADER_BYTES};
 use urds_path::packed_frames::{FRAGMENT_BYTES, PACKED_BYTES};
 use urds_path::{Header, Payload};
