@@ -39,13 +39,33 @@ OpenOurs = Callable[..., AbstractContextManager[Remote]]
 Note = Callable[..., None]
 REPORT = pytest.StashKey[Report]()
 
-# Nothing outlives this: not the kernel's connections, sequence numbers or congestion maps.
-RELOAD_RDS = "run('rmmod rds_tcp rds && modprobe rds_tcp')"
-SET_BUFFER_LIMIT = "run(f'echo {value} > /proc/sys/net/core/{name}')"
 BUFFER_BYTES_MAX = 16 << 20
+# Nothing outlives the modules: not the kernel's connections, sequence numbers or congestion maps.
+RENEW_RDS = "run('rmmod rds_tcp rds && modprobe rds_tcp')"
+# The kernel's log from here on, and no program for it: to begin one takes half a second there.
+SETTLE = """
+import os
+for name in ("wmem_max", "rmem_max"):
+    with open(f"/proc/sys/net/core/{name}", "w") as limit:
+        print(bytes_max, file=limit)
+log = os.open("/dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+os.lseek(log, 0, os.SEEK_END)
+"""
 # A line that its printer left open, without a line feed, cannot be read before the next one.
-END_LAST_LINE = "run('echo \"<6>end of test\" > /dev/kmsg')"
-SERIOUS_LEVELS = "emerg,alert,crit,err,warn"
+READ_LOG = """
+os.write(log, b"<6>end of test")
+records = []
+while True:
+    try:
+        records.append(os.read(log, 8192).decode(errors="replace"))
+    except BlockingIOError:
+        break
+    except BrokenPipeError:
+        pass  # older ones were overwritten
+os.close(log)
+records
+"""
+SERIOUS_LEVEL_MAX = 4  # a warning. Source: syslog(2)
 # What an emulated processor on a busy host complains of; what RDS says of a reset while it sends.
 HARMLESS_WORDS = ("hrtimer: interrupt took", "clocksource: ", "disconnecting and reconnecting")
 SERIOUS_WORDS = ("WARNING", "BUG", "Oops", "Call Trace", "unknown exthdr")
@@ -110,8 +130,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         pytest.skip(reason)
     with Lab(_image()) as booted:
         if report := request.config.stash.get(REPORT, None):
-            with booted.open_guest() as remote:
-                report.series, report.release = chosen_series(), remote("run('uname -rv').strip()")
+            release = booted.oversee("run('uname -rv').strip()")
+            report.series, report.release = chosen_series(), release
         yield booted
 
 
@@ -133,22 +153,26 @@ def guest(lab: Lab) -> Iterator[Remote]:
     """Give a process in the guest, with RDS loaded anew; afterwards judge the kernel's log."""
     lab.order(Orders())
     _renew_rds(lab)
+    lab.oversee(SETTLE, bytes_max=BUFFER_BYTES_MAX)
     with lab.open_guest() as remote:
-        for name in ("wmem_max", "rmem_max"):
-            remote(SET_BUFFER_LIMIT, name=name, value=BUFFER_BYTES_MAX)
-        remote("run('dmesg --clear')")
         yield remote
     lab.order(Orders())
-    with lab.open_guest() as remote:
-        remote(END_LAST_LINE)
-        serious = remote("run(f'dmesg --level {levels}')", levels=SERIOUS_LEVELS)
-        whole = remote("run('dmesg')")
-    complaints = [
-        line for line in serious.splitlines() if not any(word in line for word in HARMLESS_WORDS)
-    ]
-    words = [word for word in SERIOUS_WORDS if word in whole]
+    complaints, words = judged_log(lab.oversee(READ_LOG))
     assert not complaints, "the kernel complains"
     assert not words, "the kernel's log has serious words"
+
+
+def judged_log(records: list[str]) -> tuple[list[str], list[str]]:
+    """Return what the kernel complained of, and the serious words in its log.
+
+    A record is its priority, number, time and flags, a semicolon, and the text. Source: linux v6.12
+    Documentation/ABI/testing/dev-kmsg.
+    """
+    split = [record.partition(";")[::2] for record in records]
+    serious = [text for head, text in split if int(head.split(",")[0]) % 8 <= SERIOUS_LEVEL_MAX]
+    complaints = [text for text in serious if not any(word in text for word in HARMLESS_WORDS)]
+    texts = "".join(text for _, text in split)
+    return complaints, [word for word in SERIOUS_WORDS if word in texts]
 
 
 def _renew_rds(lab: Lab) -> None:
@@ -158,8 +182,7 @@ def _renew_rds(lab: Lab) -> None:
     port 1 or with EADDRINUSE (seen in /proc/modules): after such a test it cannot be unloaded.
     """
     try:
-        with lab.open_guest() as remote:
-            remote(RELOAD_RDS)
+        lab.oversee(RENEW_RDS)
     except (RemoteFailure, RemoteHang, OSError):
         lab.reboot()
 

@@ -23,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from . import agent, wire
 from .image import Image
-from .remote import Remote
+from .remote import Remote, RemoteHang
 from .wire import Orders
 
 GUEST = agent.GUEST_ADDRESS
@@ -39,6 +39,11 @@ NAMESPACES, WORK_DIRECTORIES = Path("/run/netns"), Path(tempfile.gettempdir())
 CLONE_NEWNET = 0x40000000
 HERE = Path(__file__).parent
 WORKLOAD = (HERE / "workload.py").read_text()
+KILL = """
+import os, signal
+try: os.kill(pid, signal.SIGKILL)
+except ProcessLookupError: pass
+"""
 
 
 class Lab:
@@ -50,6 +55,7 @@ class Lab:
         self._namespace = f"{PREFIX}{os.getpid()}"
         self.work = WORK_DIRECTORIES / self._namespace
         self._stack = ExitStack()
+        self._overseer: Remote | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -63,6 +69,7 @@ class Lab:
                 dump = ["tcpdump", "-i", "tap0", "-U", "-w", capture, "tcp port 16385"]
                 stack.enter_context(child(self.inside(*dump)))
             self._machine = stack.enter_context(ExitStack())
+            stack.callback(self._dismiss_overseer)
             self.reboot()
             self._stack = stack.pop_all()
         return self
@@ -77,6 +84,7 @@ class Lab:
 
     def reboot(self) -> None:
         """Stop the guest, if it runs, and boot it. Raises RuntimeError with the console."""
+        self._dismiss_overseer()
         self._machine.close()
         (self.work / "console").unlink(missing_ok=True)
         machine = self._machine.enter_context(child(self._machine_command()))
@@ -92,12 +100,28 @@ class Lab:
                 yield remote
         finally:
             # By its number and from another process: it may be blocked in a call.
-            with closing(self._connect_guest()) as killer:
-                killer("import os, signal")
-                killer(
-                    "try: os.kill(pid, signal.SIGKILL)\nexcept ProcessLookupError: pass",
-                    pid=remote.pid,
-                )
+            self.oversee(KILL, pid=remote.pid)
+
+    def oversee(self, source: str, **names: object) -> Any:
+        """Run `source` in a process of the guest that lives as long as it does, and has no socket.
+
+        What is done for each test is done there: an emulated processor takes long to begin another.
+        Raises as a call of `Remote` does.
+        """
+        try:
+            if self._overseer is None:
+                self._overseer = self._connect_guest()
+                self._overseer(WORKLOAD)
+            self._overseer.start(source, **names)
+            return self._overseer.finish()
+        except (OSError, RemoteHang):
+            self._dismiss_overseer()
+            raise
+
+    def _dismiss_overseer(self) -> None:
+        if self._overseer is not None:
+            self._overseer.close()
+            self._overseer = None
 
     @contextmanager
     def open_ours(self, **environment: str) -> Iterator[Remote]:
