@@ -22,6 +22,7 @@ from urds.common.errors import ErrorReason, os_error
 from urds.rds.constants import HeaderFlag
 from urds.rds.plane.contract import (
     Buffer,
+    FirstFrame,
     Limits,
     Mailbox,
     MailboxSettings,
@@ -281,6 +282,8 @@ class Side:
             return f"old path to {value.peer}"
         if isinstance(value, Message):
             return value._replace(time_ns=bool(value.time_ns))
+        if isinstance(value, FirstFrame):  # whether a map of the same read counts is not told
+            value = replace(value, generation_told=False)
         if is_dataclass(value) and not isinstance(value, type):
             told = [self.plain(getattr(value, field.name)) for field in fields(value)]
             return (type(value).__name__, *told)

@@ -491,6 +491,7 @@ impl State {
         let path = self.paths.get_mut(id)?;
         path.core.detach(&mut self.counters);
         let stream = path.stream.take();
+        path.blocked = false; // the next send asks for a stream
         path.is_batching = false;
         path.wanted = false;
         path.batch_since_ns = None;

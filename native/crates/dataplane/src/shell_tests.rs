@@ -252,6 +252,22 @@ fn a_stream_that_takes_no_more_is_written_to_when_it_does() {
 }
 
 #[test]
+fn a_send_after_a_full_stream_was_taken_away_asks_for_another() {
+    let world = World::new();
+    let mailbox = world.mailbox(sized(8 << 20));
+    let _remote = world.attach(Hold::Nothing, AckMode::PeerAcknowledged);
+    for _ in 0..4000 {
+        world.send(mailbox, &[7; 1000]).unwrap();
+    }
+    assert!(world.counter("tcp_sndbuf_full") > 0);
+    assert!(world.plane.detach(world.path).is_some());
+    assert_eq!(world.progress(0), []);
+    world.send(mailbox, b"again").unwrap();
+    let events = world.progress(0);
+    assert_eq!(events, [Event::ConnectWanted { path: world.path }]);
+}
+
+#[test]
 fn a_protocol_error_cuts_the_stream_and_is_counted() {
     let world = World::new();
     world.mailbox(MailboxSettings::default());

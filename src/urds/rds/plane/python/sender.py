@@ -357,9 +357,11 @@ class Sender:
         self.unsent, self.retransmits, self.unacked = unsent, retransmits, unacked
         self.pending_bytes -= HEADER_BYTES * removed + removed_bytes
         owner.send_queued_bytes -= gone_bytes
-        self.freed[owner] = freed_bytes
+        count = removed + again + sent
+        if count:  # else nothing is to be told of the account
+            self.freed[owner] = freed_bytes
         self._open_fences()
-        return removed + again + sent
+        return count
 
     def holds(self, owner: Owner | None = None) -> bool:
         """Return whether a message of the owner, or of any, is queued or unacknowledged."""
