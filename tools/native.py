@@ -100,6 +100,7 @@ def build(options: argparse.Namespace) -> None:
         if not options.optional:
             print(f"urds_native of these sources is in {options.at.name}.")
         return
+    sources = digest(options.at)  # what changes meanwhile is for the next build
     try:
         cargo = find()
         _install_maturin(options.at)
@@ -113,7 +114,7 @@ def build(options: argparse.Namespace) -> None:
     except (Unavailable, Broken, KeyboardInterrupt, SystemExit):
         _remove(options.at)
         raise
-    _stamp(options.at).write_text(digest(options.at), encoding="ascii")
+    _stamp(options.at).write_text(sources, encoding="ascii")
     print(f"urds_native is in {options.at.name} ({time.monotonic() - started_s:.0f} s).")
 
 
