@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 from unittest.mock import patch
 
-from tests.parity.sides import Outcome, Side, brief
+from tests.parity.sides import Outcome, brief
 from urds.rds.plane.python.partial_message import PartialMessage
 
 READ_BYTES: Final = 262_144  # at once, by the compiled plane
@@ -20,25 +20,47 @@ class Difference(AssertionError):
     """Two planes did not do the same."""
 
 
-class Lockstep:
+class Compared(Protocol):
+    """One of two sides that do the same; what its methods return has to be equal."""
+
+    def attempt(self, call: Callable[[Any], object]) -> Outcome:
+        """Make a call; return what it gave as a plain value."""
+
+    def settle(self) -> None:
+        """Do what is to be done."""
+
+    def read(self) -> Any:
+        """Return what came out since the last look."""
+
+    def seen(self, data: Any) -> dict[str, object]:
+        """Return what is compared after a look."""
+
+    def close(self) -> Outcome:
+        """End everything; return how that went."""
+
+
+One = TypeVar("One", bound=Compared)
+
+
+class Lockstep(Generic[One]):
     """Two sides, how many steps they made, and the names of the last ones."""
 
-    def __init__(self, seed: int, sides: Sequence[Side]) -> None:
+    def __init__(self, seed: int, sides: Sequence[One]) -> None:
         self.seed = seed
         self.sides = sides
         self.steps = 0
         self._history: deque[str] = deque(maxlen=_HISTORY)
 
-    def both(self, label: str, call: Callable[[Side], object]) -> None:
+    def both(self, label: str, call: Callable[[One], object]) -> None:
         """Make one call on both sides; compare what it gave. Raises Difference."""
         self.steps += 1
         self._history.append(label)
         self.compare(label, *(side.attempt(call) for side in self.sides))
 
-    def look(self) -> Mapping[str, bytes]:
+    def look(self) -> Any:
         """Have both sides do what is to be done, compare what can be seen of them then.
 
-        Return the bytes that came out, by the name of their stream. Raises Difference.
+        Return what came out of the first one. Raises Difference.
         """
         for side in self.sides:
             side.settle()
@@ -46,12 +68,6 @@ class Lockstep:
         seen = [side.seen(data) for side, data in zip(self.sides, arrived, strict=True)]
         self.compare(f"bytes and readiness after {self._history[-1]}", *seen)
         return arrived[0]
-
-    def look_inside(self, *, with_tables: bool) -> None:
-        """Compare what both sides report, and their tables. Raises Difference."""
-        self.compare("events", *(side.events() for side in self.sides))
-        if with_tables:
-            self.compare("tables", *(side.tables() for side in self.sides))
 
     def close(self) -> list[Outcome]:
         """End both sides; return how that went."""

@@ -233,7 +233,9 @@ class Crossing:
             side.now_ns += round(ms * MS)
         self._said = ""
         self.both(f"turn {ms}", Side.settle)
-        self.lockstep.look_inside(with_tables=is_step)
+        self.lockstep.compare("events", *(side.events() for side in self.sides))
+        if is_step:
+            self.lockstep.compare("tables", *(side.tables() for side in self.sides))
 
     # -- rarer steps
 

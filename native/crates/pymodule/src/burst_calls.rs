@@ -189,10 +189,12 @@ fn recv_many<'py>(
         let wait_ns = own.receive_wait_ns();
         let make = |received: Received<'_>| Came::of(py, received, bytes_max);
         let first = fast_calls::take(mailbox, wait_ns, false, make)?;
+        // Before more is taken: this takes the notice of an operation, and raises if nothing came.
+        let first = fast_calls::named(mailbox, first, bytes_max, wait_ns)?;
         // A socket closed meanwhile is an error of the next call: this one has a message.
         let _ = take_burst(mailbox, count_max.saturating_sub(1), bytes_max, &mut came);
         pairs.reserve_exact(1 + came.len());
-        pairs.push(fast_calls::named(mailbox, first, bytes_max, wait_ns)?);
+        pairs.push(first);
     }
     let mut sources = fast_calls::Sources::default();
     for one in came {

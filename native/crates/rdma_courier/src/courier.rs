@@ -41,7 +41,7 @@ pub struct Setup {
     pub send_ring: usize,
     pub message_bytes_max: usize,
     /// What an acknowledgement waits for a message to ride on.
-    pub ack_delay_ns: i64,
+    pub ack_delay_ns: u64,
 }
 
 impl Setup {
@@ -160,7 +160,7 @@ pub(crate) struct State {
     /// An acknowledgement that is asked for waits for more.
     pub puts_ack_off: bool,
     /// When an acknowledgement leaves that has found no message to ride on.
-    pub ack_due_ns: Option<i64>,
+    pub ack_due_ns: Option<u64>,
 }
 
 impl Taker for Courier {
@@ -342,7 +342,7 @@ impl Courier {
     ///
     /// `has_more`: frames are here that the engine has not seen. An acknowledgement wakes the peer, so that
     /// which is asked for waits for them, up to a limit.
-    pub fn transmit(&self, engine: &mut Engine, now_ns: i64, has_more: bool) -> bool {
+    pub fn transmit(&self, engine: &mut Engine, has_more: bool) -> bool {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut().filter(|state| !state.is_stopped) else {
             return false;
@@ -352,7 +352,10 @@ impl Courier {
             return false;
         }
         self.gather(state);
-        let is_due = state.ack_due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        // On the plane's clock, whose threads come when one is due.
+        let is_due = state
+            .ack_due_ns
+            .is_some_and(|due_ns| due_ns <= self.plane.now_ns());
         state.numbers.acknowledgement_asked |= is_due && state.has_ack_pending();
         state.puts_ack_off = has_more && state.unacked_bytes < UNACKED_BYTES_MAX;
         let mut has_posted = false;
@@ -362,13 +365,13 @@ impl Courier {
         // The peer, an urds node, waits for the acknowledgement of what it sent last, which asks for
         // none. One that is asked for leaves behind that which is under way.
         let waits = state.has_ack_pending() && !state.numbers.acknowledgement_asked;
-        state.ack_due_ns =
-            waits.then(|| state.ack_due_ns.unwrap_or(now_ns + self.setup.ack_delay_ns));
+        let due_ns = || self.plane.now_ns() + self.setup.ack_delay_ns;
+        state.ack_due_ns = waits.then(|| state.ack_due_ns.unwrap_or_else(due_ns));
         has_posted
     }
 
     /// Return when `transmit` has something to do by itself.
-    pub fn due_ns(&self) -> Option<i64> {
+    pub fn due_ns(&self) -> Option<u64> {
         let guard = self.state.lock();
         let state = guard.as_ref().filter(|state| !state.is_stopped);
         state.and_then(|state| state.ack_due_ns)

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -44,8 +44,8 @@ const ROUNDS_MAX: usize = 16;
 pub struct Couriers {
     has_any: AtomicBool,
     of: Mutex<Vec<Arc<Courier>>>,
-    /// When one of them has something to do by itself, `i64::MAX` for never.
-    due_ns: Arc<AtomicI64>,
+    /// When one of them has something to do by itself, `u64::MAX` for never.
+    due_ns: Arc<AtomicU64>,
     /// The plane that serves the engine, from the first courier on.
     served: Mutex<Option<(Arc<Plane>, Arc<Served>)>>,
 }
@@ -55,7 +55,7 @@ impl Default for Couriers {
         Self {
             has_any: AtomicBool::new(false),
             of: Mutex::default(),
-            due_ns: Arc::new(AtomicI64::new(i64::MAX)),
+            due_ns: Arc::new(AtomicU64::new(u64::MAX)),
             served: Mutex::default(),
         }
     }
@@ -111,7 +111,7 @@ impl Couriers {
             let has_completed = !is_waiting && complete(&couriers, machine, needed.as_deref_mut());
             let mut has_posted = false;
             for courier in &*couriers {
-                has_posted |= courier.transmit(machine, now_ns, channels.has_more());
+                has_posted |= courier.transmit(machine, channels.has_more());
             }
             if has_posted {
                 channels.flush(machine, now_ns);
@@ -123,7 +123,7 @@ impl Couriers {
             }
         }
         let dues = couriers.iter().filter_map(|courier| courier.due_ns());
-        let due_ns = dues.min().unwrap_or(i64::MAX);
+        let due_ns = dues.min().unwrap_or(u64::MAX);
         let before_ns = self.due_ns.swap(due_ns, Relaxed);
         if due_ns < before_ns
             && let Some(courier) = couriers.first()
@@ -157,7 +157,7 @@ impl Couriers {
 
     /// Have nothing due: none would do it.
     fn forget_dues(&self) {
-        self.due_ns.store(i64::MAX, Relaxed);
+        self.due_ns.store(u64::MAX, Relaxed);
     }
 
     /// Have a plane serve the engine, if it does not yet; `doorbell` is rung for the adapter.
@@ -246,7 +246,7 @@ fn complete(
 struct Served {
     core: Weak<Core>,
     /// The couriers'; with the plane's lock held no thread may be the last to have the engine.
-    due_ns: Arc<AtomicI64>,
+    due_ns: Arc<AtomicU64>,
     /// The set of the adapter's loop, in which peers ring: a member of the plane's set.
     set: i32,
     /// Rung for the adapter, which does what is not the engine's.
@@ -377,7 +377,7 @@ impl Device for Served {
 
     fn due_ns(&self) -> Option<u64> {
         let due_ns = self.due_ns.load(Relaxed);
-        (due_ns != i64::MAX).then(|| u64::try_from(due_ns).unwrap_or(0))
+        (due_ns != u64::MAX).then_some(due_ns)
     }
 }
 
@@ -467,7 +467,7 @@ impl RdmaCourier {
         memory: &Bound<'_, PyAny>,
         lkey: u32,
         places: (u64, usize, usize),
-        limits: (u64, usize, usize, i64),
+        limits: (u64, usize, usize, u64),
         doorbell: i32,
     ) -> PyResult<Self> {
         let core = engine.get().core();

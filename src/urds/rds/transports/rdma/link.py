@@ -171,6 +171,10 @@ class Link:
             self.path.around.is_paused = True
         if paused_slot is not None:
             self._hold(paused_slot)
+        # What the courier was about to do is the core's now, though nothing else may happen here.
+        self.path.plan_acknowledgement()
+        if self.path.core.wants_work():
+            self.finish_soon()
 
     def _handle_courier(self) -> None:
         """Do what a courier leaves: what it has stopped at, or a pause."""
@@ -270,7 +274,9 @@ class Link:
     def give(self) -> None:
         """Have a courier go on, if there is one. The lock of the cores is held as well."""
         path, courier = self.path, self._courier
-        is_held_up = self._is_taking or self._held or path.around.is_paused
+        # A frame that a courier has taken in part is next: one that began it again would repeat it.
+        is_in_part = self._done_bytes > 0
+        is_held_up = self._is_taking or self._held or path.around.is_paused or is_in_part
         if courier is not None and not is_held_up and self._protocol_error is None:
             courier.give(path.core)
 

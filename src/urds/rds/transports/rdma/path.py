@@ -335,11 +335,15 @@ class RdmaPath:
         """
         with self.lock:
             self._charges.refund_freed()
-            if self.core.has_ack_pending and self._acknowledges_unasked:
-                # The last messages of a burst ask for nothing.
-                self._node.acknowledgements.plan(self)
+            self.plan_acknowledgement()
             if link is not None and self.lock.courier is not None:
                 link.give()
+
+    def plan_acknowledgement(self) -> None:
+        """Have what came in acknowledged soon; the lock of the cores is held."""
+        if self.core.has_ack_pending and self._acknowledges_unasked:
+            # The last messages of a burst ask for nothing.
+            self._node.acknowledgements.plan(self)
 
     def count_up(self) -> None:
         """Take back what a courier has counted and numbered, so that the core's is current."""
