@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import selectors
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from tests.rds.aio.nodes import Node
 from tests.support import backends, carriers
 from tests.support.waiting import ENDLESS_S
 from urds import aio
-from urds.rds.aio.progress import BUDGET, COST_SHIFT
+from urds.rds.aio.progress import BUDGET, COST_SHIFT, LoopProgress
 from urds.rds.plane.choose import PYTHON
 from urds.rds.plane.python.plane import Plane
 
@@ -197,6 +198,74 @@ def test_a_stopped_loop_steals_no_message(own: Node, other: Node, own_thread: bo
     stopped.run_until_complete(hear())
     stopped.close()
     running.close()
+
+
+class Polls(selectors.DefaultSelector):
+    """Counts how often a loop polls."""
+
+    count = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.count += 1
+        return super().select(timeout)
+
+
+@pytest.mark.each_carrier(False)
+@pytest.mark.skipif(backends.IS_ATTACHED, reason="each socket has a descriptor of its own there")
+def test_a_task_runs_where_the_loop_reads_for_it(own: Node, other: Node) -> None:
+    """One poll for each message: in the next iteration of the loop it would be another."""
+    polls, rounds = Polls(), 200
+
+    async def main() -> None:
+        async with await own.bind() as asking, await other.bind() as answering:
+            answer = asyncio.create_task(_echo(answering))
+            await asking.send_to(b"connect", answering.getsockname())
+            await asking.recv()
+            before = polls.count
+            for _ in range(rounds):
+                await asking.send_to(b"x", answering.getsockname())
+                assert await asking.recv() == b"x"
+            messages = 2 * rounds
+            assert messages - 2 <= polls.count - before < messages + messages // 2
+            answering.close()
+            await answer
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(polls)) as runner:
+        runner.run(main())
+
+
+def test_a_task_that_ends_the_loop_leaves_others_their_messages(
+    own: Node, other: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were woken by one read; the second one runs when the loop does again."""
+    look = LoopProgress.look
+
+    def look_at_both(progress: LoopProgress) -> None:
+        for _ in range(5):
+            look(progress)
+            time.sleep(0.005)
+
+    loop = asyncio.new_event_loop()
+    first, second, source = (loop.run_until_complete(node.bind()) for node in (own, own, other))
+
+    async def leave() -> None:
+        assert await first.recv() == b"connect"
+        await first.recv()
+        raise SystemExit
+
+    tasks = [loop.create_task(leave()), loop.create_task(second.recv())]
+    loop.run_until_complete(source.send_to(b"connect", first.getsockname()))
+    loop.run_until_complete(asyncio.sleep(0.05))
+    for target in (first, second):
+        source._socket.sendto(b"x", target.getsockname())
+    monkeypatch.setattr(LoopProgress, "look", look_at_both)
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(asyncio.wait(tasks[:1]))
+    assert loop.run_until_complete(asyncio.wait_for(tasks[1], 5)) == b"x"
+    assert isinstance(tasks[0].exception(), SystemExit)
+    for sock in (first, second, source):
+        loop.run_until_complete(sock.aclose())
+    loop.close()
 
 
 def test_two_loops_in_two_threads(own: Node, other: Node) -> None:

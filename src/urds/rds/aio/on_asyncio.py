@@ -11,48 +11,82 @@ import os
 import sys
 import weakref
 from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextvars import Context
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 from urds.rds.aio.progress import LoopProgress, Sleeper
 
 if TYPE_CHECKING:
-    from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
+    from urds.rds.runtime.backend import Plane
 
 
 class AsyncioSleeper(Sleeper):
-    """A task that waits for a future."""
+    """A task that waits for a future: this object, as `asyncio.isfuture` has it.
 
-    def __init__(
-        self,
-        progress: AsyncioProgress,
-        mailbox: Mailbox,
-        *,
-        room: bool,
-        address: SocketAddress | None,
-    ) -> None:
-        super().__init__(progress, mailbox, room=room, address=address)
-        self._loop = progress.loop
-        self._future: asyncio.Future[None] = progress.loop.create_future()
+    A future of asyncio's own has its task run in the next iteration of the loop, which begins with
+    another poll of all descriptors. This one runs it where the loop reads the plane.
+    """
 
-    def _wake(self, *, own_thread: bool) -> bool:
+    _progress: AsyncioProgress
+    _loop: AbstractEventLoop  # where asyncio looks for it
+    _asyncio_future_blocking = False
+    _step: Callable[[AsyncioSleeper], object] | None = None  # runs the task
+
+    def _wake(self) -> bool:
         """Wake the task; a stopped loop may run again, but another task must not wait for that."""
-        try:
-            if own_thread:
-                self._set()
-            else:
-                self._loop.call_soon_threadsafe(self._set)
-        except RuntimeError:  # the loop is closed
-            return False
-        return self._loop.is_running()
+        progress = self._progress
+        if progress.reading_thread == get_ident():
+            progress.woken.append(self)
+        elif asyncio._get_running_loop() is self._loop:
+            self.schedule()
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self.run)
+            except RuntimeError:  # the loop is closed
+                return False
+            return self._loop.is_running()
+        return True
 
-    def _set(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+    def run(self) -> None:
+        """Run the task if it still waits; no task of its loop runs now."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._context.run(step, self)
 
-    def sleep(self) -> asyncio.Future[None]:
-        """Return an object that waits until woken."""
-        return self._future
+    def schedule(self) -> None:
+        """Have the loop run the task."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._loop.call_soon(step, self, context=self._context)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until told."""
+        if not self.told:
+            self._asyncio_future_blocking = True
+            yield self
+        self._used = True
+
+    def add_done_callback(
+        self, callback: Callable[[AsyncioSleeper], object], *, context: Context
+    ) -> None:
+        """Note how to run the task, which waits from now on."""
+        self._step, self._context = callback, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """Have the task run; it is the task that knows then that it is cancelled."""
+        self.schedule()
+        return False
+
+    def done(self) -> bool:
+        """Return whether the task runs, or is about to."""
+        return self._step is None
+
+    def result(self) -> None:
+        """Return nothing: the task looks for itself."""
 
 
 class _Reader:
@@ -64,7 +98,19 @@ class _Reader:
         progress.plane.adopt()
 
     def __call__(self) -> None:
-        self._progress.look()
+        """Make progress, then run the tasks that it woke."""
+        progress = self._progress
+        woken = progress.woken
+        progress.reading_thread = get_ident()
+        try:
+            progress.look()
+            progress.reading_thread = None  # a task runs within no other
+            while woken:
+                woken.popleft().run()
+        finally:
+            progress.reading_thread = None
+            while woken:  # behind one that ends the loop
+                woken.popleft().schedule()
 
     def __del__(self) -> None:
         if os.getpid() == self._process:
@@ -80,6 +126,8 @@ class AsyncioProgress(LoopProgress):
     def __init__(self, plane: Plane, loop: AbstractEventLoop) -> None:
         super().__init__(plane, loop)
         self._reader: weakref.ref[_Reader] | None = None
+        self.reading_thread: int | None = None  # while it reads the plane for the loop
+        self.woken: deque[AsyncioSleeper] = deque()
 
     def is_here(self) -> bool:
         """Tell whether the calling task runs in this loop, not in a trio run that it hosts."""

@@ -7,9 +7,9 @@ the sender reschedules it, which costs no system call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
+from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import trio
 from trio.lowlevel import Abort, Task
@@ -17,7 +17,7 @@ from trio.lowlevel import Abort, Task
 from urds.rds.aio.progress import LoopProgress, Sleeper
 
 if TYPE_CHECKING:
-    from urds.rds.runtime.backend import Mailbox, Plane, SocketAddress
+    from urds.rds.runtime.backend import Plane
 
 
 class _Bed:
@@ -51,26 +51,27 @@ class _Bed:
 class TrioSleeper(Sleeper):
     """A task that waits to be rescheduled."""
 
-    def __init__(
-        self, progress: TrioProgress, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
-    ) -> None:
-        super().__init__(progress, mailbox, room=room, address=address)
-        self._token = progress.loop
-        self._bed = _Bed()
+    _progress: TrioProgress
+    _loop: trio.lowlevel.TrioToken
 
-    def _wake(self, *, own_thread: bool) -> bool:
+    def __enter__(self) -> Self:
+        self._bed = _Bed()
+        return super().__enter__()
+
+    def _wake(self) -> bool:
         try:
-            if own_thread and trio.lowlevel.in_trio_run():
+            if threading.get_ident() == self._progress.thread and trio.lowlevel.in_trio_run():
                 self._bed.wake()
             else:
-                self._token.run_sync_soon(self._bed.wake)
+                self._loop.run_sync_soon(self._bed.wake)
         except trio.RunFinishedError:
             return False
         return True
 
-    def sleep(self) -> Coroutine[Any, Any, None]:
-        """Return an object that waits until woken."""
-        return self._bed.sleep()
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until told."""
+        yield from self._bed.sleep().__await__()
+        self._used = True
 
 
 class TrioProgress(LoopProgress):
@@ -81,7 +82,7 @@ class TrioProgress(LoopProgress):
 
     def __init__(self, plane: Plane, loop: trio.lowlevel.TrioToken) -> None:
         super().__init__(plane, loop)
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._wanted = False
         self._alive = False
         self._scope = trio.CancelScope()

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
@@ -40,23 +39,29 @@ def _stay() -> None:
 
 
 class Sleeper(ABC):
-    """One task that waits for a message or for room; use it in a `with` block, once.
+    """One task that waits for a message or for room; await it in a `with` block of its own, once.
 
-    Entering subscribes. Leaving without `used` passes the wake-up on, if there was one: a message
-    for which only this task was told must not wait for the next message.
+    Entering subscribes. Leaving before the await has ended passes the wake-up on, if there was one:
+    a message for which only this task was told must not wait for the next message.
     """
 
+    told = False
+    _used = False
+    _forgotten = False
+
     def __init__(
-        self, progress: LoopProgress, mailbox: Mailbox, *, room: bool, address: SocketAddress | None
+        self,
+        progress: LoopProgress,
+        mailbox: Mailbox,
+        *,
+        room: bool = False,
+        address: SocketAddress | None = None,  # the task waits for room to it
     ) -> None:
         self._progress = progress
-        self.used = False
-        self.told = False
-        self._forgotten = False
-        self._thread = threading.get_ident()
+        self._loop = progress.loop
         self._mailbox = mailbox
         self._room = room
-        self._address = address  # the task waits for room to it
+        self._address = address
 
     def __enter__(self) -> Self:
         self._leave = self._mailbox.subscribe(self.tell, room=self._room, address=self._address)
@@ -65,29 +70,29 @@ class Sleeper(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._progress.waiting -= 1
-        if kind is GeneratorExit:
-            # The task is being collected, perhaps inside a call that holds a lock of the plane.
-            self._forgotten = True
-        elif self.used and self.told:
+        if self._used and self.told:
             # The subscription names this object: without the cycle it is freed now, and not at the
             # next garbage collection, which would be once in a few hundred waits.
             self._leave = _stay
+        elif kind is GeneratorExit:
+            # The task is being collected, perhaps inside a call that holds a lock of the plane.
+            self._forgotten = True
         else:
             self._leave()
 
     def tell(self) -> None:
         """Wake the task; any thread."""
         self.told = True
-        if self._forgotten or not self._wake(own_thread=threading.get_ident() == self._thread):
+        if self._forgotten or not self._wake():
             self._leave()  # pass it on: no task is there to use it
 
     @abstractmethod
-    def _wake(self, *, own_thread: bool) -> bool:
+    def _wake(self) -> bool:
         """Wake the task; return False if its loop does not run."""
 
     @abstractmethod
-    def sleep(self) -> Awaitable[None]:
-        """Return an object that waits until woken."""
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until told."""
 
 
 class LoopProgress(ABC):
@@ -121,12 +126,13 @@ class LoopProgress(ABC):
 
     def look(self) -> None:
         """Make progress, because the plane's descriptor is readable."""
-        now_ns = time.monotonic_ns()
         taken = self.budget != BUDGET
         self.budget = BUDGET
-        if taken and not self.waiting and now_ns - self._progressed_ns < _TICK_NS:
-            return
-        self._progressed_ns = now_ns
+        if taken and not self.waiting:
+            now_ns = time.monotonic_ns()
+            if now_ns - self._progressed_ns < _TICK_NS:
+                return
+            self._progressed_ns = now_ns
         self.plane.progress()
 
     def flush(self) -> None:
@@ -142,12 +148,6 @@ class LoopProgress(ABC):
         self.flush_due = True
         self.schedule_flush()
         return True
-
-    def sleeper(
-        self, mailbox: Mailbox, *, room: bool, address: SocketAddress | None = None
-    ) -> Sleeper:
-        """Make the object on which the running task sleeps: a message, or room to `address`."""
-        return self.sleepers(self, mailbox, room=room, address=address)
 
     @abstractmethod
     def is_here(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from socket import SO_LINGER, SOL_SOCKET
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from urds.common.errors import ErrorReason, os_error
 from urds.common.records import record
@@ -25,9 +25,9 @@ from urds.rds.runtime.process import current
 
 if TYPE_CHECKING:
     from urds.rds.addresses import SocketAddress
+    from urds.rds.aio.progress import Sleeper
     from urds.rds.runtime.backend import Buffer, Plane
 
-_T = TypeVar("_T")
 _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS})
 _WHOLE: Final = (1 << 32) - 1  # no message is longer
 _LINGER: Final = Struct("=ii")
@@ -75,15 +75,20 @@ class Socket:
         if progress is None or progress.budget <= 0:
             progress = await self._pass()
         recvfrom = self._socket.recvfrom
-        if self._dry:
-            taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
-        else:
-            try:
-                taken = recvfrom(payload_bytes_max)
-            except BlockingIOError:
-                taken = await self._wait_for_message(lambda: recvfrom(payload_bytes_max))
-        progress.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
-        return taken
+        is_dry = self._dry
+        while True:
+            if not is_dry:
+                try:
+                    taken = recvfrom(payload_bytes_max)
+                except BlockingIOError:  # or another task was faster
+                    pass
+                else:
+                    progress.budget -= 1 + (len(taken[0]) >> COST_SHIFT)
+                    return taken
+            with self._arrival() as sleeper:
+                self._dry = not sleeper.told  # else one is there already
+                await sleeper
+            is_dry = False
 
     async def recvmsg(
         self, payload_bytes_max: int, ancillary_bytes_max: int = 0, flags: int = 0, /
@@ -95,14 +100,14 @@ class Socket:
         if self._progress is None or self._progress.budget <= 0:
             await self._pass()
         recvmsg = self._socket.recvmsg
-        try:
-            return recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
-        except BlockingIOError:
-            if flags & (MSG_DONTWAIT | MSG_ERRQUEUE):
-                raise
-        return await self._wait_for_message(
-            lambda: recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
-        )
+        while True:
+            try:
+                return recvmsg(payload_bytes_max, ancillary_bytes_max, flags)
+            except BlockingIOError:
+                if flags & (MSG_DONTWAIT | MSG_ERRQUEUE):
+                    raise
+            with self._arrival() as sleeper:
+                await sleeper
 
     def __aiter__(self) -> Self:
         """Iterate over messages and their sources until the socket is closed."""
@@ -204,16 +209,10 @@ class Socket:
 
     # -- waiting
 
-    async def _wait_for_message(self, attempt: Callable[[], _T]) -> _T:
-        """Attempt whenever a message may be there, until one is taken."""
-        while True:
-            progress = self._join()  # anew: another loop may have joined while this one rested
-            with progress.sleeper(self._socket.mailbox, room=False) as sleeper:
-                self._dry = not sleeper.told  # else one is there already
-                await sleeper.sleep()
-                sleeper.used = True
-            with suppress(BlockingIOError):  # another task was faster
-                return attempt()
+    def _arrival(self) -> Sleeper:
+        """Return what waits until a message may be there."""
+        progress = self._join()  # anew: another loop may have joined while this one rested
+        return progress.sleepers(progress, self._socket.mailbox)
 
     async def _wait_for_room(
         self, attempt: Callable[[], int], address: SocketAddress | None
@@ -223,14 +222,15 @@ class Socket:
             address = self._socket.getpeername()
         while True:
             progress = self._join()
-            with progress.sleeper(self._socket.mailbox, room=True, address=address) as sleeper:
+            with progress.sleepers(
+                progress, self._socket.mailbox, room=True, address=address
+            ) as sleeper:
                 try:
                     return attempt()
                 except OSError as refused:
                     if refused.errno not in _NOT_NOW:
                         raise
-                await sleeper.sleep()
-                sleeper.used = True
+                await sleeper
 
     async def _pass(self) -> LoopProgress:
         """Be served by the running loop, and let it run an iteration if its budget is spent."""
