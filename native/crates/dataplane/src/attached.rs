@@ -94,8 +94,10 @@ pub struct Attached {
     left_until_ns: Option<u64>,
     /// The greatest buffers that its memory has room for, to send and to receive.
     buffers_max: (usize, usize),
-    /// Something was delivered while the reader slept.
-    must_show: bool,
+    /// Something was delivered in this pass, at whose end its reader is shown it if it sleeps.
+    has_published: bool,
+    /// Where the last message to a socket of this node went.
+    last_receiver: Option<MailboxId>,
     /// Which socket of the node this is, for the next worker.
     number: u64,
     /// `Left` or `ClientError` was reported.
@@ -203,7 +205,8 @@ impl Plane {
                 waiting: Vec::new(),
                 left_until_ns: None,
                 buffers_max: (send_bytes / AREA_FACTOR, receive_bytes / AREA_FACTOR),
-                must_show: false,
+                has_published: false,
+                last_receiver: None,
                 number: restore::socket_number(&record.local, record.port),
                 is_over: false,
                 is_restricted: false,

@@ -210,11 +210,13 @@ impl<T> Default for IdSet<T> {
 
 impl<T> IdSet<T> {
     /// Add an id; return whether it is new.
-    #[allow(clippy::cast_possible_truncation)] // no more members than slots
+    #[inline]
     pub fn insert(&mut self, id: Id<T>) -> bool {
-        if self.contains(id) {
-            return false;
-        }
+        !self.contains(id) && self.insert_new(id)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // no more members than slots
+    fn insert_new(&mut self, id: Id<T>) -> bool {
         self.remove_slot(id.place()); // an older row of the same slot
         if self.places.len() <= id.place() {
             self.places.resize(id.place() + 1, 0);
@@ -244,6 +246,7 @@ impl<T> IdSet<T> {
     }
 
     /// Return whether an id is in the set.
+    #[inline]
     pub fn contains(&self, id: Id<T>) -> bool {
         match self.places.get(id.place()) {
             Some(&place) if place > 0 => self.members[place as usize - 1] == id,

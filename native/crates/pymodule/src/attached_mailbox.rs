@@ -666,12 +666,17 @@ fn sendto<'py>(
     let own_ns = limit_of(&own.send_wait_ns);
     let (payload, address, wait_ns) = fast_calls::sendto_arguments(arguments, own_ns)?;
     let target = own.target(address)?;
-    let payload = memory::payload_of(&payload)?;
     let outgoing = Outgoing {
         to: name_of(&target.address, target.port),
         ..Outgoing::default()
     };
-    let sent = own.send_payload(py, payload, &outgoing, wait_ns)?;
+    let sent = if let Ok(bytes) = payload.cast_exact::<PyBytes>() {
+        // The caller has it for as long as the call lasts, so it needs no copy and no reference.
+        own.send_bytes(py, sys::bytes_in(bytes), &outgoing, wait_ns)?
+    } else {
+        let payload = memory::payload_of(&payload)?;
+        own.send_payload(py, payload, &outgoing, wait_ns)?
+    };
     Ok(sent.into_pyobject(py)?.into_any())
 }
 

@@ -34,7 +34,7 @@ fn with_holes() -> Pair {
         pair.send(1, &vec![1; length]).expect("room");
     }
     let slots: Vec<u32> = (0..3).map(|_| pair.take().expect("a message").0).collect();
-    pair.node.free(slots[1]);
+    pair.free(slots[1]);
     pair
 }
 
@@ -68,7 +68,7 @@ fn a_killed_sender_leaves_a_whole_message_or_none() {
         pair.node
             .held_messages(|held| slots.push(held.message.slot));
         for slot in slots {
-            pair.node.free(slot);
+            pair.free(slot);
         }
         assert_eq!((pair.client.queued_bytes(), used(&pair)), (0, 0));
     });
@@ -139,7 +139,7 @@ fn a_killed_worker_takes_nothing_twice_and_loses_nothing() {
         // What was taken before is held or freed, what was not comes now, in order.
         assert!([0, 1, 2].ends_with(&numbers), "{numbers:?} after {run:?}");
         for slot in held {
-            pair.node.free(slot);
+            pair.free(slot);
         }
         assert_eq!((pair.client.queued_bytes(), used(&pair)), (0, 0), "{run:?}");
         pair.send(0, &[5; 4000]).expect("all is free");

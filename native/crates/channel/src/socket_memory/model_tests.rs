@@ -108,7 +108,7 @@ impl Model {
             }
             Step::Free(index) if !self.held.is_empty() => {
                 let (slot, route, bytes) = self.held.swap_remove(index % self.held.len());
-                assert_eq!(pair.node.free(slot), Freed { bytes, route });
+                assert_eq!(pair.free(slot), Freed { bytes, route });
             }
             Step::Free(_) => {}
             Step::Deliver(length) => {

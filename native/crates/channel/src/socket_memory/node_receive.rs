@@ -19,6 +19,9 @@ use super::options::{Options, Word};
 use crate::journal::{self, ENTRY_AT, ENTRY_LENGTH, ENTRY_UNITS, Journal};
 
 const SEGMENTS: usize = 8;
+/// The client is told of so many short messages at once, and of each that is longer than so many bytes.
+const TOLD_MESSAGES: u64 = 16;
+const TOLD_LENGTH: usize = 1024;
 const SOFT_BYTES_MIN: usize = 64 << 10;
 
 /// Receive-path positions and how long a message was there.
@@ -223,10 +226,11 @@ impl NodeSide {
         self.area.copy_in(place.at + from, bytes);
     }
 
-    /// Publish a message that was filled; return whether to show POLLIN.
+    /// Publish a message that was filled; the client is sure to see it after `must_show`, the caller's
+    /// next question, once for several.
     ///
     /// With an intent of the plane: `Journal::intend` before, `finish_intent` after the path knows.
-    pub fn publish(&mut self, place: &Place, arrival: &Arrival) -> bool {
+    pub fn publish(&mut self, place: &Place, arrival: &Arrival) {
         let published = self.journal.long(journal::AT_PUBLISHED);
         let entry = self.journal.entry(published);
         let length = u32::try_from(place.length).unwrap_or(u32::MAX);
@@ -244,10 +248,16 @@ impl NodeSide {
         self.segments.add(place.unit, place.units);
         let published = published.wrapping_add(1);
         self.journal.set_long(journal::AT_PUBLISHED, published);
+        // Each time, the client would have to fetch the line of that word for each message.
+        if published.is_multiple_of(TOLD_MESSAGES) || place.length > TOLD_LENGTH {
+            self.tell_published(published);
+        }
+    }
+
+    pub(super) fn tell_published(&self, published: u64) {
         self.area
             .long(AT_PUBLISHED)
             .store(published & 0xffff_ffff, Ordering::Release);
-        self.must_show()
     }
 
     fn write_header(&self, place: &Place, arrival: &Arrival, length: u32) {

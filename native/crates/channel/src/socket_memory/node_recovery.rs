@@ -3,9 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use super::layout::{
-    AT_FREED_BYTES, AT_PUBLISHED, AT_SENT_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, ROUTE_FREED,
-    ROUTES, SEND_LENGTH, SEND_ROUTE, SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at,
-    route_sent_at,
+    AT_FREED_BYTES, AT_SENT_BYTES, AT_SUBMISSIONS_TAKEN, AT_SUBMITTED, ROUTE_FREED, ROUTES,
+    SEND_LENGTH, SEND_ROUTE, SEND_SUBMISSION, TILE_FREE, TILE_USED, route_at, route_sent_at,
 };
 use super::node_side::NodeSide;
 use crate::journal::{
@@ -25,9 +24,7 @@ impl NodeSide {
         let taken = self.journal.long(journal::AT_TAKEN);
         let there = self.area.long(AT_SUBMISSIONS_TAKEN);
         there.store(taken, Ordering::Release);
-        let published = self.journal.long(journal::AT_PUBLISHED);
-        let there = self.area.long(AT_PUBLISHED);
-        there.store(published & 0xffff_ffff, Ordering::Release);
+        self.tell_published(self.published());
     }
 
     /// Tell whether nothing was submitted yet, nor delivered.

@@ -59,6 +59,11 @@ pub struct Freed {
     pub route: u32,
 }
 
+/// The client is told of what was taken when it is so small a part of the ring, and when all is.
+const TOLD_PARTS: u32 = 512;
+/// The client is told of so many freed bytes at once, and of the rest by `after_freeing`.
+const TOLD_BYTES: u64 = 2048;
+
 impl NodeSide {
     /// Return how many submissions wait.
     ///
@@ -86,10 +91,16 @@ impl NodeSide {
     /// # Errors
     /// `ClientError` for a record that no client writes.
     pub fn take(&mut self) -> Result<Option<Submission>, ClientError> {
-        if self.submissions()? == 0 {
-            return Ok(None);
-        }
         let taken = self.journal.long(journal::AT_TAKEN);
+        if taken == self.submitted {
+            // Looked at once for several: the client writes there with each message.
+            let waiting = self.submissions()?;
+            if waiting == 0 {
+                self.tell_taken(taken);
+                return Ok(None);
+            }
+            self.submitted = taken.wrapping_add(u64::from(waiting));
+        }
         let entry = self.area.word(self.layout.ring_entry(taken));
         let (units, mut submission) = self.check(entry.load(Ordering::Relaxed), taken)?;
         let Some((slot, is_new)) = self.free_slot() else {
@@ -117,14 +128,17 @@ impl NodeSide {
         set(SLOT_UNITS, units);
         self.journal.set_long(at + SLOT_SUBMISSION, taken);
         set(SLOT_STATE, SLOT_USED);
-        self.set_taken(taken.wrapping_add(1));
+        let taken = taken.wrapping_add(1);
+        self.journal.set_long(journal::AT_TAKEN, taken);
+        if taken.is_multiple_of(u64::from(self.layout.submissions / TOLD_PARTS).max(1)) {
+            self.tell_taken(taken);
+        }
         let held = self.held_bytes() + submission.length as u64;
         self.journal.set_long(journal::AT_HELD_BYTES, held);
         Ok(Some(submission))
     }
 
-    fn set_taken(&self, taken: u64) {
-        self.journal.set_long(journal::AT_TAKEN, taken);
+    fn tell_taken(&self, taken: u64) {
         self.area
             .long(AT_SUBMISSIONS_TAKEN)
             .store(taken, Ordering::Release);
@@ -193,17 +207,26 @@ impl NodeSide {
     /// Return whether to show POLLIN after messages were freed: a refused sender may go on. Senders
     /// that sleep for a destination are woken; `must_empty` is the caller's next question.
     pub fn after_freeing(&self) -> bool {
+        self.tell_freed(self.journal.long(journal::AT_FREED_BYTES));
         self.room_changed()
     }
 
     fn count_freed(&self, route: u32, bytes: u64) {
         let held = self.held_bytes().saturating_sub(bytes);
         self.journal.set_long(journal::AT_HELD_BYTES, held);
-        let freed = self.journal.long(journal::AT_FREED_BYTES);
-        let freed = freed.wrapping_add(bytes);
+        let before = self.journal.long(journal::AT_FREED_BYTES);
+        let freed = before.wrapping_add(bytes);
         self.journal.set_long(journal::AT_FREED_BYTES, freed);
         let of_route = self.area.long(route_at(route) + ROUTE_FREED);
-        of_route.fetch_add(bytes, Ordering::Release);
+        // The node alone writes it. An atomic addition would wait for every store before it.
+        let route_freed = of_route.load(Ordering::Relaxed).wrapping_add(bytes);
+        of_route.store(route_freed, Ordering::Release);
+        if freed / TOLD_BYTES != before / TOLD_BYTES {
+            self.tell_freed(freed);
+        }
+    }
+
+    fn tell_freed(&self, freed: u64) {
         let of_socket = self.area.long(AT_FREED_BYTES);
         of_socket.store(freed, Ordering::Release);
     }

@@ -15,7 +15,7 @@ use super::layout::{
 use super::name::{self, Name};
 use super::node_receive::Segments;
 use super::options::Options;
-use crate::journal::Journal;
+use crate::journal::{self, Journal};
 use crate::sleep;
 use crate::sys::area::Area;
 use crate::sys::{Errno, futex};
@@ -31,6 +31,8 @@ pub struct NodeSide {
     pub(super) layout: Layout,
     pub(super) journal: Journal,
     pub(super) segments: Segments,
+    /// Submissions that there were when all before them had been taken.
+    pub(super) submitted: u64,
     was_filled: bool,
     pub(super) is_over_quota: bool,
 }
@@ -44,11 +46,13 @@ impl NodeSide {
         let layout = Layout::read(&area)?;
         let journal = Journal::new(journal)?;
         let segments = Segments::read(&journal, &layout);
+        let submitted = journal.long(journal::AT_TAKEN);
         let side = Self {
             area,
             layout,
             journal,
             segments,
+            submitted,
             was_filled: false,
             is_over_quota: false,
         };
@@ -156,9 +160,10 @@ impl NodeSide {
 
     // -- waking the client
 
-    /// Return whether to show POLLIN: something was published, and the reader slept.
+    /// Tell the client of all that was published; return whether to show POLLIN, as the reader slept.
     #[inline]
     pub fn must_show(&self) -> bool {
+        self.tell_published(self.published());
         sleep::must_ring(self.area.word(AT_READER_ASLEEP))
     }
 

@@ -88,6 +88,12 @@ impl Pair {
         Some((taken.slot, taken.route, payload))
     }
 
+    pub fn free(&mut self, slot: u32) -> Freed {
+        let freed = self.node.free(slot);
+        self.node.after_freeing();
+        freed
+    }
+
     pub fn deliver(&mut self, payload: &[u8]) -> Option<bool> {
         let place = self.node.reserve(payload.len(), false)?;
         self.node.fill(&place, 0, payload);
@@ -95,7 +101,8 @@ impl Pair {
             source: peer(1),
             ..Arrival::default()
         };
-        Some(self.node.publish(&place, &arrival))
+        self.node.publish(&place, &arrival);
+        Some(self.node.must_show())
     }
 
     pub fn receive(&self, peek: bool) -> Result<(Received, Vec<u8>), Rejected> {
@@ -121,7 +128,7 @@ fn a_message_is_sent_taken_and_freed() {
     assert_eq!((route, payload.as_slice()), (2, b"hello".as_slice()));
     assert_eq!(pair.client.queued_bytes(), 5);
     assert_eq!(pair.client.unacknowledged(), Ok(2));
-    assert_eq!(pair.node.free(slot), Freed { bytes: 5, route: 2 });
+    assert_eq!(pair.free(slot), Freed { bytes: 5, route: 2 });
     assert_eq!(pair.client.queued_bytes(), 0);
     assert_eq!(pair.client.unacknowledged(), Ok(1), "an empty one counts");
     assert_eq!(pair.take().expect("a message").2, b"");
@@ -167,7 +174,8 @@ fn a_header_arrives_as_it_was_sent() {
             ns: [11, 1 << 40, 0],
         },
     };
-    assert!(pair.node.publish(&place, &arrival), "a new reader sleeps");
+    pair.node.publish(&place, &arrival);
+    assert!(pair.node.must_show(), "a new reader sleeps");
     let (received, payload) = pair.receive(false).expect("a message");
     assert_eq!(payload, b"abc");
     assert_eq!(
@@ -195,7 +203,7 @@ fn a_full_account_refuses_and_tells_when_it_is_half_free() {
     assert!(pair.node.is_filled() && !pair.node.must_empty());
     for (count, slot) in slots.into_iter().enumerate() {
         assert_eq!(pair.node.is_filled(), count <= 4, "{count} freed");
-        pair.node.free(slot);
+        pair.free(slot);
         assert_eq!(pair.node.must_empty(), count == 3, "{count} freed before");
         if count == 3 {
             assert!(pair.client.is_writable() && !pair.client.waits_for_room());
@@ -274,6 +282,7 @@ fn a_short_queue_stays_in_the_same_pages() {
         let place = pair.node.reserve(64, false).expect("room");
         places.insert(place.at);
         pair.node.publish(&place, &Arrival::default());
+        pair.node.must_show();
         pair.receive(false).expect("a message");
         pair.node.look_taken(|_| ()).expect("no client error");
         assert!(places.len() <= 4, "message {count}");
@@ -400,4 +409,30 @@ fn a_socket_that_sends_nothing_takes_few_pages() {
     let link = format!("/proc/self/fd/{}", pair.memory);
     let blocks = std::fs::metadata(link).expect("a file").blocks();
     assert!(blocks * 512 <= 24 << 10, "{} KiB", blocks / 2);
+}
+
+#[test]
+fn a_run_of_short_messages_is_told_in_parts_and_whole_at_its_end() {
+    let mut pair = pair(&small());
+    let publish = |pair: &mut Pair, length| {
+        let place = pair.node.reserve(length, false).expect("room");
+        pair.node.publish(&place, &Arrival::default());
+    };
+    for _ in 0..20 {
+        publish(&mut pair, 8);
+    }
+    let count = |pair: &Pair| std::iter::from_fn(|| pair.receive(false).ok()).count();
+    assert_eq!(count(&pair), 16);
+    assert!(pair.node.must_show(), "it has not been shown any");
+    assert_eq!(count(&pair), 4);
+    publish(&mut pair, 8);
+    publish(&mut pair, 2000);
+    assert_eq!(count(&pair), 2, "a long one does not wait");
+    publish(&mut pair, 8);
+    super::model_tests::restarted(&mut pair);
+    assert_eq!(
+        count(&pair),
+        1,
+        "by the worker that comes after a killed one"
+    );
 }

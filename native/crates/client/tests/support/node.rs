@@ -156,7 +156,8 @@ impl Node {
         };
         let receiver = &mut self.sockets[index];
         receiver.unread_bytes += taken.length;
-        receiver.is_shown |= receiver.side.publish(&place, &arrival);
+        receiver.side.publish(&place, &arrival);
+        receiver.is_shown |= receiver.side.must_show();
         true
     }
 

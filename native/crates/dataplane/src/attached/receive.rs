@@ -73,7 +73,8 @@ impl Attached {
             wall_ns: if wants_time { details.wall_ns } else { 0 },
             trace,
         };
-        self.must_show |= side.publish(&place, &arrival);
+        side.publish(&place, &arrival);
+        self.has_published = true;
         if let Delivery::OfPath(journal, entry, sequence) = delivery {
             steps::pass(Step::Published);
             if steps::holds(Rule::NoteExpected) {
@@ -176,7 +177,8 @@ impl State {
             attached.move_over(&mut record.inbox, now_ns);
         }
         let has_late = attached.side.has_late();
-        if std::mem::take(&mut attached.must_show) {
+        if std::mem::take(&mut attached.has_published) && attached.side.must_show() {
+            steps::pass(Step::ShowDue);
             self.show(id);
         }
         if has_late {

@@ -336,7 +336,7 @@ fn killed_at(step: Option<Step>) -> Option<Seen> {
     (passed.is_err() == step.is_some()).then(|| scene.restart().after())
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step::Numbered,
     Step::NextNoted,
     Step::Intended,
@@ -344,6 +344,7 @@ const STEPS: [Step; 7] = [
     Step::ExpectedNoted,
     Step::DeliveredHere,
     Step::FreedHere,
+    Step::ShowDue,
 ];
 
 #[test]

@@ -9,9 +9,9 @@ use urds_path::{Address, Extension, NO_EXTENSION, Owner, Payload, SocketAddress}
 use super::restore::Delivery;
 use super::steps::{self, Step};
 use crate::events::Event;
-use crate::mailbox::Route;
+use crate::mailbox::{Mailbox, Route};
 use crate::state::{MailboxId, PathId, State};
-use crate::sys::sent_record::SentRecord;
+use crate::sys::sent_record::{SendMemory, SentRecord};
 
 /// Messages of one socket in one pass; then the others have theirs.
 const PASS_MESSAGES: usize = 256;
@@ -34,6 +34,10 @@ impl State {
         id: MailboxId,
         paths: &mut Vec<PathId>,
     ) -> Result<bool, Nonsense> {
+        let Some(attached) = self.attached_mut(id) else {
+            return Ok(true);
+        };
+        let memory = Arc::clone(&attached.memory);
         for _ in 0..PASS_MESSAGES {
             let Some(attached) = self.attached_mut(id) else {
                 return Ok(true);
@@ -50,7 +54,7 @@ impl State {
             let Some(submission) = next else {
                 return Ok(true);
             };
-            match self.queue_submission(id, submission, paths)? {
+            match self.queue_submission(id, submission, &memory, paths)? {
                 Taken::Gone => {}
                 Taken::Waits(submission) => {
                     if let Some(attached) = self.attached_mut(id) {
@@ -69,6 +73,7 @@ impl State {
         &mut self,
         id: MailboxId,
         submission: Submission,
+        memory: &SendMemory,
         paths: &mut Vec<PathId>,
     ) -> Result<Taken, Nonsense> {
         let Some(mailbox) = self.mailboxes.get_mut(id) else {
@@ -85,7 +90,7 @@ impl State {
         }
         match mailbox.route_to(&peer) {
             Some(Route::Stream(path)) => Ok(self.queue_on(id, submission, path, peer, paths)),
-            Some(Route::Loop) => Ok(self.hand_over_here(id, submission, peer)),
+            Some(Route::Loop) => Ok(self.hand_over_here(id, submission, memory, peer)),
             Some(Route::External(_)) => {
                 Ok(self.give_up_submission(id, submission, &peer, libc::EOPNOTSUPP))
             }
@@ -208,10 +213,29 @@ impl State {
         Taken::Gone
     }
 
+    /// Return the socket of this node at a target: as a rule that of the sender's last message.
+    fn receiver_at(&mut self, sender: MailboxId, target: &SocketAddress) -> Option<MailboxId> {
+        let last = self.attached_mut(sender)?.last_receiver;
+        let is_there =
+            |one: &Mailbox| !one.closed && one.port == target.port && one.local == target.address;
+        if last.is_some_and(|last| self.mailboxes.get(last).is_some_and(is_there)) {
+            return last;
+        }
+        let found = self.mailbox_at(&target.address, target.port);
+        self.attached_mut(sender)?.last_receiver = found;
+        found
+    }
+
     /// Deliver a message to an address of this node; it waits while its target is too full.
-    fn hand_over_here(&mut self, id: MailboxId, submission: Submission, peer: Address) -> Taken {
+    fn hand_over_here(
+        &mut self,
+        id: MailboxId,
+        submission: Submission,
+        memory: &SendMemory,
+        peer: Address,
+    ) -> Taken {
         let target = SocketAddress::new(peer, submission.port);
-        let found = self.mailbox_at(&peer, submission.port);
+        let found = self.receiver_at(id, &target);
         if let Some(receiver) = found
             && self.is_over_hard_bound(receiver)
             && let Some(attached) = self.attached_mut(receiver)
@@ -228,7 +252,6 @@ impl State {
         attached.asked = false;
         let delivery = Delivery::OfSocket(submission.slot, attached.number);
         let extension = extension_of(&submission);
-        let memory = Arc::clone(&attached.memory);
         let payload = memory.bytes(submission.at, submission.length);
         self.deliver_here(id, &target, found, payload, extension, delivery);
         steps::pass(Step::DeliveredHere);

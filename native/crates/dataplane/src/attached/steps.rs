@@ -20,6 +20,8 @@ pub(crate) enum Step {
     DeliveredHere,
     /// Its record is free, and the intent is still on.
     FreedHere,
+    /// A reader counts as awake, and its doorbell has not been rung.
+    ShowDue,
 }
 
 /// A rule without which some kill loses or doubles a message.
