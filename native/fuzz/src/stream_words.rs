@@ -464,7 +464,7 @@ impl World {
         let memory = Guarded::new(if from_memory { length } else { 0 });
         let content = if from_memory {
             SendContent::Memory(Extent {
-                memory: Arc::new(memory),
+                memory: &memory,
                 at: 0,
                 length,
             })

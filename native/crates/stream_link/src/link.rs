@@ -203,7 +203,7 @@ fn request<'a>(post: &Post, payload: Payload<'a>) -> consumer::Post<'a> {
 pub enum SendContent<'a> {
     /// That no code changes meanwhile.
     Bytes(&'a [u8]),
-    Memory(Extent),
+    Memory(Extent<'a>),
 }
 
 impl Source for SendContent<'_> {
@@ -305,7 +305,7 @@ fn post_all<M: Memory>(
             }
             (urds_stream::Data::Caller { at, length, .. }, Some(SendContent::Memory(extent))) => {
                 let part = Extent {
-                    memory: extent.memory.clone(),
+                    memory: extent.memory,
                     at: extent.at + at,
                     length: *length,
                 };

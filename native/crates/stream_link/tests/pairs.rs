@@ -331,7 +331,7 @@ proptest! {
         let mut sides = pair(StreamSettings::default());
         exchange(&mut sides);
         let memory = Arc::new(Guarded::holding(&pattern(0, at + length)));
-        let extent = Extent { memory, at, length };
+        let extent = Extent { memory: &*memory, at, length };
         let side = &mut sides[0];
         let content = SendContent::Memory(extent);
         let taken = send(

@@ -3,7 +3,7 @@
 //! Rules and the layout of the 40 bytes before the data: `urds.verbs.engine.datagrams`.
 
 use crate::attributes::Field;
-use crate::memory::Content;
+use crate::memory::{Content, Extents};
 use crate::numbers::{
     GID_BYTES, GRH_BYTES, Kind, Opcode, QpState, SEND_SOLICITED, Status, WC_GRH, WC_WITH_IMM,
     WcOpcode,
@@ -40,7 +40,7 @@ impl QueuePair {
         let Some(request) = self.posted.pop_front() else {
             return false;
         };
-        let mut found = std::mem::take(&mut shared.extents);
+        let mut found = Extents::None;
         let domain = self.setup.domain;
         let result = request
             .data(&shared.keys, domain, 0, request.length, &mut found)
@@ -50,8 +50,6 @@ impl QueuePair {
                     outlet.packet(&destination.route, &packet, payload);
                 }
             });
-        found.clear();
-        shared.extents = found;
         if let Err(fault) = result {
             self.complete_send(&request, fault.status, shared);
             self.enter_send_error(shared);

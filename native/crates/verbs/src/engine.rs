@@ -88,7 +88,6 @@ impl Engine {
                 completions: Slots::default(),
                 receives: Slots::default(),
                 outbox: Outbox::default(),
-                extents: Vec::new(),
                 takers: Takers::Unasked,
             },
             counters: Counters::default(),

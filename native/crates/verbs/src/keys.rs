@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::errors::{EBUSY, EEXIST, ENOMEM, Fault, Rejected};
-use crate::memory::{Content, Extent, Memory};
+use crate::memory::{Content, Extent, Extents, Memory};
 use crate::numbers::{
     KNOWN_ACCESS, LOCAL_WRITE, MW_BIND, OPTIONAL_ACCESS, REMOTE_ATOMIC, REMOTE_WRITE, Status,
 };
@@ -378,7 +378,7 @@ impl Keys {
         length: u64,
         domain: Domain,
         write: bool,
-    ) -> Result<Extent, Fault> {
+    ) -> Result<Extent<'_>, Fault> {
         let region = self.regions.get(&lkey);
         if let Some(region) = region
             && domain.reaches(region.domain)
@@ -416,7 +416,7 @@ impl Keys {
         domain: Domain,
         access: u32,
         qpn: u32,
-    ) -> Result<Option<Extent>, Fault> {
+    ) -> Result<Option<Extent<'_>>, Fault> {
         if length == 0 {
             return Ok(None);
         }
@@ -445,13 +445,13 @@ impl Keys {
     ///
     /// # Errors
     /// `LocProtErr` where a key does not allow it.
-    pub fn gather(
-        &self,
+    pub fn gather<'a>(
+        &'a self,
         domain: Domain,
         pieces: &[Piece],
         offset: u64,
         length: u64,
-        found: &mut Vec<Extent>,
+        found: &mut Extents<'a>,
     ) -> Result<(), Fault> {
         let (mut offset, mut length) = (offset, length);
         for piece in pieces {
@@ -503,7 +503,7 @@ impl Keys {
             let (head, rest) = (data.part(0, count), data.part(count, data.len() - count));
             let address = piece.address.saturating_add(i128::from(offset));
             let target = self.local(piece.lkey, address, head.len() as u64, domain, true)?;
-            head.write_to(&*target.memory, target.at);
+            head.write_to(target.memory, target.at);
             (offset, data) = (0, rest);
         }
         if data.is_empty() {
@@ -678,7 +678,7 @@ fn part(
     bounds_bytes: u64,
     address: i128,
     length: u64,
-) -> Option<Extent> {
+) -> Option<Extent<'_>> {
     let start = address
         .checked_sub(i128::from(begin))
         .filter(|start| *start >= 0)?;
@@ -686,7 +686,7 @@ fn part(
         return None;
     }
     Some(Extent {
-        memory: Arc::clone(&region.memory),
+        memory: &*region.memory,
         at: usize::try_from(start).ok()?,
         length: usize::try_from(length).ok()?,
     })

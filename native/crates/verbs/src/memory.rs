@@ -1,7 +1,6 @@
 //! Memory behind keys: copied in and out, never borrowed, since others write it meanwhile.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Bytes that are copied at once between memory that we may not borrow.
@@ -50,11 +49,38 @@ impl fmt::Debug for dyn Memory + '_ {
 }
 
 /// A range of memory that a key allows.
-#[derive(Clone, Debug)]
-pub struct Extent {
-    pub memory: Arc<dyn Memory>,
+#[derive(Clone, Copy, Debug)]
+pub struct Extent<'a> {
+    pub memory: &'a dyn Memory,
     pub at: usize,
     pub length: usize,
+}
+
+/// The ranges of one payload; one costs no allocation.
+#[derive(Debug, Default)]
+pub enum Extents<'a> {
+    #[default]
+    None,
+    One(Extent<'a>),
+    Many(Vec<Extent<'a>>),
+}
+
+impl<'a> Extents<'a> {
+    pub fn push(&mut self, extent: Extent<'a>) {
+        match self {
+            Self::None => *self = Self::One(extent),
+            Self::One(first) => *self = Self::Many(vec![*first, extent]),
+            Self::Many(extents) => extents.push(extent),
+        }
+    }
+
+    pub fn as_slice(&self) -> &[Extent<'a>] {
+        match self {
+            Self::None => &[],
+            Self::One(extent) => std::slice::from_ref(extent),
+            Self::Many(extents) => extents,
+        }
+    }
 }
 
 /// The bytes of a packet that arrived. Where they lie in memory that the peer may write meanwhile they are
@@ -142,7 +168,7 @@ impl Content<'_> {
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     Bytes(&'a [u8]),
-    Extents(&'a [Extent]),
+    Extents(&'a [Extent<'a>]),
 }
 
 impl Payload<'_> {

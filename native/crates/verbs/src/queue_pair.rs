@@ -11,7 +11,7 @@ use crate::completions::{CompletionQueue, Outbox};
 use crate::consumer::{Consumer, End, Post, PostKind, Taker};
 use crate::errors::{ENOMEM, Rejected};
 use crate::keys::{Domain, Keys};
-use crate::memory::{Content, Extent, Payload};
+use crate::memory::{Content, Payload};
 use crate::numbers::{
     AsyncEvent, GID_BYTES, Kind, Opcode, QpKind, QpState, SEND_SIGNALED, Status, WcOpcode,
 };
@@ -61,8 +61,6 @@ pub struct Shared {
     pub completions: Slots<CompletionQueue>,
     pub receives: Slots<ReceiveQueue>,
     pub outbox: Outbox,
-    /// Room for the ranges of one payload.
-    pub extents: Vec<Extent>,
     /// Whether takers are asked for messages that arrive now.
     pub takers: Takers,
 }
@@ -542,9 +540,11 @@ impl QueuePair {
 
     /// Keep the completion of a message; it is delivered unless receives are held.
     pub(crate) fn finish_message(&mut self, completion: Completion, shared: &mut Shared) {
-        self.incoming.held.push_back(completion);
-        if !self.holds_receives {
-            self.release_receives(shared);
+        if self.holds_receives {
+            self.incoming.held.push_back(completion);
+        } else {
+            self.tracker.complete_next(); // none is held: they were delivered with the change
+            shared.complete(self.setup.recv_cq, completion);
         }
     }
 
@@ -608,7 +608,7 @@ impl QueuePair {
         responder: Option<&mut Responder>,
         link: Link,
         peer: Option<&Route>,
-        mut packet: Packet,
+        packet: &mut Packet,
         payload: Payload<'_>,
         outlet: &mut impl Outlet,
     ) {
@@ -618,7 +618,7 @@ impl QueuePair {
             packet.acknowledged = responder.take_ack();
         }
         if let Some(peer) = peer {
-            outlet.packet(peer, &packet, payload);
+            outlet.packet(peer, packet, payload);
         }
     }
 

@@ -7,7 +7,7 @@ use crate::attributes::Field;
 use crate::consumer::{Post, PostKind};
 use crate::errors::{ACK, NAK_INVALID_REQUEST, NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATION};
 use crate::errors::{NAK_SEQUENCE, RNR_NAK};
-use crate::memory::{Content, Extent, Payload};
+use crate::memory::{Content, Extents, Payload};
 use crate::numbers::{
     Kind, Opcode, PSN_BITS, PSN_MASK, QpState, RNR_RETRY_FOREVER, SEND_FENCE, Status, rnr_timer_ns,
 };
@@ -247,7 +247,7 @@ impl QueuePair {
         &self,
         request: &Request,
         kind: Kind,
-        shared: &mut Shared,
+        shared: &Shared,
         outlet: &mut impl Outlet,
     ) -> Result<bool, Status> {
         let Some(least) = outlet.placed_bytes_min() else {
@@ -259,7 +259,7 @@ impl QueuePair {
         if kind != Kind::Write || request.length < least || self.overtakes(request) {
             return Ok(false);
         }
-        let mut found = std::mem::take(&mut shared.extents);
+        let mut found = Extents::None;
         let (keys, domain) = (&shared.keys, self.setup.domain);
         let target = Placing {
             qpn: self.setup.qpn,
@@ -267,12 +267,10 @@ impl QueuePair {
             rkey: request.work.rkey,
             address: request.work.remote_addr,
         };
-        let placed = request
+        request
             .data(keys, domain, 0, request.length, &mut found)
             .map(|payload| outlet.place(&peer, &target, payload))
-            .map_err(|fault| fault.status);
-        give_back(shared, found);
-        placed
+            .map_err(|fault| fault.status)
     }
 
     /// Return whether a request that is posted now would leave at once.
@@ -344,12 +342,10 @@ impl QueuePair {
         psn: i64,
         is_retry: bool,
         now_ns: i64,
-        shared: &mut Shared,
+        shared: &Shared,
         outlet: &mut impl Outlet,
     ) -> Result<bool, Stopped> {
-        let mut found = std::mem::take(&mut shared.extents);
-        let result = self.send_one(ordinal, psn, is_retry, shared, outlet, &mut found);
-        give_back(shared, found);
+        let result = self.send_one(ordinal, psn, is_retry, shared, outlet);
         result.map_err(|status| Stopped(ordinal, status))?;
         self.requester.unanswered.note_sent(psn, ordinal);
         self.requester.patience.note_sent(now_ns);
@@ -363,7 +359,6 @@ impl QueuePair {
         is_retry: bool,
         shared: &Shared,
         outlet: &mut impl Outlet,
-        found: &mut Vec<Extent>,
     ) -> Result<(), Status> {
         let first = self.started.front().map_or(ordinal, |first| first.ordinal);
         let place = usize::try_from(ordinal - first).unwrap_or(usize::MAX);
@@ -371,8 +366,8 @@ impl QueuePair {
             return Ok(()); // what is under way is started
         };
         let target_qpn = self.attributes.word(Field::DestQpn);
-        let mut payload = Payload::Bytes(&[]);
-        let packet = match request.kind {
+        let (mut payload, mut found) = (Payload::Bytes(&[]), Extents::None);
+        let mut packet = match request.kind {
             Some(kind) if kind.is_answered() => request.build_answered(kind, target_qpn),
             kind => {
                 let mtu = u64::from(self.mtu_bytes);
@@ -381,7 +376,7 @@ impl QueuePair {
                     let size = mtu.min(request.length - offset);
                     let domain = self.setup.domain;
                     payload = request
-                        .data(&shared.keys, domain, offset, size, found)
+                        .data(&shared.keys, domain, offset, size, &mut found)
                         .map_err(|fault| fault.status)?;
                 }
                 let kind = kind.unwrap_or(Kind::Send);
@@ -393,7 +388,14 @@ impl QueuePair {
             }
         };
         let (responder, link) = (self.responder.as_mut(), self.setup.link);
-        Self::leave(responder, link, self.peer.as_ref(), packet, payload, outlet);
+        Self::leave(
+            responder,
+            link,
+            self.peer.as_ref(),
+            &mut packet,
+            payload,
+            outlet,
+        );
         Ok(())
     }
 
@@ -623,10 +625,4 @@ impl QueuePair {
         }
         self.complete_sends(shared);
     }
-}
-
-/// Keep the room for ranges, without the memory that they named.
-fn give_back(shared: &mut Shared, mut found: Vec<Extent>) {
-    found.clear();
-    shared.extents = found;
 }

@@ -6,7 +6,7 @@
 use crate::attributes::{Attributes, Field, Link};
 use crate::errors::{Fault, Rejected};
 use crate::keys::{Domain, Keys};
-use crate::memory::{Extent, Payload};
+use crate::memory::{Extent, Extents, Payload};
 use crate::numbers::{
     ATOMIC_BYTES, Kind, MESSAGE_BYTES_MAX, Opcode, QpKind, SEND_INLINE, SEND_SOLICITED, Status,
 };
@@ -52,17 +52,17 @@ impl Request {
         let length = u64::try_from(work.message_bytes()).unwrap_or(0); // checked
         let is_copied = matches!(work.own, Own::Short(..) | Own::Copied(_));
         if work.flags & SEND_INLINE != 0 && !is_copied {
-            let mut found = Vec::new();
+            let mut found = Extents::None;
             if let Own::Kept(memory, length) = &work.own {
                 found.push(Extent {
-                    memory: memory.clone(),
+                    memory: &**memory,
                     at: 0,
                     length: *length,
                 });
             } else {
                 keys.gather(domain, work.pieces.as_slice(), 0, length, &mut found)?;
             }
-            work.own = Own::copy_of(Payload::Extents(&found));
+            work.own = Own::copy_of(Payload::Extents(found.as_slice()));
         }
         Ok(Self {
             ordinal: 0,
@@ -152,14 +152,17 @@ impl Request {
     ///
     /// # Errors
     /// `LocProtErr`.
-    pub fn data<'a>(
+    pub fn data<'a, 'b>(
         &'a self,
-        keys: &Keys,
+        keys: &'a Keys,
         domain: Domain,
         offset: u64,
         length: u64,
-        found: &'a mut Vec<Extent>,
-    ) -> Result<Payload<'a>, Fault> {
+        found: &'b mut Extents<'a>,
+    ) -> Result<Payload<'b>, Fault>
+    where
+        'a: 'b,
+    {
         let begin = usize::try_from(offset).unwrap_or(usize::MAX);
         let count = usize::try_from(length).unwrap_or(usize::MAX);
         match &self.work.own {
@@ -167,15 +170,15 @@ impl Request {
             Own::Copied(bytes) => Ok(Payload::Bytes(&bytes[begin..begin + count])),
             Own::Kept(memory, _) => {
                 found.push(Extent {
-                    memory: memory.clone(),
+                    memory: &**memory,
                     at: begin,
                     length: count,
                 });
-                Ok(Payload::Extents(found))
+                Ok(Payload::Extents(found.as_slice()))
             }
             Own::None => {
                 keys.gather(domain, self.work.pieces.as_slice(), offset, length, found)?;
-                Ok(Payload::Extents(found))
+                Ok(Payload::Extents(found.as_slice()))
             }
         }
     }

@@ -337,7 +337,7 @@ impl QueuePair {
         if let Some(target) = target
             && !payload.is_empty()
         {
-            payload.write_to(&*target.memory, target.at);
+            payload.write_to(target.memory, target.at);
         }
         Ok(())
     }
@@ -482,14 +482,14 @@ impl QueuePair {
     }
 
     /// Return the bytes that a packet names, from `offset` on; `None` for no bytes.
-    fn memory(
+    fn memory<'a>(
         &self,
         packet: &Packet,
         offset: u32,
         length: u32,
         access: u32,
-        shared: &Shared,
-    ) -> Result<Option<Extent>, Fault> {
+        shared: &'a Shared,
+    ) -> Result<Option<Extent<'a>>, Fault> {
         let (domain, qpn) = (self.setup.domain, self.setup.qpn);
         let Some(address) = packet.address.checked_add(u64::from(offset)) else {
             return Err(Fault::of(Status::RemAccessErr));
@@ -539,7 +539,7 @@ impl QueuePair {
     pub(crate) fn poll_answer(&mut self, shared: &mut Shared, outlet: &mut impl Outlet) -> bool {
         let target_qpn = self.attributes.word(Field::DestQpn);
         while let Some(responder) = &mut self.responder {
-            let packet = match responder.answers.front() {
+            let mut packet = match responder.answers.front() {
                 Some(Answer::Reading { .. }) => {
                     if self.answer_reading(target_qpn, shared, outlet) {
                         return true;
@@ -561,7 +561,7 @@ impl QueuePair {
             };
             let (link, peer) = (self.setup.link, self.peer.as_ref());
             let payload = Payload::Bytes(&[]);
-            Self::leave(Some(responder), link, peer, packet, payload, outlet);
+            Self::leave(Some(responder), link, peer, &mut packet, payload, outlet);
             return true;
         }
         false
@@ -617,7 +617,7 @@ impl QueuePair {
             Some(responder),
             link,
             peer.as_ref(),
-            packet,
+            &mut packet,
             payload,
             outlet,
         );

@@ -155,9 +155,11 @@ impl Mappings {
 }
 
 /// Cut a range into parts that are copied at once.
-fn parts(extent: &Extent) -> impl Iterator<Item = Extent> {
-    (0..extent.length).step_by(COPY_BYTES).map(|done| Extent {
-        memory: extent.memory.clone(),
+fn parts<'a>(extent: &Extent<'a>) -> impl Iterator<Item = Extent<'a>> {
+    let extent = *extent;
+    let starts = (0..extent.length).step_by(COPY_BYTES);
+    starts.map(move |done| Extent {
+        memory: extent.memory,
         at: extent.at + done,
         length: COPY_BYTES.min(extent.length - done),
     })
@@ -216,10 +218,10 @@ mod tests {
             generation: 1,
         };
         assert_eq!(mappings.answer(7, 8, Some(region)), Ok(()));
-        let memory: Arc<dyn Memory> = Arc::new(Withdrawn {
+        let memory = &Withdrawn {
             target: Arc::new(target),
             at: 10,
-        });
+        };
         let extents = [Extent {
             memory,
             at: 0,

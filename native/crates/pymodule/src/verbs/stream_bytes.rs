@@ -98,7 +98,7 @@ impl<'a> Given<'a> {
             Self::Bytes(bytes) => SendContent::Bytes(&bytes[at..]),
             Self::Short(bytes, length) => SendContent::Bytes(&bytes[at..*length]),
             Self::Buffer(buffer) => SendContent::Memory(Extent {
-                memory: buffer.clone(),
+                memory: &**buffer,
                 at,
                 length: buffer.length() - at,
             }),
