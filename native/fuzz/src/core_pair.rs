@@ -10,7 +10,7 @@ use std::io::IoSlice;
 use arbitrary::{Arbitrary, Unstructured};
 use urds_path::{
     AckMode, Body, CongestionMap, Counters, Freed, Hold, Limits, NO_EXTENSION, Owner, PathCore,
-    Payload, Queued, SLICES_MAX, WriteBuffer,
+    Payload, SLICES_MAX, WriteBuffer,
 };
 
 use crate::mailboxes::{FIRST_PORT, Mailboxes};
@@ -278,13 +278,9 @@ impl Side {
     fn check_account(&mut self) {
         self.finish_freed();
         let sender = &self.core.sender;
-        let handed_over = sender.unacked.iter().chain(&sender.retransmits);
-        let unsent = sender.unsent.iter().filter_map(|queued| match queued {
-            Queued::Message(message) => Some(message),
-            Queued::Fence(_) => None,
-        });
-        let queued: usize = handed_over
-            .chain(unsent)
+        let queued: usize = sender
+            .sent()
+            .chain(sender.unsent())
             .map(|message| message.payload.len())
             .sum();
         assert_eq!(self.account_bytes, queued);

@@ -408,7 +408,7 @@ impl State {
             due = sooner(due, path.batch_since_ns.map(|since_ns| since_ns + BATCH_NS));
         }
         let sender = &path.core.sender;
-        if !sender.unacked.is_empty() && sender.ack_mode == AckMode::StreamAcknowledged {
+        if sender.unacked_len() > 0 && sender.ack_mode == AckMode::StreamAcknowledged {
             due = sooner(due, Some(path.ack_poll_ns));
         }
         due
@@ -497,14 +497,14 @@ impl Plane {
             record.core.handle_timeout(now_ns);
             record.batch_since_ns = None;
             let sender = &record.core.sender;
-            let before = sender.unacked.len();
+            let before = sender.unacked_len();
             let is_asked = sender.ack_mode == AckMode::StreamAcknowledged && before > 0;
             (is_asked && now_ns >= record.ack_poll_ns, before)
         };
         if ask {
             self.ask_stream(path);
             if let Some(record) = self.lock().paths.get_mut(path) {
-                if record.core.sender.unacked.len() == before {
+                if record.core.sender.unacked_len() == before {
                     let delay_ns = 2 * record.ack_poll_delay_ns;
                     record.ack_poll_delay_ns = delay_ns.min(ACK_POLL_MAX_NS);
                 }

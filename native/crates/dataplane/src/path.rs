@@ -129,7 +129,7 @@ impl StreamPath {
     /// Free the memory that a burst used, once nothing is in flight.
     pub(crate) fn rest_if_idle(&mut self) {
         let sender = &self.core.sender;
-        if sender.unacked.is_empty() && sender.unsent.is_empty() && !self.writing {
+        if sender.message_count() == 0 && !self.writing {
             self.core.rest();
         }
     }
@@ -658,7 +658,7 @@ impl Plane {
             return (0, None, 0);
         };
         let sender = &record.core.sender;
-        let oldest = sender.unacked.front().or(sender.retransmits.front());
+        let oldest = sender.sent().next();
         (
             record.core.receiver.frames,
             oldest.map(|message| message.sequence),

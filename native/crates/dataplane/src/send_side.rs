@@ -558,7 +558,7 @@ impl State {
         let queued_bytes = mailbox.send_queued_bytes;
         let may_queue = (record.is_batching || record.blocked)
             && !record.full
-            && !record.core.sender.unsent.is_empty()
+            && record.core.sender.unsent_len() > 0
             && bytes.len() <= MESSAGE_BYTES_PLAIN.min(mailbox.payload_bytes_max)
             && mailbox
                 .accounts

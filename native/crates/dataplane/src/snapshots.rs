@@ -134,7 +134,7 @@ impl State {
         let queued_bytes: u64 = open().map(|inbox| inbox.receive_queued_bytes as u64).sum();
         let paths = self.paths.iter();
         let unsent: u64 = paths
-            .map(|(_, path)| path.core.sender.unsent.len() as u64)
+            .map(|(_, path)| path.core.sender.unsent_len() as u64)
             .sum();
         let mut counters = self.counters.clone();
         counters.recv_delivered += counters
@@ -182,17 +182,14 @@ fn path_row(path: &StreamPath) -> PathRow {
         held: core.is_held(),
         sequence_next: sender.sequence_next,
         sequence_expected: core.receiver.sequence_expected,
-        unsent_messages: sender.unsent.len() + sender.retransmits.len(),
-        unacknowledged_messages: sender.unacked.len(),
+        unsent_messages: sender.unsent_len() + sender.retransmits_len(),
+        unacknowledged_messages: sender.unacked_len(),
         carrier: "tcp",
         streams: None,
         header_remaining_bytes,
         data_remaining_bytes,
         stream_sent_bytes: core.bytes_written,
-        stream_expected_bytes: sender
-            .unacked
-            .back()
-            .map_or(sender.position, |last| last.end),
+        stream_expected_bytes: sender.unacked_end(),
         stream_acknowledged_bytes: core.bytes_written,
     }
 }

@@ -210,7 +210,7 @@ impl State {
         path.rest_if_idle();
         path.idle_since_ns = self.clock.now_ns();
         let sender = &path.core.sender;
-        let ask = !sender.unacked.is_empty() && sender.ack_mode != AckMode::PeerAcknowledged;
+        let ask = sender.unacked_len() > 0 && sender.ack_mode != AckMode::PeerAcknowledged;
         if ask {
             path.ack_poll_delay_ns = ACK_POLL_NS;
             path.ack_poll_ns = path.idle_since_ns + ACK_POLL_NS;
@@ -243,8 +243,7 @@ impl StreamPath {
     /// Return whether a message would leave alone: nothing is queued, and nothing is in flight.
     pub(crate) fn sends_alone(&self) -> bool {
         let sender = &self.core.sender;
-        sender.unacked.is_empty()
-            && sender.unsent.is_empty()
+        sender.message_count() == 0
             && !(self.writing || self.blocked || self.broken)
             && self.core.is_plain()
     }

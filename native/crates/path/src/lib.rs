@@ -40,8 +40,7 @@ pub use limits::Limits;
 pub use payload::{ArrivingPayload, Body, Memory, Payload};
 pub use peer_generations::PeerGenerations;
 pub use receiver::{Arriving, BodyReading, ControlMessage, MessageSink, Received, Receiver};
-pub use sender::Row;
-pub use sender::{Message, Queued, Sender};
+pub use sender::{Message, Row, Sender};
 pub use write_buffer::{SLICES_MAX, WriteBuffer};
 
 #[cfg(test)]

@@ -236,9 +236,9 @@ impl PathCore {
         }
         let sender = &self.sender;
         if sender.last.is_some() {
-            return !sender.retransmits.is_empty() || sender.is_last_due();
+            return sender.retransmits_len() > 0 || sender.is_last_due();
         }
-        !sender.retransmits.is_empty() || (!sender.unsent.is_empty() && !sender.is_gated())
+        sender.retransmits_len() > 0 || (sender.unsent_len() > 0 && !sender.is_gated())
     }
 
     /// Whether a message may leave at once if no message is queued or unacknowledged.
@@ -250,7 +250,7 @@ impl PathCore {
             && self.out_bytes == 0
             && !self.map_due
             && self.hellos.is_empty()
-            && sender.retransmits.is_empty()
+            && sender.retransmits_len() == 0
             && sender.fence.is_none()
             && !sender.has_fences()
             && !sender.acknowledgement_wanted
@@ -308,8 +308,7 @@ impl PathCore {
             self.frame_hellos();
         }
         let sender = &self.sender;
-        let waits =
-            !(sender.unsent.is_empty() && sender.retransmits.is_empty()) || sender.last.is_some();
+        let waits = sender.message_count() > sender.unacked_len() || sender.last.is_some();
         if waits && self.hold == Hold::Nothing {
             self.frame_messages(counters);
         }

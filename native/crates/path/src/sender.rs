@@ -1,12 +1,14 @@
 //! The send side of a path: number, keep until acknowledged, retransmit after a break.
 //!
-//! A value machine: no I/O, no clock, no lock. Messages wait in three queues, sent in this order:
+//! A value machine: no I/O, no clock, no lock. Messages wait in one queue, which holds in this order:
 //!
-//! - `retransmits`: were sent on an earlier stream and not acknowledged; keep their number, carry
+//! - *unacked* ones: became bytes of the current stream; kept until the peer has them;
+//! - *retransmits*: were sent on an earlier stream and not acknowledged; keep their number, carry
 //!   RETRANSMITTED, go first and restart from their header;
-//! - `unsent`: have no number yet; a message is numbered when it first becomes bytes, so that
-//!   cancelling an unsent message leaves no hole;
-//! - `unacked`: became bytes of the current stream; kept until the peer has them.
+//! - *unsent* ones: have no number yet; a message is numbered when it first becomes bytes, so that
+//!   cancelling an unsent message leaves no hole.
+//!
+//! So numbers ascend, and a message stays where it was queued: to move one costs as much as to frame it.
 //!
 //! What "has them" means depends on the peer (`AckMode`): towards Linux the TCP stack's count of
 //! acknowledged bytes, between urds nodes the header's acknowledgement field. A message cut in the
@@ -15,6 +17,7 @@
 //! The shell keeps the accounts: it adds queued messages, `Freed` reports those that left.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::constants::{
     FLAG_ACK_REQUIRED, FLAG_RETRANSMITTED, HEADER_BYTES, LONG_BYTES, PING_PORT, PROBE_PORT,
@@ -75,11 +78,21 @@ impl Message {
 
 const _: () = assert!(size_of::<Message>() <= 128 && size_of::<Queued>() <= 128);
 
-/// An item that waits for its number.
+/// An item of the queue; a fence has none but unsent messages behind it.
 #[derive(Debug)]
-pub enum Queued {
+enum Queued {
     Message(Message),
     Fence(Fence),
+}
+
+impl Queued {
+    #[inline]
+    fn message(&self) -> Option<&Message> {
+        match self {
+            Self::Message(message) => Some(message),
+            Self::Fence(_) => None,
+        }
+    }
 }
 
 /// Queues and numbers of one direction of a path.
@@ -90,14 +103,15 @@ pub enum Queued {
 )]
 pub struct Sender {
     limits: Limits,
-    pub unsent: VecDeque<Queued>,
-    pub retransmits: VecDeque<Message>,
-    pub unacked: VecDeque<Message>,
+    /// Unacked messages, then retransmits, then unsent ones.
+    queue: VecDeque<Queued>,
+    unacked: usize,
+    retransmits: usize,
     /// The number of the next message that gets one.
     pub sequence_next: u64,
     /// Bytes framed for the current stream.
     pub position: u64,
-    /// Bytes of `unsent`, headers included.
+    /// Bytes of unsent messages, headers included.
     pub pending_bytes: usize,
     pub ack_mode: AckMode,
     /// Every header carries a checksum.
@@ -123,9 +137,9 @@ impl Sender {
     pub fn new(limits: Limits, sequence_first: u64) -> Self {
         Self {
             limits,
-            unsent: VecDeque::new(),
-            retransmits: VecDeque::new(),
-            unacked: VecDeque::new(),
+            queue: VecDeque::new(),
+            unacked: 0,
+            retransmits: 0,
             sequence_next: sequence_first,
             position: 0,
             pending_bytes: 0,
@@ -158,8 +172,8 @@ impl Sender {
     ) {
         let message = Message::unsent(owner, source_port, target_port, payload, extension);
         self.pending_bytes += HEADER_BYTES + message.payload.len();
-        make_room(&mut self.unsent);
-        self.unsent.push_back(Queued::Message(message));
+        make_room(&mut self.queue);
+        self.queue.push_back(Queued::Message(message));
     }
 
     /// Queue a message of a socket with a copy of its payload, and without an extension.
@@ -170,10 +184,10 @@ impl Sender {
             return self.queue(Some(owner), source_port, target_port, payload, NO_EXTENSION);
         }
         self.pending_bytes += HEADER_BYTES + payload.len();
-        make_room(&mut self.unsent);
-        self.unsent.push_back(Queued::Message(NO_MESSAGE));
+        make_room(&mut self.queue);
+        self.queue.push_back(Queued::Message(NO_MESSAGE));
         // Written in its final place: a move at once would stall the processor.
-        if let Some(Queued::Message(queued)) = self.unsent.back_mut() {
+        if let Some(Queued::Message(queued)) = self.queue.back_mut() {
             queued.owner = Some(owner);
             queued.source_port = source_port;
             queued.target_port = target_port;
@@ -186,23 +200,70 @@ impl Sender {
         let payload = Payload::empty();
         let message = Message::unsent(None, source_port, target_port, payload, extension);
         self.pending_bytes += HEADER_BYTES;
-        self.unsent.push_front(Queued::Message(message));
+        self.queue.insert(self.numbered(), Queued::Message(message));
+    }
+
+    // -- what is queued
+
+    /// How many messages were framed on this stream and are not acknowledged.
+    #[inline]
+    pub fn unacked_len(&self) -> usize {
+        self.unacked
+    }
+
+    /// Stream position behind the last of these; without any, behind all that was framed.
+    pub fn unacked_end(&self) -> u64 {
+        let last = self.messages(0..self.unacked).next_back();
+        last.map_or(self.position, |last| last.end)
+    }
+
+    /// How many messages are to be retransmitted.
+    #[inline]
+    pub fn retransmits_len(&self) -> usize {
+        self.retransmits
+    }
+
+    /// How many messages, and fences between them, have no number.
+    #[inline]
+    pub fn unsent_len(&self) -> usize {
+        self.queue.len() - self.numbered()
+    }
+
+    /// How many messages have a number: the first ones of the queue.
+    #[inline]
+    fn numbered(&self) -> usize {
+        self.unacked + self.retransmits
+    }
+
+    /// Unacked messages, then retransmits: by their numbers.
+    pub fn sent(&self) -> impl DoubleEndedIterator<Item = &Message> {
+        self.messages(0..self.numbered())
+    }
+
+    /// Messages without a number, in their order.
+    pub fn unsent(&self) -> impl Iterator<Item = &Message> {
+        self.messages(self.numbered()..self.queue.len())
+    }
+
+    #[inline]
+    fn messages(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = &Message> {
+        self.queue.range(range).filter_map(Queued::message)
     }
 
     /// Whether the queue averages 8 KiB a message: each then takes a slice or two.
     pub fn is_long(&self) -> bool {
-        self.pending_bytes >= LONG_BYTES * self.unsent.len()
+        self.pending_bytes >= LONG_BYTES * self.unsent_len()
     }
 
     /// Messages that are queued or unacknowledged.
     pub fn message_count(&self) -> usize {
-        self.unsent.len() + self.unacked.len() + self.retransmits.len()
+        self.queue.len()
     }
 
     /// Return a fence behind every message queued now.
     pub fn fence(&mut self) -> Fence {
         let fence = Fence::new();
-        self.unsent.push_back(Queued::Fence(fence.clone()));
+        self.queue.push_back(Queued::Fence(fence.clone()));
         self.fences.push((fence.clone(), None));
         self.open_fences();
         fence
@@ -230,7 +291,7 @@ impl Sender {
         self.frame_retransmits(out, end, acknowledgement, counters);
         if self.last.is_some() {
             self.frame_last(out, acknowledgement);
-        } else if !self.unsent.is_empty() && self.position < end {
+        } else if self.unsent_len() > 0 && self.position < end {
             if self.is_gated() {
                 counters.mprds_catchup_tx0_retries += 1;
             } else {
@@ -245,14 +306,15 @@ impl Sender {
     /// peer take each for an old one.
     fn frame_last(&mut self, out: &mut WriteBuffer, acknowledgement: u64) {
         if let Some((port, None)) = self.last
-            && self.retransmits.is_empty()
+            && self.retransmits == 0
         {
             let sequence = self.sequence_next;
             self.last = Some((port, Some(sequence)));
             self.sequence_next += 1;
             let payload = Payload::empty();
             let ping = Message::unsent(None, port, PING_PORT, payload, NO_EXTENSION);
-            self.frame_one(out, ping, sequence, 0, acknowledgement);
+            self.queue.insert(self.unacked, Queued::Message(ping));
+            self.frame_one(out, sequence, 0, acknowledgement);
         }
     }
 
@@ -278,38 +340,19 @@ impl Sender {
     ) {
         let (start, first) = (self.position, self.sequence_next);
         while self.position < end {
-            let bytes = match self.unsent.front() {
+            let bytes = match self.queue.get(self.unacked) {
                 Some(Queued::Message(message)) => message.payload.len(),
-                Some(Queued::Fence(fence)) => {
-                    let fence = fence.clone();
-                    self.unsent.pop_front();
-                    self.pass(&fence);
+                Some(Queued::Fence(_)) => {
+                    self.pass_fence();
                     continue;
                 }
                 None => break,
             };
             let (sequence, flags) = (self.sequence_next, self.flags_of_new(bytes, counters));
-            // Read where it lies and swapped to its next place: a move would stall the processor.
-            if let Some(Queued::Message(message)) = self.unsent.front_mut() {
-                emit(
-                    out,
-                    message,
-                    sequence,
-                    flags,
-                    acknowledgement,
-                    self.checksum,
-                );
-                make_room(&mut self.unacked);
-                self.unacked.push_back(NO_MESSAGE);
-                if let Some(kept) = self.unacked.back_mut() {
-                    std::mem::swap(kept, message);
-                }
-            }
-            self.unsent.pop_front();
-            self.note_framed(sequence);
+            self.frame_one(out, sequence, flags, acknowledgement);
             self.sequence_next += 1;
         }
-        if self.unsent.is_empty() {
+        if self.unsent_len() == 0 {
             self.acknowledgement_wanted = false;
         }
         let made = self.position - start;
@@ -332,7 +375,7 @@ impl Sender {
         if std::mem::take(&mut self.lone) {
             return 0;
         }
-        let last = self.acknowledgement_wanted && self.unsent.len() == 1;
+        let last = self.acknowledgement_wanted && self.unsent_len() == 1;
         if self.unacked_packets_left > 0 && self.unacked_bytes_left > 0 && !last {
             return 0;
         }
@@ -341,36 +384,24 @@ impl Sender {
         FLAG_ACK_REQUIRED
     }
 
-    /// Frame a numbered message and keep it until it is acknowledged.
-    fn frame_one(
-        &mut self,
-        out: &mut WriteBuffer,
-        message: Message,
-        sequence: u64,
-        flags: u8,
-        acknowledgement: u64,
-    ) {
+    /// Frame the message behind those of this stream; it stays there until it is acknowledged.
+    #[inline]
+    fn frame_one(&mut self, out: &mut WriteBuffer, sequence: u64, flags: u8, acknowledgement: u64) {
+        let Some(Queued::Message(message)) = self.queue.get_mut(self.unacked) else {
+            return;
+        };
         emit(
             out,
-            &message,
+            message,
             sequence,
             flags,
             acknowledgement,
             self.checksum,
         );
-        make_room(&mut self.unacked);
-        self.unacked.push_back(message);
-        self.note_framed(sequence);
-    }
-
-    /// Note number and end of the message that was framed last.
-    #[inline]
-    fn note_framed(&mut self, sequence: u64) {
-        if let Some(kept) = self.unacked.back_mut() {
-            self.position += (HEADER_BYTES + kept.payload.len()) as u64;
-            kept.sequence = sequence;
-            kept.end = self.position;
-        }
+        self.position += (HEADER_BYTES + message.payload.len()) as u64;
+        message.sequence = sequence;
+        message.end = self.position;
+        self.unacked += 1;
     }
 
     /// Retransmit messages of an earlier stream, oldest first, with their old numbers.
@@ -385,20 +416,20 @@ impl Sender {
         if self.ack_mode == AckMode::PeerAcknowledged {
             flags |= FLAG_ACK_REQUIRED;
         }
-        while self.position < end {
-            let Some(message) = self.retransmits.pop_front() else {
-                break;
-            };
+        while self.retransmits > 0
+            && self.position < end
+            && let Some(Queued::Message(message)) = self.queue.get(self.unacked)
+        {
             let sequence = message.sequence;
-            self.frame_one(out, message, sequence, flags, acknowledgement);
+            self.retransmits -= 1;
+            self.frame_one(out, sequence, flags, acknowledgement);
             counters.send_retransmitted += 1;
         }
     }
 
-    /// Move every unacknowledged message to the retransmit queue, in its old order.
+    /// Have every unacknowledged message retransmitted, in its old order.
     pub(crate) fn end_stream(&mut self) {
-        self.unacked.append(&mut self.retransmits);
-        std::mem::swap(&mut self.unacked, &mut self.retransmits);
+        self.retransmits += std::mem::take(&mut self.unacked);
         self.position = 0;
         self.allow_unacked();
     }
@@ -409,24 +440,34 @@ impl Sender {
     pub(crate) fn wants_ack(&self) -> bool {
         self.ack_request_due
             && self.ack_mode == AckMode::PeerAcknowledged
-            && !self.unacked.is_empty()
-            && self.retransmits.is_empty()
-            && (self.unsent.is_empty() || self.is_gated())
+            && self.unacked > 0
+            && self.retransmits == 0
+            && (self.unsent_len() == 0 || self.is_gated())
     }
 
     /// Take over messages that an earlier process sent and that may not be with the peer: those with
     /// numbers go first, by number, as retransmissions.
     pub fn take_over(&mut self, messages: impl IntoIterator<Item = Message>) {
-        for message in messages {
-            if message.sequence == 0 {
-                self.pending_bytes += HEADER_BYTES + message.payload.len();
-                self.unsent.push_back(Queued::Message(message));
-            } else {
-                self.retransmits.push_back(message);
-            }
+        let (unsent, mut sent): (Vec<_>, Vec<_>) = messages
+            .into_iter()
+            .partition(|message| message.sequence == 0);
+        let before = self.queue.split_off(self.numbered());
+        let retransmits = self
+            .queue
+            .drain(self.unacked..)
+            .filter_map(|queued| match queued {
+                Queued::Message(message) => Some(message),
+                Queued::Fence(_) => None,
+            });
+        sent.extend(retransmits);
+        sent.sort_by_key(|message| message.sequence);
+        self.retransmits = sent.len();
+        self.queue.extend(sent.into_iter().map(Queued::Message));
+        self.queue.extend(before);
+        for message in unsent {
+            self.pending_bytes += HEADER_BYTES + message.payload.len();
+            self.queue.push_back(Queued::Message(message));
         }
-        let retransmits = self.retransmits.make_contiguous();
-        retransmits.sort_by_key(|message| message.sequence);
     }
 
     /// Free everything up to `sequence`; return false if that was never sent.
@@ -435,7 +476,7 @@ impl Sender {
             return false;
         }
         self.free_unacked_while(|message| message.sequence <= sequence);
-        if self.unacked.is_empty() {
+        if self.unacked == 0 {
             self.allow_unacked(); // a request and its reply need no further request
         }
         self.open_fences();
@@ -457,15 +498,39 @@ impl Sender {
     /// Free messages to retransmit that the peer reports received, up to `sequence`.
     pub fn forget_retransmits(&mut self, sequence: u64) {
         if sequence < self.sequence_next {
+            let retransmits = self.unacked..self.numbered();
             let is_with_peer = |message: &Message| message.sequence <= sequence;
-            free_while(&mut self.retransmits, &mut self.freed, is_with_peer);
+            self.retransmits -= self.free_while(retransmits, is_with_peer);
         }
         self.open_fences();
     }
 
     #[inline]
     fn free_unacked_while(&mut self, is_with_peer: impl Fn(&Message) -> bool) {
-        free_while(&mut self.unacked, &mut self.freed, is_with_peer);
+        self.unacked -= self.free_while(0..self.unacked, is_with_peer);
+    }
+
+    /// Take messages off the front of a part of the queue that the peer has; return how many.
+    #[inline]
+    fn free_while(
+        &mut self,
+        range: Range<usize>,
+        is_with_peer: impl Fn(&Message) -> bool,
+    ) -> usize {
+        let (start, mut count) = (range.start, 0);
+        for message in self.queue.range(range).map_while(Queued::message) {
+            if !is_with_peer(message) {
+                break;
+            }
+            count += 1;
+            if let Some(owner) = message.owner {
+                self.freed.note(owner, message.payload.len(), 0);
+            }
+        }
+        if count > 0 {
+            self.queue.drain(start..start + count);
+        }
+        count
     }
 
     /// Whether an account gained room since `take_freed`.
@@ -488,7 +553,14 @@ impl Sender {
         !self.fences.is_empty()
     }
 
-    pub(crate) fn pass(&mut self, fence: &Fence) {
+    /// Take the first fence off the queue, which has no unsent message before it.
+    fn pass_fence(&mut self) {
+        if let Some(Queued::Fence(fence)) = self.queue.remove(self.numbered()) {
+            self.note_passed(&fence);
+        }
+    }
+
+    fn note_passed(&mut self, fence: &Fence) {
         let before = self.sequence_next.wrapping_sub(1);
         for (known, sequence) in &mut self.fences {
             if known.is(fence) {
@@ -506,17 +578,10 @@ impl Sender {
 
     #[cold]
     fn open_passed_fences(&mut self) {
-        while let Some(Queued::Fence(fence)) = self.unsent.front() {
-            let fence = fence.clone();
-            self.unsent.pop_front();
-            self.pass(&fence);
+        while let Some(Queued::Fence(_)) = self.queue.get(self.numbered()) {
+            self.pass_fence();
         }
-        // A message retransmitted already is older than those still to be retransmitted.
-        let oldest = self
-            .unacked
-            .front()
-            .or(self.retransmits.front())
-            .map(|message| message.sequence);
+        let oldest = self.sent().next().map(|message| message.sequence);
         self.fences.retain(|(fence, sequence)| {
             let passed = sequence.is_some_and(|last| oldest.is_none_or(|oldest| oldest > last));
             if passed {
@@ -529,10 +594,8 @@ impl Sender {
     /// Free the memory that an idle path does not need; cheap enough for every pause.
     pub(crate) fn rest(&mut self) {
         self.idle_calls = (self.idle_calls + 1) % IDLE_CALLS_PER_RELEASE;
-        if self.idle_calls == 0 || self.unacked.capacity() <= CHEAP_MESSAGES {
-            self.unsent.shrink_to(IDLE_MESSAGES);
-            self.unacked.shrink_to(IDLE_MESSAGES);
-            self.retransmits.shrink_to(0);
+        if self.idle_calls == 0 || self.queue.capacity() <= CHEAP_MESSAGES {
+            self.queue.shrink_to(IDLE_MESSAGES);
             self.freed.rest();
         }
     }
@@ -580,25 +643,6 @@ fn make_room<T>(queue: &mut VecDeque<T>) {
     }
 }
 
-/// Take messages off the front of `queue` that the peer has.
-#[inline]
-fn free_while(
-    queue: &mut VecDeque<Message>,
-    freed: &mut FreedList,
-    is_with_peer: impl Fn(&Message) -> bool,
-) {
-    let mut count = 0;
-    for message in queue.iter().take_while(|message| is_with_peer(message)) {
-        count += 1;
-        if let Some(owner) = message.owner {
-            freed.note(owner, message.payload.len(), 0);
-        }
-    }
-    if count > 0 {
-        queue.drain(..count);
-    }
-}
-
 // -- removal before the peer has a message
 //
 // Removal of messages from a path before their peer has them, and their table rows.
@@ -619,15 +663,27 @@ impl Sender {
     /// A pending connection that is closed at once acknowledges none of them. Kept, they would grow
     /// with each such connection, and all would go out again on the next.
     pub(crate) fn forget_probes(&mut self) {
-        self.retransmits.retain(|message| !is_probe(message));
-        self.unacked.retain(|message| !is_probe(message));
-        let pending_bytes = &mut self.pending_bytes;
-        self.unsent.retain(|queued| match queued {
-            Queued::Message(message) if is_probe(message) => {
-                *pending_bytes -= HEADER_BYTES;
-                false
+        self.retain(|message| !is_probe(message));
+    }
+
+    /// Remove messages from all parts of the queue.
+    fn retain(&mut self, mut keeps: impl FnMut(&Message) -> bool) {
+        let (unacked, numbered) = (self.unacked, self.numbered());
+        let mut place = 0;
+        self.queue.retain(|queued| {
+            let at = place;
+            place += 1;
+            let Some(message) = queued.message().filter(|message| !keeps(message)) else {
+                return true;
+            };
+            if at < unacked {
+                self.unacked -= 1;
+            } else if at < numbered {
+                self.retransmits -= 1;
+            } else {
+                self.pending_bytes -= HEADER_BYTES + message.payload.len();
             }
-            _ => true,
+            false
         });
     }
 
@@ -637,28 +693,15 @@ impl Sender {
     /// v6.12 net/rds/send.c (`rds_send_drop_to`).
     pub fn cancel(&mut self, owner: Owner, target_port: Option<u16>) -> usize {
         let (mut count, mut bytes) = (0, 0);
-        let is_other = |message: &Message| {
-            message.owner != Some(owner)
-                || target_port.is_some_and(|port| port != message.target_port)
-        };
-        let mut keeps = |message: &Message| {
-            let keeps = is_other(message);
+        self.retain(|message| {
+            let keeps = message.owner != Some(owner)
+                || target_port.is_some_and(|port| port != message.target_port);
             if !keeps {
                 count += 1;
                 bytes += message.payload.len();
             }
             keeps
-        };
-        let pending_bytes = &mut self.pending_bytes;
-        self.unsent.retain(|queued| match queued {
-            Queued::Message(message) if !keeps(message) => {
-                *pending_bytes -= HEADER_BYTES + message.payload.len();
-                false
-            }
-            _ => true,
         });
-        self.retransmits.retain(&mut keeps);
-        self.unacked.retain(&mut keeps);
         if count > 0 {
             self.note_freed(owner, bytes, 0);
         }
@@ -674,29 +717,17 @@ impl Sender {
                 .owner
                 .is_some_and(|one| owner.is_none_or(|owner| one == owner))
         };
-        let unsent = self.unsent.iter().filter_map(|queued| match queued {
-            Queued::Message(message) => Some(message),
-            Queued::Fence(_) => None,
-        });
-        let sent = self.retransmits.iter().chain(&self.unacked);
         (
-            unsent.filter(is_wanted).count(),
-            sent.filter(is_wanted).count(),
+            self.unsent().filter(is_wanted).count(),
+            self.sent().filter(is_wanted).count(),
         )
     }
 
     /// Whether a message of the owner, or of any socket, is queued or unacknowledged.
     #[must_use]
     pub fn holds(&self, owner: Option<Owner>) -> bool {
-        let unsent = self.unsent.iter().filter_map(|queued| match queued {
-            Queued::Message(message) => Some(message),
-            Queued::Fence(_) => None,
-        });
         let mut owners = self
-            .retransmits
-            .iter()
-            .chain(&self.unacked)
-            .chain(unsent)
+            .messages(0..self.queue.len())
             .filter_map(|one| one.owner);
         match owner {
             None => owners.next().is_some(),
@@ -707,36 +738,35 @@ impl Sender {
     /// Drop messages sent to an earlier generation of the peer and not acknowledged; return how
     /// many were of sockets.
     pub fn drop_handed_over(&mut self) -> usize {
-        let retransmits = std::mem::take(&mut self.retransmits);
-        let unacked = std::mem::take(&mut self.unacked);
-        let dropped = self.give_up(retransmits) + self.give_up(unacked);
+        let unsent = self.queue.split_off(self.numbered());
+        let sent = std::mem::replace(&mut self.queue, unsent);
+        (self.unacked, self.retransmits) = (0, 0);
+        let dropped = self.give_up(sent);
         self.open_fences();
         dropped
     }
 
     /// Drop every message; return how many were of sockets. Every fence opens.
     pub fn drop_all(&mut self) -> usize {
-        let dropped = self.drop_handed_over();
-        let mut messages = VecDeque::new();
-        for queued in std::mem::take(&mut self.unsent) {
-            match queued {
-                Queued::Fence(fence) => self.pass(&fence),
-                Queued::Message(message) => messages.push_back(message),
-            }
-        }
-        self.pending_bytes = 0;
-        let dropped = dropped + self.give_up(messages);
+        let all = std::mem::take(&mut self.queue);
+        (self.unacked, self.retransmits, self.pending_bytes) = (0, 0, 0);
+        let dropped = self.give_up(all);
         self.open_fences();
         dropped
     }
 
-    fn give_up(&mut self, messages: VecDeque<Message>) -> usize {
+    fn give_up(&mut self, all: VecDeque<Queued>) -> usize {
         let mut count = 0;
-        for message in messages {
-            // A ping or pong has no owner.
-            if let Some(owner) = message.owner {
-                count += 1;
-                self.note_freed(owner, message.payload.len(), 1);
+        for queued in all {
+            match queued {
+                Queued::Fence(fence) => self.note_passed(&fence),
+                // A ping or pong has no owner.
+                Queued::Message(message) => {
+                    if let Some(owner) = message.owner {
+                        count += 1;
+                        self.note_freed(owner, message.payload.len(), 1);
+                    }
+                }
             }
         }
         count
@@ -744,15 +774,12 @@ impl Sender {
 
     /// Messages without a number, in their order.
     pub fn unsent_rows(&self) -> impl Iterator<Item = Row> {
-        self.unsent.iter().filter_map(|queued| match queued {
-            Queued::Message(message) => Some(row(message)),
-            Queued::Fence(_) => None,
-        })
+        self.unsent().map(row)
     }
 
     /// Messages that the peer may have: of the current stream, then of earlier ones.
     pub fn sent_rows(&self) -> impl Iterator<Item = Row> {
-        self.unacked.iter().chain(&self.retransmits).map(row)
+        self.sent().map(row)
     }
 }
 

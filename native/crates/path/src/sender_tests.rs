@@ -376,7 +376,7 @@ fn an_idle_path_keeps_little_memory() {
         world.sender.handle_peer_acknowledged(newest);
         (0..idle_calls).for_each(|_| world.sender.rest());
     }
-    assert!(world.sender.unacked.capacity() + world.sender.unsent.capacity() < 100);
+    assert!(world.sender.queue.capacity() < 100);
     assert!(size_of::<Queued>() <= 144);
 }
 

@@ -211,12 +211,7 @@ fn a_probe_takes_the_place_of_those_before_it() {
         side.control((1, 0), 0, false);
         side.send(b"message");
         side.write_all();
-        let probes = side
-            .core
-            .sender
-            .unacked
-            .iter()
-            .filter(|one| one.source_port == 1);
+        let probes = side.core.sender.sent().filter(|one| one.source_port == 1);
         assert_eq!(probes.count(), 1);
         side.control((1, 0), 0, false);
         side.detach();
@@ -224,8 +219,8 @@ fn a_probe_takes_the_place_of_those_before_it() {
     let sender = &side.core.sender;
     assert_eq!(
         (
-            sender.retransmits.len(),
-            sender.unsent.len(),
+            sender.retransmits_len(),
+            sender.unsent_len(),
             sender.pending_bytes
         ),
         (5, 1, 48)
@@ -373,7 +368,7 @@ fn positions_agree_with_what_is_written() {
     assert_eq!(sender.pending_bytes, 0);
     assert_eq!(sender.position, bytes.len() as u64);
     assert_eq!(side.core.bytes_written, bytes.len() as u64);
-    let ends: Vec<_> = sender.unacked.iter().map(|one| one.end).collect();
+    let ends: Vec<_> = sender.sent().map(|one| one.end).collect();
     assert_eq!(ends, [8289, 18_337, 18_385]);
 }
 
