@@ -184,7 +184,10 @@ def prepare(suite: str, venv: Path) -> tuple[str, int]:
     """Build the compiled plane and test the crates; return the plane under test, an exit code."""
     if suite in ("quick", "check"):
         return (NATIVE if native.is_ready(venv) else PYTHON), 0
+    compiling = None if native.is_ready(venv) else _compile_tests(venv)
     code = _native("build", "--optional")
+    if compiling is not None:
+        compiling.wait()
     ready = native.is_ready(venv)
     if not ready:
         # Its absence has been counted; Python's tests need not fail for it one by one.
@@ -198,6 +201,18 @@ def prepare(suite: str, venv: Path) -> tuple[str, int]:
         if ready:
             code = max(code, _native("rules", "--optional"))
     return (NATIVE if ready else PYTHON), code
+
+
+def _compile_tests(venv: Path) -> "subprocess.Popen[bytes]":
+    """Begin to have pytest compile all tests: in a fresh checkout each of the workers would.
+
+    Building the plane uses one processor most of the time.
+    """
+    return subprocess.Popen(
+        [str(venv / "bin" / "python"), "-m", "pytest", "--collect-only", "-qq", "tests"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "URDS_IMPL": PYTHON, "TEST_NATIVE_REQUIRED": ""},
+    )  # fmt: skip
 
 
 def _native(*arguments: str) -> int:

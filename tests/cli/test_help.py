@@ -21,6 +21,11 @@ OPTION = re.compile(r"^ +(--?[a-zA-Z][\w-]*(?:, --?[a-zA-Z][\w-]*)*)")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def recorded(place: str) -> Path:
+    """Return the file with the help of a command, which a test compares with it."""
+    return SNAPSHOTS / f"{place.replace(' ', '-') or 'urds'}.txt"
+
+
 def options(text: str) -> list[str]:
     """Return the flags that a help text lists, in order."""
     return [found[1] for line in text.splitlines() if (found := OPTION.match(line))]
@@ -50,15 +55,14 @@ def test_the_help_is_the_one_on_record(place: str) -> None:
     """Write it anew: `TEST_WRITE_HELP=1 make test`, or this file alone with pytest."""
     done = urds(*place.split(), "--help", changes={"COLUMNS": "80"})
     assert (done.code, done.err) == (0, "")
-    snapshot = SNAPSHOTS / f"{place.replace(' ', '-') or 'urds'}.txt"
+    snapshot = recorded(place)
     if os.environ.get("TEST_WRITE_HELP"):
         snapshot.write_text(done.out, encoding="utf-8")
     assert done.out == snapshot.read_text(encoding="utf-8")
 
 
 def test_each_snapshot_belongs_to_a_command() -> None:
-    names = {f"{place.replace(' ', '-') or 'urds'}.txt" for place in PLACES}
-    assert {path.name for path in SNAPSHOTS.iterdir()} == names
+    assert set(SNAPSHOTS.iterdir()) == set(map(recorded, PLACES))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -77,7 +81,7 @@ def test_the_options_are_the_same_with_and_without_the_extra(place: str) -> None
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_examples_of_the_command(name: str) -> None:
-    out = urds(*name.split(), "--help").out
+    out = recorded(name).read_text(encoding="utf-8")
     assert len(re.findall(rf"^ +urds {name}\b", out, re.MULTILINE)) >= 2
     assert "--json" in options(out)
 
