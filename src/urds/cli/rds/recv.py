@@ -54,10 +54,13 @@ def run(options: RecvOptions) -> Exit:
                 break
             received += 1
             _show(options, payload, source)
-    wanted = options.count or 1
-    if received < wanted:
-        complain("urds recv", f"{received} of {wanted} messages; none for {options.timeout_s:g} s")
-    return Exit.OK if received >= wanted else Exit.FAILED
+    if received >= (options.count or 1):
+        return Exit.OK
+    came = (
+        "no message" if options.count is None else f"{received} of {options.count} messages; none"
+    )
+    complain("urds recv", f"{came} for {options.timeout_s:g} s")
+    return Exit.FAILED
 
 
 def _show(options: RecvOptions, payload: bytes, source: SocketAddress) -> None:
