@@ -94,13 +94,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Name the mark of the short run; keep a report if one is wanted."""
     config.addinivalue_line("markers", "short: part of a short run with one more kernel")
+    config.addinivalue_line("markers", "last: behind it the guest has to boot again")
     if path := config.getoption("--interop-report", None):
         config.stash[REPORT] = report = Report(path)
         config.pluginmanager.register(report)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine has no means for: a skipped test of a kernel is a failure."""
+    """Leave out what this machine has no means for: a skipped test of a kernel is a failure.
+
+    What spoils the guest for others comes behind them.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
     absent = set()
     if missing():  # a node needs the compiled plane
         absent.add("node")

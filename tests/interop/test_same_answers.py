@@ -205,7 +205,7 @@ POLL_ROWS = (
     ("rows", "prepare"),
     [
         pytest.param(UNBOUND_ROWS, FRESH, id="unbound"),
-        pytest.param(BIND_ROWS, FRESH, id="bind"),
+        pytest.param(BIND_ROWS, FRESH, id="bind", marks=pytest.mark.last),  # see _renew_rds
         pytest.param(OPTION_ROWS, FRESH, id="options"),
         pytest.param(BOUND_OPTION_ROWS, FRESH + BIND, id="options-of-bound"),
         pytest.param(SEND_ROWS, FRESH + BIND, id="send"),
